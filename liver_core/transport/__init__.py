@@ -1,0 +1,1 @@
+"""Moving bytes of training state between rank processes. Import the implementation you want by its module."""
