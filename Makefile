@@ -1,0 +1,87 @@
+# Every way of building, testing and showing this project. `make` alone explains itself.
+# Nothing is needed beforehand but Linux, python3 >= 3.11 with pip and venv, and an index that pip can reach.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test test-fast test-service test-real check format sim clean distclean
+
+# The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
+PYTHON ?= python3
+# Seeds that `make sim` runs; the handoff machine is called clean only after 20,000.
+SEEDS ?= 20000
+# More arguments for pytest; for example: make test-fast PYTEST_ARGS='-k planner -x'
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+SERVICE_BIN := .venv-service/bin
+REPORTS := build/reports
+# What must work where torch is not installed: the service, the wire contract, the pure half and their tests.
+TORCH_FREE_TESTS := $(wildcard tests/service tests/migrations tests/agent/protocol tests/simulation tests/scenarios \
+    tests/liver_core/layout tests/liver_core/reshard tests/liver_core/handoff tests/test_imports.py)
+
+help: ## Show this list.
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, PYTEST_ARGS)"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
+
+demo: setup ## Run a real Megatron job through real spot notices; writes build/reports/demo.json.
+	@mkdir -p $(REPORTS)
+	$(BIN)/liver demo --report $(REPORTS)/demo.json
+
+test: test-fast test-service test-real ## Run every test: fast suite, service without torch, real processes.
+
+test-fast: setup ## Run the tests that start no torch process (about a minute).
+	$(BIN)/python -m pytest -m "not real and not slow" $(PYTEST_ARGS)
+
+test-service: .venv-service/stamp ## Run the service and pure tests in .venv-service, which has no torch.
+	@if $(SERVICE_BIN)/python -c 'import torch' 2>/dev/null; then \
+	    echo "error: torch is installed in .venv-service; remove that folder and run make again" >&2; exit 1; fi
+	$(SERVICE_BIN)/python -m pytest -m "not real and not slow" $(TORCH_FREE_TESTS) $(PYTEST_ARGS)
+
+test-real: setup ## Run the tests with real processes and torch (minutes).
+	$(BIN)/python -m pytest -m "real or slow" $(PYTEST_ARGS)
+
+check: setup ## Run the linters: ruff, formatting, types, import contracts, house rules.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/test_tidy.py
+
+format: setup ## Format the tree and fix what ruff can fix by itself.
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+sim: setup ## Run the handoff simulator over SEEDS seeds (20,000 by default).
+	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS)
+
+clean: ## Remove build results and caches; keep the environments.
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
+
+distclean: clean ## Remove the environments too.
+	rm -rf .venv .venv-service
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+.venv/stamp: pyproject.toml constraints.txt
+	$(call make_environment,.venv,service$(comma)agent$(comma)dev)
+
+.venv-service/stamp: pyproject.toml constraints.txt
+	$(call make_environment,.venv-service,service$(comma)dev)
+
+# An order-only check would not run when the stamp is fresh, which is right: an environment that works is left alone.
+comma := ,
+define make_environment
+@command -v $(PYTHON) >/dev/null || { echo "error: no '$(PYTHON)' on the path; install Python 3.11 or newer, or say PYTHON=/path/to/python3" >&2; exit 1; }
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+    echo "error: '$(PYTHON)' is $$($(PYTHON) --version 2>&1), but LiveR needs Python 3.11 or newer; say PYTHON=/path/to/python3.11" >&2; exit 1; }
+@echo "making $(1) with $$($(PYTHON) --version) (takes a minute or two the first time)"
+@$(PYTHON) -m venv $(1) || { \
+    echo "error: '$(PYTHON) -m venv' failed; on Debian the package python3-venv is missing" >&2; exit 1; }
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(2)]'
+@touch $@
+endef
