@@ -1,0 +1,190 @@
+"""The job file: what a user writes to register a job, and what agents get to run it.
+
+Pure. Every error names the field and the rule it breaks; nothing is coerced except what YAML writes differently.
+"""
+
+from typing import Annotated, Any, Self
+
+from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from agent.protocol.base import Identifier, Layout, Message
+
+DEFAULT_ENTRYPOINT = "liver_core.training.gpt:GptJob"
+ENTRYPOINT_PATTERN = r"^[A-Za-z_][\w]*(\.[A-Za-z_][\w]*)*:[A-Za-z_][\w]*$"
+ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+LAYOUT_PATTERN = r"^(?:(?:TP|PP|DP|CP|EP|ETP|VPP)[1-9][0-9]{0,4})(?:x(?:TP|PP|DP|CP|EP|ETP|VPP)[1-9][0-9]{0,4})*$"
+
+LayoutText = Annotated[str, StringConstraints(pattern=LAYOUT_PATTERN, max_length=64)]
+Plain = str | int | float | bool | None
+
+
+def parse_layout(text: str) -> Layout:
+    """`"TP2xPP2"` to a Layout; an axis not named is 1. Raises ValueError naming the axis that is written twice."""
+    sizes: dict[str, int] = {}
+    for part in text.split("x"):
+        axis = part.rstrip("0123456789")
+        if axis.lower() in sizes:
+            raise ValueError(f"layout {text!r}: axis {axis} is written twice")
+        sizes[axis.lower()] = int(part[len(axis) :])
+    return Layout(**sizes)
+
+
+class JobPart(Message):
+    """Base of the job file's sections. Lax about lists and numbers because YAML is, strict about names."""
+
+    model_config = ConfigDict(strict=False, extra="forbid", frozen=True)
+
+
+class NodeBounds(JobPart):
+    """Least and most nodes the job may run on."""
+
+    min: int = Field(ge=1, le=10_000)
+    max: int = Field(ge=1, le=10_000)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.max < self.min:
+            raise ValueError(f"nodes.max {self.max} must be at least nodes.min {self.min}")
+        return self
+
+
+class PinnedLayout(JobPart):
+    """At this many nodes use this layout. Several for one count: each next time the count is reached, the next one."""
+
+    nodes: int = Field(ge=1, le=10_000)
+    layout: LayoutText
+
+
+class LayoutRules(JobPart):
+    """Which layouts may be used. All empty: every layout that divides the model is allowed."""
+
+    allowed: tuple[LayoutText, ...] = Field(default=(), max_length=256)
+    pinned: tuple[PinnedLayout, ...] = Field(default=(), max_length=256)
+    prefer_change: bool = Field(
+        default=False, description="With several pinned layouts for a count, take one not used at this count yet."
+    )
+    tensor_parallel_max: int | None = Field(default=None, ge=1, le=1_024)
+
+    @field_validator("allowed")
+    @classmethod
+    def _allowed_parse(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            parse_layout(text)
+        return value
+
+
+class ModelShape(JobPart):
+    """What the planner must know to refuse an impossible layout. Further keys of the model go to the job's `args`."""
+
+    num_layers: int = Field(ge=1, le=10_000)
+    num_attention_heads: int = Field(ge=1, le=10_000)
+    num_query_groups: int | None = Field(default=None, ge=1, le=10_000)
+    hidden_size: int = Field(ge=1, le=1_000_000)
+    ffn_hidden_size: int | None = Field(default=None, ge=1, le=4_000_000)
+    vocab_size: int = Field(ge=1, le=10_000_000)
+    sequence_length: int = Field(ge=1, le=10_000_000)
+    num_experts: int | None = Field(default=None, ge=1, le=10_000)
+    parameters: int | None = Field(default=None, ge=1, description="Total parameters; estimated when absent.")
+
+    @model_validator(mode="after")
+    def _divisible(self) -> Self:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"model.hidden_size {self.hidden_size} must be divisible by "
+                f"model.num_attention_heads {self.num_attention_heads}"
+            )
+        groups = self.num_query_groups
+        if groups is not None and self.num_attention_heads % groups:
+            raise ValueError(
+                f"model.num_attention_heads {self.num_attention_heads} must be divisible by "
+                f"model.num_query_groups {groups}"
+            )
+        return self
+
+
+class CheckpointRule(JobPart):
+    """Where checkpoints go and how often one is written in the background."""
+
+    path: Annotated[str, StringConstraints(min_length=1, max_length=4_096)]
+    every_steps: int = Field(default=100, ge=1, le=10_000_000)
+    keep: int = Field(default=2, ge=1, le=1_000)
+
+
+class StopRule(JobPart):
+    """When the job is done."""
+
+    steps: int = Field(ge=1, le=2**40)
+
+
+class JobFile(JobPart):
+    """One job. Field for field what `job.yaml` holds."""
+
+    model_config = ConfigDict(
+        strict=False,
+        extra="forbid",
+        frozen=True,
+        json_schema_extra={
+            "examples": [
+                {
+                    "name": "gpt-small",
+                    "global_batch": 16,
+                    "micro_batch": 2,
+                    "nodes": {"min": 2, "max": 4},
+                    "layouts": {"allowed": ["TP2xPP2", "PP3", "TP2xDP2"]},
+                    "model": {
+                        "num_layers": 6,
+                        "hidden_size": 192,
+                        "num_attention_heads": 6,
+                        "vocab_size": 256,
+                        "sequence_length": 128,
+                    },
+                    "checkpoint": {"path": "/tmp/checkpoints", "every_steps": 50},
+                    "stop": {"steps": 500},
+                }
+            ]
+        },
+    )
+
+    name: Identifier
+    entrypoint: Annotated[str, StringConstraints(pattern=ENTRYPOINT_PATTERN, max_length=256)] = DEFAULT_ENTRYPOINT
+    model: ModelShape
+    args: dict[str, Any] = Field(default_factory=dict, max_length=256, description="Passed to the job as it is.")
+    workdir: Annotated[str, StringConstraints(min_length=1, max_length=4_096)] | None = None
+    environment: dict[Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME, max_length=128)], str] = Field(
+        default_factory=dict, max_length=256
+    )
+    global_batch: int = Field(ge=1, le=1_000_000)
+    micro_batch: int = Field(default=1, ge=1, le=1_000_000)
+    seed: int = Field(default=1234, ge=0, lt=2**31)
+    nodes: NodeBounds
+    layouts: LayoutRules = Field(default_factory=LayoutRules)
+    checkpoint: CheckpointRule | None = None
+    stop: StopRule
+    budget_usd: float | None = Field(default=None, gt=0)
+    deadline: AwareDatetime | None = Field(default=None, description="When the job should be done, with time zone.")
+    pools: tuple[Identifier, ...] = Field(default=(), max_length=64, description="Pools it may use; empty means all.")
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> Self:
+        if self.global_batch % self.micro_batch:
+            raise ValueError(f"global_batch {self.global_batch} must be divisible by micro_batch {self.micro_batch}")
+        return self
+
+
+def job_file_schema() -> dict[str, Any]:
+    """JSON schema of the job file, for editors and the API description."""
+    return JobFile.model_json_schema()
+
+
+__all__ = [
+    "DEFAULT_ENTRYPOINT",
+    "CheckpointRule",
+    "JobFile",
+    "LayoutRules",
+    "ModelShape",
+    "NodeBounds",
+    "PinnedLayout",
+    "StopRule",
+    "job_file_schema",
+    "parse_layout",
+]

@@ -1,0 +1,183 @@
+"""Messages between an agent and one rank process on its node: one JSON object a line over a unix socket.
+
+Pure. `RankCommand` goes from the agent to the rank, `RankEvent` back; each carries its `type`.
+"""
+
+from typing import Annotated, Literal
+from uuid import UUID
+
+from pydantic import Field, TypeAdapter
+
+from agent.protocol.base import (
+    Count,
+    Digest,
+    Generation,
+    JobId,
+    Message,
+    Rank,
+    RankStage,
+    Reason,
+    Roster,
+    Seconds,
+    ShortText,
+    Step,
+    StoreAddress,
+    Text,
+    Utc,
+)
+
+LINE_BYTES_MAX = 4 * 1024 * 1024
+Path = Annotated[str, Field(min_length=1, max_length=4_096)]
+
+
+class Prepare(Message):
+    """Build the world of `target` beside the one that trains. Repeating it changes nothing."""
+
+    type: Literal["prepare"] = "prepare"
+    handoff_id: UUID
+    parent: Generation
+    generation: Generation
+    plan_revision: int = Field(ge=1)
+    plan_digest: Digest = ""
+    source: Roster
+    target: Roster
+    store: StoreAddress
+    deadline_utc: Utc | None
+
+
+class Permit(Message):
+    """Set the ready tag: the next boundary at which every rank of g holds it is the cutover."""
+
+    type: Literal["permit"] = "permit"
+    handoff_id: UUID
+    plan_revision: int = Field(ge=1)
+
+
+class Withdraw(Message):
+    """Take the ready tag back (possible until the boundary)."""
+
+    type: Literal["withdraw"] = "withdraw"
+    handoff_id: UUID
+
+
+class Abort(Message):
+    """Drop the world that is being prepared; g trains on."""
+
+    type: Literal["abort"] = "abort"
+    handoff_id: UUID
+    reason: Reason
+
+
+class Retire(Message):
+    """Every rank of g+1 has reported its first step: free what g held."""
+
+    type: Literal["retire"] = "retire"
+    handoff_id: UUID
+
+
+class WriteCheckpoint(Message):
+    """Write a distributed checkpoint in the background from the next boundary on."""
+
+    type: Literal["checkpoint"] = "checkpoint"
+    path: Path
+
+
+class Stop(Message):
+    """End after the current step."""
+
+    type: Literal["stop"] = "stop"
+    reason: Text
+
+
+class StatusQuery(Message):
+    """Say `hello` and the true stage again (an agent that restarted asks this)."""
+
+    type: Literal["status"] = "status"
+
+
+class Hello(Message):
+    """The first line of every connection, and the answer to `status`."""
+
+    type: Literal["hello"] = "hello"
+    job_id: JobId
+    generation: Generation
+    rank: Rank
+    pid: int = Field(ge=1)
+    start_time: float = Field(description="Start of the process as the kernel tells it; with the pid it is unique.")
+    stage: RankStage
+    step: Step = 0
+    handoff_id: UUID | None = None
+
+
+class StageReport(Message):
+    """Where this rank stands in one handoff. Level-triggered: the last one is the truth."""
+
+    type: Literal["stage"] = "stage"
+    handoff_id: UUID
+    generation: Generation
+    rank: Rank
+    stage: RankStage
+    reason: Reason | None = None
+    plan_digest: Digest = ""
+    measures: dict[ShortText, float] = Field(default_factory=dict, max_length=128)
+    certificate: ShortText | None = None
+
+
+class StepReport(Message):
+    """One finished step of this rank."""
+
+    type: Literal["step"] = "step"
+    generation: Generation
+    step: Step
+    seconds: Seconds
+    loss: float | None = None
+    consumed_samples: Count | None = None
+    sample_digest: Digest | None = None
+    tokens: Count | None = None
+
+
+class Checkpointed(Message):
+    """A checkpoint is complete on disk (said by rank 0 of the world only)."""
+
+    type: Literal["checkpointed"] = "checkpointed"
+    path: Path
+    step: Step
+    seconds: Seconds | None = None
+    size_bytes: Count | None = None
+
+
+class Finished(Message):
+    """The stop condition is met."""
+
+    type: Literal["finished"] = "finished"
+    step: Step
+
+
+class Failed(Message):
+    """The rank cannot go on and will exit."""
+
+    type: Literal["failed"] = "failed"
+    reason: Reason
+
+
+RankCommand = Annotated[
+    Prepare | Permit | Withdraw | Abort | Retire | WriteCheckpoint | Stop | StatusQuery, Field(discriminator="type")
+]
+RankEvent = Annotated[Hello | StageReport | StepReport | Checkpointed | Finished | Failed, Field(discriminator="type")]
+_COMMANDS: TypeAdapter[RankCommand] = TypeAdapter(RankCommand)
+_EVENTS: TypeAdapter[RankEvent] = TypeAdapter(RankEvent)
+
+
+def encode_line(message: Message) -> bytes:
+    """One message as one line, newline included."""
+    return message.model_dump_json().encode() + b"\n"
+
+
+def decode_command(line: bytes) -> RankCommand:
+    """Raises pydantic.ValidationError (a ValueError) naming the field that is wrong."""
+    return _COMMANDS.validate_json(line)
+
+
+def decode_event(line: bytes) -> RankEvent:
+    """Raises pydantic.ValidationError (a ValueError) naming the field that is wrong."""
+    return _EVENTS.validate_json(line)

@@ -1,0 +1,367 @@
+"""`POST /agent/v1/sync`: what an agent tells the service (SyncReport) and what it is told (SyncOrders).
+
+Level-triggered: a report says the whole true state of a node plus bounded batches of facts not yet acknowledged; orders
+say the whole wanted state. Either may be lost or repeated. Delivery of facts: the agent keeps resending what no answer
+has acknowledged; the service applies each (agent_incarnation, report_seq) at most once and each fact at most once.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Literal
+from uuid import UUID
+
+from pydantic import Field
+
+from agent.protocol.base import (
+    NODES_MAX,
+    PROTOCOL_VERSION,
+    Count,
+    Digest,
+    Generation,
+    HandoffCause,
+    HandoffDecision,
+    HandoffState,
+    JobId,
+    Layout,
+    Message,
+    NodeId,
+    Placement,
+    Port,
+    Rank,
+    RankStage,
+    Reason,
+    Roster,
+    Rung,
+    Seconds,
+    ShortText,
+    Step,
+    StoreAddress,
+    Text,
+    Url,
+    Utc,
+)
+from agent.protocol.jobfile import JobFile
+
+STEPS_PER_REPORT_MAX = 1_024
+LOG_CHUNKS_PER_REPORT_MAX = 64
+LOG_CHUNK_CHARS_MAX = 16_384
+NOTICES_PER_REPORT_MAX = 64
+HANDOFFS_PER_REPORT_MAX = 64
+RANKS_PER_REPORT_MAX = 1_024
+CHECKPOINTS_PER_REPORT_MAX = 64
+REPORT_BYTES_MAX = 4 * 1024 * 1024
+
+
+class Provider(StrEnum):
+    """Who the node is rented from."""
+
+    AWS = "aws"
+    GCP = "gcp"
+    NONE = "none"
+
+
+class NoticeKind(StrEnum):
+    """What was announced. Only the first two take a node away; the others are advice."""
+
+    INTERRUPTION = "interruption"
+    MAINTENANCE = "maintenance"
+    REBALANCE = "rebalance"
+
+
+class NoticeFact(Message):
+    """One announcement that a node will go, as heard by one source; never edited afterwards."""
+
+    node_id: NodeId
+    kind: NoticeKind
+    source: ShortText = Field(description="Which source heard it, for example aws-imds.")
+    deadline_utc: Utc | None = Field(description="When the node may vanish; null if the source did not say.")
+    first_seen_utc: Utc
+    raw: Text = Field(default="", description="The announcement as received, for people.")
+
+
+class NodeInfo(Message):
+    """Who the reporting node is. Replaces what the node said before."""
+
+    node_id: NodeId
+    provider: Provider
+    pool: ShortText = "default"
+    slots: int = Field(ge=1, le=1_024, description="Rank processes the node can run at a time.")
+    peer_url: Url = Field(description="Where other agents of a job reach this agent.")
+    private_address: ShortText = Field(description="Host name or address that ranks and stores of this node bind to.")
+    device: ShortText = "cpu"
+
+
+class RankStatus(Message):
+    """One rank process on the reporting node, as it stands now."""
+
+    job_id: JobId
+    generation: Generation
+    rank: Rank
+    slot: int = Field(ge=0, lt=1_024)
+    pid: int = Field(ge=1)
+    stage: RankStage
+    step: Step = 0
+    loss: float | None = None
+    seconds: Seconds | None = Field(default=None, description="Seconds of the last step.")
+    handoff_id: UUID | None = None
+    reason: Reason | None = None
+
+
+class StepRow(Message):
+    """One finished step. Loss, digest and tokens may be null on ranks that do not know them."""
+
+    job_id: JobId
+    generation: Generation
+    step: Step
+    seconds: Seconds
+    finished_utc: Utc
+    loss: float | None = None
+    consumed_samples: Count | None = None
+    sample_digest: Digest | None = None
+    tokens: Count | None = None
+
+
+class HandoffMeasures(Message):
+    """What handoff.md section 7 asks to be measured; filled in as it becomes known."""
+
+    phases_s: dict[ShortText, Seconds] = Field(default_factory=dict, max_length=64)
+    pause_s: Seconds | None = None
+    pause_steps: Seconds | None = None
+    lost_s: float | None = None
+    notice_to_safe_s: Seconds | None = None
+    notice_to_active_s: Seconds | None = None
+    bytes_planned: Count | None = None
+    bytes_moved: Count | None = None
+    bytes_reread: Count | None = None
+    bytes_replayed: Count | None = None
+    bytes_lower_bound: Count | None = None
+    bandwidth_bytes_per_s: Seconds | None = None
+    extra_bytes_peak: Count | None = None
+    extra_bytes_budget: Count | None = None
+    certificate: ShortText | None = None
+    cutover_step: Step | None = None
+    extra: dict[ShortText, float] = Field(default_factory=dict, max_length=64)
+
+
+class HandoffMirror(Message):
+    """One handoff as its lead agent knows it; also how the service first hears of one opened without it.
+
+    `mirror_seq` grows with every change the proposer makes, so that late copies cannot undo newer ones.
+    """
+
+    handoff_id: UUID
+    job_id: JobId
+    parent: Generation
+    generation: Generation
+    plan_revision: int = Field(default=1, ge=1)
+    plan_digest: Digest = ""
+    mirror_seq: Count = 0
+    proposer: ShortText = Field(description="Node id of the agent that opened it, or 'service'.")
+    cause: HandoffCause
+    state: HandoffState
+    stage: ShortText = ""
+    rung: Rung = Rung.STOP_AND_COPY
+    source: Roster
+    target: Roster
+    leaving: tuple[NodeId, ...] = Field(default=(), max_length=NODES_MAX)
+    store: StoreAddress | None = None
+    store_node: NodeId | None = None
+    decision: HandoffDecision | None = None
+    reason: Reason | None = None
+    opened_utc: Utc
+    deadline_utc: Utc | None = None
+    changed_utc: Utc
+    superseded: bool = Field(default=False, description="Aborted because newer notices need one plan for all of them.")
+    measures: HandoffMeasures = Field(default_factory=HandoffMeasures)
+
+
+class LogChunk(Message):
+    """A piece of one rank's output, placed by its character offset."""
+
+    job_id: JobId
+    generation: Generation
+    rank: Rank
+    offset: Count
+    text: Annotated[str, Field(max_length=LOG_CHUNK_CHARS_MAX)]
+
+
+class CheckpointFact(Message):
+    """One checkpoint that is complete on disk."""
+
+    job_id: JobId
+    generation: Generation
+    step: Step
+    path: Annotated[str, Field(min_length=1, max_length=4_096)]
+    finished_utc: Utc
+    size_bytes: Count | None = None
+    seconds: Seconds | None = None
+
+
+class StoreHosted(Message):
+    """A store child of the reporting agent that is listening now."""
+
+    job_id: JobId
+    generation: Generation
+    host: ShortText
+    port: Port
+
+
+class JobFinished(Message):
+    """The job met its stop condition (every rank said so) or cannot go on by its own fault."""
+
+    job_id: JobId
+    generation: Generation
+    step: Step
+    failed: Reason | None = None
+
+
+class SyncReport(Message):
+    """Everything a node says. `report_seq` starts at 1 for each incarnation and grows by one per new report."""
+
+    protocol_version: int = PROTOCOL_VERSION
+    agent_version: ShortText
+    agent_incarnation: UUID
+    report_seq: int = Field(ge=1)
+    issued_utc: Utc
+    node: NodeInfo
+    notices: tuple[NoticeFact, ...] = Field(default=(), max_length=NOTICES_PER_REPORT_MAX)
+    ranks: tuple[RankStatus, ...] = Field(default=(), max_length=RANKS_PER_REPORT_MAX)
+    steps: tuple[StepRow, ...] = Field(default=(), max_length=STEPS_PER_REPORT_MAX)
+    handoffs: tuple[HandoffMirror, ...] = Field(default=(), max_length=HANDOFFS_PER_REPORT_MAX)
+    logs: tuple[LogChunk, ...] = Field(default=(), max_length=LOG_CHUNKS_PER_REPORT_MAX)
+    checkpoints: tuple[CheckpointFact, ...] = Field(default=(), max_length=CHECKPOINTS_PER_REPORT_MAX)
+    stores: tuple[StoreHosted, ...] = Field(default=(), max_length=RANKS_PER_REPORT_MAX)
+    finished: tuple[JobFinished, ...] = Field(default=(), max_length=64)
+
+
+class DesiredState(StrEnum):
+    """What the service wants of a job on this node."""
+
+    RUN = "run"
+    STOP = "stop"
+    SUSPENDED = "suspended"
+
+
+class SourceInit(Message):
+    """The generation starts from the job's own initialisation."""
+
+    kind: Literal["init"] = "init"
+
+
+class SourceCheckpoint(Message):
+    """The generation starts from a checkpoint that is complete on storage every member can read."""
+
+    kind: Literal["checkpoint"] = "checkpoint"
+    path: Annotated[str, Field(min_length=1, max_length=4_096)]
+    step: Step
+
+
+class SourceHandoff(Message):
+    """The generation was made by a handoff: never start it afresh, re-adopt it or say that it is lost."""
+
+    kind: Literal["handoff"] = "handoff"
+    handoff_id: UUID
+
+
+GenerationSource = Annotated[SourceInit | SourceCheckpoint | SourceHandoff, Field(discriminator="kind")]
+
+
+class StandingPlan(Message):
+    """What to do at once if exactly these nodes go. Never carries a generation: that is burned at opening."""
+
+    parent: Generation
+    leaving: tuple[NodeId, ...] = Field(min_length=1, max_length=NODES_MAX)
+    target: Placement | None = Field(description="Null: nothing feasible is left, take the checkpoint rung.")
+    plan_digest: Digest = Field(description="Digest of the inputs the plan was made from.")
+    reason: Text
+
+
+class LayoutForCount(Message):
+    """The layout the planner takes at one number of nodes."""
+
+    nodes: int = Field(ge=1, le=NODES_MAX)
+    layout: Layout | None = Field(description="Null: nothing feasible with this many nodes.")
+    reason: Text
+
+
+class LayoutByCount(Message):
+    """Layouts for every node count from the job's least to its most: enough to plan any loss without the service."""
+
+    choices: tuple[LayoutForCount, ...] = Field(default=(), max_length=4_096)
+
+    def layout_for(self, nodes: int) -> Layout | None:
+        """The layout at `nodes` nodes, or None where nothing is feasible."""
+        return next((choice.layout for choice in self.choices if choice.nodes == nodes), None)
+
+
+class HandoffOrder(Message):
+    """A handoff the service proposes. The first agent of `lead_order` that is up opens it and burns a generation."""
+
+    handoff_id: UUID
+    parent: Generation
+    cause: HandoffCause
+    target: Placement
+    leaving: tuple[NodeId, ...] = Field(default=(), max_length=NODES_MAX)
+    plan_digest: Digest = ""
+    proposed_utc: Utc
+    deadline_utc: Utc | None = None
+    reason: Text
+
+
+class JobOrder(Message):
+    """The whole wanted state of one job, as far as this node needs to know it."""
+
+    job_id: JobId
+    spec: JobFile
+    peer_key: Annotated[str, Field(min_length=32, max_length=128, description="Secret of the job's peer endpoints.")]
+    desired: DesiredState
+    generation: Generation | None = Field(description="Active, or to be started; null before the first.")
+    origin_id: UUID | None = Field(
+        default=None, description="Names the generation's birth: same number but another origin means a stale world."
+    )
+    source: GenerationSource | None = None
+    roster: Roster | None = None
+    next_generation: Generation = Field(description="Lowest number the service has never seen used.")
+    peers: dict[NodeId, Url] = Field(default_factory=dict, max_length=NODES_MAX)
+    store_node: NodeId | None = None
+    store: StoreAddress | None = None
+    lead_order: tuple[NodeId, ...] = Field(default=(), max_length=NODES_MAX)
+    standing_plans: tuple[StandingPlan, ...] = Field(default=(), max_length=NODES_MAX)
+    layouts_by_count: LayoutByCount = Field(default_factory=LayoutByCount)
+    handoff: HandoffOrder | None = None
+    notices: tuple[NoticeFact, ...] = Field(default=(), max_length=NODES_MAX, description="Open ones of the members.")
+    reason: Text = ""
+
+
+class Refusal(Message):
+    """A part of the report that was not taken, and why; the agent must not send it again."""
+
+    part: ShortText = Field(description="Which list of the report, for example handoffs.")
+    key: ShortText
+    reason: Text
+
+
+class NodeRelease(Message):
+    """The service holds no more use for the node: the agent may let its machine go."""
+
+    reason: Text
+
+
+class SyncOrders(Message):
+    """Everything a node is told. `orders_seq` grows whenever the orders of this node could have changed."""
+
+    protocol_version: int = PROTOCOL_VERSION
+    orders_seq: Count
+    issued_utc: Utc
+    accepted_incarnation: UUID
+    accepted_report_seq: int = Field(ge=0, description="Everything up to this report of this incarnation is stored.")
+    jobs: tuple[JobOrder, ...] = Field(default=(), max_length=1_000)
+    refusals: tuple[Refusal, ...] = Field(default=(), max_length=1_024)
+    release: NodeRelease | None = None
+    wake_path: ShortText = "/agent/v1/wake"
+    poll_s: Seconds = Field(default=1.0, description="Time to the next sync when nothing wakes the agent.")
+
+
+class WakeEvent(Message):
+    """One event of the wake stream: only a hint that another sync is worth making."""
+
+    orders_seq: Count
