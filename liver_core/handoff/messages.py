@@ -1,0 +1,409 @@
+"""The two messages of a handoff: `Order` (proposer to participant) and `Report` (participant to proposer).
+
+Pure. Both are level-triggered: an Order says the whole wanted state of one participant, a Report the whole true state.
+Either may be lost, repeated, delayed and reordered; nothing is ever inferred from a message that did not come.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NewType
+
+from liver_core.handoff.fields import GENERATION_MAX, RANKS_MAX, Fields, MessageError
+from liver_core.layout import Member, ParallelLayout, Roster
+
+PROTOCOL_VERSION = 1
+
+HandoffId = NewType("HandoffId", str)
+"""A UUID made by the proposer."""
+
+
+class Phase(StrEnum):
+    """What an Order wants, in the order in which a handoff goes through them; `abort` ends it from anywhere."""
+
+    PREPARE = "prepare"
+    PERMIT = "permit"
+    RETIRE = "retire"
+    ABORT = "abort"
+
+
+class Stage(StrEnum):
+    """Where one participant (or one of its ranks) truly is in a handoff."""
+
+    IDLE = "idle"
+    PREPARING = "preparing"
+    STREAMING = "streaming"
+    READY = "ready"
+    CUTTING_OVER = "cutting_over"
+    ACTIVE = "active"
+    LEFT = "left"  # a leaver that has read GO: it holds nothing that anybody needs
+    ABORTED = "aborted"
+    BROKEN = "broken"
+
+
+class Decision(StrEnum):
+    """The content of a handoff's decision record; once it is not `undecided` it never changes."""
+
+    UNDECIDED = "undecided"
+    GO = "go"
+    GO_REDO = "go_redo"
+    NO_GO = "no_go"
+
+    @property
+    def goes(self) -> bool:
+        """Whether the target world is the one that trains on."""
+        return self in (Decision.GO, Decision.GO_REDO)
+
+
+class Rung(StrEnum):
+    """The fallback ladder (handoff.md section 6), least disturbing first."""
+
+    LIVE = "live"
+    STOP_AND_COPY = "stop_and_copy"
+    CHECKPOINT = "checkpoint"
+    SUSPEND = "suspend"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why: which rank, in which phase, at which tile, and a sentence. `rank` is None when no one is to blame."""
+
+    text: str
+    phase: str
+    rank: int | None = None
+    tile: str = ""
+
+    def __str__(self) -> str:
+        where = f"rank {self.rank}, {self.phase}" if self.rank is not None else self.phase
+        return f"{where}{f', tile {self.tile}' if self.tile else ''}: {self.text}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rank": self.rank, "phase": self.phase, "tile": self.tile, "text": self.text}
+
+    @classmethod
+    def from_json(cls, data: object, path: str = "reason") -> "Reason":
+        fields = Fields(data, path)
+        rank = None if fields.value("rank") is None else fields.integer("rank", most=RANKS_MAX - 1)
+        reason = cls(
+            text=fields.text("text"), phase=fields.text("phase"), rank=rank, tile=fields.text("tile", empty=True)
+        )
+        fields.finish()
+        return reason
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where the store of the target generation listens. A store that died is never started again for its generation:
+    an empty record in the place of a decided one would allow a second decision."""
+
+    host: str
+    port: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"host": self.host, "port": self.port}
+
+    @classmethod
+    def from_json(cls, data: object, path: str = "store") -> "StoreAddress":
+        fields = Fields(data, path)
+        store = cls(host=fields.text("host"), port=fields.integer("port", least=1, most=65_535))
+        fields.finish()
+        return store
+
+
+@dataclass(frozen=True, slots=True)
+class CutoverDeadlines:
+    """Seconds after the agreed boundary: when a target, then a source, may propose NO-GO, and when whoever cannot read
+    the decision falls to the checkpoint rung. Sources wait longer, so that a target's own judgement comes first."""
+
+    target_s: float = 20.0
+    source_s: float = 30.0
+    store_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.target_s < self.source_s < self.store_s:
+            raise MessageError(
+                "cutover",
+                f"needs 0 < target_s < source_s < store_s, got {self.target_s}, {self.source_s}, {self.store_s}",
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"target_s": self.target_s, "source_s": self.source_s, "store_s": self.store_s}
+
+    @classmethod
+    def from_json(cls, data: object, path: str = "cutover") -> "CutoverDeadlines":
+        fields = Fields(data, path)
+        deadlines = cls(fields.seconds("target_s"), fields.seconds("source_s"), fields.seconds("store_s"))
+        fields.finish()
+        return deadlines
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a participant has bound itself to, and the furthest phase that it has accepted."""
+
+    handoff_id: HandoffId
+    generation: int
+    plan_revision: int
+    phase: Phase
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "handoff_id": self.handoff_id,
+            "generation": self.generation,
+            "plan_revision": self.plan_revision,
+            "phase": str(self.phase),
+        }
+
+    @classmethod
+    def from_json(cls, data: object, path: str = "promise") -> "Promise":
+        fields = Fields(data, path)
+        promise = cls(
+            handoff_id=HandoffId(fields.text("handoff_id", chars_max=64)),
+            generation=fields.integer("generation", least=1, most=GENERATION_MAX),
+            plan_revision=fields.integer("plan_revision", least=1),
+            phase=fields.choice("phase", Phase),
+        )
+        fields.finish()
+        return promise
+
+
+@dataclass(frozen=True, slots=True)
+class WorldStage:
+    """The stage of a participant's rank in one world: `rank` is its index in that generation's roster."""
+
+    generation: int
+    rank: int
+    stage: Stage
+
+    def to_json(self) -> dict[str, Any]:
+        return {"generation": self.generation, "rank": self.rank, "stage": str(self.stage)}
+
+    @classmethod
+    def from_json(cls, data: object, path: str = "stages") -> "WorldStage":
+        fields = Fields(data, path)
+        stage = cls(
+            generation=fields.integer("generation", least=1, most=GENERATION_MAX),
+            rank=fields.integer("rank", most=RANKS_MAX - 1),
+            stage=fields.choice("stage", Stage),
+        )
+        fields.finish()
+        return stage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """The whole wanted state of one participant.
+
+    `source` is None when no live world is taken over: the first start of a job, and the checkpoint rung. Then `parent`
+    only says which generation came before. `deadline_utc` and `issued_at` are seconds since the epoch, UTC; after
+    `deadline_utc` a participant that has not reached the boundary aborts by itself.
+    """
+
+    job_id: str
+    handoff_id: HandoffId
+    parent: int
+    generation: int
+    plan_revision: int
+    plan_digest: str
+    phase: Phase
+    source: Roster | None
+    target: Roster
+    store: StoreAddress
+    cause: str
+    rung: Rung
+    deadline_utc: float
+    cutover: CutoverDeadlines
+    proposer_id: str
+    agent_incarnation: int
+    report_seq: int
+    issued_at: float
+    reason: Reason | None = None
+    protocol_version: int = PROTOCOL_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **_header_to_json(self),
+            "phase": str(self.phase),
+            "source": None if self.source is None else roster_to_json(self.source),
+            "target": roster_to_json(self.target),
+            "store": self.store.to_json(),
+            "cause": self.cause,
+            "rung": str(self.rung),
+            "cutover": self.cutover.to_json(),
+            "proposer_id": self.proposer_id,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> "Order":
+        """Raises MessageError naming field and rule."""
+        fields = Fields(data)
+        header = _header_from_json(fields, generation_least=1)
+        order = cls(
+            **header,
+            phase=fields.choice("phase", Phase),
+            source=fields.optional("source", roster_from_json),
+            target=roster_from_json(fields.value("target"), "target"),
+            store=StoreAddress.from_json(fields.value("store")),
+            cause=fields.text("cause"),
+            rung=fields.choice("rung", Rung),
+            cutover=CutoverDeadlines.from_json(fields.value("cutover")),
+            proposer_id=fields.text("proposer_id"),
+        )
+        fields.finish()
+        _check_order(order)
+        return order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The whole truth about one participant, as the answer to an Order of `handoff_id` or unasked.
+
+    `stage` is where the participant is in `handoff_id`; `stages` its ranks in every world it has a part in. A refusal
+    is `stage == aborted` with a reason, while `promise` names the handoff that the participant is bound to. Reports of
+    one participant are ordered by (`agent_incarnation`, `report_seq`).
+    """
+
+    job_id: str
+    handoff_id: HandoffId
+    parent: int
+    generation: int
+    plan_revision: int
+    plan_digest: str
+    member: Member
+    stage: Stage
+    stages: tuple[WorldStage, ...]
+    promise: Promise | None
+    active_generation: int
+    highest_generation: int
+    decision: Decision
+    deadline_utc: float
+    agent_incarnation: int
+    report_seq: int
+    issued_at: float
+    reason: Reason | None = None
+    protocol_version: int = PROTOCOL_VERSION
+
+    @property
+    def order_key(self) -> tuple[int, int]:
+        """Newer reports of the same participant have a greater key."""
+        return (self.agent_incarnation, self.report_seq)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **_header_to_json(self),
+            "member": {"node_id": self.member.node_id, "slot": self.member.slot},
+            "stage": str(self.stage),
+            "stages": [stage.to_json() for stage in self.stages],
+            "promise": None if self.promise is None else self.promise.to_json(),
+            "active_generation": self.active_generation,
+            "highest_generation": self.highest_generation,
+            "decision": str(self.decision),
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> "Report":
+        """Raises MessageError naming field and rule."""
+        fields = Fields(data)
+        header = _header_from_json(fields, generation_least=0)
+        report = cls(
+            **header,
+            member=member_from_json(fields.value("member"), "member"),
+            stage=fields.choice("stage", Stage),
+            stages=fields.items("stages", WorldStage.from_json, most=4),
+            promise=fields.optional("promise", Promise.from_json),
+            active_generation=fields.integer("active_generation", most=GENERATION_MAX),
+            highest_generation=fields.integer("highest_generation", most=GENERATION_MAX),
+            decision=fields.choice("decision", Decision),
+        )
+        fields.finish()
+        return report
+
+
+def roster_to_json(roster: Roster) -> dict[str, Any]:
+    """The wire form of a roster: members are in rank order."""
+    return {
+        "job_id": roster.job_id,
+        "generation": roster.generation,
+        "layout": roster.layout.to_json(),
+        "members": [{"node_id": member.node_id, "slot": member.slot} for member in roster.members],
+    }
+
+
+def roster_from_json(data: object, path: str) -> Roster:
+    """Raises MessageError naming field and rule."""
+    fields = Fields(data, path)
+    try:
+        layout = ParallelLayout.from_json(fields.value("layout"))
+    except MessageError:
+        raise
+    except (ValueError, TypeError, KeyError) as error:
+        raise MessageError(fields.path("layout"), str(error)) from error
+    members = fields.items("members", member_from_json)
+    job_id = fields.text("job_id")
+    generation = fields.integer("generation", most=GENERATION_MAX)
+    fields.finish()
+    if len(members) != layout.world_size:
+        raise MessageError(f"{path}.members", f"must be {layout.world_size} for layout {layout}, are {len(members)}")
+    if len(set(members)) != len(members):
+        raise MessageError(f"{path}.members", "must name every slot at most once")
+    return Roster(job_id=job_id, generation=generation, layout=layout, members=members)
+
+
+def member_from_json(data: object, path: str) -> Member:
+    """Raises MessageError naming field and rule."""
+    fields = Fields(data, path)
+    member = Member(node_id=fields.text("node_id"), slot=fields.integer("slot", most=1_023))
+    fields.finish()
+    return member
+
+
+def _check_order(order: Order) -> None:
+    """What the fields of an Order must hold together."""
+    if order.generation <= order.parent:
+        raise MessageError("generation", f"must be above parent {order.parent}, is {order.generation}")
+    if order.target.generation != order.generation:
+        raise MessageError("target.generation", f"must be {order.generation}, is {order.target.generation}")
+    if order.target.job_id != order.job_id:
+        raise MessageError("target.job_id", f"must be {order.job_id}, is {order.target.job_id}")
+    if order.source is not None and order.source.generation != order.parent:
+        raise MessageError("source.generation", f"must be parent {order.parent}, is {order.source.generation}")
+    if order.source is not None and order.source.job_id != order.job_id:
+        raise MessageError("source.job_id", f"must be {order.job_id}, is {order.source.job_id}")
+    if order.phase is Phase.ABORT and order.reason is None:
+        raise MessageError("reason", "is required when phase is abort")
+
+
+def _header_to_json(message: Order | Report) -> dict[str, Any]:
+    return {
+        "protocol_version": message.protocol_version,
+        "agent_incarnation": message.agent_incarnation,
+        "report_seq": message.report_seq,
+        "job_id": message.job_id,
+        "handoff_id": message.handoff_id,
+        "parent": message.parent,
+        "generation": message.generation,
+        "plan_revision": message.plan_revision,
+        "plan_digest": message.plan_digest,
+        "reason": None if message.reason is None else message.reason.to_json(),
+        "deadline_utc": message.deadline_utc,
+        "issued_at": message.issued_at,
+    }
+
+
+def _header_from_json(fields: Fields, *, generation_least: int) -> dict[str, Any]:
+    version = fields.integer("protocol_version")
+    if version != PROTOCOL_VERSION:
+        raise MessageError("protocol_version", f"must be {PROTOCOL_VERSION}, the sender speaks {version}")
+    return {
+        "protocol_version": version,
+        "agent_incarnation": fields.integer("agent_incarnation"),
+        "report_seq": fields.integer("report_seq"),
+        "job_id": fields.text("job_id", chars_max=63),
+        "handoff_id": HandoffId(fields.text("handoff_id", empty=generation_least == 0, chars_max=64)),
+        "parent": fields.integer("parent", most=GENERATION_MAX),
+        "generation": fields.integer("generation", least=generation_least, most=GENERATION_MAX),
+        "plan_revision": fields.integer("plan_revision", least=generation_least),
+        "plan_digest": fields.text("plan_digest", empty=True, chars_max=128),
+        "reason": fields.optional("reason", Reason.from_json),
+        "deadline_utc": fields.seconds("deadline_utc"),
+        "issued_at": fields.seconds("issued_at"),
+    }

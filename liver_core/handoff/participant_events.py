@@ -1,0 +1,162 @@
+"""What goes into a `Participant` and what comes out of it: events, effects and the record that its agent journals.
+
+Pure. Effects are executed in order; `Persist` is confirmed on disk before any effect after it is carried out.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from liver_core.handoff.messages import Decision, HandoffId, Order, Promise, Reason, Report, Stage
+from liver_core.layout import Roster
+
+
+class RankStage(StrEnum):
+    """What a rank process says about itself."""
+
+    TRAINING = "training"  # steps in its world and holds nothing of any handoff
+    PREPARING = "preparing"
+    PREPARED = "prepared"  # the target world is built and connected; no ready tag is set
+    READY = "ready"  # the ready tag is set
+    CUTTING_OVER = "cutting_over"  # the boundary was agreed: from here only the decision record rules
+    ACTIVE = "active"  # GO, and the first step in the target world is done
+    LEFT = "left"  # GO, and this rank has no part in the target world
+    ABORTED = "aborted"  # whatever was prepared is gone; the source world trains on
+    BROKEN = "broken"  # cannot go on in any world; only the checkpoint rung is left
+
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class OrderReceived:
+    """An Order arrived. `expected_plan_digest` is what the host computed itself, None where it has no manifest."""
+
+    order: Order
+    expected_plan_digest: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankReported:
+    """The rank process said where it stands (unasked, or as the answer to QueryRank). Level-triggered: the last one is
+    the truth. `handoff_id` is empty when the rank just trains in `generation`."""
+
+    handoff_id: HandoffId
+    generation: int
+    stage: RankStage
+    decision: Decision = Decision.UNDECIDED
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankDied:
+    """The rank process of this participant is gone, or was never there when QueryRank asked for it."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; call it about once a second while `wants_ticks` is true."""
+
+
+ParticipantEvent = OrderReceived | RankReported | RankDied | Tick
+
+
+# Effects.
+
+
+@dataclass(frozen=True, slots=True)
+class EndedHandoff:
+    """How a handoff ended here; kept so that a late order gets the true answer."""
+
+    handoff_id: HandoffId
+    generation: int
+    plan_revision: int
+    stage: Stage
+    decision: Decision
+    reason: Reason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParticipantRecord:
+    """All that must survive a restart of the agent. `active` is the world that this member's rank steps in."""
+
+    active: Roster | None = None
+    highest_generation: int = 0
+    promise: Promise | None = None
+    order: Order | None = None
+    stage: Stage = Stage.IDLE
+    decision: Decision = Decision.UNDECIDED
+    reason: Reason | None = None
+    ended: tuple[EndedHandoff, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Journal the record, wait until it is on disk, and only then go on to the next effect."""
+
+    record: ParticipantRecord
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareRank:
+    """Start the rank process if the member has none, and tell it to build the target world. Repeating is safe."""
+
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class SetReadyTag:
+    """Tell the rank to show `tag` with BoundaryPhase.READY from its next boundary on."""
+
+    handoff_id: HandoffId
+    plan_revision: int
+    tag: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClearReadyTag:
+    """Tell the rank to take its tag back. It answers PREPARED, or CUTTING_OVER when the boundary was first."""
+
+    handoff_id: HandoffId
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRank:
+    """Tell the rank to clear its tag and drop the target world. It answers ABORTED, or what it is when the boundary was
+    first. A rank that has a part in the target world only answers ABORTED and exits."""
+
+    handoff_id: HandoffId
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RetireRank:
+    """Every rank of the target world has done its first step: the rank may free what the source world held."""
+
+    handoff_id: HandoffId
+
+
+@dataclass(frozen=True, slots=True)
+class StopRank:
+    """End the rank process: a leaver after the decision, or a rank of a world that will be restarted."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class QueryRank:
+    """Ask the rank where it stands. The answer comes as RankReported, or RankDied when there is no such process."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendReport:
+    """Send the report to the proposer `to`; it may get lost."""
+
+    to: str
+    report: Report
+
+
+ParticipantEffect = (
+    Persist | PrepareRank | SetReadyTag | ClearReadyTag | AbortRank | RetireRank | StopRank | QueryRank | SendReport
+)

@@ -1,0 +1,142 @@
+"""What goes into a `Proposer` and what comes out of it: events, effects and the record that its host journals.
+
+Pure. Effects are executed in order; `PersistProposal` is confirmed on disk before any effect after it is carried out.
+"""
+
+from dataclasses import dataclass
+
+from liver_core.handoff.messages import (
+    CutoverDeadlines,
+    Decision,
+    HandoffId,
+    Order,
+    Phase,
+    Reason,
+    Report,
+    Rung,
+    Stage,
+    StoreAddress,
+)
+from liver_core.layout import Member, ParallelLayout, Roster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """What somebody wants to happen. It has no generation: the proposer burns one when the handoff is opened.
+
+    `source` is the roster of the parent generation, None for a start from nothing or from a checkpoint. `store` is the
+    store of the target generation; it listens already. `deadline_utc` is the last moment for the agreed boundary.
+    """
+
+    handoff_id: HandoffId
+    job_id: str
+    parent: int
+    source: Roster | None
+    layout: ParallelLayout
+    members: tuple[Member, ...]
+    plan_digest: str
+    store: StoreAddress
+    cause: str
+    rung: Rung
+    deadline_utc: float
+    cutover: CutoverDeadlines
+
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Open a handoff. Refused while another one is open."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Amend:
+    """Another notice: a new plan under the same `handoff_id`; what arrived is kept. Refused after permission."""
+
+    proposal: Proposal
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Abort the open handoff (superseded, or a person said so). Too late once the boundary was agreed."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLost:
+    """The host knows that this member's node or rank is gone."""
+
+    member: Member
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class ReportReceived:
+    """A Report arrived from a participant."""
+
+    report: Report
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; call it about once a second while a handoff is open."""
+
+
+ProposerEvent = Open | Amend | Cancel | MemberLost | ReportReceived | Tick
+
+
+# Effects.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProposerRecord:
+    """All that must survive a restart of the host. `phase` is what the open handoff wants now."""
+
+    highest_generation: int = 0
+    proposal: Proposal | None = None
+    generation: int = 0
+    plan_revision: int = 0
+    phase: Phase = Phase.PREPARE
+    reason: Reason | None = None
+    ended: tuple["HandoffEnded", ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PersistProposal:
+    """Journal the record, wait until it is on disk, and only then go on to the next effect."""
+
+    record: ProposerRecord
+
+
+@dataclass(frozen=True, slots=True)
+class SendOrder:
+    """Send the order to the participant `member`; it may get lost."""
+
+    member: Member
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffEnded:
+    """The handoff is over: `active`, `aborted`, or `broken` (only the checkpoint rung is left), and why."""
+
+    handoff_id: HandoffId
+    generation: int
+    stage: Stage
+    decision: Decision
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The event asked for something that cannot be; nothing was changed."""
+
+    handoff_id: HandoffId
+    reason: Reason
+
+
+ProposerEffect = PersistProposal | SendOrder | HandoffEnded | Refused
