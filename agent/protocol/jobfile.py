@@ -74,17 +74,16 @@ class LayoutRules(JobPart):
 
 
 class ModelShape(JobPart):
-    """What the planner must know to refuse an impossible layout. Further keys of the model go to the job's `args`."""
+    """What the planner must know to refuse an impossible layout; names are Megatron's. The job gets these too."""
 
     num_layers: int = Field(ge=1, le=10_000)
     num_attention_heads: int = Field(ge=1, le=10_000)
     num_query_groups: int | None = Field(default=None, ge=1, le=10_000)
     hidden_size: int = Field(ge=1, le=1_000_000)
     ffn_hidden_size: int | None = Field(default=None, ge=1, le=4_000_000)
-    vocab_size: int = Field(ge=1, le=10_000_000)
-    sequence_length: int = Field(ge=1, le=10_000_000)
+    padded_vocab_size: int = Field(ge=1, le=10_000_000, description="Fixed for life; a multiple of every TP size used.")
+    seq_length: int = Field(ge=1, le=10_000_000)
     num_experts: int | None = Field(default=None, ge=1, le=10_000)
-    parameters: int | None = Field(default=None, ge=1, description="Total parameters; estimated when absent.")
 
     @model_validator(mode="after")
     def _divisible(self) -> Self:
@@ -135,8 +134,8 @@ class JobFile(JobPart):
                         "num_layers": 6,
                         "hidden_size": 192,
                         "num_attention_heads": 6,
-                        "vocab_size": 256,
-                        "sequence_length": 128,
+                        "padded_vocab_size": 264,
+                        "seq_length": 128,
                     },
                     "checkpoint": {"path": "/tmp/checkpoints", "every_steps": 50},
                     "stop": {"steps": 500},
@@ -148,7 +147,7 @@ class JobFile(JobPart):
     name: Identifier
     entrypoint: Annotated[str, StringConstraints(pattern=ENTRYPOINT_PATTERN, max_length=256)] = DEFAULT_ENTRYPOINT
     model: ModelShape
-    args: dict[str, Any] = Field(default_factory=dict, max_length=256, description="Passed to the job as it is.")
+    args: dict[str, Any] = Field(default_factory=dict, max_length=256, description="Further arguments of the job.")
     workdir: Annotated[str, StringConstraints(min_length=1, max_length=4_096)] | None = None
     environment: dict[Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME, max_length=128)], str] = Field(
         default_factory=dict, max_length=256
@@ -169,6 +168,10 @@ class JobFile(JobPart):
         if self.global_batch % self.micro_batch:
             raise ValueError(f"global_batch {self.global_batch} must be divisible by micro_batch {self.micro_batch}")
         return self
+
+    def job_args(self) -> dict[str, Any]:
+        """What the entrypoint's class is called with as `args`: the model section, then `args` over it."""
+        return self.model.model_dump(exclude_none=True) | self.args
 
 
 def job_file_schema() -> dict[str, Any]:
