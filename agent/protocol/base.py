@@ -150,17 +150,20 @@ class Rung(StrEnum):
 
 
 class HandoffCause(StrEnum):
-    """What made somebody propose a handoff."""
+    """What made somebody propose a handoff; the last two have no live world to take over."""
 
     NOTICE = "notice"
     GROW = "grow"
     REQUEST = "request"
     REBALANCE = "rebalance"
+    START = "start"
+    CHECKPOINT = "checkpoint"
 
 
 class HandoffDecision(StrEnum):
-    """The content of a decision record in the store, once it is set."""
+    """The content of a decision record in the store."""
 
+    UNDECIDED = "undecided"
     GO = "go"
     GO_REDO = "go_redo"
     NO_GO = "no_go"

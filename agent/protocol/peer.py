@@ -1,97 +1,54 @@
-"""The envelope agents of one job exchange over the peer endpoint: an Order of the lead, a Report of a participant.
+"""The envelope that agents of one job exchange over the peer endpoint, around `liver_core.handoff` Order and Report.
 
-Pure. Level-triggered: an Order says the whole wanted state, a Report the whole true state; both may be lost, repeated
-and reordered. The header fields are those of handoff.md section 2. Authentication (the job's peer key) is around it.
+Pure. The handoff messages carry the header fields of handoff.md section 2 and check themselves (`Order.from_json`,
+`Report.from_json`); this envelope adds only who sends it and to whom. Authentication (the job's peer key) is around it.
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Any
 from uuid import UUID
 
 from pydantic import Field
 
-from agent.protocol.base import (
-    NODES_MAX,
-    PROTOCOL_VERSION,
-    RANKS_MAX,
-    Count,
-    Digest,
-    Generation,
-    HandoffCause,
-    HandoffDecision,
-    JobId,
-    Message,
-    NodeId,
-    Rank,
-    RankStage,
-    Reason,
-    Roster,
-    ShortText,
-    StoreAddress,
-    Utc,
-)
+from agent.protocol.base import PROTOCOL_VERSION, JobId, Message, NodeId, Reason, StoreAddress, Utc
 
 PEER_PATH = "/peer/v1/messages"
+ENVELOPE_BYTES_MAX = 4 * 1024 * 1024
 
 
-class Want(StrEnum):
-    """The whole state an order asks for."""
+class PeerKind(StrEnum):
+    """Which handoff message is inside."""
 
-    PREPARE = "prepare"
-    PERMIT = "permit"
-    ABORT = "abort"
-    RETIRE = "retire"
-
-
-class RankProgress(Message):
-    """One rank of one participant, as it stands."""
-
-    rank: Rank
-    world: Literal["source", "target"]
-    stage: RankStage
-    reason: Reason | None = None
-    certificate: ShortText | None = None
-    measures: dict[ShortText, float] = Field(default_factory=dict, max_length=128)
-
-
-class PeerOrder(Message):
-    """What the lead wants of the participant it is sent to."""
-
-    kind: Literal["order"] = "order"
-    want: Want
-    cause: HandoffCause
-    source: Roster
-    target: Roster
-    leaving: tuple[NodeId, ...] = Field(default=(), max_length=NODES_MAX)
-    store: StoreAddress | None = None
-    store_node: NodeId | None = None
-
-
-class PeerReport(Message):
-    """What one participant (a node) truly holds and has promised."""
-
-    kind: Literal["report"] = "report"
-    promised: UUID | None = Field(default=None, description="The one handoff this node's ranks of g are promised to.")
-    ranks: tuple[RankProgress, ...] = Field(default=(), max_length=RANKS_MAX)
-    store: StoreAddress | None = Field(default=None, description="Set by the node that was asked to host the store.")
-    decision: HandoffDecision | None = None
-    active_generation: Generation | None = None
+    ORDER = "order"
+    REPORT = "report"
+    STORE_REQUEST = "store_request"
+    STORE_ANSWER = "store_answer"
 
 
 class Envelope(Message):
-    """One message between two agents of a job."""
+    """One message between two agents of a job. `body` is the JSON form of the message that `kind` names."""
 
     protocol_version: int = PROTOCOL_VERSION
     sender: NodeId
+    receiver: NodeId
     agent_incarnation: UUID
-    report_seq: Count
     job_id: JobId
+    issued_utc: Utc
+    kind: PeerKind
+    body: dict[str, Any]
+
+
+class StoreRequest(Message):
+    """The lead asks a node that stays to host the store of one generation."""
+
     handoff_id: UUID
-    parent: Generation
-    generation: Generation
-    plan_revision: int = Field(ge=1)
-    plan_digest: Digest = ""
+    generation: int = Field(ge=1)
+
+
+class StoreAnswer(Message):
+    """The store listens at `store`, or why there is none."""
+
+    handoff_id: UUID
+    generation: int = Field(ge=1)
+    store: StoreAddress | None = None
     reason: Reason | None = None
-    deadline_utc: Utc | None = None
-    issued_at: Utc
-    body: Annotated[PeerOrder | PeerReport, Field(discriminator="kind")]

@@ -150,7 +150,7 @@ class HandoffMirror(Message):
 
     handoff_id: UUID
     job_id: JobId
-    parent: Generation
+    parent: int = Field(ge=0, lt=2**31, description="0 when nothing came before.")
     generation: Generation
     plan_revision: int = Field(default=1, ge=1)
     plan_digest: Digest = ""
@@ -160,7 +160,7 @@ class HandoffMirror(Message):
     state: HandoffState
     stage: ShortText = ""
     rung: Rung = Rung.STOP_AND_COPY
-    source: Roster
+    source: Roster | None = Field(default=None, description="Null: no live world is taken over.")
     target: Roster
     leaving: tuple[NodeId, ...] = Field(default=(), max_length=NODES_MAX)
     store: StoreAddress | None = None
