@@ -1,0 +1,167 @@
+"""AWS instance metadata, version 2 (IMDSv2): a session token, then polling of the spot keys and the rebalance key.
+
+Wire rules are AWS's own handler's: token for 3600 s, renewed below 15 s, dropped on 401, 2 s timeout, 2 s polling.
+A 404 is the normal "nothing"; a 5xx, a timeout or unreadable JSON is `Unknown` with its reason, never "no notice".
+"""
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import httpx
+
+from agent.notices.source import RAW_CHARS_MAX, Announcement, Heard, Nothing, Observation, Unknown, parse_utc
+from agent.protocol.sync import NoticeKind
+
+DEFAULT_URL = "http://169.254.169.254"
+TOKEN_TTL_S = 3_600
+TOKEN_RENEW_BELOW_S = 15.0
+TIMEOUT_S = 2.0
+TOKEN_PATH = "/latest/api/token"
+ACTION_PATH = "/latest/meta-data/spot/instance-action"
+TERMINATION_PATH = "/latest/meta-data/spot/termination-time"
+REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
+ACTIONS = ("terminate", "stop", "hibernate")
+
+
+class _Unreadable(Exception):
+    """Inside this file only: one key could not be read."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class AwsImdsSource:
+    """`monotonic` and `now` come in so that token renewal is tested without waiting."""
+
+    name = "aws-imds"
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        interval_s: float = 2.0,
+        timeout_s: float = TIMEOUT_S,
+        monotonic: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
+        self.interval_s = interval_s
+        self._url = url.rstrip("/")
+        self._timeout_s = timeout_s
+        self._monotonic = monotonic
+        self._now = now
+        # Proxies of the environment are for the outside; metadata is link-local.
+        self._client = httpx.AsyncClient(timeout=timeout_s, trust_env=False)
+        self._token = ""
+        self._token_until = 0.0
+
+    async def observe(self) -> Observation:
+        """One look at all three keys. What could be read is said even when another key could not."""
+        heard: list[Announcement] = []
+        problems: list[str] = []
+        for read in (self._read_interruption, self._read_rebalance):
+            try:
+                announcement = await read()
+            except _Unreadable as error:
+                problems.append(error.reason)
+                continue
+            if announcement is not None:
+                heard.append(announcement)
+        if problems:
+            return Unknown("; ".join(dict.fromkeys(problems)), tuple(heard))
+        return Heard(tuple(heard)) if heard else Nothing()
+
+    async def close(self) -> None:
+        """Close the connection pool."""
+        await self._client.aclose()
+
+    async def _read_interruption(self) -> Announcement | None:
+        """The action key; the older key where the newer is absent or cannot be read."""
+        unreadable: _Unreadable | None = None
+        try:
+            body = await self._get(ACTION_PATH)
+            if body is not None:
+                return _parse_action(body, self._now())
+        except _Unreadable as error:
+            unreadable = error
+        body = await self._get(TERMINATION_PATH)
+        moment = None if body is None else parse_utc(body)
+        if moment is not None:
+            return Announcement(NoticeKind.INTERRUPTION, moment, _raw(TERMINATION_PATH, body or ""))
+        if unreadable is not None:
+            raise unreadable
+        if body is not None:
+            raise _Unreadable(f"{TERMINATION_PATH} is not an RFC 3339 time: {body[:80]!r}")
+        return None
+
+    async def _read_rebalance(self) -> Announcement | None:
+        body = await self._get(REBALANCE_PATH)
+        if body is None:
+            return None
+        data = _parse_object(REBALANCE_PATH, body)
+        if not isinstance(data.get("noticeTime"), str):
+            raise _Unreadable(f"{REBALANCE_PATH}: noticeTime is missing in {body[:80]!r}")
+        return Announcement(NoticeKind.REBALANCE, None, _raw(REBALANCE_PATH, body))
+
+    async def _get(self, path: str) -> str | None:
+        """The body, or None for 404. A 401 means that the token went stale: it is dropped and asked for once more."""
+        for attempt in (1, 2):
+            response = await self._send("GET", path, {"X-aws-ec2-metadata-token": await self._fresh_token()})
+            if response.status_code == 401 and attempt == 1:
+                self._token = ""
+                continue
+            if response.status_code == 404:
+                return None
+            if response.status_code != 200:
+                raise _Unreadable(f"{path} answered {response.status_code}")
+            return response.text
+        raise AssertionError("the second attempt always returns or raises")
+
+    async def _fresh_token(self) -> str:
+        now = self._monotonic()
+        if self._token and self._token_until - now >= TOKEN_RENEW_BELOW_S:
+            return self._token
+        response = await self._send("PUT", TOKEN_PATH, {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)})
+        if response.status_code != 200 or not response.text:
+            raise _Unreadable(f"PUT {TOKEN_PATH} answered {response.status_code}")
+        ttl_s = response.headers.get("X-aws-ec2-metadata-token-ttl-seconds", str(TOKEN_TTL_S))
+        self._token = response.text
+        self._token_until = now + (float(ttl_s) if ttl_s.isdigit() else TOKEN_TTL_S)
+        return self._token
+
+    async def _send(self, method: str, path: str, headers: dict[str, str]) -> httpx.Response:
+        try:
+            return await self._client.request(method, self._url + path, headers=headers)
+        except httpx.TimeoutException:
+            raise _Unreadable(f"{method} {path} did not answer in {self._timeout_s:g} s") from None
+        except httpx.HTTPError as error:
+            raise _Unreadable(f"{method} {path} failed: {type(error).__name__}: {error}") from None
+
+
+def _parse_action(body: str, now: datetime) -> Announcement:
+    data = _parse_object(ACTION_PATH, body)
+    action, time = data.get("action"), data.get("time")
+    if action not in ACTIONS:
+        raise _Unreadable(f"{ACTION_PATH}: action must be one of {', '.join(ACTIONS)}, is {action!r}")
+    moment = parse_utc(time) if isinstance(time, str) else None
+    if action == "hibernate":
+        # EC2 starts hibernating at once, whatever the time says (EC2 User Guide).
+        return Announcement(NoticeKind.INTERRUPTION, now.astimezone(UTC), _raw(ACTION_PATH, body))
+    if moment is None:
+        raise _Unreadable(f"{ACTION_PATH}: time must be RFC 3339, is {time!r}")
+    return Announcement(NoticeKind.INTERRUPTION, moment, _raw(ACTION_PATH, body))
+
+
+def _parse_object(path: str, body: str) -> dict[str, object]:
+    try:
+        data = json.loads(body)
+    except ValueError:
+        raise _Unreadable(f"{path} is not JSON: {body[:80]!r}") from None
+    if not isinstance(data, dict):
+        raise _Unreadable(f"{path} is not a JSON object: {body[:80]!r}")
+    return data
+
+
+def _raw(path: str, body: str) -> str:
+    return f"{path}: {body}"[:RAW_CHARS_MAX]

@@ -1,0 +1,260 @@
+"""A loopback HTTP server that speaks IMDSv2: one server is the metadata service of one instance.
+
+For the demo, rehearsals and tests on machines that are not EC2. Not a mock: the agent talks real HTTP to it, and token
+rules, status codes and bodies are EC2's. An `/admin` part, which EC2 does not have, schedules what is announced.
+
+    python -m agent.notices.imds_server --port 0 --instance-id i-0a1
+"""
+
+import argparse
+import contextlib
+import json
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
+TOKEN_HEADER = "X-aws-ec2-metadata-token"
+TTL_MAX_S = 21_600
+TOKENS_MAX = 1_000
+HANG_S = 30.0
+ADMIN_BODY_MAX = 4_096
+META_DATA = "/latest/meta-data/"
+
+
+class Mode(StrEnum):
+    """How the server answers metadata reads."""
+
+    OK = "ok"
+    ERROR = "error"
+    HANG = "hang"
+    MALFORMED = "malformed"
+
+
+@dataclass(slots=True)
+class Instance:
+    """What one instance's metadata says. Times are seconds of `time.time()`."""
+
+    instance_id: str = "i-00000000000000001"
+    instance_type: str = "p4d.24xlarge"
+    zone: str = "us-east-1a"
+    mode: Mode = Mode.OK
+    action: str = ""
+    announced_at: float = 0.0
+    ends_at: float = 0.0
+    rebalance_at: float = 0.0
+    tokens: dict[str, float] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def issue_token(self, ttl_s: int) -> str:
+        """A new session token; the oldest go when there are too many."""
+        token = secrets.token_urlsafe(40)
+        with self.lock:
+            while len(self.tokens) >= TOKENS_MAX:
+                self.tokens.pop(next(iter(self.tokens)))
+            self.tokens[token] = time.time() + ttl_s
+        return token
+
+    def token_is_valid(self, token: str) -> bool:
+        """Issued here and not run out."""
+        with self.lock:
+            return self.tokens.get(token, 0.0) > time.time()
+
+    def read(self, path: str) -> str | None:
+        """The body of one metadata key, None for 404."""
+        now = time.time()
+        announced = bool(self.action) and now >= self.announced_at
+        ends = _rfc3339(self.ends_at)
+        match path:
+            case "spot/instance-action" if announced:
+                return json.dumps({"action": self.action, "time": ends})
+            case "spot/termination-time" if announced and self.action == "terminate":
+                return ends
+            case "events/recommendations/rebalance" if 0 < self.rebalance_at <= now:
+                return json.dumps({"noticeTime": _rfc3339(self.rebalance_at)})
+            case "events/maintenance/scheduled":
+                return "[]"
+            case "instance-id":
+                return self.instance_id
+            case "instance-type":
+                return self.instance_type
+            case "instance-life-cycle":
+                return "spot"
+            case "placement/availability-zone":
+                return self.zone
+            case "placement/region":
+                return self.zone.rstrip("abcdef")
+            case _:
+                return None
+
+    def change(self, request: dict[str, object]) -> str:
+        """Apply one admin request; returns the problem, empty if there is none."""
+        match request.get("do"):
+            case "interrupt":
+                notice_in_s, ends_in_s = _number(request, "notice_in_s", 0.0), _number(request, "ends_in_s", 120.0)
+                action = request.get("action", "terminate")
+                if notice_in_s is None or ends_in_s is None or action not in ("terminate", "stop", "hibernate"):
+                    return "interrupt needs numbers notice_in_s and ends_in_s, and action terminate, stop or hibernate"
+                self.announced_at, self.ends_at = time.time() + notice_in_s, time.time() + ends_in_s
+                self.action = str(action)
+            case "rebalance":
+                self.rebalance_at = time.time()
+            case "clear":
+                self.action, self.rebalance_at = "", 0.0
+            case "drop_tokens":
+                with self.lock:
+                    self.tokens.clear()
+            case "mode" if request.get("mode") in list(Mode):
+                self.mode = Mode(str(request["mode"]))
+            case _:
+                return f"do must be interrupt, rebalance, clear, drop_tokens or mode ({', '.join(Mode)})"
+        return ""
+
+
+class ImdsServer:
+    """Serves one instance from a thread of its own; `url` is what LIVER_AGENT_AWS_IMDS_URL takes."""
+
+    def __init__(self, instance: Instance | None = None, host: str = "127.0.0.1", port: int = 0) -> None:
+        self.instance = instance or Instance()
+        self._http = _HttpServer((host, port), _Handler)
+        self._http.instance = self.instance
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.05,), name="imds", daemon=True)
+        self.url = f"http://{host}:{self._http.server_address[1]}"
+
+    def start(self) -> "ImdsServer":
+        """Begin to answer."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop answering and free the port."""
+        self._http.stopping.set()
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join(timeout=5.0)
+
+
+class _HttpServer(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(address, handler)
+        self.instance = Instance()
+        self.stopping = threading.Event()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = "EC2ws"
+    timeout = 60
+    server: _HttpServer  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_PUT(self) -> None:
+        """A session token."""
+        if self.path != "/latest/api/token":
+            return self._answer(404)
+        if not self._mode_lets_through():
+            return None
+        if self.headers.get("X-Forwarded-For") is not None:
+            return self._answer(403)
+        ttl = self.headers.get(TTL_HEADER, "")
+        if not ttl.isdigit() or not 1 <= int(ttl) <= TTL_MAX_S:
+            return self._answer(400)
+        return self._answer(200, self.server.instance.issue_token(int(ttl)), {TTL_HEADER: ttl})
+
+    def do_GET(self) -> None:
+        """A metadata key."""
+        if not self._mode_lets_through():
+            return None
+        if not self.server.instance.token_is_valid(self.headers.get(TOKEN_HEADER, "")):
+            return self._answer(401)
+        key = self.path.removeprefix(META_DATA)
+        body = self.server.instance.read(key) if self.path.startswith(META_DATA) else None
+        if body is None:
+            return self._answer(404)
+        if self.server.instance.mode is Mode.MALFORMED and body.startswith("{"):
+            body = body[: len(body) // 2]
+        return self._answer(200, body)
+
+    def do_POST(self) -> None:
+        """The admin part: one JSON object, see `Instance.change`."""
+        length = self.headers.get("Content-Length", "")
+        if self.path != "/admin" or not length.isdigit() or int(length) > ADMIN_BODY_MAX:
+            return self._answer(404)
+        try:
+            request = json.loads(self.rfile.read(int(length)))
+        except ValueError:
+            return self._answer(400, "the body must be JSON")
+        problem = self.server.instance.change(request) if isinstance(request, dict) else "the body must be an object"
+        return self._answer(400 if problem else 200, problem or "ok")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Silent: one line for each poll helps nobody."""
+
+    def _mode_lets_through(self) -> bool:
+        match self.server.instance.mode:
+            case Mode.ERROR:
+                self._answer(500, "internal error")
+                return False
+            case Mode.HANG:
+                self.server.stopping.wait(HANG_S)
+                self.close_connection = True
+                return False
+            case Mode.OK | Mode.MALFORMED:
+                return True
+
+    def _answer(self, status: int, body: str = "", headers: dict[str, str] | None = None) -> None:
+        data = body.encode()
+        with contextlib.suppress(OSError):
+            self.send_response(status)
+            for name, value in (headers or {}).items():
+                self.send_header(name, value)
+            self.send_header("Content-Type", "text/plain")
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the first line on standard output is the URL."""
+    parser = argparse.ArgumentParser(prog="python -m agent.notices.imds_server", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free port")
+    parser.add_argument("--instance-id", default=Instance().instance_id)
+    options = parser.parse_args(arguments)
+    try:
+        server = ImdsServer(Instance(instance_id=options.instance_id), options.host, options.port).start()
+    except OSError as error:
+        sys.stderr.write(f"cannot listen on {options.host}:{options.port}: {error.strerror}\n")
+        return 2
+    sys.stdout.write(f"{server.url}\n")
+    sys.stdout.flush()
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    while not ended.wait(1.0):
+        pass
+    server.stop()
+    return 0
+
+
+def _number(request: dict[str, object], name: str, default: float) -> float | None:
+    value = request.get(name, default)
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _rfc3339(seconds: float) -> str:
+    moment = datetime.fromtimestamp(0, UTC) + timedelta(seconds=seconds)
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""The AWS source against a real IMDSv2 server on loopback."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import pytest
+
+from agent.notices.aws import AwsImdsSource
+from agent.notices.imds_server import ImdsServer, Instance, Mode
+from agent.notices.source import Heard, Nothing, Observation, Unknown
+from agent.protocol.sync import NoticeKind
+
+
+@pytest.fixture
+def imds() -> Iterator[ImdsServer]:
+    server = ImdsServer(Instance(instance_id="i-0a1")).start()
+    yield server
+    server.stop()
+
+
+def look(imds: ImdsServer, *, times: int = 1, timeout_s: float = 2.0) -> list[Observation]:
+    async def run() -> list[Observation]:
+        source = AwsImdsSource(imds.url, monotonic=time.monotonic, now=lambda: datetime.now(UTC), timeout_s=timeout_s)
+        try:
+            return [await source.observe() for _ in range(times)]
+        finally:
+            await source.close()
+
+    return asyncio.run(run())
+
+
+def test_a_quiet_instance_announces_nothing(imds: ImdsServer) -> None:
+    assert look(imds) == [Nothing()]
+
+
+def test_an_interruption_is_heard_with_its_deadline(imds: ImdsServer) -> None:
+    assert httpx.post(f"{imds.url}/admin", json={"do": "interrupt", "ends_in_s": 120}).status_code == 200
+    (seen,) = look(imds)
+    assert isinstance(seen, Heard)
+    (announcement,) = seen.announcements
+    assert announcement.kind is NoticeKind.INTERRUPTION
+    assert announcement.deadline_utc is not None
+    left = announcement.deadline_utc - datetime.now(UTC)
+    assert timedelta(seconds=115) < left < timedelta(seconds=121)
+
+
+def test_hibernation_is_due_at_once(imds: ImdsServer) -> None:
+    imds.instance.change({"do": "interrupt", "action": "hibernate"})
+    (seen,) = look(imds)
+    assert isinstance(seen, Heard)
+    assert seen.announcements[0].deadline_utc is not None
+    assert seen.announcements[0].deadline_utc <= datetime.now(UTC)
+
+
+def test_a_rebalance_recommendation_is_heard_without_a_deadline(imds: ImdsServer) -> None:
+    imds.instance.change({"do": "rebalance"})
+    (seen,) = look(imds)
+    assert isinstance(seen, Heard)
+    assert (seen.announcements[0].kind, seen.announcements[0].deadline_utc) == (NoticeKind.REBALANCE, None)
+
+
+def test_an_answer_of_500_is_unknown_and_never_no_notice(imds: ImdsServer) -> None:
+    imds.instance.mode = Mode.ERROR
+    (seen,) = look(imds)
+    assert isinstance(seen, Unknown)
+    assert "500" in seen.reason
+
+
+def test_a_server_that_hangs_is_unknown_after_the_timeout(imds: ImdsServer) -> None:
+    imds.instance.mode = Mode.HANG
+    started = time.monotonic()
+    (seen,) = look(imds, timeout_s=0.2)
+    assert isinstance(seen, Unknown)
+    assert "did not answer in 0.2 s" in seen.reason
+    assert time.monotonic() - started < 5.0
+
+
+def test_a_refused_token_is_dropped_and_asked_for_again(imds: ImdsServer) -> None:
+    async def run() -> list[Observation]:
+        source = AwsImdsSource(imds.url, monotonic=time.monotonic, now=lambda: datetime.now(UTC))
+        first = await source.observe()
+        imds.instance.change({"do": "drop_tokens"})
+        second = await source.observe()
+        await source.close()
+        return [first, second]
+
+    assert asyncio.run(run()) == [Nothing(), Nothing()]
+
+
+def test_a_token_with_less_than_15_seconds_left_is_renewed(imds: ImdsServer) -> None:
+    clock = [1_000.0]
+
+    async def run() -> tuple[int, int]:
+        source = AwsImdsSource(imds.url, monotonic=lambda: clock[0], now=lambda: datetime.now(UTC))
+        await source.observe()
+        before = len(imds.instance.tokens)
+        clock[0] += 3_600 - 14
+        await source.observe()
+        await source.close()
+        return before, len(imds.instance.tokens)
+
+    assert asyncio.run(run()) == (1, 2)
+
+
+def test_a_malformed_action_falls_back_to_the_termination_time(imds: ImdsServer) -> None:
+    imds.instance.change({"do": "interrupt"})
+    imds.instance.mode = Mode.MALFORMED
+    (seen,) = look(imds)
+    assert isinstance(seen, Heard)
+    assert "termination-time" in seen.announcements[0].raw
+
+
+def test_a_malformed_action_without_a_fallback_is_reported(imds: ImdsServer) -> None:
+    imds.instance.change({"do": "interrupt", "action": "stop"})
+    imds.instance.mode = Mode.MALFORMED
+    (seen,) = look(imds)
+    assert isinstance(seen, Unknown)
+    assert "instance-action is not JSON" in seen.reason
+
+
+def test_nobody_listening_is_unknown() -> None:
+    server = ImdsServer().start()
+    server.stop()
+    (seen,) = look(server)
+    assert isinstance(seen, Unknown)
+
+
+def test_the_server_keeps_the_token_rules_of_ec2(imds: ImdsServer) -> None:
+    token_url, key_url = f"{imds.url}/latest/api/token", f"{imds.url}/latest/meta-data/instance-id"
+    assert httpx.put(token_url).status_code == 400
+    assert httpx.put(token_url, headers={"X-aws-ec2-metadata-token-ttl-seconds": "21601"}).status_code == 400
+    assert httpx.get(key_url).status_code == 401
+    issued = httpx.put(token_url, headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+    assert issued.headers["X-aws-ec2-metadata-token-ttl-seconds"] == "60"
+    with_token = {"X-aws-ec2-metadata-token": issued.text}
+    assert httpx.get(key_url, headers=with_token).text == "i-0a1"
+    assert httpx.get(f"{imds.url}/latest/meta-data/spot/instance-action", headers=with_token).status_code == 404
+
+
+def test_the_server_runs_as_a_program_and_says_its_address() -> None:
+    command = [sys.executable, "-m", "agent.notices.imds_server"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert httpx.get(f"{url}/latest/meta-data/instance-id").status_code == 401
+        process.terminate()
+        assert process.wait(timeout=10) == 0
