@@ -17,12 +17,13 @@ ENVELOPE_BYTES_MAX = 4 * 1024 * 1024
 
 
 class PeerKind(StrEnum):
-    """Which handoff message is inside."""
+    """What is inside: a handoff message, a store message, or a `NoticeFact` for the agent that leads."""
 
     ORDER = "order"
     REPORT = "report"
     STORE_REQUEST = "store_request"
     STORE_ANSWER = "store_answer"
+    NOTICE = "notice"
 
 
 class Envelope(Message):

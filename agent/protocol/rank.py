@@ -12,6 +12,7 @@ from agent.protocol.base import (
     Count,
     Digest,
     Generation,
+    HandoffDecision,
     JobId,
     Message,
     Rank,
@@ -119,6 +120,7 @@ class StageReport(Message):
     stage: RankStage
     reason: Reason | None = None
     plan_digest: Digest = ""
+    decision: HandoffDecision | None = Field(default=None, description="What the decision record says, once it is read.")
     measures: dict[ShortText, float] = Field(default_factory=dict, max_length=128)
     certificate: ShortText | None = None
 

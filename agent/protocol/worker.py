@@ -1,0 +1,36 @@
+"""What a rank process is started with. Pure.
+
+The agent writes it, `agent.worker.main:run` gets it as a JSON object. The rank listens on `socket_path`, says `hello` to
+whoever connects, and takes one agent at a time: the newest connection is the agent.
+"""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from agent.protocol.base import Generation, JobId, Message, NodeId, Rank, Roster, ShortText, StoreAddress
+from agent.protocol.jobfile import JobFile
+from agent.protocol.sync import GenerationSource
+
+FilePath = Annotated[str, Field(min_length=1, max_length=4_096)]
+
+
+class RankSpec(Message):
+    """One rank process.
+
+    `source` says how its first world comes to be: `init` and `checkpoint` build `roster` at once, meeting at `store`;
+    `handoff` waits on the socket for the `prepare` of that handoff, whose target is `roster`.
+    """
+
+    job_id: JobId
+    node_id: NodeId
+    slot: int = Field(ge=0, lt=1_024)
+    generation: Generation
+    rank: Rank
+    roster: Roster
+    source: GenerationSource
+    store: StoreAddress
+    spec: JobFile
+    private_address: ShortText = Field(description="The address this node's ranks bind to.")
+    socket_path: FilePath
+    run_dir: FilePath = Field(description="A directory of this process alone, for what it must write.")
