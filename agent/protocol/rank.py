@@ -120,7 +120,7 @@ class StageReport(Message):
     stage: RankStage
     reason: Reason | None = None
     plan_digest: Digest = ""
-    decision: HandoffDecision | None = Field(default=None, description="What the decision record says, once it is read.")
+    decision: HandoffDecision | None = Field(default=None, description="What the decision record says, once read.")
     measures: dict[ShortText, float] = Field(default_factory=dict, max_length=128)
     certificate: ShortText | None = None
 

@@ -1,7 +1,7 @@
 """What a rank process is started with. Pure.
 
-The agent writes it, `agent.worker.main:run` gets it as a JSON object. The rank listens on `socket_path`, says `hello` to
-whoever connects, and takes one agent at a time: the newest connection is the agent.
+The agent writes it, `agent.worker.main:run` gets it as a JSON object. The rank listens on `socket_path`, says `hello`
+to whoever connects, and takes one agent at a time: the newest connection is the agent.
 """
 
 from typing import Annotated
