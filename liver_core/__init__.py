@@ -1,0 +1,5 @@
+"""Live reconfiguration of one training job: move its state between parallel layouts while it trains.
+
+The pure half (`layout`, `reshard`, `handoff`) needs the standard library only; the torch half (`tensors`,
+`transport`, `worlds`, `training`) is imported by name. Importing this package imports neither.
+"""

@@ -1,0 +1,297 @@
+"""The manifest: every parameter of a job described once, in coordinates that no parallel layout changes. Pure.
+
+The source of the coordinates is Megatron-Core's `sharded_state_dict`; layer parameters are not stacked here, each
+layer has its own entry under its global number. State kinds (masters, moments, gradients) share the coordinates.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from math import prod
+from typing import Any
+
+from liver_core.layout.canonical import JsonReader, digest_of
+from liver_core.layout.errors import LayoutError
+
+DIMS_MAX = 8
+PARAMETERS_MAX = 1_000_000
+
+
+class Place(StrEnum):
+    """Which pipeline stage holds a parameter."""
+
+    FIRST = "first"
+    LAYER = "layer"
+    LAST = "last"
+
+
+_PLACE_ORDER = {place.value: index for index, place in enumerate(Place)}
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterSpec:
+    """One parameter of the whole model.
+
+    name: logical name with the global layer number, "decoder.layers.3.mlp.linear_fc1.weight".
+    shape: unsharded, vocabulary padded (the padding is fixed for the job's life).
+    dtype: of the model parameter; the state kinds have their own.
+    tp_dim: the dim that tensor parallelism splits, None where every TP rank holds the whole.
+    blocks: 1, or 2 for gated units: tp_dim is `blocks` equal parts (gate, up), each split over TP on its own.
+    place, layer: `layer` is the global number where place is "layer", and -1 elsewhere.
+    order: registration order inside its place (inside its layer).
+    tied_to: this is the copy, on the last of several stages, of that embedding of the first stage. With one stage
+        it does not exist. Its elements are the embedding's elements.
+    unit: a TP part must be a multiple of this many indices of tp_dim (a query group of packed attention weights).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    tp_dim: int | None
+    blocks: int
+    place: str
+    layer: int
+    order: int
+    tied_to: str = ""
+    unit: int = 1
+
+    def __post_init__(self) -> None:
+        def need(holds: bool, what: str, rule: str) -> None:
+            if not holds:
+                raise LayoutError(f"parameter {self.name or '(unnamed)'}: {what}", rule)
+
+        need(bool(self.name), "name", "must not be empty")
+        need(1 <= len(self.shape) <= DIMS_MAX, "shape", f"must have 1 to {DIMS_MAX} dims, is {self.shape}")
+        need(all(size >= 1 for size in self.shape), "shape", f"every dim must be at least 1, is {self.shape}")
+        need(bool(self.dtype), "dtype", "must not be empty")
+        need(self.blocks >= 1, "blocks", f"must be at least 1, is {self.blocks}")
+        need(self.unit >= 1, "unit", f"must be at least 1, is {self.unit}")
+        need(self.place in _PLACE_ORDER, "place", f"must be one of {', '.join(_PLACE_ORDER)}, is {self.place!r}")
+        in_layer = self.place == Place.LAYER
+        need(self.layer >= 0 if in_layer else self.layer == -1, "layer", f"{self.layer} does not go with {self.place}")
+        need(self.order >= 0, "order", f"must not be negative, is {self.order}")
+        need(not self.tied_to or self.place == Place.LAST, "tied_to", f"needs place last, is {self.place}")
+        if self.tp_dim is None:
+            need(self.blocks == 1, "blocks", f"must be 1 where tp_dim is null, is {self.blocks}")
+            return
+        need(0 <= self.tp_dim < len(self.shape), "tp_dim", f"{self.tp_dim} is not a dim of {self.shape}")
+        split = self.shape[self.tp_dim]
+        need(split % self.blocks == 0, "blocks", f"{self.blocks} blocks do not divide dim {self.tp_dim} of {split}")
+
+    @property
+    def numel(self) -> int:
+        """Elements of the whole parameter."""
+        return prod(self.shape)
+
+    @property
+    def tensor(self) -> str:
+        """The name under which its elements are known: its own, or that of the embedding it is tied to."""
+        return self.tied_to or self.name
+
+    def local_shape(self, tp: int) -> tuple[int, ...]:
+        """The shape on each of `tp` ranks; the caller has checked that it divides (`check_fits`)."""
+        if self.tp_dim is None:
+            return self.shape
+        return tuple(size // tp if dim == self.tp_dim else size for dim, size in enumerate(self.shape))
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self) | {"shape": list(self.shape)}
+
+    @classmethod
+    def from_json(cls, data: object, path: str = "parameter") -> "ParameterSpec":
+        """The inverse of `to_json`."""
+        reader = JsonReader(data, path)
+        spec = cls(
+            name=reader.text("name"),
+            shape=reader.integers("shape"),
+            dtype=reader.text("dtype"),
+            tp_dim=reader.optional_integer("tp_dim"),
+            blocks=reader.integer("blocks"),
+            place=reader.text("place"),
+            layer=reader.integer("layer"),
+            order=reader.integer("order"),
+            tied_to=reader.text("tied_to", ""),
+            unit=reader.integer("unit", 1),
+        )
+        reader.finish()
+        return spec
+
+
+@dataclass(frozen=True, slots=True)
+class StateKind:
+    """One kind of state that every element has ("master", "exp_avg", "grad", ...): one region per kind and rank."""
+
+    name: str
+    dtype: str
+    bytes_per_element: int
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise LayoutError("kind.name", "must not be empty")
+        if self.bytes_per_element < 1:
+            raise LayoutError(f"kind {self.name}.bytes_per_element", f"must be positive, is {self.bytes_per_element}")
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: object, path: str = "kind") -> "StateKind":
+        """The inverse of `to_json`."""
+        reader = JsonReader(data, path)
+        kind = cls(reader.text("name"), reader.text("dtype"), reader.integer("bytes_per_element"))
+        reader.finish()
+        return kind
+
+
+@dataclass(frozen=True, slots=True)
+class BucketRule:
+    """How Megatron's DDP buffer is laid out (`distributed/param_and_grad_buffer.py` of megatron-core 0.16.1).
+
+    align_elements: every parameter starts at a multiple of this, counted from the start of its bucket.
+    end_multiple: a bucket's end is padded to a multiple of lcm(end_multiple, DP x CP).
+    elements_max: a bucket closes once it holds at least this many elements; None is one bucket. As in Megatron it
+        counts only on the first pipeline stage and in the first model chunk: all others have one bucket. Megatron's
+        own default depends on DP, so a job that overlaps gradient reduction must set `bucket_size` itself.
+    high_bandwidth_padding: `pad_buckets_for_high_nccl_busbw`, the end is also a multiple of 2**16.
+    """
+
+    align_elements: int = 64
+    end_multiple: int = 128
+    elements_max: int | None = None
+    high_bandwidth_padding: bool = False
+
+    def __post_init__(self) -> None:
+        if self.align_elements < 1:
+            raise LayoutError("bucket_rule.align_elements", f"must be at least 1, is {self.align_elements}")
+        if self.end_multiple < 1 or self.end_multiple % self.align_elements:
+            raise LayoutError(
+                "bucket_rule.end_multiple", f"{self.end_multiple} must be a multiple of {self.align_elements}"
+            )
+        if self.elements_max is not None and self.elements_max < 1:
+            raise LayoutError("bucket_rule.elements_max", f"must be at least 1 or null, is {self.elements_max}")
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: object, path: str = "bucket_rule") -> "BucketRule":
+        """The inverse of `to_json`."""
+        reader = JsonReader(data, path)
+        rule = cls(
+            align_elements=reader.integer("align_elements"),
+            end_multiple=reader.integer("end_multiple"),
+            elements_max=reader.optional_integer("elements_max"),
+            high_bandwidth_padding=reader.boolean("high_bandwidth_padding", default=False),
+        )
+        reader.finish()
+        return rule
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All parameters of a job and the kinds of state each element has. Raises LayoutError naming the parameter.
+
+    `parameters` are kept in model order (first stage, layers, last stage), whatever order they are given in, so that
+    equal manifests have equal digests. One model dtype only: Megatron makes one buffer per dtype, and a mixture would
+    need one region per buffer.
+    """
+
+    parameters: tuple[ParameterSpec, ...]
+    num_layers: int
+    kinds: tuple[StateKind, ...]
+    bucket_rule: BucketRule = BucketRule()
+    _by_name: Mapping[str, ParameterSpec] = field(init=False, repr=False, compare=False)
+    _copied: frozenset[str] = field(init=False, repr=False, compare=False)
+    _hash: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        ordered = tuple(sorted(self.parameters, key=lambda spec: (_PLACE_ORDER[spec.place], spec.layer, spec.order)))
+        object.__setattr__(self, "parameters", ordered)
+        object.__setattr__(self, "_by_name", {spec.name: spec for spec in ordered})
+        object.__setattr__(self, "_copied", frozenset(spec.tied_to for spec in ordered if spec.tied_to))
+        object.__setattr__(self, "_hash", hash((ordered, self.num_layers, self.kinds, self.bucket_rule)))
+        _check_manifest(self)
+
+    def __hash__(self) -> int:
+        # Kept, because planning looks geometry up by manifest many times and a manifest has thousands of entries.
+        return self._hash
+
+    def parameter(self, name: str) -> ParameterSpec:
+        """The parameter of that name; raises LayoutError when there is none."""
+        if name not in self._by_name:
+            raise LayoutError("parameter", f"{name!r} is not in the manifest")
+        return self._by_name[name]
+
+    def has_copy(self, name: str) -> bool:
+        """Whether the last of several stages holds a copy of that (embedding) parameter."""
+        return name in self._copied
+
+    @property
+    def bytes_per_element(self) -> int:
+        """Bytes of one element over all state kinds."""
+        return sum(kind.bytes_per_element for kind in self.kinds)
+
+    def digest(self) -> str:
+        """sha256 of the canonical JSON."""
+        return digest_of(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields by name, parameters in model order."""
+        return {
+            "parameters": [spec.to_json() for spec in self.parameters],
+            "num_layers": self.num_layers,
+            "kinds": [kind.to_json() for kind in self.kinds],
+            "bucket_rule": self.bucket_rule.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: object, path: str = "manifest") -> "Manifest":
+        """The inverse of `to_json`."""
+        reader = JsonReader(data, path)
+        manifest = cls(
+            parameters=tuple(ParameterSpec.from_json(item, where) for item, where in reader.items("parameters")),
+            num_layers=reader.integer("num_layers"),
+            kinds=tuple(StateKind.from_json(item, where) for item, where in reader.items("kinds")),
+            bucket_rule=BucketRule.from_json(reader.value("bucket_rule"), f"{path}.bucket_rule"),
+        )
+        reader.finish()
+        return manifest
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    specs = manifest.parameters
+    if not 1 <= len(specs) <= PARAMETERS_MAX:
+        raise LayoutError("parameters", f"must be 1 to {PARAMETERS_MAX}, are {len(specs)}")
+    if not manifest.kinds:
+        raise LayoutError("kinds", "must name at least one kind of state")
+    _refuse_repeats("kinds", Counter(kind.name for kind in manifest.kinds))
+    _refuse_repeats("parameters", Counter(spec.name for spec in specs))
+    _refuse_repeats("order", Counter((spec.place, spec.layer, spec.order) for spec in specs))
+    dtypes = sorted({spec.dtype for spec in specs})
+    if len(dtypes) > 1:
+        raise LayoutError("parameters", f"have dtypes {', '.join(dtypes)}; only one model dtype is supported")
+    if manifest.num_layers < 0:
+        raise LayoutError("num_layers", f"must not be negative, is {manifest.num_layers}")
+    for spec in specs:
+        if spec.layer >= manifest.num_layers:
+            raise LayoutError(f"parameter {spec.name}: layer", f"{spec.layer} of only {manifest.num_layers} layers")
+        if spec.tied_to:
+            _check_tie(spec, manifest.parameter(spec.tied_to))
+
+
+def _refuse_repeats(field_name: str, counts: Counter) -> None:
+    for value, count in counts.items():
+        if count > 1:
+            raise LayoutError(field_name, f"{value} appears {count} times")
+
+
+def _check_tie(spec: ParameterSpec, other: ParameterSpec) -> None:
+    same = (other.shape, other.tp_dim, other.blocks) == (spec.shape, spec.tp_dim, spec.blocks)
+    if other.place != Place.FIRST or not same:
+        raise LayoutError(
+            f"parameter {spec.name}: tied_to", f"{other.name} must be on the first stage with the same shape and split"
+        )

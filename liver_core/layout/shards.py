@@ -1,0 +1,174 @@
+"""ZeRO-1: which flat range of every parameter a rank's optimizer owns, and where it lies in the rank's region. Pure.
+
+The rule is megatron-core 0.16.1's (`distributed/param_and_grad_buffer.py`, `optimizer/distrib_optimizer.py`):
+parameters in reverse registration order, starts aligned, bucket ends padded, each bucket cut into DP x CP equal
+parts of which the rank owns one. The region is the concatenation of the rank's parts over all buckets.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import lcm
+
+from liver_core.layout.local import LocalParameter, stage_parameters
+from liver_core.layout.manifest import BucketRule, Manifest
+from liver_core.layout.parallel import ParallelLayout
+
+_HIGH_BANDWIDTH_MULTIPLE = 2**16
+
+
+@dataclass(frozen=True, slots=True)
+class BucketShard:
+    """One bucket and this rank's part of it, in elements.
+
+    chunk, index: model chunk, and number of the bucket inside the chunk's buffer.
+    numel, padded_numel: of the whole bucket, without and with the padding of its end.
+    start, stop: this rank's part, counted from the bucket's start.
+    region_offset: where the part begins in the region.
+    """
+
+    chunk: int
+    index: int
+    numel: int
+    padded_numel: int
+    start: int
+    stop: int
+    region_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterShard:
+    """The part of one parameter that a rank owns: elements param_start <= i < param_stop of its flat TP-local shard.
+
+    They lie at region[region_offset:]. `tensor` is the name under which the elements are known (see ParameterSpec).
+    """
+
+    name: str
+    tensor: str
+    local_shape: tuple[int, ...]
+    param_start: int
+    param_stop: int
+    region_offset: int
+
+    @property
+    def numel(self) -> int:
+        """Elements owned."""
+        return self.param_stop - self.param_start
+
+
+@dataclass(frozen=True, slots=True)
+class RankShards:
+    """All that one rank's optimizer owns. `parameters` ascend by region offset; those it owns nothing of are absent."""
+
+    rank: int
+    buckets: tuple[BucketShard, ...]
+    parameters: tuple[ParameterShard, ...]
+    region_numel: int
+
+    @property
+    def owned_numel(self) -> int:
+        """Elements of parameters, without padding."""
+        return sum(parameter.numel for parameter in self.parameters)
+
+
+def shard_ranges(manifest: Manifest, layout: ParallelLayout, rank: int) -> RankShards:
+    """The ZeRO-1 shards of a rank. Raises LayoutError when the model does not fit the layout."""
+    at = layout.coordinates(rank)
+    # Megatron's dp-cp group: CP is the faster axis of the two.
+    shard = at.dp * layout.cp + at.cp
+    buckets: list[BucketShard] = []
+    parameters: list[ParameterShard] = []
+    offset = 0
+    for bucket in stage_buckets(manifest, layout, at.pp):
+        size = bucket.padded_numel // layout.shards
+        start, stop = shard * size, (shard + 1) * size
+        buckets.append(BucketShard(bucket.chunk, bucket.index, bucket.numel, bucket.padded_numel, start, stop, offset))
+        for begin, local in bucket.parameters:
+            low, high = max(start, begin), min(stop, begin + local.numel)
+            if low < high:
+                parameters.append(_parameter_shard(local, low - begin, high - begin, offset + low - start))
+        offset += size
+    return RankShards(rank=rank, buckets=tuple(buckets), parameters=tuple(parameters), region_numel=offset)
+
+
+def region_numel(manifest: Manifest, layout: ParallelLayout, rank: int) -> int:
+    """Elements of the rank's region of every state kind, padding included; equal on all ranks of a stage."""
+    stage = layout.coordinates(rank).pp
+    return sum(bucket.padded_numel for bucket in stage_buckets(manifest, layout, stage)) // layout.shards
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """A whole bucket: `parameters` are (start inside the bucket, parameter), ascending. Sizes as in BucketShard."""
+
+    chunk: int
+    index: int
+    numel: int
+    padded_numel: int
+    parameters: tuple[tuple[int, LocalParameter], ...]
+
+
+@lru_cache(maxsize=512)
+def stage_buckets(manifest: Manifest, layout: ParallelLayout, stage: int) -> tuple[Bucket, ...]:
+    """The buckets of every rank of a pipeline stage, chunk after chunk, in buffer order."""
+    rule = manifest.bucket_rule
+    found: list[Bucket] = []
+    for chunk in range(layout.vpp):
+        held = [local for local in stage_parameters(manifest, layout, stage) if local.chunk == chunk]
+        # DistributedDataParallel turns bucketing off on later stages, and the caller on later chunks.
+        elements_max = rule.elements_max if stage == 0 and chunk == 0 else None
+        groups = _cut_into_buckets(manifest, layout, held[::-1], elements_max)
+        for index, group in enumerate(groups):
+            last_start, last = group[-1]
+            numel = last_start + last.numel
+            padded = _round_up(numel, _end_divisor(rule, layout.shards))
+            found.append(Bucket(chunk, index, numel, padded, tuple(group)))
+    return tuple(found)
+
+
+def _cut_into_buckets(
+    manifest: Manifest, layout: ParallelLayout, reversed_parameters: list[LocalParameter], elements_max: int | None
+) -> list[list[tuple[int, LocalParameter]]]:
+    """Groups of (start inside the bucket, parameter).
+
+    A start aligned inside its bucket is aligned in the buffer too, since buckets end at multiples of the alignment.
+    """
+    groups: list[list[tuple[int, LocalParameter]]] = []
+    group: list[tuple[int, LocalParameter]] = []
+    stop = 0
+    for local in reversed_parameters:
+        alone = _needs_own_bucket(manifest, layout, local)
+        if alone and group:
+            groups.append(group)
+            group, stop = [], 0
+        start = _round_up(stop, manifest.bucket_rule.align_elements)
+        stop = start + local.numel
+        group.append((start, local))
+        if alone or (elements_max is not None and stop >= elements_max):
+            groups.append(group)
+            group, stop = [], 0
+    return [*groups, group] if group else groups
+
+
+def _needs_own_bucket(manifest: Manifest, layout: ParallelLayout, local: LocalParameter) -> bool:
+    """A tied embedding with several stages: both copies must be sharded alike (`_does_param_require_new_bucket`)."""
+    return layout.pp > 1 and (bool(local.spec.tied_to) or manifest.has_copy(local.name))
+
+
+def _end_divisor(rule: BucketRule, shards: int) -> int:
+    divisor = lcm(shards, rule.end_multiple)
+    return lcm(divisor, _HIGH_BANDWIDTH_MULTIPLE) if rule.high_bandwidth_padding else divisor
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _parameter_shard(local: LocalParameter, start: int, stop: int, region_offset: int) -> ParameterShard:
+    return ParameterShard(
+        name=local.name,
+        tensor=local.spec.tensor,
+        local_shape=local.shape,
+        param_start=start,
+        param_stop=stop,
+        region_offset=region_offset,
+    )
