@@ -1,0 +1,5 @@
+"""What an agent must still know after it was killed: a durable table of records in one append-only file."""
+
+from agent.journal.journal import Journal, JournalError, Table
+
+__all__ = ["Journal", "JournalError", "Table"]

@@ -1,0 +1,193 @@
+"""An append-only file of JSON lines, each with its checksum, folded into tables of keyed records.
+
+One line is one change: `crc32 {"t": table, "k": key, "v": value}`; a null value deletes the record. A change is on disk
+(fsync) when `put` returns. A torn last line is what a crash leaves and is dropped; damage before it is an error, since
+going on would forget a promise. Grown lines are compacted into a new file that replaces the old one by rename.
+"""
+
+import fcntl
+import json
+import os
+import threading
+import zlib
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+LINE_BYTES_MAX = 8 * 1024 * 1024
+COMPACT_ABOVE_LINES = 512
+COMPACT_RATIO = 4
+FILE_NAME = "journal.jsonl"
+LOCK_NAME = "agent.lock"
+
+
+class Table(StrEnum):
+    """What is kept, and by which key."""
+
+    INCARNATION = "incarnation"  # "last": start count, uuid and peer port of the last agent
+    PARTICIPANT = "participant"  # job/slot: the participant machine's record
+    PROPOSER = "proposer"  # job: the proposer machine's record, with the highest generation burned
+    HANDOFF = "handoff"  # handoff id: the mirror of a handoff this agent leads or led
+    RANK = "rank"  # job/slot: pid, start time, socket and log of a rank process
+    STORE = "store"  # job/generation: pid, start time, socket and address of a store child
+    ZYGOTE = "zygote"  # "zygote": pid, start time and socket
+    ORDERS = "orders"  # job: the last JobOrder, so that peers and standing plans outlive the service
+    NOTICE = "notice"  # node/kind: notices heard here or told by a peer
+
+
+class JournalError(Exception):
+    """The journal cannot be used; the text names the file and the rule."""
+
+
+class Journal:
+    """The tables of one run directory. Safe to call from several threads; one process at a time holds the directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / FILE_NAME
+        self._tables: dict[Table, dict[str, Any]] = {table: {} for table in Table}
+        self._lines = 0
+        self._file: int | None = None
+        self._lock_file: int | None = None
+        self._lock = threading.Lock()
+
+    def open(self) -> "Journal":
+        """Take the directory and read the file. Raises JournalError when another agent holds it or it is damaged."""
+        self._take_directory()
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        good_bytes = self._replay()
+        if good_bytes != os.fstat(self._file).st_size:
+            os.ftruncate(self._file, good_bytes)
+            os.fsync(self._file)
+        _sync_directory(self._directory)
+        return self
+
+    def close(self) -> None:
+        """Let the directory go."""
+        with self._lock:
+            for descriptor in (self._file, self._lock_file):
+                if descriptor is not None:
+                    os.close(descriptor)
+            self._file = self._lock_file = None
+
+    def put(self, table: Table, key: str, value: Mapping[str, Any]) -> None:
+        """Keep `value` under `key`; it is on disk when this returns."""
+        self._change(table, key, dict(value))
+
+    def delete(self, table: Table, key: str) -> None:
+        """Forget `key`; nothing happens when there is none."""
+        if key in self._tables[table]:
+            self._change(table, key, None)
+
+    def get(self, table: Table, key: str) -> dict[str, Any] | None:
+        """The record, or None."""
+        return self._tables[table].get(key)
+
+    def items(self, table: Table) -> tuple[tuple[str, dict[str, Any]], ...]:
+        """All records of a table, oldest first."""
+        return tuple(self._tables[table].items())
+
+    def _change(self, table: Table, key: str, value: dict[str, Any] | None) -> None:
+        line = _line(table, key, value)
+        if len(line) > LINE_BYTES_MAX:
+            raise JournalError(f"{self._path}: a record of {table} has {len(line)} bytes, at most {LINE_BYTES_MAX}")
+        with self._lock:
+            if self._file is None:
+                raise JournalError(f"{self._path}: is not open")
+            _write_all(self._file, line, self._path)
+            os.fsync(self._file)
+            self._apply(table, key, value)
+            self._lines += 1
+            live = sum(len(records) for records in self._tables.values())
+            if self._lines > max(COMPACT_ABOVE_LINES, COMPACT_RATIO * live):
+                self._compact()
+
+    def _apply(self, table: Table, key: str, value: dict[str, Any] | None) -> None:
+        if value is None:
+            self._tables[table].pop(key, None)
+        else:
+            self._tables[table][key] = value
+
+    def _replay(self) -> int:
+        """Fold the file into the tables; returns the number of bytes that are whole lines."""
+        data = self._path.read_bytes()
+        position = 0
+        while position < len(data):
+            end = data.find(b"\n", position)
+            line = data[position : end if end >= 0 else len(data)]
+            change = _parse(line) if end >= 0 else None
+            if change is None:
+                if data.find(b"\n", end + 1) >= 0 and end >= 0:
+                    raise JournalError(
+                        f"{self._path}: line {self._lines + 1} is damaged and is not the last one; "
+                        "the promises in it cannot be known: move the file away only when no rank of this node runs"
+                    )
+                return position
+            self._apply(*change)
+            self._lines += 1
+            position = end + 1
+        return position
+
+    def _compact(self) -> None:
+        """Write the live records to a new file and put it in the place of the old one."""
+        fresh = self._path.with_suffix(".new")
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+        lines = [_line(table, key, value) for table, records in self._tables.items() for key, value in records.items()]
+        _write_all(descriptor, b"".join(lines), fresh)
+        os.fsync(descriptor)
+        os.rename(fresh, self._path)
+        _sync_directory(self._directory)
+        if self._file is not None:
+            os.close(self._file)
+        self._file = descriptor
+        self._lines = len(lines)
+
+    def _take_directory(self) -> None:
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock_file = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise JournalError(f"run directory {self._directory} cannot be written: {error.strerror}") from error
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock_file)
+            self._lock_file = None
+            raise JournalError(f"run directory {self._directory} is in use by another agent") from None
+
+
+def _line(table: Table, key: str, value: dict[str, Any] | None) -> bytes:
+    body = json.dumps({"t": table, "k": key, "v": value}, separators=(",", ":")).encode()
+    return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+def _parse(line: bytes) -> tuple[Table, str, dict[str, Any] | None] | None:
+    checksum, _, body = line.partition(b" ")
+    try:
+        if int(checksum, 16) != zlib.crc32(body):
+            return None
+        data = json.loads(body)
+        return Table(data["t"]), data["k"], data["v"]
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _write_all(descriptor: int, data: bytes, path: Path) -> None:
+    """A half-written line on a full disk must not stay, or the next line would follow it and look like damage."""
+    start = os.fstat(descriptor).st_size
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+    except OSError as error:
+        os.ftruncate(descriptor, start)
+        raise JournalError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,115 @@
+"""The journal keeps what was put, whatever the moment of the crash."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.journal import Journal, JournalError, Table
+from agent.journal.journal import FILE_NAME
+
+
+def reopened(directory: Path) -> Journal:
+    return Journal(directory).open()
+
+
+def test_a_reopened_journal_holds_the_last_value_of_each_key(tmp_path: Path) -> None:
+    journal = Journal(tmp_path).open()
+    journal.put(Table.RANK, "job/0", {"pid": 1})
+    journal.put(Table.RANK, "job/0", {"pid": 2})
+    journal.put(Table.RANK, "job/1", {"pid": 3})
+    journal.delete(Table.RANK, "job/1")
+    journal.close()
+    again = reopened(tmp_path)
+    assert again.items(Table.RANK) == (("job/0", {"pid": 2}),)
+    again.close()
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20])
+def test_a_torn_last_line_is_dropped_and_the_rest_is_kept(tmp_path: Path, cut: int) -> None:
+    journal = Journal(tmp_path).open()
+    journal.put(Table.PROPOSER, "a", {"generation": 7})
+    journal.put(Table.PROPOSER, "a", {"generation": 8})
+    journal.close()
+    path = tmp_path / FILE_NAME
+    path.write_bytes(path.read_bytes()[:-cut])
+    again = reopened(tmp_path)
+    assert again.get(Table.PROPOSER, "a") == {"generation": 7}
+    again.put(Table.PROPOSER, "a", {"generation": 9})
+    again.close()
+    last = reopened(tmp_path)
+    assert last.get(Table.PROPOSER, "a") == {"generation": 9}
+    last.close()
+
+
+def test_damage_in_the_middle_is_an_error_that_names_the_line(tmp_path: Path) -> None:
+    journal = Journal(tmp_path).open()
+    for number in range(3):
+        journal.put(Table.PROPOSER, "a", {"generation": number})
+    journal.close()
+    path = tmp_path / FILE_NAME
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[1] = lines[1].replace(b"generation", b"generatiom")
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(JournalError, match="line 2 is damaged"):
+        reopened(tmp_path)
+
+
+def test_compaction_keeps_every_live_record_and_a_small_file(tmp_path: Path) -> None:
+    journal = Journal(tmp_path).open()
+    journal.put(Table.ORDERS, "job", {"peer_key": "k" * 32})
+    for number in range(1_200):
+        journal.put(Table.PROPOSER, "job", {"generation": number})
+    journal.close()
+    assert len((tmp_path / FILE_NAME).read_bytes().splitlines()) < 600
+    again = reopened(tmp_path)
+    assert again.get(Table.PROPOSER, "job") == {"generation": 1_199}
+    assert again.get(Table.ORDERS, "job") == {"peer_key": "k" * 32}
+    again.close()
+
+
+def test_the_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
+    journal = Journal(tmp_path).open()
+    journal.put(Table.ORDERS, "job", {"peer_key": "secret"})
+    for number in range(600):
+        journal.put(Table.PROPOSER, "job", {"generation": number})
+    journal.close()
+    assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_directory_is_held_by_one_agent_at_a_time(tmp_path: Path) -> None:
+    journal = Journal(tmp_path).open()
+    with pytest.raises(JournalError, match="in use by another agent"):
+        Journal(tmp_path).open()
+    journal.close()
+    reopened(tmp_path).close()
+
+
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JournalError, match="run directory"):
+        Journal(tmp_path / "file" / "run").open()
+
+
+def test_what_was_put_before_a_kill_is_there_afterwards(tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib\n"
+        "from agent.journal import Journal, Table\n"
+        "journal = Journal(pathlib.Path(sys.argv[1])).open()\n"
+        "for number in range(100_000):\n"
+        "    journal.put(Table.PROPOSER, 'job', {'generation': number})\n"
+        "    print(number, flush=True)\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = [int(process.stdout.readline()) for _ in range(20)][-1]
+        os.kill(process.pid, signal.SIGKILL)
+    journal = reopened(tmp_path)
+    record = journal.get(Table.PROPOSER, "job")
+    assert record is not None
+    assert record["generation"] >= said
+    journal.close()
