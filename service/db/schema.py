@@ -1,0 +1,19 @@
+"""Imports every table, so that the metadata is whole. Alembic and the tests compare the database with it."""
+
+from sqlalchemy import MetaData
+
+from service.db.base import Base
+from service.handoffs import tables as handoffs
+from service.jobs import tables as jobs
+from service.leases import tables as leases
+from service.ledger import tables as ledger
+from service.nodes import tables as nodes
+from service.notices import tables as notices
+from service.tokens import tables as tokens
+
+NOUNS = (handoffs, jobs, leases, ledger, nodes, notices, tokens)
+
+
+def metadata() -> MetaData:
+    """The metadata of all tables."""
+    return Base.metadata

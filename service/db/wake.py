@@ -1,0 +1,133 @@
+"""Wake-ups: a committed change sends NOTIFY, every replica listens once and tells its waiting streams and reconcilers.
+
+Only a hint: whoever waits also looks by itself from time to time, so that a lost one costs a second, not an order.
+"""
+
+import asyncio
+import logging
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import psycopg
+from sqlalchemy import text
+from sqlalchemy.engine import URL
+from sqlalchemy.orm import Session
+
+CHANNEL = "liver_wake"
+PAYLOAD_CHARS_MAX = 7_500  # PostgreSQL's own limit is 8000 bytes.
+RETRY_S = 1.0
+RECONCILERS = "reconcilers"
+_log = logging.getLogger(__name__)
+
+
+def node_topic(node_id: str) -> str:
+    """Topic of the orders of one node."""
+    return f"node/{node_id}"
+
+
+def job_topic(job_id: str) -> str:
+    """Topic of everything that a watcher of one job sees."""
+    return f"job/{job_id}"
+
+
+def notify(session: Session, topics: Iterable[str]) -> None:
+    """Wake whoever waits for one of the topics, when (and only if) this transaction commits."""
+    batch: list[str] = []
+    chars = 0
+    for topic in dict.fromkeys(topics):
+        if chars + len(topic) + 1 > PAYLOAD_CHARS_MAX:
+            _send(session, batch)
+            batch, chars = [], 0
+        batch.append(topic)
+        chars += len(topic) + 1
+    if batch:
+        _send(session, batch)
+
+
+def _send(session: Session, topics: list[str]) -> None:
+    session.execute(text("SELECT pg_notify(:channel, :payload)"), {"channel": CHANNEL, "payload": ",".join(topics)})
+
+
+class WakeHub:
+    """One LISTEN connection per process and the waiters behind it."""
+
+    def __init__(self, url: URL) -> None:
+        self._conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
+        self._stop = threading.Event()
+        self._reconcilers = threading.Event()
+        self._lock = threading.Lock()
+        self._waiters: dict[str, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = defaultdict(set)
+        self._thread = threading.Thread(target=self._listen, name="wake-listener", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._thread.start()
+
+    def stop(self, *, timeout_s: float = 5.0) -> None:
+        """End listening and wake every waiter once, so that none hangs."""
+        self._stop.set()
+        self.wake_all()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+
+    def wait_for_reconcilers(self, timeout_s: float) -> None:
+        """Block one reconciler thread until something changed or the time is over."""
+        if self._reconcilers.wait(timeout_s):
+            self._reconcilers.clear()
+
+    def wake_all(self) -> None:
+        """Everybody should look: said at the end and after a lost connection, when hints may have been missed."""
+        self._reconcilers.set()
+        with self._lock:
+            waiters = [waiter for group in self._waiters.values() for waiter in group]
+        for loop, event in waiters:
+            _set_in(loop, event)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether streams should end."""
+        return self._stop.is_set()
+
+    @asynccontextmanager
+    async def waiter(self, topic: str) -> AsyncIterator[asyncio.Event]:
+        """An event that is set at every change of `topic`; the caller clears it."""
+        entry = (asyncio.get_running_loop(), asyncio.Event())
+        with self._lock:
+            self._waiters[topic].add(entry)
+        try:
+            yield entry[1]
+        finally:
+            with self._lock:
+                self._waiters[topic].discard(entry)
+                if not self._waiters[topic]:
+                    del self._waiters[topic]
+
+    def _listen(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with psycopg.connect(self._conninfo, autocommit=True, connect_timeout=5) as connection:
+                    connection.execute(f"LISTEN {CHANNEL}")
+                    self.wake_all()
+                    while not self._stop.is_set():
+                        for notification in connection.notifies(timeout=0.5):
+                            self._dispatch(notification.payload)
+            except psycopg.Error as error:
+                _log.warning("listening for wake-ups failed, again in %.0f s: %s", RETRY_S, error)
+                self._stop.wait(RETRY_S)
+
+    def _dispatch(self, payload: str) -> None:
+        topics = payload.split(",")
+        if any(not topic.startswith("node/") for topic in topics):
+            self._reconcilers.set()
+        with self._lock:
+            waiters = [waiter for topic in topics for waiter in self._waiters.get(topic, ())]
+        for loop, event in waiters:
+            _set_in(loop, event)
+
+
+def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    # A loop that has just been closed has no one left to wake.
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(event.set)

@@ -1,0 +1,1 @@
+"""Handoffs: one row per attempt, opened here or mirrored from agents."""

@@ -1,0 +1,1 @@
+"""Jobs, their generations, steps, logs and checkpoints."""

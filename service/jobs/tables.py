@@ -1,0 +1,165 @@
+"""Jobs and what belongs to one: generations, members, steps, rank logs, checkpoints."""
+
+from datetime import datetime
+from enum import StrEnum
+from uuid import UUID
+
+from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Identity, Index, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.db.base import Base, Claimed, Json, JsonList, one_of
+
+
+class JobState(StrEnum):
+    """Where a job stands. `suspending` and `stopping` wait for the ranks to end."""
+
+    PENDING = "pending"
+    STARTING = "starting"
+    RUNNING = "running"
+    SUSPENDING = "suspending"
+    SUSPENDED = "suspended"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+ENDED = (JobState.STOPPED, JobState.FINISHED, JobState.FAILED)
+
+
+class SourceKind(StrEnum):
+    """What a generation was made from."""
+
+    INIT = "init"
+    CHECKPOINT = "checkpoint"
+    HANDOFF = "handoff"
+
+
+class JobRow(Claimed, Base):
+    """One job. `active_generation` changes only by compare-and-set; `due_at` is null once the job has ended."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (
+        one_of("state", JobState),
+        CheckConstraint("next_generation >= 1", name="next_generation_positive"),
+        CheckConstraint("active_generation < next_generation", name="active_generation_was_burned"),
+        ForeignKeyConstraint(
+            ["job_id", "active_generation"],
+            ["job_generations.job_id", "job_generations.generation"],
+            name="fk_jobs_active_generation",
+            use_alter=True,
+            deferrable=True,
+            initially="DEFERRED",
+        ),
+        Index("ix_jobs_due", "due_at", postgresql_where="due_at IS NOT NULL"),
+    )
+
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str]
+    spec: Mapped[Json]
+    peer_key: Mapped[str]
+    state: Mapped[str] = mapped_column(index=True)
+    reason: Mapped[str] = mapped_column(default="")
+    stop_requested_at: Mapped[datetime | None] = mapped_column(default=None)
+    active_generation: Mapped[int | None] = mapped_column(default=None)
+    next_generation: Mapped[int] = mapped_column(default=1)
+    failed_starts: Mapped[int] = mapped_column(default=0)
+    last_step: Mapped[int] = mapped_column(default=0)
+    last_step_at: Mapped[datetime | None] = mapped_column(default=None)
+    highest_step: Mapped[int] = mapped_column(default=0)
+    lost_steps: Mapped[int] = mapped_column(default=0)
+    standing_plans: Mapped[JsonList] = mapped_column(default=list)
+    layouts_by_count: Mapped[JsonList] = mapped_column(default=list)
+    plan_digest: Mapped[str] = mapped_column(default="")
+    orders_seq: Mapped[int] = mapped_column(default=0)
+    created_at: Mapped[datetime] = mapped_column(index=True)
+    state_changed_at: Mapped[datetime]
+    due_at: Mapped[datetime | None] = mapped_column(default=None)
+
+
+class GenerationRow(Base):
+    """One generation of one job: a number used once. `origin_id` names its birth (a handoff or a start)."""
+
+    __tablename__ = "job_generations"
+    __table_args__ = (
+        one_of("source_kind", SourceKind),
+        CheckConstraint("generation >= 1", name="generation_positive"),
+        CheckConstraint("(source_kind = 'checkpoint') = (checkpoint_path IS NOT NULL)", name="checkpoint_has_path"),
+    )
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"), primary_key=True)
+    generation: Mapped[int] = mapped_column(primary_key=True)
+    origin_id: Mapped[UUID] = mapped_column(unique=True)
+    parent: Mapped[int | None]
+    source_kind: Mapped[str]
+    checkpoint_path: Mapped[str | None] = mapped_column(default=None)
+    checkpoint_step: Mapped[int | None] = mapped_column(default=None)
+    layout: Mapped[str]
+    nodes: Mapped[int]
+    roster: Mapped[Json]
+    reason: Mapped[str]
+    lost_steps: Mapped[int] = mapped_column(default=0)
+    store_node: Mapped[str | None] = mapped_column(default=None)
+    store_host: Mapped[str | None] = mapped_column(default=None)
+    store_port: Mapped[int | None] = mapped_column(default=None)
+    created_at: Mapped[datetime]
+    first_step_at: Mapped[datetime | None] = mapped_column(default=None)
+
+
+class JobMemberRow(Base):
+    """Which nodes are told about a job: members, targets of an open handoff, spares of standing plans."""
+
+    __tablename__ = "job_members"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"), primary_key=True)
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.node_id"), primary_key=True, index=True)
+
+
+class StepRow(Base):
+    """One finished step in one generation. Old rows are dropped; the job keeps the totals."""
+
+    __tablename__ = "steps"
+    __table_args__ = (Index("ix_steps_job_finished", "job_id", "finished_at"),)
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"), primary_key=True)
+    generation: Mapped[int] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(primary_key=True)
+    seconds: Mapped[float]
+    loss: Mapped[float | None]
+    consumed_samples: Mapped[int | None]
+    sample_digest: Mapped[str | None]
+    tokens: Mapped[int | None]
+    finished_at: Mapped[datetime]
+
+
+class RankLogRow(Base):
+    """A piece of one rank's output. Bounded per job, oldest first."""
+
+    __tablename__ = "rank_logs"
+    __table_args__ = (
+        UniqueConstraint("job_id", "generation", "rank", "start_offset"),
+        Index("ix_rank_logs_job", "job_id", "log_id"),
+    )
+
+    log_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"))
+    generation: Mapped[int]
+    rank: Mapped[int]
+    start_offset: Mapped[int]
+    text: Mapped[str]
+    recorded_at: Mapped[datetime]
+
+
+class CheckpointRow(Base):
+    """One complete checkpoint. The newest is what a restart begins from."""
+
+    __tablename__ = "checkpoints"
+    __table_args__ = (Index("ix_checkpoints_job_step", "job_id", "step"),)
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"), primary_key=True)
+    path: Mapped[str] = mapped_column(primary_key=True)
+    generation: Mapped[int]
+    step: Mapped[int]
+    finished_at: Mapped[datetime]
+    size_bytes: Mapped[int | None]
+    seconds: Mapped[float | None]

@@ -1,0 +1,84 @@
+"""Writes the ledger, always inside the transaction that stores the fact it accounts for."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.leases.tables import LeaseRow
+from service.ledger.tables import Cause, IntervalRow
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What the time up to now was spent on."""
+
+    cause: Cause
+    job_id: str | None = None
+    generation: int | None = None
+
+
+def account(session: Session, *, lease: LeaseRow, slot: int, until: datetime, spent: Spent) -> None:
+    """Continue the slot's chain up to `until`: grow its last interval if that has the same cause, else append one."""
+    tail = _tail(session, lease_id=lease.lease_id, slot=slot)
+    starts_at = tail.ends_at if tail else lease.started_at
+    if until <= starts_at:
+        return
+    if tail is not None and (tail.cause, tail.job_id, tail.generation) == (spent.cause, spent.job_id, spent.generation):
+        tail.ends_at = until
+        return
+    session.add(
+        IntervalRow(
+            lease_id=lease.lease_id,
+            slot=slot,
+            follows=tail.ends_at if tail else None,
+            starts_at=starts_at,
+            ends_at=until,
+            cause=spent.cause,
+            job_id=spent.job_id,
+            generation=spent.generation,
+        )
+    )
+    session.flush()
+
+
+def charge_last_seconds(session: Session, *, lease: LeaseRow, slot: int, seconds: float, cause: Cause) -> bool:
+    """Give the last `seconds` of a slot's productive time another cause; False if its last interval is not productive.
+
+    Used for a handoff's measured pause: its length is exact, its place on the time line is where it became known.
+    """
+    tail = _tail(session, lease_id=lease.lease_id, slot=slot)
+    if tail is None or tail.cause != Cause.PRODUCTIVE or seconds <= 0:
+        return False
+    ends_at, cut = tail.ends_at, tail.ends_at - timedelta(seconds=seconds)
+    if cut <= tail.starts_at:
+        tail.cause = cause
+        return True
+    tail.ends_at = cut
+    session.flush()
+    session.add(
+        IntervalRow(
+            lease_id=lease.lease_id,
+            slot=slot,
+            follows=cut,
+            starts_at=cut,
+            ends_at=ends_at,
+            cause=cause,
+            job_id=tail.job_id,
+            generation=tail.generation,
+        )
+    )
+    session.flush()
+    return True
+
+
+def _tail(session: Session, *, lease_id: int, slot: int) -> IntervalRow | None:
+    statement = (
+        select(IntervalRow)
+        .where(IntervalRow.lease_id == lease_id, IntervalRow.slot == slot)
+        .order_by(IntervalRow.ends_at.desc())
+        .limit(1)
+        .with_for_update(key_share=True)
+    )
+    return session.scalars(statement).one_or_none()

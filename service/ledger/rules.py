@@ -1,0 +1,39 @@
+"""Which cause a slot's time has. Pure."""
+
+from dataclasses import dataclass
+
+from agent.protocol.base import RankStage
+from service.jobs.tables import SourceKind
+from service.ledger.tables import Cause
+
+ENDED = (RankStage.LEFT, RankStage.ABORTED, RankStage.FINISHED)
+LOST = (RankStage.BROKEN, RankStage.FAILED)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotFacts:
+    """What a report says about one slot. `stage` is None where no rank runs on it."""
+
+    stage: RankStage | None
+    generation: int | None
+    active_generation: int | None
+    source: SourceKind | None
+    step: int = 0
+    highest_step: int = 0
+
+
+def cause_of(slot: SlotFacts) -> Cause:
+    """The cause of the time since the report before.
+
+    A rank that prepares a handoff still trains, so its time is productive; what a handoff costs is charged apart, from
+    the measured pause. A rank of a generation that is not active yet is a newcomer's start-up.
+    """
+    if slot.stage is None or slot.stage in ENDED:
+        return Cause.IDLE
+    if slot.stage in LOST:
+        return Cause.LOST
+    if slot.stage is RankStage.STARTING:
+        return Cause.FALLBACK_RESTART if slot.source is SourceKind.CHECKPOINT else Cause.BOOTSTRAP
+    if slot.generation != slot.active_generation:
+        return Cause.BOOTSTRAP
+    return Cause.RECOMPUTE if slot.step < slot.highest_step else Cause.PRODUCTIVE

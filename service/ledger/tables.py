@@ -1,0 +1,56 @@
+"""The ledger. Intervals of a (lease, slot) tile time: each starts exactly where the one before it ends.
+
+The chain is kept by the database without btree_gist: `follows` points at the end of the interval before.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+
+from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Identity, Index, UniqueConstraint
+from sqlalchemy.orm import Mapped, mapped_column
+
+from service.db.base import Base, one_of
+
+
+class Cause(StrEnum):
+    """What a slot's time was spent on."""
+
+    PRODUCTIVE = "productive"
+    BOOTSTRAP = "bootstrap"
+    PAUSE = "pause"
+    RECOMPUTE = "recompute"
+    IDLE = "idle"
+    LOST = "lost"
+    FALLBACK_RESTART = "fallback_restart"
+
+
+class IntervalRow(Base):
+    """One interval of one slot. Only the last of a chain may still grow."""
+
+    __tablename__ = "ledger"
+    __table_args__ = (
+        one_of("cause", Cause),
+        CheckConstraint("ends_at > starts_at", name="not_empty"),
+        CheckConstraint("follows IS NULL OR follows = starts_at", name="starts_where_it_follows"),
+        UniqueConstraint("lease_id", "slot", "ends_at"),
+        UniqueConstraint("lease_id", "slot", "follows"),
+        Index("uq_ledger_first", "lease_id", "slot", unique=True, postgresql_where="follows IS NULL"),
+        ForeignKeyConstraint(
+            ["lease_id", "slot", "follows"],
+            ["ledger.lease_id", "ledger.slot", "ledger.ends_at"],
+            name="fk_ledger_follows",
+            deferrable=True,
+            initially="DEFERRED",
+        ),
+        Index("ix_ledger_job", "job_id", "starts_at"),
+    )
+
+    interval_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+    lease_id: Mapped[int] = mapped_column(ForeignKey("leases.lease_id"))
+    slot: Mapped[int]
+    follows: Mapped[datetime | None]
+    starts_at: Mapped[datetime]
+    ends_at: Mapped[datetime]
+    cause: Mapped[str]
+    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.job_id"))
+    generation: Mapped[int | None]

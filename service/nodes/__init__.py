@@ -1,0 +1,1 @@
+"""Nodes as their agents report them."""

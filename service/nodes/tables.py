@@ -1,0 +1,57 @@
+"""Nodes: the last report of each, replaced by the next; every start of an agent is remembered to fence older ones."""
+
+from datetime import datetime
+from enum import StrEnum
+from uuid import UUID
+
+from sqlalchemy import CheckConstraint, ForeignKey, Index
+from sqlalchemy.orm import Mapped, mapped_column
+
+from agent.protocol.sync import Provider
+from service.db.base import Base, Claimed, JsonList, one_of
+
+
+class NodeState(StrEnum):
+    """Ready: syncing. Silent: missed several syncs, nothing new is placed on it. Gone: its lease is over."""
+
+    READY = "ready"
+    SILENT = "silent"
+    GONE = "gone"
+
+
+class NodeRow(Claimed, Base):
+    """One node by the name its agent gives."""
+
+    __tablename__ = "nodes"
+    __table_args__ = (
+        one_of("state", NodeState),
+        one_of("provider", Provider),
+        CheckConstraint("slots BETWEEN 1 AND 1024", name="slots_bounded"),
+        CheckConstraint("report_seq >= 0", name="report_seq_not_negative"),
+        Index("ix_nodes_live_last_seen", "last_seen_at", postgresql_where="state <> 'gone'"),
+    )
+
+    node_id: Mapped[str] = mapped_column(primary_key=True)
+    provider: Mapped[str]
+    pool: Mapped[str]
+    slots: Mapped[int]
+    peer_url: Mapped[str]
+    private_address: Mapped[str]
+    device: Mapped[str]
+    agent_version: Mapped[str]
+    agent_incarnation: Mapped[UUID]
+    report_seq: Mapped[int]
+    state: Mapped[str]
+    first_seen_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime]
+    ranks: Mapped[JsonList] = mapped_column(default=list)
+
+
+class IncarnationRow(Base):
+    """One start of one agent. A report of an earlier start than the current one is refused."""
+
+    __tablename__ = "agent_incarnations"
+
+    incarnation: Mapped[UUID] = mapped_column(primary_key=True)
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.node_id"), index=True)
+    first_seen_at: Mapped[datetime]

@@ -1,0 +1,1 @@
+"""Announcements that a node will go: appended, never edited."""

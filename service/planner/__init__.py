@@ -1,0 +1,1 @@
+"""Which layout a job should run on, and where. Pure."""

@@ -1,0 +1,146 @@
+"""The planner: a target layout and its members, or why not; standing plans for every single loss. Pure."""
+
+from dataclasses import replace
+
+from agent.protocol.base import Layout, Member, Placement
+from agent.protocol.sync import LayoutForCount, StandingPlan
+from service.planner.feasibility import candidates
+from service.planner.inputs import Decision, LayoutUse, PlanInputs, PlanNode, Verdict
+from service.planner.score import Score, score
+
+GAIN_MIN = 0.03
+"""A move onto the same number of nodes must promise so much: predictions are not better than this."""
+
+STANDING_PLANS_MAX = 10_000
+
+
+def decide(inputs: PlanInputs) -> Decision:
+    """What the job should run on, given the nodes it may use. `inputs.nodes` must not hold nodes that will go."""
+    best = _best(inputs)
+    if best is None:
+        return Decision(Verdict.SUSPEND, _why_nothing(inputs))
+    layout, nodes, expected = best
+    target = Placement(layout=layout, members=place(layout, nodes, inputs))
+    said = f"{layout} on {len(target.node_ids())} of {len(inputs.nodes)} nodes, {_said(expected)} per step"
+    world = inputs.world
+    if world is None:
+        return Decision(Verdict.START, f"start {said}", target)
+    usable = {node.node_id for node in inputs.nodes}
+    lost = [node_id for node_id in world.node_ids() if node_id not in usable]
+    if lost:
+        return Decision(Verdict.MOVE, f"without {', '.join(lost[:8])}: {said}", target)
+    if str(layout) == str(world.layout):
+        return Decision(Verdict.STAY, f"{world.layout} on its nodes is still the choice", None)
+    now = score(inputs.job, world.layout, inputs.step_seconds)
+    same_nodes = len(target.node_ids()) == len(world.node_ids())
+    if same_nodes and (inputs.job.layouts.pinned or expected.seconds > now.seconds * (1 - GAIN_MIN)):
+        return Decision(Verdict.STAY, f"{layout} on as many nodes promises too little over {world.layout}", None)
+    if not inputs.job.layouts.pinned and expected.seconds > now.seconds * (1 - GAIN_MIN):
+        return Decision(Verdict.STAY, f"{said} is no gain over {_said(now)} in {world.layout}", None)
+    return Decision(Verdict.MOVE, f"{said} instead of {world.layout} at {_said(now)}", target)
+
+
+def standing_plans(inputs: PlanInputs) -> tuple[StandingPlan, ...]:
+    """One plan for every single loss of a node of the world: what to do without asking anybody."""
+    world = inputs.world
+    if world is None:
+        return ()
+    digest = inputs.digest()
+    plans = []
+    for node_id in world.node_ids()[:STANDING_PLANS_MAX]:
+        decision = decide(replace(inputs, nodes=tuple(node for node in inputs.nodes if node.node_id != node_id)))
+        plans.append(
+            StandingPlan(
+                parent=world.generation,
+                leaving=(node_id,),
+                target=decision.target if decision.verdict is Verdict.MOVE else None,
+                plan_digest=digest,
+                reason=decision.reason,
+            )
+        )
+    return tuple(plans)
+
+
+def layouts_by_count(inputs: PlanInputs) -> tuple[LayoutForCount, ...]:
+    """The layout for every number of nodes the job allows, with as many slots each as the smallest node has."""
+    job = inputs.job
+    slots = min((node.slots for node in inputs.nodes), default=1)
+    most = min(job.nodes.max, max(len(inputs.nodes), job.nodes.min))
+    choices = []
+    for count in range(job.nodes.min, most + 1):
+        alone = tuple(PlanNode(f"any-{index}", slots) for index in range(count))
+        best = _best(replace(inputs, nodes=alone, world=None))
+        fitting = best is not None and (not job.layouts.pinned or len(best[1]) == count)
+        reason = f"{best[0]}, {_said(best[2])} per step" if best and fitting else f"nothing fits {count} nodes"
+        choices.append(LayoutForCount(nodes=count, layout=best[0] if best and fitting else None, reason=reason))
+    return tuple(choices)
+
+
+def place(layout: Layout, nodes: tuple[PlanNode, ...], inputs: PlanInputs) -> tuple[Member, ...]:
+    """Who holds each rank: survivors first and in their old rank order, so that most state is already where it is
+    needed, then further slots in the order of the nodes."""
+    chosen = {node.node_id for node in nodes}
+    slots = {node.node_id: node.slots for node in nodes}
+    kept = [member for member in (inputs.world.members if inputs.world else ()) if member.node_id in chosen]
+    kept = [member for member in kept if member.slot < slots[member.node_id]]
+    taken = set(kept)
+    free = [
+        member
+        for node in nodes
+        for member in (Member(node_id=node.node_id, slot=slot) for slot in range(node.slots))
+        if member not in taken
+    ]
+    return tuple((kept + free)[: layout.world_size])
+
+
+def _best(inputs: PlanInputs) -> tuple[Layout, tuple[PlanNode, ...], Score] | None:
+    """Most nodes first (pinned layouts are by node count), then the least seconds per step."""
+    job, ranked = inputs.job, _preferred(inputs)
+    for count in range(min(len(ranked), job.nodes.max), job.nodes.min - 1, -1):
+        nodes = ranked[:count]
+        slots = sum(node.slots for node in nodes)
+        found = candidates(job, nodes=count, slots=slots, history=_history(inputs, count))
+        found = tuple(layout for layout in found if _nodes_used(layout, nodes) >= job.nodes.min)
+        if found:
+            scored = [(score(job, layout, inputs.step_seconds), index, layout) for index, layout in enumerate(found)]
+            expected, _, layout = min(scored, key=lambda item: (item[0].seconds, item[1]))
+            return layout, nodes, expected
+    return None
+
+
+def _history(inputs: PlanInputs, count: int) -> tuple[LayoutUse, ...]:
+    """The history that decides whose turn it is. A world that keeps its nodes keeps its turn: without this, a job with
+    pinned layouts in turn would move for ever."""
+    world = inputs.world
+    if world is None or len(world.node_ids()) != count or not inputs.history:
+        return inputs.history
+    usable = {node.node_id for node in inputs.nodes}
+    return inputs.history[:-1] if all(node_id in usable for node_id in world.node_ids()) else inputs.history
+
+
+def _preferred(inputs: PlanInputs) -> tuple[PlanNode, ...]:
+    """Nodes of the present world first, in rank order; then the others, larger ones and then by name."""
+    order = {node_id: index for index, node_id in enumerate(inputs.world.node_ids())} if inputs.world else {}
+    return tuple(sorted(inputs.nodes, key=lambda n: (order.get(n.node_id, len(order)), -n.slots, n.node_id)))
+
+
+def _nodes_used(layout: Layout, nodes: tuple[PlanNode, ...]) -> int:
+    used, slots = 0, 0
+    for node in nodes:
+        if slots >= layout.world_size:
+            break
+        used, slots = used + 1, slots + node.slots
+    return used
+
+
+def _why_nothing(inputs: PlanInputs) -> str:
+    job = inputs.job
+    if len(inputs.nodes) < job.nodes.min:
+        return f"{len(inputs.nodes)} nodes are ready, the job needs at least nodes.min {job.nodes.min}"
+    rules = "pinned" if job.layouts.pinned else "allowed" if job.layouts.allowed else "possible"
+    slots = sum(node.slots for node in inputs.nodes)
+    return f"no {rules} layout fits {len(inputs.nodes)} nodes with {slots} slots"
+
+
+def _said(value: Score) -> str:
+    return f"{value.seconds:.3g} s {'measured' if value.measured else 'predicted'}"

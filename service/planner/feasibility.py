@@ -1,0 +1,104 @@
+"""Which layouts the job could run on at all. Pure.
+
+The divisibility rules are Megatron's: layers over pipeline stages; heads, query groups and the padded vocabulary over
+tensor parallel ranks; the global batch over micro-batch x data parallel.
+"""
+
+from collections.abc import Iterator
+
+from agent.protocol.base import Layout
+from agent.protocol.jobfile import JobFile, parse_layout
+from service.planner.inputs import LayoutUse, Violation
+
+TENSOR_PARALLEL_MAX = 64
+CANDIDATES_MAX = 4_096
+
+
+def violations(job: JobFile, layout: Layout) -> tuple[Violation, ...]:
+    """Every rule that `layout` breaks for this job; empty if it can run."""
+    model = job.model
+    checks = (
+        ("model.num_layers", model.num_layers, layout.pp * layout.vpp, "PP x VPP"),
+        ("model.num_attention_heads", model.num_attention_heads, layout.tp, "TP"),
+        ("model.num_query_groups", model.num_query_groups or 0, layout.tp, "TP"),
+        ("model.ffn_hidden_size", model.ffn_hidden_size or 4 * model.hidden_size, layout.tp, "TP"),
+        ("model.padded_vocab_size", model.padded_vocab_size, layout.tp, "TP"),
+        ("model.seq_length", model.seq_length, layout.cp, "CP"),
+        ("global_batch", job.global_batch // job.micro_batch, layout.dp, "micro_batch x DP"),
+    )
+    found = [
+        Violation(field, f"{value} must be divisible by {by} {size} of layout {layout}")
+        for field, value, size, by in checks
+        if value % size
+    ]
+    found += _expert_violations(job, layout)
+    return tuple(found)
+
+
+def _expert_violations(job: JobFile, layout: Layout) -> list[Violation]:
+    if layout.ep == 1:
+        return []
+    experts = job.model.num_experts
+    if experts is None:
+        return [Violation("model.num_experts", f"must be set for EP {layout.ep} of layout {layout}")]
+    if experts % layout.ep:
+        return [Violation("model.num_experts", f"{experts} must be divisible by EP {layout.ep} of layout {layout}")]
+    return []
+
+
+def rule_violations(job: JobFile) -> tuple[Violation, ...]:
+    """What is impossible in the job file's own layout rules; each must hold before the job is accepted."""
+    named = [(f"layouts.allowed.{i}", text, None) for i, text in enumerate(job.layouts.allowed)]
+    named += [(f"layouts.pinned.{i}.layout", pin.layout, pin.nodes) for i, pin in enumerate(job.layouts.pinned)]
+    found: list[Violation] = []
+    for field, text, nodes in named:
+        layout = parse_layout(text)
+        found += [Violation(field, f"{item.field}: {item.rule}") for item in violations(job, layout)]
+        if nodes is not None and not job.nodes.min <= nodes <= job.nodes.max:
+            found.append(Violation(field, f"nodes {nodes} must be within nodes {job.nodes.min}..{job.nodes.max}"))
+        if nodes is not None and layout.world_size < nodes:
+            found.append(Violation(field, f"{layout} has {layout.world_size} ranks, too few to use {nodes} nodes"))
+    return tuple(found)
+
+
+def candidates(job: JobFile, *, nodes: int, slots: int, history: tuple[LayoutUse, ...]) -> tuple[Layout, ...]:
+    """The layouts to choose from with `slots` slots on `nodes` nodes: pinned, else allowed, else all that divide."""
+    if job.layouts.pinned:
+        pinned = _pinned(job, nodes=nodes, history=history)
+        return (pinned,) if pinned is not None and fits(job, pinned, slots=slots) else ()
+    if job.layouts.allowed:
+        return tuple(layout for text in job.layouts.allowed if fits(job, layout := parse_layout(text), slots=slots))
+    return tuple(layout for layout in _enumerated(job, slots=slots) if fits(job, layout, slots=slots))
+
+
+def fits(job: JobFile, layout: Layout, *, slots: int) -> bool:
+    """Whether the layout can run and has a slot for every rank."""
+    return layout.world_size <= slots and not violations(job, layout)
+
+
+def _pinned(job: JobFile, *, nodes: int, history: tuple[LayoutUse, ...]) -> Layout | None:
+    """The layout pinned for this many nodes; with `prefer_change` the next one in turn."""
+    choices = [pin.layout for pin in job.layouts.pinned if pin.nodes == nodes]
+    if not choices:
+        return None
+    if not job.layouts.prefer_change:
+        return parse_layout(choices[0])
+    names = [str(parse_layout(choice)) for choice in choices]
+    used = [names.index(use.layout) for use in history if use.nodes == nodes and use.layout in names]
+    return parse_layout(choices[(used[-1] + 1) % len(choices)] if used else choices[0])
+
+
+def _enumerated(job: JobFile, *, slots: int) -> Iterator[Layout]:
+    """TP x PP x DP over at most `slots` ranks, larger worlds first, bounded."""
+    tensor_max = min(slots, job.layouts.tensor_parallel_max or TENSOR_PARALLEL_MAX, job.model.num_attention_heads)
+    found = [
+        Layout(tp=tp, pp=pp, dp=dp)
+        for tp in _divisors(job.model.num_attention_heads, most=tensor_max)
+        for pp in _divisors(job.model.num_layers, most=slots // tp)
+        for dp in _divisors(job.global_batch // job.micro_batch, most=slots // (tp * pp))
+    ]
+    yield from sorted(found, key=lambda layout: -layout.world_size)[:CANDIDATES_MAX]
+
+
+def _divisors(value: int, *, most: int) -> list[int]:
+    return [size for size in range(1, min(value, most) + 1) if value % size == 0]

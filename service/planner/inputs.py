@@ -1,0 +1,88 @@
+"""What the planner decides from, and what it decides. Frozen, complete, digestible. Pure."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+
+from agent.protocol.base import Layout, Member, Placement
+from agent.protocol.jobfile import JobFile
+
+
+@dataclass(frozen=True, slots=True)
+class PlanNode:
+    """A node the job may use. Nodes that will go are not among the planner's nodes."""
+
+    node_id: str
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What the job runs on now."""
+
+    generation: int
+    layout: Layout
+    members: tuple[Member, ...]
+
+    def node_ids(self) -> tuple[str, ...]:
+        """The nodes used, each once, in rank order."""
+        return tuple(dict.fromkeys(member.node_id for member in self.members))
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutUse:
+    """One generation the job has had: at how many nodes, in which layout."""
+
+    nodes: int
+    layout: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """Everything a decision depends on. `step_seconds`: median measured step time by layout, `history` oldest first."""
+
+    job: JobFile
+    nodes: tuple[PlanNode, ...]
+    world: World | None = None
+    step_seconds: tuple[tuple[str, float], ...] = ()
+    history: tuple[LayoutUse, ...] = field(default=())
+
+    def digest(self) -> str:
+        """Same inputs, same digest, in every process."""
+        content = {
+            "job": self.job.model_dump(mode="json"),
+            "nodes": [asdict(node) for node in self.nodes],
+            "world": None
+            if self.world is None
+            else [self.world.generation, str(self.world.layout), [m.model_dump() for m in self.world.members]],
+            "step_seconds": [[layout, round(seconds, 2)] for layout, seconds in self.step_seconds],
+            "history": [asdict(use) for use in self.history],
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class Verdict(StrEnum):
+    """What should happen to the job."""
+
+    STAY = "stay"
+    START = "start"
+    MOVE = "move"
+    SUSPEND = "suspend"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The verdict, where to (unless it is stay or suspend), and why."""
+
+    verdict: Verdict
+    reason: str
+    target: Placement | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """One rule a layout breaks, with the field of the job file it comes from."""
+
+    field: str
+    rule: str

@@ -1,0 +1,98 @@
+"""Errors as problem+json: what a user causes becomes a status, a sentence, and the field and rule that were broken."""
+
+import logging
+
+from fastapi import FastAPI, Request
+from fastapi.encoders import jsonable_encoder
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+
+from agent.protocol import errors
+from agent.protocol.errors import PROBLEM_MEDIA_TYPE, FieldProblem, Problem
+
+_log = logging.getLogger(__name__)
+
+
+class ProblemError(Exception):
+    """Raised anywhere in an operation; becomes the response."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.detail)
+        self.problem = problem
+
+
+def not_found(what: str, key: object) -> ProblemError:
+    """404 naming the thing."""
+    return ProblemError(
+        Problem(title="Not found", status=404, code=errors.NOT_FOUND, detail=f"there is no {what} {str(key)!r}")
+    )
+
+
+def invalid(*problems: FieldProblem) -> ProblemError:
+    """422 naming each field and rule."""
+    return ProblemError(
+        Problem(
+            title="Invalid request",
+            status=422,
+            code=errors.INVALID,
+            detail="; ".join(f"{problem.field}: {problem.rule}" for problem in problems),
+            errors=problems,
+        )
+    )
+
+
+def conflict(detail: str) -> ProblemError:
+    """409 for a state that does not allow what was asked."""
+    return ProblemError(Problem(title="Conflict", status=409, code=errors.CONFLICT, detail=detail))
+
+
+def field_problems(error: ValidationError | RequestValidationError) -> tuple[FieldProblem, ...]:
+    """Pydantic's findings as dotted fields and rules, without the input itself (it may hold a secret)."""
+    found = []
+    for item in error.errors():
+        location = [str(part) for part in item["loc"] if part not in ("body", "query", "path", "header")]
+        rule = item["msg"].removeprefix("Value error, ")
+        found.append(FieldProblem(field=".".join(location) or "(whole)", rule=rule[:500]))
+    return tuple(found[:256])
+
+
+def response(problem: Problem, *, headers: dict[str, str] | None = None) -> JSONResponse:
+    """The HTTP form of a problem."""
+    return JSONResponse(
+        jsonable_encoder(problem), status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE, headers=headers
+    )
+
+
+def install(app: FastAPI) -> None:
+    """Make every error of the app problem+json."""
+
+    @app.exception_handler(ProblemError)
+    async def _ours(_request: Request, error: ProblemError) -> JSONResponse:
+        headers = {"WWW-Authenticate": "Bearer"} if error.problem.status == 401 else None
+        return response(error.problem, headers=headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def _request(_request: Request, error: RequestValidationError) -> JSONResponse:
+        return response(invalid(*field_problems(error)).problem)
+
+    @app.exception_handler(HTTPException)
+    async def _http(_request: Request, error: HTTPException) -> JSONResponse:
+        code = errors.NOT_FOUND if error.status_code == 404 else errors.INVALID
+        problem = Problem(title=str(error.detail), status=error.status_code, code=code, detail=str(error.detail))
+        return response(problem, headers=dict(error.headers) if error.headers else None)
+
+    @app.exception_handler(OperationalError)
+    @app.exception_handler(PoolTimeoutError)
+    async def _database(_request: Request, error: Exception) -> JSONResponse:
+        _log.error("the database did not answer: %s", error)
+        problem = Problem(
+            title="Database unavailable",
+            status=503,
+            code=errors.UNAVAILABLE,
+            detail="the database did not answer in time; nothing was changed, try again",
+        )
+        return response(problem, headers={"Retry-After": "2"})

@@ -1,0 +1,44 @@
+"""Everything that can be set from outside: LIVER_SERVICE_*, read once at start and never later."""
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Defaults suit one machine; the times are explained where they are used."""
+
+    model_config = SettingsConfigDict(env_prefix="LIVER_SERVICE_", extra="ignore")
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8470, ge=0, le=65_535)
+    data_dir: Path = Path("~/.local/share/liver")
+    database_url: SecretStr | None = Field(
+        default=None, description="postgresql://...; absent: an embedded PostgreSQL under data_dir"
+    )
+    database_pool_size: int = Field(default=10, ge=2, le=200)
+
+    agent_poll_s: float = Field(default=1.0, gt=0, le=60)
+    silent_after_s: float = Field(default=6.0, gt=0, description="no sync for so long: not placed on any more")
+    gone_after_s: float = Field(default=30.0, gt=0, description="no sync for so long: the lease is over")
+    propose_after_s: float = Field(default=2.0, ge=0, description="time the agents have to act on a standing plan")
+    amend_after_s: float = Field(default=8.0, ge=0, description="time an open handoff has to take in a new notice")
+    open_within_s: float = Field(default=15.0, gt=0, description="a proposal nobody opens is dropped after this")
+    handoff_quiet_s: float = Field(default=90.0, gt=0, description="an open handoff without any news is given up")
+    grow_settle_s: float = Field(default=3.0, ge=0, description="quiet time before a job grows onto new nodes")
+    start_within_s: float = Field(default=240.0, gt=0, description="a start that makes no step within this failed")
+    stop_within_s: float = Field(default=60.0, gt=0, description="ranks still there after this are declared gone")
+    stall_after_s: float = Field(default=20.0, gt=0, description="no step for so long while a member is silent: lost")
+    starts_max: int = Field(default=3, ge=1, description="failed starts in a row before the job is failed")
+
+    reconcile_s: float = Field(default=0.5, gt=0, description="safety net; NOTIFY wakes the reconcilers earlier")
+    reconcilers: bool = True
+    claim_s: float = Field(default=10.0, gt=0)
+    step_rows_max: int = Field(default=20_000, ge=100, description="per job; older ones are dropped")
+    log_chars_max: int = Field(default=16 * 1024 * 1024, ge=65_536, description="per job; older ones are dropped")
+    session_s: float = Field(default=12 * 3600.0, gt=0, description="how long a browser session lasts")
+
+    def resolved_data_dir(self) -> Path:
+        """The data directory as an absolute path."""
+        return self.data_dir.expanduser().resolve()

@@ -1,0 +1,1 @@
+"""The agents' surface: one sync operation and a stream that wakes."""

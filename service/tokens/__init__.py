@@ -1,0 +1,1 @@
+"""Bearer tokens: who may call which surface."""
