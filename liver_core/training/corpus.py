@@ -1,0 +1,121 @@
+"""Byte-level corpus of the Python standard library in Megatron's indexed format, and samples out of such a dataset.
+
+`python -m liver_core.training.corpus --out PREFIX` builds the corpus the demo and the tests train on: real text that is
+on every machine. Any other dataset in the same format serves as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy
+import torch
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+from megatron.core.datasets.utils import Split
+
+BYTE_VOCABULARY = 257
+END_OF_DOCUMENT = 256
+
+
+class ByteTokenizer:
+    """What GPTDataset asks of a tokenizer: token ids are bytes, 256 ends a document."""
+
+    vocab_size = BYTE_VOCABULARY
+    eod = END_OF_DOCUMENT
+    pad = -1
+    unique_identifiers = {"class": "liver ByteTokenizer"}
+
+
+class SampleReader:
+    """Samples by position in one endless shuffled sequence; position p is dataset item p modulo its length."""
+
+    def __init__(self, prefix: str, *, seq_length: int, seed: int) -> None:
+        self._dataset = _open(prefix, seq_length, seed)
+
+    def batch(self, sample_ids: Sequence[int]) -> dict[str, torch.Tensor]:
+        """tokens, labels, position_ids: int64 [batch, sequence]; loss_mask: float32 [batch, sequence]."""
+        items = [self._dataset[sample % len(self._dataset)] for sample in sample_ids]
+        return {name: torch.stack([item[name] for item in items]) for name in ("tokens", "labels", "position_ids", "loss_mask")}
+
+
+def build_standard_library_corpus(prefix: str, *, bytes_max: int = 8_000_000) -> int:
+    """Write PREFIX.bin and PREFIX.idx from the standard library's own sources, one document a file. Returns bytes.
+
+    Files are taken in sorted order, so the same Python gives the same corpus. Written beside and renamed: a reader
+    never sees half a corpus.
+    """
+    target = Path(prefix)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.partial{os.getpid()}")
+    builder = IndexedDatasetBuilder(f"{partial}.bin", dtype=numpy.uint16)
+    total = 0
+    for source in _sources():
+        content = source.read_bytes()
+        if not content or total + len(content) > bytes_max:
+            continue
+        tokens = torch.from_numpy(numpy.frombuffer(content, dtype=numpy.uint8).astype(numpy.int64))
+        builder.add_document(torch.cat([tokens, torch.tensor([END_OF_DOCUMENT])]), [len(content) + 1])
+        total += len(content)
+    builder.finalize(f"{partial}.idx")
+    os.replace(f"{partial}.bin", f"{target}.bin")
+    os.replace(f"{partial}.idx", f"{target}.idx")
+    return total
+
+
+def _sources() -> Iterator[Path]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for path in sorted(root.rglob("*.py")):
+        if "site-packages" not in path.parts and "test" not in path.parts and path.stat().st_size < 400_000:
+            yield path
+
+
+def _open(prefix: str, seq_length: int, seed: int) -> GPTDataset:
+    for suffix in (".bin", ".idx"):
+        if not Path(prefix + suffix).is_file():
+            raise FileNotFoundError(f"data_prefix: {prefix}{suffix} does not exist; it must name an indexed dataset")
+    cache = Path(f"{prefix}-cache")
+    cache.mkdir(exist_ok=True)
+    config = GPTDatasetConfig(
+        random_seed=seed,
+        sequence_length=seq_length,
+        split="1,0,0",
+        path_to_cache=str(cache),
+        tokenizer=ByteTokenizer(),  # type: ignore[arg-type]
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+        mid_level_dataset_surplus=0.005,
+    )
+    indexed = IndexedDataset(prefix, multimodal=False, mmap=True)
+    documents = numpy.arange(indexed.document_indices.shape[0] - 1, dtype=numpy.int32)
+    with _locked(cache / ".lock"):
+        return GPTDataset(indexed, prefix, documents, None, Split.train, config)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """The first rank of a node builds the index cache, the others find it: Megatron itself leaves it to rank 0."""
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Build the byte-level corpus of the Python standard library.")
+    parser.add_argument("--out", required=True, help="prefix of the dataset, for example build/corpus/stdlib")
+    parser.add_argument("--bytes-max", type=int, default=8_000_000)
+    arguments = parser.parse_args()
+    total = build_standard_library_corpus(arguments.out, bytes_max=arguments.bytes_max)
+    print(f"{arguments.out}: {total} bytes")
+
+
+if __name__ == "__main__":
+    main()

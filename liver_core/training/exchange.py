@@ -1,0 +1,77 @@
+"""Small JSON values that the ranks of a handoff leave for each other in the target generation's store.
+
+Only bring-up and the decision go through the store; no step ever reads it. Every wait has a deadline and names the key.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from liver_core.handoff.messages import Decision
+
+_SLICE_S = 0.25
+
+
+class ExchangeTimeout(TimeoutError):
+    """A value was not there in time, or the store is gone; the text names the key."""
+
+
+class Cancelled(RuntimeError):
+    """The handoff was aborted while this rank waited."""
+
+
+class Exchange:
+    """Values of one handoff in one store. Not thread-safe: a TCPStore client is a mutex, each thread makes its own."""
+
+    def __init__(self, store: dist.Store, handoff_id: str, cancelled: Callable[[], bool] = lambda: False) -> None:
+        self._store = store
+        self._prefix = f"handoff/{handoff_id}"
+        self._cancelled = cancelled
+
+    def post(self, name: str, value: Any) -> None:
+        """Set `name`; values are JSON, at most 64 MiB."""
+        self._guard(name, lambda: self._store.set(self._key(name), json.dumps(value, separators=(",", ":"))))
+
+    def wait(self, name: str, deadline: float) -> Any:
+        """The value of `name`, waited for until `deadline` (time.monotonic seconds)."""
+        key = self._key(name)
+        while True:
+            if self._cancelled():
+                raise Cancelled(f"aborted while waiting for {name}")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ExchangeTimeout(f"{name} was not posted in time")
+            try:
+                self._store.wait([key], timedelta(seconds=min(left, _SLICE_S)))
+            except dist.DistStoreError:
+                continue
+            except (dist.DistError, RuntimeError) as error:
+                raise ExchangeTimeout(f"the store is gone while waiting for {name}: {error}") from error
+            return json.loads(self._guard(name, lambda: self._store.get(key)))
+
+    def decide(self, wish: Decision) -> Decision:
+        """One compare-and-set on the decision record, from nothing to `wish`; the answer is what the record holds now."""
+        held = self._guard("decision", lambda: self._store.compare_set(self._key("decision"), "", str(wish)))
+        return Decision(held.decode())
+
+    def decision(self) -> Decision:
+        """What the decision record holds; UNDECIDED when nobody has decided."""
+        key = self._key("decision")
+        if not self._guard("decision", lambda: self._store.check([key])):
+            return Decision.UNDECIDED
+        return Decision(self._guard("decision", lambda: self._store.get(key)).decode())
+
+    def _guard(self, name: str, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except (dist.DistError, RuntimeError) as error:
+            raise ExchangeTimeout(f"the store is gone at {name}: {error}") from error
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}"

@@ -1,0 +1,264 @@
+"""The reference job: a Megatron-Core GPT on a Megatron indexed dataset. The demo and the tests run it.
+
+It is what a user would write: everything Megatron needs is passed explicitly, nothing is read from global
+parallel_state. Dense models; experts are refused for now.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
+from megatron.core.pipeline_parallel.schedules import (
+    forward_backward_no_pipelining,
+    forward_backward_pipelining_without_interleaving,
+)
+from megatron.core.transformer import TransformerConfig
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from liver_core.layout import ParallelLayout, ParameterSpec
+from liver_core.training.corpus import SampleReader
+from liver_core.training.job import MicroBatch, StepResult, TrainingJob, TrainState
+from liver_core.worlds.megatron import MegatronWorld, mark_tensor_parallel
+
+
+class GptArguments(BaseModel):
+    """The `args` of a job file whose entrypoint is GptJob."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    num_layers: int = Field(12, ge=1, le=1024)
+    hidden_size: int = Field(128, ge=8)
+    ffn_hidden_size: int = Field(384, ge=8)
+    num_attention_heads: int = Field(4, ge=1)
+    num_query_groups: int | None = Field(None, ge=1)
+    seq_length: int = Field(128, ge=8)
+    padded_vocab_size: int = Field(264, ge=1, description="fixed for the job's life; a multiple of every TP size it may use")
+    precision: str = Field("fp32", pattern="^(fp32|bf16)$")
+    lr: float = Field(1e-3, gt=0)
+    min_lr: float = Field(1e-4, ge=0)
+    warmup_steps: int = Field(10, ge=0)
+    decay_steps: int = Field(10_000, ge=1)
+    weight_decay: float = Field(0.01, ge=0)
+    clip_grad: float = Field(1.0, ge=0)
+    adam_eps: float = Field(1e-8, gt=0)
+    init_std: float = Field(0.02, gt=0)
+    data_prefix: str = Field(description="path of the indexed dataset without .bin and .idx")
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> GptArguments:
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size: {self.hidden_size} is not a multiple of num_attention_heads {self.num_attention_heads}"
+            )
+        return self
+
+
+class GptJob(TrainingJob):
+    """See GptArguments. `global_batch` and `micro_batch` in samples."""
+
+    def __init__(self, args: dict[str, Any], *, global_batch: int, micro_batch: int, seed: int) -> None:
+        self.args = GptArguments(**args)
+        self.global_batch = global_batch
+        self.micro_batch = micro_batch
+        self.seed = seed
+        self._reader: SampleReader | None = None
+
+    def check_layout(self, layout: ParallelLayout) -> None:
+        args = self.args
+        groups = args.num_query_groups or args.num_attention_heads
+        rules = (
+            (args.num_layers % layout.pp, f"num_layers: {args.num_layers} is not a multiple of PP {layout.pp}"),
+            (
+                args.num_attention_heads % layout.tp or groups % layout.tp,
+                f"num_attention_heads: {args.num_attention_heads} (query groups {groups}) is not a multiple of TP {layout.tp}",
+            ),
+            (args.ffn_hidden_size % layout.tp, f"ffn_hidden_size: {args.ffn_hidden_size} is not a multiple of TP {layout.tp}"),
+            (
+                args.padded_vocab_size % layout.tp,
+                f"padded_vocab_size: {args.padded_vocab_size} is not a multiple of TP {layout.tp}",
+            ),
+            (
+                self.global_batch % (self.micro_batch * layout.dp),
+                f"global_batch: {self.global_batch} is not a multiple of micro_batch x DP = {self.micro_batch} x {layout.dp}",
+            ),
+            (layout.cp != 1 or layout.vpp != 1 or layout.ep != 1, f"layout: {layout} uses CP, VPP or EP: not supported yet"),
+        )
+        for broken, text in rules:
+            if broken:
+                raise ValueError(text)
+
+    def build(self, world: MegatronWorld) -> TrainState:
+        self.check_layout(world.layout)
+        config = self._transformer_config(world.layout)
+        stage, stages = world.coordinates.pp, world.layout.pp
+        model = GPTModel(
+            config=config,
+            transformer_layer_spec=get_gpt_layer_local_spec(normalization="RMSNorm"),
+            vocab_size=self.args.padded_vocab_size,
+            max_sequence_length=self.args.seq_length,
+            pre_process=stage == 0,
+            post_process=stage == stages - 1,
+            share_embeddings_and_output_weights=False,
+            position_embedding_type="rope",
+            pg_collection=world.collection,
+        )
+        mark_tensor_parallel(model)
+        if self.args.precision == "bf16":
+            model = model.bfloat16()
+        ddp = DistributedDataParallel(config, _ddp_config(), model, pg_collection=world.collection)
+        config.finalize_model_grads_func = functools.partial(finalize_model_grads, pg_collection=world.collection)
+        optimizer = get_megatron_optimizer(
+            self._optimizer_config(), [ddp], use_gloo_process_groups=False, pg_collection=world.collection
+        )
+        return TrainState(ddp, optimizer, self._scheduler(optimizer), config)
+
+    def step(self, state: TrainState, world: MegatronWorld, batches: Sequence[MicroBatch]) -> StepResult:
+        state.model.zero_grad_buffer()
+        state.optimizer.zero_grad()
+        losses = self._schedule(world, state)(
+            forward_step_func=self._forward,
+            data_iterator=self._samples(batches),
+            model=[state.model],
+            num_microbatches=len(batches),
+            seq_length=self.args.seq_length,
+            micro_batch_size=self.micro_batch,
+            decoder_seq_length=self.args.seq_length,
+            forward_only=False,
+            pg_collection=world.collection,
+        )
+        here = world.coordinates
+        first_of_replica = here.tp == 0 and here.pp == 0 and here.cp == 0
+        samples = sum(len(batch.sample_ids) for batch in batches)
+        tokens = samples * self.args.seq_length if first_of_replica else 0
+        counted = losses if here.tp == 0 else []
+        return StepResult(float(sum(loss["loss"].item() for loss in counted)), len(counted), tokens)
+
+    def initial_parameter(self, spec: ParameterSpec, generator: torch.Generator) -> torch.Tensor:
+        if spec.name.endswith("bias"):
+            return torch.zeros(spec.shape)
+        if len(spec.shape) == 1:
+            return torch.ones(spec.shape)
+        scaled = spec.name.endswith(("linear_proj.weight", "linear_fc2.weight"))
+        std = self.args.init_std / (2 * self.args.num_layers) ** 0.5 if scaled else self.args.init_std
+        return torch.randn(spec.shape, generator=generator) * std
+
+    def warm_up(self) -> None:
+        """Open the dataset ahead of the first step."""
+        self._samples_reader()
+
+    def _schedule(self, world: MegatronWorld, state: TrainState):
+        if world.layout.pp == 1:
+            return forward_backward_no_pipelining
+        communicator = state.extra.setdefault("p2p", P2PCommunicator(world.collection.pp, state.config))
+        return functools.partial(forward_backward_pipelining_without_interleaving, p2p_communicator=communicator)
+
+    def _samples(self, batches: Sequence[MicroBatch]) -> Iterator[dict[str, torch.Tensor]]:
+        reader = self._samples_reader()
+        return (reader.batch(batch.sample_ids) for batch in batches)
+
+    def _samples_reader(self) -> SampleReader:
+        if self._reader is None:
+            self._reader = SampleReader(self.args.data_prefix, seq_length=self.args.seq_length, seed=self.seed)
+        return self._reader
+
+    def _forward(self, samples: Iterator[dict[str, torch.Tensor]], model: torch.nn.Module):
+        batch = next(samples)
+        output = model(batch["tokens"], batch["position_ids"], self._causal_mask(), labels=batch["labels"])
+        return output, functools.partial(_mean_loss, batch["loss_mask"])
+
+    @functools.cached_property
+    def _mask(self) -> torch.Tensor:
+        length = self.args.seq_length
+        return torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
+
+    def _causal_mask(self) -> torch.Tensor | None:
+        """bool [1, 1, sequence, sequence], True is masked. Megatron would make its own on the GPU only."""
+        return None if torch.cuda.is_available() else self._mask
+
+    def _transformer_config(self, layout: ParallelLayout) -> TransformerConfig:
+        args = self.args
+        return TransformerConfig(
+            num_layers=args.num_layers,
+            hidden_size=args.hidden_size,
+            ffn_hidden_size=args.ffn_hidden_size,
+            num_attention_heads=args.num_attention_heads,
+            num_query_groups=args.num_query_groups,
+            tensor_model_parallel_size=layout.tp,
+            pipeline_model_parallel_size=layout.pp,
+            context_parallel_size=layout.cp,
+            pipeline_dtype=torch.bfloat16 if args.precision == "bf16" else torch.float32,
+            params_dtype=torch.bfloat16 if args.precision == "bf16" else torch.float32,
+            bf16=args.precision == "bf16",
+            normalization="RMSNorm",
+            gated_linear_unit=True,
+            activation_func=torch.nn.functional.silu,
+            add_bias_linear=False,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            # Parameters are filled from global coordinates, a checkpoint or the previous world: drawing them here
+            # would move the training world's random state.
+            perform_initialization=False,
+            use_cpu_initialization=not torch.cuda.is_available(),
+            masked_softmax_fusion=False,
+            bias_dropout_fusion=False,
+            gradient_accumulation_fusion=False,
+            bias_activation_fusion=False,
+            batch_p2p_sync=False,
+            batch_p2p_comm=False,
+            deterministic_mode=False,
+        )
+
+    def _optimizer_config(self) -> OptimizerConfig:
+        args = self.args
+        return OptimizerConfig(
+            optimizer="adam",
+            lr=args.lr,
+            min_lr=args.min_lr,
+            weight_decay=args.weight_decay,
+            adam_eps=args.adam_eps,
+            clip_grad=args.clip_grad,
+            bf16=args.precision == "bf16",
+            params_dtype=torch.bfloat16 if args.precision == "bf16" else torch.float32,
+            use_distributed_optimizer=True,
+        )
+
+    def _scheduler(self, optimizer: Any) -> OptimizerParamScheduler:
+        args = self.args
+        return OptimizerParamScheduler(
+            optimizer,
+            init_lr=0.0,
+            max_lr=args.lr,
+            min_lr=args.min_lr,
+            lr_warmup_steps=args.warmup_steps,
+            lr_decay_steps=max(args.decay_steps, args.warmup_steps + 1),
+            lr_decay_style="cosine",
+            start_wd=args.weight_decay,
+            end_wd=args.weight_decay,
+            wd_incr_steps=1,
+            wd_incr_style="constant",
+        )
+
+
+def _ddp_config() -> DistributedDataParallelConfig:
+    return DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        use_distributed_optimizer=True,
+        overlap_grad_reduce=False,
+        overlap_param_gather=False,
+    )
+
+
+def _mean_loss(loss_mask: torch.Tensor, output: torch.Tensor):
+    """Mean over the micro-batch's tokens; the copy is needed because the schedule divides the loss in place."""
+    mask = loss_mask.view(-1).float()
+    loss = (output.float().view(-1) * mask).sum() / mask.sum()
+    return loss, {"loss": loss.detach().clone()}

@@ -1,0 +1,90 @@
+"""The contract between a user's training code and the loop: how to build one rank's part, how to do one step.
+
+The loop owns the data cursor, the optimizer step, the window in which state may be read, and the cutover. What a job
+must not do: step the optimizer, keep state outside what it names here, or cache a process group beyond its world.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from liver_core.layout import ParallelLayout, ParameterSpec
+from liver_core.worlds.megatron import MegatronWorld
+
+
+@dataclass(slots=True)
+class TrainState:
+    """What one rank holds of the job in one world.
+
+    `model`: the DDP-wrapped chunk of this pipeline stage. `optimizer`: Megatron's optimizer over it. `scheduler`: an
+    object with `state_dict`, `load_state_dict` and `step(increment)`, or None. `config`: Megatron's config, one
+    instance per world because schedules keep functions on it.
+    """
+
+    model: Any
+    optimizer: Any
+    scheduler: Any
+    config: Any
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The sample ids (positions in the job's endless sample sequence) of one micro-batch of one data-parallel rank."""
+
+    sample_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one rank learned in one step.
+
+    `loss_sum` over `loss_count` micro-batches: zero on ranks that compute no loss. `tokens`: tokens this rank's
+    data-parallel replica trained on, counted on one rank of the replica only, zero on the others.
+    """
+
+    loss_sum: float
+    loss_count: int
+    tokens: int
+
+
+class TrainingJob(ABC):
+    """A user's job. One instance per process; `build` may be called again, for another world, while `step` runs."""
+
+    global_batch: int
+    micro_batch: int
+    seed: int
+
+    @abstractmethod
+    def build(self, world: MegatronWorld) -> TrainState:
+        """Make model, optimizer and scheduler on the explicit groups of `world`.
+
+        Draw no random number and touch no global: the previous world may be training in another thread. Parameters
+        need not be initialised, the loop fills them from `initial_parameter`, a checkpoint or the previous world.
+        """
+
+    @abstractmethod
+    def step(self, state: TrainState, world: MegatronWorld, batches: Sequence[MicroBatch]) -> StepResult:
+        """Forward, backward and gradient reduction for one global batch; not the optimizer step."""
+
+    @abstractmethod
+    def initial_parameter(self, spec: ParameterSpec, generator: torch.Generator) -> torch.Tensor:
+        """The whole unsharded parameter `spec`, fp32, drawn from `generator` only: equal in every layout."""
+
+    def check_layout(self, layout: ParallelLayout) -> None:
+        """Raise ValueError naming field and rule where the job cannot run on `layout`."""
+
+    def small_state(self, state: TrainState) -> Mapping[str, Any]:
+        """JSON-able state of the job's own that is equal on all ranks and must follow it into the next world."""
+        return {}
+
+    def load_small_state(self, state: TrainState, small: Mapping[str, Any]) -> None:
+        """Take over what `small_state` of the previous world, or of a checkpoint, gave."""
+
+    def on_step(self, step: int, loss: float, state: TrainState, world: MegatronWorld) -> None:
+        """Hook for evaluation and logging, called on every rank after each optimizer step."""

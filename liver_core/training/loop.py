@@ -1,0 +1,410 @@
+"""The training loop of one rank: steps, boundaries, and the way from one world to the next.
+
+Everything that changes a world happens in the main thread at a boundary. Commands come from another thread and only
+leave wishes in a `Mailbox`; preparation runs in a thread of its own and leaves its result for the next boundary.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from liver_core.handoff.messages import Decision, Reason
+from liver_core.handoff.boundary import Agreement, BoundaryPhase, ready_tag
+from liver_core.handoff.cutover import (
+    ApplyStepInSource,
+    ApplyStepInTarget,
+    Cutover,
+    FallToCheckpoint,
+    Leave,
+    RedoBatchInTarget,
+    Release,
+)
+from liver_core.layout import Member
+from liver_core.tensors.checkpoint import CheckpointWriter
+from liver_core.tensors.step import apply_step, measure_gradients, refresh_weights
+from liver_core.training.boundary import StepTotals, agree, total
+from liver_core.training.cursor import DataCursor, chained, digest_part
+from liver_core.training.cutover import CutoverRun, Outcome, Probe
+from liver_core.training.exchange import Cancelled, ExchangeTimeout
+from liver_core.training.job import TrainingJob
+from liver_core.training.mailbox import Mailbox
+from liver_core.training.prepare import ActiveWorld, NextWorld, Preparation, PrepareFailed, PrepareSettings, Request
+from liver_core.training.small_state import Progress, collect, install, reseed
+from liver_core.worlds.megatron import activate, retire
+
+_WINDOW_STEPS = 32
+
+
+class Listener(Protocol):
+    """Who hears what a rank does: the agent's worker, or a test. Called from several threads; must not block."""
+
+    def stage(
+        self, request: Request, stage: str, *, reason: Reason | None, measures: dict[str, float], certificate: str
+    ) -> None: ...
+
+    def step(self, generation: int, progress: Progress, totals: StepTotals, seconds: float) -> None: ...
+
+    def checkpointed(self, path: str, step: int, seconds: float) -> None: ...
+
+
+class Ended(Exception):
+    """This rank has no more work; `how` is finished, stopped, left, aborted or broken."""
+
+    def __init__(self, how: str, reason: Reason | None = None) -> None:
+        super().__init__(how)
+        self.how = how
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class Retiring:
+    """What a handoff left behind, kept until every rank of the new world has reported its first step."""
+
+    handoff_id: str
+    old: ActiveWorld | None
+    following: NextWorld
+
+
+@dataclass(slots=True)
+class Timings:
+    """Of this world's ordinary steps, in seconds: whole steps and their part after the boundary."""
+
+    steps: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))
+    optimizer: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))
+
+
+class RankLoop:
+    """One rank process of one job. `run` in the main thread; the command methods from any other."""
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        member: Member,
+        settings: PrepareSettings,
+        listener: Listener,
+        *,
+        last_step: int | None = None,
+        probe: Probe = lambda point: None,
+    ) -> None:
+        self.job = job
+        self.member = member
+        self.settings = settings
+        self.listener = listener
+        self.last_step = last_step
+        self.probe = probe
+        self.mailbox = Mailbox()
+        self.active: ActiveWorld | None = None
+        self.following: NextWorld | None = None
+        self.preparation: Preparation | None = None
+        self.retiring: Retiring | None = None
+        self.progress = Progress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
+        self.timings = Timings()
+        self.checkpoints = CheckpointWriter(listener.checkpointed)
+        self._lock = threading.Lock()
+        self._switched: dict[str, float] | None = None
+
+    # Commands, from any thread.
+
+    def prepare(self, request: Request) -> None:
+        """Begin to build the next world in the background. A repeated request changes nothing."""
+        with self._lock:
+            busy = self.preparation
+            if busy is not None and busy.request.handoff_id == request.handoff_id:
+                return
+            if busy is not None:
+                reason = Reason(f"still preparing handoff {busy.request.handoff_id}", "prepare", self._rank(request))
+                self._stage(request, "aborted", reason=reason)
+                return
+            self.preparation = self._preparation(request)
+        threading.Thread(target=self._prepare, args=(self.preparation,), name="prepare", daemon=True).start()
+
+    def abort(self, handoff_id: str, reason: Reason) -> None:
+        """Drop the next world at the next boundary, or sooner where it is still being built."""
+        self.mailbox.abort(handoff_id, reason)
+        with self._lock:
+            if self.preparation is not None and self.preparation.request.handoff_id == handoff_id:
+                self.preparation.cancel()
+
+    # The main thread.
+
+    def run(self, first: Request) -> Ended:
+        """Join the world of `first`, then train until there is no more to do. Returns how it ended."""
+        try:
+            self._enter(first)
+            while True:
+                self._step()
+        except Ended as ended:
+            self.checkpoints.close()
+            return ended
+
+    def _enter(self, request: Request) -> None:
+        """A fresh process: build, wait for permission, then for the boundary of the source world, and cut over."""
+        self._stage(request, "preparing")
+        self.preparation = self._preparation(request)
+        self._prepare(self.preparation)
+        following = self.following
+        if following is None:
+            raise Ended("aborted", Reason("preparation failed", "prepare", self._rank(request)))
+        self._await_permission(request)
+        self._stage(request, "ready", measures=following.measures)
+        version = self._await_boundary(following)
+        self._finish_cutover(self._cutover(following).run(version), None, 0.0)
+
+    def _await_permission(self, request: Request) -> None:
+        deadline = time.time() + max(0.0, request.deadline_utc - time.time())
+        with self.mailbox.changed:
+            while self.mailbox.wishes.ready != (request.handoff_id, request.plan_revision):
+                reason = self.mailbox.aborts.get(request.handoff_id)
+                if reason is None and time.time() >= deadline:
+                    reason = Reason("no permission before the deadline", "ready", self._rank(request))
+                if reason is not None:
+                    self._drop_following(reason)
+                    raise Ended("aborted", reason)
+                self.mailbox.changed.wait(min(0.5, max(0.01, deadline - time.time())))
+
+    def _await_boundary(self, following: NextWorld) -> int:
+        """The version at which the source world stands; a world without a source starts at what it loaded."""
+        request = following.request
+        if request.source is None:
+            return 0 if following.small is None else int(following.small["step"])
+        following.exchange.cancelled = lambda: request.handoff_id in self.mailbox.aborts
+        deadline = time.monotonic() + max(0.0, request.deadline_utc - time.time())
+        try:
+            following.boundary = following.exchange.wait("boundary", deadline)
+        except (Cancelled, ExchangeTimeout) as error:
+            reason = self.mailbox.take_abort(request.handoff_id) or Reason(str(error), "boundary", self._rank(request))
+            self._drop_following(reason)
+            raise Ended("aborted", reason) from error
+        return int(following.boundary["version"])
+
+    def _step(self) -> None:
+        """One global batch: train, agree, then step here or hand the step over."""
+        self._maintain()
+        active = self.active
+        assert active is not None
+        world, started = active.world, time.monotonic()
+        self._note_first_forward()
+        batches = self.progress.cursor.batches(world.coordinates.dp, world.layout.dp)
+        result = self.job.step(active.state, world, batches)
+        reduced = time.monotonic()
+        self.probe("reduced")
+        totals = total(result, digest_part(self.progress.step + 1, batches), world.everyone)
+        agreement = agree(self.mailbox.word(), world.everyone)
+        following = self.following
+        if following is not None and self._is_for(agreement, following):
+            self._hand_over(active, following, totals, reduced)
+            return
+        self._apply(active, totals, started, reduced)
+        self._after_step(active, agreement)
+
+    def _apply(self, active: ActiveWorld, totals: StepTotals, started: float, reduced: float) -> None:
+        """The optimizer step in the world that reduced the gradients."""
+        apply_step(active.state, measure_gradients(active.state))
+        ended = time.monotonic()
+        self._advance(active, totals, ended - started)
+        self.timings.steps.append(ended - started)
+        self.timings.optimizer.append(ended - reduced)
+        self._note_first_step()
+
+    def _advance(self, active: ActiveWorld, totals: StepTotals, seconds: float) -> None:
+        step = self.progress.step + 1
+        self.progress = Progress(step, self.progress.cursor.advanced(), chained(self.progress.digest, totals.sample_digest))
+        self.listener.step(active.world.generation, self.progress, totals, seconds)
+        self.job.on_step(step, totals.loss, active.state, active.world)
+
+    def _after_step(self, active: ActiveWorld, agreement: Agreement | None) -> None:
+        if agreement is not None and agreement.phase is BoundaryPhase.CHECKPOINT:
+            self._write_checkpoint(active, self.mailbox.take_checkpoint())
+        if self.last_step is not None and self.progress.step >= self.last_step:
+            raise Ended("finished")
+        if agreement is not None and agreement.phase is BoundaryPhase.STOP:
+            raise Ended("stopped", Reason(self.mailbox.wishes.stop or "told to stop", "training"))
+
+    def _write_checkpoint(self, active: ActiveWorld, path: str) -> None:
+        small = collect(self.job, active.state, active.live, self.progress)
+        self.checkpoints.start(active, small, path)
+
+    # Handing over.
+
+    def _hand_over(self, active: ActiveWorld, following: NextWorld, totals: StepTotals, reduced: float) -> None:
+        self._stage(following.request, "cutting_over")
+        outcome = self._cutover(following, active, totals).run(self.progress.step)
+        outcome.measures["reduced_at_utc"] = time.time() - (time.monotonic() - reduced)
+        outcome.measures["median_step_s"] = statistics.median(self.timings.steps or [0.0])
+        outcome.measures["optimizer_s"] = statistics.median(self.timings.optimizer or [0.0])
+        self._finish_cutover(outcome, totals, reduced)
+
+    def _cutover(
+        self, following: NextWorld, active: ActiveWorld | None = None, totals: StepTotals | None = None
+    ) -> CutoverRun:
+        request = following.request
+        machine = Cutover(
+            rank=self._rank(request),
+            in_source=following.source_rank is not None,
+            in_target=following.target_rank is not None,
+            deadlines=request.cutover,
+            wait_until=time.monotonic() + max(0.0, request.deadline_utc - time.time()),
+        )
+
+        def boundary() -> dict[str, Any]:
+            assert active is not None and totals is not None
+            small = collect(self.job, active.state, active.live, self.progress)
+            return {
+                "version": self.progress.step,
+                "small": small,
+                "totals": [totals.loss, totals.tokens, totals.sample_digest],
+            }
+
+        return CutoverRun(following, active, machine, boundary_of=boundary, probe=self.probe)
+
+    def _finish_cutover(self, outcome: Outcome, totals: StepTotals | None, reduced: float) -> None:
+        following = self.following
+        assert following is not None
+        following.measures.update(outcome.measures)
+        match outcome.ending:
+            case ApplyStepInTarget():
+                self._switch(following, outcome, redo=False)
+            case RedoBatchInTarget():
+                self._switch(following, outcome, redo=True)
+            case ApplyStepInSource(reason=reason):
+                assert self.active is not None and totals is not None
+                self._drop_following(reason)
+                self._apply(self.active, totals, reduced, reduced)
+            case Leave(reason=reason):
+                self._leave(following, outcome, reason)
+            case FallToCheckpoint(reason=reason):
+                self._stage(following.request, "broken", reason=reason, measures=following.measures)
+                raise Ended("broken", reason)
+            case Release(reason=reason):
+                self._drop_following(reason)
+                if self.active is None:
+                    raise Ended("aborted", reason)
+
+    def _switch(self, following: NextWorld, outcome: Outcome, *, redo: bool) -> None:
+        """GO: the next world becomes the active one, and applies the step that was handed over."""
+        started = time.monotonic()
+        assert following.world is not None and following.state is not None and following.live is not None
+        old, self.active = self.active, ActiveWorld(following.world, following.state, following.live)
+        activate(following.world)
+        boundary = outcome.boundary or following.boundary
+        small = boundary["small"] if boundary else following.small
+        if small is None:
+            reseed(self.job, following.world, 0)
+        else:
+            self.progress = install(small, self.job, following.state, following.live, following.world)
+        if redo:
+            refresh_weights(following.state)
+        else:
+            apply_step(following.state, boundary["norm"])
+        self.following = self.preparation = None
+        self.mailbox.withdraw(following.request.handoff_id)
+        self.timings = Timings()
+        following.measures["switch_s"] = time.monotonic() - started
+        self.retiring = Retiring(following.request.handoff_id, old, following)
+        self._switched = {"redo": float(redo)}
+        if not redo:
+            loss, tokens, digest = boundary["totals"]
+            self._advance(self.active, StepTotals(loss, tokens, digest), time.monotonic() - started)
+        self._certificate = outcome.certificate
+
+    def _note_first_forward(self) -> None:
+        if self._switched is not None and self.retiring is not None:
+            self.retiring.following.measures.setdefault("first_forward_at_utc", time.time())
+
+    def _note_first_step(self) -> None:
+        """The first own step of a new world is what lets the old one go."""
+        if self._switched is None or self.retiring is None:
+            return
+        self._switched = None
+        following = self.retiring.following
+        following.measures["first_step_s"] = self.timings.steps[-1]
+        self._stage(following.request, "active", measures=following.measures, certificate=self._certificate)
+
+    def _leave(self, following: NextWorld, outcome: Outcome, reason: Reason) -> None:
+        """A leaver that has read GO: say so, stay readable until the new world stands, exit."""
+        self._stage(following.request, "left", reason=reason, measures=following.measures, certificate=outcome.certificate)
+        deadline = time.monotonic() + following.request.cutover.store_s
+        with self.mailbox.changed:
+            while following.request.handoff_id not in self.mailbox.retired and time.monotonic() < deadline:
+                if self.mailbox.wishes.stop is not None:
+                    break
+                self.mailbox.changed.wait(0.25)
+        following.drop()
+        raise Ended("left", reason)
+
+    # Upkeep.
+
+    def _maintain(self) -> None:
+        """Deal with aborts and retired worlds; called between steps."""
+        following = self.following
+        if following is not None:
+            reason = self.mailbox.take_abort(following.request.handoff_id)
+            if reason is not None:
+                self._drop_following(reason)
+        for handoff_id in self.mailbox.take_retired():
+            if self.retiring is not None and self.retiring.handoff_id == handoff_id:
+                retiring, self.retiring = self.retiring, None
+                threading.Thread(target=_retire, args=(retiring,), name="retire", daemon=True).start()
+
+    def _drop_following(self, reason: Reason) -> None:
+        following, self.following, self.preparation = self.following, None, None
+        if following is not None:
+            self.mailbox.withdraw(following.request.handoff_id)
+            following.drop()
+            self._stage(following.request, "aborted", reason=reason, measures=following.measures)
+
+    def _preparation(self, request: Request) -> Preparation:
+        return Preparation(request, self.member, self.job, self.active, self.settings, probe=self.probe)
+
+    def _prepare(self, preparation: Preparation) -> None:
+        request = preparation.request
+        self._stage(request, "preparing")
+        try:
+            made = preparation.run()
+        except (PrepareFailed, Cancelled) as error:
+            phase = error.phase if isinstance(error, PrepareFailed) else "prepare"
+            reason = self.mailbox.take_abort(request.handoff_id) or Reason(str(error), phase, self._rank(request))
+            with self._lock:
+                self.preparation = None
+            self._stage(request, "aborted", reason=reason)
+            return
+        self.following = made
+        self._stage(request, "prepared", measures=made.measures)
+
+    def _is_for(self, agreement: Agreement | None, following: NextWorld) -> bool:
+        if agreement is None or agreement.phase is not BoundaryPhase.READY:
+            return False
+        request = following.request
+        return agreement.tag == ready_tag(request.handoff_id, request.plan_revision)
+
+    def _rank(self, request: Request) -> int:
+        """The rank that reasons name: of the target world where this process has one there, else of the source."""
+        if self.member in request.target.members:
+            return request.target.members.index(self.member)
+        return request.source.members.index(self.member) if request.source is not None else 0
+
+    def _stage(
+        self,
+        request: Request,
+        stage: str,
+        *,
+        reason: Reason | None = None,
+        measures: dict[str, float] | None = None,
+        certificate: str = "",
+    ) -> None:
+        self.listener.stage(request, stage, reason=reason, measures=dict(measures or {}), certificate=certificate)
+
+
+def _retire(retiring: Retiring) -> None:
+    """Free what the old world held: endpoints, groups, memory. In the background; nobody waits for it."""
+    if retiring.following.transport is not None:
+        retiring.following.transport.close()
+    if retiring.old is not None:
+        retire(retiring.old.world)
+        retiring.old.state = retiring.old.live = None  # type: ignore[assignment]

@@ -1,0 +1,205 @@
+"""Process groups of one world, made directly on a store, beside any number of other worlds of the process.
+
+This module is the guarded place for private torch.distributed names. `check_private_names` runs before the first group
+is made and fails with a clear message when torch has moved. Not here: which groups Megatron wants (worlds.megatron).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+_C10D_NAMES = (
+    "_world",
+    "_World",
+    "_register_process_group",
+    "_unregister_process_group",
+    "_update_default_pg",
+    "ProcessGroupGloo",
+)
+_WORLD_MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")
+
+
+class PrivateApiMoved(RuntimeError):
+    """A private torch or megatron name that this version of the product relies on is gone or behaves differently."""
+
+
+class BringUpFailed(RuntimeError):
+    """A process group could not be made before its deadline; the text names the group and its members."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreAddress:
+    """Where the generation's store listens. `host` is an address of the job's private interface."""
+
+    host: str
+    port: int
+
+
+def check_private_names() -> None:
+    """Raise PrivateApiMoved unless every private name used here exists with the shape we rely on."""
+    missing = [name for name in _C10D_NAMES if not hasattr(c10d, name)]
+    missing += [f"_world.{name}" for name in _WORLD_MAPS if not hasattr(c10d._world, name)]
+    if not isinstance(getattr(type(c10d._world), "default_pg", None), property):
+        missing.append("_World.default_pg (a property)")
+    if missing:
+        raise PrivateApiMoved(
+            f"torch {torch.__version__} lacks the private names {', '.join(missing)}; "
+            "liver_core.worlds.groups supports torch 2.6 to 2.13: pin one of these"
+        )
+
+
+class _ThreadWorld(c10d._World):
+    """A `_World` whose default group can be overridden by one thread while every other thread keeps the active one.
+
+    Megatron's optimizer constructor gathers objects on the default group (megatron/core/optimizer/__init__.py,
+    `_get_param_groups`); built in the background it would otherwise join the training world's collectives and hang it.
+    Only an override is thread-local: autograd runs backward hooks on its own threads, which must see the active world.
+    """
+
+    @property
+    def default_pg(self):
+        return getattr(_override, "group", None) or self._default_pg
+
+    @default_pg.setter
+    def default_pg(self, value) -> None:
+        self._default_pg = value
+
+
+_override = threading.local()
+
+
+def install_thread_world() -> None:
+    """Make the default group overridable per thread. Idempotent; call before the first group is made."""
+    check_private_names()
+    if not isinstance(c10d._world, _ThreadWorld):
+        c10d._world.__class__ = _ThreadWorld
+
+
+@contextmanager
+def default_group(group: dist.ProcessGroup) -> Iterator[None]:
+    """Let this thread, and only this thread, see `group` as the default group."""
+    previous = getattr(_override, "group", None)
+    _override.group = group
+    try:
+        yield
+    finally:
+        _override.group = previous
+
+
+def activate_default_group(group: dist.ProcessGroup | None) -> None:
+    """Make `group` the process-wide default group (a pointer flip; call while the main thread is at a boundary)."""
+    c10d._update_default_pg(group)
+
+
+def connect_store(address: StoreAddress, *, timeout_s: float) -> dist.TCPStore:
+    """Open a client connection to the generation's store.
+
+    Every thread needs its own: one TCPStore client is a mutex, and a blocking wait of the preparing thread on a shared
+    one would stall the training thread. Raises ConnectionError naming the address.
+    """
+    try:
+        return dist.TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    except (RuntimeError, dist.DistError) as error:
+        raise ConnectionError(f"no store at {address.host}:{address.port} within {timeout_s:.1f} s: {error}") from error
+
+
+def make_group(
+    store: dist.Store, ranks: Sequence[int], rank: int, *, name: str, host: str, timeout_s: float
+) -> dist.ProcessGroup:
+    """Make the gloo group of the world ranks `ranks`, of which `rank` is this process, and register it with torch.
+
+    `name` must be new in this process (torch's registry of names is process-wide). `host` is the local address that
+    gloo binds to. Blocks until all members came or `timeout_s` passed (BringUpFailed).
+    """
+    group_rank, size = tuple(ranks).index(rank), len(ranks)
+    prefix = dist.PrefixStore(f"{name}/", store)
+    group = dist.ProcessGroup(prefix, group_rank, size)
+    group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+    try:
+        backend = _gloo(dist.PrefixStore("cpu/", prefix), group_rank, size, host, timeout_s)
+    except (RuntimeError, dist.DistError) as error:
+        raise BringUpFailed(
+            f"group {name} of ranks {list(ranks)} was not complete within {timeout_s:.1f} s on rank {rank}: {error}"
+        ) from error
+    group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    group._set_group_name(name)
+    _register(group, prefix, name, ranks)
+    return group
+
+
+def _gloo(store: dist.Store, rank: int, size: int, host: str, timeout_s: float):
+    options = c10d.ProcessGroupGloo._Options()
+    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=host)]
+    options._timeout = timedelta(seconds=timeout_s)
+    backend = c10d.ProcessGroupGloo(store, rank, size, options)
+    backend._set_sequence_number_for_group()
+    return backend
+
+
+def _register(group: dist.ProcessGroup, store: dist.Store, name: str, ranks: Sequence[int]) -> None:
+    """Enter the group in torch's maps, with that world's own rank numbers; P2POp and rank look-ups need it."""
+    world = c10d._world
+    world.pg_map[group] = ("gloo", store)
+    world.pg_names[group] = name
+    world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
+    world.pg_backend_config[group] = "cpu:gloo"
+    tag = f"ptd:{name}"
+    world.pg_to_tag[group] = tag
+    world.tags_to_pg.setdefault(tag, []).append(group)
+    world.tags_to_pg.setdefault("", []).append(group)
+    c10d._register_process_group(name, group)
+
+
+def make_groups(
+    store: dist.Store,
+    wanted: Sequence[tuple[int, ...]],
+    rank: int,
+    *,
+    prefix: str,
+    host: str,
+    timeout_s: float,
+    after_each: Callable[[int], None] = lambda _: None,
+) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """Make each distinct group of `wanted` that contains `rank`, in the given order, sharing equal memberships.
+
+    The order must be the same on all ranks. Returns membership -> group. On failure the groups already made are
+    destroyed before BringUpFailed leaves.
+    """
+    made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    try:
+        for ranks in dict.fromkeys(wanted):
+            if rank in ranks:
+                name = f"{prefix}/{'-'.join(map(str, ranks))}"
+                made[ranks] = make_group(store, ranks, rank, name=name, host=host, timeout_s=timeout_s)
+                after_each(len(made))
+    except BaseException:
+        destroy_groups(made.values())
+        raise
+    return made
+
+
+def destroy_groups(groups) -> None:
+    """Shut each group down and take it out of torch's maps, one by one: destroying "the world" would unregister the
+    names of every other world too."""
+    world = c10d._world
+    for group in list(groups):
+        if group not in world.pg_map:
+            continue
+        name = world.pg_names[group]
+        tag = world.pg_to_tag.get(group)
+        for table in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+            table.pop(group, None)
+        for key in (tag, ""):
+            members = world.tags_to_pg.get(key) if key is not None else None
+            if members and group in members:
+                members.remove(group)
+        c10d._unregister_process_group(name)
+        group.shutdown()

@@ -1,0 +1,221 @@
+"""One world of a Megatron-Core job: its roster, its process groups, and what must be swapped when it becomes active.
+
+One of the few places that import Megatron-Core (see tests/test_tidy.py). Private Megatron names live here and are
+checked by `check_private_names` at start-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import megatron.core
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+
+from liver_core.layout import Coordinates, ParallelLayout, Roster
+from liver_core.worlds.groups import (
+    PrivateApiMoved,
+    activate_default_group,
+    default_group,
+    destroy_groups,
+    install_thread_world,
+    make_group,
+    make_groups,
+)
+
+# parallel_state global -> field of ProcessGroupCollection. Megatron 0.16 still reads a few of them although a
+# collection was passed (vocab-parallel cross entropy reads the tensor-parallel group), so one guarded place sets them.
+_GLOBAL_GROUPS = {
+    "_TENSOR_MODEL_PARALLEL_GROUP": "tp",
+    "_PIPELINE_MODEL_PARALLEL_GROUP": "pp",
+    "_MODEL_PARALLEL_GROUP": "mp",
+    "_CONTEXT_PARALLEL_GROUP": "cp",
+    "_DATA_PARALLEL_GROUP": "dp",
+    "_DATA_PARALLEL_GROUP_WITH_CP": "dp_cp",
+    "_EXPERT_MODEL_PARALLEL_GROUP": "ep",
+    "_EXPERT_TENSOR_PARALLEL_GROUP": "expt_tp",
+    "_EXPERT_DATA_PARALLEL_GROUP": "expt_dp",
+    "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP": "intra_dist_opt",
+    "_EMBEDDING_GROUP": "embd",
+    "_POSITION_EMBEDDING_GROUP": "pos_embd",
+}
+
+
+@dataclass(slots=True)
+class MegatronWorld:
+    """The groups of one generation as this rank sees them.
+
+    `everyone` spans the world and belongs to the main thread, `background` spans it too and belongs to background work
+    (checkpoints), so that their collectives never mix. `collection` is Megatron's.
+    """
+
+    roster: Roster
+    rank: int
+    store: dist.Store
+    everyone: dist.ProcessGroup
+    background: dist.ProcessGroup
+    collection: ProcessGroupCollection
+    groups: tuple[dist.ProcessGroup, ...]
+    retired: bool = field(default=False)
+
+    @property
+    def layout(self) -> ParallelLayout:
+        return self.roster.layout
+
+    @property
+    def coordinates(self) -> Coordinates:
+        return self.roster.layout.coordinates(self.rank)
+
+    @property
+    def generation(self) -> int:
+        return self.roster.generation
+
+
+def check_private_names() -> None:
+    """Raise PrivateApiMoved unless Megatron has every private name used here."""
+    missing = [name for name in (*_GLOBAL_GROUPS, "_set_global_memory_buffer") if not hasattr(parallel_state, name)]
+    if missing:
+        raise PrivateApiMoved(
+            f"megatron-core {megatron.core.__version__} lacks parallel_state names {', '.join(missing)}; "
+            "liver_core.worlds.megatron is tested with megatron-core 0.16.1"
+        )
+
+
+def prepare_process() -> None:
+    """Once per process, before the first world: self-checks, per-thread default group, Megatron's scratch buffer."""
+    check_private_names()
+    install_thread_world()
+    if parallel_state._GLOBAL_MEMORY_BUFFER is None:
+        parallel_state._set_global_memory_buffer()
+
+
+def bring_up(roster: Roster, rank: int, store: dist.Store, *, host: str, timeout_s: float) -> MegatronWorld:
+    """Make all groups of `roster` that contain `rank`; touches nothing of the active world.
+
+    Every rank of the roster must call this concurrently. Raises BringUpFailed naming the group that did not complete.
+    """
+    layout = roster.layout
+    memberships = _memberships(layout, rank)
+    wanted = _bring_up_order(layout)
+    made = make_groups(
+        store, wanted, rank, prefix=f"{roster.job_id}/{roster.generation}", host=host, timeout_s=timeout_s
+    )
+    collection = ProcessGroupCollection(
+        **{name: made.get(ranks) if ranks else None for name, ranks in memberships.items()}
+    )
+    whole = tuple(range(layout.world_size))
+    name = f"{roster.job_id}/{roster.generation}/background"
+    try:
+        background = make_group(store, whole, rank, name=name, host=host, timeout_s=timeout_s)
+    except BaseException:
+        destroy_groups(made.values())
+        raise
+    return MegatronWorld(roster, rank, store, made[whole], background, collection, (*made.values(), background))
+
+
+def _bring_up_order(layout: ParallelLayout) -> list[tuple[int, ...]]:
+    """All memberships of the world in one order that every rank agrees on; equal memberships share one group."""
+    wanted = [tuple(range(layout.world_size))]
+    for axes in ("tp", "pp", "dp", "cp", "dp-cp", "tp-cp", "tp-pp", "tp-dp-cp"):
+        wanted += [tuple(ranks) for ranks in layout.groups(axes)]
+    for ranks in layout.groups("pp"):
+        wanted += [_ends(tuple(ranks)), (ranks[0],)]
+    wanted += [(rank,) for rank in range(layout.world_size)]
+    return list(dict.fromkeys(wanted))
+
+
+def _memberships(layout: ParallelLayout, rank: int) -> dict[str, tuple[int, ...] | None]:
+    """ProcessGroupCollection field -> the ranks of this rank's group, None where the rank is in no such group."""
+
+    def mine(axes: str) -> tuple[int, ...]:
+        return next(tuple(ranks) for ranks in layout.groups(axes) if rank in ranks)
+
+    stages = mine("pp")
+    embedding = _ends(stages)
+    return {
+        "tp": mine("tp"),
+        "pp": stages,
+        "mp": mine("tp-pp"),
+        "cp": mine("cp"),
+        "tp_cp": mine("tp-cp"),
+        "dp": mine("dp"),
+        "dp_cp": mine("dp-cp"),
+        "tp_dp_cp": mine("tp-dp-cp"),
+        "intra_dp_cp": mine("dp-cp"),
+        "embd": embedding if rank in embedding else None,
+        "pos_embd": (stages[0],) if rank == stages[0] else None,
+        # Dense models: experts are not split, so expert groups fall back on the dense ones.
+        "ep": (rank,),
+        "expt_tp": mine("tp"),
+        "tp_ep": mine("tp"),
+        "tp_ep_pp": mine("tp-pp"),
+        "expt_dp": mine("dp-cp"),
+        "intra_expt_dp": mine("dp-cp"),
+        "intra_dist_opt": tuple(range(layout.world_size)),
+    }
+
+
+def _ends(stages: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(dict.fromkeys((stages[0], stages[-1])))
+
+
+@contextmanager
+def building(world: MegatronWorld) -> Iterator[None]:
+    """Within this block this thread builds parts of `world`: hidden collectives on the default group go to it.
+
+    The active world, its parallel_state globals and its random state stay as they are; other threads notice nothing.
+    """
+    with default_group(world.everyone):
+        yield
+
+
+def activate(world: MegatronWorld) -> None:
+    """Make `world` the one that this process trains in. Only pointers change; call at a step boundary."""
+    activate_default_group(world.everyone)
+    for name, attribute in _GLOBAL_GROUPS.items():
+        setattr(parallel_state, name, getattr(world.collection, attribute, None))
+    parallel_state._MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE = None
+    parallel_state._MPU_TENSOR_MODEL_PARALLEL_RANK = None
+
+
+def retire(world: MegatronWorld) -> None:
+    """Destroy the groups of a world that is no longer active: frees their threads and descriptors. Idempotent."""
+    if not world.retired:
+        world.retired = True
+        destroy_groups(world.groups)
+
+
+def mark_tensor_parallel(module: torch.nn.Module) -> None:
+    """Set the tensor-parallel attributes that Megatron leaves out with `perform_initialization=False`.
+
+    Without them the gradient norm counts tensor-parallel rank 0 only and training drifts from the second step on.
+    """
+    split_dims: tuple[tuple[type, int], ...] = ((ColumnParallelLinear, 0), (VocabParallelEmbedding, 0), (RowParallelLinear, 1))
+    for part in module.modules():
+        for kind, dim in split_dims:
+            if isinstance(part, kind):
+                _mark(part.weight, dim)
+                if kind is ColumnParallelLinear and getattr(part, "bias", None) is not None:
+                    _mark(part.bias, 0)
+
+
+def _mark(parameter: torch.nn.Parameter | None, dim: int) -> None:
+    if parameter is not None and not getattr(parameter, "tensor_model_parallel", False):
+        for attribute in ("tensor_model_parallel", "partition_dim", "partition_stride"):
+            if hasattr(parameter, attribute):
+                delattr(parameter, attribute)
+        set_tensor_model_parallel_attributes(tensor=parameter, is_parallel=True, dim=dim, stride=1)
+
+
+def seed_streams(world: MegatronWorld, *, seed: int, step: int) -> None:
+    """Set torch's generator and Megatron's tracker streams for this place in this layout at this step."""
+    here = world.coordinates
+    place = (seed * 1_000_003 + step) * 1_000_003 + here.dp * 65_536 + here.pp * 256
+    model_parallel_cuda_manual_seed(place % 2**31, tp_rank=here.tp, ep_rank=0, etp_rank=here.tp)

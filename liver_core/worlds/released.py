@@ -1,0 +1,111 @@
+"""Released storage: build modules, buffers and optimizers that have structure but no memory.
+
+While `released()` is active on a thread, tensors made there keep their shape, dtype and views, but their storage is
+given back at once and every write into such a storage is skipped. `restore` gives the memory back when it is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+_KEEP_BYTES = 4096
+# Storage address -> bytes it had when it was released. An address that is used again is overwritten at its release.
+_SIZES: dict[int, int] = {}
+_ALIASING = ("view", "_unsafe_view", "alias", "detach", "slice", "select", "expand", "t", "transpose", "as_strided")
+
+
+def storage_is_released(tensor: torch.Tensor) -> bool:
+    """True when the tensor has elements but its storage holds none."""
+    return tensor.numel() > 0 and tensor.untyped_storage().nbytes() == 0
+
+
+def release(tensors: Iterable[torch.Tensor]) -> int:
+    """Give the storages behind `tensors` back to the allocator; views of them keep their geometry. Returns bytes."""
+    storages = [storage for storage in _storages(tensors) if storage.nbytes()]
+    freed = sum(storage.nbytes() for storage in storages)
+    for storage in storages:
+        _SIZES[storage._cdata] = storage.nbytes()
+        storage.resize_(0)
+    return freed
+
+
+def restore(tensors: Iterable[torch.Tensor]) -> int:
+    """Allocate again the storages behind released `tensors`; content is undefined. Returns bytes allocated."""
+    storages = _storages(tensor for tensor in tensors if storage_is_released(tensor))
+    for storage in storages:
+        storage.resize_(_SIZES.pop(storage._cdata))
+    return sum(storage.nbytes() for storage in storages)
+
+
+@contextmanager
+def released() -> Iterator[_ReleaseMode]:
+    """Within this block, on this thread, new tensors above 4 KiB have no memory and writes to them are skipped.
+
+    Peak memory of a build is the single largest tensor in the making (a buffer that is allocated and given back), not
+    the sum. Small tensors stay real: step counters and scales must be computed with.
+    """
+    mode = _ReleaseMode()
+    with mode:
+        yield mode
+
+
+class _ReleaseMode(TorchDispatchMode):
+    """Skips operations on released tensors and releases what factories return. `peak_bytes` is the largest tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak_bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        touched = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        hollow = any(storage_is_released(tensor) for tensor in touched)
+        if not hollow:
+            return self._after(func(*args, **kwargs))
+        if _is_view(func):
+            return self._viewed(func, args, kwargs, touched)
+        if func._schema.name.endswith("_") and touched:
+            return touched[0]
+        return self._after(_hollow_result(func, args, kwargs))
+
+    def _viewed(self, func, args, kwargs, touched: list[torch.Tensor]):
+        """Torch checks a view against the storage's size, so the storage has it back, untouched, for that moment."""
+        storages = _storages(tensor for tensor in touched if storage_is_released(tensor))
+        for storage in storages:
+            storage.resize_(_SIZES[storage._cdata])
+        try:
+            return func(*args, **kwargs)
+        finally:
+            for storage in storages:
+                storage.resize_(0)
+
+    def _after(self, result):
+        for tensor in tree_flatten(result)[0]:
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes() > _KEEP_BYTES:
+                storage = tensor.untyped_storage()
+                self.peak_bytes = max(self.peak_bytes, storage.nbytes())
+                _SIZES[storage._cdata] = storage.nbytes()
+                storage.resize_(0)
+        return result
+
+
+def _is_view(func) -> bool:
+    return func._schema.name.removeprefix("aten::") in _ALIASING or func.is_view
+
+
+def _hollow_result(func, args, kwargs):
+    """The result of a functional operation on released inputs: right shape and dtype, no content."""
+    source = next(leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
+    name = func._schema.name.removeprefix("aten::")
+    if name not in ("clone", "_to_copy", "zeros_like", "empty_like", "ones_like"):
+        raise RuntimeError(f"aten::{name} on a tensor without memory while a world is built: the value would be undefined")
+    return torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype, device=source.device)
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:
+    return list({tensor.untyped_storage()._cdata: tensor.untyped_storage() for tensor in tensors}.values())
