@@ -31,6 +31,8 @@ TEXT_SUFFIXES = {
 }
 
 DOCSTRING_LINES_MAX = 6
+# The docstring of a package may be its manual: which parts there are, and how they play together.
+PACKAGE_DOCSTRING_LINES_MAX = 60
 FILE_LINES_MAX = 500
 TEST_FILE_LINES_MAX = 700
 FUNCTION_LINES_MAX = 60
@@ -60,6 +62,9 @@ PRIVATE_TORCH_PLACES = (
     "tests/",
 )
 
+# A revision of the schema is a list of columns; cutting it up would hide what a table looks like.
+MAY_HAVE_LONG_LISTS = "migrations/versions/"
+
 MAY_BE_LONG: dict[str, str] = {}
 MAY_HAVE_LONG_FUNCTIONS: dict[str, str] = {}
 MAY_TAKE_MANY_PARAMETERS: dict[str, str] = {}
@@ -77,7 +82,9 @@ FOREIGN_ADDRESSES = re.compile(
 # One word for one thing: a generation is never an "epoch" (Megatron's data sets do count epochs), a handoff is never
 # a "migration" (a change of the database schema is one).
 EPOCH = re.compile(r"(?<![a-z])epochs?(?![a-z])", re.IGNORECASE)
-EPOCH_IS_MEANT = re.compile(r"num_epochs|since the epoch|unix|posix|1970|dataset|never|server.?epoch", re.IGNORECASE)
+EPOCH_IS_MEANT = re.compile(
+    r"num_epochs|since the epoch|extract\(epoch|unix|posix|1970|dataset|never|server.?epoch", re.IGNORECASE
+)
 MIGRATION = re.compile(r"\bmigrat(e|es|ed|ing|ion)\b", re.IGNORECASE)
 MIGRATION_IS_MEANT = re.compile(r"alembic|database|schema|postgres|\bdb\b|revision|never", re.IGNORECASE)
 MIGRATION_PLACES = (
@@ -95,11 +102,12 @@ def test_every_file_opens_by_saying_what_it_is():
     for path, tree in python_files():
         if not tree.body and path.startswith("tests/"):
             continue
+        limit = PACKAGE_DOCSTRING_LINES_MAX if path.endswith("/__init__.py") else DOCSTRING_LINES_MAX
         docstring = ast.get_docstring(tree)
         if not docstring:
             found.append(f"{path}:1: has no opening docstring")
-        elif len(docstring.splitlines()) > DOCSTRING_LINES_MAX and not path.startswith("tests/"):
-            found.append(f"{path}:1: its opening docstring has more than {DOCSTRING_LINES_MAX} lines")
+        elif len(docstring.splitlines()) > limit and not path.startswith("tests/"):
+            found.append(f"{path}:1: its opening docstring has more than {limit} lines")
     assert_none(found)
 
 
@@ -116,6 +124,8 @@ def test_no_file_is_too_long_to_read_in_one_go():
 def test_no_function_is_too_long_to_see_at_once():
     found = []
     for path, tree in python_files():
+        if path.startswith(MAY_HAVE_LONG_LISTS):
+            continue
         for function in functions(tree):
             lines = (function.end_lineno or function.lineno) - function.lineno + 1
             if lines > FUNCTION_LINES_MAX and f"{path}:{function.name}" not in MAY_HAVE_LONG_FUNCTIONS:
