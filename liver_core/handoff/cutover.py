@@ -6,6 +6,7 @@ read from the store; what the store says rules, never one's own wish. `now` is m
 
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from typing import assert_never
 
 from liver_core.handoff.messages import CutoverDeadlines, Decision, HandoffId, Reason
 
@@ -18,7 +19,13 @@ class Level(IntEnum):
     EVERYTHING = 2  # and certified
 
 
+POLL_S = 0.2
+"""Pause between two reads of a record that is not decided yet, or of a store that did not answer."""
+
+
 class CutoverState(StrEnum):
+    """Where the rank is; `decided`, `fell` and `released` are final."""
+
     WAITING = "waiting"  # no boundary agreed yet; may still be withdrawn
     READING = "reading"
     HELD = "held"  # everything that could be read is here; the certificates are being compared
@@ -114,7 +121,8 @@ CutoverEvent = (
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """Read masters, moments, gradients and small state of `version`; answer with StateRead before `until`."""
+    """A source publishes `version`, a target reads masters, moments, gradients and small state of it; answer with
+    StateRead before `until`. A rank that is only a source says EVERYTHING when it has published."""
 
     version: int
     until: float
@@ -207,16 +215,14 @@ def decision_key(handoff_id: HandoffId) -> str:
 
 
 class Cutover:
-    """One rank's way through one cutover. `wait_until` bounds the wait for the boundary."""
+    """One rank's way through one cutover, of which it learns by BoundaryAgreed.
+
+    Until `wait_until` (the handoff's deadline on this rank's clock) it waits for the boundary, then it releases itself.
+    The host answers each effect by one event; events that nobody waits for any more change nothing.
+    """
 
     def __init__(
-        self,
-        *,
-        rank: int,
-        in_source: bool,
-        in_target: bool,
-        deadlines: CutoverDeadlines,
-        wait_until: float,
+        self, *, rank: int, in_source: bool, in_target: bool, deadlines: CutoverDeadlines, wait_until: float
     ) -> None:
         self.rank = rank
         self.in_source = in_source
@@ -224,12 +230,194 @@ class Cutover:
         self.deadlines = deadlines
         self.wait_until = wait_until
         self.state = CutoverState.WAITING
+        self.decision = Decision.UNDECIDED
+        self.vote: Level | None = None
+        self._boundary_at = 0.0
+        self._held = Level.NOTHING
+        self._wish: Decision | None = None
+        self._reason = Reason("everything is held and certified", "barrier")
 
     @property
     def next_deadline(self) -> float:
-        """When a Tick is due at the latest."""
-        raise NotImplementedError
+        """When a Tick is due at the latest, on the clock of `now`; infinite when the machine has ended."""
+        match self.state:
+            case CutoverState.WAITING:
+                return self.wait_until
+            case CutoverState.READING | CutoverState.HELD:
+                return self._own_deadline
+            case CutoverState.VOTED:
+                return self._own_deadline if self._wish is None else self._store_deadline
+            case CutoverState.DECIDED | CutoverState.FELL | CutoverState.RELEASED:
+                return float("inf")
+            case _:
+                assert_never(self.state)
 
     def handle(self, event: CutoverEvent, now: float) -> tuple[CutoverEffect, ...]:
-        """Take one event."""
-        raise NotImplementedError
+        """Take one event; the effects are to be carried out in order."""
+        match event:
+            case BoundaryAgreed(version=version):
+                return self._on_boundary(version, now)
+            case StateRead():
+                return self._on_state_read(event, now)
+            case CertificateCompared():
+                return self._on_certificate(event, now)
+            case BarrierPassed(level=level):
+                return self._on_barrier(level)
+            case BarrierFailed(reason=reason):
+                return self._propose(Decision.NO_GO, reason) if self._awaits_barrier else ()
+            case DecisionRead(decision=decision):
+                return self._on_decision(decision, now)
+            case StoreUnreachable(reason=reason):
+                return self._on_unreachable(reason, now)
+            case Withdrawn(reason=reason):
+                return self._release(reason) if self.state is CutoverState.WAITING else ()
+            case Tick():
+                return self._on_tick(now)
+            case _:
+                assert_never(event)
+
+    @property
+    def _own_deadline(self) -> float:
+        return self._boundary_at + (self.deadlines.target_s if self.in_target else self.deadlines.source_s)
+
+    @property
+    def _store_deadline(self) -> float:
+        return self._boundary_at + self.deadlines.store_s
+
+    @property
+    def _awaits_barrier(self) -> bool:
+        return self.state is CutoverState.VOTED and self.vote is not None and self._wish is None
+
+    def _on_boundary(self, version: int, now: float) -> tuple[CutoverEffect, ...]:
+        if self.state is not CutoverState.WAITING:
+            return ()
+        self.state = CutoverState.READING
+        self._boundary_at = now
+        return (ReadState(version, until=self._own_deadline),)
+
+    def _on_state_read(self, event: StateRead, now: float) -> tuple[CutoverEffect, ...]:
+        if self.state is not CutoverState.READING:
+            return ()
+        if event.reason is not None:
+            self._reason = event.reason
+        if not self.in_target:
+            # A leaver holds nothing of g+1 and has no voice in its barrier. It stays until the decision.
+            self.state = CutoverState.VOTED
+            return (ReadDecision(not_before=now),)
+        # Gradients that are missing while every source lives mean that g can do the step: no reason to redo a batch.
+        if event.level is Level.STATE and not event.source_lost:
+            return self._enter_barrier(Level.NOTHING, now)
+        if event.level is Level.NOTHING:
+            return self._enter_barrier(Level.NOTHING, now)
+        self.state = CutoverState.HELD
+        self._held = event.level
+        return (CompareCertificates(),)
+
+    def _on_certificate(self, event: CertificateCompared, now: float) -> tuple[CutoverEffect, ...]:
+        if self.state is not CutoverState.HELD:
+            return ()
+        if event.equal:
+            return self._enter_barrier(self._held, now)
+        self._reason = event.reason or self._because("certificate", "what arrived is not what the source held")
+        return self._enter_barrier(Level.NOTHING, now)
+
+    def _enter_barrier(self, level: Level, now: float) -> tuple[CutoverEffect, ...]:
+        self.state = CutoverState.VOTED
+        if now >= self._own_deadline:
+            return self._propose(Decision.NO_GO, self._late("reading"))
+        self.vote = level
+        return (EnterBarrier(level, until=self._own_deadline),)
+
+    def _on_barrier(self, level: Level) -> tuple[CutoverEffect, ...]:
+        if not self._awaits_barrier or self.vote is None:
+            return ()
+        match min(level, self.vote):
+            case Level.EVERYTHING:
+                return self._propose(Decision.GO, self._reason)
+            case Level.STATE:
+                text = "a source is lost, and every target holds the state before the step"
+                return self._propose(Decision.GO_REDO, self._because("barrier", text))
+            case _:
+                other = self._because("barrier", "another target does not hold the state")
+                return self._propose(Decision.NO_GO, self._reason if self.vote is Level.NOTHING else other)
+
+    def _propose(self, wish: Decision, reason: Reason) -> tuple[CutoverEffect, ...]:
+        self._wish = wish
+        self._reason = reason
+        return (ProposeDecision(wish, reason),)
+
+    def _on_decision(self, decision: Decision, now: float) -> tuple[CutoverEffect, ...]:
+        if self.state is CutoverState.DECIDED:
+            assert decision in (self.decision, Decision.UNDECIDED), f"the decision changed: {self.decision}, {decision}"
+            return ()
+        if self.state is not CutoverState.VOTED:
+            return ()
+        if decision is not Decision.UNDECIDED:
+            return self._decide(decision)
+        if self._wish is not None:
+            return (ProposeDecision(self._wish, self._reason),)
+        if now >= self._own_deadline:
+            return self._propose(Decision.NO_GO, self._late("decision"))
+        return () if self.in_target else (ReadDecision(not_before=now + POLL_S),)
+
+    def _decide(self, decision: Decision) -> tuple[CutoverEffect, ...]:
+        needed = {Decision.GO: Level.EVERYTHING, Decision.GO_REDO: Level.STATE}.get(decision)
+        if self.in_target and needed is not None and (self.vote is None or self.vote < needed):
+            return self._fall(self._because("decision", f"{decision} was decided, but the state is not held here"))
+        self.state = CutoverState.DECIDED
+        self.decision = decision
+        match decision:
+            case Decision.GO if self.in_target:
+                return (ApplyStepInTarget(),)
+            case Decision.GO_REDO if self.in_target:
+                return (RedoBatchInTarget(),)
+            case Decision.NO_GO if self.in_source:
+                return (ApplyStepInSource(self._no_go_reason()),)
+            case Decision.NO_GO:
+                return (Leave(self._no_go_reason()),)
+            case _:
+                return (Leave(self._because("decision", f"{decision}: this rank has no part in the target world")),)
+
+    def _on_unreachable(self, reason: Reason, now: float) -> tuple[CutoverEffect, ...]:
+        if self.state is not CutoverState.VOTED:
+            return ()
+        if now >= self._store_deadline:
+            return self._fall(reason)
+        return (ReadDecision(not_before=now + POLL_S),)
+
+    def _on_tick(self, now: float) -> tuple[CutoverEffect, ...]:
+        match self.state:
+            case CutoverState.WAITING if now >= self.wait_until:
+                return self._release(self._because("ready", "no boundary was agreed before the deadline"))
+            case CutoverState.READING | CutoverState.HELD if now >= self._own_deadline:
+                # Without having entered the barrier: so its MIN cannot come to be, and nobody can propose GO.
+                phase = str(self.state)
+                self.state = CutoverState.VOTED
+                return self._propose(Decision.NO_GO, self._late(phase))
+            case CutoverState.VOTED if now >= self._store_deadline:
+                return self._fall(self._because("decision", "the store gave no decision before the deadline"))
+            case CutoverState.VOTED if now >= self._own_deadline and self._wish is None:
+                return self._propose(Decision.NO_GO, self._late("decision"))
+            case _:
+                return ()
+
+    def _fall(self, reason: Reason) -> tuple[CutoverEffect, ...]:
+        self.state = CutoverState.FELL
+        return (FallToCheckpoint(reason),)
+
+    def _release(self, reason: Reason) -> tuple[CutoverEffect, ...]:
+        self.state = CutoverState.RELEASED
+        return (Release(reason),)
+
+    def _no_go_reason(self) -> Reason:
+        if self._wish is Decision.NO_GO:
+            return self._reason
+        return self._because("decision", "another rank could not hold the state in time")
+
+    def _late(self, phase: str) -> Reason:
+        side = "target" if self.in_target else "source"
+        limit_s = self._own_deadline - self._boundary_at
+        return self._because(phase, f"not done {limit_s:g} s after the boundary ({side})")
+
+    def _because(self, phase: str, text: str) -> Reason:
+        return Reason(text, phase, rank=self.rank)

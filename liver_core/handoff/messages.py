@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any, NewType
 
 from liver_core.handoff.fields import GENERATION_MAX, RANKS_MAX, Fields, MessageError
-from liver_core.layout import Member, ParallelLayout, Roster
+from liver_core.layout import LayoutError, Member, Roster
 
 PROTOCOL_VERSION = 1
 
@@ -223,8 +223,8 @@ class Order:
         return {
             **_header_to_json(self),
             "phase": str(self.phase),
-            "source": None if self.source is None else roster_to_json(self.source),
-            "target": roster_to_json(self.target),
+            "source": None if self.source is None else self.source.to_json(),
+            "target": self.target.to_json(),
             "store": self.store.to_json(),
             "cause": self.cause,
             "rung": str(self.rung),
@@ -240,8 +240,8 @@ class Order:
         order = cls(
             **header,
             phase=fields.choice("phase", Phase),
-            source=fields.optional("source", roster_from_json),
-            target=roster_from_json(fields.value("target"), "target"),
+            source=fields.optional("source", _roster_from_json),
+            target=_roster_from_json(fields.value("target"), "target"),
             store=StoreAddress.from_json(fields.value("store")),
             cause=fields.text("cause"),
             rung=fields.choice("rung", Rung),
@@ -290,7 +290,7 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         return {
             **_header_to_json(self),
-            "member": {"node_id": self.member.node_id, "slot": self.member.slot},
+            "member": self.member.to_json(),
             "stage": str(self.stage),
             "stages": [stage.to_json() for stage in self.stages],
             "promise": None if self.promise is None else self.promise.to_json(),
@@ -306,7 +306,7 @@ class Report:
         header = _header_from_json(fields, generation_least=0)
         report = cls(
             **header,
-            member=member_from_json(fields.value("member"), "member"),
+            member=_member_from_json(fields.value("member"), "member"),
             stage=fields.choice("stage", Stage),
             stages=fields.items("stages", WorldStage.from_json, most=4),
             promise=fields.optional("promise", Promise.from_json),
@@ -318,42 +318,18 @@ class Report:
         return report
 
 
-def roster_to_json(roster: Roster) -> dict[str, Any]:
-    """The wire form of a roster: members are in rank order."""
-    return {
-        "job_id": roster.job_id,
-        "generation": roster.generation,
-        "layout": roster.layout.to_json(),
-        "members": [{"node_id": member.node_id, "slot": member.slot} for member in roster.members],
-    }
-
-
-def roster_from_json(data: object, path: str) -> Roster:
-    """Raises MessageError naming field and rule."""
-    fields = Fields(data, path)
+def _roster_from_json(data: object, path: str) -> Roster:
     try:
-        layout = ParallelLayout.from_json(fields.value("layout"))
-    except MessageError:
-        raise
-    except (ValueError, TypeError, KeyError) as error:
-        raise MessageError(fields.path("layout"), str(error)) from error
-    members = fields.items("members", member_from_json)
-    job_id = fields.text("job_id")
-    generation = fields.integer("generation", most=GENERATION_MAX)
-    fields.finish()
-    if len(members) != layout.world_size:
-        raise MessageError(f"{path}.members", f"must be {layout.world_size} for layout {layout}, are {len(members)}")
-    if len(set(members)) != len(members):
-        raise MessageError(f"{path}.members", "must name every slot at most once")
-    return Roster(job_id=job_id, generation=generation, layout=layout, members=members)
+        return Roster.from_json(data, path)
+    except LayoutError as error:
+        raise MessageError(error.field, error.rule) from error
 
 
-def member_from_json(data: object, path: str) -> Member:
-    """Raises MessageError naming field and rule."""
-    fields = Fields(data, path)
-    member = Member(node_id=fields.text("node_id"), slot=fields.integer("slot", most=1_023))
-    fields.finish()
-    return member
+def _member_from_json(data: object, path: str) -> Member:
+    try:
+        return Member.from_json(data, path)
+    except LayoutError as error:
+        raise MessageError(error.field, error.rule) from error
 
 
 def _check_order(order: Order) -> None:

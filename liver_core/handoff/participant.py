@@ -1,11 +1,80 @@
 """The participant's half of a handoff: one machine per rank, hosted by that rank's agent.
 
 Pure, sans-IO: `handle(event, now)` returns the effects to carry out, in order. It promises to at most one handoff at a
-time, and a promise is journalled (`Persist`) before it is spoken.
+time, and a promise is journalled (`Persist`) before it is spoken. Which orders it takes is decided in `refusals`.
 """
 
-from liver_core.handoff.participant_events import ParticipantEffect, ParticipantEvent, ParticipantRecord
+from dataclasses import replace
+from enum import StrEnum
+from typing import assert_never
+
+from liver_core.handoff.boundary import ready_tag
+from liver_core.handoff.messages import Decision, HandoffId, Order, Phase, Promise, Reason, Stage
+from liver_core.handoff.participant_events import (
+    ENDED_MAX,
+    AbortRank,
+    ClearReadyTag,
+    EndedHandoff,
+    OrderReceived,
+    ParticipantEffect,
+    ParticipantEvent,
+    ParticipantRecord,
+    Persist,
+    PrepareRank,
+    QueryRank,
+    RankDied,
+    RankReported,
+    RankStage,
+    RetireRank,
+    SendReport,
+    SetReadyTag,
+    StopRank,
+    Tick,
+)
+from liver_core.handoff.participant_report import Truth, build_report
+from liver_core.handoff.refusals import amend_refusal, is_stale, prepare_refusal
 from liver_core.layout import Member
+
+RETIRE_GRACE_S = 600.0
+"""A proposer that never says retire must not make a rank hold two worlds for ever."""
+
+Effects = tuple[ParticipantEffect, ...]
+
+
+class ParticipantState(StrEnum):
+    """Where this member is; everything but `idle` belongs to the one promised handoff."""
+
+    IDLE = "idle"
+    RESTORING = "restoring"  # the agent restarted; the rank was asked where it stands
+    STOPPING = "stopping"  # a start without a source: the rank of the older world is being ended first
+    PREPARING = "preparing"
+    READY = "ready"  # built and connected; no permission yet
+    PERMITTED = "permitted"  # the ready tag is set, or about to be
+    WITHDRAWING = "withdrawing"  # a newer revision came after permission: the tag is being taken back
+    ABORTING = "aborting"  # the rank was told to drop it; the boundary may have been first
+    CUTTING_OVER = "cutting_over"
+    ACTIVE = "active"  # first step in the target world done; what the source world held is kept until retire
+
+
+_STAGE_OF_STATE = {
+    ParticipantState.IDLE: Stage.IDLE,
+    ParticipantState.RESTORING: Stage.PREPARING,
+    ParticipantState.STOPPING: Stage.PREPARING,
+    ParticipantState.PREPARING: Stage.PREPARING,
+    ParticipantState.READY: Stage.READY,
+    ParticipantState.PERMITTED: Stage.READY,
+    ParticipantState.WITHDRAWING: Stage.READY,
+    ParticipantState.ABORTING: Stage.PREPARING,
+    ParticipantState.CUTTING_OVER: Stage.CUTTING_OVER,
+    ParticipantState.ACTIVE: Stage.ACTIVE,
+}
+_BEFORE_BOUNDARY = (
+    ParticipantState.STOPPING,
+    ParticipantState.PREPARING,
+    ParticipantState.READY,
+    ParticipantState.PERMITTED,
+    ParticipantState.WITHDRAWING,
+)
 
 
 class Participant:
@@ -21,16 +90,421 @@ class Participant:
         self.member = member
         self.agent_incarnation = agent_incarnation
         self.record = record
+        self.state = ParticipantState.IDLE
+        self._report_seq = 0
+        self._pending: Order | None = None  # the newer revision that waits for the tag to be cleared
 
-    def start(self, now: float) -> tuple[ParticipantEffect, ...]:
+    def start(self, now: float) -> Effects:
         """Re-adopt: asks the rank for its true stage (QueryRank) when the record holds a promise or a world."""
-        raise NotImplementedError
+        if self.record.promise is None and self.record.active is None:
+            return ()
+        self.state = ParticipantState.RESTORING
+        return (QueryRank(),)
 
-    def handle(self, event: ParticipantEvent, now: float) -> tuple[ParticipantEffect, ...]:
-        """Take one event; `now` is seconds since the epoch, UTC."""
-        raise NotImplementedError
+    def handle(self, event: ParticipantEvent, now: float) -> Effects:
+        """Take one event; `now` is seconds since 1970, UTC."""
+        match event:
+            case OrderReceived(order=order, expected_plan_digest=expected):
+                return self._on_order(order, expected, now)
+            case RankReported():
+                return self._on_rank(event, now)
+            case RankDied(reason=reason):
+                return self._on_rank_died(reason, now)
+            case Tick():
+                return self._on_tick(now)
+            case _:
+                assert_never(event)
 
     @property
     def wants_ticks(self) -> bool:
         """Whether a deadline is running."""
-        raise NotImplementedError
+        return self.state is not ParticipantState.IDLE
+
+    # Orders.
+
+    def _on_order(self, order: Order, expected: str | None, now: float) -> Effects:
+        if self.state is ParticipantState.RESTORING:
+            return ()  # The order will be repeated; until the rank has answered there is no truth to tell.
+        promise = self.record.promise
+        if order.job_id == self.job_id and promise is not None and promise.handoff_id == order.handoff_id:
+            return self._on_own_order(order, promise, now)
+        ended = self._ended(order.handoff_id)
+        if ended is not None:
+            return (self._answer_ended(order, ended, now),)
+        refusal = prepare_refusal(order, self._settled(), self.member, self.job_id, expected, now)
+        if order.phase is Phase.ABORT and order.job_id == self.job_id:
+            return self._burn(order, now)
+        if refusal is not None:
+            return (self._refuse(order, refusal, now),)
+        return self._promise(order, now)
+
+    def _settled(self) -> ParticipantRecord:
+        """The record as a new handoff sees it: one that is active here binds no more, it is retired on the way."""
+        if self.state is ParticipantState.ACTIVE:
+            return replace(self.record, promise=None)
+        return self.record
+
+    def _on_own_order(self, order: Order, promise: Promise, now: float) -> Effects:
+        if order.phase is Phase.ABORT:
+            return self._abort(order.reason or Reason("aborted by the proposer", "abort"), now)
+        if is_stale(order, promise):
+            return (self._report(now),)
+        match order.phase:
+            case Phase.PREPARE:
+                return self._on_newer_prepare(order, now)
+            case Phase.PERMIT if self.state is ParticipantState.READY and order.plan_revision == promise.plan_revision:
+                permitted = replace(promise, phase=Phase.PERMIT)
+                self.state = ParticipantState.PERMITTED
+                return (self._persist(promise=permitted), self._set_tag(permitted), self._report(now))
+            case Phase.RETIRE if self.state is ParticipantState.ACTIVE:
+                return self._retire(now)
+            case _:
+                return (self._report(now),)
+
+    def _on_newer_prepare(self, order: Order, now: float) -> Effects:
+        promise = self.record.promise
+        assert promise is not None and self.record.order is not None
+        if order.plan_revision == promise.plan_revision:
+            return (self._report(now),)
+        refusal = amend_refusal(order, self.record.order, self.member, now)
+        if refusal is not None:
+            return (self._refuse(order, refusal, now),)
+        match self.state:
+            case ParticipantState.PREPARING | ParticipantState.READY | ParticipantState.STOPPING:
+                return self._take_revision(order, now)
+            case ParticipantState.PERMITTED | ParticipantState.WITHDRAWING:
+                # The old revision is promised until the rank says that its tag is gone: the boundary may be first.
+                self._pending = order
+                self.state = ParticipantState.WITHDRAWING
+                return (ClearReadyTag(order.handoff_id), self._report(now))
+            case _:
+                return (self._report(now),)
+
+    def _take_revision(self, order: Order, now: float) -> Effects:
+        promise = Promise(order.handoff_id, order.generation, order.plan_revision, Phase.PREPARE)
+        self._pending = None
+        persist = self._persist(promise=promise, order=order)
+        if self.state is ParticipantState.STOPPING:
+            return (persist, self._report(now))
+        self.state = ParticipantState.PREPARING
+        return (persist, PrepareRank(order), self._report(now))
+
+    def _promise(self, order: Order, now: float) -> Effects:
+        """Bind this member to the handoff: on disk first, then the rank, then the word."""
+        retire: Effects = ()
+        if self.record.promise is not None:
+            retire = (RetireRank(self.record.promise.handoff_id),)
+            self._end_record(Stage.ACTIVE, self.record.reason)
+        persist = self._persist(
+            promise=Promise(order.handoff_id, order.generation, order.plan_revision, Phase.PREPARE),
+            order=order,
+            highest_generation=order.generation,
+            decision=Decision.UNDECIDED,
+            reason=None,
+        )
+        if order.source is None and self.record.active is not None:
+            self.state = ParticipantState.STOPPING
+            return (persist, *retire, StopRank(self._because("prepare", "a start without a source")), self._report(now))
+        self.state = ParticipantState.PREPARING
+        return (persist, *retire, PrepareRank(order), self._report(now))
+
+    def _burn(self, order: Order, now: float) -> Effects:
+        """An abort of a handoff that was never promised: its delayed prepare must not be taken later."""
+        report = self._refuse(order, order.reason or Reason("aborted by the proposer", "abort"), now)
+        if order.generation <= self.record.highest_generation:
+            return (report,)
+        return (self._persist(highest_generation=order.generation), self._refuse(order, order.reason, now))
+
+    def _abort(self, reason: Reason, now: float) -> Effects:
+        match self.state:
+            case ParticipantState.STOPPING:
+                return self._end(Stage.ABORTED, reason, now)
+            case (
+                ParticipantState.PREPARING
+                | ParticipantState.READY
+                | ParticipantState.PERMITTED
+                | ParticipantState.WITHDRAWING
+            ):
+                promise = self.record.promise
+                assert promise is not None
+                self.state = ParticipantState.ABORTING
+                persist = self._persist(promise=replace(promise, phase=Phase.ABORT), reason=reason)
+                return (persist, AbortRank(promise.handoff_id, reason), self._report(now))
+            case _:
+                return (self._report(now),)
+
+    def _retire(self, now: float) -> Effects:
+        promise = self.record.promise
+        assert promise is not None
+        self.state = ParticipantState.IDLE
+        order = self.record.order
+        self._end_record(Stage.ACTIVE, self.record.reason)
+        return (
+            Persist(self.record),
+            RetireRank(promise.handoff_id),
+            self._report_of(order, Stage.ACTIVE, self.record.ended[-1].reason, self.record.ended[-1].decision, now),
+        )
+
+    # The rank.
+
+    def _on_rank(self, event: RankReported, now: float) -> Effects:
+        promise = self.record.promise
+        if promise is None:
+            return self._on_rank_unpromised(event, now)
+        if self.state is ParticipantState.STOPPING:
+            return ()  # Only its end counts now, and that comes as RankDied.
+        foreign = event.handoff_id not in ("", promise.handoff_id)
+        if foreign or event.stage is RankStage.TRAINING:
+            return self._on_rank_elsewhere(event, promise, now)
+        if event.plan_revision not in (None, promise.plan_revision):
+            return ()  # About an older revision; what it says of this one follows.
+        match event.stage:
+            case RankStage.PREPARING:
+                return self._adopt_preparing(promise, now)
+            case RankStage.PREPARED:
+                return self._adopt_prepared(promise, now)
+            case RankStage.READY:
+                return self._adopt_ready(promise, now)
+            case RankStage.CUTTING_OVER:
+                return self._adopt_cutting_over(now)
+            case RankStage.ACTIVE:
+                return self._adopt_active(event, now)
+            case RankStage.LEFT:
+                return self._adopt_left(event, now)
+            case RankStage.ABORTED:
+                return self._adopt_aborted(event, now)
+            case RankStage.BROKEN:
+                reason = event.reason or self._because("cutover", "the rank can go on in no world")
+                return self._lose_rank(Stage.BROKEN, reason, now, decision=event.decision)
+            case _:
+                assert_never(event.stage)
+
+    def _on_rank_unpromised(self, event: RankReported, now: float) -> Effects:
+        self.state = ParticipantState.IDLE
+        if event.stage is RankStage.BROKEN and self.record.active is not None:
+            return (self._persist(active=None, reason=event.reason),)
+        return ()
+
+    def _on_rank_elsewhere(self, event: RankReported, promise: Promise, now: float) -> Effects:
+        """The rank says nothing of the promised handoff: it steps in some world, or speaks of an older handoff."""
+        if event.stage is RankStage.TRAINING and event.generation == promise.generation:
+            return self._adopt_active(event, now)
+        if self.state is not ParticipantState.RESTORING:
+            return ()
+        if promise.phase is Phase.ABORT:
+            return self._end(Stage.ABORTED, self.record.reason or self._because("abort", "nothing was prepared"), now)
+        order = self.record.order
+        assert order is not None
+        if order.source is None and self.record.active is not None:
+            self.state = ParticipantState.STOPPING
+            return (StopRank(self._because("prepare", "a start without a source")), self._report(now))
+        self.state = ParticipantState.PREPARING
+        return (PrepareRank(order), self._report(now))
+
+    def _adopt_preparing(self, promise: Promise, now: float) -> Effects:
+        if self.state is not ParticipantState.RESTORING:
+            return ()
+        if promise.phase is Phase.ABORT:
+            return self._abort_again(promise, now)
+        self.state = ParticipantState.PREPARING
+        return (self._report(now),)
+
+    def _adopt_prepared(self, promise: Promise, now: float) -> Effects:
+        match self.state:
+            case ParticipantState.PREPARING:
+                self.state = ParticipantState.READY
+                return (self._report(now),)
+            case ParticipantState.WITHDRAWING:
+                assert self._pending is not None
+                return self._take_revision(self._pending, now)
+            case ParticipantState.RESTORING:
+                return self._readopt(promise, now)
+            case _:
+                return ()
+
+    def _adopt_ready(self, promise: Promise, now: float) -> Effects:
+        match self.state:
+            case ParticipantState.PERMITTED:
+                return (self._report(now),)
+            case ParticipantState.RESTORING:
+                return self._readopt(promise, now)
+            case _:
+                return ()
+
+    def _readopt(self, promise: Promise, now: float) -> Effects:
+        """After a restart: the rank is built. What the journal permits is said to it again."""
+        match promise.phase:
+            case Phase.ABORT:
+                return self._abort_again(promise, now)
+            case Phase.PERMIT:
+                self.state = ParticipantState.PERMITTED
+                return (self._set_tag(promise), self._report(now))
+            case _:
+                self.state = ParticipantState.READY
+                return (self._report(now),)
+
+    def _abort_again(self, promise: Promise, now: float) -> Effects:
+        self.state = ParticipantState.ABORTING
+        reason = self.record.reason or self._because("abort", "aborted before the agent restarted")
+        return (AbortRank(promise.handoff_id, reason), self._report(now))
+
+    def _adopt_cutting_over(self, now: float) -> Effects:
+        if self.state in (ParticipantState.CUTTING_OVER, ParticipantState.ACTIVE):
+            return ()
+        promise = self.record.promise
+        assert promise is not None
+        self.state = ParticipantState.CUTTING_OVER
+        self._pending = None
+        if promise.phase is Phase.PERMIT:
+            return (self._report(now),)
+        # The boundary was before an abort: the abort came too late, and only the decision record rules.
+        return (self._persist(promise=replace(promise, phase=Phase.PERMIT), reason=None), self._report(now))
+
+    def _adopt_active(self, event: RankReported, now: float) -> Effects:
+        if self.state is ParticipantState.ACTIVE:
+            return ()
+        order = self.record.order
+        promise = self.record.promise
+        assert order is not None and promise is not None
+        self.state = ParticipantState.ACTIVE
+        persist = self._persist(
+            active=order.target,
+            promise=replace(promise, phase=Phase.PERMIT),
+            decision=event.decision if event.decision.goes else Decision.GO,
+            reason=event.reason,
+        )
+        return (persist, self._report(now))
+
+    def _adopt_left(self, event: RankReported, now: float) -> Effects:
+        if self.state is ParticipantState.ACTIVE:
+            return ()
+        reason = event.reason or self._because("left", "this member has no part in the target world")
+        return self._lose_rank(Stage.LEFT, reason, now, decision=event.decision)
+
+    def _adopt_aborted(self, event: RankReported, now: float) -> Effects:
+        if self.state is ParticipantState.ACTIVE:
+            return ()
+        reason = event.reason or self.record.reason or self._because("abort", "the rank dropped the target world")
+        return self._end(Stage.ABORTED, reason, now, decision=event.decision)
+
+    def _on_rank_died(self, reason: Reason, now: float) -> Effects:
+        match self.state:
+            case ParticipantState.IDLE:
+                return () if self.record.active is None else (self._persist(active=None, reason=reason),)
+            case ParticipantState.STOPPING:
+                order = self.record.order
+                assert order is not None
+                self.state = ParticipantState.PREPARING
+                return (self._persist(active=None), PrepareRank(order), self._report(now))
+            case ParticipantState.RESTORING if self.record.promise is None:
+                self.state = ParticipantState.IDLE
+                return (self._persist(active=None, reason=reason),)
+            case ParticipantState.RESTORING:
+                return self._died_unwatched(reason, now)
+            case ParticipantState.CUTTING_OVER | ParticipantState.ACTIVE:
+                return self._lose_rank(Stage.BROKEN, reason, now, decision=self.record.decision)
+            case ParticipantState.ABORTING:
+                return self._lose_rank(Stage.ABORTED, self.record.reason or reason, now)
+            case _:
+                return self._lose_rank(Stage.ABORTED, reason, now)
+
+    def _died_unwatched(self, reason: Reason, now: float) -> Effects:
+        """The rank ended while its agent was away. With permission given the boundary may have been reached."""
+        promise = self.record.promise
+        order = self.record.order
+        assert promise is not None and order is not None
+        if order.source is None and promise.phase is Phase.PREPARE and self.record.active is not None:
+            # It was being stopped to make room: that is done now.
+            self.state = ParticipantState.PREPARING
+            return (self._persist(active=None), PrepareRank(order), self._report(now))
+        stage = Stage.ABORTED if promise.phase is Phase.PREPARE else Stage.BROKEN
+        return self._lose_rank(stage, reason, now, decision=self.record.decision)
+
+    # Time.
+
+    def _on_tick(self, now: float) -> Effects:
+        order = self.record.order
+        promise = self.record.promise
+        if self.state is ParticipantState.RESTORING:
+            return (QueryRank(),)
+        if promise is None or order is None:
+            return ()
+        if self.state is ParticipantState.ABORTING:
+            reason = self.record.reason or self._because("abort", "aborted")
+            return (AbortRank(promise.handoff_id, reason), self._report(now))
+        if self.state in _BEFORE_BOUNDARY and now > order.deadline_utc:
+            return self._abort(self._because(str(self.state), "the deadline passed before the boundary"), now)
+        kept_until = order.deadline_utc + order.cutover.store_s + RETIRE_GRACE_S
+        if self.state is ParticipantState.ACTIVE and now > kept_until:
+            return self._retire(now)
+        return ()
+
+    # Endings, the record and reports.
+
+    def _end(self, stage: Stage, reason: Reason, now: float, *, decision: Decision = Decision.UNDECIDED) -> Effects:
+        """The handoff is over here; the world that the rank steps in stays as it is."""
+        order = self.record.order
+        self.state = ParticipantState.IDLE
+        self.record = replace(self.record, decision=decision)
+        self._end_record(stage, reason)
+        return (Persist(self.record), self._report_of(order, stage, reason, decision, now))
+
+    def _lose_rank(
+        self, stage: Stage, reason: Reason, now: float, *, decision: Decision = Decision.UNDECIDED
+    ) -> Effects:
+        """The handoff is over here, and this member runs no rank any more."""
+        self.record = replace(self.record, active=None)
+        persist, report = self._end(stage, reason, now, decision=decision)
+        return (persist, StopRank(reason), report)
+
+    def _end_record(self, stage: Stage, reason: Reason | None) -> None:
+        promise = self.record.promise
+        assert promise is not None
+        ended = EndedHandoff(
+            promise.handoff_id, promise.generation, promise.plan_revision, stage, self.record.decision, reason
+        )
+        self._pending = None
+        self.record = replace(
+            self.record,
+            promise=None,
+            order=None,
+            reason=reason,
+            decision=Decision.UNDECIDED,
+            ended=(*self.record.ended[-(ENDED_MAX - 1) :], ended),
+        )
+
+    def _persist(self, **changes: object) -> Persist:
+        self.record = replace(self.record, **changes)  # type: ignore[arg-type]
+        return Persist(self.record)
+
+    def _set_tag(self, promise: Promise) -> SetReadyTag:
+        tag = ready_tag(promise.handoff_id, promise.plan_revision)
+        return SetReadyTag(promise.handoff_id, promise.plan_revision, tag)
+
+    def _ended(self, handoff_id: HandoffId) -> EndedHandoff | None:
+        return next((ended for ended in self.record.ended if ended.handoff_id == handoff_id), None)
+
+    def _answer_ended(self, order: Order, ended: EndedHandoff, now: float) -> SendReport:
+        return self._report_of(order, ended.stage, ended.reason, ended.decision, now)
+
+    def _refuse(self, order: Order, reason: Reason | None, now: float) -> SendReport:
+        return self._report_of(order, Stage.ABORTED, reason, Decision.UNDECIDED, now)
+
+    def _report(self, now: float) -> SendReport:
+        """The truth about the promised handoff."""
+        return self._report_of(
+            self.record.order, _STAGE_OF_STATE[self.state], self.record.reason, self.record.decision, now
+        )
+
+    def _report_of(
+        self, order: Order | None, stage: Stage, reason: Reason | None, decision: Decision, now: float
+    ) -> SendReport:
+        assert order is not None, "a report answers an order"
+        self._report_seq += 1
+        key = (self.agent_incarnation, self._report_seq)
+        truth = Truth(self.member, stage, decision, reason)
+        return SendReport(order.proposer_id, build_report(order, self.record, truth, key, now))
+
+    def _because(self, phase: str, text: str) -> Reason:
+        world = self.record.active or (self.record.order.target if self.record.order is not None else None)
+        return Reason(text, phase, rank=None if world is None else world.rank_of(self.member))

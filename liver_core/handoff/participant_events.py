@@ -38,13 +38,18 @@ class OrderReceived:
 @dataclass(frozen=True, slots=True)
 class RankReported:
     """The rank process said where it stands (unasked, or as the answer to QueryRank). Level-triggered: the last one is
-    the truth. `handoff_id` is empty when the rank just trains in `generation`."""
+    the truth.
+
+    `generation` counts with TRAINING only: the world that the rank steps in. `handoff_id` is empty when the rank holds
+    nothing of any handoff. `plan_revision` None means: not said, taken for the current one.
+    """
 
     handoff_id: HandoffId
     generation: int
     stage: RankStage
     decision: Decision = Decision.UNDECIDED
     reason: Reason | None = None
+    plan_revision: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,8 @@ ParticipantEvent = OrderReceived | RankReported | RankDied | Tick
 
 # Effects.
 
+ENDED_MAX = 8
+
 
 @dataclass(frozen=True, slots=True)
 class EndedHandoff:
@@ -79,13 +86,16 @@ class EndedHandoff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParticipantRecord:
-    """All that must survive a restart of the agent. `active` is the world that this member's rank steps in."""
+    """All that must survive a restart of the agent.
+
+    `active` is the world that this member's rank steps in, None when it runs no rank. `promise` and the `order` behind
+    it stand until the handoff has ended here; `decision` and `reason` belong to it. At most ENDED_MAX `ended` are kept.
+    """
 
     active: Roster | None = None
     highest_generation: int = 0
     promise: Promise | None = None
     order: Order | None = None
-    stage: Stage = Stage.IDLE
     decision: Decision = Decision.UNDECIDED
     reason: Reason | None = None
     ended: tuple[EndedHandoff, ...] = ()

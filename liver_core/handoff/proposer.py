@@ -4,13 +4,62 @@ Pure, sans-IO: `handle(event, now)` returns the effects to carry out, in order. 
 generation number for each, also for those that end aborted, and journals before it speaks.
 """
 
-from liver_core.handoff.proposer_events import ProposerEffect, ProposerEvent, ProposerRecord
+from dataclasses import replace
+from enum import StrEnum
+from typing import assert_never
+
+from liver_core.handoff.messages import HandoffId, Order, Phase, Reason, Report, Stage
+from liver_core.handoff.proposer_events import (
+    ENDED_MAX,
+    Amend,
+    Cancel,
+    HandoffEnded,
+    MemberLost,
+    Open,
+    PersistProposal,
+    Proposal,
+    ProposerEffect,
+    ProposerEvent,
+    ProposerRecord,
+    Refused,
+    ReportReceived,
+    SendOrder,
+    Tick,
+)
+from liver_core.handoff.tally import Tally
+from liver_core.layout import Member, Roster
+
+RESEND_S = 1.0
+"""An order whose effect is not reported is sent again this often."""
+GIVE_UP_S = 30.0
+"""Whoever stays silent this long after all deadlines is named and no longer waited for."""
+
+Effects = tuple[ProposerEffect, ...]
+
+
+class ProposerState(StrEnum):
+    """What the proposer is about; between restarts it is kept as the phase of the record."""
+
+    IDLE = "idle"
+    PREPARING = "preparing"
+    PERMITTED = "permitted"
+    RETIRING = "retiring"
+    ABORTING = "aborting"
+
+
+_STATE_OF_PHASE = {
+    Phase.PREPARE: ProposerState.PREPARING,
+    Phase.PERMIT: ProposerState.PERMITTED,
+    Phase.RETIRE: ProposerState.RETIRING,
+    Phase.ABORT: ProposerState.ABORTING,
+}
 
 
 class Proposer:
     """Opens handoffs of one job and drives each to its end.
 
-    `proposer_id` is where reports go (a node id, or the service). `record` is the journalled one after a restart.
+    `proposer_id` is where reports go (a node id, or the service). `record` is the journalled one after a restart; the
+    first Tick then sends the open handoff's orders again. `agent_incarnation` grows with every start of the host.
     """
 
     def __init__(self, *, job_id: str, proposer_id: str, agent_incarnation: int, record: ProposerRecord) -> None:
@@ -18,7 +67,277 @@ class Proposer:
         self.proposer_id = proposer_id
         self.agent_incarnation = agent_incarnation
         self.record = record
+        self.tally = Tally(record.proposal)
+        self._highest_seen = 0
+        self._order_seq = 0
+        self._phase_since: float | None = None  # None: not known since the restart
+        self._sent_at = float("-inf")
 
-    def handle(self, event: ProposerEvent, now: float) -> tuple[ProposerEffect, ...]:
-        """Take one event; `now` is seconds since the epoch, UTC."""
-        raise NotImplementedError
+    @property
+    def state(self) -> ProposerState:
+        """What it is about."""
+        return ProposerState.IDLE if self.record.proposal is None else _STATE_OF_PHASE[self.record.phase]
+
+    def handle(self, event: ProposerEvent, now: float) -> Effects:
+        """Take one event; `now` is seconds since 1970, UTC."""
+        if self._phase_since is None:
+            self._phase_since = now
+        match event:
+            case Open(proposal=proposal):
+                return self._on_open(proposal, now)
+            case Amend(proposal=proposal):
+                return self._on_amend(proposal, now)
+            case Cancel(reason=reason):
+                return self._on_cancel(reason, now)
+            case MemberLost(member=member, reason=reason):
+                return self._progress(now) if self.tally.lose(member, reason) else ()
+            case ReportReceived(report=report):
+                return self._on_report(report, now)
+            case Tick():
+                return self._on_tick(now)
+            case _:
+                assert_never(event)
+
+    # Opening, amending, cancelling.
+
+    def _on_open(self, proposal: Proposal, now: float) -> Effects:
+        refusal = self._open_refusal(proposal, now)
+        if refusal is not None:
+            return (Refused(proposal.handoff_id, Reason(refusal, "open")),)
+        generation = max(self.record.highest_generation, self._highest_seen, proposal.parent) + 1
+        self.record = replace(
+            self.record,
+            highest_generation=generation,
+            proposal=proposal,
+            generation=generation,
+            plan_revision=1,
+            phase=Phase.PREPARE,
+            reason=None,
+        )
+        self.tally = Tally(proposal)
+        return (*self._enter(now), *self._orders(now))
+
+    def _open_refusal(self, proposal: Proposal, now: float) -> str | None:
+        if self.record.proposal is not None:
+            return f"handoff {self.record.proposal.handoff_id} is open"
+        if any(ended.handoff_id == proposal.handoff_id for ended in self.record.ended):
+            return "handoff_id: was used before"
+        return self._proposal_refusal(proposal, now)
+
+    def _proposal_refusal(self, proposal: Proposal, now: float) -> str | None:
+        if proposal.job_id != self.job_id:
+            return f"job_id: this proposer belongs to {self.job_id}, not to {proposal.job_id}"
+        if proposal.source is not None and proposal.source.generation != proposal.parent:
+            return f"source: is of generation {proposal.source.generation}, the parent is {proposal.parent}"
+        if len(proposal.members) != proposal.layout.world_size:
+            return f"members: {proposal.layout} needs {proposal.layout.world_size}, {len(proposal.members)} given"
+        if now >= proposal.deadline_utc:
+            return "deadline_utc: has passed"
+        return None
+
+    def _on_amend(self, proposal: Proposal, now: float) -> Effects:
+        refusal = self._amend_refusal(proposal, now)
+        if refusal is not None:
+            return (Refused(proposal.handoff_id, Reason(refusal, "amend")),)
+        assert self.record.proposal is not None
+        dropped = [member for member in self.tally.members if member not in _members(proposal)]
+        reason = Reason("no part in the amended plan", "amend")
+        goodbyes = tuple(
+            SendOrder(member, replace(self._order(now), phase=Phase.ABORT, reason=reason)) for member in dropped
+        )
+        self.record = replace(self.record, proposal=proposal, plan_revision=self.record.plan_revision + 1)
+        self.tally = self.tally.amended(proposal)
+        return (*self._enter(now), *goodbyes, *self._orders(now))
+
+    def _amend_refusal(self, proposal: Proposal, now: float) -> str | None:
+        current = self.record.proposal
+        if current is None or current.handoff_id != proposal.handoff_id:
+            return "handoff_id: no such handoff is open"
+        if self.record.phase is not Phase.PREPARE:
+            return f"the handoff is {self.state}: the notice becomes the next handoff"
+        if (proposal.parent, proposal.source) != (current.parent, current.source):
+            return "source: a revision keeps parent and source"
+        return self._proposal_refusal(proposal, now)
+
+    def _on_cancel(self, reason: Reason, now: float) -> Effects:
+        proposal = self.record.proposal
+        if proposal is None:
+            return (Refused(HandoffId(""), Reason("no handoff is open", "cancel")),)
+        if self.record.phase in (Phase.RETIRE, Phase.ABORT) or self.tally.boundary_passed():
+            return (Refused(proposal.handoff_id, Reason(f"too late: the handoff is {self.state}", "cancel")),)
+        return self._abort(reason, now)
+
+    # Progress.
+
+    def _on_report(self, report: Report, now: float) -> Effects:
+        if report.job_id != self.job_id:
+            return ()
+        self._highest_seen = max(self._highest_seen, report.highest_generation)
+        proposal = self.record.proposal
+        if proposal is None or report.handoff_id != proposal.handoff_id or not self.tally.take(report):
+            return ()
+        return self._progress(now)
+
+    def _on_tick(self, now: float) -> Effects:
+        if self.record.proposal is None:
+            return ()
+        effects = self._progress(now)
+        if self.record.proposal is None or now - self._sent_at < RESEND_S:
+            return effects
+        return (*effects, *self._orders(now))
+
+    def _progress(self, now: float) -> Effects:
+        """What follows from the reports and the time; the same whatever event brought them."""
+        match self.state:
+            case ProposerState.IDLE:
+                return ()
+            case ProposerState.PREPARING:
+                return self._progress_preparing(now)
+            case ProposerState.PERMITTED:
+                return self._progress_permitted(now)
+            case ProposerState.RETIRING:
+                return self._progress_retiring(now)
+            case ProposerState.ABORTING:
+                return self._progress_aborting(now)
+            case _:
+                assert_never(self.state)
+
+    def _progress_preparing(self, now: float) -> Effects:
+        failure = self.tally.failure(self.record.plan_revision)
+        if failure is not None:
+            return self._abort(failure, now)
+        if now > self._deadline:
+            return self._abort(self.tally.silent_reason("prepare", "the deadline passed before all were ready"), now)
+        if not self.tally.all_ready(self.record.plan_revision):
+            return ()
+        self.record = replace(self.record, phase=Phase.PERMIT)
+        return (*self._enter(now), *self._orders(now))
+
+    def _progress_permitted(self, now: float) -> Effects:
+        if self.tally.goes():
+            return self._progress_switched(now)
+        failure = self.tally.failure(self.record.plan_revision)
+        if failure is not None:
+            return self._abort(failure, now)
+        if now > self._deadline and not self.tally.boundary_passed():
+            return self._abort(self.tally.silent_reason("ready", "the deadline passed before the boundary"), now)
+        if now > self._last_moment:
+            reason = self.tally.silent_reason("cutover", "no decision was reported")
+            return self._finish(Stage.BROKEN, reason, now)
+        return ()
+
+    def _progress_switched(self, now: float) -> Effects:
+        """GO is known: wait until every target is active and every leaver has left."""
+        broken = self.tally.broken_after_go()
+        if broken is not None:
+            return self._finish(Stage.BROKEN, broken, now)
+        if self.tally.all_switched():
+            self.record = replace(self.record, phase=Phase.RETIRE)
+            return (*self._enter(now), *self._orders(now))
+        if now > self._last_moment:
+            return self._finish(Stage.BROKEN, self.tally.silent_reason("first step", "no first step was reported"), now)
+        return ()
+
+    def _progress_retiring(self, now: float) -> Effects:
+        if self.tally.all_retired():
+            return self._finish(Stage.ACTIVE, Reason("every rank did its first step", "retire"), now)
+        if now > self._since + GIVE_UP_S:
+            reason = self.tally.silent_reason("retire", "active; not everybody reported that it is retired")
+            return self._finish(Stage.ACTIVE, reason, now)
+        return ()
+
+    def _progress_aborting(self, now: float) -> Effects:
+        if self.tally.goes():
+            # The boundary was before the abort, and the decision is GO.
+            self.record = replace(self.record, phase=Phase.PERMIT, reason=None)
+            return (*self._enter(now), *self._progress_switched(now))
+        reason = self.record.reason or Reason("aborted", "abort")
+        if self.tally.all_dropped():
+            return self._finish(self.tally.dropped_stage(), reason, now)
+        if now > max(self._since, self._last_moment if self.tally.boundary_passed() else 0.0) + GIVE_UP_S:
+            stage = Stage.BROKEN if self.tally.boundary_passed() else self.tally.dropped_stage()
+            silent = self.tally.silent_reason("abort", reason.text)
+            return self._finish(stage, replace(reason, text=silent.text), now)
+        return ()
+
+    def _abort(self, reason: Reason, now: float) -> Effects:
+        self.record = replace(self.record, phase=Phase.ABORT, reason=reason)
+        effects = (*self._enter(now), *self._orders(now))
+        return (*effects, *self._progress_aborting(now))
+
+    def _finish(self, stage: Stage, reason: Reason, now: float) -> Effects:
+        proposal = self.record.proposal
+        assert proposal is not None
+        ended = HandoffEnded(proposal.handoff_id, self.record.generation, stage, self.tally.decision(), reason)
+        self.record = replace(
+            self.record,
+            proposal=None,
+            phase=Phase.PREPARE,
+            reason=None,
+            ended=(*self.record.ended[-(ENDED_MAX - 1) :], ended),
+        )
+        self.tally = Tally(None)
+        return (*self._enter(now), ended)
+
+    # Orders.
+
+    def _enter(self, now: float) -> tuple[PersistProposal]:
+        """The phase changed: on disk before anybody hears of it."""
+        self._phase_since = now
+        return (PersistProposal(self.record),)
+
+    def _orders(self, now: float) -> tuple[SendOrder, ...]:
+        """The current order for everybody whose report does not show it done."""
+        self._sent_at = now
+        members = self.tally.waiting(self.record.phase, self.record.plan_revision)
+        if not members:
+            return ()
+        order = self._order(now)
+        return tuple(SendOrder(member, order) for member in members)
+
+    def _order(self, now: float) -> Order:
+        proposal = self.record.proposal
+        assert proposal is not None
+        self._order_seq += 1
+        return Order(
+            job_id=self.job_id,
+            handoff_id=proposal.handoff_id,
+            parent=proposal.parent,
+            generation=self.record.generation,
+            plan_revision=self.record.plan_revision,
+            plan_digest=proposal.plan_digest,
+            phase=self.record.phase,
+            source=proposal.source,
+            target=Roster(self.job_id, self.record.generation, proposal.layout, proposal.members),
+            store=proposal.store,
+            cause=proposal.cause,
+            rung=proposal.rung,
+            deadline_utc=proposal.deadline_utc,
+            cutover=proposal.cutover,
+            proposer_id=self.proposer_id,
+            agent_incarnation=self.agent_incarnation,
+            report_seq=self._order_seq,
+            issued_at=now,
+            reason=self.record.reason,
+        )
+
+    @property
+    def _since(self) -> float:
+        assert self._phase_since is not None
+        return self._phase_since
+
+    @property
+    def _deadline(self) -> float:
+        assert self.record.proposal is not None
+        return self.record.proposal.deadline_utc
+
+    @property
+    def _last_moment(self) -> float:
+        """When every rank that reached the boundary has a decision or has fallen, and had time to say so."""
+        assert self.record.proposal is not None
+        return self.record.proposal.deadline_utc + self.record.proposal.cutover.store_s + GIVE_UP_S
+
+
+def _members(proposal: Proposal) -> tuple[Member, ...]:
+    source = () if proposal.source is None else proposal.source.members
+    return tuple(dict.fromkeys((*source, *proposal.members)))

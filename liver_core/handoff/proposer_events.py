@@ -91,10 +91,15 @@ ProposerEvent = Open | Amend | Cancel | MemberLost | ReportReceived | Tick
 
 # Effects.
 
+ENDED_MAX = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposerRecord:
-    """All that must survive a restart of the host. `phase` is what the open handoff wants now."""
+    """All that must survive a restart of the host. `proposal` is the open handoff (None: none), `phase` what it wants.
+
+    `highest_generation` is the highest number burned here. At most ENDED_MAX `ended` are kept.
+    """
 
     highest_generation: int = 0
     proposal: Proposal | None = None

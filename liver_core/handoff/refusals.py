@@ -1,0 +1,96 @@
+"""Which orders a participant does not take, and why: the one handler of late, repeated, foreign and stale messages.
+
+Pure. A refusal is final for the message, not for the sender: what is refused today may be taken when it is sent again.
+"""
+
+from liver_core.handoff.messages import PROTOCOL_VERSION, Order, Phase, Promise, Reason
+from liver_core.handoff.participant_events import ParticipantRecord
+from liver_core.layout import Member
+
+_PHASE_ORDER = {Phase.PREPARE: 0, Phase.PERMIT: 1, Phase.RETIRE: 2, Phase.ABORT: 3}
+
+
+def is_stale(order: Order, promise: Promise) -> bool:
+    """Whether an order of the promised handoff says less than what was accepted already."""
+    wanted = (order.plan_revision, _PHASE_ORDER[order.phase])
+    return wanted < (promise.plan_revision, _PHASE_ORDER[promise.phase])
+
+
+def prepare_refusal(
+    order: Order, record: ParticipantRecord, member: Member, job_id: str, expected_plan_digest: str | None, now: float
+) -> Reason | None:
+    """Why this member does not promise to a handoff that it does not know, or None."""
+    rank = None if record.active is None else record.active.rank_of(member)
+    text = (
+        _envelope_refusal(order, job_id)
+        or _fence_refusal(order, record)
+        or _roster_refusal(order, record, member)
+        or _digest_refusal(order, expected_plan_digest)
+        or _deadline_refusal(order, now)
+    )
+    return None if text is None else Reason(text, "prepare", rank=rank)
+
+
+def amend_refusal(order: Order, promised: Order, member: Member, now: float) -> Reason | None:
+    """Why a newer revision of the promised handoff is not taken, or None."""
+    if (order.generation, order.parent) != (promised.generation, promised.parent):
+        text = f"a revision keeps generation {promised.generation} of parent {promised.parent}"
+    elif order.source != promised.source:
+        text = "a revision keeps the source roster"
+    else:
+        text = _part_refusal(order, member) or _deadline_refusal(order, now)
+    return None if text is None else Reason(text, "prepare")
+
+
+def _envelope_refusal(order: Order, job_id: str) -> str | None:
+    if order.protocol_version != PROTOCOL_VERSION:
+        return f"protocol_version: must be {PROTOCOL_VERSION}, is {order.protocol_version}"
+    if order.job_id != job_id:
+        return f"job_id: this participant belongs to {job_id}, not to {order.job_id}"
+    if order.phase is not Phase.PREPARE:
+        return f"phase: {order.phase} of a handoff that was never promised here"
+    return None
+
+
+def _fence_refusal(order: Order, record: ParticipantRecord) -> str | None:
+    if record.promise is not None:
+        return f"promised to handoff {record.promise.handoff_id} of generation {record.promise.generation}"
+    if order.generation <= record.highest_generation:
+        return f"generation: {order.generation} is used up, the highest seen is {record.highest_generation}"
+    return None
+
+
+def _roster_refusal(order: Order, record: ParticipantRecord, member: Member) -> str | None:
+    if order.generation <= order.parent or order.target.generation != order.generation:
+        return f"generation: {order.generation} does not fit parent {order.parent} and the target roster"
+    if order.source is None:
+        return None if member in order.target.members else "target: this member has no part in it"
+    active = record.active
+    if active is None:
+        if member in order.source.members:
+            why = "" if record.reason is None else f" ({record.reason})"
+            return f"source: this member runs no rank of generation {order.parent}{why}"
+        return _part_refusal(order, member)
+    if order.parent != active.generation:
+        return f"parent: this member steps in generation {active.generation}, not {order.parent}"
+    if order.source != active:
+        return f"source: not the roster of generation {active.generation} that this member steps in"
+    return None
+
+
+def _part_refusal(order: Order, member: Member) -> str | None:
+    if member in order.target.members or (order.source is not None and member in order.source.members):
+        return None
+    return "target: this member has no part in it"
+
+
+def _digest_refusal(order: Order, expected: str | None) -> str | None:
+    if expected is not None and expected != order.plan_digest:
+        return f"plan_digest: computed {expected}, the order says {order.plan_digest}"
+    return None
+
+
+def _deadline_refusal(order: Order, now: float) -> str | None:
+    if now > order.deadline_utc:
+        return f"deadline_utc: passed {now - order.deadline_utc:.1f} s ago"
+    return None

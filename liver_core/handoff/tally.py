@@ -1,0 +1,179 @@
+"""What a proposer knows about the participants of its open handoff: the latest report of each, and who is lost.
+
+Pure. Bounded by the number of participants. All questions are asked anew of the latest reports, so that a lost,
+repeated or reordered report can make an answer late but never wrong.
+"""
+
+from liver_core.handoff.messages import Decision, Phase, Reason, Report, Stage
+from liver_core.handoff.proposer_events import Proposal
+from liver_core.layout import Member
+
+_SWITCHED = (Stage.ACTIVE, Stage.LEFT)
+_DROPPED = (Stage.ABORTED, Stage.BROKEN, Stage.IDLE)
+_PAST_BOUNDARY = (Stage.CUTTING_OVER, Stage.ACTIVE, Stage.LEFT, Stage.BROKEN)
+
+
+class Tally:
+    """The participants of one handoff: every member of source and target, sources first, each once."""
+
+    def __init__(self, proposal: Proposal | None) -> None:
+        self.proposal = proposal
+        source = () if proposal is None or proposal.source is None else proposal.source.members
+        target = () if proposal is None else proposal.members
+        self.members: tuple[Member, ...] = tuple(dict.fromkeys((*source, *target)))
+        self._targets = frozenset(target)
+        self._source_ranks = {member: rank for rank, member in enumerate(source)}
+        self._target_ranks = {member: rank for rank, member in enumerate(target)}
+        self._reports: dict[Member, Report] = {}
+        self._lost: dict[Member, Reason] = {}
+
+    def amended(self, proposal: Proposal) -> "Tally":
+        """The tally of the next revision; what is known of those who stay is kept."""
+        tally = Tally(proposal)
+        tally._reports = {member: report for member, report in self._reports.items() if member in tally.members}
+        tally._lost = {member: reason for member, reason in self._lost.items() if member in tally.members}
+        return tally
+
+    def take(self, report: Report) -> bool:
+        """Keep the report if it is newer than what is known of a participant. Who reports is not lost."""
+        known = self._reports.get(report.member)
+        if report.member not in self.members or (known is not None and known.order_key >= report.order_key):
+            return False
+        self._reports[report.member] = report
+        self._lost.pop(report.member, None)
+        return True
+
+    def lose(self, member: Member, reason: Reason) -> bool:
+        """The host says that the member is gone."""
+        if member not in self.members or member in self._lost:
+            return False
+        self._lost[member] = reason
+        return True
+
+    def waiting(self, phase: Phase, plan_revision: int) -> tuple[Member, ...]:
+        """Who has not reported that the wanted phase is accepted or done."""
+        return tuple(member for member in self.members if not self._shows(member, phase, plan_revision))
+
+    def all_ready(self, plan_revision: int) -> bool:
+        """Everybody promised this revision and is built and connected."""
+        return all(self._is_ready(member, plan_revision) for member in self.members)
+
+    def failure(self, plan_revision: int) -> Reason | None:
+        """Why the handoff cannot go on: somebody refused, aborted, broke or is lost."""
+        for member in self.members:
+            report = self._reports.get(member)
+            if member in self._lost and not (report is not None and report.stage in _SWITCHED):
+                return self._blame(member, self._lost[member])
+            if report is None or report.plan_revision != plan_revision:
+                continue
+            aborting = report.promise is not None and report.promise.phase is Phase.ABORT and self._is_ours(report)
+            if aborting or report.stage in _DROPPED:
+                return self._blame(member, report.reason or Reason("gave no reason", str(report.stage)))
+        return None
+
+    def boundary_passed(self) -> bool:
+        """Somebody is past the agreed boundary: an abort comes too late."""
+        return any(report.stage in _PAST_BOUNDARY for report in self._reports.values())
+
+    def goes(self) -> bool:
+        """Somebody has read GO."""
+        return any(report.stage in _SWITCHED or report.decision.goes for report in self._reports.values())
+
+    def decision(self) -> Decision:
+        """What was decided, as far as anybody reported it."""
+        for report in self._reports.values():
+            if report.decision is not Decision.UNDECIDED:
+                return report.decision
+        return Decision.GO if self.goes() else Decision.UNDECIDED
+
+    def all_switched(self) -> bool:
+        """Every target did its first step; every leaver has left or is gone anyway."""
+        return all(self._has_switched(member) for member in self.members)
+
+    def broken_after_go(self) -> Reason | None:
+        """A rank of the target world was lost after GO: its world cannot go on."""
+        for member in self.members:
+            report = self._reports.get(member)
+            if member not in self._targets:
+                continue
+            if report is not None and report.stage in _DROPPED:
+                return self._blame(member, report.reason or Reason("lost after GO", "active"))
+            if member in self._lost:
+                return self._blame(member, self._lost[member])
+        return None
+
+    def all_retired(self) -> bool:
+        """Nobody is bound by the handoff any more."""
+        return all(member in self._lost or self._is_free(member) for member in self.members)
+
+    def all_dropped(self) -> bool:
+        """Nobody holds anything of the aborted handoff any more."""
+        return all(member in self._lost or self._has_dropped(member) for member in self.members)
+
+    def dropped_stage(self) -> Stage:
+        """`broken` when a rank fell after the boundary without a decision, otherwise `aborted`."""
+        broken = any(report.stage is Stage.BROKEN for report in self._reports.values())
+        return Stage.BROKEN if broken else Stage.ABORTED
+
+    def silent_reason(self, phase: str, text: str) -> Reason:
+        """Names the first participant that is not where the others are waiting for it."""
+        for member in self.members:
+            report = self._reports.get(member)
+            if member in self._lost:
+                return self._blame(member, Reason(f"{text}; {self._lost[member].text}", phase))
+            if report is None:
+                return self._blame(member, Reason(f"{text}; {member.node_id}/{member.slot} never reported", phase))
+            if report.stage in (Stage.IDLE, Stage.PREPARING, Stage.STREAMING, Stage.CUTTING_OVER):
+                said = f"{member.node_id}/{member.slot} is {report.stage}"
+                return self._blame(member, Reason(f"{text}; {said}", phase))
+        return self._blame(self.members[0], Reason(text, phase))
+
+    def _shows(self, member: Member, phase: Phase, plan_revision: int) -> bool:
+        report = self._reports.get(member)
+        if report is None or report.plan_revision != plan_revision:
+            return False
+        match phase:
+            case Phase.PREPARE:
+                return self._is_ready(member, plan_revision)
+            case Phase.PERMIT:
+                return report.stage in _SWITCHED
+            case Phase.RETIRE:
+                return self._is_free(member)
+            case Phase.ABORT:
+                return self._has_dropped(member)
+
+    def _is_ready(self, member: Member, plan_revision: int) -> bool:
+        report = self._reports.get(member)
+        if report is None or report.stage is not Stage.READY or not self._is_ours(report):
+            return False
+        return report.plan_revision == plan_revision and member not in self._lost
+
+    def _is_ours(self, report: Report) -> bool:
+        return (
+            report.promise is not None
+            and self.proposal is not None
+            and report.promise.handoff_id == self.proposal.handoff_id
+        )
+
+    def _has_switched(self, member: Member) -> bool:
+        report = self._reports.get(member)
+        if report is not None and report.stage in _SWITCHED:
+            return True
+        if member in self._targets:
+            return False
+        return member in self._lost or (report is not None and report.stage is Stage.BROKEN)
+
+    def _has_dropped(self, member: Member) -> bool:
+        report = self._reports.get(member)
+        return report is not None and report.stage in _DROPPED and not self._is_ours(report)
+
+    def _is_free(self, member: Member) -> bool:
+        report = self._reports.get(member)
+        return report is not None and not self._is_ours(report) and report.stage in (*_SWITCHED, Stage.BROKEN)
+
+    def _blame(self, member: Member, reason: Reason) -> Reason:
+        """The same reason with the rank of the member, in the source world if it has one there."""
+        if reason.rank is not None:
+            return reason
+        rank = self._source_ranks.get(member, self._target_ranks.get(member))
+        return Reason(reason.text, reason.phase, rank, reason.tile)
