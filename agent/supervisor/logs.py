@@ -1,0 +1,107 @@
+"""Log files that cannot fill a disk, and reading them piece by piece.
+
+A process appends to its file by itself, so its output survives agent and zygote. The zygote cuts a file that has grown:
+the older part is dropped, and a sidecar file says how many characters went, so that offsets keep their meaning.
+"""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+LOG_BYTES_MAX = 16 * 1024 * 1024
+CUT_NOTE = b"[liver: the log above this line was dropped, it had grown over its limit]\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """What was cut from the front of a log since it was begun."""
+
+    bytes: int = 0
+    chars: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """A place in a log, counted from its very first byte and character."""
+
+    byte: int = 0
+    char: int = 0
+
+
+def cut_if_grown(path: Path, bytes_max: int = LOG_BYTES_MAX) -> bool:
+    """Drop everything in a log above its limit. The writer goes on appending to the same file.
+
+    What the writer adds between reading and cutting is lost; it is at most a few lines of a log that overflows.
+    """
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return False
+    if size <= bytes_max:
+        return False
+    dropped = read_dropped(path)
+    data = path.read_bytes()
+    _write_dropped(path, Dropped(dropped.bytes + len(data), dropped.chars + len(_decode(data))))
+    os.truncate(path, 0)
+    with path.open("ab") as file:
+        file.write(CUT_NOTE)
+    return True
+
+
+def read_dropped(path: Path) -> Dropped:
+    """What the sidecar says; nothing dropped when there is none."""
+    try:
+        data = json.loads(_sidecar(path).read_text())
+        return Dropped(int(data["bytes"]), int(data["chars"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Dropped()
+
+
+def read_chunk(path: Path, position: LogPosition, bytes_max: int) -> tuple[LogPosition, str, LogPosition] | None:
+    """The next piece: where it truly starts, its text, where the next begins. None when there is nothing new.
+
+    A piece ends between characters; bytes that are no UTF-8 become replacement characters.
+    """
+    dropped = read_dropped(path)
+    if position.byte < dropped.bytes:
+        position = LogPosition(dropped.bytes, dropped.chars)
+    try:
+        with path.open("rb") as file:
+            file.seek(position.byte - dropped.bytes)
+            data = file.read(bytes_max)
+    except OSError:
+        return None
+    if read_dropped(path) != dropped:
+        return None
+    data = _whole_characters(data, full=len(data) == bytes_max)
+    if not data:
+        return None
+    text = _decode(data)
+    return position, text, LogPosition(position.byte + len(data), position.char + len(text))
+
+
+def _whole_characters(data: bytes, *, full: bool) -> bytes:
+    """Without a character that is begun but not finished, unless nothing else is there."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 == 0x80:
+            continue
+        length = 1 if byte < 0x80 else 2 if byte >> 5 == 0b110 else 3 if byte >> 4 == 0b1110 else 4
+        unfinished = length > back and byte >= 0xC0
+        return data[:-back] if unfinished and (full or len(data) > back) else data
+    return data
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8", errors="replace").replace("\x00", "\ufffd")
+
+
+def _sidecar(path: Path) -> Path:
+    return path.with_name(path.name + ".dropped")
+
+
+def _write_dropped(path: Path, dropped: Dropped) -> None:
+    fresh = path.with_name(path.name + ".dropped.new")
+    fresh.write_text(json.dumps({"bytes": dropped.bytes, "chars": dropped.chars}))
+    fresh.rename(_sidecar(path))

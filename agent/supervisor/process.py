@@ -1,0 +1,89 @@
+"""A process that is surely the one meant: pid and start time together, signalled through a pidfd.
+
+Not here: starting processes. A bare pid may have been given to somebody else since; nothing of ours trusts one.
+"""
+
+import os
+import select
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """`start_time` is field 22 of /proc/<pid>/stat: clock ticks from the start of the machine."""
+
+    pid: int
+    start_time: float
+
+    def to_json(self) -> dict[str, Any]:
+        """For the journal and the zygote's socket."""
+        return {"pid": self.pid, "start_time": self.start_time}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "ProcessIdentity":
+        """Raises KeyError or ValueError on anything else."""
+        return cls(int(data["pid"]), float(data["start_time"]))
+
+
+def read_start_time(pid: int) -> float | None:
+    """Start time of a process that runs, None for one that is gone or only waits to be reaped."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The command name may hold spaces and parentheses; the fields after it follow the last closing parenthesis.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else float(fields[19])
+
+
+def own_identity() -> ProcessIdentity:
+    """The calling process."""
+    start_time = read_start_time(os.getpid())
+    assert start_time is not None, "a running process is in /proc"
+    return ProcessIdentity(os.getpid(), start_time)
+
+
+def is_alive(identity: ProcessIdentity) -> bool:
+    """Whether exactly this process runs."""
+    return read_start_time(identity.pid) == identity.start_time
+
+
+def open_pidfd(identity: ProcessIdentity) -> int | None:
+    """A descriptor that becomes readable when the process ends; None when it has ended. The caller closes it."""
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except OSError:
+        return None
+    # From here on the descriptor is bound to whatever has the pid now, so checking after opening leaves no gap.
+    if is_alive(identity):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
+    """Signal exactly this process; False when it has ended."""
+    descriptor = open_pidfd(identity)
+    if descriptor is None:
+        return False
+    try:
+        signal.pidfd_send_signal(descriptor, number)
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def wait_end(identity: ProcessIdentity, timeout_s: float) -> bool:
+    """Block until the process has ended; False when it still runs after `timeout_s`."""
+    descriptor = open_pidfd(identity)
+    if descriptor is None:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], timeout_s)[0])
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,116 @@
+"""What the supervisor knows of one slot's process and of one store child, and how the journal keeps it. Pure."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from agent.protocol.base import RankStage, Reason, StoreAddress
+from agent.supervisor.process import ProcessIdentity
+from agent.supervisor.watchdog import RankPulse
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SlotKey:
+    """A slot of this node runs at most one process of a job; the process keeps the slot from world to world."""
+
+    job_id: str
+    slot: int
+
+    def __str__(self) -> str:
+        return f"{self.job_id}/{self.slot}"
+
+    @classmethod
+    def parse(cls, text: str) -> "SlotKey":
+        """The inverse of `str`."""
+        job_id, _, slot = text.rpartition("/")
+        return cls(job_id, int(slot))
+
+
+@dataclass(frozen=True, slots=True)
+class RankRecord:
+    """What the journal keeps of a rank process: enough for the next agent to find exactly this process again."""
+
+    process: ProcessIdentity
+    socket_path: str
+    log_path: str
+    generation: int
+    rank: int
+    origin: str
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.process.to_json(),
+            "socket_path": self.socket_path,
+            "log_path": self.log_path,
+            "generation": self.generation,
+            "rank": self.rank,
+            "origin": self.origin,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "RankRecord":
+        return cls(
+            process=ProcessIdentity.from_json(data),
+            socket_path=data["socket_path"],
+            log_path=data["log_path"],
+            generation=data["generation"],
+            rank=data["rank"],
+            origin=data["origin"],
+        )
+
+
+@dataclass(slots=True)
+class RankState:
+    """A rank process as it was last heard of. `generation` and `rank` are those of the world it trains in."""
+
+    record: RankRecord
+    pulse: RankPulse
+    generation: int
+    rank: int
+    stage: RankStage = RankStage.STARTING
+    heard: bool = False
+    loss: float | None = None
+    handoff_id: str = ""
+    reason: Reason | None = None
+    hang_reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreRecord:
+    """What the journal keeps of a store child."""
+
+    process: ProcessIdentity
+    socket_path: str
+    address: StoreAddress
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.process.to_json(),
+            "socket_path": self.socket_path,
+            "host": self.address.host,
+            "port": self.address.port,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "StoreRecord":
+        return cls(
+            process=ProcessIdentity.from_json(data),
+            socket_path=data["socket_path"],
+            address=StoreAddress(host=data["host"], port=data["port"]),
+        )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StoreKey:
+    """One store for one generation, never started again for it."""
+
+    job_id: str
+    generation: int
+
+    def __str__(self) -> str:
+        return f"{self.job_id}/{self.generation}"
+
+    @classmethod
+    def parse(cls, text: str) -> "StoreKey":
+        """The inverse of `str`."""
+        job_id, _, generation = text.rpartition("/")
+        return cls(job_id, int(generation))

@@ -1,0 +1,97 @@
+"""The store of one generation: torch's TCPStore in a process of its own, forked by the zygote.
+
+It listens on the job's private address only and ends when it is told to over its unix socket. Whoever connects there
+gets one line, `{"type": "store", "host", "port"}`; the line `{"type": "stop"}` ends it.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from datetime import timedelta
+from typing import Any
+
+from agent.supervisor.zygote import listen
+
+ORPHAN_S = 6 * 3_600.0
+"""A store nobody has asked anything of for this long, with no agent connected, belongs to a node that was forgotten."""
+
+CLIENTS_MAX = 16
+BACKLOG = 4_096
+
+
+def run(spec: dict[str, Any]) -> int:
+    """Serve until told to end. `spec` has `host`, `socket_path` and optionally `orphan_s`."""
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+    listener = _listen_private(spec["host"])
+    port = listener.getsockname()[1]
+    # With a listening socket of ours the store binds to the private address; by itself it takes every interface.
+    store = TCPStore(
+        spec["host"],
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=30),
+        master_listen_fd=listener.detach(),
+    )
+    sys.stdout.write(f"store listens on {spec['host']}:{port}\n")
+    hello = json.dumps({"type": "store", "host": spec["host"], "port": port}).encode() + b"\n"
+    _serve_control(listen(spec["socket_path"]), hello, float(spec.get("orphan_s", ORPHAN_S)))
+    del store
+    with contextlib.suppress(OSError):
+        os.unlink(spec["socket_path"])
+    return 0
+
+
+def _listen_private(host: str) -> socket.socket:
+    family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind((host, 0))
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _serve_control(control: socket.socket, hello: bytes, orphan_s: float) -> None:
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    clients: list[socket.socket] = []
+    alone_since = time.monotonic()
+    while not ended:
+        ready, _, _ = select.select([control, reader, *clients], [], [], 60.0)
+        for source in ready:
+            if source is control:
+                client, _ = control.accept()
+                client.settimeout(5.0)
+                clients = [*clients[-CLIENTS_MAX + 1 :], client]
+                with contextlib.suppress(OSError):
+                    client.sendall(hello)
+            elif source is not reader:
+                if _says_stop(source):
+                    return
+                if source.fileno() < 0:
+                    clients.remove(source)
+        if clients:
+            alone_since = time.monotonic()
+        elif time.monotonic() - alone_since > orphan_s:
+            return
+
+
+def _says_stop(client: socket.socket) -> bool:
+    """Reads one request; closes the connection when it has ended."""
+    try:
+        data = client.recv(4_096)
+    except OSError:
+        data = b""
+    if not data:
+        client.close()
+        return False
+    return b'"stop"' in data

@@ -1,0 +1,152 @@
+"""The store children of one node: one per generation of a job, forked by the zygote, found again after a restart.
+
+A store that died is never started again for its generation: an empty decision record would allow a second decision.
+"""
+
+import asyncio
+import json
+import signal
+from collections.abc import Callable
+
+from agent.journal import Journal, Table
+from agent.protocol.base import StoreAddress
+from agent.supervisor.process import ProcessIdentity, is_alive, send_signal
+from agent.supervisor.slots import StoreKey, StoreRecord
+from agent.supervisor.supervisor import Supervisor, wait_process_end
+from agent.supervisor.zygote_client import ForkRequest
+from agent.supervisor.zygote_host import ZygoteHost
+
+STORE_ENTRY = "agent.supervisor.store_child:run"
+READY_S = 20.0
+END_S = 5.0
+RETRY_S = 0.02
+
+
+class StoreError(Exception):
+    """No store listens; the text says why."""
+
+
+class Stores:
+    """`on_exit` hears of a store that ended without having been told to."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        zygote: ZygoteHost,
+        supervisor: Supervisor,
+        *,
+        log_path: str,
+        on_exit: Callable[[StoreKey], None],
+    ) -> None:
+        self._journal = journal
+        self._zygote = zygote
+        self._supervisor = supervisor
+        self._log_path = log_path
+        self._on_exit = on_exit
+        self._records: dict[StoreKey, StoreRecord] = {}
+        self._tasks: dict[StoreKey, asyncio.Task[None]] = {}
+        self._locks: dict[StoreKey, asyncio.Lock] = {}
+        self._died: set[StoreKey] = set()
+
+    def adopt(self) -> None:
+        """Watch the stores that the journal knows."""
+        for text, data in self._journal.items(Table.STORE):
+            self._watch(StoreKey.parse(text), StoreRecord.from_json(data))
+
+    def address(self, key: StoreKey) -> StoreAddress | None:
+        """Where the store of this generation listens, None when this node hosts none."""
+        record = self._records.get(key)
+        return None if record is None else record.address
+
+    @property
+    def hosted(self) -> tuple[tuple[StoreKey, StoreAddress], ...]:
+        """Every store of this node."""
+        return tuple((key, record.address) for key, record in self._records.items())
+
+    async def host(self, key: StoreKey, host: str) -> StoreAddress:
+        """The store of this generation, started unless it runs. Raises StoreError or ZygoteError."""
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            known = self._records.get(key)
+            if known is not None and is_alive(known.process):
+                return known.address
+            if known is not None or key in self._died:
+                raise StoreError(f"the store of {key} died, and a store is never started again for its generation")
+            socket_path = self._supervisor.socket_path("s", key.job_id, str(key.generation))
+            process = await self._zygote.fork(
+                ForkRequest(
+                    name=f"store/{key}",
+                    entry=STORE_ENTRY,
+                    spec={"host": host, "socket_path": socket_path},
+                    log_path=self._log_path,
+                    environment={},
+                )
+            )
+            address = await _ask_address(socket_path, process)
+            record = StoreRecord(process, socket_path, address)
+            await asyncio.to_thread(self._journal.put, Table.STORE, str(key), record.to_json())
+            self._watch(key, record)
+            return address
+
+    async def retire(self, key: StoreKey) -> None:
+        """End the store; its generation is over."""
+        record = self._records.pop(key, None)
+        task = self._tasks.pop(key, None)
+        self._locks.pop(key, None)
+        if record is None:
+            return
+        await asyncio.to_thread(self._journal.delete, Table.STORE, str(key))
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            send_signal(record.process, number)
+            try:
+                async with asyncio.timeout(END_S):
+                    await wait_process_end(record.process)
+                break
+            except TimeoutError:
+                continue
+        if task is not None:
+            task.cancel()
+
+    async def retire_all(self) -> None:
+        """End every store of this node."""
+        for key in tuple(self._records):
+            await self.retire(key)
+
+    async def close(self) -> None:
+        """Stop watching; the stores live on."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def _watch(self, key: StoreKey, record: StoreRecord) -> None:
+        self._records[key] = record
+        self._tasks[key] = asyncio.create_task(self._follow(key, record))
+
+    async def _follow(self, key: StoreKey, record: StoreRecord) -> None:
+        await wait_process_end(record.process)
+        if self._records.get(key) is not record:
+            return
+        del self._records[key], self._tasks[key]
+        self._died.add(key)
+        await asyncio.to_thread(self._journal.delete, Table.STORE, str(key))
+        self._on_exit(key)
+
+
+async def _ask_address(socket_path: str, process: ProcessIdentity) -> StoreAddress:
+    """Wait until the store's socket says where it listens."""
+    try:
+        async with asyncio.timeout(READY_S):
+            while True:
+                try:
+                    reader, writer = await asyncio.open_unix_connection(socket_path)
+                except OSError:
+                    if not is_alive(process):
+                        raise StoreError("the store ended before it listened; see stores.log") from None
+                    await asyncio.sleep(RETRY_S)
+                    continue
+                line = await reader.readline()
+                writer.close()
+                if line:
+                    said = json.loads(line)
+                    return StoreAddress(host=said["host"], port=said["port"])
+    except TimeoutError:
+        raise StoreError(f"the store did not listen within {READY_S:g} s") from None

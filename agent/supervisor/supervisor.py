@@ -1,0 +1,263 @@
+"""The rank processes of one node: launched through the zygote, found again after a restart, watched, ended.
+
+It knows processes, not handoffs: what a rank should do is decided by the driver, which gets every event from here.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.journal import Journal, Table
+from agent.protocol.base import Message, RankStage, Reason
+from agent.protocol.rank import Failed, Finished, Hello, RankEvent, StageReport, StepReport, Stop
+from agent.protocol.worker import RankSpec
+from agent.supervisor.process import ProcessIdentity, open_pidfd, send_signal
+from agent.supervisor.rank_link import RankLink
+from agent.supervisor.slots import RankRecord, RankState, SlotKey
+from agent.supervisor.watchdog import RankPulse
+from agent.supervisor.zygote_client import Exited, ForkRequest
+from agent.supervisor.zygote_host import ZygoteHost
+
+EXIT_CODE_WAIT_S = 0.5
+TERMINATE_S = 5.0
+KILL_S = 10.0
+CODES_MAX = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorSettings:
+    """Where things lie and what is started. `socket_dir` is short, since a socket's path has at most 107 bytes."""
+
+    run_dir: Path
+    socket_dir: Path
+    rank_entry: str = "agent.worker.main:run"
+
+
+class Supervisor:
+    """`on_event` hears each message of a rank, `on_exit` each end, with the exit code where somebody could read it."""
+
+    def __init__(
+        self,
+        settings: SupervisorSettings,
+        journal: Journal,
+        zygote: ZygoteHost,
+        *,
+        on_event: Callable[[SlotKey, RankEvent], None],
+        on_exit: Callable[[SlotKey, Reason], None],
+    ) -> None:
+        self._settings = settings
+        self._journal = journal
+        self._zygote = zygote
+        self._on_event = on_event
+        self._on_exit = on_exit
+        self._states: dict[SlotKey, RankState] = {}
+        self._links: dict[SlotKey, RankLink] = {}
+        self._tasks: dict[SlotKey, asyncio.Task[None]] = {}
+        self._ended: dict[SlotKey, asyncio.Event] = {}
+        self._codes: dict[ProcessIdentity, int | None] = {}
+        self._code_known = asyncio.Event()
+
+    def note_exit(self, exited: Exited) -> None:
+        """For the zygote host: an exit code to go with an end that the pidfd told."""
+        while len(self._codes) >= CODES_MAX:
+            self._codes.pop(next(iter(self._codes)))
+        self._codes[exited.identity] = exited.code
+        self._code_known.set()
+        self._code_known = asyncio.Event()
+
+    def adopt(self) -> None:
+        """Watch the ranks that the journal knows; one that has ended since is told as an exit."""
+        for text, data in self._journal.items(Table.RANK):
+            self._watch(SlotKey.parse(text), RankRecord.from_json(data))
+
+    @property
+    def states(self) -> Mapping[SlotKey, RankState]:
+        """Every rank process of this node."""
+        return self._states
+
+    async def launch(self, spec: RankSpec, origin: str) -> RankState:
+        """Fork the rank, journal it, begin to watch it. A live process in the slot is an error of the caller."""
+        key = SlotKey(spec.job_id, spec.slot)
+        assert key not in self._states, f"slot {key} still has a process"
+        log_path = self._log_path(spec)
+        await asyncio.to_thread(_make_directories, log_path.parent, Path(spec.run_dir))
+        process = await self._zygote.fork(
+            ForkRequest(
+                name=f"rank/{key}/{spec.generation}/{origin}",
+                entry=self._settings.rank_entry,
+                spec=spec.model_dump(mode="json", by_alias=True),
+                log_path=str(log_path),
+                environment=dict(spec.spec.environment),
+                workdir=spec.spec.workdir,
+            )
+        )
+        record = RankRecord(process, spec.socket_path, str(log_path), spec.generation, spec.rank, origin)
+        await asyncio.to_thread(self._journal.put, Table.RANK, str(key), record.to_json())
+        return self._watch(key, record)
+
+    async def send(self, key: SlotKey, command: Message) -> bool:
+        """Whether the command could be handed over now."""
+        link = self._links.get(key)
+        return link is not None and await link.send(command)
+
+    async def stop(self, key: SlotKey, reason: str, grace_s: float) -> None:
+        """Ask the rank to stop, and end it when it has not after `grace_s`."""
+        state = self._states.get(key)
+        if state is None:
+            return
+        ended = self._ended[key]
+        if grace_s > 0 and await self.send(key, Stop(reason=reason[:2_000])) and await _happens(ended, grace_s):
+            return
+        for number, wait_s in ((signal.SIGTERM, TERMINATE_S), (signal.SIGKILL, KILL_S)):
+            send_signal(state.record.process, number)
+            if await _happens(ended, wait_s):
+                return
+
+    async def stop_all(self, reason: str, grace_s: float) -> None:
+        """End every rank of this node."""
+        await asyncio.gather(*(self.stop(key, reason, grace_s) for key in tuple(self._states)))
+
+    def check_pulses(self) -> tuple[tuple[SlotKey, str], ...]:
+        """The ranks that newly hang, and why. Call about once a second."""
+        found: list[tuple[SlotKey, str]] = []
+        for key, state in self._states.items():
+            reason = state.pulse.hang_reason(time.monotonic())
+            if reason and not state.hang_reason:
+                found.append((key, reason))
+            state.hang_reason = reason
+        return tuple(found)
+
+    async def close(self) -> None:
+        """Stop watching; the ranks live on."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def socket_path(self, kind: str, job_id: str, number: str) -> str:
+        """A short path, the same for the same process."""
+        job = hashlib.sha256(job_id.encode()).hexdigest()[:8]
+        return str(self._settings.socket_dir / f"{kind}-{job}-{number}.sock")
+
+    def _log_path(self, spec: RankSpec) -> Path:
+        return self._settings.run_dir / "logs" / spec.job_id / f"g{spec.generation}-r{spec.rank}-s{spec.slot}.log"
+
+    def _watch(self, key: SlotKey, record: RankRecord) -> RankState:
+        state = RankState(record, RankPulse(time.monotonic()), record.generation, record.rank)
+        self._states[key] = state
+        self._ended[key] = asyncio.Event()
+        self._links[key] = RankLink(
+            record.socket_path,
+            record.process,
+            on_event=lambda event: self._take_event(key, state, event),
+            on_garbage=lambda reason: self._take_garbage(state, reason),
+        )
+        self._tasks[key] = asyncio.create_task(self._follow(key, state))
+        return state
+
+    async def _follow(self, key: SlotKey, state: RankState) -> None:
+        """From start or adoption to the end of the process."""
+        link = asyncio.create_task(self._links[key].run())
+        try:
+            await wait_process_end(state.record.process)
+            # What the rank said last is still in the socket; its last word often says why it ended.
+            await asyncio.wait([link], timeout=EXIT_CODE_WAIT_S)
+        finally:
+            link.cancel()
+            await asyncio.gather(link, return_exceptions=True)
+        code = await self._exit_code(state.record.process)
+        await asyncio.to_thread(self._journal.delete, Table.RANK, str(key))
+        with contextlib.suppress(OSError):
+            os.unlink(state.record.socket_path)
+        del self._states[key], self._links[key], self._tasks[key]
+        self._ended.pop(key).set()
+        self._on_exit(key, _exit_reason(state, code))
+
+    async def _exit_code(self, process: ProcessIdentity) -> int | None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(EXIT_CODE_WAIT_S):
+                while process not in self._codes:
+                    await self._code_known.wait()
+        return self._codes.pop(process, None)
+
+    def _take_event(self, key: SlotKey, state: RankState, event: RankEvent) -> None:
+        now = time.monotonic()
+        match event:
+            case Hello():
+                state.heard = True
+                state.generation, state.rank, state.stage = event.generation, event.rank, event.stage
+                state.pulse.step = event.step
+                state.handoff_id = str(event.handoff_id or "")
+                state.pulse.beat(now)
+            case StageReport():
+                state.stage, state.reason = event.stage, event.reason
+                state.handoff_id = str(event.handoff_id)
+                if event.stage is RankStage.ACTIVE:
+                    state.generation, state.rank = event.generation, event.rank
+                state.pulse.beat(now)
+            case StepReport():
+                state.generation, state.loss = event.generation, event.loss
+                state.pulse.stepped(now, event.step, event.seconds)
+            case Finished():
+                state.stage = RankStage.FINISHED
+                state.pulse.beat(now)
+            case Failed():
+                state.stage, state.reason = RankStage.FAILED, event.reason
+            case _:
+                state.pulse.beat(now)
+        self._on_event(key, event)
+
+    @staticmethod
+    def _take_garbage(state: RankState, reason: str) -> None:
+        state.reason = Reason(text=f"said something that is not in the contract: {reason}"[:2_000], rank=state.rank)
+
+
+async def wait_process_end(process: ProcessIdentity) -> None:
+    """Return when exactly this process has ended."""
+    descriptor = open_pidfd(process)
+    if descriptor is None:
+        return
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def _happens(event: asyncio.Event, timeout_s: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
+
+
+def _exit_reason(state: RankState, code: int | None) -> Reason:
+    """What to tell about an end: the rank's own last word where it gave one."""
+    how = "ended, nobody could read its exit code"
+    if code is not None:
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+    said = f"; it said: {state.reason.text}" if state.reason is not None else ""
+    text = f"rank process (pid {state.record.process.pid}) {how} after step {state.pulse.step}{said}"
+    return Reason(text=text[:2_000], rank=state.rank, phase=str(state.stage))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _make_directories(*directories: Path) -> None:
+    for directory in directories:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,0 +1,186 @@
+"""The agent's side of the zygote: start one or find the one that runs, ask it to fork, hear what ended."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.supervisor.process import ProcessIdentity, is_alive
+
+READY_S = 180.0
+"""Importing torch and megatron from a cold disk on a busy machine takes a minute and more."""
+
+ANSWER_S = 30.0
+CONNECT_RETRY_S = 0.05
+LINE_BYTES_MAX = 8 * 1024 * 1024
+
+
+class ZygoteError(Exception):
+    """The zygote cannot be used, or refused; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRequest:
+    """One process to fork. `name` makes a repeated request find the process of the first."""
+
+    name: str
+    entry: str
+    spec: dict[str, Any]
+    log_path: str
+    environment: dict[str, str]
+    workdir: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A process ended. `code` is negative for a signal, None where nobody could read it."""
+
+    identity: ProcessIdentity
+    code: int | None
+
+
+class ZygoteClient:
+    """One connection. `on_exit` is called in the event loop for every child that ended, also long ago."""
+
+    def __init__(self, socket_path: str, on_exit: Callable[[Exited], None]) -> None:
+        self.socket_path = socket_path
+        self.hello: dict[str, Any] = {}
+        self._on_exit = on_exit
+        self._requests = itertools.count(1)
+        self._waiting: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._writer: asyncio.StreamWriter | None = None
+        self._reader_task: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """Whether requests can be made."""
+        return self._reader_task is not None and not self._reader_task.done()
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        """The zygote, as it said itself."""
+        return ProcessIdentity.from_json(self.hello)
+
+    async def connect(self, process: ProcessIdentity, timeout_s: float = READY_S) -> None:
+        """Wait for the socket and the hello. Raises ZygoteError when the process ends or time runs out."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                reader = await self._open(process)
+                line = await reader.readline()
+        except TimeoutError:
+            raise ZygoteError(f"the zygote (pid {process.pid}) was not ready in {timeout_s:g} s") from None
+        if not line:
+            raise ZygoteError(f"the zygote (pid {process.pid}) ended while it was importing; see zygote.log")
+        self.hello = json.loads(line)
+        self._reader_task = asyncio.create_task(self._read(reader))
+
+    async def fork(self, request: ForkRequest, timeout_s: float = ANSWER_S) -> ProcessIdentity:
+        """The forked process, or the one that already runs under the name."""
+        answer = await self._ask(
+            {
+                "op": "fork",
+                "name": request.name,
+                "entry": request.entry,
+                "spec": request.spec,
+                "log_path": request.log_path,
+                "environment": request.environment,
+                "workdir": request.workdir,
+            },
+            timeout_s,
+        )
+        return ProcessIdentity.from_json(answer)
+
+    async def forget(self, pids: list[int]) -> None:
+        """These ends are noted; the zygote need not tell them again."""
+        await self._ask({"op": "forget", "pids": pids}, ANSWER_S)
+
+    async def end(self) -> None:
+        """Tell the zygote to end; its children live on."""
+        with contextlib.suppress(ZygoteError):
+            await self._ask({"op": "end"}, ANSWER_S)
+        await self.close()
+
+    async def close(self) -> None:
+        """Hang up; the zygote runs on."""
+        if self._reader_task is not None:
+            self._reader_task.cancel()
+            await asyncio.gather(self._reader_task, return_exceptions=True)
+        if self._writer is not None:
+            self._writer.close()
+
+    async def _open(self, process: ProcessIdentity) -> asyncio.StreamReader:
+        while True:
+            try:
+                reader, self._writer = await asyncio.open_unix_connection(self.socket_path, limit=LINE_BYTES_MAX)
+                return reader
+            except (FileNotFoundError, ConnectionRefusedError):
+                if not is_alive(process):
+                    raise ZygoteError(f"the zygote (pid {process.pid}) has ended; see zygote.log") from None
+                await asyncio.sleep(CONNECT_RETRY_S)
+
+    async def _ask(self, request: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        if self._writer is None or not self.connected:
+            raise ZygoteError("the zygote is not connected")
+        key = str(next(self._requests))
+        waiting: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._waiting[key] = waiting
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._writer.write(json.dumps({**request, "request": key}).encode() + b"\n")
+                await self._writer.drain()
+                answer = await waiting
+        except TimeoutError:
+            raise ZygoteError(f"the zygote did not answer {request['op']} in {timeout_s:g} s") from None
+        except OSError as error:
+            raise ZygoteError(f"the zygote is gone: {error}") from None
+        finally:
+            self._waiting.pop(key, None)
+        if answer["op"] == "refused":
+            raise ZygoteError(f"the zygote refused: {answer['reason']}")
+        return answer
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while line := await reader.readline():
+                message = json.loads(line)
+                if message["op"] == "exited":
+                    self._on_exit(Exited(ProcessIdentity.from_json(message), int(message["code"])))
+                elif (waiting := self._waiting.get(str(message.get("request")))) and not waiting.done():
+                    waiting.set_result(message)
+        except (OSError, ValueError):
+            pass
+        finally:
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(ZygoteError("the zygote hung up"))
+
+
+def start_zygote(socket_path: str, preload: str, log_path: Path, environment: dict[str, str]) -> ProcessIdentity:
+    """Start a zygote in a session of its own; it listens soon and is ready later."""
+    from agent.supervisor.process import read_start_time
+
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    paths = os.pathsep.join(path for path in (root, os.environ.get("PYTHONPATH", "")) if path)
+    command = [sys.executable, "-m", "agent.supervisor.zygote", "--socket", socket_path, "--preload", preload]
+    with log_path.open("ab") as log:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, **environment, "PYTHONPATH": paths},
+        )
+    start_time = read_start_time(process.pid)
+    if start_time is None:
+        raise ZygoteError(f"the zygote ended at once; see {log_path}")
+    # Nobody waits for it here: it outlives the agent. Popen would warn about that when it is collected.
+    process.returncode = 0
+    return ProcessIdentity(process.pid, start_time)

@@ -1,0 +1,86 @@
+"""Keeps one zygote for a run directory: adopts the one that runs, starts one where there is none, forks through it."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from agent.journal import Journal, Table
+from agent.supervisor.process import ProcessIdentity, is_alive
+from agent.supervisor.zygote_client import Exited, ForkRequest, ZygoteClient, ZygoteError, start_zygote
+
+ZYGOTE_KEY = "zygote"
+DEFAULT_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+"""One OpenMP thread, as torchrun sets it: more would start threads in the zygote, and fight over the node's cores."""
+
+
+class ZygoteHost:
+    """`on_exit` hears of every child that ended and that the zygote could reap."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        run_dir: Path,
+        socket_path: str,
+        preload: str,
+        environment: Mapping[str, str],
+        on_exit: Callable[[Exited], None],
+    ) -> None:
+        self._journal = journal
+        self._run_dir = run_dir
+        self._socket_path = socket_path
+        self._preload = preload
+        self._environment = dict(environment)
+        self._on_exit = on_exit
+        self._client: ZygoteClient | None = None
+        self._lock = asyncio.Lock()
+
+    @property
+    def problem(self) -> str:
+        """Why no rank can be forked, as the zygote says it; empty when it can."""
+        return "" if self._client is None else str(self._client.hello.get("problem", ""))
+
+    async def ensure(self) -> ZygoteClient:
+        """A connected zygote. Raises ZygoteError."""
+        async with self._lock:
+            if self._client is not None and self._client.connected:
+                return self._client
+            process = self._known_process() or await asyncio.to_thread(self._start)
+            client = ZygoteClient(self._socket_path, self._on_exit)
+            await client.connect(process)
+            self._client = client
+            return client
+
+    async def fork(self, request: ForkRequest) -> ProcessIdentity:
+        """Fork, starting a new zygote once if the old one died meanwhile."""
+        client = await self.ensure()
+        try:
+            return await client.fork(request)
+        except ZygoteError:
+            if client.connected:
+                raise
+        return await (await self.ensure()).fork(request)
+
+    async def end(self) -> None:
+        """End the zygote, if there is one; its children live on."""
+        if self._known_process() is not None:
+            await (await self.ensure()).end()
+        self._journal.delete(Table.ZYGOTE, ZYGOTE_KEY)
+
+    async def close(self) -> None:
+        """Hang up."""
+        if self._client is not None:
+            await self._client.close()
+
+    def _known_process(self) -> ProcessIdentity | None:
+        record = self._journal.get(Table.ZYGOTE, ZYGOTE_KEY)
+        if record is None:
+            return None
+        process = ProcessIdentity.from_json(record)
+        return process if is_alive(process) else None
+
+    def _start(self) -> ProcessIdentity:
+        log_path = self._run_dir / "zygote.log"
+        process = start_zygote(self._socket_path, self._preload, log_path, DEFAULT_ENVIRONMENT | self._environment)
+        self._journal.put(Table.ZYGOTE, ZYGOTE_KEY, process.to_json())
+        return process

@@ -1,0 +1,269 @@
+"""A rank process without torch: forked by the real zygote, speaks the real rank protocol, trains nothing.
+
+What real ranks agree on by an all-reduce and the decision record, these agree on in a locked file of a shared directory
+(`args["shared"]` of the job file). `args["faults"]` maps a node id to how its rank misbehaves.
+"""
+
+import fcntl
+import json
+import os
+import select
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from agent.protocol.base import HandoffDecision, Message, RankStage, Reason
+from agent.protocol.rank import (
+    Abort,
+    Failed,
+    Finished,
+    Hello,
+    Permit,
+    Prepare,
+    RankCommand,
+    Retire,
+    StageReport,
+    StatusQuery,
+    StepReport,
+    Stop,
+    Withdraw,
+    decode_command,
+    encode_line,
+)
+from agent.protocol.sync import SourceCheckpoint, SourceHandoff
+from agent.protocol.worker import RankSpec
+from agent.supervisor.process import own_identity
+from agent.supervisor.zygote import listen
+
+STEP_S = 0.02
+
+
+def run(spec: dict[str, Any]) -> int:
+    """The zygote's entry."""
+    return FakeRank(RankSpec.model_validate(spec, strict=False)).loop()
+
+
+def crash(spec: dict[str, Any]) -> int:
+    """An entry that prints and raises."""
+    print(f"about to crash on {spec['node_id']}")
+    raise RuntimeError("a bug in the user's code")
+
+
+class FakeRank:
+    def __init__(self, spec: RankSpec) -> None:
+        self.spec = spec
+        self.fault = spec.spec.args.get("faults", {}).get(spec.node_id, "")
+        self.world = spec.roster
+        self.generation = spec.generation
+        self.step = spec.source.step if isinstance(spec.source, SourceCheckpoint) else 0
+        self.waiting = isinstance(spec.source, SourceHandoff)
+        self.stage = RankStage.STARTING if self.waiting else RankStage.TRAINING
+        self.order: Prepare | None = None
+        self.permitted = False
+        self.listener = listen(spec.socket_path)
+        self.clients: list[socket.socket] = []
+        self.buffer = b""
+        self.shared = Path(spec.spec.args["shared"])
+
+    def loop(self) -> int:
+        while True:
+            ready, _, _ = select.select([self.listener, *self.clients], [], [], STEP_S)
+            for source in ready:
+                if source is self.listener:
+                    client, _ = self.listener.accept()
+                    self.clients.append(client)
+                    self.say(self.hello())
+                elif (code := self.read(source)) is not None:
+                    return code
+            code = self.advance()
+            if code is not None:
+                return code
+
+    @property
+    def member(self) -> tuple[str, int]:
+        return (self.spec.node_id, self.spec.slot)
+
+    def rank_in(self, roster: Any) -> int | None:
+        members = [(member.node_id, member.slot) for member in roster.members]
+        return members.index(self.member) if self.member in members else None
+
+    def hello(self) -> Hello:
+        own = own_identity()
+        return Hello(
+            job_id=self.spec.job_id,
+            generation=self.generation,
+            rank=self.rank_in(self.world) or 0,
+            pid=own.pid,
+            start_time=own.start_time,
+            stage=self.stage,
+            step=self.step,
+            handoff_id=self.order.handoff_id if self.order else None,
+        )
+
+    def read(self, client: socket.socket) -> int | None:
+        try:
+            data = client.recv(1 << 20)
+        except OSError:
+            data = b""
+        if not data:
+            self.clients.remove(client)
+            client.close()
+            return None
+        *lines, self.buffer = (self.buffer + data).split(b"\n")
+        for line in lines:
+            code = self.take(decode_command(line))
+            if code is not None:
+                return code
+        return None
+
+    def take(self, command: RankCommand) -> int | None:
+        match command:
+            case Prepare():
+                same = self.order is not None and self.order.handoff_id == command.handoff_id
+                if not (same and self.order and self.order.plan_revision == command.plan_revision):
+                    self.order, self.permitted = command, False
+                    self.turn(RankStage.PREPARING)
+                if self.fault == "never_prepared":
+                    return None
+                if self.fault == "cannot_prepare":
+                    self.turn(RankStage.ABORTED, Reason(text="planted: no memory", rank=0, phase="prepare"))
+                    return None
+                if self.fault == "dies_preparing":
+                    os._exit(17)
+                self.turn(RankStage.READY if self.permitted else RankStage.PREPARED)
+            case Permit() if self.order is not None and self.stage in (RankStage.PREPARED, RankStage.READY):
+                self.permitted = True
+                if self.rank_in(self.order.source) is not None:
+                    self.vote(True)
+                self.turn(RankStage.READY)
+            case Withdraw() if self.permitted and self.stage is RankStage.READY and self.vote(False):
+                self.permitted = False
+                self.turn(RankStage.PREPARED)
+            case Abort() if self.order is not None and self.order.handoff_id == command.handoff_id:
+                if self.stage not in (RankStage.ACTIVE, RankStage.LEFT) and self.vote(False):
+                    self.permitted = False
+                    self.turn(RankStage.ABORTED, command.reason)
+                    self.order = None
+                    self.stage = RankStage.TRAINING
+                    if self.waiting:
+                        return 0
+            case Stop():
+                print(f"stopped: {command.reason}")
+                return 0
+            case StatusQuery():
+                self.say(self.hello())
+                if self.order is not None:
+                    self.turn(self.stage)
+            case Retire():
+                self.order = None
+                self.stage = RankStage.TRAINING
+            case _:
+                pass
+        return None
+
+    def advance(self) -> int | None:
+        """One step, and the boundary after it."""
+        if self.order is not None and self.stage is RankStage.READY and self.decided():
+            self.cut_over(self.order)
+        if self.waiting or self.stage is RankStage.LEFT:
+            return None
+        if self.fault == "dies_training" and self.step >= 20:
+            self.say(Failed(reason=Reason(text="planted: device lost", rank=self.rank_in(self.world))))
+            return 9
+        self.step += 1
+        rank = self.rank_in(self.world)
+        self.say(
+            StepReport(
+                generation=self.generation,
+                step=self.step,
+                seconds=STEP_S,
+                loss=1.0 / self.step if rank == 0 else None,
+                consumed_samples=self.step * self.spec.spec.global_batch,
+            )
+        )
+        if self.step >= self.spec.spec.stop.steps:
+            self.say(Finished(step=self.step))
+            return 0
+        return None
+
+    def cut_over(self, order: Prepare) -> None:
+        self.turn(RankStage.CUTTING_OVER)
+        if self.fault == "slow_cutover":
+            time.sleep(1.0)
+        rank = self.rank_in(order.target)
+        if rank is None:
+            self.turn(RankStage.LEFT)
+            return
+        self.world, self.generation, self.waiting = order.target, order.generation, False
+        self.turn(RankStage.ACTIVE)
+
+    def turn(self, stage: RankStage, reason: Reason | None = None) -> None:
+        self.stage = stage
+        assert self.order is not None
+        moved = {"prepare_s": 0.1, "bytes_moved": 1000.0, "pause_s": 0.05} if stage is RankStage.ACTIVE else {}
+        self.say(
+            StageReport(
+                handoff_id=self.order.handoff_id,
+                generation=self.order.generation,
+                rank=next(
+                    rank for rank in (self.rank_in(self.order.target), self.rank_in(self.world), 0) if rank is not None
+                ),
+                stage=stage,
+                reason=reason,
+                decision=HandoffDecision.GO if stage in (RankStage.ACTIVE, RankStage.LEFT) else None,
+                measures=moved,
+            )
+        )
+
+    def vote(self, ready: bool) -> bool:
+        """Set or take back this rank's ready tag; False when all had it set before, which is the boundary."""
+        order = self.order
+        assert order is not None
+        with self.locked(order) as votes:
+            if votes.get("decided"):
+                return False
+            if ready:
+                votes["/".join(map(str, self.member))] = True
+            else:
+                votes.pop("/".join(map(str, self.member)), None)
+            votes["decided"] = all(f"{member.node_id}/{member.slot}" in votes for member in order.source.members)
+            if not ready:
+                votes["decided"] = False
+            return True
+
+    def decided(self) -> bool:
+        assert self.order is not None
+        with self.locked(self.order) as votes:
+            return bool(votes.get("decided"))
+
+    def locked(self, order: Prepare) -> "Votes":
+        return Votes(self.shared / f"votes-{order.handoff_id}-{order.plan_revision}.json")
+
+    def say(self, message: Message) -> None:
+        for client in tuple(self.clients):
+            try:
+                client.sendall(encode_line(message))
+            except OSError:
+                self.clients.remove(client)
+
+
+class Votes:
+    """A JSON object in a file, changed under a lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> dict[str, Any]:
+        self.file = self.path.open("a+")
+        fcntl.flock(self.file, fcntl.LOCK_EX)
+        self.file.seek(0)
+        text = self.file.read()
+        self.votes: dict[str, Any] = json.loads(text) if text else {}
+        return self.votes
+
+    def __exit__(self, *_: object) -> None:
+        self.file.seek(0)
+        self.file.truncate()
+        self.file.write(json.dumps(self.votes))
+        self.file.close()

@@ -1,0 +1,316 @@
+"""The zygote, the supervisor and the store child, all with real processes."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from agent.journal import Journal, Table
+from agent.protocol.base import Layout, Member, RankStage, Reason, Roster, StoreAddress
+from agent.protocol.rank import Hello, RankEvent, StepReport
+from agent.protocol.sync import SourceInit
+from agent.protocol.worker import RankSpec
+from agent.supervisor.process import ProcessIdentity, is_alive, read_start_time, send_signal, wait_end
+from agent.supervisor.slots import SlotKey, StoreKey
+from agent.supervisor.stores import StoreError, Stores
+from agent.supervisor.supervisor import Supervisor, SupervisorSettings
+from agent.supervisor.zygote_client import ForkRequest, ZygoteError
+from agent.supervisor.zygote_host import ZygoteHost
+from tests.agent.waiting import eventually, fake_job
+
+KEY = SlotKey("fake", 0)
+
+
+class Node:
+    """One node's supervision, with what it heard."""
+
+    def __init__(self, run_dir: Path, entry: str, preload: str) -> None:
+        self.run_dir = run_dir
+        self.events: list[tuple[SlotKey, RankEvent]] = []
+        self.exits: list[tuple[SlotKey, Reason]] = []
+        self.store_exits: list[StoreKey] = []
+        self.journal = Journal(run_dir).open()
+        self.zygote = ZygoteHost(
+            self.journal,
+            run_dir=run_dir,
+            socket_path=str(run_dir / "z.sock"),
+            preload=preload,
+            environment={},
+            on_exit=lambda exited: self.supervisor.note_exit(exited),
+        )
+        self.supervisor = Supervisor(
+            SupervisorSettings(run_dir, run_dir, entry),
+            self.journal,
+            self.zygote,
+            on_event=lambda key, event: self.events.append((key, event)),
+            on_exit=lambda key, reason: self.exits.append((key, reason)),
+        )
+        self.stores = Stores(
+            self.journal,
+            self.zygote,
+            self.supervisor,
+            log_path=str(run_dir / "stores.log"),
+            on_exit=self.store_exits.append,
+        )
+
+    def spec(self) -> RankSpec:
+        return RankSpec(
+            job_id="fake",
+            node_id="a",
+            slot=0,
+            generation=1,
+            rank=0,
+            roster=Roster(job_id="fake", generation=1, layout=Layout(), members=(Member(node_id="a", slot=0),)),
+            source=SourceInit(),
+            store=StoreAddress(host="127.0.0.1", port=1),
+            spec=fake_job(self.run_dir),
+            private_address="127.0.0.1",
+            socket_path=self.supervisor.socket_path("r", "fake", "0"),
+            run_dir=str(self.run_dir / "rank"),
+        )
+
+    async def leave(self) -> None:
+        """As an agent that exits: everything lives on."""
+        await self.supervisor.close()
+        await self.stores.close()
+        await self.zygote.close()
+        self.journal.close()
+
+    async def end(self) -> None:
+        await self.supervisor.stop_all("the test is over", grace_s=0.0)
+        await self.stores.retire_all()
+        await self.zygote.end()
+        await self.leave()
+
+
+@pytest.fixture
+def run_dir() -> Iterator[Path]:
+    path = Path(tempfile.mkdtemp(prefix="liver-"))
+    yield path
+    shutil.rmtree(path)
+
+
+@asynccontextmanager
+async def node(run_dir: Path, entry: str = "tests.agent.fake_rank:run", preload: str = "json") -> AsyncIterator[Node]:
+    this = Node(run_dir, entry, preload)
+    this.supervisor.adopt()
+    this.stores.adopt()
+    try:
+        yield this
+    finally:
+        await this.end()
+
+
+def test_a_forked_rank_says_hello_and_steps_and_its_end_is_heard_with_its_cause(run_dir: Path) -> None:
+    async def scenario() -> None:
+        async with node(run_dir) as this:
+            state = await this.supervisor.launch(this.spec(), "o")
+            await eventually(lambda: state.pulse.step > 3, "steps")
+            hello = next(event for _, event in this.events if isinstance(event, Hello))
+            assert (hello.pid, hello.start_time) == (state.record.process.pid, state.record.process.start_time)
+            assert any(isinstance(event, StepReport) for _, event in this.events)
+            os.kill(state.record.process.pid, signal.SIGKILL)
+            await eventually(lambda: this.exits, "the exit")
+            assert "was killed by SIGKILL after step" in this.exits[0][1].text
+            assert this.journal.get(Table.RANK, str(KEY)) is None
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_is_asked_to_stop_before_it_is_killed(run_dir: Path) -> None:
+    async def scenario() -> None:
+        async with node(run_dir) as this:
+            state = await this.supervisor.launch(this.spec(), "o")
+            await eventually(lambda: state.heard, "the hello")
+            await this.supervisor.stop(KEY, "it is enough", grace_s=5.0)
+            await eventually(lambda: this.exits, "the exit")
+            assert "exit code 0" in this.exits[0][1].text
+            assert "stopped: it is enough" in text_of(state.record.log_path)
+
+    asyncio.run(scenario())
+
+
+def test_a_crash_leaves_its_traceback_in_the_log_and_its_code_in_the_reason(run_dir: Path) -> None:
+    async def scenario() -> None:
+        async with node(run_dir, entry="tests.agent.fake_rank:crash") as this:
+            state = await this.supervisor.launch(this.spec(), "o")
+            await eventually(lambda: this.exits, "the exit")
+            assert "exit code 1" in this.exits[0][1].text
+            log = text_of(state.record.log_path)
+            assert "about to crash on a" in log
+            assert "a bug in the user's code" in log
+
+    asyncio.run(scenario())
+
+
+def test_a_module_that_cannot_be_imported_is_named_when_a_rank_is_asked_for(run_dir: Path) -> None:
+    async def scenario() -> None:
+        async with node(run_dir, preload="no_such_module") as this:
+            with pytest.raises(ZygoteError, match="cannot import no_such_module"):
+                await this.supervisor.launch(this.spec(), "o")
+
+    asyncio.run(scenario())
+
+
+def test_a_repeated_fork_request_finds_the_process_of_the_first(run_dir: Path) -> None:
+    async def scenario() -> None:
+        async with node(run_dir) as this:
+            state = await this.supervisor.launch(this.spec(), "o")
+            spec = this.spec().model_dump(mode="json", by_alias=True)
+            request = ForkRequest(f"rank/{KEY}/1/o", "tests.agent.fake_rank:run", spec, "unused", {})
+            assert await this.zygote.fork(request) == state.record.process
+
+    asyncio.run(scenario())
+
+
+def test_a_next_agent_adopts_zygote_and_rank_and_goes_on(run_dir: Path) -> None:
+    async def scenario() -> None:
+        first = Node(run_dir, "tests.agent.fake_rank:run", "json")
+        state = await first.supervisor.launch(first.spec(), "o")
+        zygote = first.journal.get(Table.ZYGOTE, "zygote")
+        await eventually(lambda: state.pulse.step > 2, "steps")
+        await first.leave()
+        async with node(run_dir) as second:
+            adopted = second.supervisor.states[KEY]
+            assert adopted.record == state.record
+            await eventually(lambda: adopted.heard, "the hello to the second agent")
+            assert adopted.pulse.step >= 2
+            assert adopted.stage is RankStage.TRAINING
+            assert (await second.zygote.ensure()).identity == ProcessIdentity.from_json(zygote or {})
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_outlives_its_zygote_and_a_new_zygote_is_started_for_the_next(run_dir: Path) -> None:
+    async def scenario() -> None:
+        async with node(run_dir) as this:
+            state = await this.supervisor.launch(this.spec(), "o")
+            await eventually(lambda: state.heard, "the hello")
+            old = (await this.zygote.ensure()).identity
+            send_signal(old, signal.SIGKILL)
+            assert wait_end(old, 5.0)
+            step = state.pulse.step
+            await eventually(lambda: state.pulse.step > step + 2, "further steps")
+            await eventually(lambda: not is_alive(old), "the end of the zygote")
+            await this.supervisor.stop(KEY, "stop", grace_s=5.0)
+            again = await this.supervisor.launch(this.spec(), "o2")
+            assert again.record.process != state.record.process
+            assert (await this.zygote.ensure()).identity != old
+
+    asyncio.run(scenario())
+
+
+def test_a_rank_that_ended_while_no_agent_ran_is_told_as_an_exit(run_dir: Path) -> None:
+    async def scenario() -> None:
+        first = Node(run_dir, "tests.agent.fake_rank:run", "json")
+        state = await first.supervisor.launch(first.spec(), "o")
+        await eventually(lambda: state.heard, "the hello")
+        await first.leave()
+        send_signal(state.record.process, signal.SIGTERM)
+        assert wait_end(state.record.process, 5.0)
+        async with node(run_dir) as second:
+            await eventually(lambda: second.exits, "the exit")
+            assert second.exits[0][0] == KEY
+
+    asyncio.run(scenario())
+
+
+def test_ranks_live_on_when_their_agent_is_killed(run_dir: Path) -> None:
+    program = (
+        "import asyncio, sys, pathlib\n"
+        "from tests.agent.supervisor.test_supervisor import Node\n"
+        "async def main():\n"
+        "    node = Node(pathlib.Path(sys.argv[1]), 'tests.agent.fake_rank:run', 'json')\n"
+        "    state = await node.supervisor.launch(node.spec(), 'o')\n"
+        "    print(state.record.process.pid, flush=True)\n"
+        "    await asyncio.Event().wait()\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(run_dir)], stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        pid = int(agent.stdout.readline())
+        agent.kill()
+    assert read_start_time(pid) is not None
+
+    async def scenario() -> None:
+        async with node(run_dir) as this:
+            adopted = this.supervisor.states[KEY]
+            assert adopted.record.process.pid == pid
+            await eventually(lambda: adopted.pulse.step > 0, "steps")
+
+    asyncio.run(scenario())
+
+
+def test_no_process_is_signalled_by_its_pid_alone() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        start_time = read_start_time(process.pid)
+        assert start_time is not None
+        assert not send_signal(ProcessIdentity(process.pid, start_time - 1), signal.SIGKILL)
+        assert process.poll() is None
+        assert send_signal(ProcessIdentity(process.pid, start_time), signal.SIGKILL)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(120)
+def test_a_store_child_serves_torch_and_is_found_again_and_ended(run_dir: Path) -> None:
+    use_store = (
+        "import sys\n"
+        "from torch.distributed import TCPStore\n"
+        "store = TCPStore('127.0.0.1', int(sys.argv[1]), is_master=False, wait_for_workers=False)\n"
+        "print(store.compare_set('decision', '', 'GO').decode())\n"
+    )
+
+    async def scenario() -> None:
+        key = StoreKey("fake", 2)
+        first = Node(run_dir, "tests.agent.fake_rank:run", "torch")
+        address = await first.stores.host(key, "127.0.0.1")
+        assert await first.stores.host(key, "127.0.0.1") == address
+        command = [sys.executable, "-c", use_store, str(address.port)]
+        said = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
+        assert said.stdout.strip() == "GO", said.stderr
+        await first.leave()
+        async with node(run_dir, preload="torch") as second:
+            assert second.stores.address(key) == address
+            process = ProcessIdentity.from_json(second.journal.get(Table.STORE, str(key)) or {})
+            assert _listens_only_on_loopback(process.pid, address.port)
+            await second.stores.retire(key)
+            assert not is_alive(process)
+            assert second.stores.hosted == ()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.real
+@pytest.mark.timeout(120)
+def test_a_store_that_died_is_told_and_never_started_again_for_its_generation(run_dir: Path) -> None:
+    async def scenario() -> None:
+        key = StoreKey("fake", 2)
+        async with node(run_dir, preload="torch") as this:
+            await this.stores.host(key, "127.0.0.1")
+            process = ProcessIdentity.from_json(this.journal.get(Table.STORE, str(key)) or {})
+            send_signal(process, signal.SIGKILL)
+            await eventually(lambda: this.store_exits, "the exit")
+            with pytest.raises(StoreError, match="never started again"):
+                await this.stores.host(key, "127.0.0.1")
+
+    asyncio.run(scenario())
+
+
+def _listens_only_on_loopback(pid: int, port: int) -> bool:
+    lines = [
+        line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
+    ]
+    listening = [fields[1] for fields in lines if fields[3] == "0A" and int(fields[1].split(":")[1], 16) == port]
+    return listening == [f"0100007F:{port:04X}"]
+
+
+def text_of(path: str) -> str:
+    return Path(path).read_text()

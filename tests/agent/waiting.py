@@ -1,0 +1,44 @@
+"""Waiting for a condition with a deadline, and job files for ranks that train nothing."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from agent.protocol.jobfile import JobFile
+
+POLL_S = 0.02
+
+
+async def eventually(condition: Callable[[], Any], what: str, timeout_s: float = 10.0) -> Any:
+    """The condition's first true value; fails naming `what`. The condition may be a coroutine function."""
+    limit = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if isinstance(value, Awaitable):
+            value = await value
+        if value:
+            return value
+        assert time.monotonic() < limit, f"{what} did not happen in {timeout_s:g} s"
+        await asyncio.sleep(POLL_S)
+
+
+def fake_job(shared: Path, *, steps: int = 1_000_000, nodes: int = 4, faults: dict[str, str] | None = None) -> JobFile:
+    """A job whose ranks are fake."""
+    return JobFile.model_validate(
+        {
+            "name": "fake",
+            "args": {"shared": str(shared), "faults": faults or {}},
+            "global_batch": 12,
+            "nodes": {"min": 1, "max": nodes},
+            "model": {
+                "num_layers": 12,
+                "hidden_size": 192,
+                "num_attention_heads": 6,
+                "padded_vocab_size": 384,
+                "seq_length": 128,
+            },
+            "stop": {"steps": steps},
+        }
+    )
