@@ -1,0 +1,31 @@
+"""Moving state between two layouts: rank-local plans, their digest, an independent checker, bounds, cost, placement.
+
+Pure: standard library only. Nothing here moves a byte; a transport executes the runs of a plan.
+"""
+
+from liver_core.reshard.bounds import lower_bound_elements, missing_elements
+from liver_core.reshard.checker import check_plans, check_rank_plan
+from liver_core.reshard.cost import LinkSpeeds, TransferCost, estimate_cost
+from liver_core.reshard.errors import PlanError
+from liver_core.reshard.placement import NodeSlots, place
+from liver_core.reshard.plan import CopyRuns, PlanLimits, RankPlan, Transfer, plan_digest
+from liver_core.reshard.planner import plan_rank
+
+__all__ = [
+    "CopyRuns",
+    "LinkSpeeds",
+    "NodeSlots",
+    "PlanError",
+    "PlanLimits",
+    "RankPlan",
+    "Transfer",
+    "TransferCost",
+    "check_plans",
+    "check_rank_plan",
+    "estimate_cost",
+    "lower_bound_elements",
+    "missing_elements",
+    "place",
+    "plan_digest",
+    "plan_rank",
+]

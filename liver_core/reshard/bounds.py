@@ -1,0 +1,25 @@
+"""The least that must move: what a plan is measured against. Independent of the planner. Pure."""
+
+from collections import defaultdict
+
+from liver_core.layout import Box, Manifest, Roster, resident_boxes
+
+
+def missing_elements(manifest: Manifest, source: Roster, target: Roster, target_rank: int) -> int:
+    """Elements of a target rank's parameters that its own process does not hold in the source world."""
+    wanted = resident_boxes(manifest, target.layout, target_rank)
+    total = sum(resident.box.numel for resident in wanted)
+    own_rank = source.rank_of(target.members[target_rank])
+    if own_rank is None:
+        return total
+    held: defaultdict[str, list[Box]] = defaultdict(list)
+    for resident in resident_boxes(manifest, source.layout, own_rank):
+        held[resident.parameter].append(resident.box)
+    # Boxes of one rank are disjoint, so what it holds of a box is the sum over its boxes.
+    kept = (box.intersect(resident.box) for resident in wanted for box in held[resident.parameter])
+    return total - sum(common.numel for common in kept if common)
+
+
+def lower_bound_elements(manifest: Manifest, source: Roster, target: Roster) -> int:
+    """The sum of `missing_elements` over all target ranks: each element once for every target that must get it."""
+    return sum(missing_elements(manifest, source, target, rank) for rank in range(target.layout.world_size))

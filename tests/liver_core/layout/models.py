@@ -1,0 +1,91 @@
+"""Small models and random ones for the tests of the pure half; hypothesis strategies."""
+
+from hypothesis import strategies as st
+
+from liver_core.layout import BucketRule, Manifest, Member, ParallelLayout, ParameterSpec, Roster, StateKind
+
+KINDS = (StateKind("master", "float32", 4), StateKind("exp_avg", "float32", 4), StateKind("exp_avg_sq", "float32", 4))
+
+
+def spec(name, shape, tp_dim=None, *, blocks=1, place="layer", layer=-1, order=0, tied_to="", unit=1) -> ParameterSpec:
+    """A float32 parameter; a layer number puts it into a layer."""
+    return ParameterSpec(name, tuple(shape), "float32", tp_dim, blocks, place, layer, order, tied_to, unit)
+
+
+def gpt(*, layers=4, hidden=32, heads=8, groups=4, ffn=64, vocab=128, tied=False, gated=True, rule=None) -> Manifest:
+    """A GPT with grouped-query attention and gated units, shaped as Megatron's dense one. Same sizes as its tests."""
+    qkv = groups * (heads // groups + 2) * (hidden // heads)
+    found = [spec("embedding.word_embeddings.weight", (vocab, hidden), 0, place="first")]
+    for layer in range(layers):
+        rows = (
+            ("input_layernorm.weight", (hidden,), None, 1, 1),
+            ("self_attention.linear_qkv.weight", (qkv, hidden), 0, 1, qkv // groups),
+            ("self_attention.linear_proj.weight", (hidden, hidden), 1, 1, 1),
+            ("pre_mlp_layernorm.weight", (hidden,), None, 1, 1),
+            ("mlp.linear_fc1.weight", (2 * ffn if gated else ffn, hidden), 0, 2 if gated else 1, 1),
+            ("mlp.linear_fc2.weight", (hidden, ffn), 1, 1, 1),
+        )
+        for order, (name, shape, dim, blocks, unit) in enumerate(rows):
+            name = f"decoder.layers.{layer}.{name}"
+            found.append(spec(name, shape, dim, blocks=blocks, layer=layer, order=order, unit=unit))
+    found.append(spec("decoder.final_layernorm.weight", (hidden,), place="last"))
+    tie = "embedding.word_embeddings.weight" if tied else ""
+    found.append(spec("output_layer.weight", (vocab, hidden), 0, place="last", order=1, tied_to=tie))
+    return Manifest(tuple(found), layers, KINDS, rule or BucketRule())
+
+
+def roster(layout: str | ParallelLayout, *, generation=0, slots=1, first=0, order=None) -> Roster:
+    """A roster over nodes n0, n1, ... with `slots` ranks each, from process `first` on; `order` permutes members."""
+    layout = ParallelLayout.parse(layout) if isinstance(layout, str) else layout
+    places = [first + rank for rank in range(layout.world_size)] if order is None else order
+    return Roster("job", generation, layout, tuple(Member(f"n{at // slots}", at % slots) for at in places))
+
+
+@st.composite
+def layouts(draw, *, chunks, tps, ranks_max=24) -> ParallelLayout:
+    """A layout with pp * vpp out of `chunks` and tp out of `tps`; world sizes need not be powers of two."""
+    tp = draw(st.sampled_from(tps))
+    pp, vpp = draw(st.sampled_from(chunks))
+    room = max(1, ranks_max // (tp * pp))
+    dp = draw(st.integers(1, min(5, room)))
+    cp = draw(st.integers(1, min(3, max(1, room // dp))))
+    return ParallelLayout(tp=tp, pp=pp, vpp=vpp, dp=dp, cp=cp)
+
+
+# Every pair of layouts drawn for one manifest cuts these: 12 layers, and dims that are multiples of 12.
+CHUNKS = [(1, 1), (2, 1), (3, 1), (4, 1), (6, 1), (2, 2), (2, 3), (3, 2)]
+TENSOR_PARALLEL = [1, 2, 3, 4, 6]
+
+
+@st.composite
+def shapes(draw) -> tuple[tuple[int, ...], int | None, int]:
+    """(shape, tp_dim, blocks) of 1 to 4 dims; the split dim is a multiple of 12 * blocks, the others are uneven."""
+    dims = draw(st.integers(1, 4))
+    shape = [draw(st.integers(1, (40, 12, 5, 4)[dims - 1])) for _ in range(dims)]
+    tp_dim = draw(st.none() | st.integers(0, dims - 1))
+    if tp_dim is None:
+        return tuple(shape), None, 1
+    blocks = draw(st.sampled_from([1, 1, 2, 3]))
+    shape[tp_dim] = 12 * blocks * draw(st.integers(1, 2))
+    return tuple(shape), tp_dim, blocks
+
+
+@st.composite
+def manifests(draw) -> Manifest:
+    """A model of 12 layers whose parameters have random shapes and splits; sometimes tied, sometimes many buckets."""
+    layer_shapes = draw(st.lists(shapes(), min_size=1, max_size=3))
+    first, last = draw(shapes()), draw(shapes())
+    tied = draw(st.booleans())
+    found = [spec("first", first[0], first[1], blocks=first[2], place="first")]
+    for layer in range(12):
+        for order, (shape, dim, blocks) in enumerate(layer_shapes):
+            found.append(spec(f"layers.{layer}.p{order}", shape, dim, blocks=blocks, layer=layer, order=order))
+    found.append(spec("last", last[0], last[1], blocks=last[2], place="last"))
+    if tied:
+        found.append(spec("copy", first[0], first[1], blocks=first[2], place="last", order=1, tied_to="first"))
+    rule = BucketRule(
+        align_elements=draw(st.sampled_from([1, 8, 64])),
+        end_multiple=draw(st.sampled_from([64, 128])),
+        elements_max=draw(st.none() | st.integers(1, 2000)),
+    )
+    return Manifest(tuple(found), 12, KINDS, rule)

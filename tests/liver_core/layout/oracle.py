@@ -1,0 +1,93 @@
+"""A second, dumb account of where every element lies, with numpy arrays of element ids; shares no code with ours.
+
+It follows Megatron's steps literally: split the whole parameter over TP, lay the shards into one buffer in reverse
+order with absolute offsets, cut every bucket into DP x CP parts. Padding has id -1.
+"""
+
+import math
+
+import numpy as np
+
+from liver_core.layout import Manifest, ParallelLayout, ParameterSpec
+
+
+def element_ids(manifest: Manifest) -> dict[str, np.ndarray]:
+    """Every parameter as an array of ids, no id used twice; a tied copy has the ids of its embedding."""
+    ids, base = {}, 0
+    for spec in manifest.parameters:
+        if spec.tied_to:
+            ids[spec.name] = ids[spec.tied_to]
+            continue
+        ids[spec.name] = np.arange(base, base + spec.numel).reshape(spec.shape)
+        base += spec.numel
+    return ids
+
+
+def tensor_parallel_shard(whole: np.ndarray, spec: ParameterSpec, tp_size: int, tp: int) -> np.ndarray:
+    """What one TP rank holds: its part of every block, side by side."""
+    if spec.tp_dim is None:
+        return whole
+    blocks = np.split(whole, spec.blocks, axis=spec.tp_dim)
+    return np.concatenate([np.split(block, tp_size, axis=spec.tp_dim)[tp] for block in blocks], axis=spec.tp_dim)
+
+
+def rank_region(manifest: Manifest, layout: ParallelLayout, rank: int) -> np.ndarray:
+    """The ids in the region of one rank."""
+    tp = rank % layout.tp
+    cp = rank // layout.tp % layout.cp
+    dp = rank // (layout.tp * layout.cp) % layout.dp
+    stage = rank // (layout.tp * layout.cp * layout.dp)
+    parts = []
+    for chunk in range(layout.vpp):
+        buffer, buckets = chunk_buffer(manifest, layout, stage, chunk, tp)
+        for start, stop in buckets:
+            size = (stop - start) // (layout.dp * layout.cp)
+            first = start + (dp * layout.cp + cp) * size
+            parts.append(buffer[first : first + size])
+    return np.concatenate(parts)
+
+
+def chunk_buffer(
+    manifest: Manifest, layout: ParallelLayout, stage: int, chunk: int, tp: int
+) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """(ids of a whole gradient buffer, its buckets as absolute ranges)."""
+    rule, ids = manifest.bucket_rule, element_ids(manifest)
+    divisor = math.lcm(layout.dp * layout.cp, rule.end_multiple, 2**16 if rule.high_bandwidth_padding else 1)
+    elements_max = rule.elements_max if stage == 0 and chunk == 0 else None
+    shared = {name for spec in manifest.parameters if spec.tied_to for name in (spec.name, spec.tied_to)}
+    placed, buckets, position, bucket_start = [], [], 0, 0
+    for spec in reversed(chunk_parameters(manifest, layout, stage, chunk)):
+        position = math.ceil(position / rule.align_elements) * rule.align_elements
+        alone = spec.name in shared and layout.pp > 1
+        if alone and position > bucket_start:
+            position = math.ceil(position / divisor) * divisor
+            buckets.append((bucket_start, position))
+            bucket_start = position
+        flat = tensor_parallel_shard(ids[spec.name], spec, layout.tp, tp).reshape(-1)
+        placed.append((position, flat))
+        position += flat.size
+        if alone or (elements_max is not None and position - bucket_start >= elements_max):
+            position = math.ceil(position / divisor) * divisor
+            buckets.append((bucket_start, position))
+            bucket_start = position
+    if position > bucket_start:
+        position = math.ceil(position / divisor) * divisor
+        buckets.append((bucket_start, position))
+    buffer = np.full(position, -1)
+    for start, flat in placed:
+        buffer[start : start + flat.size] = flat
+    return buffer, buckets
+
+
+def chunk_parameters(manifest: Manifest, layout: ParallelLayout, stage: int, chunk: int) -> list[ParameterSpec]:
+    """The parameters of one model chunk in registration order."""
+    size = manifest.num_layers // (layout.pp * layout.vpp)
+    layers = range((chunk * layout.pp + stage) * size, (chunk * layout.pp + stage + 1) * size)
+    found = []
+    if stage == 0 and chunk == 0:
+        found += [spec for spec in manifest.parameters if spec.place == "first"]
+    for layer in layers:
+        found += [spec for spec in manifest.parameters if spec.layer == layer]
+    if stage == layout.pp - 1 and chunk == layout.vpp - 1:
+        found += [s for s in manifest.parameters if s.place == "last" and not (s.tied_to and layout.pp == 1)]
+    return found
