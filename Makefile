@@ -71,7 +71,7 @@ distclean: clean ## Remove the environments too.
 	$(call make_environment,.venv,service$(comma)agent$(comma)dev)
 
 .venv-service/stamp: pyproject.toml constraints.txt
-	$(call make_environment,.venv-service,service$(comma)dev)
+	$(call make_environment,.venv-service,service$(comma)test)
 
 # An order-only check would not run when the stamp is fresh, which is right: an environment that works is left alone.
 comma := ,
