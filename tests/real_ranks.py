@@ -32,7 +32,7 @@ def run_ranks(entry: Callable[..., Any], ranks: int, *args: Any, timeout_s: floa
 
 def start_ranks(entry: Callable[..., Any], arguments: Sequence[tuple], *, timeout_s: float = 90.0) -> RunningRanks:
     """Start one process for each argument tuple and return at once; `entry(first, port, *rest)`."""
-    store = _context.Process(target=_serve_store, args=((pipe := _context.Pipe())[1],), daemon=True)
+    store = _context.Process(target=serve_store, args=((pipe := _context.Pipe())[1],), daemon=True)
     store.start()
     port = pipe[0].recv()
     started = []
@@ -94,7 +94,8 @@ class RunningRanks:
                 pipe.close()
 
 
-def _serve_store(pipe: Any) -> None:
+def serve_store(pipe: Any) -> None:
+    """Entry of a store process: serve on a free port of loopback, tell the port, stay."""
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

@@ -60,6 +60,7 @@ class LiveState:
     regions: dict[str, torch.Tensor]
     rank: int
     layout: ParallelLayout
+    settled: bool = False
 
     def resident(self) -> tuple[ResidentBox, ...]:
         """What the regions hold, in global coordinates."""
@@ -297,6 +298,7 @@ def attach_moments(live: LiveState, names_of: dict[torch.nn.Parameter, str], sca
 
     A scalar tensor gets its own copy for each parameter: one shared `step` tensor would advance once a parameter.
     """
+    live.settled = True
     state = live.optimizer.optimizer.state
     for kind in live.moments:
         for shard, _, window in _windows(live, names_of, live.regions[kind]):
@@ -304,6 +306,12 @@ def attach_moments(live: LiveState, names_of: dict[torch.nn.Parameter, str], sca
     for shard, _, _ in _windows(live, names_of, live.regions[MASTER]):
         for name, value in scalars.items():
             state[shard][name] = torch.tensor(value) if isinstance(value, float) else value
+
+
+def settle_moments(live: LiveState, model: Any, world: MegatronWorld) -> None:
+    """After an optimizer step: moments that this step made lazily move into the regions. Costs nothing afterwards."""
+    if not live.settled:
+        readopt_moments(live, local_names(model, live.manifest, world))
 
 
 def element_scalars(live: LiveState) -> dict[str, Any]:
@@ -336,6 +344,7 @@ def probe_scalars(optimizer: DistributedOptimizer) -> dict[str, Any]:
 
 def readopt_moments(live: LiveState, names: dict[torch.nn.Parameter, str]) -> None:
     """Lay the moments back into the regions after something replaced the optimizer's tensors (content kept)."""
+    live.settled = True
     state = live.optimizer.optimizer.state
     for kind in live.moments:
         for shard, _, window in _windows(live, names, live.regions[kind]):

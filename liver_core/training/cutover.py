@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, assert_never
@@ -17,7 +17,7 @@ from typing import Any, assert_never
 import torch
 import torch.distributed as dist
 
-from liver_core.certificate import compare
+from liver_core.certificate import CertificatePlan
 from liver_core.handoff.messages import Decision, Reason
 from liver_core.handoff.cutover import (
     ApplyStepInSource,
@@ -48,7 +48,7 @@ from liver_core.tensors.megatron import GRAD, MASTER
 from liver_core.tensors.step import measure_gradients
 from liver_core.training.exchange import Exchange, ExchangeTimeout
 from liver_core.training.prepare import ActiveWorld, NextWorld
-from liver_core.transport import TransportError
+from liver_core.transport.protocol import TransportError
 
 Ending = ApplyStepInTarget | RedoBatchInTarget | ApplyStepInSource | Leave | FallToCheckpoint | Release
 Probe = Callable[[str], None]
@@ -173,7 +173,9 @@ class CutoverRun:
         self._post_certificate("state", kinds)
 
     def _publish_gradients(self) -> None:
+        """As a source: measure the gradients and publish norm and certificate; a newcomer waits for the norm."""
         if self.following.source_rank is None:
+            self.boundary["norm"] = self._wait("norm")
             return
         assert self.active is not None
         self.probe("norm")
@@ -218,7 +220,7 @@ class CutoverRun:
 
     def _compared(self) -> CertificateCompared:
         """Compare, over the whole target world, what arrived with what the source world had."""
-        if self.following.world is None:
+        if self.following.world is None or self.following.request.source is None:
             return CertificateCompared(equal=True)
         self.probe("certificate")
         state_kinds, grad_kinds = self._kinds()
@@ -233,7 +235,22 @@ class CutoverRun:
         return CertificateCompared(equal=True)
 
     def _mismatches(self, name: str, kinds: Sequence[str]) -> list[str]:
-        raise NotImplementedError
+        """Parameter/kind pairs whose sums over the target world are not those of the source world."""
+        following = self.following
+        assert following.world is not None and following.live is not None and following.certificate is not None
+        started = self.clock()
+        part = self._hashed(following.certificate, following.live.regions, kinds)
+        try:
+            arrived = self._summed(part, following.world.everyone)
+        except RuntimeError as error:
+            raise _Lost(self._reason("certificate", f"a target is gone: {_short(error)}"), source=False) from error
+        expected = self.certificates.get(name)
+        if expected is None:
+            expected = self.certificates[name] = torch.tensor(self._wait(f"certificate/{name}"), dtype=torch.int64)
+        self._add("certify_target_s", started)
+        assert following.manifest is not None
+        names = [(spec.name, kind) for kind in kinds for spec in following.manifest.parameters]
+        return [f"{parameter}/{kind}" for (parameter, kind), same in zip(names, (arrived == expected).tolist(), strict=True) if not same]
 
     def _barrier(self, level: Level, until: float) -> BarrierPassed | BarrierFailed:
         assert self.following.world is not None
@@ -255,8 +272,10 @@ class CutoverRun:
 
     # Small things.
 
-    def _hashed(self, plan, regions, kinds: Sequence[str]) -> torch.Tensor:
-        raise NotImplementedError
+    def _hashed(self, plan: CertificatePlan, regions: Mapping[str, torch.Tensor], kinds: Sequence[str]) -> torch.Tensor:
+        """int64 [kinds x parameters]: this rank's part of the certificate, to be summed over its world modulo 2^64."""
+        parts = [torch.from_numpy(plan.sums(regions[kind], kind).view("int64")) for kind in kinds]
+        return torch.cat(parts)
 
     def _summed(self, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
         dist.all_reduce(part, group=group)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from liver_core.handoff.messages import Decision
 
-_SLICE_S = 0.25
+_POLL_S = 0.002
 
 
 class ExchangeTimeout(TimeoutError):
@@ -32,7 +31,7 @@ class Exchange:
     def __init__(self, store: dist.Store, handoff_id: str, cancelled: Callable[[], bool] = lambda: False) -> None:
         self._store = store
         self._prefix = f"handoff/{handoff_id}"
-        self._cancelled = cancelled
+        self.cancelled = cancelled
 
     def post(self, name: str, value: Any) -> None:
         """Set `name`; values are JSON, at most 64 MiB."""
@@ -42,18 +41,15 @@ class Exchange:
         """The value of `name`, waited for until `deadline` (time.monotonic seconds)."""
         key = self._key(name)
         while True:
-            if self._cancelled():
+            if self.cancelled():
                 raise Cancelled(f"aborted while waiting for {name}")
             left = deadline - time.monotonic()
             if left <= 0:
                 raise ExchangeTimeout(f"{name} was not posted in time")
-            try:
-                self._store.wait([key], timedelta(seconds=min(left, _SLICE_S)))
-            except dist.DistStoreError:
-                continue
-            except (dist.DistError, RuntimeError) as error:
-                raise ExchangeTimeout(f"the store is gone while waiting for {name}: {error}") from error
-            return json.loads(self._guard(name, lambda: self._store.get(key)))
+            if self._guard(name, lambda: self._store.check([key])):
+                return json.loads(self._guard(name, lambda: self._store.get(key)))
+            # Asked again and again rather than waited for: a wait cannot be cancelled, and c10d logs each that ends.
+            time.sleep(min(left, _POLL_S))
 
     def decide(self, wish: Decision) -> Decision:
         """One compare-and-set on the decision record, from nothing to `wish`; the answer is what the record holds now."""

@@ -27,6 +27,7 @@ from liver_core.handoff.cutover import (
 )
 from liver_core.layout import Member
 from liver_core.tensors.checkpoint import CheckpointWriter
+from liver_core.tensors.megatron import settle_moments
 from liver_core.tensors.step import apply_step, measure_gradients, refresh_weights
 from liver_core.training.boundary import StepTotals, agree, total
 from liver_core.training.cursor import DataCursor, chained, digest_part
@@ -34,7 +35,8 @@ from liver_core.training.cutover import CutoverRun, Outcome, Probe
 from liver_core.training.exchange import Cancelled, ExchangeTimeout
 from liver_core.training.job import TrainingJob
 from liver_core.training.mailbox import Mailbox
-from liver_core.training.prepare import ActiveWorld, NextWorld, Preparation, PrepareFailed, PrepareSettings, Request
+from liver_core.training.prepare import ActiveWorld, NextWorld, Preparation, PrepareFailed, PrepareSettings
+from liver_core.training.request import Request
 from liver_core.training.small_state import Progress, collect, install, reseed
 from liver_core.worlds.megatron import activate, retire
 
@@ -51,6 +53,8 @@ class Listener(Protocol):
     def step(self, generation: int, progress: Progress, totals: StepTotals, seconds: float) -> None: ...
 
     def checkpointed(self, path: str, step: int, seconds: float) -> None: ...
+
+    def checkpoint_failed(self, path: str, text: str) -> None: ...
 
 
 class Ended(Exception):
@@ -105,9 +109,10 @@ class RankLoop:
         self.retiring: Retiring | None = None
         self.progress = Progress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self.timings = Timings()
-        self.checkpoints = CheckpointWriter(listener.checkpointed)
+        self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed)
         self._lock = threading.Lock()
-        self._switched: dict[str, float] | None = None
+        self._switched = False
+        self._certificate = ""
 
     # Commands, from any thread.
 
@@ -206,6 +211,7 @@ class RankLoop:
     def _apply(self, active: ActiveWorld, totals: StepTotals, started: float, reduced: float) -> None:
         """The optimizer step in the world that reduced the gradients."""
         apply_step(active.state, measure_gradients(active.state))
+        settle_moments(active.live, active.state.model, active.world)
         ended = time.monotonic()
         self._advance(active, totals, ended - started)
         self.timings.steps.append(ended - started)
@@ -302,26 +308,27 @@ class RankLoop:
             refresh_weights(following.state)
         else:
             apply_step(following.state, boundary["norm"])
+            settle_moments(following.live, following.state.model, following.world)
         self.following = self.preparation = None
         self.mailbox.withdraw(following.request.handoff_id)
         self.timings = Timings()
         following.measures["switch_s"] = time.monotonic() - started
         self.retiring = Retiring(following.request.handoff_id, old, following)
-        self._switched = {"redo": float(redo)}
+        self._switched = True
         if not redo:
             loss, tokens, digest = boundary["totals"]
             self._advance(self.active, StepTotals(loss, tokens, digest), time.monotonic() - started)
         self._certificate = outcome.certificate
 
     def _note_first_forward(self) -> None:
-        if self._switched is not None and self.retiring is not None:
+        if self._switched and self.retiring is not None:
             self.retiring.following.measures.setdefault("first_forward_at_utc", time.time())
 
     def _note_first_step(self) -> None:
         """The first own step of a new world is what lets the old one go."""
-        if self._switched is None or self.retiring is None:
+        if not self._switched or self.retiring is None:
             return
-        self._switched = None
+        self._switched = False
         following = self.retiring.following
         following.measures["first_step_s"] = self.timings.steps[-1]
         self._stage(following.request, "active", measures=following.measures, certificate=self._certificate)

@@ -6,13 +6,13 @@ writes nothing of it, draws no random number. The order of steps is the same on 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from liver_core.certificate import CertificatePlan
-from liver_core.handoff.messages import CutoverDeadlines
 from liver_core.layout import Manifest, Member, ParameterSpec, Roster
 from liver_core.reshard import RankPlan, plan_digest, plan_rank
 from liver_core.tensors.checkpoint import load_checkpoint
@@ -28,8 +28,9 @@ from liver_core.tensors.megatron import (
 )
 from liver_core.training.exchange import Cancelled, Exchange
 from liver_core.training.job import TrainingJob, TrainState
-from liver_core.transport import Read, Transport
-from liver_core.worlds.groups import StoreAddress, connect_store
+from liver_core.training.request import Request
+from liver_core.transport.protocol import Read, Transport
+from liver_core.worlds.groups import connect_store
 from liver_core.worlds.megatron import MegatronWorld, bring_up, building, retire
 from liver_core.worlds.released import released
 
@@ -52,22 +53,6 @@ class PrepareSettings:
     transport: Callable[[str], Transport]
     extra_bytes_max: int | None = None
     bring_up_s: float = 20.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """What a rank needs to know of a handoff order. `source` None: a first start, or a start from a checkpoint."""
-
-    job_id: str
-    handoff_id: str
-    generation: int
-    plan_revision: int
-    source: Roster | None
-    target: Roster
-    store: StoreAddress
-    deadline_utc: float
-    cutover: CutoverDeadlines = field(default_factory=CutoverDeadlines)
-    checkpoint: str | None = None
 
 
 @dataclass(slots=True)
@@ -146,7 +131,7 @@ class Preparation:
         self.probe = probe
         self.deadline = time.monotonic() + max(0.0, request.deadline_utc - time.time())
         self._cancelled = False
-        self._phase = "connect store"
+        self._phase = "connect"
 
     def cancel(self) -> None:
         """End at the next wait (any thread)."""
@@ -205,7 +190,7 @@ class Preparation:
         made.transport = self.settings.transport(f"{self.request.job_id}/{self.request.generation}/s{made.source_rank}")
         made.transport.register(sources=live.regions)
         made.transport.start_progress()
-        made.source_certificate = CertificatePlan(self._boxes(live.manifest, self.request.source, made.source_rank))
+        made.source_certificate = certificate_plan(live)
         made.exchange.post(f"address/{made.source_rank}", made.transport.address().decode())
         if made.source_rank == 0:
             made.exchange.post("manifest", live.manifest.to_json())
@@ -220,7 +205,9 @@ class Preparation:
 
     def _build_state(self, made: NextWorld) -> None:
         assert made.world is not None
-        with building(made.world), released():
+        # A first world is filled at once, so it is built with memory; a next world waits without.
+        hollow = contextlib.nullcontext() if self.request.source is None else released()
+        with building(made.world), hollow:
             made.state = self.job.build(made.world)
 
     def _agree_manifest(self, made: NextWorld) -> None:
@@ -263,7 +250,7 @@ class Preparation:
         for region in made.live.regions.values():
             # Touched now, so that the pause pays for no page fault.
             region.zero_()
-        made.certificate = CertificatePlan(self._boxes(made.manifest, self.request.target, made.target_rank))
+        made.certificate = certificate_plan(made.live)
 
     def _plan(self, made: NextWorld) -> None:
         assert made.manifest is not None and self.request.source is not None and made.target_rank is not None
@@ -293,6 +280,17 @@ class Preparation:
         if left <= 0:
             raise TimeoutError("the handoff's deadline has passed")
         return left
+
+
+def certificate_plan(live: LiveState) -> CertificatePlan:
+    """Where in this rank's regions which element of which parameter lies, worked out before the pause.
+
+    What tensor parallelism replicates is counted on its first rank only, so that sums over any layout are equal.
+    """
+    specs = {spec.name: spec for spec in live.manifest.parameters}
+    first = live.layout.coordinates(live.rank).tp == 0
+    counted = [box for box in live.resident() if first or specs[box.parameter].tp_dim is not None]
+    return CertificatePlan(counted, {name: spec.shape for name, spec in specs.items()})
 
 
 def extra_bytes(live: LiveState) -> int:

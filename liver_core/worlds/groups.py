@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+
+from liver_core.handoff.messages import StoreAddress
 
 _C10D_NAMES = (
     "_world",
@@ -33,14 +34,6 @@ class PrivateApiMoved(RuntimeError):
 
 class BringUpFailed(RuntimeError):
     """A process group could not be made before its deadline; the text names the group and its members."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoreAddress:
-    """Where the generation's store listens. `host` is an address of the job's private interface."""
-
-    host: str
-    port: int
 
 
 def check_private_names() -> None:

@@ -1,0 +1,24 @@
+"""What a rank needs to know of a handoff. Pure: the agent makes one from an order without importing torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from liver_core.handoff.messages import CutoverDeadlines, StoreAddress
+from liver_core.layout import Roster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a rank needs to know of a handoff order. `source` None: a first start, or a start from a checkpoint."""
+
+    job_id: str
+    handoff_id: str
+    generation: int
+    plan_revision: int
+    source: Roster | None
+    target: Roster
+    store: StoreAddress
+    deadline_utc: float
+    cutover: CutoverDeadlines = field(default_factory=CutoverDeadlines)
+    checkpoint: str | None = None
