@@ -19,7 +19,7 @@ SERVICE_BIN := .venv-service/bin
 REPORTS := build/reports
 # What must work where torch is not installed: the service, the wire contract, the pure half and their tests.
 TORCH_FREE_TESTS := $(wildcard tests/service tests/migrations tests/agent/protocol tests/simulation tests/scenarios \
-    tests/liver_core/layout tests/liver_core/reshard tests/liver_core/handoff tests/test_imports.py)
+    tests/liver_core/layout tests/liver_core/reshard tests/liver_core/handoff tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
 	@echo "LiveR: targets (variables: PYTHON, SEEDS, PYTEST_ARGS)"
