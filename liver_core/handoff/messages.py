@@ -193,9 +193,10 @@ class WorldStage:
 class Order:
     """The whole wanted state of one participant.
 
-    `source` is None when no live world is taken over: the first start of a job, and the checkpoint rung. Then `parent`
-    only says which generation came before. `deadline_utc` and `issued_at` are seconds since the epoch, UTC; after
-    `deadline_utc` a participant that has not reached the boundary aborts by itself.
+    `source` is the roster of the parent generation, None only when the job has no world yet. On the checkpoint rung the
+    source is given up, not read: its members end their ranks, so that two worlds can never step side by side.
+    `deadline_utc` and `issued_at` are seconds since 1970, UTC; after `deadline_utc` a participant that has not reached
+    the boundary aborts by itself.
     """
 
     job_id: str
@@ -218,6 +219,11 @@ class Order:
     issued_at: float
     reason: Reason | None = None
     protocol_version: int = PROTOCOL_VERSION
+
+    @property
+    def takes_over(self) -> bool:
+        """Whether the target world reads its state from a living source world."""
+        return self.source is not None and self.rung is not Rung.CHECKPOINT
 
     def to_json(self) -> dict[str, Any]:
         return {

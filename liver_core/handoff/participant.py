@@ -5,7 +5,6 @@ time, and a promise is journalled (`Persist`) before it is spoken. Which orders 
 """
 
 from dataclasses import replace
-from enum import StrEnum
 from typing import assert_never
 
 from liver_core.handoff.boundary import ready_tag
@@ -19,6 +18,7 @@ from liver_core.handoff.participant_events import (
     ParticipantEffect,
     ParticipantEvent,
     ParticipantRecord,
+    ParticipantState,
     Persist,
     PrepareRank,
     QueryRank,
@@ -39,21 +39,6 @@ RETIRE_GRACE_S = 600.0
 """A proposer that never says retire must not make a rank hold two worlds for ever."""
 
 Effects = tuple[ParticipantEffect, ...]
-
-
-class ParticipantState(StrEnum):
-    """Where this member is; everything but `idle` belongs to the one promised handoff."""
-
-    IDLE = "idle"
-    RESTORING = "restoring"  # the agent restarted; the rank was asked where it stands
-    STOPPING = "stopping"  # a start without a source: the rank of the older world is being ended first
-    PREPARING = "preparing"
-    READY = "ready"  # built and connected; no permission yet
-    PERMITTED = "permitted"  # the ready tag is set, or about to be
-    WITHDRAWING = "withdrawing"  # a newer revision came after permission: the tag is being taken back
-    ABORTING = "aborting"  # the rank was told to drop it; the boundary may have been first
-    CUTTING_OVER = "cutting_over"
-    ACTIVE = "active"  # first step in the target world done; what the source world held is kept until retire
 
 
 _STAGE_OF_STATE = {
@@ -153,6 +138,8 @@ class Participant:
             case Phase.PREPARE:
                 return self._on_newer_prepare(order, now)
             case Phase.PERMIT if self.state is ParticipantState.READY and order.plan_revision == promise.plan_revision:
+                if not order.takes_over and self.member not in order.target.members:
+                    return self._end(Stage.LEFT, self._because("permit", "no part in the target world"), now)
                 permitted = replace(promise, phase=Phase.PERMIT)
                 self.state = ParticipantState.PERMITTED
                 return (self._persist(promise=permitted), self._set_tag(permitted), self._report(now))
@@ -202,11 +189,18 @@ class Participant:
             decision=Decision.UNDECIDED,
             reason=None,
         )
-        if order.source is None and self.record.active is not None:
+        return (persist, *retire, *self._set_out(order, now))
+
+    def _set_out(self, order: Order, now: float) -> Effects:
+        """First things first: end the rank of a world that is given up, then build."""
+        if not order.takes_over and self.record.active is not None:
             self.state = ParticipantState.STOPPING
-            return (persist, *retire, StopRank(self._because("prepare", "a start without a source")), self._report(now))
+            return (StopRank(self._because("prepare", "its world is given up")), self._report(now))
+        if self.member not in order.target.members and not order.takes_over:
+            self.state = ParticipantState.READY  # Its rank is ended and it builds nothing: that was its part.
+            return (self._report(now),)
         self.state = ParticipantState.PREPARING
-        return (persist, *retire, PrepareRank(order), self._report(now))
+        return (PrepareRank(order), self._report(now))
 
     def _burn(self, order: Order, now: float) -> Effects:
         """An abort of a handoff that was never promised: its delayed prepare must not be taken later."""
@@ -293,13 +287,8 @@ class Participant:
             return ()
         if promise.phase is Phase.ABORT:
             return self._end(Stage.ABORTED, self.record.reason or self._because("abort", "nothing was prepared"), now)
-        order = self.record.order
-        assert order is not None
-        if order.source is None and self.record.active is not None:
-            self.state = ParticipantState.STOPPING
-            return (StopRank(self._because("prepare", "a start without a source")), self._report(now))
-        self.state = ParticipantState.PREPARING
-        return (PrepareRank(order), self._report(now))
+        assert self.record.order is not None
+        return self._set_out(self.record.order, now)
 
     def _adopt_preparing(self, promise: Promise, now: float) -> Effects:
         if self.state is not ParticipantState.RESTORING:
@@ -392,10 +381,7 @@ class Participant:
             case ParticipantState.IDLE:
                 return () if self.record.active is None else (self._persist(active=None, reason=reason),)
             case ParticipantState.STOPPING:
-                order = self.record.order
-                assert order is not None
-                self.state = ParticipantState.PREPARING
-                return (self._persist(active=None), PrepareRank(order), self._report(now))
+                return self._stopped(now)
             case ParticipantState.RESTORING if self.record.promise is None:
                 self.state = ParticipantState.IDLE
                 return (self._persist(active=None, reason=reason),)
@@ -413,12 +399,17 @@ class Participant:
         promise = self.record.promise
         order = self.record.order
         assert promise is not None and order is not None
-        if order.source is None and promise.phase is Phase.PREPARE and self.record.active is not None:
-            # It was being stopped to make room: that is done now.
-            self.state = ParticipantState.PREPARING
-            return (self._persist(active=None), PrepareRank(order), self._report(now))
+        nothing_built = self.record.active is not None or self.member not in order.target.members
+        if not order.takes_over and promise.phase is Phase.PREPARE and nothing_built:
+            return self._stopped(now)
         stage = Stage.ABORTED if promise.phase is Phase.PREPARE else Stage.BROKEN
         return self._lose_rank(stage, reason, now, decision=self.record.decision)
+
+    def _stopped(self, now: float) -> Effects:
+        """The rank of the world that is given up is gone: on disk, then on with this member's part."""
+        assert self.record.order is not None
+        persist = self._persist(active=None)
+        return (persist, *self._set_out(self.record.order, now))
 
     # Time.
 

@@ -24,6 +24,21 @@ class RankStage(StrEnum):
     BROKEN = "broken"  # cannot go on in any world; only the checkpoint rung is left
 
 
+class ParticipantState(StrEnum):
+    """Where this member is; everything but `idle` belongs to the one promised handoff."""
+
+    IDLE = "idle"
+    RESTORING = "restoring"  # the agent restarted; the rank was asked where it stands
+    STOPPING = "stopping"  # checkpoint rung: the rank of the world that is given up is being ended
+    PREPARING = "preparing"
+    READY = "ready"  # built and connected; no permission yet
+    PERMITTED = "permitted"  # the ready tag is set, or about to be
+    WITHDRAWING = "withdrawing"  # a newer revision came after permission: the tag is being taken back
+    ABORTING = "aborting"  # the rank was told to drop it; the boundary may have been first
+    CUTTING_OVER = "cutting_over"
+    ACTIVE = "active"  # first step in the target world done; what the source world held is kept until retire
+
+
 # Events.
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import assert_never
 
-from liver_core.handoff.messages import HandoffId, Order, Phase, Reason, Report, Stage
+from liver_core.handoff.messages import HandoffId, Order, Phase, Reason, Report, Rung, Stage
 from liver_core.handoff.proposer_events import (
     ENDED_MAX,
     Amend,
@@ -127,6 +127,8 @@ class Proposer:
     def _proposal_refusal(self, proposal: Proposal, now: float) -> str | None:
         if proposal.job_id != self.job_id:
             return f"job_id: this proposer belongs to {self.job_id}, not to {proposal.job_id}"
+        if proposal.source is None and proposal.parent != 0:
+            return f"source: the roster of parent {proposal.parent} is required, on the checkpoint rung as well"
         if proposal.source is not None and proposal.source.generation != proposal.parent:
             return f"source: is of generation {proposal.source.generation}, the parent is {proposal.parent}"
         if len(proposal.members) != proposal.layout.world_size:
@@ -155,8 +157,10 @@ class Proposer:
             return "handoff_id: no such handoff is open"
         if self.record.phase is not Phase.PREPARE:
             return f"the handoff is {self.state}: the notice becomes the next handoff"
-        if (proposal.parent, proposal.source) != (current.parent, current.source):
-            return "source: a revision keeps parent and source"
+        if (proposal.parent, proposal.source, proposal.rung) != (current.parent, current.source, current.rung):
+            return "source: a revision keeps parent, source and rung"
+        if current.rung is Rung.CHECKPOINT:
+            return "rung: a restart from a checkpoint is cancelled and opened again"
         return self._proposal_refusal(proposal, now)
 
     def _on_cancel(self, reason: Reason, now: float) -> Effects:

@@ -35,8 +35,8 @@ def amend_refusal(order: Order, promised: Order, member: Member, now: float) -> 
     """Why a newer revision of the promised handoff is not taken, or None."""
     if (order.generation, order.parent) != (promised.generation, promised.parent):
         text = f"a revision keeps generation {promised.generation} of parent {promised.parent}"
-    elif order.source != promised.source:
-        text = "a revision keeps the source roster"
+    elif (order.source, order.rung) != (promised.source, promised.rung):
+        text = "a revision keeps the source roster and the rung"
     else:
         text = _part_refusal(order, member) or _deadline_refusal(order, now)
     return None if text is None else Reason(text, "prepare")
@@ -63,19 +63,17 @@ def _fence_refusal(order: Order, record: ParticipantRecord) -> str | None:
 def _roster_refusal(order: Order, record: ParticipantRecord, member: Member) -> str | None:
     if order.generation <= order.parent or order.target.generation != order.generation:
         return f"generation: {order.generation} does not fit parent {order.parent} and the target roster"
-    if order.source is None:
-        return None if member in order.target.members else "target: this member has no part in it"
     active = record.active
-    if active is None:
-        if member in order.source.members:
-            why = "" if record.reason is None else f" ({record.reason})"
-            return f"source: this member runs no rank of generation {order.parent}{why}"
-        return _part_refusal(order, member)
-    if order.parent != active.generation:
+    if active is not None and order.source is None:
+        return f"source: this member steps in generation {active.generation}, which the order does not name"
+    if active is not None and order.parent != active.generation:
         return f"parent: this member steps in generation {active.generation}, not {order.parent}"
-    if order.source != active:
+    if active is not None and order.source != active:
         return f"source: not the roster of generation {active.generation} that this member steps in"
-    return None
+    if active is None and order.takes_over and order.source is not None and member in order.source.members:
+        why = "" if record.reason is None else f" ({record.reason})"
+        return f"source: this member runs no rank of generation {order.parent}{why}"
+    return _part_refusal(order, member)
 
 
 def _part_refusal(order: Order, member: Member) -> str | None:

@@ -4,7 +4,7 @@ Pure. Bounded by the number of participants. All questions are asked anew of the
 repeated or reordered report can make an answer late but never wrong.
 """
 
-from liver_core.handoff.messages import Decision, Phase, Reason, Report, Stage
+from liver_core.handoff.messages import Decision, Phase, Reason, Report, Rung, Stage
 from liver_core.handoff.proposer_events import Proposal
 from liver_core.layout import Member
 
@@ -24,6 +24,9 @@ class Tally:
         self._targets = frozenset(target)
         self._source_ranks = {member: rank for rank, member in enumerate(source)}
         self._target_ranks = {member: rank for rank, member in enumerate(target)}
+        # On the checkpoint rung a source member that is lost anyway need not be stopped.
+        given_up = proposal is not None and proposal.rung is Rung.CHECKPOINT
+        self._dispensable = frozenset(source) - self._targets if given_up else frozenset()
         self._reports: dict[Member, Report] = {}
         self._lost: dict[Member, Reason] = {}
 
@@ -56,12 +59,14 @@ class Tally:
 
     def all_ready(self, plan_revision: int) -> bool:
         """Everybody promised this revision and is built and connected."""
-        return all(self._is_ready(member, plan_revision) for member in self.members)
+        return all(self._is_ready(member, plan_revision) or self._is_spared(member) for member in self.members)
 
     def failure(self, plan_revision: int) -> Reason | None:
         """Why the handoff cannot go on: somebody refused, aborted, broke or is lost."""
         for member in self.members:
             report = self._reports.get(member)
+            if self._is_spared(member):
+                continue
             if member in self._lost and not (report is not None and report.stage in _SWITCHED):
                 return self._blame(member, self._lost[member])
             if report is None or report.plan_revision != plan_revision:
@@ -77,7 +82,7 @@ class Tally:
 
     def goes(self) -> bool:
         """Somebody has read GO."""
-        return any(report.stage in _SWITCHED or report.decision.goes for report in self._reports.values())
+        return any(report.stage is Stage.ACTIVE or report.decision.goes for report in self._reports.values())
 
     def decision(self) -> Decision:
         """What was decided, as far as anybody reported it."""
@@ -147,6 +152,9 @@ class Tally:
         if report is None or report.stage is not Stage.READY or not self._is_ours(report):
             return False
         return report.plan_revision == plan_revision and member not in self._lost
+
+    def _is_spared(self, member: Member) -> bool:
+        return member in self._dispensable and member in self._lost
 
     def _is_ours(self, report: Report) -> bool:
         return (
