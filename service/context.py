@@ -73,7 +73,7 @@ def caller_of(
                 title="Not authenticated",
                 status=401,
                 code=errors.UNAUTHENTICATED,
-                detail="send 'Authorization: Bearer TOKEN' with a token of this service that is neither expired nor revoked",
+                detail="send 'Authorization: Bearer TOKEN' with a token that is neither expired nor revoked",
             )
         )
     return caller

@@ -4,9 +4,9 @@ Pure: pydantic only, no torch, no input or output. Agents, ranks and the service
 """
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 PROTOCOL_VERSION = 1
 """Raised when an old party could misread a new message; the service answers 409 to any other version."""
@@ -73,22 +73,26 @@ class Placement(Message):
     layout: Layout
     members: tuple[Member, ...] = Field(min_length=1, max_length=RANKS_MAX)
 
+    @model_validator(mode="after")
+    def _one_slot_for_each_rank(self) -> Self:
+        if len(self.members) != self.layout.world_size:
+            raise ValueError(
+                f"members must be {self.layout.world_size} for layout {self.layout}, are {len(self.members)}"
+            )
+        if len(set(self.members)) != len(self.members):
+            raise ValueError("members must name every slot at most once")
+        return self
+
     def node_ids(self) -> tuple[str, ...]:
         """The nodes used, each once, in rank order."""
         return tuple(dict.fromkeys(member.node_id for member in self.members))
 
 
-class Roster(Message):
+class Roster(Placement):
     """The wire form of `liver_core.layout.Roster`: a placement bound to a job and a generation."""
 
     job_id: JobId
     generation: Generation
-    layout: Layout
-    members: tuple[Member, ...] = Field(min_length=1, max_length=RANKS_MAX)
-
-    def node_ids(self) -> tuple[str, ...]:
-        """The nodes used, each once, in rank order."""
-        return tuple(dict.fromkeys(member.node_id for member in self.members))
 
 
 class StoreAddress(Message):

@@ -118,8 +118,6 @@ def _create_nodes() -> None:
         sa.Column("first_seen_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("last_seen_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("ranks", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=False),
-        sa.Column("claim_token", sa.Uuid(), nullable=True),
-        sa.Column("claim_expires_at", sa.DateTime(timezone=True), nullable=True),
         sa.CheckConstraint("provider IN ('aws', 'gcp', 'none')", name=op.f("ck_nodes_provider_known")),
         sa.CheckConstraint("state IN ('ready', 'silent', 'gone')", name=op.f("ck_nodes_state_known")),
         sa.CheckConstraint("report_seq >= 0", name=op.f("ck_nodes_report_seq_not_negative")),
@@ -290,11 +288,16 @@ def _create_job_members() -> None:
         "job_members",
         sa.Column("job_id", sa.Text(), nullable=False),
         sa.Column("node_id", sa.Text(), nullable=False),
+        sa.Column("role", sa.Text(), nullable=False),
+        sa.CheckConstraint("role IN ('member', 'target', 'spare')", name=op.f("ck_job_members_role_known")),
         sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_job_members_job_id")),
         sa.ForeignKeyConstraint(["node_id"], ["nodes.node_id"], name=op.f("fk_job_members_node_id")),
         sa.PrimaryKeyConstraint("job_id", "node_id", name=op.f("pk_job_members")),
     )
     op.create_index(op.f("ix_job_members_node_id"), "job_members", ["node_id"], unique=False)
+    op.create_index(
+        "uq_job_members_working_node", "job_members", ["node_id"], unique=True, postgresql_where="role <> 'spare'"
+    )
 
 
 def _create_leases() -> None:

@@ -1,4 +1,4 @@
-"""Claims: a reconciler takes due rows with SKIP LOCKED, works outside of any transaction, applies guarded by its token."""
+"""Claims: take due rows with SKIP LOCKED, work outside of any transaction, apply guarded by the token."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta

@@ -106,13 +106,26 @@ class GenerationRow(Base):
     first_step_at: Mapped[datetime | None] = mapped_column(default=None)
 
 
+class MemberRole(StrEnum):
+    """Member of the active world, target of an open handoff, or a spare that a standing plan counts on."""
+
+    MEMBER = "member"
+    TARGET = "target"
+    SPARE = "spare"
+
+
 class JobMemberRow(Base):
-    """Which nodes are told about a job: members, targets of an open handoff, spares of standing plans."""
+    """Which nodes are told about a job. A node works for one job at a time; it may be the spare of several."""
 
     __tablename__ = "job_members"
+    __table_args__ = (
+        one_of("role", MemberRole),
+        Index("uq_job_members_working_node", "node_id", unique=True, postgresql_where="role <> 'spare'"),
+    )
 
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"), primary_key=True)
     node_id: Mapped[str] = mapped_column(ForeignKey("nodes.node_id"), primary_key=True, index=True)
+    role: Mapped[str]
 
 
 class StepRow(Base):

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from agent.protocol.base import RankStage
-from service.jobs.tables import SourceKind
 from service.ledger.tables import Cause
 
 ENDED = (RankStage.LEFT, RankStage.ABORTED, RankStage.FINISHED)
@@ -17,7 +16,7 @@ class SlotFacts:
     stage: RankStage | None
     generation: int | None
     active_generation: int | None
-    source: SourceKind | None
+    from_checkpoint: bool = False
     step: int = 0
     highest_step: int = 0
 
@@ -33,7 +32,7 @@ def cause_of(slot: SlotFacts) -> Cause:
     if slot.stage in LOST:
         return Cause.LOST
     if slot.stage is RankStage.STARTING:
-        return Cause.FALLBACK_RESTART if slot.source is SourceKind.CHECKPOINT else Cause.BOOTSTRAP
+        return Cause.FALLBACK_RESTART if slot.from_checkpoint else Cause.BOOTSTRAP
     if slot.generation != slot.active_generation:
         return Cause.BOOTSTRAP
     return Cause.RECOMPUTE if slot.step < slot.highest_step else Cause.PRODUCTIVE

@@ -8,7 +8,7 @@ from sqlalchemy import CheckConstraint, ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
 from agent.protocol.sync import Provider
-from service.db.base import Base, Claimed, JsonList, one_of
+from service.db.base import Base, JsonList, one_of
 
 
 class NodeState(StrEnum):
@@ -19,7 +19,7 @@ class NodeState(StrEnum):
     GONE = "gone"
 
 
-class NodeRow(Claimed, Base):
+class NodeRow(Base):
     """One node by the name its agent gives."""
 
     __tablename__ = "nodes"

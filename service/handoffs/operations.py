@@ -1,0 +1,195 @@
+"""Proposes and drops handoffs, and takes in what agents mirror, also of handoffs opened without this service."""
+
+import logging
+from datetime import datetime
+from uuid import uuid4
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from agent.protocol.base import HandoffCause, HandoffState, Rung
+from agent.protocol.sync import HandoffMirror
+from service.handoffs.rules import Copy, is_newer
+from service.handoffs.tables import HandoffRow
+from service.jobs.operations import Birth, activate, add_generation, burn, set_state
+from service.jobs.queries import active_row
+from service.jobs.rules import Action, accepts_active, deadline_of
+from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState, SourceKind
+from service.leases.queries import open_lease
+from service.ledger.operations import charge_last_seconds
+from service.ledger.tables import Cause
+
+_log = logging.getLogger(__name__)
+
+
+def propose_handoff(session: Session, job: JobRow, action: Action, *, plan_digest: str, now: datetime) -> HandoffRow:
+    """A handoff for the agents to open. It has no generation: opening burns one."""
+    assert action.target is not None and job.active_generation is not None
+    active = active_row(session, job)
+    row = HandoffRow(
+        handoff_id=uuid4(),
+        job_id=job.job_id,
+        parent=job.active_generation,
+        generation=None,
+        plan_digest=plan_digest,
+        proposer="service",
+        cause=HandoffCause.NOTICE if action.leaving else HandoffCause.GROW,
+        state=HandoffState.PROPOSED,
+        rung=Rung.STOP_AND_COPY,
+        source=active.roster if active else None,
+        target=action.target.model_dump(mode="json"),
+        source_layout=active.layout if active else "",
+        target_layout=str(action.target.layout),
+        leaving=[item.node_id for item in action.leaving],
+        reason=action.reason,
+        opened_at=now,
+        deadline_at=deadline_of(action.leaving),
+        changed_at=now,
+        recorded_at=now,
+    )
+    session.add(row)
+    session.flush()
+    return row
+
+
+def drop_handoff(row: HandoffRow, reason: str, *, now: datetime) -> None:
+    """Give up on one that nobody drives. Agents that do drive it say so in their next mirror and are believed."""
+    row.state = HandoffState.ABORTED
+    row.reason = reason
+    row.changed_at = row.recorded_at = now
+
+
+def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:
+    """Store what an agent says about a handoff; None, or why it was not taken.
+
+    The job's row is locked by the caller. A handoff that is active becomes the job's generation by compare-and-set.
+    """
+    if mirror.target.job_id != job.job_id or mirror.target.generation != mirror.generation:
+        return "target names another job or generation than the handoff"
+    row = session.get(HandoffRow, mirror.handoff_id, with_for_update={"key_share": True}, populate_existing=True)
+    if row is not None and row.job_id != job.job_id:
+        return f"handoff {mirror.handoff_id} belongs to another job"
+    dropped_here = row is not None and row.generation is None and row.state == HandoffState.ABORTED
+    new = Copy(mirror.state, mirror.plan_revision, mirror.mirror_seq)
+    if row is not None and not dropped_here:
+        old = Copy(HandoffState(row.state), row.plan_revision, row.mirror_seq)
+        if not is_newer(new, old):
+            return None
+    generation_taken = _make_room(session, job, mirror, now=now)
+    if generation_taken is not None:
+        return generation_taken
+    if row is None:
+        row = HandoffRow(handoff_id=mirror.handoff_id, job_id=job.job_id, opened_at=mirror.opened_utc)
+        session.add(row)
+    with session.no_autoflush:
+        _copy_over(row, mirror, now=now)
+        row.source_layout = row.source_layout or _layout_of_parent(session, job, mirror)
+    burn(job, mirror.generation)
+    session.flush()
+    refusal = _activate_if_due(session, job, mirror, now=now) if mirror.state is HandoffState.ACTIVE else None
+    if refusal is not None:
+        row.reason = f"{row.reason}; not taken as the job's generation: {refusal}".removeprefix("; ")
+        return refusal
+    _charge_pause(session, row, mirror, now=now)
+    return None
+
+
+def _make_room(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:
+    """A number is used once. Where two handoffs claim one, the one that is active or further on keeps it."""
+    activated = session.get(GenerationRow, (job.job_id, mirror.generation))
+    if activated is not None and activated.origin_id != mirror.handoff_id:
+        return f"generation {mirror.generation} of this job was made by {activated.origin_id}"
+    statement = select(HandoffRow).where(
+        HandoffRow.job_id == job.job_id,
+        HandoffRow.generation == mirror.generation,
+        HandoffRow.handoff_id != mirror.handoff_id,
+    )
+    other = session.scalars(statement).one_or_none()
+    if other is None:
+        return None
+    if mirror.state is HandoffState.ABORTED or (other.state == HandoffState.ACTIVE):
+        return f"generation {mirror.generation} of this job was also claimed by handoff {other.handoff_id}"
+    other.generation = None
+    drop_handoff(other, f"generation {mirror.generation} went to handoff {mirror.handoff_id}", now=now)
+    session.flush()
+    return None
+
+
+def _copy_over(row: HandoffRow, mirror: HandoffMirror, *, now: datetime) -> None:
+    row.parent = mirror.parent
+    row.generation = mirror.generation
+    row.plan_revision = mirror.plan_revision
+    row.plan_digest = mirror.plan_digest or row.plan_digest or ""
+    row.mirror_seq = mirror.mirror_seq
+    row.proposer = row.proposer or mirror.proposer
+    row.cause = mirror.cause
+    row.state = mirror.state
+    row.stage = mirror.stage
+    row.rung = mirror.rung
+    if mirror.source is not None:
+        row.source = mirror.source.model_dump(mode="json")
+        row.source_layout = str(mirror.source.layout)
+    row.target = mirror.target.model_dump(mode="json")
+    row.target_layout = str(mirror.target.layout)
+    row.leaving = list(mirror.leaving)
+    row.decision = mirror.decision
+    row.superseded = mirror.superseded
+    if mirror.reason is not None:
+        row.reason = mirror.reason.text
+        row.reason_detail = mirror.reason.model_dump(mode="json")
+    row.deadline_at = mirror.deadline_utc or row.deadline_at
+    row.changed_at = mirror.changed_utc
+    row.recorded_at = now
+    row.measures = mirror.measures.model_dump(mode="json")
+
+
+def _layout_of_parent(session: Session, job: JobRow, mirror: HandoffMirror) -> str:
+    parent = session.get(GenerationRow, (job.job_id, mirror.parent))
+    return parent.layout if parent is not None else ""
+
+
+def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:
+    """Make an active handoff the job's generation; None if it is (or already was), else why not."""
+    activated = session.get(GenerationRow, (job.job_id, mirror.generation))
+    if activated is not None:
+        return None
+    if job.state in ENDED:
+        return f"the job is {job.state}"
+    born_here = session.scalars(
+        select(GenerationRow.generation).where(
+            GenerationRow.job_id == job.job_id, GenerationRow.source_kind != SourceKind.HANDOFF
+        )
+    ).all()
+    expected = job.active_generation
+    refusal = accepts_active(
+        active=expected, parent=mirror.parent, generation=mirror.generation, born_here=frozenset(born_here)
+    )
+    if refusal is not None:
+        return refusal
+    reason = mirror.reason.text if mirror.reason else f"handoff because of {mirror.cause}"
+    birth = Birth(mirror.handoff_id, SourceKind.HANDOFF, reason)
+    row = add_generation(session, job, mirror.target, birth, parent=mirror.parent, now=now)
+    row.store_node = mirror.store_node
+    row.store_host = mirror.store.host if mirror.store else None
+    row.store_port = mirror.store.port if mirror.store else None
+    if not activate(session, job, expected=expected, generation=mirror.generation):
+        return "another generation became active at the same moment"
+    if job.state in (JobState.STARTING, JobState.RUNNING):
+        set_state(job, JobState.RUNNING, reason, now=now)
+        job.failed_starts = 0
+    _log.info("job %s: generation %s is active by handoff %s", job.job_id, mirror.generation, mirror.handoff_id)
+    return None
+
+
+def _charge_pause(session: Session, row: HandoffRow, mirror: HandoffMirror, *, now: datetime) -> None:
+    """Give the measured pause to the ledger, once, on every slot of the new world."""
+    pause_s = mirror.measures.pause_s
+    if mirror.state is not HandoffState.ACTIVE or pause_s is None or row.pause_charged:
+        return
+    row.pause_charged = True
+    leases = {node_id: open_lease(session, node_id) for node_id in mirror.target.node_ids()}
+    # In a fixed order, so that two reports that charge the same slots cannot wait for each other.
+    for member in sorted(mirror.target.members, key=lambda item: (item.node_id, item.slot)):
+        lease = leases[member.node_id]
+        if lease is not None and member.slot < lease.slots:
+            charge_last_seconds(session, lease=lease, slot=member.slot, seconds=pause_s, cause=Cause.PAUSE)

@@ -1,0 +1,78 @@
+"""Reads of handoffs."""
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from agent.protocol.base import HandoffState, Placement
+from service.handoffs.rules import OPEN
+from service.handoffs.tables import HandoffRow
+from service.jobs.rules import OpenHandoff
+from service.jobs.tables import GenerationRow, JobRow
+
+LIST_MAX = 1_000
+
+
+def list_handoffs(session: Session, *, job_id: str | None = None, limit: int = 100) -> Sequence[HandoffRow]:
+    """Newest first."""
+    statement = select(HandoffRow).order_by(HandoffRow.opened_at.desc()).limit(min(limit, LIST_MAX))
+    if job_id is not None:
+        statement = statement.where(HandoffRow.job_id == job_id)
+    return session.scalars(statement).all()
+
+
+def open_handoff(session: Session, job_id: str) -> HandoffRow | None:
+    """The handoff that may still become active; the one that is furthest where several are known."""
+    rows = session.scalars(select(HandoffRow).where(HandoffRow.job_id == job_id, HandoffRow.state.in_(OPEN))).all()
+    return max(rows, key=lambda row: (OPEN.index(HandoffState(row.state)), row.opened_at), default=None)
+
+
+def last_ended(session: Session, job_id: str) -> HandoffRow | None:
+    """The handoff that ended last, however it ended."""
+    statement = (
+        select(HandoffRow)
+        .where(HandoffRow.job_id == job_id, HandoffRow.state.not_in(OPEN))
+        .order_by(HandoffRow.recorded_at.desc())
+        .limit(1)
+    )
+    return session.scalars(statement).one_or_none()
+
+
+def broken_reasons(session: Session, job: JobRow) -> tuple[str, ...]:
+    """Why the active world is lost although its ranks may not say so: a handoff out of it broke after the boundary, or
+    the start that should have made it was aborted."""
+    if job.active_generation is None:
+        return ()
+    started = session.get(GenerationRow, (job.job_id, job.active_generation))
+    rows = session.scalars(
+        select(HandoffRow).where(
+            HandoffRow.job_id == job.job_id,
+            ((HandoffRow.parent == job.active_generation) & (HandoffRow.state == HandoffState.BROKEN))
+            | (
+                (HandoffRow.handoff_id == (started.origin_id if started else None))
+                & HandoffRow.state.in_([HandoffState.BROKEN, HandoffState.ABORTED])
+            ),
+        )
+    )
+    return tuple(f"handoff {row.handoff_id} is {row.state}: {row.reason or 'no reason given'}" for row in rows)
+
+
+def as_open(row: HandoffRow) -> OpenHandoff:
+    """The pure form. Times are when this service heard, so that a wrong clock on a node misleads nobody."""
+    target = placement_of(row)
+    return OpenHandoff(
+        handoff_id=UUID(str(row.handoff_id)),
+        state=HandoffState(row.state),
+        leaving=tuple(row.leaving),
+        target_nodes=target.node_ids(),
+        opened_at=row.opened_at,
+        changed_at=row.recorded_at,
+        deadline_at=row.deadline_at,
+    )
+
+
+def placement_of(row: HandoffRow) -> Placement:
+    """The target as it was stored, without job and generation."""
+    return Placement.model_validate({key: row.target[key] for key in ("layout", "members")}, strict=False)

@@ -1,0 +1,32 @@
+"""Keeps the list of nodes that are told about a job equal to what its rows say."""
+
+from sqlalchemy.orm import Session
+
+from service.handoffs.queries import open_handoff, placement_of
+from service.jobs.operations import member_roles, set_members
+from service.jobs.queries import active_row, roster_of
+from service.jobs.tables import JobRow, JobState
+
+HAS_MEMBERS = (JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING, JobState.STOPPING)
+
+
+def refresh_members(session: Session, job: JobRow) -> None:
+    """Members of the active world, targets of an open handoff, spares of the standing plans; nobody once it ended.
+
+    A suspended job holds no node, so that others may use them.
+    """
+    session.flush()
+    if job.state not in HAS_MEMBERS:
+        set_members(session, job, {})
+        return
+    active = active_row(session, job)
+    handoff = open_handoff(session, job.job_id)
+    spares = [
+        member["node_id"] for plan in job.standing_plans for member in (plan.get("target") or {}).get("members", ())
+    ]
+    roles = member_roles(
+        members=roster_of(active).node_ids() if active else (),
+        targets=placement_of(handoff).node_ids() if handoff else (),
+        spares=spares,
+    )
+    set_members(session, job, roles)

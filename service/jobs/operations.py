@@ -1,0 +1,187 @@
+"""What changes a job: submitting, stopping, starting a generation, activating one by compare-and-set."""
+
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID, uuid4
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from agent.protocol.base import Placement, Roster
+from agent.protocol.errors import FieldProblem
+from agent.protocol.jobfile import JobFile
+from service.db.base import ORDERS_SEQUENCE
+from service.db.wake import job_topic, node_topic, notify
+from service.jobs.rules import Checkpoint
+from service.jobs.tables import ENDED, GenerationRow, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
+from service.nodes.tables import NodeRow
+from service.planner.feasibility import rule_violations
+from service.problems import conflict, invalid, not_found
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """Where a generation comes from."""
+
+    origin_id: UUID
+    source: SourceKind
+    reason: str
+    checkpoint: Checkpoint | None = None
+    lost_steps: int = 0
+
+
+def submit_job(session: Session, job_file: JobFile, *, now: datetime) -> JobRow:
+    """Register a job. Raises 422 naming each field whose layout rules cannot work; then nothing is stored."""
+    problems = tuple(FieldProblem(field=item.field, rule=item.rule) for item in rule_violations(job_file))
+    if problems:
+        raise invalid(*problems)
+    job = JobRow(
+        job_id=f"{job_file.name[:54]}-{secrets.token_hex(4)}",
+        name=job_file.name,
+        spec=job_file.model_dump(mode="json", exclude_none=True),
+        peer_key=secrets.token_urlsafe(32),
+        state=JobState.PENDING,
+        reason="submitted",
+        created_at=now,
+        state_changed_at=now,
+        due_at=now,
+    )
+    session.add(job)
+    session.flush()
+    touch(session, job, now=now)
+    return job
+
+
+def request_stop(session: Session, job_id: str, *, now: datetime) -> JobRow:
+    """Ask a job to stop; asking again changes nothing. Raises 404, or 409 if it has ended another way."""
+    job = lock_job(session, job_id)
+    if job.state in ENDED and job.state != JobState.STOPPED:
+        raise conflict(f"job {job_id} has already ended: it is {job.state}")
+    if job.stop_requested_at is None:
+        job.stop_requested_at = now
+        touch(session, job, now=now)
+    return job
+
+
+def lock_job(session: Session, job_id: str) -> JobRow:
+    """The job's row, locked until the end of the transaction. Raises 404."""
+    statement = select(JobRow).where(JobRow.job_id == job_id).with_for_update(key_share=True)
+    job = session.scalars(statement.execution_options(populate_existing=True)).one_or_none()
+    if job is None:
+        raise not_found("job", job_id)
+    return job
+
+
+def set_state(job: JobRow, state: JobState, reason: str, *, now: datetime) -> None:
+    """Move to a state and say why. An ended job is never due again."""
+    if job.state != state:
+        job.state = state
+        job.state_changed_at = now
+    job.reason = reason
+    if state in ENDED:
+        job.due_at = None
+
+
+def touch(session: Session, job: JobRow, *, now: datetime) -> None:
+    """Something that agents are told about this job has changed: number it, wake the agents and the reconcilers."""
+    job.orders_seq = session.execute(ORDERS_SEQUENCE.next_value()).scalar_one()
+    if job.state not in ENDED:
+        job.due_at = now
+    nodes = session.scalars(select(JobMemberRow.node_id).where(JobMemberRow.job_id == job.job_id)).all()
+    notify(session, [job_topic(job.job_id), *(node_topic(node_id) for node_id in nodes)])
+
+
+def start_generation(session: Session, job: JobRow, target: Placement, birth: Birth, *, now: datetime) -> GenerationRow:
+    """Burn the next number for a world that starts afresh, from initialisation or a checkpoint, and make it active."""
+    number, parent = job.next_generation, job.active_generation
+    roster = Roster(job_id=job.job_id, generation=number, layout=target.layout, members=target.members)
+    row = add_generation(session, job, roster, birth, parent=parent, now=now)
+    if not activate(session, job, expected=parent, generation=number):
+        raise conflict(f"job {job.job_id}: generation {parent} is no longer active")
+    job.last_step = birth.checkpoint.step if birth.checkpoint else 0
+    job.last_step_at = None
+    job.lost_steps += birth.lost_steps
+    set_state(job, JobState.STARTING, birth.reason, now=now)
+    job.state_changed_at = now
+    return row
+
+
+def add_generation(
+    session: Session, job: JobRow, roster: Roster, birth: Birth, *, parent: int | None, now: datetime
+) -> GenerationRow:
+    """Store a generation; its number is used up from here on, whatever becomes of it."""
+    row = GenerationRow(
+        job_id=job.job_id,
+        generation=roster.generation,
+        origin_id=birth.origin_id,
+        parent=parent,
+        source_kind=birth.source,
+        checkpoint_path=birth.checkpoint.path if birth.checkpoint else None,
+        checkpoint_step=birth.checkpoint.step if birth.checkpoint else None,
+        layout=str(roster.layout),
+        nodes=len(roster.node_ids()),
+        roster=roster.model_dump(mode="json"),
+        reason=birth.reason,
+        lost_steps=birth.lost_steps,
+        created_at=now,
+    )
+    burn(job, roster.generation)
+    session.add(row)
+    session.flush()
+    return row
+
+
+def burn(job: JobRow, generation: int) -> None:
+    """A generation number has been seen in use: never give it out again."""
+    job.next_generation = max(job.next_generation, generation + 1)
+
+
+def activate(session: Session, job: JobRow, *, expected: int | None, generation: int) -> bool:
+    """Compare-and-set of the job's active generation. False, and nothing changed, if another one is active."""
+    session.flush()
+    changed = session.execute(
+        update(JobRow)
+        .where(JobRow.job_id == job.job_id, JobRow.active_generation.is_not_distinct_from(expected))
+        .values(active_generation=generation)
+        .returning(JobRow.job_id)
+        .execution_options(synchronize_session=False)
+    ).scalar_one_or_none()
+    session.refresh(job, ["active_generation"])
+    return changed is not None
+
+
+def set_members(session: Session, job: JobRow, roles: dict[str, MemberRole]) -> None:
+    """Replace who is told about the job. Nodes nobody has heard of, or at work for another job, are left out."""
+    known = set(session.scalars(select(NodeRow.node_id).where(NodeRow.node_id.in_(list(roles)))))
+    wanted = {node_id: role for node_id, role in roles.items() if node_id in known}
+    mine = select(JobMemberRow.node_id, JobMemberRow.role).where(JobMemberRow.job_id == job.job_id)
+    present = {row.node_id: row.role for row in session.execute(mine.with_for_update())}
+    leaving = [node_id for node_id, role in present.items() if wanted.get(node_id) != role]
+    if leaving:
+        session.execute(
+            delete(JobMemberRow)
+            .where(JobMemberRow.job_id == job.job_id, JobMemberRow.node_id.in_(leaving))
+            .execution_options(synchronize_session=False)
+        )
+        notify(session, (node_topic(node_id) for node_id in leaving))
+    added = [node_id for node_id, role in sorted(wanted.items()) if node_id not in present or node_id in leaving]
+    if added:
+        rows = [{"job_id": job.job_id, "node_id": node_id, "role": wanted[node_id].value} for node_id in added]
+        session.execute(insert(JobMemberRow).values(rows).on_conflict_do_nothing())
+
+
+def member_roles(
+    *, members: Iterable[str], targets: Iterable[str] = (), spares: Iterable[str] = ()
+) -> dict[str, MemberRole]:
+    """Each node's strongest role."""
+    roles = dict.fromkeys(spares, MemberRole.SPARE)
+    roles |= dict.fromkeys(targets, MemberRole.TARGET)
+    return roles | dict.fromkeys(members, MemberRole.MEMBER)
+
+
+def new_birth(source: SourceKind, reason: str, *, checkpoint: Checkpoint | None = None, lost_steps: int = 0) -> Birth:
+    """The birth of a generation that the service starts."""
+    return Birth(uuid4(), source, reason, checkpoint=checkpoint, lost_steps=lost_steps)

@@ -1,0 +1,240 @@
+"""Reads of jobs, and the assembly of everything the job rule and the planner look at."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import select, text
+from sqlalchemy.orm import Session
+
+from agent.protocol.base import RankStage, Roster
+from agent.protocol.jobfile import JobFile
+from service.handoffs import queries as handoffs
+from service.handoffs.tables import HandoffRow
+from service.jobs.rules import Checkpoint, JobView, Leaving
+from service.jobs.tables import (
+    CheckpointRow,
+    GenerationRow,
+    JobMemberRow,
+    JobRow,
+    JobState,
+    MemberRole,
+    SourceKind,
+    StepRow,
+)
+from service.jobs.tables import RankLogRow as LogRow
+from service.nodes.tables import NodeRow, NodeState
+from service.notices.queries import as_notice, open_notices
+from service.notices.rules import takes_node
+from service.notices.tables import NoticeRow
+from service.planner.decision import decide
+from service.planner.inputs import LayoutUse, PlanInputs, PlanNode, World
+
+LIST_MAX = 1_000
+HISTORY_MAX = 64
+NODES_CONSIDERED_MAX = 10_000
+STEPS_FOR_MEDIAN = 500
+
+_STEP_SECONDS = text(
+    """
+    SELECT g.layout, percentile_cont(0.5) WITHIN GROUP (ORDER BY recent.seconds) AS seconds
+      FROM (SELECT generation, seconds FROM steps WHERE job_id = :job_id ORDER BY finished_at DESC LIMIT :most) recent
+      JOIN job_generations g ON g.job_id = :job_id AND g.generation = recent.generation
+     GROUP BY g.layout HAVING count(*) >= 3 ORDER BY g.layout
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One job at one moment: the view the rule needs and the inputs the planner needs."""
+
+    view: JobView
+    inputs: PlanInputs
+    handoff_id: UUID | None
+
+
+def list_jobs(session: Session, *, limit: int = 100) -> Sequence[JobRow]:
+    """Newest first."""
+    return session.scalars(select(JobRow).order_by(JobRow.created_at.desc()).limit(min(limit, LIST_MAX))).all()
+
+
+def active_row(session: Session, job: JobRow) -> GenerationRow | None:
+    """The row of the job's active generation."""
+    return session.get(GenerationRow, (job.job_id, job.active_generation)) if job.active_generation else None
+
+
+def generations(session: Session, job_id: str) -> Sequence[GenerationRow]:
+    """All generations that became active, oldest first."""
+    statement = select(GenerationRow).where(GenerationRow.job_id == job_id).order_by(GenerationRow.generation)
+    return session.scalars(statement.limit(LIST_MAX)).all()
+
+
+def newest_checkpoint(session: Session, job_id: str) -> Checkpoint | None:
+    """What a restart begins from."""
+    statement = (
+        select(CheckpointRow)
+        .where(CheckpointRow.job_id == job_id)
+        .order_by(CheckpointRow.step.desc(), CheckpointRow.finished_at.desc())
+        .limit(1)
+    )
+    row = session.scalars(statement).one_or_none()
+    return Checkpoint(row.path, row.step) if row else None
+
+
+def steps_of(session: Session, job_id: str, *, after: int, limit: int) -> Sequence[StepRow]:
+    """Steps above `after` in the order they were made."""
+    statement = select(StepRow).where(StepRow.job_id == job_id, StepRow.step > after)
+    return session.scalars(statement.order_by(StepRow.finished_at, StepRow.step).limit(min(limit, 20_000))).all()
+
+
+def logs_of(session: Session, job_id: str, *, rank: int | None, after: int, limit: int) -> Sequence[LogRow]:
+    """Log chunks with a `log_id` above `after`; the last `limit` of them when `after` is 0."""
+    statement = select(LogRow).where(LogRow.job_id == job_id, LogRow.log_id > after)
+    if rank is not None:
+        statement = statement.where(LogRow.rank == rank)
+    if after == 0:
+        newest = session.scalars(statement.order_by(LogRow.log_id.desc()).limit(limit)).all()
+        return newest[::-1]
+    return session.scalars(statement.order_by(LogRow.log_id).limit(limit)).all()
+
+
+def step_seconds(session: Session, job_id: str) -> tuple[tuple[str, float], ...]:
+    """Median measured step time by layout, of recent steps."""
+    rows = session.execute(_STEP_SECONDS, {"job_id": job_id, "most": STEPS_FOR_MEDIAN}).all()
+    return tuple((row.layout, float(row.seconds)) for row in rows)
+
+
+def situation(session: Session, job: JobRow, *, now: datetime) -> Situation:
+    """Everything about one job, read in one transaction."""
+    row = active_row(session, job)
+    has_ranks = job.state in (JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING, JobState.STOPPING)
+    roster = roster_of(row) if row is not None else None
+    world = World(roster.generation, roster.layout, roster.members) if roster and has_ranks else None
+    nodes = _nodes_for(session, job, world)
+    noticed = open_notices(session, now=now, node_ids=[node.node_id for node in nodes])
+    going = {item.node_id for item in noticed if takes_node(as_notice(item))}
+    spec = JobFile.model_validate(job.spec)
+    inputs = PlanInputs(
+        job=spec,
+        nodes=tuple(
+            PlanNode(node.node_id, node.slots)
+            for node in nodes
+            if node.node_id not in going and _usable(node, spec, world)
+        ),
+        world=world,
+        step_seconds=step_seconds(session, job.job_id),
+        history=_history(session, job.job_id),
+    )
+    handoff = handoffs.open_handoff(session, job.job_id)
+    view = _view(session, job, inputs, nodes=nodes, noticed=noticed, row=row, handoff=handoff, now=now)
+    return Situation(view, inputs, handoff.handoff_id if handoff else None)
+
+
+def _view(
+    session: Session,
+    job: JobRow,
+    inputs: PlanInputs,
+    *,
+    nodes: Sequence[NodeRow],
+    noticed: tuple[NoticeRow, ...],
+    row: GenerationRow | None,
+    handoff: HandoffRow | None,
+    now: datetime,
+) -> JobView:
+    members = set(inputs.world.node_ids()) if inputs.world else set()
+    by_state = {
+        state: tuple(node.node_id for node in nodes if node.node_id in members and node.state == state)
+        for state in NodeState
+    }
+    ended = handoffs.last_ended(session, job.job_id)
+    return JobView(
+        state=JobState(job.state),
+        state_changed_at=job.state_changed_at,
+        now=now,
+        decision=decide(inputs),
+        stop_requested=job.stop_requested_at is not None,
+        world=inputs.world,
+        source=SourceKind(row.source_kind) if row else None,
+        handoff=handoffs.as_open(handoff) if handoff else None,
+        last_handoff_at=ended.changed_at if ended else None,
+        leaving=_leaving(noticed, members),
+        silent=by_state[NodeState.SILENT],
+        gone=by_state[NodeState.GONE],
+        broken=_broken(nodes, job) + handoffs.broken_reasons(session, job),
+        ranks_left=_ranks_left(session, job),
+        last_step=job.last_step,
+        last_step_at=job.last_step_at,
+        checkpoint=newest_checkpoint(session, job.job_id),
+        failed_starts=job.failed_starts,
+    )
+
+
+def _nodes_for(session: Session, job: JobRow, world: World | None) -> Sequence[NodeRow]:
+    """Nodes that are alive and not at work for another job, and the members of the world in whatever state."""
+    elsewhere = select(JobMemberRow.node_id).where(
+        JobMemberRow.job_id != job.job_id, JobMemberRow.role != MemberRole.SPARE
+    )
+    mine = NodeRow.node_id.in_(world.node_ids() if world else ())
+    free = (NodeRow.state != NodeState.GONE) & NodeRow.node_id.not_in(elsewhere)
+    statement = select(NodeRow).where(mine | free).order_by(NodeRow.node_id).limit(NODES_CONSIDERED_MAX)
+    return session.scalars(statement).all()
+
+
+def _usable(node: NodeRow, spec: JobFile, world: World | None) -> bool:
+    # A member that is silent may only have a slow agent: it counts until it is gone, or its job would be moved off a
+    # node that works. A free node must be known to be there.
+    if world is not None and node.node_id in world.node_ids():
+        return node.state != NodeState.GONE
+    return node.state == NodeState.READY and (not spec.pools or node.pool in spec.pools)
+
+
+def _leaving(noticed: tuple[NoticeRow, ...], members: set[str]) -> tuple[Leaving, ...]:
+    found: dict[str, Leaving] = {}
+    for item in noticed:
+        if item.node_id in members and takes_node(as_notice(item)):
+            old = found.get(item.node_id)
+            deadlines = [at for at in (old.deadline_at if old else None, item.deadline_at) if at is not None]
+            heard_at = old.heard_at if old else item.recorded_at
+            found[item.node_id] = Leaving(item.node_id, heard_at, min(deadlines, default=None))
+    return tuple(found[node_id] for node_id in sorted(found))
+
+
+def _broken(nodes: Sequence[NodeRow], job: JobRow) -> tuple[str, ...]:
+    """Ranks of the active generation that cannot go on, in words."""
+    failed = (RankStage.BROKEN, RankStage.FAILED)
+    return tuple(
+        f"rank {rank['rank']} on node {node.node_id} is {rank['stage']}"
+        + (f": {rank['reason']['text']}" if rank.get("reason") else "")
+        for node in nodes
+        for rank in node.ranks
+        if rank["job_id"] == job.job_id and rank["generation"] == job.active_generation and rank["stage"] in failed
+    )
+
+
+def _ranks_left(session: Session, job: JobRow) -> int:
+    """Rank processes of this job that living agents still report."""
+    living = select(NodeRow).where(NodeRow.state != NodeState.GONE, NodeRow.ranks.contains([{"job_id": job.job_id}]))
+    over = (RankStage.LEFT, RankStage.FINISHED, RankStage.FAILED, RankStage.ABORTED)
+    return sum(
+        1
+        for node in session.scalars(living)
+        for rank in node.ranks
+        if rank["job_id"] == job.job_id and rank["stage"] not in over
+    )
+
+
+def _history(session: Session, job_id: str) -> tuple[LayoutUse, ...]:
+    statement = (
+        select(GenerationRow.nodes, GenerationRow.layout)
+        .where(GenerationRow.job_id == job_id)
+        .order_by(GenerationRow.generation.desc())
+        .limit(HISTORY_MAX)
+    )
+    return tuple(LayoutUse(row.nodes, row.layout) for row in session.execute(statement).all()[::-1])
+
+
+def roster_of(row: GenerationRow) -> Roster:
+    """The roster as it was stored."""
+    return Roster.model_validate(row.roster, strict=False)

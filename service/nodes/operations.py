@@ -1,0 +1,97 @@
+"""Takes in who a node is and notices when it is not heard any more."""
+
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from agent.protocol import errors
+from agent.protocol.errors import FieldProblem, Problem
+from agent.protocol.sync import SyncReport
+from service.leases.operations import end_lease
+from service.leases.queries import open_lease
+from service.ledger.operations import Spent, account
+from service.ledger.tables import Cause
+from service.nodes.tables import IncarnationRow, NodeRow, NodeState
+from service.problems import ProblemError
+
+
+def lock_node(session: Session, report: SyncReport, *, now: datetime) -> tuple[NodeRow, bool]:
+    """The node's row, locked, made on its first report; and whether this report is news.
+
+    Raises 409 for a report of an agent start that a later one has replaced: two agents under one name, or a message
+    that was long on its way, must not overwrite what the present agent says.
+    """
+    node_id = report.node.node_id
+    session.execute(insert(NodeRow).values(_columns(report, now)).on_conflict_do_nothing())
+    statement = select(NodeRow).where(NodeRow.node_id == node_id).with_for_update(key_share=True)
+    node = session.scalars(statement.execution_options(populate_existing=True)).one()
+    if node.agent_incarnation != report.agent_incarnation:
+        if session.get(IncarnationRow, report.agent_incarnation) is not None:
+            raise _replaced(node, report)
+        node.agent_incarnation = report.agent_incarnation
+        node.report_seq = 0
+    session.execute(
+        insert(IncarnationRow)
+        .values(incarnation=report.agent_incarnation, node_id=node_id, first_seen_at=now)
+        .on_conflict_do_nothing()
+    )
+    return node, report.report_seq > node.report_seq
+
+
+def store_node(node: NodeRow, report: SyncReport, *, now: datetime) -> bool:
+    """Replace what the node said before; whether the change is one that plans depend on."""
+    before = (node.state, node.slots, node.pool, node.peer_url)
+    for name, value in _columns(report, now).items():
+        if name != "first_seen_at":
+            setattr(node, name, value)
+    node.report_seq = report.report_seq
+    return before != (node.state, node.slots, node.pool, node.peer_url)
+
+
+def mark_gone(session: Session, node: NodeRow, *, reason: str, now: datetime) -> None:
+    """The node's life is over: its lease ends and the time since its last report is lost."""
+    node.state = NodeState.GONE
+    node.ranks = []
+    lease = open_lease(session, node.node_id)
+    if lease is None:
+        return
+    for slot in range(lease.slots):
+        account(session, lease=lease, slot=slot, until=now, spent=Spent(Cause.LOST))
+    end_lease(lease, now=now, reason=reason)
+
+
+def _columns(report: SyncReport, now: datetime) -> dict[str, object]:
+    node = report.node
+    return {
+        "node_id": node.node_id,
+        "provider": node.provider.value,
+        "pool": node.pool,
+        "slots": node.slots,
+        "peer_url": node.peer_url,
+        "private_address": node.private_address,
+        "device": node.device,
+        "agent_version": report.agent_version,
+        "agent_incarnation": report.agent_incarnation,
+        "report_seq": 0,
+        "state": NodeState.READY.value,
+        "first_seen_at": now,
+        "last_seen_at": now,
+        "ranks": [rank.model_dump(mode="json") for rank in report.ranks],
+    }
+
+
+def _replaced(node: NodeRow, report: SyncReport) -> ProblemError:
+    return ProblemError(
+        Problem(
+            title="Agent was replaced",
+            status=409,
+            code=errors.CONFLICT,
+            detail=(
+                f"node {node.node_id} is now served by agent start {node.agent_incarnation}; start "
+                f"{report.agent_incarnation} was replaced and must end"
+            ),
+            errors=(FieldProblem(field="agent_incarnation", rule="must be the newest start of this node's agent"),),
+        )
+    )

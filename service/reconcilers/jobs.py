@@ -1,0 +1,199 @@
+"""The job reconciler: claims jobs that are due, decides by the pure rule, applies guarded by the claim."""
+
+import logging
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from uuid import UUID, uuid4
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.context import Context
+from service.db.claims import claim_due, take_back
+from service.handoffs.operations import drop_handoff, propose_handoff
+from service.handoffs.queries import open_handoff
+from service.jobs.membership import refresh_members
+from service.jobs.operations import new_birth, set_state, start_generation, touch
+from service.jobs.queries import Situation, situation
+from service.jobs.rules import Action, Do, Patience, next_action
+from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
+from service.planner.decision import layouts_by_count, standing_plans
+from service.settings import Settings
+
+BATCH = 32
+LOOK_AGAIN_S = 2.0
+"""The longest a live job goes without being looked at; every wake-up is earlier."""
+_log = logging.getLogger(__name__)
+
+
+class NodesTakenError(Exception):
+    """Another job got a node first; the decision is made again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claimed job as it was when claimed: applied only if nothing about it has changed since."""
+
+    job_id: str
+    token: UUID
+    due_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plans:
+    """What the agents may act on by themselves."""
+
+    standing: list
+    by_count: list
+    digest: str
+
+
+def tick(context: Context) -> int:
+    """Handle the jobs that are due once; how many there were."""
+    now = context.clock()
+    with context.sessions.begin() as session:
+        token = uuid4()
+        rows = claim_due(
+            session,
+            JobRow,
+            due=JobRow.due_at <= now,
+            order_by=JobRow.due_at,
+            token=token,
+            now=now,
+            claim_s=context.settings.claim_s,
+            most=BATCH,
+        )
+        claims = [Claim(row.job_id, token, row.due_at) for row in rows]
+    for claim in claims:
+        try:
+            _handle(context, claim)
+        except NodesTakenError as error:
+            _log.info("job %s: %s", claim.job_id, error)
+    return len(claims)
+
+
+def _handle(context: Context, claim: Claim) -> None:
+    patience = patience_of(context.settings)
+    now = context.clock()
+    with context.sessions() as session:
+        job = session.get_one(JobRow, claim.job_id)
+        seen = (job.state, job.active_generation, job.orders_seq)
+        facts = situation(session, job, now=now)
+    action = next_action(facts.view, patience)
+    plans = _plans(facts) if action.do is Do.NOTHING else None
+    with context.sessions.begin() as session:
+        row = take_back(session, JobRow, key=JobRow.job_id == claim.job_id, token=claim.token)
+        if row is None:
+            return
+        if (row.state, row.active_generation, row.orders_seq) != seen:
+            row.due_at = now
+            return
+        _schedule(row, claim, action, now=now)
+        if plans is not None:
+            _store_plans(session, row, plans, now=now)
+        apply_action(session, row, action, plan_digest=facts.inputs.digest(), now=now)
+
+
+def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: str, now: datetime) -> None:
+    """Enact one decision in the caller's transaction."""
+    if action.do is not Do.NOTHING:
+        _log.info("job %s: %s: %s", job.job_id, action.do, action.reason)
+    match action.do:
+        case Do.NOTHING:
+            if job.state in (JobState.PENDING, JobState.SUSPENDED) and job.reason != action.reason:
+                _log.info("job %s: %s", job.job_id, action.reason)
+                job.reason = action.reason
+            return
+        case Do.START:
+            _start(session, job, action, now=now)
+        case Do.PROPOSE:
+            if open_handoff(session, job.job_id) is None:
+                propose_handoff(session, job, action, plan_digest=plan_digest, now=now)
+        case Do.DROP_HANDOFF:
+            _drop_open(session, job, action.reason, now=now)
+        case Do.SUSPEND:
+            _drop_open(session, job, action.reason, now=now)
+            set_state(job, JobState.SUSPENDING, action.reason, now=now)
+        case Do.SETTLE:
+            assert action.state is not None
+            if action.state in ENDED or action.state is JobState.STOPPING:
+                _drop_open(session, job, action.reason, now=now)
+            set_state(job, action.state, action.reason, now=now)
+    job.failed_starts += action.failed_start
+    refresh_members(session, job)
+    if action.target is not None:
+        _check_held(session, job, action)
+    touch(session, job, now=now)
+
+
+def patience_of(settings: Settings) -> Patience:
+    """The waits of the job rule, from the settings of the same names."""
+    return Patience(**{name: getattr(settings, name) for name in Patience.__dataclass_fields__})
+
+
+def _start(session: Session, job: JobRow, action: Action, *, now: datetime) -> None:
+    assert action.target is not None
+    _drop_open(session, job, f"the job starts again: {action.reason}", now=now)
+    source = SourceKind.CHECKPOINT if action.checkpoint else SourceKind.INIT
+    birth = new_birth(source, action.reason, checkpoint=action.checkpoint, lost_steps=action.lost_steps)
+    start_generation(session, job, action.target, birth, now=now)
+    job.standing_plans = []
+
+
+def _drop_open(session: Session, job: JobRow, reason: str, *, now: datetime) -> None:
+    while (row := open_handoff(session, job.job_id)) is not None:
+        drop_handoff(row, reason, now=now)
+        session.flush()
+
+
+def _check_held(session: Session, job: JobRow, action: Action) -> None:
+    """Raise if another job took one of the target's nodes; the transaction is rolled back."""
+    assert action.target is not None
+    statement = select(JobMemberRow.node_id).where(
+        JobMemberRow.job_id == job.job_id, JobMemberRow.role != MemberRole.SPARE
+    )
+    missing = set(action.target.node_ids()) - set(session.scalars(statement))
+    if missing and action.do in (Do.START, Do.PROPOSE):
+        raise NodesTakenError(f"nodes {', '.join(sorted(missing)[:8])} are taken by another job, deciding again")
+
+
+def _plans(facts: Situation) -> Plans:
+    """Standing plans for every single loss, and layouts by node count, as the agents get them."""
+    standing = standing_plans(facts.inputs)
+    if facts.view.leaving:
+        # With notices open the inputs lack the nodes that will go; a plan for one more loss then covers them all.
+        going = tuple(item.node_id for item in facts.view.leaving)
+        standing = tuple(
+            plan.model_copy(update={"leaving": tuple(dict.fromkeys((*going, *plan.leaving)))}) for plan in standing
+        )
+        standing = tuple({plan.leaving: plan for plan in standing}.values())
+    by_count = layouts_by_count(replace(facts.inputs))
+    return Plans(
+        standing=[plan.model_dump(mode="json") for plan in standing],
+        by_count=[choice.model_dump(mode="json") for choice in by_count],
+        digest=facts.inputs.digest(),
+    )
+
+
+def _store_plans(session: Session, job: JobRow, plans: Plans, *, now: datetime) -> None:
+    """Tell the agents only of plans that lead elsewhere: predicted seconds in a reason change all the time."""
+    if job.state not in (JobState.STARTING, JobState.RUNNING):
+        return
+    if _gist(plans.standing) == _gist(job.standing_plans) and _gist(plans.by_count) == _gist(job.layouts_by_count):
+        return
+    job.standing_plans, job.layouts_by_count, job.plan_digest = plans.standing, plans.by_count, plans.digest
+    refresh_members(session, job)
+    due_at = job.due_at
+    touch(session, job, now=now)
+    job.due_at = due_at
+
+
+def _gist(items: list) -> list:
+    return [{key: value for key, value in item.items() if key not in ("reason", "plan_digest")} for item in items]
+
+
+def _schedule(job: JobRow, claim: Claim, action: Action, *, now: datetime) -> None:
+    """When to look again, unless something has made the job due since it was claimed."""
+    if job.due_at == claim.due_at:
+        wait_s = min(action.look_again_s or LOOK_AGAIN_S, LOOK_AGAIN_S)
+        job.due_at = now + timedelta(seconds=max(wait_s, 0.05))

@@ -1,0 +1,71 @@
+"""The node reconciler: marks nodes silent, then gone, closes their leases and the ledger, makes their jobs due."""
+
+import logging
+from datetime import datetime, timedelta
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.context import Context
+from service.jobs.operations import lock_job, touch
+from service.jobs.tables import ENDED, JobMemberRow
+from service.nodes.operations import mark_gone
+from service.nodes.rules import state_of
+from service.nodes.tables import NodeRow, NodeState
+
+BATCH = 256
+MISSED_TICKS_MAX = 5.0
+_log = logging.getLogger(__name__)
+
+
+class NodeWatch:
+    """Keeps since when this process has been listening: what was not heard while it was not there says nothing."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._listening_since = context.clock()
+        self._last_tick = self._listening_since
+
+    def tick(self) -> int:
+        """Look at every node that has not been heard for a while; how many changed."""
+        now = self._context.clock()
+        settings = self._context.settings
+        if (now - self._last_tick).total_seconds() > max(MISSED_TICKS_MAX, 4 * settings.reconcile_s):
+            self._listening_since = now
+        self._last_tick = now
+        changed = 0
+        with self._context.sessions.begin() as session:
+            horizon = now - timedelta(seconds=settings.silent_after_s)
+            statement = (
+                select(NodeRow)
+                .where(NodeRow.state != NodeState.GONE, NodeRow.last_seen_at < horizon)
+                .order_by(NodeRow.last_seen_at)
+                .limit(BATCH)
+                .with_for_update(skip_locked=True, key_share=True)
+            )
+            due: set[str] = set()
+            for node in session.scalars(statement).all():
+                state = state_of(
+                    last_seen_at=node.last_seen_at,
+                    listening_since=self._listening_since,
+                    now=now,
+                    silent_after_s=settings.silent_after_s,
+                    gone_after_s=settings.gone_after_s,
+                )
+                if state in (node.state, NodeState.READY):
+                    continue
+                _log.warning("node %s is %s, last heard %s", node.node_id, state, node.last_seen_at.isoformat())
+                changed += 1
+                due |= self._apply(session, node, state, now)
+            for job_id in sorted(due):
+                job = lock_job(session, job_id)
+                if job.state not in ENDED:
+                    touch(session, job, now=now)
+        return changed
+
+    def _apply(self, session: Session, node: NodeRow, state: NodeState, now: datetime) -> set[str]:
+        if state is NodeState.GONE:
+            mark_gone(session, node, reason=f"not heard since {node.last_seen_at.isoformat()}", now=now)
+        else:
+            node.state = state
+        return set(session.scalars(select(JobMemberRow.job_id).where(JobMemberRow.node_id == node.node_id)))

@@ -1,0 +1,56 @@
+"""Runs the reconcilers, one thread each, until told to stop. A tick that fails is logged and tried again."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from service.context import Context
+from service.reconcilers import jobs, upkeep
+from service.reconcilers.nodes import NodeWatch
+
+UPKEEP_S = 15.0
+AFTER_ERROR_S = 1.0
+_log = logging.getLogger(__name__)
+
+
+class Reconcilers:
+    """The background half of the service."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start every loop."""
+        context, period_s = self._context, self._context.settings.reconcile_s
+        watch = NodeWatch(context)
+        loops: tuple[tuple[str, Callable[[], int], Callable[[], object]], ...] = (
+            ("jobs", lambda: jobs.tick(context), lambda: context.hub.wait_for_reconcilers(period_s)),
+            ("nodes", watch.tick, lambda: self._stop.wait(period_s)),
+            ("upkeep", lambda: upkeep.tick(context), lambda: self._stop.wait(UPKEEP_S)),
+        )
+        for name, tick, wait in loops:
+            thread = threading.Thread(target=self._run, args=(name, tick, wait), name=f"reconcile-{name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self, *, timeout_s: float = 10.0) -> None:
+        """Stop after the tick each loop is in."""
+        self._stop.set()
+        self._context.hub.wake_all()
+        for thread in self._threads:
+            thread.join(timeout_s)
+
+    def alive(self) -> bool:
+        """Whether every loop still runs."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    def _run(self, name: str, tick: Callable[[], int], wait: Callable[[], object]) -> None:
+        while not self._stop.is_set():
+            try:
+                tick()
+            except Exception:
+                _log.exception("reconciler %s failed, again in %.0f s", name, AFTER_ERROR_S)
+                self._stop.wait(AFTER_ERROR_S)
+            wait()

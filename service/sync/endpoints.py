@@ -1,0 +1,118 @@
+"""`POST /agent/v1/sync` and the wake stream `GET /agent/v1/wake`."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import ValidationError
+from sqlalchemy import func, select
+
+from agent.protocol import errors
+from agent.protocol.base import PROTOCOL_VERSION, NodeId
+from agent.protocol.errors import FieldProblem, Problem, version_problem
+from agent.protocol.sync import REPORT_BYTES_MAX, SyncOrders, SyncReport, WakeEvent
+from service.context import AGENT_ONLY, Context, ContextOf
+from service.db.wake import node_topic
+from service.jobs.tables import JobMemberRow, JobRow
+from service.problems import ProblemError, field_problems, invalid
+from service.sync.operations import apply_report
+from service.sync.orders import build_orders
+
+router = APIRouter(prefix="/agent/v1", tags=["agents"], dependencies=[AGENT_ONLY])
+WAKE_LOOK_S = 5.0
+"""How often an idle wake stream looks by itself, should a NOTIFY have been lost."""
+
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": SyncReport.model_json_schema(ref_template="#/components/schemas/{model}")}
+        },
+    }
+}
+
+
+async def read_report(request: Request) -> SyncReport:
+    """The report in the body. The version is looked at first: an agent of another version must be told just that.
+
+    Read by hand because the wire contract is strict JSON: a time is a string there, but "1" is not 1.
+    """
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > REPORT_BYTES_MAX:
+            raise ProblemError(
+                Problem(
+                    title="Report too large",
+                    status=413,
+                    code=errors.TOO_LARGE,
+                    detail=f"a report may have at most {REPORT_BYTES_MAX} bytes; send fewer logs and steps at a time",
+                )
+            )
+    try:
+        seen = json.loads(body)
+    except ValueError as error:
+        raise invalid(FieldProblem(field="(whole)", rule=f"must be JSON: {error}")) from error
+    version = seen.get("protocol_version") if isinstance(seen, dict) else None
+    if version != PROTOCOL_VERSION:
+        raise ProblemError(version_problem(version))
+    try:
+        return SyncReport.model_validate_json(bytes(body))
+    except ValidationError as error:
+        raise invalid(*field_problems(error)) from error
+
+
+@router.post(
+    "/sync",
+    operation_id="sync",
+    summary="Report the state of one node, get its orders",
+    openapi_extra=_BODY,
+)
+async def sync(context: ContextOf, report: Annotated[SyncReport, Depends(read_report)]) -> SyncOrders:
+    """Level-triggered and idempotent on (agent_incarnation, report_seq). 409: another protocol version, or another
+    start of this node's agent has taken over."""
+    return await run_in_threadpool(_sync, context, report)
+
+
+def _sync(context: Context, report: SyncReport) -> SyncOrders:
+    now = context.clock()
+    with context.sessions.begin() as session:
+        node, refusals = apply_report(session, report, now=now)
+        return build_orders(session, report, refusals, node=node, poll_s=context.settings.agent_poll_s, now=now)
+
+
+@router.get(
+    "/wake",
+    operation_id="wake",
+    summary="A stream that says when another sync is worth making",
+    response_class=EventSourceResponse,
+)
+async def wake(context: ContextOf, node_id: Annotated[NodeId, Query()]) -> AsyncIterator[ServerSentEvent]:
+    """One event at the start and one per change of the node's orders. Only a hint: sync also every `poll_s`."""
+    sent = -1
+    async with context.hub.waiter(node_topic(node_id)) as changed:
+        while not context.hub.stopping:
+            changed.clear()
+            orders_seq = await run_in_threadpool(_orders_seq, context, node_id)
+            if orders_seq != sent:
+                sent = orders_seq
+                yield ServerSentEvent(data=WakeEvent(orders_seq=orders_seq), event="wake", id=str(orders_seq))
+            try:
+                async with asyncio.timeout(WAKE_LOOK_S):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+
+def _orders_seq(context: Context, node_id: str) -> int:
+    statement = (
+        select(func.coalesce(func.max(JobRow.orders_seq), 0))
+        .join(JobMemberRow, JobMemberRow.job_id == JobRow.job_id)
+        .where(JobMemberRow.node_id == node_id)
+    )
+    with context.sessions() as session:
+        return session.execute(statement).scalar_one()

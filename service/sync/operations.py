@@ -1,0 +1,324 @@
+"""One sync: stores everything a report says in one transaction, then answers with orders from the committed rows.
+
+Lock order, here and in the reconcilers: the node, then jobs by id, then ledger tails. Applied at most once for each
+(agent_incarnation, report_seq); every fact has a key of its own besides, so a fact sent again changes nothing.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
+
+from sqlalchemy import delete, func, select, update
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from agent.protocol.base import RankStage
+from agent.protocol.sync import Refusal, StepRow, SyncReport
+from service.db.wake import RECONCILERS, job_topic, notify
+from service.handoffs.operations import mirror_handoff
+from service.jobs.membership import refresh_members
+from service.jobs.operations import lock_job, set_state, touch
+from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobMemberRow, JobRow, JobState, RankLogRow
+from service.jobs.tables import StepRow as StepTable
+from service.leases.operations import ensure_lease
+from service.leases.tables import LeaseRow
+from service.ledger.operations import Spent, account
+from service.ledger.rules import SlotFacts, cause_of
+from service.ledger.tables import Cause
+from service.nodes.operations import lock_node, store_node
+from service.nodes.tables import NodeRow
+from service.notices.operations import record_notice
+from service.problems import ProblemError
+
+
+@dataclass(slots=True)
+class Intake:
+    """One report on its way into the database.
+
+    `changed`: jobs whose orders are different now. `due`: jobs whose reconciler should look again.
+    """
+
+    session: Session
+    report: SyncReport
+    node: NodeRow
+    now: datetime
+    jobs: dict[str, JobRow]
+    changed: set[str]
+    due: set[str]
+    refusals: list[Refusal]
+
+    def refuse(self, part: str, key: object, reason: str) -> None:
+        """This part is not taken; the agent is told once and must not send it again."""
+        self.refusals.append(Refusal(part=part, key=str(key)[:256], reason=reason[:2_000]))
+
+
+def apply_report(session: Session, report: SyncReport, *, now: datetime) -> tuple[NodeRow, tuple[Refusal, ...]]:
+    """Store a report. Raises 409 for an agent start that has been replaced."""
+    node, is_news = lock_node(session, report, now=now)
+    if not is_news:
+        node.last_seen_at = now
+        return node, ()
+    ranks_before = {_standing(rank["job_id"], rank["rank"], rank["stage"]) for rank in node.ranks}
+    is_changed = store_node(node, report, now=now)
+    session.flush()
+    info = report.node
+    lease = ensure_lease(session, node_id=info.node_id, pool=info.pool, slots=info.slots, now=now)
+    intake = Intake(session, report, node, now, {}, set(), set(), [])
+    _lock_jobs(intake)
+    _store_notices(intake, lease)
+    _store_handoffs(intake)
+    _store_stores(intake)
+    _store_steps(intake)
+    _store_progress(intake)
+    _store_logs(intake)
+    _store_checkpoints(intake)
+    _store_finished(intake)
+    session.flush()
+    _account(intake, lease)
+    ranks_now = {_standing(rank.job_id, rank.rank, rank.stage) for rank in report.ranks}
+    intake.due.update(job_id for job_id, _, _ in ranks_before ^ ranks_now)
+    _wake(intake, all_jobs=is_changed)
+    session.flush()
+    return node, tuple(intake.refusals)
+
+
+def _lock_jobs(intake: Intake) -> None:
+    """Lock every job that the report says something about, in order of id."""
+    report = intake.report
+    members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == intake.node.node_id)
+    noticed = set(intake.session.scalars(members)) if report.notices else set()
+    parts: tuple[Iterable, ...] = (
+        report.handoffs, report.steps, report.checkpoints, report.stores, report.finished, report.ranks, report.logs,
+    )  # fmt: skip
+    for job_id in sorted(noticed | {item.job_id for part in parts for item in part}):
+        try:
+            intake.jobs[job_id] = lock_job(intake.session, job_id)
+        except ProblemError:
+            intake.refuse("jobs", job_id, f"there is no job {job_id!r} here; end its ranks")
+
+
+def _store_notices(intake: Intake, lease: LeaseRow) -> None:
+    for fact in intake.report.notices:
+        if fact.node_id != intake.node.node_id:
+            intake.refuse("notices", fact.node_id, f"agent of {intake.node.node_id} may only report its own notices")
+            continue
+        if record_notice(intake.session, fact, lease_id=lease.lease_id, now=intake.now):
+            members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == intake.node.node_id)
+            intake.changed.update(job_id for job_id in intake.session.scalars(members) if job_id in intake.jobs)
+
+
+def _store_handoffs(intake: Intake) -> None:
+    # Oldest generation first: agents that worked alone may bring several, each the parent of the next.
+    for mirror in sorted(intake.report.handoffs, key=attrgetter("generation", "mirror_seq")):
+        job = intake.jobs.get(mirror.job_id)
+        if job is None:
+            continue
+        refusal = mirror_handoff(intake.session, job, mirror, now=intake.now)
+        if refusal is not None:
+            intake.refuse("handoffs", mirror.handoff_id, refusal)
+        intake.changed.add(job.job_id)
+
+
+def _store_stores(intake: Intake) -> None:
+    for store in intake.report.stores:
+        row = intake.session.get(GenerationRow, (store.job_id, store.generation))
+        if row is None or (row.store_node, row.store_host, row.store_port) == (
+            intake.node.node_id, store.host, store.port,
+        ):  # fmt: skip
+            continue
+        row.store_node, row.store_host, row.store_port = intake.node.node_id, store.host, store.port
+        intake.changed.add(store.job_id)
+
+
+def _store_steps(intake: Intake) -> None:
+    by_job: dict[str, list[StepRow]] = defaultdict(list)
+    for step in intake.report.steps:
+        if step.job_id in intake.jobs:
+            by_job[step.job_id].append(step)
+    for job_id, steps in by_job.items():
+        unique = {(step.generation, step.step): step for step in steps}
+        statement = insert(StepTable).values([_step_columns(step) for step in unique.values()])
+        # Several ranks report one step; each knows only part of it, so what one leaves open another may fill.
+        fill = ("loss", "consumed_samples", "sample_digest", "tokens")
+        filled = {name: func.coalesce(getattr(StepTable, name), statement.excluded[name]) for name in fill}
+        intake.session.execute(
+            statement.on_conflict_do_update(index_elements=["job_id", "generation", "step"], set_=filled)
+        )
+        last = max(steps, key=attrgetter("generation", "step"))
+        _advance(intake, intake.jobs[job_id], generation=last.generation, step=last.step)
+
+
+def _store_progress(intake: Intake) -> None:
+    """Ranks also say their step, so that a job's progress is known even where step rows come late."""
+    for rank in intake.report.ranks:
+        job = intake.jobs.get(rank.job_id)
+        if job is None:
+            continue
+        if rank.step > 0 and rank.stage is not RankStage.STARTING:
+            _advance(intake, job, generation=rank.generation, step=rank.step)
+
+
+def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None:
+    """The job has made `step` in `generation`."""
+    if generation != job.active_generation or job.state in ENDED:
+        return
+    row = intake.session.get(GenerationRow, (job.job_id, generation))
+    begun_at = (row.checkpoint_step or 0) if row is not None else 0
+    if step > job.last_step:
+        job.last_step = step
+        job.last_step_at = intake.now
+        job.highest_step = max(job.highest_step, step)
+    if row is not None and row.first_step_at is None and step > begun_at:
+        row.first_step_at = intake.now
+    if job.state == JobState.STARTING and step > begun_at:
+        set_state(job, JobState.RUNNING, f"training since step {step}; {job.reason}", now=intake.now)
+        job.failed_starts = 0
+        intake.changed.add(job.job_id)
+
+
+def _store_logs(intake: Intake) -> None:
+    rows = [
+        {
+            "job_id": chunk.job_id,
+            "generation": chunk.generation,
+            "rank": chunk.rank,
+            "start_offset": chunk.offset,
+            "text": chunk.text.replace("\x00", ""),
+            "recorded_at": intake.now,
+        }
+        for chunk in intake.report.logs
+        if chunk.job_id in intake.jobs
+    ]
+    if rows:
+        intake.session.execute(insert(RankLogRow).values(rows).on_conflict_do_nothing())
+
+
+def _store_checkpoints(intake: Intake) -> None:
+    for fact in intake.report.checkpoints:
+        job = intake.jobs.get(fact.job_id)
+        if job is None:
+            continue
+        values = {
+            "job_id": fact.job_id,
+            "path": fact.path,
+            "generation": fact.generation,
+            "step": fact.step,
+            "finished_at": fact.finished_utc,
+            "size_bytes": fact.size_bytes,
+            "seconds": fact.seconds,
+        }
+        # Written again at the same path: the later content is what is there now.
+        intake.session.execute(
+            insert(CheckpointRow)
+            .values(values)
+            .on_conflict_do_update(
+                index_elements=["job_id", "path"],
+                set_=values,
+                where=CheckpointRow.finished_at < fact.finished_utc,
+            )
+        )
+        keep = int((job.spec.get("checkpoint") or {}).get("keep", 2))
+        _forget_old_checkpoints(intake.session, fact.job_id, keep=max(keep, 1))
+
+
+def _forget_old_checkpoints(session: Session, job_id: str, *, keep: int) -> None:
+    """The agents delete what is older than the newest `keep`; a restart must not be sent there."""
+    kept = (
+        select(CheckpointRow.path)
+        .where(CheckpointRow.job_id == job_id)
+        .order_by(CheckpointRow.step.desc(), CheckpointRow.finished_at.desc())
+        .limit(keep)
+    )
+    session.execute(
+        delete(CheckpointRow)
+        .where(CheckpointRow.job_id == job_id, CheckpointRow.path.not_in(kept))
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _store_finished(intake: Intake) -> None:
+    for fact in intake.report.finished:
+        job = intake.jobs.get(fact.job_id)
+        if job is None or job.state in ENDED or fact.generation != job.active_generation:
+            continue
+        _advance(intake, job, generation=fact.generation, step=fact.step)
+        if fact.failed is not None:
+            set_state(job, JobState.FAILED, fact.failed.text, now=intake.now)
+        elif job.state == JobState.STOPPING:
+            set_state(job, JobState.STOPPED, f"stopped as asked at step {fact.step}", now=intake.now)
+        elif job.state == JobState.SUSPENDING:
+            continue
+        else:
+            set_state(job, JobState.FINISHED, f"stop condition met at step {fact.step}", now=intake.now)
+        intake.changed.add(job.job_id)
+
+
+def _account(intake: Intake, lease: LeaseRow) -> None:
+    """Continue the ledger of each slot of this node up to now."""
+    by_slot = {rank.slot: rank for rank in sorted(intake.report.ranks, key=attrgetter("generation"))}
+    for slot in range(lease.slots):
+        rank = by_slot.get(slot)
+        job = intake.jobs.get(rank.job_id) if rank is not None else None
+        if rank is None or job is None:
+            spent = Spent(Cause.IDLE)
+        else:
+            row = intake.session.get(GenerationRow, (job.job_id, rank.generation))
+            facts = SlotFacts(
+                stage=rank.stage,
+                generation=rank.generation,
+                active_generation=job.active_generation,
+                from_checkpoint=row is not None and row.checkpoint_path is not None,
+                step=rank.step,
+                highest_step=job.highest_step,
+            )
+            cause = cause_of(facts)
+            generation = rank.generation if row is not None else None
+            spent = Spent(cause) if cause is Cause.IDLE else Spent(cause, job.job_id, generation)
+        account(intake.session, lease=lease, slot=slot, until=intake.now, spent=spent)
+
+
+def _wake(intake: Intake, *, all_jobs: bool) -> None:
+    """Tell agents whose orders changed, and the reconcilers whose facts changed."""
+    session, now = intake.session, intake.now
+    for job_id in sorted(intake.changed):
+        refresh_members(session, intake.jobs[job_id])
+        touch(session, intake.jobs[job_id], now=now)
+    for job_id in sorted((intake.due - intake.changed) & intake.jobs.keys()):
+        job = intake.jobs[job_id]
+        if job.state not in ENDED:
+            job.due_at = now
+            notify(session, [job_topic(job_id)])
+    if all_jobs:
+        # A node came or changed: any job could want it. Rows that are locked elsewhere are skipped, since waiting for
+        # them here could deadlock; their reconciler looks again within seconds anyway.
+        waiting = select(JobRow.job_id).where(JobRow.due_at.is_not(None), JobRow.job_id.not_in(intake.jobs))
+        found = session.scalars(waiting.order_by(JobRow.job_id).with_for_update(skip_locked=True, key_share=True)).all()
+        session.execute(
+            update(JobRow)
+            .where(JobRow.job_id.in_(found))
+            .values(due_at=now)
+            .execution_options(synchronize_session=False)
+        )
+        notify(session, [RECONCILERS])
+
+
+def _standing(job_id: str, rank: int, stage: str) -> tuple[str, int, str]:
+    """What of a rank a reconciler cares about: that it is there, and whether it is over."""
+    over = (RankStage.FAILED, RankStage.BROKEN, RankStage.LEFT, RankStage.FINISHED, RankStage.ABORTED)
+    return job_id, rank, stage if stage in over else "alive"
+
+
+def _step_columns(step: StepRow) -> dict[str, object]:
+    return {
+        "job_id": step.job_id,
+        "generation": step.generation,
+        "step": step.step,
+        "seconds": step.seconds,
+        "loss": step.loss,
+        "consumed_samples": step.consumed_samples,
+        "sample_digest": step.sample_digest,
+        "tokens": step.tokens,
+        "finished_at": step.finished_utc,
+    }
