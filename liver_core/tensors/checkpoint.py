@@ -152,20 +152,31 @@ class CheckpointWriter:
         self._failed = failed
         self._thread: threading.Thread | None = None
 
-    def start(self, active: ActiveWorld, small: dict[str, Any], path: str) -> None:
-        """Snapshot now (collective, main thread), write in the background. Waits for the one before, if any."""
+    def start(self, active: ActiveWorld, small: dict[str, Any], path: str, *, keep: int | None = None) -> None:
+        """Snapshot now (collective, main thread), write in the background. Waits for the one before, if any.
+
+        With `keep`, rank 0 removes all but the newest `keep` complete siblings named step-N once this one is complete.
+        """
         self.close()
         started = time.monotonic()
         sharded = snapshot(active.world, active.state)
-        arguments = (sharded, small, path, active.world.background, started)
+        arguments = (sharded, small, path, active.world.background, started, keep)
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
     def _write(
-        self, sharded: dict[str, Any], small: dict[str, Any], path: str, group: dist.ProcessGroup, started: float
+        self,
+        sharded: dict[str, Any],
+        small: dict[str, Any],
+        path: str,
+        group: dist.ProcessGroup,
+        started: float,
+        keep: int | None,
     ) -> None:
         try:
             write(sharded, small, path, group)
+            if group.rank() == 0 and keep is not None:
+                _prune(Path(path).parent, keep)
         except Exception as error:  # Training goes on without this checkpoint; the reason reaches the user.
             self._failed(path, f"{type(error).__name__}: {error}")
             return
@@ -177,3 +188,10 @@ class CheckpointWriter:
         if self._thread is not None:
             self._thread.join(timeout_s)
             self._thread = None
+
+
+def _prune(folder: Path, keep: int) -> None:
+    """Remove the oldest complete checkpoints beyond `keep`; anything not of our making is left alone."""
+    complete = sorted(entry for entry in folder.glob("step-*") if (entry / SMALL_STATE_FILE).is_file())
+    for old in complete[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)

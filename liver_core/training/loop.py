@@ -66,6 +66,15 @@ class Ended(Exception):
         self.reason = reason
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointRule:
+    """Write `path/step-N` every `every_steps` steps and keep the newest `keep`."""
+
+    path: str
+    every_steps: int
+    keep: int
+
+
 @dataclass(slots=True)
 class Retiring:
     """What a handoff left behind, kept until every rank of the new world has reported its first step."""
@@ -94,6 +103,7 @@ class RankLoop:
         listener: Listener,
         *,
         last_step: int | None = None,
+        checkpoints: CheckpointRule | None = None,
         probe: Probe = lambda point: None,
     ) -> None:
         self.job = job
@@ -109,6 +119,7 @@ class RankLoop:
         self.retiring: Retiring | None = None
         self.progress = Progress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self.timings = Timings()
+        self.checkpoint_rule = checkpoints
         self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed)
         self._lock = threading.Lock()
         self._switched = False
@@ -227,6 +238,9 @@ class RankLoop:
     def _after_step(self, active: ActiveWorld, agreement: Agreement | None) -> None:
         if agreement is not None and agreement.phase is BoundaryPhase.CHECKPOINT:
             self._write_checkpoint(active, self.mailbox.take_checkpoint())
+        rule = self.checkpoint_rule
+        if rule is not None and self.progress.step % rule.every_steps == 0:
+            self._write_checkpoint(active, f"{rule.path}/step-{self.progress.step:09d}")
         if self.last_step is not None and self.progress.step >= self.last_step:
             raise Ended("finished")
         if agreement is not None and agreement.phase is BoundaryPhase.STOP:
@@ -234,7 +248,8 @@ class RankLoop:
 
     def _write_checkpoint(self, active: ActiveWorld, path: str) -> None:
         small = collect(self.job, active.state, active.live, self.progress)
-        self.checkpoints.start(active, small, path)
+        keep = self.checkpoint_rule.keep if self.checkpoint_rule is not None else None
+        self.checkpoints.start(active, small, path, keep=keep)
 
     # Handing over.
 

@@ -1,0 +1,267 @@
+"""Entry of a rank process. The zygote forks it with a RankSpec; it ends when the job, or its part in it, ends.
+
+Exit status: 0 finished, stopped or left; 3 aborted before it trained; 4 broken, the checkpoint rung is next.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+import traceback
+import uuid
+from typing import Any, assert_never
+
+from agent.protocol import base, rank, sync
+from agent.protocol.worker import RankSpec
+from agent.supervisor.process import own_identity
+from agent.worker.control import ControlSocket
+from liver_core.handoff.messages import CutoverDeadlines, Reason, StoreAddress
+from liver_core.layout import Member, ParallelLayout, Roster
+from liver_core.training.boundary import StepTotals
+from liver_core.training.job import TrainingJob
+from liver_core.training.loop import CheckpointRule, RankLoop
+from liver_core.training.prepare import PrepareSettings
+from liver_core.training.request import Request
+from liver_core.training.small_state import Progress
+from liver_core.transport.nixl import NixlTransport
+from liver_core.worlds.megatron import prepare_process
+
+_EXIT = {"finished": 0, "stopped": 0, "left": 0, "aborted": 3, "broken": 4}
+_LAUNCH_DEADLINE_S = 600.0
+_FIRST_PREPARE_S = 120.0
+
+
+def run(spec: dict[str, Any]) -> int:
+    """Train until there is no more to do. Returns the exit status; says why on stdout and to the agent."""
+    worker = Worker(RankSpec.model_validate(spec))
+    try:
+        return worker.run()
+    except Exception as error:
+        traceback.print_exc()
+        worker.fail(f"{type(error).__name__}: {error}")
+        return 1
+
+
+class Worker:
+    """Glue between one RankLoop and its agent: messages in, messages out, nothing decided here."""
+
+    def __init__(self, spec: RankSpec) -> None:
+        self.spec = spec
+        self.member = Member(spec.node_id, spec.slot)
+        self.control = ControlSocket(spec.socket_path, self._hello, self._obey)
+        self.stage_now = base.RankStage.STARTING
+        self.generation = spec.generation
+        self.rank = spec.rank
+        self.step_now = 0
+        self.first_prepare: list[Request] = []
+        self.loop: RankLoop | None = None
+
+    def run(self) -> int:
+        self.control.start()
+        prepare_process()
+        settings = PrepareSettings(
+            host=self.spec.private_address,
+            transport=lambda name: NixlTransport(name, interface=""),
+            extra_bytes_max=_budget(os.environ.get("LIVER_RANK_EXTRA_BYTES_MAX")),
+        )
+        file = self.spec.spec
+        rule = file.checkpoint
+        self.loop = RankLoop(
+            load_job(self.spec),
+            self.member,
+            settings,
+            self,
+            last_step=file.stop.steps,
+            checkpoints=None if rule is None else CheckpointRule(rule.path, rule.every_steps, rule.keep),
+        )
+        first = self._first_request()
+        ended = self.loop.run(first)
+        print(f"rank {self.rank} of generation {self.generation}: {ended.how} {ended.reason or ''}", flush=True)
+        if ended.how == "finished":
+            self.control.say(rank.Finished(step=self.step_now))
+        elif ended.how == "broken":
+            self.fail(str(ended.reason))
+        time.sleep(0.2)  # The last lines are on their way to the agent; the process exit would cut them off.
+        return _EXIT[ended.how]
+
+    def fail(self, text: str) -> None:
+        """Say that this rank cannot go on."""
+        self.stage_now = base.RankStage.FAILED
+        self.control.say(rank.Failed(reason=base.Reason(text=text[:2_000], rank=self.rank, phase="training")))
+
+    def _first_request(self) -> Request:
+        source = self.spec.source
+        match source:
+            case sync.SourceHandoff():
+                return self._await_prepare()
+            case sync.SourceInit():
+                checkpoint = None
+            case sync.SourceCheckpoint():
+                checkpoint = source.path
+            case _:
+                assert_never(source)
+        handoff_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.spec.job_id}/{self.spec.generation}"))
+        request = Request(
+            job_id=self.spec.job_id,
+            handoff_id=handoff_id,
+            generation=self.spec.generation,
+            plan_revision=1,
+            source=None,
+            target=core_roster(self.spec.roster),
+            store=StoreAddress(self.spec.store.host, self.spec.store.port),
+            deadline_utc=time.time() + _LAUNCH_DEADLINE_S,
+            checkpoint=checkpoint,
+        )
+        # Nobody trains who could be disturbed: every rank of a first world goes as soon as all of them are there.
+        assert self.loop is not None
+        self.loop.mailbox.permit(handoff_id, 1)
+        return request
+
+    def _await_prepare(self) -> Request:
+        deadline = time.monotonic() + _FIRST_PREPARE_S
+        while not self.first_prepare:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no prepare from the agent within {_FIRST_PREPARE_S:.0f} s")
+            time.sleep(0.005)
+        return self.first_prepare[0]
+
+    # Commands.
+
+    def _obey(self, command: rank.RankCommand) -> None:
+        loop = self.loop
+        match command:
+            case rank.Prepare():
+                self._prepare(command)
+            case rank.Permit():
+                if loop is not None:
+                    loop.mailbox.permit(str(command.handoff_id), command.plan_revision)
+            case rank.Withdraw():
+                if loop is not None:
+                    loop.mailbox.withdraw(str(command.handoff_id))
+            case rank.Abort():
+                reason = command.reason
+                if loop is not None:
+                    loop.abort(str(command.handoff_id), Reason(reason.text, reason.phase or "abort", reason.rank, reason.tile or ""))
+            case rank.Retire():
+                if loop is not None:
+                    loop.mailbox.retire(str(command.handoff_id))
+            case rank.WriteCheckpoint():
+                if loop is not None:
+                    loop.mailbox.checkpoint(uuid.uuid5(uuid.NAMESPACE_OID, command.path).int % 2**50 + 1, command.path)
+            case rank.Stop():
+                if loop is None or loop.active is None:
+                    os._exit(0)
+                loop.mailbox.stop(command.reason)
+            case rank.StatusQuery():
+                pass
+            case _:
+                assert_never(command)
+
+    def _prepare(self, command: rank.Prepare) -> None:
+        request = Request(
+            job_id=self.spec.job_id,
+            handoff_id=str(command.handoff_id),
+            generation=command.generation,
+            plan_revision=command.plan_revision,
+            source=core_roster(command.source),
+            target=core_roster(command.target),
+            store=StoreAddress(command.store.host, command.store.port),
+            deadline_utc=command.deadline_utc.timestamp() if command.deadline_utc is not None else time.time() + 600.0,
+            cutover=CutoverDeadlines(),
+        )
+        if self.member not in request.source.members if request.source else True:
+            if not self.first_prepare:
+                self.first_prepare.append(request)
+        elif self.loop is not None:
+            self.loop.prepare(request)
+
+    # What the loop says (liver_core.training.loop.Listener).
+
+    def stage(
+        self, request: Request, stage: str, *, reason: Reason | None, measures: dict[str, float], certificate: str
+    ) -> None:
+        self.stage_now = base.RankStage(stage)
+        if stage == "active":
+            self.generation = request.generation
+            self.rank = request.target.members.index(self.member)
+        text = f"handoff {request.handoff_id} to generation {request.generation}: {stage}"
+        print(f"{text}{f' ({reason})' if reason else ''}", flush=True)
+        self.control.say(
+            rank.StageReport(
+                handoff_id=uuid.UUID(request.handoff_id),
+                generation=request.generation,
+                rank=self._rank_for(request),
+                stage=self.stage_now,
+                reason=None if reason is None else wire_reason(reason),
+                measures={name: float(value) for name, value in measures.items()},
+                certificate=certificate or None,
+            )
+        )
+
+    def step(self, generation: int, progress: Progress, totals: StepTotals, seconds: float) -> None:
+        self.step_now = progress.step
+        print(f"step {progress.step} generation {generation} loss {totals.loss:.6f} {seconds:.3f} s", flush=True)
+        self.control.say(
+            rank.StepReport(
+                generation=generation,
+                step=progress.step,
+                seconds=seconds,
+                loss=totals.loss,
+                consumed_samples=progress.cursor.consumed,
+                sample_digest=f"{progress.digest:016x}",
+                tokens=totals.tokens,
+            )
+        )
+
+    def checkpointed(self, path: str, step: int, seconds: float) -> None:
+        size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
+        self.control.say(rank.Checkpointed(path=path, step=step, seconds=seconds, size_bytes=size))
+
+    def checkpoint_failed(self, path: str, text: str) -> None:
+        print(f"checkpoint {path} failed: {text}", flush=True)
+
+    def _rank_for(self, request: Request) -> int:
+        if self.member in request.target.members:
+            return request.target.members.index(self.member)
+        return request.source.members.index(self.member) if request.source is not None else self.rank
+
+    def _hello(self) -> rank.Hello:
+        identity = own_identity()
+        following = None if self.loop is None else self.loop.following
+        return rank.Hello(
+            job_id=self.spec.job_id,
+            generation=self.generation,
+            rank=self.rank,
+            pid=identity.pid,
+            start_time=identity.start_time,
+            stage=self.stage_now,
+            step=self.step_now,
+            handoff_id=None if following is None else uuid.UUID(following.request.handoff_id),
+        )
+
+
+def load_job(spec: RankSpec) -> TrainingJob:
+    """The user's job object. Raises ImportError, AttributeError or the job's own error about its arguments."""
+    file = spec.spec
+    if file.workdir is not None:
+        sys.path.insert(0, file.workdir)
+    module, _, name = file.entrypoint.partition(":")
+    factory = getattr(importlib.import_module(module), name)
+    return factory(file.job_args(), global_batch=file.global_batch, micro_batch=file.micro_batch, seed=file.seed)
+
+
+def core_roster(roster: base.Roster) -> Roster:
+    """The wire form as liver_core's."""
+    members = tuple(Member(member.node_id, member.slot) for member in roster.members)
+    return Roster(roster.job_id, roster.generation, ParallelLayout(**roster.layout.model_dump()), members)
+
+
+def wire_reason(reason: Reason) -> base.Reason:
+    """liver_core's reason as the wire form."""
+    return base.Reason(text=reason.text[:2_000], rank=reason.rank, phase=reason.phase[:200], tile=reason.tile[:200] or None)
+
+
+def _budget(text: str | None) -> int | None:
+    return None if not text else int(text)

@@ -1,0 +1,18 @@
+"""Imported once by the zygote: everything a rank needs that takes seconds to import. Starts no thread."""
+
+import os
+
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+import torch
+
+from liver_core.worlds import cpu_compat
+
+torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    cpu_compat.apply()
+
+from liver_core.training import gpt, loop
+from liver_core.transport import nixl
+
+__all__ = ["gpt", "loop", "nixl"]
