@@ -10,20 +10,32 @@ from uuid import UUID
 
 from pydantic import Field
 
-from agent.protocol.base import PROTOCOL_VERSION, JobId, Message, NodeId, Reason, StoreAddress, Utc
+from agent.protocol.base import (
+    PROTOCOL_VERSION,
+    JobId,
+    Member,
+    Message,
+    NodeId,
+    RankStage,
+    Reason,
+    ShortText,
+    StoreAddress,
+    Utc,
+)
 
 PEER_PATH = "/peer/v1/messages"
 ENVELOPE_BYTES_MAX = 4 * 1024 * 1024
 
 
 class PeerKind(StrEnum):
-    """What is inside: a handoff message, a store message, or a `NoticeFact` for the agent that leads."""
+    """What is inside: a handoff or store message, a `NoticeFact` for the agent that leads, or a `RankMeasures`."""
 
     ORDER = "order"
     REPORT = "report"
     STORE_REQUEST = "store_request"
     STORE_ANSWER = "store_answer"
     NOTICE = "notice"
+    MEASURES = "measures"
 
 
 class Envelope(Message):
@@ -53,3 +65,14 @@ class StoreAnswer(Message):
     generation: int = Field(ge=1)
     store: StoreAddress | None = None
     reason: Reason | None = None
+
+
+class RankMeasures(Message):
+    """What one rank measured in one handoff, for the agent that leads it. The last one of a rank is the truth."""
+
+    handoff_id: UUID
+    member: Member
+    stage: RankStage
+    measures: dict[ShortText, float] = Field(default_factory=dict, max_length=128)
+    certificate: ShortText | None = None
+    reported_utc: Utc

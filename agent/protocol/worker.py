@@ -5,10 +5,11 @@ to whoever connects, and takes one agent at a time: the newest connection is the
 """
 
 from typing import Annotated
+from uuid import UUID
 
 from pydantic import Field
 
-from agent.protocol.base import Generation, JobId, Message, NodeId, Rank, Roster, ShortText, StoreAddress
+from agent.protocol.base import Generation, JobId, Message, NodeId, Rank, Roster, ShortText, StoreAddress, Utc
 from agent.protocol.jobfile import JobFile
 from agent.protocol.sync import GenerationSource
 
@@ -18,8 +19,9 @@ FilePath = Annotated[str, Field(min_length=1, max_length=4_096)]
 class RankSpec(Message):
     """One rank process.
 
-    `source` says how its first world comes to be: `init` and `checkpoint` build `roster` at once, meeting at `store`;
-    `handoff` waits on the socket for the `prepare` of that handoff, whose target is `roster`.
+    `source` says how its first world comes to be. `init` and `checkpoint`: the rank builds `roster` at once, meets the
+    others at `store` under the name `handoff_id`, and permits itself; nobody sends it a `prepare`. `handoff`: it waits on
+    the socket for the `prepare` of `handoff_id`, whose target is `roster`.
     """
 
     job_id: JobId
@@ -29,6 +31,8 @@ class RankSpec(Message):
     rank: Rank
     roster: Roster
     source: GenerationSource
+    handoff_id: UUID = Field(description="The handoff that makes the first world; for a start the id of its origin.")
+    deadline_utc: Utc = Field(description="When the first world must stand; the rank gives up and exits after it.")
     store: StoreAddress
     spec: JobFile
     private_address: ShortText = Field(description="The address this node's ranks bind to.")
