@@ -1,0 +1,135 @@
+"""Manifests: validation, canonical form, digests, and whether a model fits a layout."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from liver_core.layout import BucketRule, LayoutError, Manifest, ParallelLayout, canonical_json, check_fits
+from tests.liver_core.layout.models import KINDS, gpt, manifests, spec
+
+
+@settings(max_examples=20, deadline=None)
+@given(manifest=manifests())
+def test_a_manifest_comes_back_from_json_text_with_the_same_digest(manifest):
+    after = Manifest.from_json(json.loads(canonical_json(manifest.to_json())))
+    assert after == manifest
+    assert hash(after) == hash(manifest)
+    assert after.digest() == manifest.digest()
+
+
+def test_the_order_in_which_parameters_are_given_does_not_matter():
+    manifest = gpt()
+    shuffled = Manifest(manifest.parameters[::-1], manifest.num_layers, manifest.kinds, manifest.bucket_rule)
+    assert shuffled == manifest
+    assert shuffled.digest() == manifest.digest()
+
+
+def test_every_field_changes_the_digest():
+    manifest = gpt()
+    changed = [
+        gpt(vocab=256),
+        gpt(gated=False),
+        gpt(rule=BucketRule(elements_max=100)),
+        replace(manifest, kinds=KINDS[:2]),
+        gpt(tied=True),
+    ]
+    assert len({each.digest() for each in [manifest, *changed]}) == len(changed) + 1
+
+
+def test_the_same_digest_is_computed_on_every_machine_and_python():
+    found = Manifest((spec("w", (4, 2), 0, place="first"),), 0, KINDS[:1])
+    assert found.digest() == "12c5cb6ea4672314d57c49a862c4e4394abe566930f51147a61139ff7afe46d0"
+
+
+def test_canonical_json_refuses_floats():
+    with pytest.raises(TypeError, match="no floats"):
+        canonical_json({"a": [1, {"b": 0.5}]})
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: spec("", (1,)), "name"),
+        (lambda: spec("w", ()), "shape: must have 1 to 8 dims"),
+        (lambda: spec("w", (3, 0)), "shape: every dim"),
+        (lambda: spec("w", (3,), 1, layer=0), "tp_dim: 1 is not a dim"),
+        (lambda: spec("w", (3,), None, blocks=2, layer=0), "blocks: must be 1"),
+        (lambda: spec("w", (3,), 0, blocks=2, layer=0), "blocks: 2 blocks do not divide dim 0 of 3"),
+        (lambda: spec("w", (3,), place="middle"), "place: must be one of first, layer, last"),
+        (lambda: spec("w", (3,), place="first", layer=2), "layer: 2 does not go with first"),
+        (lambda: spec("w", (3,), place="layer"), "layer: -1 does not go with layer"),
+        (lambda: spec("w", (3,), layer=0, order=-1), "order"),
+        (lambda: spec("w", (3,), place="first", tied_to="x"), "tied_to: needs place last"),
+    ],
+)
+def test_an_impossible_parameter_is_refused_by_name(make, text):
+    with pytest.raises(LayoutError, match=r"^parameter (w|\(unnamed\)): ") as error:
+        make()
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "num_layers", "text"),
+    [
+        ([], 1, "parameters: must be 1 to"),
+        ([spec("w", (3,), layer=0), spec("w", (3,), layer=0, order=1)], 1, "parameters: w appears 2 times"),
+        ([spec("a", (3,), layer=0), spec("b", (3,), layer=0)], 1, "order: "),
+        ([spec("w", (3,), layer=1)], 1, "parameter w: layer: 1 of only 1 layers"),
+        (
+            [spec("a", (3,), layer=0), replace(spec("b", (3,), layer=0, order=1), dtype="bfloat16")],
+            1,
+            "bfloat16, float32",
+        ),
+        ([spec("a", (3,), layer=0), spec("b", (3,), place="last", tied_to="a")], 1, "must be on the first stage"),
+        ([spec("b", (3,), place="last", tied_to="gone")], 1, "'gone' is not in the manifest"),
+    ],
+)
+def test_an_impossible_manifest_is_refused(parameters, num_layers, text):
+    with pytest.raises(LayoutError) as error:
+        Manifest(tuple(parameters), num_layers, KINDS)
+    assert text in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "field"),
+    [
+        ({"align_elements": 0}, "bucket_rule.align_elements"),
+        ({"align_elements": 64, "end_multiple": 100}, "bucket_rule.end_multiple"),
+        ({"elements_max": 0}, "bucket_rule.elements_max"),
+    ],
+)
+def test_an_impossible_bucket_rule_is_refused(rule, field):
+    with pytest.raises(LayoutError) as error:
+        BucketRule(**rule)
+    assert error.value.field == field
+
+
+def test_a_misspelt_field_in_json_is_not_passed_over():
+    data = gpt().to_json()
+    data["parameters"][2]["blokcs"] = 1
+    with pytest.raises(LayoutError, match=r"manifest\.parameters\[2\]: has unknown fields blokcs"):
+        Manifest.from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("layout", "field", "text"),
+    [
+        ("PP3", "num_layers", "4 layers do not divide into pp*vpp = 3*1"),
+        ("PP2xVPP3", "num_layers", "2*3"),
+        ("TP3", "tp", "3 does not cut dim 0 of embedding.word_embeddings.weight: 128"),
+        ("TP8", "tp", "linear_qkv.weight: 64 indices are not a multiple of blocks*tp*unit = 1*8*16"),
+        ("TP2xDP2xEP2", "ep", "experts"),
+    ],
+)
+def test_a_layout_that_cuts_unevenly_is_refused_with_the_numbers(layout, field, text):
+    with pytest.raises(LayoutError) as error:
+        check_fits(gpt(), ParallelLayout.parse(layout))
+    assert error.value.field == field
+    assert text in error.value.rule
+
+
+@pytest.mark.parametrize("layout", ["TP1", "TP4xPP4xDP7xCP3", "TP2xPP2xVPP2", "DP13"])
+def test_a_layout_that_cuts_evenly_is_accepted(layout):
+    check_fits(gpt(), ParallelLayout.parse(layout))

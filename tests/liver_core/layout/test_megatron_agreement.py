@@ -1,0 +1,161 @@
+"""The layout functions against Megatron-Core itself: rank groups, layer numbers, gradient buffers, optimizer ranges.
+
+Nothing of Megatron runs here but its arithmetic: its buffers are built on the CPU with stand-ins for process groups.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from liver_core.layout import BucketRule, ParallelLayout, local_parameters, shard_ranges
+from tests.liver_core.layout.models import CHUNKS, TENSOR_PARALLEL, gpt, layouts, manifests
+
+pytest.importorskip("torch", reason="torch is not installed: Megatron's own layout cannot be compared")
+pytest.importorskip("megatron.core", reason="megatron-core is not installed: its own layout cannot be compared")
+
+AXES = ("tp", "pp", "dp", "cp", "dp-cp", "tp-pp", "tp-dp", "tp-cp", "tp-dp-cp", "tp-cp-dp-pp")
+EXPERT_AXES = ("ep", "tp", "dp", "tp-ep", "tp-ep-pp", "pp")
+ORDER = "tp-cp-ep-dp-pp"
+
+
+@settings(max_examples=60, deadline=None)
+@given(tp=st.integers(1, 4), cp=st.integers(1, 3), dp=st.integers(1, 5), pp=st.integers(1, 4))
+def test_groups_are_those_of_megatrons_rank_generator(tp, cp, dp, pp):
+    from megatron.core.parallel_state import RankGenerator
+
+    layout = ParallelLayout(tp=tp, cp=cp, dp=dp, pp=pp)
+    theirs = RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=cp, order=ORDER)
+    for axes in AXES:
+        assert [list(group) for group in layout.groups(axes)] == theirs.get_ranks(axes)
+
+
+@pytest.mark.parametrize(
+    ("tp", "cp", "dp", "pp", "ep", "etp"),
+    [(1, 1, 4, 2, 4, 1), (2, 1, 4, 2, 2, 2), (4, 1, 2, 1, 8, 1), (2, 3, 2, 2, 3, 2), (1, 2, 6, 1, 3, 4)],
+)
+def test_expert_groups_are_those_of_megatrons_expert_rank_generator(tp, cp, dp, pp, ep, etp):
+    from megatron.core.parallel_state import RankGenerator
+
+    layout = ParallelLayout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp)
+    theirs = RankGenerator(tp=etp, ep=ep, dp=tp * cp * dp // (ep * etp), pp=pp, cp=1, order=ORDER)
+    for axes in EXPERT_AXES:
+        assert [list(group) for group in layout.expert_groups(axes)] == theirs.get_ranks(axes)
+
+
+@pytest.mark.parametrize("layout", ["PP1", "PP2", "PP3", "PP6", "PP2xVPP2", "PP2xVPP3", "PP3xVPP2"])
+def test_layers_are_numbered_as_megatron_numbers_them(layout):
+    from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+
+    layout = ParallelLayout.parse(layout)
+    config = SimpleNamespace(
+        num_layers=12,
+        pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=layout.vpp if layout.vpp > 1 else None,
+        pipeline_model_parallel_layout=None,
+        num_layers_in_first_pipeline_stage=None,
+        num_layers_in_last_pipeline_stage=None,
+        account_for_embedding_in_pipeline_split=False,
+        account_for_loss_in_pipeline_split=False,
+    )
+    for stage in range(layout.pp):
+        held = local_parameters(gpt(layers=12), layout, stage)
+        for chunk in range(layout.vpp):
+            ours = min(local.spec.layer for local in held if local.chunk == chunk and local.spec.layer >= 0)
+            vp_stage = chunk if layout.vpp > 1 else None
+            assert ours == get_transformer_layer_offset(config, vp_stage=vp_stage, pp_rank=stage)  # type: ignore[arg-type]
+
+
+class Group:
+    """All that Megatron's buffers ask of a process group."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size = rank, size
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+
+def megatron_ranges(held, *, rule: BucketRule, elements_max: int | None, shard: int, shards: int):
+    """(buckets, parameter ranges) as Megatron's own buffer and optimizer compute them for one model chunk."""
+    import torch
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBuffer
+    from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+    from megatron.core.process_groups_config import ProcessGroupCollection
+
+    parameters = {}
+    for local, alone in held:
+        parameter = torch.nn.Parameter(torch.empty(local.shape))
+        parameter.shared_embedding = alone  # type: ignore[attr-defined]
+        parameters[parameter] = local.name
+    group = Group(shard, shards)
+    collection = ProcessGroupCollection()
+    collection.tp = Group(1, 2)  # type: ignore[assignment]
+    collection.dp_cp = group  # type: ignore[assignment]
+    buffer = _ParamAndGradBuffer(
+        DistributedDataParallelConfig(
+            use_distributed_optimizer=True, pad_buckets_for_high_nccl_busbw=rule.high_bandwidth_padding
+        ),
+        torch.float32,
+        torch.float32,
+        list(parameters),
+        group,  # type: ignore[arg-type]
+        elements_max,  # type: ignore[arg-type]
+        parameters,
+        1.0,
+        list(range(len(parameters))),
+        False,
+        collection,
+    )
+    (per_bucket,) = DistributedOptimizer._build_gbuf_range_map(buffer).values()
+    buckets = [(bucket.numel_unpadded, bucket.grad_data.numel()) for bucket in buffer.buckets]
+    ranges = [
+        {parameters[p]: (r["param"].start, r["param"].end, r["gbuf_local"].start) for p, r in each["param_map"].items()}
+        for each in per_bucket
+    ]
+    return buckets, ranges
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(manifest=manifests(), layout=layouts(chunks=CHUNKS, tps=TENSOR_PARALLEL, ranks_max=12), high=st.booleans())
+def test_shards_are_those_of_megatrons_gradient_buffer_and_distributed_optimizer(on_the_cpu, manifest, layout, high):
+    # Megatron has its alignment built in; ours is a field.
+    rule = BucketRule(elements_max=manifest.bucket_rule.elements_max, high_bandwidth_padding=high)
+    manifest = type(manifest)(manifest.parameters, manifest.num_layers, manifest.kinds, rule)
+    tied = {name for each in manifest.parameters if each.tied_to for name in (each.name, each.tied_to)}
+    for rank in range(0, layout.world_size, layout.tp):
+        at = layout.coordinates(rank)
+        ours = shard_ranges(manifest, layout, rank)
+        found = {shard.name: (shard.param_start, shard.param_stop, shard.region_offset) for shard in ours.parameters}
+        expected = {}
+        for chunk in range(layout.vpp):
+            held = [
+                (local, layout.pp > 1 and local.name in tied)
+                for local in local_parameters(manifest, layout, rank)
+                if local.chunk == chunk
+            ]
+            # DistributedDataParallel: "disable_bucketing or pp_rank > 0" means one bucket.
+            elements_max = rule.elements_max if at.pp == 0 and chunk == 0 else None
+            shard = at.dp * layout.cp + at.cp
+            buckets, ranges = megatron_ranges(
+                held, rule=rule, elements_max=elements_max, shard=shard, shards=layout.dp * layout.cp
+            )
+            mine = [bucket for bucket in ours.buckets if bucket.chunk == chunk]
+            assert [bucket.padded_numel for bucket in mine] == [padded for _, padded in buckets]
+            for bucket, owned in zip(mine, ranges, strict=True):
+                for name, (start, stop, offset) in owned.items():
+                    expected[name] = (start, stop, bucket.region_offset + offset)
+        assert found == expected

@@ -1,0 +1,77 @@
+"""Rank order, groups and text form of parallel layouts; hand-computed. Megatron's own account is in another file."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liver_core.layout import Coordinates, LayoutError, ParallelLayout
+
+sizes = st.integers(1, 4)
+
+
+@given(tp=sizes, cp=sizes, dp=sizes, pp=sizes)
+def test_rank_and_coordinates_are_inverse(tp, cp, dp, pp):
+    layout = ParallelLayout(tp=tp, cp=cp, dp=dp, pp=pp)
+    for rank in range(layout.world_size):
+        at = layout.coordinates(rank)
+        assert layout.rank_of(tp=at.tp, cp=at.cp, dp=at.dp, pp=at.pp) == rank
+
+
+def test_tensor_parallel_ranks_are_neighbours_and_pipeline_stages_are_far_apart():
+    layout = ParallelLayout(tp=2, pp=3, dp=2)
+    assert layout.coordinates(0) == Coordinates(tp=0, cp=0, dp=0, pp=0)
+    assert layout.coordinates(1) == Coordinates(tp=1, cp=0, dp=0, pp=0)
+    assert layout.coordinates(2) == Coordinates(tp=0, cp=0, dp=1, pp=0)
+    assert layout.coordinates(11) == Coordinates(tp=1, cp=0, dp=1, pp=2)
+    assert layout.groups("tp") == ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11))
+    assert layout.groups("pp") == ((0, 4, 8), (1, 5, 9), (2, 6, 10), (3, 7, 11))
+    assert layout.groups("dp") == ((0, 2), (1, 3), (4, 6), (5, 7), (8, 10), (9, 11))
+    assert layout.groups("tp-pp") == ((0, 1, 4, 5, 8, 9), (2, 3, 6, 7, 10, 11))
+
+
+def test_the_order_of_names_in_a_group_token_does_not_matter():
+    layout = ParallelLayout(tp=2, cp=3, dp=2, pp=2)
+    assert layout.groups("dp-cp") == layout.groups("cp-dp")
+
+
+def test_a_layout_is_written_with_its_three_main_axes_and_whatever_else_is_used():
+    assert str(ParallelLayout(tp=2, pp=2)) == "TP2xPP2xDP1"
+    assert str(ParallelLayout(tp=2, pp=2, cp=3, vpp=2, ep=2)) == "TP2xPP2xDP1xCP3xEP2xVPP2"
+
+
+@given(tp=sizes, cp=sizes, dp=sizes, pp=sizes)
+def test_text_and_json_come_back_as_the_same_layout(tp, cp, dp, pp):
+    layout = ParallelLayout(tp=tp, cp=cp, dp=dp, pp=pp)
+    assert ParallelLayout.parse(str(layout)) == layout
+    assert ParallelLayout.from_json(layout.to_json()) == layout
+
+
+@pytest.mark.parametrize("text", ["TP2xPP2", "tp2 pp2", "TP=2,PP=2,DP=1", "PP2xTP2"])
+def test_people_may_write_a_layout_in_several_ways(text):
+    assert ParallelLayout.parse(text) == ParallelLayout(tp=2, pp=2)
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "rule"),
+    [
+        (lambda: ParallelLayout(tp=0), "tp", "at least 1"),
+        (lambda: ParallelLayout(dp=True), "dp", "an integer"),
+        (lambda: ParallelLayout(tp=200, dp=200), "world_size", "40000"),
+        (lambda: ParallelLayout(vpp=2), "vpp", "more than one pipeline stage"),
+        (lambda: ParallelLayout(tp=2, dp=3, ep=4), "ep", "6 ranks of a stage"),
+        (lambda: ParallelLayout().coordinates(1), "rank", "1 is not in 0..0"),
+        (lambda: ParallelLayout(tp=2).rank_of(tp=2), "tp", "position 2"),
+        (lambda: ParallelLayout().groups("zz"), "axes", "zz"),
+        (lambda: ParallelLayout.parse("TP2xQQ3"), "layout", "QQ3"),
+        (lambda: ParallelLayout.parse(""), "layout", "TP2xPP2xDP1"),
+        (lambda: ParallelLayout.parse("TP2xTP2"), "layout", "twice"),
+        (lambda: ParallelLayout.from_json({"tp": "2"}), "layout.tp", "str"),
+        (lambda: ParallelLayout.from_json({"tpp": 2}), "layout", "tpp"),
+        (lambda: ParallelLayout.from_json([]), "layout", "list"),
+    ],
+)
+def test_a_bad_layout_is_refused_naming_field_and_rule(make, field, rule):
+    with pytest.raises(LayoutError) as error:
+        make()
+    assert error.value.field == field
+    assert rule in error.value.rule

@@ -1,0 +1,50 @@
+"""Rosters: members on the ranks of a layout."""
+
+import pytest
+
+from liver_core.layout import LayoutError, Member, ParallelLayout, Roster
+from tests.liver_core.layout.models import roster
+
+
+def test_a_roster_comes_back_from_json_with_the_same_digest():
+    before = roster("TP2xPP2", generation=3, slots=2)
+    after = Roster.from_json(before.to_json())
+    assert after == before
+    assert after.digest() == before.digest()
+
+
+def test_the_digest_tells_apart_generation_layout_and_order_of_members():
+    rosters = [
+        roster("TP2xPP2"),
+        roster("TP2xPP2", generation=1),
+        roster("TP2xDP2"),
+        roster("TP2xPP2", order=[1, 0, 2, 3]),
+    ]
+    assert len({each.digest() for each in rosters}) == len(rosters)
+
+
+def test_a_roster_knows_ranks_and_nodes():
+    found = roster("TP2xPP2", slots=2, order=[2, 3, 0, 1])
+    assert found.rank_of(Member("n0", 1)) == 3
+    assert found.rank_of(Member("n9", 0)) is None
+    assert found.node_ids() == ("n1", "n0")
+
+
+@pytest.mark.parametrize(
+    ("members", "field", "rule"),
+    [
+        ((Member("a", 0),), "members", "needs 2 members, 1 given"),
+        ((Member("a", 0), Member("a", 0)), "members", "a/0 holds more than one rank"),
+    ],
+)
+def test_members_must_be_as_many_as_ranks_and_all_different(members, field, rule):
+    with pytest.raises(LayoutError) as error:
+        Roster("job", 0, ParallelLayout(tp=2), members)
+    assert (error.value.field, error.value.rule) == (field, f"TP2xPP1xDP1 {rule}" if "needs" in rule else rule)
+
+
+def test_a_broken_member_is_found_by_its_path():
+    data = roster("TP2").to_json()
+    data["members"][1]["slot"] = "1"
+    with pytest.raises(LayoutError, match=r"roster\.members\[1\]\.slot: must be an integer"):
+        Roster.from_json(data)
