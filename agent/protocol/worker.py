@@ -20,7 +20,7 @@ class RankSpec(Message):
     """One rank process.
 
     `source` says how its first world comes to be. `init` and `checkpoint`: the rank builds `roster` at once, meets the
-    others at `store` under the name `handoff_id`, and permits itself; nobody sends it a `prepare`. `handoff`: it waits on
+    others at `store` under the name `handoff_id` and permits itself; no `prepare` comes. `handoff`: it waits on
     the socket for the `prepare` of `handoff_id`, whose target is `roster`.
     """
 
