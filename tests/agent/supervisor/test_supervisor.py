@@ -9,7 +9,9 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -70,6 +72,8 @@ class Node:
             rank=0,
             roster=Roster(job_id="fake", generation=1, layout=Layout(), members=(Member(node_id="a", slot=0),)),
             source=SourceInit(),
+            handoff_id=UUID(int=1),
+            deadline_utc=datetime.now(UTC) + timedelta(minutes=1),
             store=StoreAddress(host="127.0.0.1", port=1),
             spec=fake_job(self.run_dir),
             private_address="127.0.0.1",

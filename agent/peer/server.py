@@ -1,0 +1,153 @@
+"""The peer endpoint of one agent: it checks signature and form, and hands the envelope on.
+
+Every answer is small: what a peer should know comes back as messages of its own.
+"""
+
+import contextlib
+import socket
+import time
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+
+from agent.peer.signing import JOB_HEADER, ReplayWindow, SignatureRefused
+from agent.peer.signing import Request as SignedRequest
+from agent.protocol.base import PROTOCOL_VERSION
+from agent.protocol.errors import (
+    FORBIDDEN,
+    INVALID,
+    NOT_FOUND,
+    PROBLEM_MEDIA_TYPE,
+    TOO_LARGE,
+    UNAUTHENTICATED,
+    FieldProblem,
+    Problem,
+    version_problem,
+)
+from agent.protocol.peer import ENVELOPE_BYTES_MAX, PEER_PATH, Envelope
+
+STATUS_PATH = "/peer/v1/status"
+MAX_CONNECTIONS = 4_096
+
+
+class PeerRefused(Exception):
+    """The driver does not take an envelope; the text goes back to the sender."""
+
+
+KeyOf = Callable[[str], str | None]
+Take = Callable[[Envelope], Awaitable[None]]
+Status = Callable[[str], dict[str, Any]]
+
+
+def peer_app(*, node_id: str, key_of: KeyOf, take: Take, status: Status) -> FastAPI:
+    """`key_of(job_id)` is the job's key, None for a job that this node has no part in."""
+    app = FastAPI(title="liver peer endpoint", openapi_url=None, docs_url=None, redoc_url=None)
+    window = ReplayWindow()
+
+    async def verified(request: Request, body: bytes) -> str | Response:
+        job_id = request.headers.get(JOB_HEADER, "")
+        key = key_of(job_id)
+        if key is None:
+            # The same answer as for a wrong key: who has none learns nothing about the jobs of this node.
+            return _problem(401, UNAUTHENTICATED, "the signature does not match")
+        signed = SignedRequest(request.method, request.url.path, job_id, body)
+        try:
+            window.verify(signed, request.headers, key, time.time())
+        except SignatureRefused as error:
+            return _problem(401, UNAUTHENTICATED, str(error))
+        return job_id
+
+    @app.post(PEER_PATH)
+    async def messages(request: Request) -> Response:
+        body = await _read_body(request)
+        if body is None:
+            return _problem(413, TOO_LARGE, f"a message has at most {ENVELOPE_BYTES_MAX} bytes")
+        job_id = await verified(request, body)
+        if isinstance(job_id, Response):
+            return job_id
+        try:
+            envelope = Envelope.model_validate_json(body)
+        except ValidationError as error:
+            return _invalid(error)
+        if envelope.protocol_version != PROTOCOL_VERSION:
+            problem = version_problem(envelope.protocol_version)
+            return _problem(409, problem.code, problem.detail)
+        if envelope.job_id != job_id or envelope.receiver != node_id:
+            return _problem(403, FORBIDDEN, f"this is {node_id}, and the request is signed for job {job_id}")
+        try:
+            await take(envelope)
+        except PeerRefused as error:
+            return _problem(422, INVALID, str(error))
+        return JSONResponse({"taken": True}, status_code=202)
+
+    @app.get(STATUS_PATH)
+    async def peer_status(request: Request) -> Response:
+        job_id = await verified(request, b"")
+        return job_id if isinstance(job_id, Response) else JSONResponse(status(job_id))
+
+    @app.get("/{path:path}")
+    async def nothing(path: str) -> Response:
+        return _problem(404, NOT_FOUND, f"there is no /{path[:200]} here")
+
+    return app
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket on exactly this address. Raises OSError when the port is taken."""
+    family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1_024)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+class PeerServer(uvicorn.Server):
+    """Uvicorn without its signal handlers: the agent has its own."""
+
+    def __init__(self, app: FastAPI) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                limit_concurrency=MAX_CONNECTIONS,
+                timeout_keep_alive=60,
+                timeout_graceful_shutdown=2,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Nothing is captured."""
+        yield
+
+
+async def _read_body(request: Request) -> bytes | None:
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > ENVELOPE_BYTES_MAX:
+            return None
+    return bytes(body)
+
+
+def _invalid(error: ValidationError) -> Response:
+    errors = tuple(
+        FieldProblem(field=".".join(map(str, item["loc"])) or "body", rule=item["msg"]) for item in error.errors()[:16]
+    )
+    return _problem(422, INVALID, f"{errors[0].field}: {errors[0].rule}", errors)
+
+
+def _problem(status: int, code: str, detail: str, errors: tuple[FieldProblem, ...] = ()) -> Response:
+    body = Problem(title=code, status=status, code=code, detail=detail, errors=errors)
+    return Response(body.model_dump_json(), status_code=status, media_type=PROBLEM_MEDIA_TYPE)

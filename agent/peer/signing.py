@@ -1,0 +1,81 @@
+"""Signatures of the peer endpoint: HMAC-SHA256 with the job's key over everything that a request means.
+
+Pure: time and nonces come in. A request is taken once, within half a minute of when it was signed.
+"""
+
+import hashlib
+import hmac
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+JOB_HEADER = "x-liver-job"
+TIME_HEADER = "x-liver-time-ms"
+NONCE_HEADER = "x-liver-nonce"
+SIGNATURE_HEADER = "x-liver-signature"
+WINDOW_S = 30.0
+"""Clocks of the nodes of one job may differ by this much."""
+
+NONCES_MAX = 100_000
+NONCE_CHARS = range(16, 65)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is signed. `path` is without host and query."""
+
+    method: str
+    path: str
+    job_id: str
+    body: bytes
+
+
+class SignatureRefused(Exception):
+    """The request is not taken; the text says which rule it breaks, never what the key is."""
+
+
+def sign(request: Request, key: str, *, now: float, nonce: str) -> dict[str, str]:
+    """The headers that go with the request."""
+    time_ms = str(int(now * 1_000))
+    return {
+        JOB_HEADER: request.job_id,
+        TIME_HEADER: time_ms,
+        NONCE_HEADER: nonce,
+        SIGNATURE_HEADER: _signature(request, key, time_ms, nonce),
+    }
+
+
+class ReplayWindow:
+    """Remembers the nonces of the last window; the oldest first, so forgetting is cheap."""
+
+    def __init__(self) -> None:
+        self._nonces: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    def verify(self, request: Request, headers: Mapping[str, str], key: str, now: float) -> None:
+        """Raises SignatureRefused unless the request is fresh, new and signed with `key`."""
+        time_ms, nonce = headers.get(TIME_HEADER, ""), headers.get(NONCE_HEADER, "")
+        if not time_ms.isdigit() or len(time_ms) > 16 or len(nonce) not in NONCE_CHARS:
+            raise SignatureRefused("the signature headers are missing or malformed")
+        expected = _signature(request, key, time_ms, nonce)
+        if not hmac.compare_digest(expected.encode(), headers.get(SIGNATURE_HEADER, "").encode()):
+            raise SignatureRefused("the signature does not match")
+        age_s = now - int(time_ms) / 1_000
+        if abs(age_s) > WINDOW_S:
+            raise SignatureRefused(f"signed {age_s:.1f} s ago by this node's clock, at most {WINDOW_S:g} s are allowed")
+        self._remember((request.job_id, nonce), now)
+
+    def _remember(self, key: tuple[str, str], now: float) -> None:
+        # A nonce counts for twice the window: a request signed by a clock that is ahead stays fresh that much longer.
+        while self._nonces and next(iter(self._nonces.values())) < now - 2 * WINDOW_S:
+            self._nonces.popitem(last=False)
+        if key in self._nonces:
+            raise SignatureRefused("this request was taken before")
+        if len(self._nonces) >= NONCES_MAX:
+            raise SignatureRefused(f"more than {NONCES_MAX} requests within {2 * WINDOW_S:g} s")
+        self._nonces[key] = now
+
+
+def _signature(request: Request, key: str, time_ms: str, nonce: str) -> str:
+    digest = hashlib.sha256(request.body).hexdigest()
+    text = "\n".join((request.method, request.path, request.job_id, time_ms, nonce, digest))
+    return hmac.new(key.encode(), text.encode(), hashlib.sha256).hexdigest()

@@ -1,0 +1,187 @@
+"""The peer endpoint over real HTTP: who may speak, and what a bad request gets."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from agent.peer.client import PeerClient, PeerUnreachable
+from agent.peer.server import PeerRefused, PeerServer, bind, peer_app
+from agent.peer.signing import ReplayWindow, Request, SignatureRefused, sign
+from agent.protocol.peer import ENVELOPE_BYTES_MAX, PEER_PATH, Envelope, PeerKind
+from tests.agent.waiting import eventually
+
+KEY = "k" * 43
+
+
+def envelope(receiver: str = "b", job_id: str = "job", number: int = 0) -> Envelope:
+    return Envelope(
+        sender="a",
+        receiver=receiver,
+        agent_incarnation=uuid4(),
+        job_id=job_id,
+        issued_utc=datetime.now(UTC),
+        kind=PeerKind.REPORT,
+        body={"number": number},
+    )
+
+
+@asynccontextmanager
+async def endpoint(
+    taken: list[Envelope], take: Callable[[Envelope], Awaitable[None]] | None = None
+) -> AsyncIterator[str]:
+    async def keep(message: Envelope) -> None:
+        taken.append(message)
+
+    def status(job_id: str) -> dict[str, Any]:
+        return {"job_id": job_id}
+
+    app = peer_app(node_id="b", key_of={"job": KEY}.get, take=take or keep, status=status)
+    server, listener = PeerServer(app), bind("127.0.0.1", 0)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def client_for(url: str, key: str = KEY) -> PeerClient:
+    return PeerClient(lambda job_id, node_id: (url, key))
+
+
+def test_a_signed_envelope_is_taken_and_status_is_told() -> None:
+    async def scenario() -> None:
+        taken: list[Envelope] = []
+        async with endpoint(taken) as url:
+            client = client_for(url)
+            await client.send(envelope(number=7))
+            assert [message.body for message in taken] == [{"number": 7}]
+            assert await client.status("job", "b") == {"job_id": "job"}
+            await client.close()
+
+    asyncio.run(scenario())
+
+
+def test_only_the_newest_of_what_could_not_be_sent_yet_is_sent() -> None:
+    async def scenario() -> None:
+        taken: list[Envelope] = []
+        gate = asyncio.Event()
+
+        async def slow(message: Envelope) -> None:
+            await gate.wait()
+            taken.append(message)
+
+        async with endpoint(taken, slow) as url:
+            client = client_for(url)
+            for number in range(50):
+                client.send_newest(envelope(number=number), "order")
+            gate.set()
+            await eventually(lambda: taken and taken[-1].body == {"number": 49}, "the newest")
+            assert len(taken) <= 2
+            await client.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("key", "job_id", "receiver", "what"),
+    [
+        ("w" * 43, "job", "b", "401.*signature does not match"),
+        (KEY, "other", "b", "401.*signature does not match"),
+        (KEY, "job", "c", "403.*this is b"),
+    ],
+)
+def test_a_wrong_key_a_foreign_job_and_a_wrong_receiver_are_refused(
+    key: str, job_id: str, receiver: str, what: str
+) -> None:
+    async def scenario() -> None:
+        taken: list[Envelope] = []
+        async with endpoint(taken) as url:
+            client = client_for(url, key)
+            with pytest.raises(PeerUnreachable, match=what):
+                await client.send(envelope(receiver, job_id))
+            await client.close()
+            assert taken == []
+
+    asyncio.run(scenario())
+
+
+def test_a_replayed_request_is_refused() -> None:
+    async def scenario() -> None:
+        taken: list[Envelope] = []
+        async with endpoint(taken) as url, httpx.AsyncClient() as client:
+            body = envelope().model_dump_json().encode()
+            headers = sign(
+                Request("POST", PEER_PATH, "job", body), KEY, now=datetime.now(UTC).timestamp(), nonce="n" * 32
+            )
+            first = await client.post(url + PEER_PATH, content=body, headers=headers)
+            second = await client.post(url + PEER_PATH, content=body, headers=headers)
+            assert (first.status_code, second.status_code) == (202, 401)
+            assert "taken before" in second.json()["detail"]
+            assert len(taken) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("offset_s", [-31.0, 31.0])
+def test_a_stale_request_is_refused(offset_s: float) -> None:
+    request = Request("POST", PEER_PATH, "job", b"{}")
+    headers = sign(request, KEY, now=1_000_000.0 + offset_s, nonce="n" * 32)
+    with pytest.raises(SignatureRefused, match=r"signed -?31\.0 s ago"):
+        ReplayWindow().verify(request, headers, KEY, 1_000_000.0)
+
+
+def test_a_nonce_is_remembered_as_long_as_its_request_could_be_fresh() -> None:
+    window = ReplayWindow()
+    request = Request("POST", PEER_PATH, "job", b"{}")
+    headers = sign(request, KEY, now=1_000_029.0, nonce="n" * 32)
+    window.verify(request, headers, KEY, 1_000_000.0)
+    with pytest.raises(SignatureRefused, match="taken before"):
+        window.verify(request, headers, KEY, 1_000_058.0)
+
+
+def test_a_changed_body_does_not_match_its_signature() -> None:
+    headers = sign(Request("POST", PEER_PATH, "job", b"{}"), KEY, now=1_000.0, nonce="n" * 32)
+    with pytest.raises(SignatureRefused, match="does not match"):
+        ReplayWindow().verify(Request("POST", PEER_PATH, "job", b"[]"), headers, KEY, 1_000.0)
+
+
+def test_unreadable_and_oversized_messages_and_refusals_name_the_rule() -> None:
+    async def refuse(message: Envelope) -> None:
+        raise PeerRefused("generation: 3 is used up")
+
+    async def scenario() -> None:
+        async with endpoint([], refuse) as url, httpx.AsyncClient() as client:
+
+            async def post(body: bytes) -> httpx.Response:
+                now = datetime.now(UTC).timestamp()
+                headers = sign(Request("POST", PEER_PATH, "job", body), KEY, now=now, nonce=uuid4().hex)
+                return await client.post(url + PEER_PATH, content=body, headers=headers)
+
+            malformed = await post(b'{"sender": 1}')
+            assert (malformed.status_code, malformed.json()["errors"][0]["field"]) == (422, "sender")
+            assert (await post(b"x" * (ENVELOPE_BYTES_MAX + 1))).status_code == 413
+            refused = await post(envelope().model_dump_json().encode())
+            assert (refused.status_code, refused.json()["detail"]) == (422, "generation: 3 is used up")
+            assert (await client.get(url + "/elsewhere")).status_code == 404
+
+    asyncio.run(scenario())
+
+
+def test_a_peer_that_is_not_there_is_unreachable() -> None:
+    async def scenario() -> None:
+        listener = bind("127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.close()
+        client = client_for(url)
+        with pytest.raises(PeerUnreachable, match="ConnectError"):
+            await client.send(envelope())
+        await client.close()
+
+    asyncio.run(scenario())
