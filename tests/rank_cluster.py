@@ -303,7 +303,7 @@ def _obey(pipe: Any, loop: Any) -> None:
             name, arguments = pipe.recv()
         except (EOFError, OSError):
             return
-        target = loop if name in ("prepare", "abort") else loop.mailbox
+        target = loop if hasattr(loop, name) else loop.mailbox
         getattr(target, name)(*arguments)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -20,6 +21,12 @@ from agent.protocol.rank import LINE_BYTES_MAX, RankCommand, StageReport, decode
 
 _WAITING_MAX = 4_096
 _STAGES_MAX = 8
+
+
+def log(text: str) -> None:
+    """One line to this rank's log file, which is what its standard output is."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 class ControlSocket:
@@ -96,7 +103,7 @@ class ControlSocket:
                 try:
                     command = decode_command(line)
                 except ValidationError as error:
-                    print(f"refused a command: {error}", flush=True)
+                    log(f"refused a command: {error}")
                     continue
                 if command.type == "status":
                     with self._lock:

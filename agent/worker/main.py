@@ -16,7 +16,7 @@ from typing import Any, assert_never
 from agent.protocol import base, rank, sync
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import own_identity
-from agent.worker.control import ControlSocket
+from agent.worker.control import ControlSocket, log
 from liver_core.handoff.messages import CutoverDeadlines, Reason, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.training.boundary import StepTotals
@@ -78,7 +78,7 @@ class Worker:
         )
         first = self._first_request()
         ended = self.loop.run(first)
-        print(f"rank {self.rank} of generation {self.generation}: {ended.how} {ended.reason or ''}", flush=True)
+        log(f"rank {self.rank} of generation {self.generation}: {ended.how} {ended.reason or ''}")
         if ended.how == "finished":
             self.control.say(rank.Finished(step=self.step_now))
         elif ended.how == "broken":
@@ -136,24 +136,27 @@ class Worker:
                 self._prepare(command)
             case rank.Permit():
                 if loop is not None:
-                    loop.mailbox.permit(str(command.handoff_id), command.plan_revision)
+                    loop.permit(str(command.handoff_id), command.plan_revision)
             case rank.Withdraw():
                 if loop is not None:
-                    loop.mailbox.withdraw(str(command.handoff_id))
+                    loop.withdraw(str(command.handoff_id))
             case rank.Abort():
                 reason = command.reason
                 if loop is not None:
-                    loop.abort(str(command.handoff_id), Reason(reason.text, reason.phase or "abort", reason.rank, reason.tile or ""))
+                    loop.abort(
+                        str(command.handoff_id),
+                        Reason(reason.text, reason.phase or "abort", reason.rank, reason.tile or ""),
+                    )
             case rank.Retire():
                 if loop is not None:
-                    loop.mailbox.retire(str(command.handoff_id))
+                    loop.retire(str(command.handoff_id))
             case rank.WriteCheckpoint():
                 if loop is not None:
                     loop.mailbox.checkpoint(uuid.uuid5(uuid.NAMESPACE_OID, command.path).int % 2**50 + 1, command.path)
             case rank.Stop():
                 if loop is None or loop.active is None:
                     os._exit(0)
-                loop.mailbox.stop(command.reason)
+                loop.stop(command.reason)
             case rank.StatusQuery():
                 pass
             case _:
@@ -187,7 +190,7 @@ class Worker:
             self.generation = request.generation
             self.rank = request.target.members.index(self.member)
         text = f"handoff {request.handoff_id} to generation {request.generation}: {stage}"
-        print(f"{text}{f' ({reason})' if reason else ''}", flush=True)
+        log(f"{text}{f' ({reason})' if reason else ''}")
         self.control.say(
             rank.StageReport(
                 handoff_id=uuid.UUID(request.handoff_id),
@@ -202,7 +205,7 @@ class Worker:
 
     def step(self, generation: int, progress: Progress, totals: StepTotals, seconds: float) -> None:
         self.step_now = progress.step
-        print(f"step {progress.step} generation {generation} loss {totals.loss:.6f} {seconds:.3f} s", flush=True)
+        log(f"step {progress.step} generation {generation} loss {totals.loss:.6f} {seconds:.3f} s")
         self.control.say(
             rank.StepReport(
                 generation=generation,
@@ -220,7 +223,7 @@ class Worker:
         self.control.say(rank.Checkpointed(path=path, step=step, seconds=seconds, size_bytes=size))
 
     def checkpoint_failed(self, path: str, text: str) -> None:
-        print(f"checkpoint {path} failed: {text}", flush=True)
+        log(f"checkpoint {path} failed: {text}")
 
     def _rank_for(self, request: Request) -> int:
         if self.member in request.target.members:
@@ -229,16 +232,17 @@ class Worker:
 
     def _hello(self) -> rank.Hello:
         identity = own_identity()
-        following = None if self.loop is None else self.loop.following
+        handoff_id = None if self.loop is None else self.loop.handoff_id
+        idle = self.loop is not None and self.loop.active is not None and handoff_id is None
         return rank.Hello(
             job_id=self.spec.job_id,
             generation=self.generation,
             rank=self.rank,
             pid=identity.pid,
             start_time=identity.start_time,
-            stage=self.stage_now,
+            stage=base.RankStage.TRAINING if idle else self.stage_now,
             step=self.step_now,
-            handoff_id=None if following is None else uuid.UUID(following.request.handoff_id),
+            handoff_id=None if handoff_id is None else uuid.UUID(handoff_id),
         )
 
 
@@ -260,7 +264,9 @@ def core_roster(roster: base.Roster) -> Roster:
 
 def wire_reason(reason: Reason) -> base.Reason:
     """liver_core's reason as the wire form."""
-    return base.Reason(text=reason.text[:2_000], rank=reason.rank, phase=reason.phase[:200], tile=reason.tile[:200] or None)
+    return base.Reason(
+        text=reason.text[:2_000], rank=reason.rank, phase=reason.phase[:200], tile=reason.tile[:200] or None
+    )
 
 
 def _budget(text: str | None) -> int | None:

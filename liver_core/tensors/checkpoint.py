@@ -112,7 +112,10 @@ def load_checkpoint(path: str, world: MegatronWorld, state: TrainState, live: Li
         # Upstream cannot describe an optimizer that never stepped.
         attach_moments(live, local_names(state.model, live.manifest, world), probe_scalars(optimizer))
     model = module.sharded_state_dict(metadata=_metadata(world))
-    wanted = {"model": model, "optimizer": optimizer.sharded_state_dict(model, is_loading=True, metadata=_metadata(world))}
+    wanted = {
+        "model": model,
+        "optimizer": optimizer.sharded_state_dict(model, is_loading=True, metadata=_metadata(world)),
+    }
     loaded = dist_checkpointing.load(wanted, path)
     module.load_state_dict(loaded["model"])
     _load_optimizer(optimizer, loaded["optimizer"])

@@ -102,7 +102,9 @@ def describe_parameters(model: Any, world: MegatronWorld) -> tuple[ParameterSpec
     """
     module = unwrapped(model)
     sharded = module.sharded_state_dict(metadata={"dp_cp_group": world.collection.dp_cp})
-    by_storage = {id(entry.data): entry for entry in sharded.values() if isinstance(entry, ShardedTensor | ShardedTensorFactory)}
+    by_storage = {
+        id(entry.data): entry for entry in sharded.values() if isinstance(entry, ShardedTensor | ShardedTensorFactory)
+    }
     by_key = {name: entry for name, entry in sharded.items() if isinstance(entry, ShardedTensor | ShardedTensorFactory)}
     specs = []
     for order, (name, parameter) in enumerate(module.named_parameters()):
@@ -224,10 +226,14 @@ def local_names(model: Any, manifest: Manifest, world: MegatronWorld) -> dict[to
     expected = local_parameters(manifest, world.layout, world.rank)
     actual = list(unwrapped(model).named_parameters())
     if len(actual) != len(expected):
-        raise StateMismatch(f"rank {world.rank} of {world.layout} has {len(actual)} parameters, expected {len(expected)}")
+        raise StateMismatch(
+            f"rank {world.rank} of {world.layout} has {len(actual)} parameters, expected {len(expected)}"
+        )
     for local, (name, parameter) in zip(expected, actual, strict=True):
         if tuple(parameter.shape) != tuple(local.shape):
-            raise StateMismatch(f"{local.spec.name} ({name}): shape {tuple(parameter.shape)}, expected {tuple(local.shape)}")
+            raise StateMismatch(
+                f"{local.spec.name} ({name}): shape {tuple(parameter.shape)}, expected {tuple(local.shape)}"
+            )
     return {parameter: local.spec.name for local, (_, parameter) in zip(expected, actual, strict=True)}
 
 
@@ -268,7 +274,10 @@ def _windows(live: LiveState, names: dict[torch.nn.Parameter, str], flat: torch.
     """(optimizer parameter, its logical name, its window of `flat`) of each parameter this rank owns a part of."""
     inner = live.optimizer
     offsets = {entry.name: entry for entry in live.shards.parameters}
-    pairs = ((inner.model_float16_groups, inner.shard_fp32_from_float16_groups), (inner.model_fp32_groups, inner.shard_fp32_groups))
+    pairs = (
+        (inner.model_float16_groups, inner.shard_fp32_from_float16_groups),
+        (inner.model_fp32_groups, inner.shard_fp32_groups),
+    )
     for model_groups, shard_groups in pairs:
         for model_group, shard_group in zip(model_groups, shard_groups, strict=True):
             for parameter, shard in zip(model_group, shard_group, strict=True):
@@ -364,9 +373,7 @@ def parameter_regions(live: LiveState) -> dict[str, torch.Tensor]:
     return {name: parameter.data for name, parameter in module.named_parameters()}
 
 
-def fill_initial(
-    live: LiveState, initial: Callable[[ParameterSpec, torch.Generator], torch.Tensor], seed: int
-) -> None:
+def fill_initial(live: LiveState, initial: Callable[[ParameterSpec, torch.Generator], torch.Tensor], seed: int) -> None:
     """Fill the masters (and, for bf16, nothing else) from global coordinates: the same values in every layout.
 
     Each whole parameter is drawn from a generator seeded by (seed, name) and cut to what this rank owns; one whole

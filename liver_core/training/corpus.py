@@ -42,7 +42,10 @@ class SampleReader:
     def batch(self, sample_ids: Sequence[int]) -> dict[str, torch.Tensor]:
         """tokens, labels, position_ids: int64 [batch, sequence]; loss_mask: float32 [batch, sequence]."""
         items = [self._dataset[sample % len(self._dataset)] for sample in sample_ids]
-        return {name: torch.stack([item[name] for item in items]) for name in ("tokens", "labels", "position_ids", "loss_mask")}
+        return {
+            name: torch.stack([item[name] for item in items])
+            for name in ("tokens", "labels", "position_ids", "loss_mask")
+        }
 
 
 def build_standard_library_corpus(prefix: str, *, bytes_max: int = 8_000_000) -> int:

@@ -12,13 +12,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from liver_core.certificate import CertificatePlan
-from liver_core.handoff.messages import Decision, Reason
 from liver_core.handoff.cutover import (
     ApplyStepInSource,
     ApplyStepInTarget,
@@ -44,9 +43,10 @@ from liver_core.handoff.cutover import (
     StoreUnreachable,
     Tick,
 )
-from liver_core.tensors.megatron import GRAD, MASTER
+from liver_core.handoff.messages import Decision, Reason
+from liver_core.tensors.megatron import GRAD
 from liver_core.tensors.step import measure_gradients
-from liver_core.training.exchange import Exchange, ExchangeTimeout
+from liver_core.training.exchange import ExchangeTimeout
 from liver_core.training.prepare import ActiveWorld, NextWorld
 from liver_core.transport.protocol import TransportError
 
@@ -231,7 +231,9 @@ class CutoverRun:
         except _Lost as lost:
             return CertificateCompared(equal=False, reason=lost.reason)
         if bad:
-            return CertificateCompared(equal=False, reason=self._reason("certificate", f"{len(bad)} differ, first {bad[0]}", tile=str(bad[0])))
+            return CertificateCompared(
+                equal=False, reason=self._reason("certificate", f"{len(bad)} differ, first {bad[0]}", tile=str(bad[0]))
+            )
         return CertificateCompared(equal=True)
 
     def _mismatches(self, name: str, kinds: Sequence[str]) -> list[str]:
@@ -250,7 +252,11 @@ class CutoverRun:
         self._add("certify_target_s", started)
         assert following.manifest is not None
         names = [(spec.name, kind) for kind in kinds for spec in following.manifest.parameters]
-        return [f"{parameter}/{kind}" for (parameter, kind), same in zip(names, (arrived == expected).tolist(), strict=True) if not same]
+        return [
+            f"{parameter}/{kind}"
+            for (parameter, kind), same in zip(names, (arrived == expected).tolist(), strict=True)
+            if not same
+        ]
 
     def _barrier(self, level: Level, until: float) -> BarrierPassed | BarrierFailed:
         assert self.following.world is not None

@@ -41,7 +41,9 @@ class GptArguments(BaseModel):
     num_attention_heads: int = Field(4, ge=1)
     num_query_groups: int | None = Field(None, ge=1)
     seq_length: int = Field(128, ge=8)
-    padded_vocab_size: int = Field(264, ge=1, description="fixed for the job's life; a multiple of every TP size it may use")
+    padded_vocab_size: int = Field(
+        264, ge=1, description="fixed for the job's life; a multiple of every TP size it may use"
+    )
     precision: str = Field("fp32", pattern="^(fp32|bf16)$")
     lr: float = Field(1e-3, gt=0)
     min_lr: float = Field(1e-4, ge=0)
@@ -81,7 +83,10 @@ class GptJob(TrainingJob):
                 args.num_attention_heads % layout.tp or groups % layout.tp,
                 f"num_attention_heads: {args.num_attention_heads} (query groups {groups}) is not a multiple of TP {layout.tp}",
             ),
-            (args.ffn_hidden_size % layout.tp, f"ffn_hidden_size: {args.ffn_hidden_size} is not a multiple of TP {layout.tp}"),
+            (
+                args.ffn_hidden_size % layout.tp,
+                f"ffn_hidden_size: {args.ffn_hidden_size} is not a multiple of TP {layout.tp}",
+            ),
             (
                 args.padded_vocab_size % layout.tp,
                 f"padded_vocab_size: {args.padded_vocab_size} is not a multiple of TP {layout.tp}",
@@ -90,7 +95,10 @@ class GptJob(TrainingJob):
                 self.global_batch % (self.micro_batch * layout.dp),
                 f"global_batch: {self.global_batch} is not a multiple of micro_batch x DP = {self.micro_batch} x {layout.dp}",
             ),
-            (layout.cp != 1 or layout.vpp != 1 or layout.ep != 1, f"layout: {layout} uses CP, VPP or EP: not supported yet"),
+            (
+                layout.cp != 1 or layout.vpp != 1 or layout.ep != 1,
+                f"layout: {layout} uses CP, VPP or EP: not supported yet",
+            ),
         )
         for broken, text in rules:
             if broken:

@@ -10,11 +10,9 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from liver_core.handoff.messages import Decision, Reason
 from liver_core.handoff.boundary import Agreement, BoundaryPhase, ready_tag
 from liver_core.handoff.cutover import (
     ApplyStepInSource,
@@ -25,6 +23,7 @@ from liver_core.handoff.cutover import (
     RedoBatchInTarget,
     Release,
 )
+from liver_core.handoff.messages import Reason
 from liver_core.layout import Member
 from liver_core.tensors.checkpoint import CheckpointWriter
 from liver_core.tensors.megatron import settle_moments
@@ -123,7 +122,16 @@ class RankLoop:
         self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed)
         self._lock = threading.Lock()
         self._switched = False
+        self._cutting = False
         self._certificate = ""
+
+    @property
+    def handoff_id(self) -> str | None:
+        """The handoff this rank is in: preparing, waiting, cutting over, or keeping the old world for."""
+        for part in (self.following, self.preparation, self.retiring):
+            if part is not None:
+                return part.handoff_id if isinstance(part, Retiring) else part.request.handoff_id
+        return None
 
     # Commands, from any thread.
 
@@ -139,6 +147,30 @@ class RankLoop:
                 return
             self.preparation = self._preparation(request)
         threading.Thread(target=self._prepare, args=(self.preparation,), name="prepare", daemon=True).start()
+
+    def permit(self, handoff_id: str, plan_revision: int) -> None:
+        """Show the ready tag from the next boundary on."""
+        with self._lock:
+            # Said before the tag is shown, so that it never comes after the news of the boundary.
+            if self.following is not None and self.following.request.handoff_id == handoff_id:
+                self._stage(self.following.request, "ready", measures=self.following.measures)
+            self.mailbox.permit(handoff_id, plan_revision)
+
+    def withdraw(self, handoff_id: str) -> None:
+        """Show it no more; without effect when the boundary was first."""
+        self.mailbox.withdraw(handoff_id)
+        with self._lock:
+            following = self.following
+            if following is not None and following.request.handoff_id == handoff_id and not self._cutting:
+                self._stage(following.request, "prepared", measures=following.measures)
+
+    def retire(self, handoff_id: str) -> None:
+        """Every rank of the new world has done its first step."""
+        self.mailbox.retire(handoff_id)
+
+    def stop(self, why: str) -> None:
+        """End at the first boundary at which every rank has been told."""
+        self.mailbox.stop(why)
 
     def abort(self, handoff_id: str, reason: Reason) -> None:
         """Drop the next world at the next boundary, or sooner where it is still being built."""
@@ -168,7 +200,6 @@ class RankLoop:
         if following is None:
             raise Ended("aborted", Reason("preparation failed", "prepare", self._rank(request)))
         self._await_permission(request)
-        self._stage(request, "ready", measures=following.measures)
         version = self._await_boundary(following)
         self._finish_cutover(self._cutover(following).run(version), None, 0.0)
 
@@ -231,7 +262,9 @@ class RankLoop:
 
     def _advance(self, active: ActiveWorld, totals: StepTotals, seconds: float) -> None:
         step = self.progress.step + 1
-        self.progress = Progress(step, self.progress.cursor.advanced(), chained(self.progress.digest, totals.sample_digest))
+        self.progress = Progress(
+            step, self.progress.cursor.advanced(), chained(self.progress.digest, totals.sample_digest)
+        )
         self.listener.step(active.world.generation, self.progress, totals, seconds)
         self.job.on_step(step, totals.loss, active.state, active.world)
 
@@ -254,7 +287,9 @@ class RankLoop:
     # Handing over.
 
     def _hand_over(self, active: ActiveWorld, following: NextWorld, totals: StepTotals, reduced: float) -> None:
-        self._stage(following.request, "cutting_over")
+        with self._lock:
+            self._cutting = True
+            self._stage(following.request, "cutting_over")
         outcome = self._cutover(following, active, totals).run(self.progress.step)
         outcome.measures["reduced_at_utc"] = time.time() - (time.monotonic() - reduced)
         outcome.measures["median_step_s"] = statistics.median(self.timings.steps or [0.0])
@@ -287,6 +322,7 @@ class RankLoop:
     def _finish_cutover(self, outcome: Outcome, totals: StepTotals | None, reduced: float) -> None:
         following = self.following
         assert following is not None
+        self._cutting = False
         following.measures.update(outcome.measures)
         match outcome.ending:
             case ApplyStepInTarget():
@@ -350,7 +386,9 @@ class RankLoop:
 
     def _leave(self, following: NextWorld, outcome: Outcome, reason: Reason) -> None:
         """A leaver that has read GO: say so, stay readable until the new world stands, exit."""
-        self._stage(following.request, "left", reason=reason, measures=following.measures, certificate=outcome.certificate)
+        self._stage(
+            following.request, "left", reason=reason, measures=following.measures, certificate=outcome.certificate
+        )
         deadline = time.monotonic() + following.request.cutover.store_s
         with self.mailbox.changed:
             while following.request.handoff_id not in self.mailbox.retired and time.monotonic() < deadline:
@@ -370,7 +408,7 @@ class RankLoop:
             if reason is not None:
                 self._drop_following(reason)
         for handoff_id in self.mailbox.take_retired():
-            if self.retiring is not None and self.retiring.handoff_id == handoff_id:
+            if self.retiring is not None and self.retiring.handoff_id == handoff_id and not self._switched:
                 retiring, self.retiring = self.retiring, None
                 threading.Thread(target=_retire, args=(retiring,), name="retire", daemon=True).start()
 

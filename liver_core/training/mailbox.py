@@ -8,8 +8,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from liver_core.handoff.messages import HandoffId, Reason
 from liver_core.handoff.boundary import NOTHING_WANTED, TAG_MAX, BoundaryPhase, pack, ready_tag
+from liver_core.handoff.messages import HandoffId, Reason
 
 
 @dataclass(slots=True)

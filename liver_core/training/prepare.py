@@ -169,7 +169,11 @@ class Preparation:
             ("agree on the manifest", self._agree_manifest, True),
             ("lay out state", self._lay_out, made.target_rank is not None),
             ("plan", self._plan, made.target_rank is not None and self.request.source is not None),
-            ("connect to sources", self._reach_sources, made.target_rank is not None and self.request.source is not None),
+            (
+                "connect to sources",
+                self._reach_sources,
+                made.target_rank is not None and self.request.source is not None,
+            ),
             ("load state", self._load, made.target_rank is not None and self.request.source is None),
         )
         for phase, action, wanted in steps:
@@ -200,7 +204,11 @@ class Preparation:
         store = connect_store(self.request.store, timeout_s=self.settings.bring_up_s)
         assert made.target_rank is not None
         made.world = bring_up(
-            self.request.target, made.target_rank, store, host=self.settings.host, timeout_s=min(self._left(), self.settings.bring_up_s)
+            self.request.target,
+            made.target_rank,
+            store,
+            host=self.settings.host,
+            timeout_s=min(self._left(), self.settings.bring_up_s),
         )
 
     def _build_state(self, made: NextWorld) -> None:
@@ -245,7 +253,9 @@ class Preparation:
         made.extra_bytes = needed = extra_bytes(made.live)
         budget = self.settings.extra_bytes_max
         if budget is not None and needed > budget:
-            raise MemoryError(f"extra_bytes_max: the next world needs {needed} bytes on rank {made.target_rank}, budget is {budget}")
+            raise MemoryError(
+                f"extra_bytes_max: the next world needs {needed} bytes on rank {made.target_rank}, budget is {budget}"
+            )
         allocate(made.live)
         for region in made.live.regions.values():
             # Touched now, so that the pause pays for no page fault.
@@ -259,7 +269,9 @@ class Preparation:
     def _reach_sources(self, made: NextWorld) -> None:
         assert made.plan is not None and made.live is not None
         if made.transport is None:
-            made.transport = self.settings.transport(f"{self.request.job_id}/{self.request.generation}/t{made.target_rank}")
+            made.transport = self.settings.transport(
+                f"{self.request.job_id}/{self.request.generation}/t{made.target_rank}"
+            )
             made.transport.start_progress()
         made.transport.register(targets=made.live.regions)
         for part in made.plan.remote:

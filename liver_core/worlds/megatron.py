@@ -16,8 +16,8 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
-from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
+from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
 from liver_core.layout import Coordinates, ParallelLayout, Roster
 from liver_core.worlds.groups import (
@@ -197,7 +197,11 @@ def mark_tensor_parallel(module: torch.nn.Module) -> None:
 
     Without them the gradient norm counts tensor-parallel rank 0 only and training drifts from the second step on.
     """
-    split_dims: tuple[tuple[type, int], ...] = ((ColumnParallelLinear, 0), (VocabParallelEmbedding, 0), (RowParallelLinear, 1))
+    split_dims: tuple[tuple[type, int], ...] = (
+        (ColumnParallelLinear, 0),
+        (VocabParallelEmbedding, 0),
+        (RowParallelLinear, 1),
+    )
     for part in module.modules():
         for kind, dim in split_dims:
             if isinstance(part, kind):

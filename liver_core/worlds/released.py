@@ -103,7 +103,9 @@ def _hollow_result(func, args, kwargs):
     source = next(leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
     name = func._schema.name.removeprefix("aten::")
     if name not in ("clone", "_to_copy", "zeros_like", "empty_like", "ones_like"):
-        raise RuntimeError(f"aten::{name} on a tensor without memory while a world is built: the value would be undefined")
+        raise RuntimeError(
+            f"aten::{name} on a tensor without memory while a world is built: the value would be undefined"
+        )
     return torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype, device=source.device)
 
 
