@@ -12,7 +12,8 @@ torch.set_num_threads(1)
 if not torch.cuda.is_available():
     cpu_compat.apply()
 
-from liver_core.training import gpt, loop
-from liver_core.transport import nixl
+# Megatron binds names when it is imported, so the patches come first.
+from liver_core.training import gpt, loop  # noqa: E402
+from liver_core.transport import nixl  # noqa: E402
 
 __all__ = ["gpt", "loop", "nixl"]

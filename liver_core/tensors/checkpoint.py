@@ -61,7 +61,8 @@ def snapshot(world: MegatronWorld, state: TrainState) -> dict[str, Any]:
     module = unwrapped(state.model)
     model = module.sharded_state_dict(metadata=_metadata(world))
     optimizer = distributed_optimizer(state.optimizer).sharded_state_dict(model, metadata=_metadata(world))
-    return dict_list_map_inplace(_copied, {"model": model, "optimizer": optimizer})
+    copied: Any = dict_list_map_inplace(_copied, {"model": model, "optimizer": optimizer})
+    return copied
 
 
 def _copied(value: Any) -> Any:
@@ -116,7 +117,7 @@ def load_checkpoint(path: str, world: MegatronWorld, state: TrainState, live: Li
         "model": model,
         "optimizer": optimizer.sharded_state_dict(model, is_loading=True, metadata=_metadata(world)),
     }
-    loaded = dist_checkpointing.load(wanted, path)
+    loaded: Any = dist_checkpointing.load(wanted, path)
     module.load_state_dict(loaded["model"])
     _load_optimizer(optimizer, loaded["optimizer"])
     readopt_moments(live, local_names(state.model, live.manifest, world))

@@ -82,13 +82,13 @@ def distributed_optimizer(optimizer: Any) -> DistributedOptimizer:
     if len(parts) != 1 or not isinstance(parts[0], DistributedOptimizer):
         kinds = ", ".join(type(part).__name__ for part in parts)
         raise UnsupportedState(f"optimizer: {kinds}; live handoff needs exactly one DistributedOptimizer (ZeRO-1)")
-    (found,) = parts
+    found: DistributedOptimizer = parts[0]
     if found.config.fp16 or found.grad_scaler is not None:
         raise UnsupportedState("optimizer: fp16 with a gradient scaler is not supported; use bf16 or fp32")
     if len(found.buffers) != 1 or len(found.buffers[0].buckets) != 1:
         raise UnsupportedState(
-            "gradient buckets: live handoff needs one bucket a rank; set overlap_grad_reduce=False (several buckets and "
-            "several dtypes are not supported yet)"
+            "gradient buckets: live handoff needs one bucket a rank; set overlap_grad_reduce=False "
+            "(several buckets and several dtypes are not supported yet)"
         )
     if found.buffers[0].grad_dtype != torch.float32:
         raise UnsupportedState("grad_reduce_in_fp32: must be True, gradients are handed over in fp32")

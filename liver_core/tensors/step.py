@@ -30,7 +30,7 @@ def apply_step(state: TrainState, grad_norm: float) -> None:
     optimizer = distributed_optimizer(state.optimizer)
     optimizer.prepare_grads()
     if optimizer.config.clip_grad > 0.0:
-        clip_grad_by_total_norm_fp32(optimizer.get_parameters(), optimizer.config.clip_grad, grad_norm)
+        clip_grad_by_total_norm_fp32([*optimizer.get_parameters()], optimizer.config.clip_grad, grad_norm)
     optimizer.step_with_ready_grads()
     if state.scheduler is not None:
         state.scheduler.step(increment=1)

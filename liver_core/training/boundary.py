@@ -40,7 +40,7 @@ class StepTotals:
 
 
 def total(result: StepResult, digest_part: int, group: dist.ProcessGroup) -> StepTotals:
-    """Sum what the ranks learned. The 64-bit digest travels as three 22-bit numbers, exact in float64 up to 2^31 ranks."""
+    """Sum what the ranks learned; the 64-bit digest travels as three 22-bit numbers, exact in float64 to 2^31 ranks."""
     parts = [(digest_part >> shift) & _DIGEST_MASK for shift in (0, _DIGEST_BITS, 2 * _DIGEST_BITS)]
     values = torch.tensor([result.loss_sum, result.loss_count, result.tokens, *parts], dtype=torch.float64)
     dist.all_reduce(values, group=group)

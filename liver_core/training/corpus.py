@@ -13,6 +13,7 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import numpy
 import torch
@@ -30,7 +31,7 @@ class ByteTokenizer:
     vocab_size = BYTE_VOCABULARY
     eod = END_OF_DOCUMENT
     pad = -1
-    unique_identifiers = {"class": "liver ByteTokenizer"}
+    unique_identifiers: ClassVar[dict[str, str]] = {"class": "liver ByteTokenizer"}
 
 
 class SampleReader:

@@ -30,7 +30,8 @@ class DataCursor:
         per_round = self.micro_batch * dp_size
         if self.global_batch % per_round:
             raise ValueError(
-                f"global_batch: {self.global_batch} is not a multiple of micro_batch x DP = {self.micro_batch} x {dp_size}"
+                f"global_batch: {self.global_batch} is not a multiple of micro_batch x DP = "
+                f"{self.micro_batch} x {dp_size}"
             )
         rounds = self.global_batch // per_round
         starts = (self.consumed + (k * dp_size + dp_rank) * self.micro_batch for k in range(rounds))

@@ -52,7 +52,7 @@ class Exchange:
             time.sleep(min(left, _POLL_S))
 
     def decide(self, wish: Decision) -> Decision:
-        """One compare-and-set on the decision record, from nothing to `wish`; the answer is what the record holds now."""
+        """One compare-and-set on the decision record, from nothing to `wish`; the answer is what it holds now."""
         held = self._guard("decision", lambda: self._store.compare_set(self._key("decision"), "", str(wish)))
         return Decision(held.decode())
 

@@ -75,34 +75,22 @@ class GptJob(TrainingJob):
         self._reader: SampleReader | None = None
 
     def check_layout(self, layout: ParallelLayout) -> None:
-        args = self.args
-        groups = args.num_query_groups or args.num_attention_heads
-        rules = (
-            (args.num_layers % layout.pp, f"num_layers: {args.num_layers} is not a multiple of PP {layout.pp}"),
-            (
-                args.num_attention_heads % layout.tp or groups % layout.tp,
-                f"num_attention_heads: {args.num_attention_heads} (query groups {groups}) is not a multiple of TP {layout.tp}",
-            ),
-            (
-                args.ffn_hidden_size % layout.tp,
-                f"ffn_hidden_size: {args.ffn_hidden_size} is not a multiple of TP {layout.tp}",
-            ),
-            (
-                args.padded_vocab_size % layout.tp,
-                f"padded_vocab_size: {args.padded_vocab_size} is not a multiple of TP {layout.tp}",
-            ),
-            (
-                self.global_batch % (self.micro_batch * layout.dp),
-                f"global_batch: {self.global_batch} is not a multiple of micro_batch x DP = {self.micro_batch} x {layout.dp}",
-            ),
-            (
-                layout.cp != 1 or layout.vpp != 1 or layout.ep != 1,
-                f"layout: {layout} uses CP, VPP or EP: not supported yet",
-            ),
+        args, heads = self.args, self.args.num_attention_heads
+        groups = args.num_query_groups or heads
+        per_round = self.micro_batch * layout.dp
+        divisible = (
+            ("num_layers", args.num_layers, "PP", layout.pp),
+            ("num_attention_heads", heads, "TP", layout.tp),
+            ("num_query_groups", groups, "TP", layout.tp),
+            ("ffn_hidden_size", args.ffn_hidden_size, "TP", layout.tp),
+            ("padded_vocab_size", args.padded_vocab_size, "TP", layout.tp),
+            ("global_batch", self.global_batch, "micro_batch x DP", per_round),
         )
-        for broken, text in rules:
-            if broken:
-                raise ValueError(text)
+        for name, value, axis, size in divisible:
+            if value % size:
+                raise ValueError(f"{name}: {value} is not a multiple of {axis} {size} (layout {layout})")
+        if layout.cp != 1 or layout.vpp != 1 or layout.ep != 1:
+            raise ValueError(f"layout: {layout} uses CP, VPP or EP, which the reference job does not support yet")
 
     def build(self, world: MegatronWorld) -> TrainState:
         self.check_layout(world.layout)

@@ -23,7 +23,7 @@ from liver_core.handoff.cutover import (
     RedoBatchInTarget,
     Release,
 )
-from liver_core.handoff.messages import Reason
+from liver_core.handoff.messages import HandoffId, Reason
 from liver_core.layout import Member
 from liver_core.tensors.checkpoint import CheckpointWriter
 from liver_core.tensors.megatron import settle_moments
@@ -441,7 +441,7 @@ class RankLoop:
         if agreement is None or agreement.phase is not BoundaryPhase.READY:
             return False
         request = following.request
-        return agreement.tag == ready_tag(request.handoff_id, request.plan_revision)
+        return agreement.tag == ready_tag(HandoffId(request.handoff_id), request.plan_revision)
 
     def _rank(self, request: Request) -> int:
         """The rank that reasons name: of the target world where this process has one there, else of the source."""

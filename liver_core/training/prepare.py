@@ -68,8 +68,8 @@ class ActiveWorld:
 class NextWorld:
     """What preparation made: for a target its world, state, plan and endpoint; for a leaver only the endpoint.
 
-    `small` is the small state of the checkpoint that was loaded, `boundary` what the source world posted at its boundary.
-    `measures` are seconds per phase and bytes; `extra_bytes` is what this rank holds more than before.
+    `small` is the small state of the checkpoint that was loaded, `boundary` what the source world posted at its
+    boundary. `measures` are seconds per phase and bytes; `extra_bytes` is what this rank holds more than before.
     """
 
     request: Request

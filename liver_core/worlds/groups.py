@@ -10,12 +10,19 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from liver_core.handoff.messages import StoreAddress
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import GroupName
+else:
+    # A NewType of str that older torch versions lack.
+    GroupName = str
 
 _C10D_NAMES = (
     "_world",
@@ -123,13 +130,13 @@ def make_group(
             f"group {name} of ranks {list(ranks)} was not complete within {timeout_s:.1f} s on rank {rank}: {error}"
         ) from error
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
-    group._set_group_name(name)
-    _register(group, prefix, name, ranks)
+    group._set_group_name(GroupName(name))
+    _register(group, prefix, GroupName(name), ranks)
     return group
 
 
 def _gloo(store: dist.Store, rank: int, size: int, host: str, timeout_s: float):
-    options = c10d.ProcessGroupGloo._Options()
+    options = c10d.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
     options._devices = [c10d.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timedelta(seconds=timeout_s)
     backend = c10d.ProcessGroupGloo(store, rank, size, options)
@@ -137,7 +144,7 @@ def _gloo(store: dist.Store, rank: int, size: int, host: str, timeout_s: float):
     return backend
 
 
-def _register(group: dist.ProcessGroup, store: dist.Store, name: str, ranks: Sequence[int]) -> None:
+def _register(group: dist.ProcessGroup, store: dist.Store, name: GroupName, ranks: Sequence[int]) -> None:
     """Enter the group in torch's maps, with that world's own rank numbers; P2POp and rank look-ups need it."""
     world = c10d._world
     world.pg_map[group] = ("gloo", store)

@@ -205,12 +205,12 @@ def mark_tensor_parallel(module: torch.nn.Module) -> None:
     for part in module.modules():
         for kind, dim in split_dims:
             if isinstance(part, kind):
-                _mark(part.weight, dim)
-                if kind is ColumnParallelLinear and getattr(part, "bias", None) is not None:
-                    _mark(part.bias, 0)
+                _mark(getattr(part, "weight", None), dim)
+                if kind is ColumnParallelLinear:
+                    _mark(getattr(part, "bias", None), 0)
 
 
-def _mark(parameter: torch.nn.Parameter | None, dim: int) -> None:
+def _mark(parameter: torch.Tensor | None, dim: int) -> None:
     if parameter is not None and not getattr(parameter, "tensor_model_parallel", False):
         for attribute in ("tensor_model_parallel", "partition_dim", "partition_stride"):
             if hasattr(parameter, attribute):
