@@ -1,0 +1,185 @@
+"""The sync loop and the wake stream. Nothing in the agent ever waits for either of them."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+
+import httpx
+from pydantic import ValidationError
+
+from agent.protocol.base import PROTOCOL_VERSION
+from agent.protocol.errors import VERSION_MISMATCH
+from agent.protocol.sync import SyncOrders, SyncReport
+
+SYNC_PATH = "/agent/v1/sync"
+WAKE_PATH = "/agent/v1/wake"
+TIMEOUT_S = 10.0
+BACKOFF_FIRST_S = 0.5
+BACKOFF_MAX_S = 10.0
+POLL_LEAST_S = 0.05
+POLL_MOST_S = 60.0
+WAKE_SILENCE_S = 60.0
+ORDERS_BYTES_MAX = 64 * 1024 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class LinkState(StrEnum):
+    """How the last sync went."""
+
+    STARTING = "starting"
+    CONNECTED = "connected"
+    AWAY = "away"
+    REFUSED = "refused"
+
+
+class LinkRefused(Exception):
+    """The service answered and will not talk to this agent: another version, a wrong token, a report it cannot read."""
+
+
+class ServiceAway(Exception):
+    """No answer, or one that says to try later."""
+
+
+class ServiceLink:
+    """`make_report(seq)` gives the next report, `take_orders` gets each answer. Call `poke` when there is news."""
+
+    def __init__(
+        self,
+        *,
+        service_url: str,
+        token: str,
+        node_id: str,
+        make_report: Callable[[int], Awaitable[SyncReport]],
+        take_orders: Callable[[SyncOrders], Awaitable[None]],
+    ) -> None:
+        self.state = LinkState.STARTING
+        self.reason = "no sync yet"
+        self._node_id = node_id
+        self._make_report = make_report
+        self._take_orders = take_orders
+        self._client = httpx.AsyncClient(
+            base_url=service_url,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=TIMEOUT_S,
+        )
+        self._news = asyncio.Event()
+        self._awake = asyncio.Event()
+        self._report_seq = 0
+        self._away_rounds = 0
+
+    def poke(self) -> None:
+        """There is something to say or to ask: sync soon."""
+        self._news.set()
+
+    async def run(self) -> None:
+        """Sync until cancelled. Raises LinkRefused only when the very first answer is a refusal."""
+        wake = asyncio.create_task(self._listen())
+        try:
+            while True:
+                pause_s = await self._round()
+                # News does not cut a backoff short: a service that is away is not asked more often for it.
+                news = self._news if self.state is LinkState.CONNECTED else self._awake
+                try:
+                    async with asyncio.timeout(pause_s):
+                        await news.wait()
+                except TimeoutError:
+                    continue
+                await asyncio.sleep(POLL_LEAST_S)
+        finally:
+            wake.cancel()
+            await asyncio.gather(wake, return_exceptions=True)
+            await self._client.aclose()
+
+    async def sync(self) -> SyncOrders:
+        """One report, one answer. Raises LinkRefused or ServiceAway."""
+        self._report_seq += 1
+        report = await self._make_report(self._report_seq)
+        body = report.model_dump_json(by_alias=True)
+        try:
+            response = await self._client.post(SYNC_PATH, content=body, headers={"Content-Type": "application/json"})
+        except httpx.HTTPError as error:
+            raise ServiceAway(f"{type(error).__name__}: {error}") from None
+        if response.status_code != 200:
+            raise _refusal(response)
+        if len(response.content) > ORDERS_BYTES_MAX:
+            raise LinkRefused(f"the orders have {len(response.content)} bytes, at most {ORDERS_BYTES_MAX}")
+        try:
+            orders = SyncOrders.model_validate_json(response.content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise LinkRefused(f"the orders cannot be read: {where}: {first['msg']}") from None
+        if orders.protocol_version != PROTOCOL_VERSION:
+            raise LinkRefused(
+                f"the service speaks protocol version {orders.protocol_version}, this agent {PROTOCOL_VERSION}: "
+                "install the same liver release on both"
+            )
+        return orders
+
+    async def _round(self) -> float:
+        """One sync and what follows from it; returns how long to wait for news."""
+        self._news.clear()
+        self._awake.clear()
+        try:
+            orders = await self.sync()
+        except LinkRefused as error:
+            if self.state is LinkState.STARTING:
+                raise
+            self._set_state(LinkState.REFUSED, str(error))
+            return self._backoff_s()
+        except ServiceAway as error:
+            self._set_state(LinkState.AWAY, str(error))
+            return self._backoff_s()
+        self._away_rounds = 0
+        self._set_state(LinkState.CONNECTED, "")
+        await self._take_orders(orders)
+        return min(POLL_MOST_S, max(POLL_LEAST_S, orders.poll_s))
+
+    def _set_state(self, state: LinkState, reason: str) -> None:
+        if (state, reason) != (self.state, self.reason):
+            _log.log(logging.INFO if state is LinkState.CONNECTED else logging.WARNING, "service %s %s", state, reason)
+        self.state, self.reason = state, reason
+
+    def _backoff_s(self) -> float:
+        """Doubling with full jitter, so that ten thousand agents do not come back in the same second."""
+        self._away_rounds = min(self._away_rounds + 1, 16)
+        ceiling = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0**self._away_rounds)
+        return random.uniform(BACKOFF_FIRST_S / 2, ceiling)
+
+    async def _listen(self) -> None:
+        """Every event of the wake stream, and every new connection, is worth a sync."""
+        pause_s = BACKOFF_FIRST_S
+        while True:
+            try:
+                timeout = httpx.Timeout(TIMEOUT_S, read=WAKE_SILENCE_S)
+                query = {"node_id": self._node_id}
+                async with self._client.stream("GET", WAKE_PATH, params=query, timeout=timeout) as response:
+                    if response.status_code == 200:
+                        pause_s = BACKOFF_FIRST_S
+                        async for line in response.aiter_lines():
+                            if line.startswith("data:"):
+                                self._awake.set()
+                                self.poke()
+            except httpx.HTTPError:
+                pass
+            await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
+            pause_s = min(BACKOFF_MAX_S, pause_s * 2)
+
+
+def _refusal(response: httpx.Response) -> LinkRefused | ServiceAway:
+    try:
+        problem = response.json()
+        code, detail = str(problem.get("code", "")), str(problem.get("detail", ""))
+    except ValueError:
+        code, detail = "", response.text[:500]
+    text = f"{response.status_code} {detail or response.reason_phrase}"
+    if response.status_code >= 500 or response.status_code in (408, 425, 429):
+        return ServiceAway(text)
+    if code == VERSION_MISMATCH:
+        return LinkRefused(f"the service runs another version: {detail}")
+    if response.status_code in (401, 403):
+        return LinkRefused(f"the service refuses the token: {text}")
+    return LinkRefused(f"the service refuses the report: {text}")

@@ -1,0 +1,121 @@
+"""Facts that the service has not acknowledged yet: bounded, and sent again until they are.
+
+Pure: times come with the facts. Not thread-safe; it lives in the agent's event loop.
+"""
+
+import logging
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+from uuid import UUID
+
+from agent.protocol.sync import (
+    CHECKPOINTS_PER_REPORT_MAX,
+    HANDOFFS_PER_REPORT_MAX,
+    NOTICES_PER_REPORT_MAX,
+    STEPS_PER_REPORT_MAX,
+    CheckpointFact,
+    HandoffMirror,
+    JobFinished,
+    NoticeFact,
+    StepRow,
+)
+
+FactT = TypeVar("FactT")
+STEPS_MAX = 50_000
+HANDOFFS_MAX = 256
+NOTICES_MAX = 256
+CHECKPOINTS_MAX = 256
+FINISHED_MAX = 64
+
+_log = logging.getLogger(__name__)
+
+
+class Queue(Generic[FactT]):
+    """Facts by key, oldest first. A newer fact under a key replaces the older and has to be acknowledged anew."""
+
+    def __init__(self, name: str, facts_max: int, per_report_max: int) -> None:
+        self.dropped = 0
+        self._name = name
+        self._facts_max = facts_max
+        self._per_report_max = per_report_max
+        self._facts: OrderedDict[object, FactT] = OrderedDict()
+        self._sent: dict[object, tuple[int, FactT]] = {}
+
+    def put(self, key: object, fact: FactT) -> None:
+        """Keep a fact; when there are too many the oldest goes."""
+        self._facts[key] = fact
+        while len(self._facts) > self._facts_max:
+            oldest, _ = self._facts.popitem(last=False)
+            self._sent.pop(oldest, None)
+            self.dropped += 1
+            if self.dropped == 1 or self.dropped % 1_000 == 0:
+                _log.warning("%d %s dropped: more than %d wait", self.dropped, self._name, self._facts_max)
+
+    def batch(self, report_seq: int) -> tuple[FactT, ...]:
+        """The oldest facts, as many as one report may hold; they count as sent with this report."""
+        keys = list(self._facts)[: self._per_report_max]
+        for key in keys:
+            self._sent[key] = (report_seq, self._facts[key])
+        return tuple(self._facts[key] for key in keys)
+
+    def acknowledge(self, report_seq: int) -> None:
+        """Forget what was sent up to this report, unless it has changed since."""
+        for key, (sent_seq, fact) in tuple(self._sent.items()):
+            if sent_seq <= report_seq:
+                del self._sent[key]
+                if self._facts.get(key) is fact:
+                    del self._facts[key]
+
+    def drop(self, key: object) -> None:
+        """The service will never take it."""
+        self._facts.pop(key, None)
+        self._sent.pop(key, None)
+
+    def __len__(self) -> int:
+        return len(self._facts)
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Everything that waits for the service."""
+
+    notices: Queue[NoticeFact] = field(default_factory=lambda: Queue("notices", NOTICES_MAX, NOTICES_PER_REPORT_MAX))
+    steps: Queue[StepRow] = field(default_factory=lambda: Queue("steps", STEPS_MAX, STEPS_PER_REPORT_MAX))
+    handoffs: Queue[HandoffMirror] = field(
+        default_factory=lambda: Queue("handoffs", HANDOFFS_MAX, HANDOFFS_PER_REPORT_MAX)
+    )
+    checkpoints: Queue[CheckpointFact] = field(
+        default_factory=lambda: Queue("checkpoints", CHECKPOINTS_MAX, CHECKPOINTS_PER_REPORT_MAX)
+    )
+    finished: Queue[JobFinished] = field(default_factory=lambda: Queue("endings", FINISHED_MAX, FINISHED_MAX))
+
+    def put_notice(self, fact: NoticeFact) -> None:
+        """One announcement; an earlier deadline replaces a later one."""
+        self.notices.put((fact.node_id, fact.kind), fact)
+
+    def put_step(self, row: StepRow) -> None:
+        """One step of one generation; what several ranks know of it is put together."""
+        key = (row.job_id, row.generation, row.step)
+        self.steps.put(key, row)
+
+    def put_handoff(self, mirror: HandoffMirror) -> None:
+        """The newest copy of a handoff."""
+        self.handoffs.put(mirror.handoff_id, mirror)
+
+    def put_checkpoint(self, fact: CheckpointFact) -> None:
+        """One complete checkpoint."""
+        self.checkpoints.put((fact.job_id, fact.path), fact)
+
+    def put_finished(self, fact: JobFinished) -> None:
+        """One job that has ended here."""
+        self.finished.put((fact.job_id, fact.generation), fact)
+
+    def acknowledge(self, report_seq: int) -> None:
+        """Everything sent up to this report is stored by the service."""
+        for queue in (self.notices, self.steps, self.handoffs, self.checkpoints, self.finished):
+            queue.acknowledge(report_seq)
+
+    def drop_handoff(self, handoff_id: UUID) -> None:
+        """The service refuses this handoff."""
+        self.handoffs.drop(handoff_id)

@@ -1,0 +1,202 @@
+"""The sync loop against a real HTTP server that answers well, badly, slowly or not at all."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from uuid import UUID
+
+import pytest
+
+from agent.link.link import LinkRefused, LinkState, ServiceLink
+from agent.protocol.errors import version_problem
+from agent.protocol.sync import NodeInfo, Provider, SyncOrders, SyncReport
+from tests.agent.waiting import eventually
+
+INCARNATION = UUID(int=1)
+
+
+class Service(ThreadingHTTPServer):
+    """The two agent endpoints, told how to answer."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer: tuple[int, str] | None = None
+        self.reports: list[int] = []
+        self.wake = threading.Event()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Service  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_POST(self) -> None:
+        report = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.reports.append(report["report_seq"])
+        assert self.headers["Authorization"] == "Bearer secret"
+        orders = SyncOrders(
+            orders_seq=1,
+            issued_utc=datetime.now(UTC),
+            accepted_incarnation=INCARNATION,
+            accepted_report_seq=report["report_seq"],
+            poll_s=30.0,
+        )
+        status, body = self.server.answer or (200, orders.model_dump_json())
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        if self.server.wake.wait(20.0):
+            self.wfile.write(b'event: wake\ndata: {"orders_seq": 2}\n\n')
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Silent."""
+
+
+@pytest.fixture
+def service() -> Iterator[Service]:
+    server = Service()
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield server
+    server.wake.set()
+    server.shutdown()
+    server.server_close()
+
+
+class Agent:
+    """The two ends of a link."""
+
+    def __init__(self, url: str) -> None:
+        self.orders: list[SyncOrders] = []
+        self.link = ServiceLink(
+            service_url=url, token="secret", node_id="a", make_report=self.make_report, take_orders=self.take_orders
+        )
+
+    async def make_report(self, report_seq: int) -> SyncReport:
+        return SyncReport(
+            agent_version="0",
+            agent_incarnation=INCARNATION,
+            report_seq=report_seq,
+            issued_utc=datetime.now(UTC),
+            node=NodeInfo(
+                node_id="a",
+                provider=Provider.NONE,
+                slots=1,
+                peer_url="http://127.0.0.1:1",
+                private_address="127.0.0.1",
+            ),
+        )
+
+    async def take_orders(self, orders: SyncOrders) -> None:
+        self.orders.append(orders)
+
+
+def run_while(service_url: str, check: "object") -> None:
+    async def scenario() -> None:
+        agent = Agent(service_url)
+        running = asyncio.create_task(agent.link.run())
+        try:
+            await check(agent)  # type: ignore[operator]
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
+
+
+def test_reports_are_numbered_and_orders_are_taken(service: Service) -> None:
+    async def check(agent: Agent) -> None:
+        await eventually(lambda: agent.orders, "orders")
+        agent.link.poke()
+        await eventually(lambda: len(agent.orders) == 2, "orders after news")
+        assert service.reports == [1, 2]
+        assert agent.link.state is LinkState.CONNECTED
+
+    run_while(service.url, check)
+
+
+def test_the_wake_stream_makes_the_agent_sync_long_before_its_poll(service: Service) -> None:
+    async def check(agent: Agent) -> None:
+        await eventually(lambda: agent.orders, "orders")
+        service.wake.set()
+        await eventually(lambda: len(agent.orders) >= 2, "orders after the wake event")
+
+    run_while(service.url, check)
+
+
+def test_a_service_that_fails_for_a_while_is_away_and_then_back(service: Service) -> None:
+    async def check(agent: Agent) -> None:
+        await eventually(lambda: agent.orders, "orders")
+        service.answer = (503, "starting")
+        agent.link.poke()
+        await eventually(lambda: agent.link.state is LinkState.AWAY, "away")
+        assert "503" in agent.link.reason
+        service.answer = None
+        await eventually(lambda: agent.link.state is LinkState.CONNECTED, "connected again")
+
+    run_while(service.url, check)
+
+
+def test_news_does_not_cut_a_backoff_short(service: Service) -> None:
+    async def check(agent: Agent) -> None:
+        service.answer = (503, "starting")
+        await eventually(lambda: agent.link.state is LinkState.AWAY, "away")
+        before = len(service.reports)
+        for _ in range(5):
+            agent.link.poke()
+            await asyncio.sleep(0.01)
+        assert len(service.reports) <= before + 1
+
+    run_while(service.url, check)
+
+
+def test_a_service_that_is_not_there_at_all_is_away() -> None:
+    async def check(agent: Agent) -> None:
+        await eventually(lambda: agent.link.state is LinkState.AWAY, "away")
+        assert "ConnectError" in agent.link.reason
+
+    run_while("http://127.0.0.1:9", check)
+
+
+@pytest.mark.parametrize(
+    ("answer", "what"),
+    [
+        ((401, '{"code": "unauthenticated", "detail": "no such token"}'), "refuses the token: 401 no such token"),
+        ((409, version_problem(7).model_dump_json()), "another version: the agent speaks protocol version 7"),
+        ((422, '{"code": "invalid", "detail": "node.slots must be at least 1"}'), "node.slots must be at least 1"),
+        ((200, '{"orders_seq": "x"}'), "the orders cannot be read: orders_seq"),
+    ],
+)
+def test_a_refusal_of_the_first_report_ends_the_agent_with_the_reason(
+    service: Service, answer: tuple[int, str], what: str
+) -> None:
+    service.answer = answer
+
+    async def scenario() -> None:
+        with pytest.raises(LinkRefused, match=what):
+            async with asyncio.timeout(10):
+                await Agent(service.url).link.run()
+
+    asyncio.run(scenario())
+
+
+def test_a_refusal_after_the_first_answer_is_reported_and_asked_again(service: Service) -> None:
+    async def check(agent: Agent) -> None:
+        await eventually(lambda: agent.orders, "orders")
+        service.answer = (401, '{"detail": "the token was revoked"}')
+        agent.link.poke()
+        await eventually(lambda: agent.link.state is LinkState.REFUSED, "refused")
+        service.answer = None
+        await eventually(lambda: agent.link.state is LinkState.CONNECTED, "connected again")
+
+    run_while(service.url, check)
