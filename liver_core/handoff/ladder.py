@@ -12,7 +12,7 @@ from liver_core.handoff.messages import Rung
 class LadderInputs:
     """What is known when a handoff is chosen; seconds, bytes and bytes per second.
 
-    `seconds_to_deadline` is None when nothing forces the change. `sources_whole`: every rank of g lives and is readable.
+    `seconds_to_deadline` is None when nothing forces the change. `sources_whole`: every rank of g is alive.
     `prepare_s` is the building of g+1, which overlaps with training. `checkpoint_age_steps` is None without one.
     """
 

@@ -194,7 +194,8 @@ class Order:
     """The whole wanted state of one participant.
 
     `source` is the roster of the parent generation, None only when the job has no world yet. On the checkpoint rung the
-    source is given up, not read: its members end their ranks, so that two worlds can never step side by side.
+    source is given up, not read: its members end their ranks, so that two worlds can never step side by side, and every
+    target loads `checkpoint` (empty: the job starts from its first step), pinned here so that all load the same.
     `deadline_utc` and `issued_at` are seconds since 1970, UTC; after `deadline_utc` a participant that has not reached
     the boundary aborts by itself.
     """
@@ -218,6 +219,7 @@ class Order:
     report_seq: int
     issued_at: float
     reason: Reason | None = None
+    checkpoint: str = ""
     protocol_version: int = PROTOCOL_VERSION
 
     @property
@@ -236,6 +238,7 @@ class Order:
             "rung": str(self.rung),
             "cutover": self.cutover.to_json(),
             "proposer_id": self.proposer_id,
+            "checkpoint": self.checkpoint,
         }
 
     @classmethod
@@ -253,6 +256,7 @@ class Order:
             rung=fields.choice("rung", Rung),
             cutover=CutoverDeadlines.from_json(fields.value("cutover")),
             proposer_id=fields.text("proposer_id"),
+            checkpoint=fields.text("checkpoint", empty=True),
         )
         fields.finish()
         _check_order(order)

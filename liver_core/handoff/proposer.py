@@ -323,6 +323,7 @@ class Proposer:
             report_seq=self._order_seq,
             issued_at=now,
             reason=self.record.reason,
+            checkpoint=proposal.checkpoint,
         )
 
     @property

@@ -24,10 +24,10 @@ from liver_core.layout import Member, ParallelLayout, Roster
 class Proposal:
     """What somebody wants to happen. It has no generation: the proposer burns one when the handoff is opened.
 
-    `source` is the roster of the parent generation, None only for the first start of a job (parent 0). On the checkpoint
-    rung it is given up, not read: its members are asked to end their ranks; those that are dead anyway are named by
-    MemberLost. `store` is the store of the target generation; it listens already. `deadline_utc` is the last moment for
-    the agreed boundary.
+    `source` is the roster of the parent generation, None only for the first start of a job (parent 0). On the
+    checkpoint rung it is given up, not read: its members are asked to end their ranks; those that are dead anyway are
+    named by MemberLost; `checkpoint` is what every target loads. `store` is the store of the target generation; it
+    listens already. `deadline_utc` is the last moment for the agreed boundary.
     """
 
     handoff_id: HandoffId
@@ -42,6 +42,7 @@ class Proposal:
     rung: Rung
     deadline_utc: float
     cutover: CutoverDeadlines
+    checkpoint: str = ""
 
 
 # Events.

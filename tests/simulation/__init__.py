@@ -1,0 +1,1 @@
+"""A seeded simulator of the handoff: virtual clock, lossy network, crashing agents, ranks and stores. Pure."""

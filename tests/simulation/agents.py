@@ -1,0 +1,319 @@
+"""Simulated hosts: agents with a participant and its journal, and hosts of a proposer. Pure.
+
+They crash between two effects; what was not journalled by then is gone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+from liver_core.handoff import (
+    HandoffId,
+    Order,
+    Participant,
+    ParticipantRecord,
+    Proposer,
+    ProposerRecord,
+    Reason,
+    Report,
+    Stage,
+)
+from liver_core.handoff.participant_events import (
+    AbortRank,
+    ClearReadyTag,
+    OrderReceived,
+    ParticipantEffect,
+    ParticipantEvent,
+    Persist,
+    PrepareRank,
+    QueryRank,
+    RankDied,
+    RankReported,
+    RetireRank,
+    SendReport,
+    SetReadyTag,
+    StopRank,
+)
+from liver_core.handoff.participant_events import Tick as ParticipantTick
+from liver_core.handoff.proposer_events import (
+    HandoffEnded,
+    MemberLost,
+    PersistProposal,
+    ProposerEffect,
+    ProposerEvent,
+    Refused,
+    ReportReceived,
+    SendOrder,
+)
+from liver_core.handoff.proposer_events import Tick as ProposerTick
+from liver_core.layout import Member
+from tests.simulation.ranks import SimRank
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+PARTICIPANT_TICK_S = 2.0
+PROPOSER_TICK_S = 1.0
+NEVER = 1_000_000
+
+
+class SimAgent:
+    """One node with one slot: the participant, its journal and the rank process, which outlives the agent."""
+
+    def __init__(self, simulation: Simulation, member: Member, record: ParticipantRecord) -> None:
+        self.simulation = simulation
+        self.member = member
+        self.name = member.node_id
+        self.journal = record
+        self.incarnation = 1
+        self.up = True
+        self.node_up = True
+        self.crash_after = NEVER
+        self.ticking = False
+        self.rank: SimRank | None = None
+        self.participant = self._new_participant()
+
+    def _new_participant(self) -> Participant:
+        sim = self.simulation
+        return sim.machines.participant(
+            job_id=sim.job_id, member=self.member, agent_incarnation=self.incarnation, record=self.journal
+        )
+
+    def receive(self, order: Order | Report) -> None:
+        """An order arrived over the network."""
+        assert isinstance(order, Order)
+        if self.up:
+            expected = order.plan_digest if self.simulation.random.random() < 0.5 else None
+            if self.simulation.takes_fault("digest differs", self.member):
+                expected = "other"
+            self.handle(OrderReceived(order, expected))
+
+    def handle(self, event: ParticipantEvent) -> None:
+        if not self.up:
+            return
+        before = self.participant.state
+        effects = self.participant.handle(event, self.simulation.clock.now)
+        self.simulation.coverage.participant(before, event)
+        self.carry_out(effects)
+
+    def carry_out(self, effects: tuple[ParticipantEffect, ...]) -> None:
+        for effect in effects:
+            if self.crash_after <= 0:
+                self.crash(0.2 + 3 * self.simulation.random.random())
+                return
+            self.crash_after -= 1
+            self._carry_out(effect)
+        if self.participant.wants_ticks and not self.ticking:
+            self.ticking = True
+            self.simulation.clock.after(PARTICIPANT_TICK_S, self._tick, self.incarnation)
+
+    def _carry_out(self, effect: ParticipantEffect) -> None:
+        sim = self.simulation
+        match effect:
+            case Persist(record=record):
+                self.journal = record
+            case SendReport(to=to, report=report):
+                sim.truth.report_spoken(report, self.journal)
+                sim.network.send(self.name, to, sim.hosts[to].receive, report)
+            case PrepareRank(order=order):
+                if self.rank is None or not self.rank.alive or (self.rank.world is None and self.rank.order != order):
+                    self._spawn(order)
+                self._command("prepare", order)
+            case SetReadyTag(handoff_id=handoff_id, plan_revision=revision, tag=tag):
+                self._command("permit", handoff_id, revision, tag)
+            case ClearReadyTag(handoff_id=handoff_id):
+                self._command("withdraw", handoff_id)
+            case AbortRank(handoff_id=handoff_id, reason=reason):
+                if not self._command("abort", handoff_id, reason):
+                    sim.clock.after(0.05, self._no_process)
+            case RetireRank(handoff_id=handoff_id):
+                self._command("retire", handoff_id)
+            case StopRank():
+                if not self._command("stop"):
+                    sim.clock.after(0.05, self._no_process)
+            case QueryRank():
+                if not self._command("status"):
+                    sim.clock.after(0.05, self._no_process)
+            case _:
+                assert_never(effect)
+
+    def _spawn(self, order: Order) -> None:
+        """A fresh process; one that was told to end before is killed and no longer counts."""
+        if self.rank is not None and self.rank.alive:
+            held = self.rank.order
+            if held is not None and held.handoff_id == order.handoff_id:
+                return  # The same newcomer takes a newer revision.
+            self.rank.alive = False
+        self.rank = SimRank(self.simulation, self.member)
+
+    def _command(self, name: str, *args: object) -> bool:
+        """To the rank, in order, also when the agent dies meanwhile. False when there is no process."""
+        rank = self.rank
+        if rank is None or not rank.alive:
+            return False
+        clock = self.simulation.clock
+        rank.commands_until = max(rank.commands_until, clock.now + 0.01 + 0.05 * self.simulation.random.random())
+        clock.after(rank.commands_until - clock.now, self._deliver, rank, name, args)
+        return True
+
+    def _deliver(self, rank: SimRank, name: str, args: tuple[object, ...]) -> None:
+        if rank.alive:
+            getattr(rank, name)(*args)
+
+    def _no_process(self) -> None:
+        if self.rank is None or not self.rank.alive:
+            self.handle(RankDied(Reason("there is no such process", "supervise", self._rank_number())))
+
+    def rank_reported(self, rank: SimRank, event: RankReported) -> None:
+        if rank is self.rank:
+            self.handle(event)
+
+    def rank_exited(self, rank: SimRank) -> None:
+        if rank is self.rank:
+            self.handle(RankDied(Reason("the process ended", "supervise", self._rank_number())))
+
+    def _rank_number(self) -> int:
+        active = self.journal.active
+        number = None if active is None else active.rank_of(self.member)
+        order = self.journal.order
+        if number is None and order is not None:
+            number = order.target.rank_of(self.member)
+        return number or 0
+
+    def _tick(self, incarnation: int) -> None:
+        if incarnation != self.incarnation:
+            return
+        self.ticking = False
+        if self.up and self.participant.wants_ticks:
+            self.ticking = True
+            self.simulation.clock.after(PARTICIPANT_TICK_S, self._tick, incarnation)
+            self.handle(ParticipantTick())
+
+    def crash(self, restart_after_s: float) -> None:
+        """The agent process dies; ranks go on. What was not journalled is gone."""
+        if self.up:
+            self.up = False
+            self.ticking = False
+            self.crash_after = NEVER
+            self.incarnation += 1
+            self.simulation.clock.after(restart_after_s, self.restart)
+
+    def restart(self) -> None:
+        if self.up or not self.node_up:
+            return
+        self.up = True
+        self.participant = self._new_participant()
+        self.simulation.truth.agent_restored(self.member, self.participant.record)
+        self.carry_out(self.participant.start(self.simulation.clock.now))
+
+    def node_dies(self) -> None:
+        """The machine is gone; it may come back with its disk but without its processes."""
+        self.crash(1e9)
+        self.node_up = False
+        if self.rank is not None and self.rank.alive:
+            self.rank.alive = False
+            self.rank.world = None
+
+    def node_returns(self) -> None:
+        if not self.node_up:
+            self.node_up = True
+            self.restart()
+
+
+class ProposerHost:
+    """Where a proposer lives: an agent that leads, or the service."""
+
+    def __init__(self, simulation: Simulation, name: str, record: ProposerRecord) -> None:
+        self.simulation = simulation
+        self.name = name
+        self.journal = record
+        self.incarnation = 1
+        self.up = True
+        self.crash_after = NEVER
+        self.ticking = False
+        self.opened_at: dict[HandoffId, float] = {}
+        self.last_end: HandoffEnded | None = None
+        self.proposer = self._new_proposer()
+
+    def _new_proposer(self) -> Proposer:
+        sim = self.simulation
+        return sim.machines.proposer(
+            job_id=sim.job_id, proposer_id=self.name, agent_incarnation=self.incarnation, record=self.journal
+        )
+
+    def receive(self, report: Order | Report) -> None:
+        assert isinstance(report, Report)
+        if self.up:
+            self.handle(ReportReceived(report))
+
+    def lose(self, member: Member, text: str) -> None:
+        self.handle(MemberLost(member, Reason(text, "supervise")))
+
+    def handle(self, event: ProposerEvent) -> None:
+        if not self.up:
+            return
+        before = self.proposer.state
+        effects = self.proposer.handle(event, self.simulation.clock.now)
+        self.simulation.coverage.proposer(before, event)
+        for effect in effects:
+            if self.crash_after <= 0:
+                self.crash(0.2 + 4 * self.simulation.random.random())
+                return
+            self.crash_after -= 1
+            self._carry_out(effect)
+        self._arm()
+
+    def _arm(self) -> None:
+        if self.proposer.record.proposal is not None and not self.ticking:
+            self.ticking = True
+            self.simulation.clock.after(PROPOSER_TICK_S, self._tick, self.incarnation)
+
+    def _carry_out(self, effect: ProposerEffect) -> None:
+        sim = self.simulation
+        match effect:
+            case PersistProposal(record=record):
+                self.journal = record
+            case SendOrder(member=member, order=order):
+                sim.truth.order_spoken(order, self.journal)
+                sim.remember(order)
+                sim.network.send(self.name, member.node_id, sim.agents[member].receive, order)
+            case HandoffEnded():
+                sim.truth.handoff_ended(effect)
+                self.last_end = effect
+            case Refused():
+                sim.refused += 1
+            case _:
+                assert_never(effect)
+
+    def _tick(self, incarnation: int) -> None:
+        if incarnation != self.incarnation:
+            return
+        self.ticking = False
+        if self.up and self.proposer.record.proposal is not None:
+            self.ticking = True
+            self.simulation.clock.after(PROPOSER_TICK_S, self._tick, incarnation)
+            self.handle(ProposerTick())
+
+    def crash(self, restart_after_s: float) -> None:
+        if self.up:
+            self.up = False
+            self.ticking = False
+            self.crash_after = NEVER
+            self.incarnation += 1
+            self.simulation.clock.after(restart_after_s, self.restart)
+
+    def restart(self) -> None:
+        if not self.up:
+            self.up = True
+            self.proposer = self._new_proposer()
+            self._arm()
+
+    @property
+    def busy(self) -> bool:
+        return not self.up or self.proposer.record.proposal is not None
+
+
+def is_bound(agent: SimAgent) -> bool:
+    """Whether the participant is bound by a handoff that is not over for it."""
+    promise = agent.participant.record.promise
+    return promise is not None and agent.participant.state.value != Stage.ACTIVE.value

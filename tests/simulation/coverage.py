@@ -1,0 +1,67 @@
+"""Which (state, event) pairs were met, and which cannot be. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from liver_core.handoff.cutover import CutoverEvent, CutoverState
+from liver_core.handoff.messages import Phase
+from liver_core.handoff.participant_events import (
+    OrderReceived,
+    ParticipantEvent,
+    ParticipantState,
+    RankReported,
+    RankStage,
+)
+from liver_core.handoff.proposer import ProposerState
+from liver_core.handoff.proposer_events import ProposerEvent
+
+Pair = tuple[str, str, str]  # machine, state, event
+
+
+class Coverage:
+    """Counts pairs of one or many runs."""
+
+    def __init__(self) -> None:
+        self.pairs: Counter[Pair] = Counter()
+
+    def participant(self, state: ParticipantState, event: ParticipantEvent) -> None:
+        name = event.__class__.__name__
+        if isinstance(event, RankReported):
+            name = f"Rank.{event.stage}"
+        elif isinstance(event, OrderReceived):
+            name = f"Order.{event.order.phase}"
+        self.pairs["participant", state, name] += 1
+
+    def proposer(self, state: ProposerState, event: ProposerEvent) -> None:
+        self.pairs["proposer", state, event.__class__.__name__] += 1
+
+    def cutover(self, state: CutoverState, event: CutoverEvent) -> None:
+        self.pairs["cutover", state, event.__class__.__name__] += 1
+
+
+PARTICIPANT_EVENTS = (
+    *(f"Order.{phase}" for phase in Phase),
+    *(f"Rank.{stage}" for stage in RankStage),
+    "RankDied",
+    "Tick",
+)
+PROPOSER_EVENTS = ("Open", "Amend", "Cancel", "MemberLost", "ReportReceived", "Tick")
+CUTOVER_EVENTS = (
+    "BoundaryAgreed",
+    "StateRead",
+    "CertificateCompared",
+    "BarrierPassed",
+    "BarrierFailed",
+    "DecisionRead",
+    "StoreUnreachable",
+    "Withdrawn",
+    "Tick",
+)
+
+
+def every_pair() -> set[Pair]:
+    """All that there could be."""
+    pairs = {("participant", str(state), event) for state in ParticipantState for event in PARTICIPANT_EVENTS}
+    pairs |= {("proposer", str(state), event) for state in ProposerState for event in PROPOSER_EVENTS}
+    return pairs | {("cutover", str(state), event) for state in CutoverState for event in CUTOVER_EVENTS}

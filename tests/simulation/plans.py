@@ -1,0 +1,102 @@
+"""What happens in one run besides training: who wants what when, and which faults strike. Pure, drawn from the seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from liver_core.layout import Member
+
+LEAD = "lead"
+SERVICE = "service"
+
+FAULTS = (
+    "agent crash",
+    "agent crash between effects",
+    "host crash",
+    "host crash between effects",
+    "rank dies",
+    "node dies",
+    "store dies",
+    "store cut off",
+    "network storm",
+    "service away",
+    "build fails",
+    "corrupt",
+    "slow read",
+    "gradients late",
+    "barrier fails",
+    "digest differs",
+    "late order",
+)
+TRIGGERS = ("preparing", "prepared", "ready", "cutting_over", "active")
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """Somebody wants another world. `kind`: handoff, amend, cancel, restart, stale."""
+
+    at_s: float
+    host: str
+    kind: str
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Strikes `delay_s` after `trigger` was first reported by any rank; with an empty trigger after the start."""
+
+    kind: str
+    trigger: str
+    delay_s: float
+    member: Member
+    length_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run, as drawn."""
+
+    members: tuple[Member, ...]
+    first: tuple[Member, ...]
+    step_s: float
+    deadline_s: float
+    network: tuple[float, float, float]  # loss, repeat, delay
+    intents: tuple[Intent, ...]
+    faults: tuple[Fault, ...]
+    chaos_s: float
+
+
+def draw_plan(random: Random) -> Plan:
+    """A short run: one or two changes of the world, none to four faults."""
+    members = tuple(Member(f"n{index}", 0) for index in range(4 + (random.random() < 0.3)))
+    first = tuple(random.sample(members, 2 + (random.random() < 0.4)))
+    chaos_s = 22.0 + 8 * random.random()
+    intents = [Intent(1 + random.random(), LEAD, "handoff", _world(random, members))]
+    if random.random() < 0.35:
+        intents.append(Intent(2 + 16 * random.random(), LEAD, "handoff", _world(random, members)))
+    if random.random() < 0.35:
+        kind = random.choice(("handoff", "handoff", "stale", "restart"))
+        intents.append(Intent(1 + 14 * random.random(), SERVICE, kind, _world(random, members)))
+    if random.random() < 0.3:
+        kind = random.choice(("amend", "cancel"))
+        intents.append(Intent(1.2 + 6 * random.random() ** 2, LEAD, kind, _world(random, members)))
+    count = random.choice((0, 1, 1, 2, 2, 3, 4))
+    faults = tuple(_fault(random, members) for _ in range(count))
+    lossy = random.random() < 0.5
+    network = (0.15 * random.random(), 0.2 * random.random(), 0.6 * random.random()) if lossy else (0.0, 0.0, 0.05)
+    return Plan(
+        members, first, 0.3 + random.random(), 7 + 9 * random.random(), network, tuple(intents), faults, chaos_s
+    )
+
+
+def _world(random: Random, members: tuple[Member, ...]) -> tuple[Member, ...]:
+    return tuple(random.sample(members, 2 + (random.random() < 0.5)))
+
+
+def _fault(random: Random, members: tuple[Member, ...]) -> Fault:
+    kind = random.choice(FAULTS)
+    triggered = random.random() < 0.6
+    trigger = random.choice(TRIGGERS) if triggered else ""
+    delay_s = random.random() if triggered else 14 * random.random()
+    return Fault(kind, trigger, delay_s, random.choice(members), 1 + 9 * random.random())

@@ -1,0 +1,459 @@
+"""Simulated rank processes and the worlds they step in: real boundary all-reduce semantics, no tensors. Pure.
+
+The training state is one number per version (`Truth.value`); what a target reads from a source is that number.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, assert_never
+
+from liver_core.handoff import (
+    BoundaryPhase,
+    Cutover,
+    Decision,
+    HandoffId,
+    Order,
+    Reason,
+    agreed,
+    boundary_pair,
+    pack,
+)
+from liver_core.handoff.boundary import NOTHING_WANTED
+from liver_core.handoff.cutover import (
+    ApplyStepInSource,
+    ApplyStepInTarget,
+    BarrierFailed,
+    BarrierPassed,
+    BoundaryAgreed,
+    CertificateCompared,
+    CompareCertificates,
+    CutoverEffect,
+    CutoverEvent,
+    EnterBarrier,
+    FallToCheckpoint,
+    Leave,
+    Level,
+    ProposeDecision,
+    ReadDecision,
+    ReadState,
+    RedoBatchInTarget,
+    Release,
+    StateRead,
+    Tick,
+    Withdrawn,
+)
+from liver_core.handoff.participant_events import RankReported, RankStage
+from liver_core.layout import Member, Roster
+from tests.simulation.truth import CHECKPOINT_EVERY
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+COLLECTIVE_TIMEOUT_S = 3.0
+JOIN_TIMEOUT_S = 15.0
+_BUILDING = (RankStage.PREPARING, RankStage.PREPARED, RankStage.READY)
+
+
+class SimWorld:
+    """The ranks of one generation in lock step: nobody passes a boundary that not all have reached."""
+
+    def __init__(self, simulation: Simulation, roster: Roster, era: int) -> None:
+        self.simulation = simulation
+        self.roster = roster
+        self.generation = roster.generation
+        self.era = era
+        self.at_boundary: dict[Member, SimRank] = {}
+        self.dead = False
+        self.steps = 0
+
+    def join(self, rank: SimRank) -> None:
+        """A rank goes on to the next step; the boundary comes when all have."""
+        if self.dead:
+            self.simulation.clock.after(COLLECTIVE_TIMEOUT_S, rank.break_down, self.lost_peer(rank))
+            return
+        if not self.at_boundary:
+            self.simulation.clock.after(JOIN_TIMEOUT_S, self._give_up, self.steps)
+        self.at_boundary[rank.member] = rank
+        if len(self.at_boundary) == len(self.roster.members):
+            self.simulation.clock.after(self.simulation.step_s, self.boundary)
+
+    def boundary(self) -> None:
+        """After the gradients are reduced, before the step."""
+        ranks = [self.at_boundary[member] for member in self.roster.members]
+        if self.dead or any(not rank.alive or rank.world is not self for rank in ranks):
+            self.collapse()
+            return
+        self.steps += 1
+        pairs = [boundary_pair(rank.word()) for rank in ranks]
+        agreement = agreed(min(pair[0] for pair in pairs), -min(pair[1] for pair in pairs))
+        if agreement is not None and agreement.phase is BoundaryPhase.READY:
+            self.at_boundary = {}
+            self.simulation.cutover_begins(ranks)
+            return
+        for rank in ranks:
+            rank.apply_step(self)
+        if self.steps % CHECKPOINT_EVERY == 0:
+            self.simulation.truth.checkpoint_version = ranks[0].version
+        self.simulation.clock.after(self.simulation.step_s, self.boundary)
+
+    def collapse(self) -> None:
+        """A peer is gone: the collective fails on whoever is in it."""
+        self.dead = True
+        for rank in self.at_boundary.values():
+            self.simulation.clock.after(COLLECTIVE_TIMEOUT_S, rank.break_down, self.lost_peer(rank))
+
+    def lost_peer(self, rank: SimRank) -> Reason:
+        return Reason(f"a collective of generation {self.generation} failed", "train", self.roster.rank_of(rank.member))
+
+    def _give_up(self, steps: int) -> None:
+        if not self.dead and self.steps == steps and 0 < len(self.at_boundary) < len(self.roster.members):
+            self.collapse()
+
+
+class SimRank:
+    """One process. Its control thread takes commands, its main thread steps or cuts over."""
+
+    def __init__(self, simulation: Simulation, member: Member) -> None:
+        self.simulation = simulation
+        self.member = member
+        self.alive = True
+        self.world: SimWorld | None = None
+        self.version = 0
+        self.value = 1
+        self.order: Order | None = None
+        self.stage = RankStage.TRAINING
+        self.build_number = 0
+        self.tag = 0
+        self.reason: Reason | None = None
+        self.cutover: Cutover | None = None
+        self.cutover_rank = 0
+        self.cutover_version = 0
+        self.held_version = -1
+        self.held_value = -1
+        self.decision_read = Decision.UNDECIDED
+        self.decision = Decision.UNDECIDED  # of the last handoff, as reported
+        self.redoing = False
+        self.commands_until = 0.0
+        self.reports_until = 0.0
+
+    def __str__(self) -> str:
+        return f"rank on {self.member}"
+
+    # Commands of the agent.
+
+    def prepare(self, order: Order) -> None:
+        held = self.order
+        same = held is not None and held.handoff_id == order.handoff_id
+        if same and held is not None and held.plan_revision == order.plan_revision:
+            self.say()
+            return
+        self.simulation.truth.rank_prepares(self, order)
+        if self.stage is RankStage.CUTTING_OVER:
+            self.say()
+            return
+        self.order = order
+        self.stage = RankStage.PREPARING
+        self.tag = 0
+        self.reason = None
+        self.decision = self.decision_read = Decision.UNDECIDED
+        self.cutover = None
+        self.build_number += 1
+        self.simulation.clock.after(self.simulation.build_s(), self._built, self.build_number)
+        self.say()
+
+    def _built(self, number: int) -> None:
+        if not self.alive or number != self.build_number or self.order is None or self.stage is not RankStage.PREPARING:
+            return
+        sim, order = self.simulation, self.order
+        in_source = order.takes_over and order.source is not None and self.member in order.source.members
+        rank = order.target.rank_of(self.member)
+        if rank is None and order.source is not None:
+            rank = order.source.rank_of(self.member)
+        self.cutover_rank = rank or 0
+        if sim.takes_fault("build fails", self.member):
+            self._drop(Reason("the build failed", "build", self.cutover_rank))
+            return
+        self.cutover = sim.machines.cutover(
+            rank=self.cutover_rank,
+            in_source=in_source,
+            in_target=self.member in order.target.members,
+            deadlines=order.cutover,
+            wait_until=order.deadline_utc + 1.0,
+        )
+        self.cutover_tick_later()
+        if not order.takes_over:
+            self.held_version = int(order.checkpoint)
+        self.stage = RankStage.PREPARED
+        self.say()
+
+    def permit(self, handoff_id: HandoffId, plan_revision: int, tag: int) -> None:
+        order = self.order
+        if order is None or order.handoff_id != handoff_id or order.plan_revision != plan_revision:
+            return
+        if self.stage not in (RankStage.PREPARED, RankStage.READY):
+            self.say()
+            return
+        self.tag = tag
+        self.stage = RankStage.READY
+        self.say()
+        if not order.takes_over:
+            self.begin_cutover(self.held_version)
+
+    def withdraw(self, handoff_id: HandoffId) -> None:
+        if self.order is not None and self.order.handoff_id == handoff_id and self.stage is RankStage.READY:
+            self.tag = 0
+            self.stage = RankStage.PREPARED
+        self.say()
+
+    def abort(self, handoff_id: HandoffId, reason: Reason) -> None:
+        if self.order is None or self.order.handoff_id != handoff_id:
+            self.simulation.rank_says(self, RankReported(handoff_id, self.generation, RankStage.ABORTED, reason=reason))
+        elif self.stage in _BUILDING:
+            if self.cutover is not None:
+                self.cutover_event(Withdrawn(reason))
+            if self.stage in _BUILDING:
+                self._drop(reason)
+        else:
+            self.say()
+
+    def retire(self, handoff_id: HandoffId) -> None:
+        """What the older world held may be freed."""
+
+    def stop(self) -> None:
+        self.exit()
+
+    def status(self) -> None:
+        self.say()
+
+    # What the process says and how it ends.
+
+    @property
+    def generation(self) -> int:
+        return 0 if self.world is None else self.world.generation
+
+    def say(self) -> None:
+        handoff_id = HandoffId("") if self.order is None else self.order.handoff_id
+        revision = None if self.order is None else self.order.plan_revision
+        self.simulation.rank_says(
+            self, RankReported(handoff_id, self.generation, self.stage, self.decision, self.reason, revision)
+        )
+
+    def _drop(self, reason: Reason) -> None:
+        """The target world is gone here; a newcomer ends with it."""
+        self.stage = RankStage.ABORTED
+        self.tag = 0
+        self.cutover = None
+        self.reason = reason
+        self.say()
+        if self.world is None:
+            self.exit()
+
+    def break_down(self, reason: Reason) -> None:
+        if not self.alive:
+            return
+        self.stage = RankStage.BROKEN
+        self.reason = reason
+        self.say()
+        self.exit()
+
+    def exit(self) -> None:
+        if self.alive:
+            self.alive = False
+            self.world = None
+            self.simulation.rank_exited(self)
+
+    def word(self) -> int:
+        return pack(self.tag, BoundaryPhase.READY) if self.tag else NOTHING_WANTED
+
+    def apply_step(self, world: SimWorld) -> None:
+        """One optimizer step in `world`."""
+        self.version += 1
+        self.value = self.simulation.truth.value(self.version) if self.value == self._right() else -1
+        self.simulation.truth.step_applied(self, world)
+        if self.redoing:
+            self.redoing = False
+            self._first_step_done()
+
+    def _right(self) -> int:
+        return self.simulation.truth.value(self.version - 1)
+
+    # The cutover.
+
+    def begin_cutover(self, version: int) -> None:
+        """The boundary was agreed (or, for a newcomer, the store said so)."""
+        if not self.alive or self.cutover is None or self.stage not in (RankStage.PREPARED, RankStage.READY):
+            return
+        assert self.order is not None
+        self.simulation.truth.boundary_passed(self, self.order)
+        self.stage = RankStage.CUTTING_OVER
+        self.cutover_version = version
+        self.say()
+        self.cutover_event(BoundaryAgreed(version))
+
+    def cutover_event(self, event: CutoverEvent) -> None:
+        if not self.alive or self.cutover is None:
+            return
+        if event.__class__.__name__ == "DecisionRead":
+            self.decision_read = event.decision  # type: ignore[union-attr]
+        machine = self.cutover
+        before = machine.state
+        effects = machine.handle(event, self.simulation.clock.now)
+        self.simulation.coverage.cutover(before, event)
+        for effect in effects:
+            self._carry_out(effect)
+        self.cutover_tick_later()
+
+    def cutover_tick_later(self) -> None:
+        if self.cutover is None:
+            return
+        due = self.cutover.next_deadline - self.simulation.clock.now
+        if due < 1e6:
+            self.simulation.clock.after(max(0.05, due + 0.01), self._cutover_tick, self.cutover)
+
+    def _cutover_tick(self, machine: Cutover) -> None:
+        if self.alive and machine is self.cutover and self.simulation.clock.now >= machine.next_deadline:
+            self.cutover_event(Tick())
+
+    def _carry_out(self, effect: CutoverEffect) -> None:
+        sim, order = self.simulation, self.order
+        assert order is not None
+        clock = sim.clock
+        match effect:
+            case ReadState(until=until):
+                clock.after(sim.read_s(self, until), self._read_done)
+            case CompareCertificates():
+                clock.after(0.02, self._certified)
+            case EnterBarrier(level=level, until=until):
+                sim.barrier(order).enter(self, level, until)
+            case ProposeDecision(wish=wish):
+                sim.store(order).ask(self, wish)
+            case ReadDecision(not_before=not_before):
+                clock.after(max(0.0, not_before - clock.now), sim.store(order).ask, self, Decision.UNDECIDED)
+            case ApplyStepInTarget() | RedoBatchInTarget():
+                self._switch(redo=isinstance(effect, RedoBatchInTarget))
+            case ApplyStepInSource(reason=reason):
+                self._stay(reason)
+            case Leave(reason=reason):
+                self._leave(reason)
+            case FallToCheckpoint(reason=reason):
+                self.break_down(reason)
+            case Release(reason=reason):
+                self._drop(reason)
+            case _:
+                assert_never(effect)
+
+    def _read_done(self) -> None:
+        """The reads are over: what they gave depends on which sources were still there."""
+        sim, order = self.simulation, self.order
+        if not self.alive or order is None or self.cutover is None:
+            return
+        if not order.takes_over:
+            self.held_value = sim.truth.value(self.cutover_version) ^ sim.takes_fault("corrupt", self.member)
+            self.held_version = self.cutover_version
+            self.cutover_event(StateRead(Level.STATE, source_lost=True))
+            return
+        assert order.source is not None
+        if self.member not in order.target.members:
+            self.cutover_event(StateRead(Level.EVERYTHING))
+            return
+        sources = [sim.agents[member].rank for member in order.source.members]
+        lost = next((rank for rank in sources if rank is None or not rank.alive), None)
+        if any(rank is None or not rank.alive for rank in sources):
+            name = "a source" if lost is None else str(lost)
+            reason = Reason(f"{name} is gone", "read", self.cutover_rank)
+            level = Level.STATE if sim.random.random() < 0.6 else Level.NOTHING
+            if level is Level.STATE:
+                self._hold(sources)
+            self.cutover_event(StateRead(level, source_lost=True, reason=reason))
+            return
+        self._hold(sources)
+        if sim.takes_fault("gradients late", self.member):
+            self.cutover_event(StateRead(Level.STATE, reason=Reason("gradients late", "read", self.cutover_rank)))
+            return
+        self.cutover_event(StateRead(Level.EVERYTHING))
+
+    def _hold(self, sources: list[SimRank | None]) -> None:
+        living = [rank for rank in sources if rank is not None and rank.alive]
+        source = self if self.world is not None else (living[0] if living else None)
+        self.held_version = self.cutover_version
+        if source is None:
+            self.held_value = self.simulation.truth.value(self.cutover_version)  # read before the last source died
+        else:
+            self.held_value = source.value if source.version == self.cutover_version else -1
+        if self.simulation.takes_fault("corrupt", self.member):
+            self.held_value ^= 1
+
+    def _certified(self) -> None:
+        order = self.order
+        if not self.alive or order is None:
+            return
+        equal = self.held_value == self.simulation.truth.value(self.held_version)
+        if equal:
+            self.simulation.truth.certified.setdefault(order.handoff_id, set()).add(self.member)
+        reason = None if equal else Reason("hashes differ", "certificate", self.cutover_rank, "decoder.layers.0/master")
+        self.cutover_event(CertificateCompared(equal, reason))
+
+    def _switch(self, *, redo: bool) -> None:
+        sim, order = self.simulation, self.order
+        assert order is not None
+        sim.truth.step_after_boundary(self, order.handoff_id, sim.store(order).record, in_target=True)
+        self.decision = self.decision_read
+        self.version, self.value = self.held_version, self.held_value
+        self.world = sim.world_of(order)
+        self.tag = 0
+        self.redoing = redo
+        if not redo:
+            self.apply_step(self.world)
+            self._first_step_done()
+        self.world.join(self)
+
+    def _first_step_done(self) -> None:
+        assert self.order is not None
+        self.simulation.truth.first_steps.setdefault(self.order.handoff_id, set()).add(self.member)
+        self.stage = RankStage.ACTIVE
+        self.say()
+
+    def _stay(self, reason: Reason) -> None:
+        sim, order = self.simulation, self.order
+        assert order is not None and self.world is not None
+        sim.truth.step_after_boundary(self, order.handoff_id, sim.store(order).record, in_target=False)
+        self.decision = self.decision_read
+        self._drop(reason)
+        self.apply_step(self.world)
+        self.world.join(self)
+
+    def _leave(self, reason: Reason) -> None:
+        self.decision = self.decision_read
+        self.stage = RankStage.LEFT if self.decision.goes else RankStage.ABORTED
+        self.reason = reason
+        self.say()
+        self.exit()
+
+
+class Barrier:
+    """The MIN all-reduce over the target world of one handoff; each rank may see it fail on its own."""
+
+    def __init__(self, simulation: Simulation, order: Order) -> None:
+        self.simulation = simulation
+        self.order = order
+        self.levels: dict[Member, Level] = {}
+        self.ranks: dict[Member, SimRank] = {}
+
+    def enter(self, rank: SimRank, level: Level, until: float) -> None:
+        self.levels[rank.member] = level
+        self.ranks[rank.member] = rank
+        clock = self.simulation.clock
+        clock.after(max(0.0, until - clock.now), self._timed_out, rank)
+        if len(self.levels) < len(self.order.target.members):
+            return
+        level = min(self.levels.values())
+        for peer in self.ranks.values():
+            if self.simulation.takes_fault("barrier fails", peer.member):
+                clock.after(0.1, self._timed_out, peer)
+            else:
+                clock.after(0.01 + 0.2 * self.simulation.random.random(), peer.cutover_event, BarrierPassed(level))
+
+    def _timed_out(self, rank: SimRank) -> None:
+        missing = [member for member in self.order.target.members if member not in self.levels]
+        name = f"{missing[0]} did not come" if missing else "the collective failed"
+        rank.cutover_event(BarrierFailed(Reason(name, "barrier", rank.cutover_rank)))

@@ -1,0 +1,375 @@
+"""One run: a job of a few ranks, its agents, two proposers, and what its seed makes go wrong. Pure.
+
+`Simulation(seed).run()` raises Violation when a rule of `truth` breaks, and when the job does not come to rest in time
+after the faults have stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+
+from liver_core.handoff import (
+    Cutover,
+    CutoverDeadlines,
+    HandoffId,
+    Order,
+    Participant,
+    ParticipantRecord,
+    Proposal,
+    Proposer,
+    ProposerRecord,
+    Reason,
+    Rung,
+    StoreAddress,
+)
+from liver_core.handoff.participant_events import RankReported
+from liver_core.handoff.proposer_events import Amend, Cancel, Open
+from liver_core.layout import Member, ParallelLayout, Roster
+from tests.simulation.agents import ProposerHost, SimAgent, is_bound
+from tests.simulation.clock import Clock
+from tests.simulation.coverage import Coverage
+from tests.simulation.network import Network
+from tests.simulation.plans import LEAD, SERVICE, Fault, Intent, Plan, draw_plan
+from tests.simulation.ranks import Barrier, SimRank, SimWorld
+from tests.simulation.store import SimStore
+from tests.simulation.truth import Truth, Violation
+
+CUTOVER_DEADLINES = CutoverDeadlines(target_s=3.0, source_s=4.5, store_s=8.0)
+REST_WITHIN_S = 260.0
+THINK_S = 1.5
+EVENTS_MAX = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """The machines under test; a planted bug replaces one."""
+
+    proposer: type[Proposer] = Proposer
+    participant: type[Participant] = Participant
+    cutover: type[Cutover] = Cutover
+
+
+class Simulation:
+    """One seed."""
+
+    job_id = "job"
+
+    def __init__(self, seed: int, machines: Machines | None = None, plan: Plan | None = None) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.plan = plan or draw_plan(self.random)
+        self.machines = machines or Machines()
+        self.clock = Clock()
+        self.truth = Truth()
+        self.coverage = Coverage()
+        self.network = Network(self)
+        self.step_s = self.plan.step_s
+        self.refused = 0
+        self.chaos = True
+        self.orders: dict[str, Order] = {}
+        self.stores: dict[str, SimStore] = {}
+        self.barriers: dict[tuple[str, int], Barrier] = {}
+        self.worlds: dict[int, SimWorld] = {}
+        self.armed: list[tuple[str, Member]] = []
+        self.waiting_faults = [fault for fault in self.plan.faults if fault.trigger]
+        self.handoffs = 0
+        self.wanted: tuple[Member, ...] | None = None
+        self.broken_since: float | None = None
+        first = Roster(self.job_id, 1, ParallelLayout(dp=len(self.plan.first)), self.plan.first)
+        self.stale_roster = Roster(self.job_id, 1, first.layout, tuple(reversed(first.members)))
+        self.agents = {member: self._agent(member, first) for member in self.plan.members}
+        lead = ProposerHost(self, LEAD, ProposerRecord(highest_generation=1))
+        self.hosts = {LEAD: lead, SERVICE: ProposerHost(self, SERVICE, ProposerRecord())}
+        self._start_world(first)
+
+    def run(self) -> Truth:
+        """From the first step to rest."""
+        plan = self.plan
+        self.network.loss, self.network.repeat, self.network.delay_s = plan.network
+        for intent in plan.intents:
+            self.clock.after(intent.at_s, self._intend, intent)
+        for fault in plan.faults:
+            if not fault.trigger:
+                self.clock.after(fault.delay_s, self._strike, fault)
+        self.clock.after(plan.chaos_s, self._calm)
+        self.clock.after(THINK_S, self._think)
+        for _ in range(EVENTS_MAX):
+            if not self.chaos and self._rests():
+                return self.truth
+            if self.clock.now > plan.chaos_s + REST_WITHIN_S:
+                break
+            self.clock.run_next()
+        raise Violation(f"no rest at {self.clock.now:.0f} s: {self._why_not()}")
+
+    # Set-up.
+
+    def _agent(self, member: Member, first: Roster) -> SimAgent:
+        if member not in first.members:
+            return SimAgent(self, member, ParticipantRecord())
+        return SimAgent(self, member, ParticipantRecord(active=first, highest_generation=1))
+
+    def _start_world(self, roster: Roster) -> None:
+        world = SimWorld(self, roster, era=0)
+        self.worlds[roster.generation] = world
+        for member in roster.members:
+            rank = SimRank(self, member)
+            rank.world = world
+            self.agents[member].rank = rank
+            world.join(rank)
+
+    # What the parts ask of the whole.
+
+    def remember(self, order: Order) -> None:
+        """The newest order of each handoff, for the store and the barrier."""
+        self.orders[order.handoff_id] = order
+
+    def store(self, order: Order) -> SimStore:
+        """The store of this handoff's target generation."""
+        if order.handoff_id not in self.stores:
+            self.stores[order.handoff_id] = SimStore(self, order)
+            self.stores[order.handoff_id].version = int(order.checkpoint or 0)
+        return self.stores[order.handoff_id]
+
+    def barrier(self, order: Order) -> Barrier:
+        """The barrier of the target world."""
+        key = (order.handoff_id, order.plan_revision)
+        if key not in self.barriers:
+            self.barriers[key] = Barrier(self, order)
+        return self.barriers[key]
+
+    def world_of(self, order: Order) -> SimWorld:
+        """The target world, made by the first rank that switches to it."""
+        if order.generation not in self.worlds:
+            parent = self.worlds[order.parent]
+            era = parent.era if order.takes_over else self.truth.new_era()
+            self.worlds[order.generation] = SimWorld(self, order.target, era)
+        return self.worlds[order.generation]
+
+    def target_ranks(self, order: Order) -> dict[Member, SimRank]:
+        """The processes of a target roster that hold this handoff."""
+        held = {}
+        for member in order.target.members:
+            rank = self.agents[member].rank
+            if rank is not None and rank.order is not None and rank.order.handoff_id == order.handoff_id:
+                held[member] = rank
+        return held
+
+    def cutover_begins(self, ranks: list[SimRank]) -> None:
+        """All ranks of a world held the same tag: each cuts over, and the store tells the newcomers."""
+        order = ranks[0].order
+        assert order is not None and order.source is not None
+        version = ranks[0].version
+        self.store(order).version = version
+        for rank in ranks:
+            self.clock.after(0.02 * self.random.random(), rank.begin_cutover, version)
+        for member in order.target.members:
+            newcomer = self.agents[member].rank
+            if newcomer is None or newcomer in ranks or newcomer.order is None:
+                continue
+            if newcomer.order.handoff_id == order.handoff_id:
+                self.clock.after(0.05 + 0.3 * self.random.random(), newcomer.begin_cutover, version)
+
+    def build_s(self) -> float:
+        return 0.3 + 2.5 * self.random.random()
+
+    def read_s(self, rank: SimRank, until: float) -> float:
+        """Seconds that a read takes; a slow one ends a little before or after its deadline."""
+        if self.takes_fault("slow read", rank.member):
+            return max(0.1, until - self.clock.now + 0.6 * self.random.random() - 0.2)
+        return 0.1 + 0.8 * self.random.random()
+
+    def rank_says(self, rank: SimRank, event: RankReported) -> None:
+        """To the agent, in order."""
+        rank.reports_until = max(rank.reports_until, self.clock.now + 0.01 + 0.05 * self.random.random())
+        self.clock.after(rank.reports_until - self.clock.now, self.agents[rank.member].rank_reported, rank, event)
+        for fault in self.waiting_faults:
+            if fault.trigger == event.stage:
+                self.waiting_faults.remove(fault)
+                self.clock.after(fault.delay_s, self._strike, fault)
+                break
+
+    def rank_exited(self, rank: SimRank) -> None:
+        delay_s = max(rank.reports_until - self.clock.now, 0.0) + 0.02
+        self.clock.after(delay_s, self.agents[rank.member].rank_exited, rank)
+
+    def takes_fault(self, kind: str, member: Member) -> bool:
+        """Whether a fault of this kind was armed for the member; it strikes once."""
+        if not self.armed or (kind, member) not in self.armed:
+            return False
+        self.armed.remove((kind, member))
+        return True
+
+    # Faults.
+
+    def _strike(self, fault: Fault) -> None:
+        if not self.chaos:
+            return
+        agent = self.agents[fault.member]
+        host = self.hosts[LEAD if fault.length_s < 7 else SERVICE]
+        match fault.kind:
+            case "agent crash":
+                agent.crash(fault.length_s)
+            case "agent crash between effects":
+                agent.crash_after = int(fault.length_s) % 4
+            case "host crash":
+                host.crash(fault.length_s)
+            case "host crash between effects":
+                host.crash_after = int(fault.length_s) % 4
+            case "rank dies":
+                if agent.rank is not None:
+                    agent.rank.exit()
+            case "node dies":
+                agent.node_dies()
+                self.clock.after(fault.length_s, self._node_returns, agent)
+                for each in self.hosts.values():
+                    self.clock.after(2 * self.random.random(), each.lose, agent.member, "the node is gone")
+            case "store dies":
+                for store in self.stores.values():
+                    store.alive = False
+            case "store cut off":
+                for store in self.stores.values():
+                    store.cut_off[agent.name] = self.clock.now + fault.length_s
+            case "network storm":
+                self.network.loss, self.network.delay_s = 0.6, 1.5
+                self.clock.after(fault.length_s, self._storm_over)
+            case "service away":
+                self.network.service_away = True
+                self.clock.after(2 * fault.length_s, self._service_back)
+            case "late order":
+                self._repeat_old_orders(agent)
+            case kind:
+                self.armed.append((kind, fault.member))
+
+    def _node_returns(self, agent: SimAgent) -> None:
+        agent.node_returns()
+
+    def _storm_over(self) -> None:
+        self.network.loss, _, self.network.delay_s = self.plan.network if self.chaos else (0.0, 0.0, 0.05)
+
+    def _service_back(self) -> None:
+        self.network.service_away = False
+
+    def _repeat_old_orders(self, agent: SimAgent) -> None:
+        """Orders of any age arrive again."""
+        for order in list(self.orders.values())[-4:]:
+            self.clock.after(3 * self.random.random(), agent.receive, order)
+
+    def _calm(self) -> None:
+        """The faults stop; whoever is down comes back."""
+        self.chaos = False
+        self.network.loss, self.network.repeat, self.network.delay_s = 0.0, 0.0, 0.05
+        self.network.service_away = False
+        self.armed.clear()
+        self.waiting_faults.clear()
+        for agent in self.agents.values():
+            agent.crash_after = 1_000_000
+            agent.node_up = True
+            agent.restart()
+        for host in self.hosts.values():
+            host.crash_after = 1_000_000
+            host.restart()
+        for store in self.stores.values():
+            store.cut_off.clear()
+
+    # Who wants what.
+
+    def current_world(self) -> SimWorld | None:
+        """The newest world if all its ranks live in it."""
+        world = self.worlds[max(self.worlds)]
+        ranks = [self.agents[member].rank for member in world.roster.members]
+        whole = not world.dead and all(rank is not None and rank.alive and rank.world is world for rank in ranks)
+        return world if whole else None
+
+    def _intend(self, intent: Intent) -> None:
+        host = self.hosts[intent.host]
+        current = host.proposer.record.proposal
+        match intent.kind:
+            case "handoff" if intent.host == LEAD:
+                self.wanted = intent.members
+                if current is not None and self.random.random() < 0.5:
+                    host.handle(Cancel(Reason("another notice came", "supersede")))
+            case "cancel":
+                host.handle(Cancel(Reason("another notice came", "supersede")))
+            case "amend":
+                parent = self.worlds[1] if current is None else self.worlds.get(current.parent, self.worlds[1])
+                amended = self._proposal(parent.roster, intent.members, Rung.STOP_AND_COPY)
+                if current is not None:
+                    amended = replace(amended, handoff_id=current.handoff_id)
+                host.handle(Amend(amended))
+            case "stale":
+                host.handle(Open(self._proposal(self.stale_roster, intent.members, Rung.STOP_AND_COPY)))
+            case kind:
+                rung = Rung.CHECKPOINT if kind == "restart" else Rung.STOP_AND_COPY
+                host.handle(Open(self._proposal(self.worlds[max(self.worlds)].roster, intent.members, rung)))
+
+    def _proposal(self, source: Roster, members: tuple[Member, ...], rung: Rung) -> Proposal:
+        self.handoffs += 1
+        return Proposal(
+            handoff_id=HandoffId(f"h{self.handoffs}"),
+            job_id=self.job_id,
+            parent=source.generation,
+            source=source,
+            layout=ParallelLayout(dp=len(members)),
+            members=members,
+            plan_digest=f"d{self.handoffs}",
+            store=StoreAddress("127.0.0.1", 1024 + self.handoffs),
+            cause="notice",
+            rung=rung,
+            deadline_utc=self.clock.now + self.plan.deadline_s,
+            cutover=CUTOVER_DEADLINES,
+            checkpoint=str(self.truth.checkpoint_version) if rung is Rung.CHECKPOINT else "",
+        )
+
+    def _think(self) -> None:
+        """The driver of the lead: opens what is wanted, and brings a broken job back from its checkpoint."""
+        self.clock.after(THINK_S, self._think)
+        host = self.hosts[LEAD]
+        world = self.current_world()
+        self.broken_since = None if world is not None else (self.broken_since or self.clock.now)
+        if host.busy:
+            return
+        if world is not None:
+            if self.wanted is not None and world.roster.members != self.wanted and self.chaos:
+                host.handle(Open(self._proposal(world.roster, self.wanted, Rung.STOP_AND_COPY)))
+            return
+        if self.broken_since is not None and self.clock.now - self.broken_since > 4:
+            self._restart_from_checkpoint(host)
+
+    def _restart_from_checkpoint(self, host: ProposerHost) -> None:
+        up = [member for member, agent in self.agents.items() if agent.node_up]
+        if len(up) < 2:
+            return
+        newest = self.worlds[max(self.worlds)].roster
+        host.handle(Open(self._proposal(newest, tuple(up[:2]), Rung.CHECKPOINT)))
+        for member in newest.members:
+            if not self.agents[member].node_up:
+                host.lose(member, "the node is gone")
+
+    # Rest.
+
+    def _rests(self) -> bool:
+        world = self.current_world()
+        if world is None or world.steps < 2 or any(host.busy for host in self.hosts.values()):
+            return False
+        if len(world.at_boundary) != len(world.roster.members):
+            return False
+        return not any(is_bound(agent) for agent in self.agents.values())
+
+    def _why_not(self) -> str:
+        world = self.current_world()
+        bound = [f"{agent.member} {agent.participant.state}" for agent in self.agents.values() if is_bound(agent)]
+        busy = [name for name, host in self.hosts.items() if host.busy]
+        newest = self.worlds[max(self.worlds)]
+        return f"world {world and world.generation} of {newest.generation}, bound {bound}, proposers {busy}"
+
+
+def run_seed(seed: int, machines: Callable[[], Machines] = Machines) -> Simulation:
+    """Run one seed to its end; raises Violation with the seed in it."""
+    simulation = Simulation(seed, machines())
+    try:
+        simulation.run()
+    except Violation as violation:
+        raise Violation(f"seed {seed}, {simulation.clock.now:.2f} s: {violation}") from violation
+    return simulation

@@ -1,0 +1,55 @@
+"""The store of one target generation: compare-and-set on the decision record, over a connection that may fail. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from liver_core.handoff import Decision, Order, Reason
+from liver_core.handoff.cutover import DecisionRead, StoreUnreachable
+
+if TYPE_CHECKING:
+    from tests.simulation.ranks import SimRank
+    from tests.simulation.simulation import Simulation
+
+TIMEOUT_S = 0.7
+
+
+class SimStore:
+    """One per handoff. Once dead it stays dead; a rank may be cut off from it for a while."""
+
+    def __init__(self, simulation: Simulation, order: Order) -> None:
+        self.simulation = simulation
+        self.order = order
+        self.alive = True
+        self.record = Decision.UNDECIDED
+        self.version = 0  # the version that the cutover is about, for the checks
+        self.cut_off: dict[str, float] = {}  # node -> until
+
+    def ask(self, rank: SimRank, wish: Decision) -> None:
+        """Compare-and-set `undecided -> wish`; a wish of UNDECIDED only reads."""
+        sim = self.simulation
+        if not self._reaches(rank) or sim.random.random() < sim.network.loss:
+            self._fail(rank)
+            return
+        sim.clock.after(0.01 + 0.1 * sim.random.random(), self._serve, rank, wish)
+
+    def _serve(self, rank: SimRank, wish: Decision) -> None:
+        sim = self.simulation
+        if not self.alive:
+            self._fail(rank)
+            return
+        if self.record is Decision.UNDECIDED and wish is not Decision.UNDECIDED:
+            self.record = wish
+            sim.truth.decided(self.order, wish, sim.target_ranks(self.order), self.version)
+        # The answer may get lost although the write was done.
+        if not self._reaches(rank) or sim.random.random() < sim.network.loss:
+            self._fail(rank)
+            return
+        sim.clock.after(0.01 + 0.1 * sim.random.random(), rank.cutover_event, DecisionRead(self.record))
+
+    def _reaches(self, rank: SimRank) -> bool:
+        return self.alive and self.cut_off.get(rank.member.node_id, 0.0) <= self.simulation.clock.now
+
+    def _fail(self, rank: SimRank) -> None:
+        reason = Reason("the store does not answer", "decision", rank=rank.cutover_rank)
+        self.simulation.clock.after(TIMEOUT_S, rank.cutover_event, StoreUnreachable(reason))

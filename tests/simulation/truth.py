@@ -1,0 +1,160 @@
+"""What must hold (handoff.md section 1), checked whenever something happens that could break it. Pure.
+
+It sees everything at once, which no party of the real protocol can. A violation names the rule.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from liver_core.handoff import Decision, Order, Phase, Report, Stage
+from liver_core.handoff.participant_events import ParticipantRecord, RankStage
+from liver_core.handoff.proposer_events import HandoffEnded, ProposerRecord
+
+if TYPE_CHECKING:
+    from liver_core.layout import Member
+    from tests.simulation.ranks import SimRank, SimWorld
+
+CHECKPOINT_EVERY = 5
+
+
+class Violation(AssertionError):
+    """A rule is broken."""
+
+
+class Truth:
+    """The whole history that the rules speak about."""
+
+    def __init__(self) -> None:
+        self.chain = [1]  # the training state at each version, the same in every layout: H1 in one number
+        self.era = 0  # grows by one with every start from a checkpoint
+        self.checkpoint_version = 0
+        self.applied: dict[tuple[int, int], int] = {}  # (era, version) -> generation that stepped to it
+        self.generation_owner: dict[int, str] = {}  # generation -> handoff that was decided GO with it
+        self.burned: dict[tuple[str, int], str] = {}  # (proposer, generation) -> handoff
+        self.promised: dict[tuple[Member, int], str] = {}  # (member, generation) -> handoff
+        self.bound: dict[Member, str] = {}  # member -> the handoff it last said it is promised to
+        self.revision_at_boundary: dict[str, int] = {}
+        self.certified: dict[str, set[Member]] = {}
+        self.first_steps: dict[str, set[Member]] = {}
+        self.ended: list[HandoffEnded] = []
+        self.steps = 0
+
+    def value(self, version: int) -> int:
+        """The one correct state at a version."""
+        while len(self.chain) <= version:
+            self.chain.append(hash((self.chain[-1], len(self.chain))) & 0xFFFFFFFFFFFF)
+        return self.chain[version]
+
+    # H3, H5: steps.
+
+    def step_applied(self, rank: SimRank, world: SimWorld) -> None:
+        """`rank` stepped from `rank.version - 1` to `rank.version` in `world`."""
+        self.steps += 1
+        if rank.value != self.value(rank.version):
+            raise Violation(f"H1: {rank} has a wrong state at version {rank.version} in generation {world.generation}")
+        if world.era < self.era:
+            raise Violation(f"H3: {rank} steps in generation {world.generation} beside a restarted world")
+        owner = self.applied.setdefault((world.era, rank.version), world.generation)
+        if owner != world.generation:
+            raise Violation(f"H3: version {rank.version} was stepped to in generations {owner} and {world.generation}")
+
+    def new_era(self) -> int:
+        self.era += 1
+        return self.era
+
+    # The decision.
+
+    def step_after_boundary(self, rank: SimRank, handoff_id: str, record: Decision, *, in_target: bool) -> None:
+        """`rank` is about to apply the step that a cutover was about."""
+        if rank.decision_read is Decision.UNDECIDED:
+            raise Violation(f"step before the decision was read: {rank} in {handoff_id}")
+        if rank.decision_read is not record:
+            raise Violation(f"decision changed: {rank} read {rank.decision_read}, the record says {record}")
+        if record.goes is not in_target:
+            raise Violation(f"H3: {rank} steps in the {'target' if in_target else 'source'} world after {record}")
+
+    def decided(self, order: Order, decision: Decision, held: dict[Member, SimRank], version: int) -> None:
+        """The decision record was written for the first time."""
+        if not decision.goes:
+            return
+        handoff_id = self.generation_owner.setdefault(order.generation, order.handoff_id)
+        if handoff_id != order.handoff_id:
+            raise Violation(f"H6: generation {order.generation} goes for {order.handoff_id} and for {handoff_id}")
+        for member in order.target.members:
+            rank = held.get(member)
+            certified = member in self.certified.get(order.handoff_id, ())
+            if rank is None or not certified or rank.held_value != self.value(version):
+                raise Violation(f"certificate: {decision} of {order.handoff_id} without a certified state on {member}")
+
+    def boundary_passed(self, rank: SimRank, order: Order) -> None:
+        """`rank` learned that the boundary of `order` was agreed."""
+        revision = self.revision_at_boundary.setdefault(order.handoff_id, order.plan_revision)
+        if revision != order.plan_revision:
+            raise Violation(f"amended: {rank} cuts over in revision {order.plan_revision}, others in {revision}")
+
+    # Promises, the journal and words.
+
+    def report_spoken(self, report: Report, journal: ParticipantRecord) -> None:
+        """A participant says something: all of it must be on its disk."""
+        if report.promise != journal.promise:
+            raise Violation(f"spoke before persist: {report.member} says {report.promise}, disk {journal.promise}")
+        if report.highest_generation > journal.highest_generation:
+            raise Violation(f"spoke before persist: {report.member} says generation {report.highest_generation}")
+        promise = report.promise
+        if promise is None:
+            self.bound.pop(report.member, None)
+            return
+        self.bound[report.member] = promise.handoff_id
+        owner = self.promised.setdefault((report.member, promise.generation), promise.handoff_id)
+        if owner != promise.handoff_id:
+            raise Violation(f"H6: {report.member} took generation {promise.generation} for two handoffs")
+
+    def agent_restored(self, member: Member, journal: ParticipantRecord) -> None:
+        """A participant came back from its journal: no spoken promise may be forgotten."""
+        bound = self.bound.get(member)
+        if bound is None:
+            return
+        kept = journal.promise is not None and journal.promise.handoff_id == bound
+        if not kept and not any(ended.handoff_id == bound for ended in journal.ended):
+            raise Violation(f"promise forgotten: {member} was bound to {bound}")
+
+    def order_spoken(self, order: Order, journal: ProposerRecord) -> None:
+        """A proposer says something: all of it must be on its disk, and its numbers are used once."""
+        if order.generation > journal.highest_generation:
+            raise Violation(f"spoke before persist: {order.proposer_id} says generation {order.generation}")
+        if order.phase is not Phase.ABORT and (order.phase is not journal.phase or journal.proposal is None):
+            raise Violation(f"spoke before persist: {order.proposer_id} says {order.phase}")
+        owner = self.burned.setdefault((order.proposer_id, order.generation), order.handoff_id)
+        if owner != order.handoff_id:
+            raise Violation(f"H6: {order.proposer_id} used generation {order.generation} for two handoffs")
+        passed = self.revision_at_boundary.get(order.handoff_id)
+        if passed is not None and order.plan_revision != passed and order.phase is not Phase.ABORT:
+            raise Violation(f"amended: {order.handoff_id} says revision {order.plan_revision} after the boundary")
+
+    def rank_prepares(self, rank: SimRank, order: Order) -> None:
+        """A rank is told to prepare; only one handoff at a time, for the roster that it truly steps in."""
+        held = rank.order
+        busy = rank.stage in (RankStage.PREPARING, RankStage.PREPARED, RankStage.READY, RankStage.CUTTING_OVER)
+        if held is not None and busy and held.handoff_id != order.handoff_id:
+            raise Violation(f"two promises: {rank} prepares {order.handoff_id} while it holds {held.handoff_id}")
+        if held is not None and rank.stage is RankStage.CUTTING_OVER and held.plan_revision != order.plan_revision:
+            raise Violation(f"amended: {rank} is past the boundary of {order.handoff_id}")
+        if rank.world is not None and order.source != rank.world.roster:
+            raise Violation(f"stale roster: {rank} steps in generation {rank.world.generation}, not in {order.source}")
+
+    def retired(self, order: Order | None) -> None:
+        """A proposer's retire reached a rank."""
+        if order is not None and set(order.target.members) - self.first_steps.get(order.handoff_id, set()):
+            raise Violation(f"retired before every rank of generation {order.generation} did its first step")
+
+    def handoff_ended(self, ended: HandoffEnded) -> None:
+        """H7: an ending names what, where and why."""
+        self.ended.append(ended)
+        if ended.stage not in (Stage.ACTIVE, Stage.ABORTED, Stage.BROKEN):
+            raise Violation(f"H7: {ended.handoff_id} ended {ended.stage}")
+        reason = ended.reason
+        asked_for = ended.stage is Stage.ACTIVE or reason.phase in ("supersede", "amend")
+        anonymous = reason.rank is None and not asked_for
+        if not reason.text or not reason.phase or anonymous:
+            raise Violation(f"H7: {ended.handoff_id} ended {ended.stage} with a reason that names no rank: {reason}")
