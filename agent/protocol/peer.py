@@ -48,6 +48,7 @@ class Envelope(Message):
     job_id: JobId
     issued_utc: Utc
     kind: PeerKind
+    slot: int | None = Field(default=None, ge=0, lt=1_024, description="The receiver's slot that an order is for.")
     body: dict[str, Any]
 
 
