@@ -29,8 +29,6 @@ from liver_core.transport.nixl import NixlTransport
 from liver_core.worlds.megatron import prepare_process
 
 _EXIT = {"finished": 0, "stopped": 0, "left": 0, "aborted": 3, "broken": 4}
-_LAUNCH_DEADLINE_S = 600.0
-_FIRST_PREPARE_S = 120.0
 
 
 def run(spec: dict[str, Any]) -> int:
@@ -102,7 +100,7 @@ class Worker:
                 checkpoint = source.path
             case _:
                 assert_never(source)
-        handoff_id = str(uuid.uuid5(uuid.NAMESPACE_OID, f"{self.spec.job_id}/{self.spec.generation}"))
+        handoff_id = str(self.spec.handoff_id)
         request = Request(
             job_id=self.spec.job_id,
             handoff_id=handoff_id,
@@ -111,7 +109,7 @@ class Worker:
             source=None,
             target=core_roster(self.spec.roster),
             store=StoreAddress(self.spec.store.host, self.spec.store.port),
-            deadline_utc=time.time() + _LAUNCH_DEADLINE_S,
+            deadline_utc=self.spec.deadline_utc.timestamp(),
             checkpoint=checkpoint,
         )
         # Nobody trains who could be disturbed: every rank of a first world goes as soon as all of them are there.
@@ -120,10 +118,10 @@ class Worker:
         return request
 
     def _await_prepare(self) -> Request:
-        deadline = time.monotonic() + _FIRST_PREPARE_S
+        deadline = self.spec.deadline_utc.timestamp()
         while not self.first_prepare:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"no prepare from the agent within {_FIRST_PREPARE_S:.0f} s")
+            if time.time() > deadline:
+                raise TimeoutError(f"no prepare of handoff {self.spec.handoff_id} from the agent before its deadline")
             time.sleep(0.005)
         return self.first_prepare[0]
 
