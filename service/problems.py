@@ -15,6 +15,7 @@ from agent.protocol import errors
 from agent.protocol.errors import PROBLEM_MEDIA_TYPE, FieldProblem, Problem
 
 _log = logging.getLogger(__name__)
+_PLAIN_RULES = {"extra_forbidden": "is not a known field", "missing": "is required"}
 
 
 class ProblemError(Exception):
@@ -55,7 +56,7 @@ def field_problems(error: ValidationError | RequestValidationError) -> tuple[Fie
     found = []
     for item in error.errors():
         location = [str(part) for part in item["loc"] if part not in ("body", "query", "path", "header")]
-        rule = item["msg"].removeprefix("Value error, ")
+        rule = _PLAIN_RULES.get(item["type"], item["msg"].removeprefix("Value error, "))
         found.append(FieldProblem(field=".".join(location) or "(whole)", rule=rule[:500]))
     return tuple(found[:256])
 

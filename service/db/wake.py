@@ -7,7 +7,7 @@ import asyncio
 import logging
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 import psycopg
@@ -56,6 +56,7 @@ class WakeHub:
     def __init__(self, url: URL) -> None:
         self._conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
         self._stop = threading.Event()
+        self._is_ending: Callable[[], bool] = lambda: False
         self._reconcilers = threading.Event()
         self._lock = threading.Lock()
         self._waiters: dict[str, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = defaultdict(set)
@@ -85,10 +86,14 @@ class WakeHub:
         for loop, event in waiters:
             _set_in(loop, event)
 
+    def end_streams_with(self, is_ending: Callable[[], bool]) -> None:
+        """Streams also end once `is_ending()` is true: a server that stops waits for them before anything else."""
+        self._is_ending = is_ending
+
     @property
     def stopping(self) -> bool:
         """Whether streams should end."""
-        return self._stop.is_set()
+        return self._stop.is_set() or self._is_ending()
 
     @asynccontextmanager
     async def waiter(self, topic: str) -> AsyncIterator[asyncio.Event]:

@@ -23,6 +23,7 @@ from service.settings import Settings
 BATCH = 32
 LOOK_AGAIN_S = 2.0
 """The longest a live job goes without being looked at; every wake-up is earlier."""
+AFTER_ERROR_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -69,7 +70,19 @@ def tick(context: Context) -> int:
             _handle(context, claim)
         except NodesTakenError as error:
             _log.info("job %s: %s", claim.job_id, error)
+            _give_back(context, claim)
+        except Exception:
+            # One job that cannot be decided must not keep the others waiting.
+            _log.exception("job %s could not be reconciled, again in %.0f s", claim.job_id, AFTER_ERROR_S)
+            _give_back(context, claim)
     return len(claims)
+
+
+def _give_back(context: Context, claim: Claim) -> None:
+    with context.sessions.begin() as session:
+        row = take_back(session, JobRow, key=JobRow.job_id == claim.job_id, token=claim.token)
+        if row is not None and row.due_at is not None:
+            row.due_at = context.clock() + timedelta(seconds=AFTER_ERROR_S)
 
 
 def _handle(context: Context, claim: Claim) -> None:

@@ -23,7 +23,7 @@ from service.sync.operations import apply_report
 from service.sync.orders import build_orders
 
 router = APIRouter(prefix="/agent/v1", tags=["agents"], dependencies=[AGENT_ONLY])
-WAKE_LOOK_S = 5.0
+WAKE_LOOK_S = 2.0
 """How often an idle wake stream looks by itself, should a NOTIFY have been lost."""
 
 _BODY: dict[str, Any] = {

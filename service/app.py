@@ -1,0 +1,164 @@
+"""Makes the application: database, schema, first tokens, wake hub, reconcilers, routes."""
+
+import logging
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+from fastapi import FastAPI, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+
+from agent.protocol.base import PROTOCOL_VERSION
+from service import problems
+from service.console import endpoints as console
+from service.context import PERSON_ONLY, Clock, Context, utc_now
+from service.db.engine import Database, check_data_dir, open_database
+from service.db.upgrade import upgrade
+from service.db.wake import WakeHub
+from service.handoffs import endpoints as handoffs
+from service.jobs import endpoints as jobs
+from service.leases import endpoints as leases
+from service.ledger import endpoints as ledger
+from service.nodes import endpoints as nodes
+from service.notices import endpoints as notices
+from service.reconcilers.runner import Reconcilers
+from service.settings import Settings
+from service.sync import endpoints as sync
+from service.tokens.operations import ensure_first_tokens
+
+_log = logging.getLogger(__name__)
+
+
+class Health(BaseModel):
+    """Whether it works, and who it is."""
+
+    status: str
+    version: str
+    protocol_version: int = PROTOCOL_VERSION
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Running:
+    """What the application holds while it serves."""
+
+    context: Context
+    reconcilers: Reconcilers | None
+
+
+def create_app(settings: Settings, *, clock: Clock = utc_now, database: Database | None = None) -> FastAPI:
+    """The application. The database is opened here, so that an error names its cause before any port is bound.
+
+    Raises StartError. `database`: given by tests; then it is also theirs to close.
+    """
+    owned = database is None
+    database = database or open_database(settings)
+    upgrade(database.engine)
+    context = Context(settings, database, WakeHub(database.engine.url), clock, secrets.token_bytes(32))
+    _write_first_tokens(context)
+    app = FastAPI(
+        title="LiveR",
+        version=release(),
+        summary="Keeps large training jobs alive on spot capacity.",
+        description="Bearer tokens everywhere but /healthz. Errors are problem+json and name the field and the rule.",
+        # The description is behind a token like everything else, and the usual pages load scripts from elsewhere.
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        lifespan=_lifespan(context, owned=owned),
+        generate_unique_id_function=lambda route: route.name,
+        openapi_tags=[
+            {"name": "jobs"}, {"name": "nodes"}, {"name": "notices"}, {"name": "handoffs"}, {"name": "ledger"},
+            {"name": "pools"}, {"name": "agents", "description": "Only for agents' tokens."}, {"name": "health"},
+        ],
+    )  # fmt: skip
+    app.state.context = context
+    problems.install(app)
+    for noun in (jobs, nodes, notices, handoffs, ledger, leases, sync):
+        app.include_router(noun.router)
+    app.include_router(console.router, include_in_schema=False)
+    _add_health(app, context)
+    _add_description(app)
+    return app
+
+
+def release() -> str:
+    """The installed release of this package."""
+    try:
+        return version("liver")
+    except PackageNotFoundError:
+        return "0.0.0"
+
+
+def _lifespan(context: Context, *, owned: bool):
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        context.hub.start()
+        reconcilers = Reconcilers(context) if context.settings.reconcilers else None
+        app.state.running = Running(context, reconcilers)
+        if reconcilers is not None:
+            reconcilers.start()
+        try:
+            yield
+        finally:
+            if reconcilers is not None:
+                await run_in_threadpool(reconcilers.stop)
+            await run_in_threadpool(context.hub.stop)
+            if owned:
+                await run_in_threadpool(context.database.close)
+
+    return lifespan
+
+
+def _write_first_tokens(context: Context) -> None:
+    data_dir = context.settings.resolved_data_dir()
+    check_data_dir(data_dir)
+    with context.sessions.begin() as session:
+        # Replicas that start together must not each make first tokens.
+        session.execute(text("LOCK TABLE tokens IN EXCLUSIVE MODE"))
+        files = ensure_first_tokens(session, folder=data_dir / "tokens", now=context.clock())
+    for path in files:
+        _log.info("token file: %s", path)
+
+
+def _add_health(app: FastAPI, context: Context) -> None:
+    @app.get("/healthz", operation_id="healthz", tags=["health"], summary="Whether the process answers")
+    def healthz() -> Health:
+        return Health(status="ok", version=release())
+
+    @app.get(
+        "/readyz",
+        operation_id="readyz",
+        tags=["health"],
+        summary="Whether database and reconcilers work",
+        responses={503: {"model": Health}},
+    )
+    def readyz(response: Response) -> Health:
+        detail = _why_not_ready(app, context)
+        response.status_code = 503 if detail else 200
+        return Health(status="unavailable" if detail else "ok", version=release(), detail=detail)
+
+
+def _add_description(app: FastAPI) -> None:
+    @app.get("/api/v1/openapi.json", include_in_schema=False, dependencies=[PERSON_ONLY])
+    def description() -> JSONResponse:
+        return JSONResponse(app.openapi())
+
+
+def _why_not_ready(app: FastAPI, context: Context) -> str:
+    try:
+        with context.sessions() as session:
+            session.execute(text("SELECT 1"))
+    except SQLAlchemyError as error:
+        _log.warning("not ready: %s", error)
+        return "the database does not answer"
+    running: Running | None = getattr(app.state, "running", None)
+    if running is None or (running.reconcilers is not None and not running.reconcilers.alive()):
+        return "a reconciler has ended"
+    return ""

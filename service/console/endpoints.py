@@ -1,0 +1,172 @@
+"""The status page: jobs, layouts, handoffs, goodput by cause, dollars. A browser logs in with a token once."""
+
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from jinja2 import Environment, FileSystemLoader, select_autoescape
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.context import Context, ContextOf
+from service.handoffs.queries import list_handoffs
+from service.handoffs.schemas import HandoffOut
+from service.jobs import queries
+from service.jobs.schemas import GenerationOut, JobSummary
+from service.jobs.tables import JobRow
+from service.ledger.endpoints import LedgerOut
+from service.ledger.queries import summary
+from service.nodes.endpoints import describe
+from service.nodes.queries import list_nodes
+from service.tokens import sessions
+from service.tokens.operations import verify_token
+from service.tokens.tables import Role, TokenRow
+
+router = APIRouter()
+FOLDER = Path(__file__).parent
+FORM_BYTES_MAX = 4_096
+JOBS_SHOWN = 20
+HANDOFFS_SHOWN = 30
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+_templates = Environment(loader=FileSystemLoader(FOLDER / "templates"), autoescape=select_autoescape())
+
+
+@router.get("/")
+def index(request: Request, context: ContextOf) -> Response:
+    """All jobs at a glance."""
+    if not _is_logged_in(request, context):
+        return _page("login.html", wrong=False)
+    with context.sessions() as session:
+        return _page("index.html", **_overview(context, session))
+
+
+@router.get("/jobs/{job_id}")
+def job(request: Request, context: ContextOf, job_id: str) -> Response:
+    """One job."""
+    if not _is_logged_in(request, context):
+        return _page("login.html", wrong=False)
+    with context.sessions() as session:
+        row = session.get(JobRow, job_id)
+        if row is None:
+            return _page("missing.html", status=404, job_id=job_id)
+        return _page("job.html", **_job(context, session, row))
+
+
+@router.post("/login")
+async def login(request: Request, context: ContextOf) -> Response:
+    """Exchange a token for a session cookie. The token itself is not kept in the browser."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > FORM_BYTES_MAX:
+            return _page("login.html", status=413, wrong=True)
+    token = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
+    token_id = await run_in_threadpool(_token_id, context, token)
+    if token_id is None:
+        return _page("login.html", status=401, wrong=True)
+    expires = int(time.time() + context.settings.session_s)
+    answer = RedirectResponse("/", status_code=303, headers=_HEADERS)
+    answer.set_cookie(
+        sessions.COOKIE,
+        sessions.sign(token_id, expires_unix_s=expires, key=context.session_key),
+        max_age=int(context.settings.session_s),
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+    )
+    return answer
+
+
+@router.post("/logout")
+def logout() -> Response:
+    """Forget the session in this browser."""
+    answer = RedirectResponse("/", status_code=303, headers=_HEADERS)
+    answer.delete_cookie(sessions.COOKIE, httponly=True, samesite="strict")
+    return answer
+
+
+@router.get("/static/console.css")
+def style() -> Response:
+    """The one style sheet."""
+    return FileResponse(FOLDER / "static" / "console.css", media_type="text/css")
+
+
+def _token_id(context: Context, token: str) -> str | None:
+    with context.sessions() as session:
+        caller = verify_token(session, token, now=context.clock())
+    return caller.token_id if caller is not None and caller.role is not Role.AGENT else None
+
+
+def _is_logged_in(request: Request, context: Context) -> bool:
+    cookie = request.cookies.get(sessions.COOKIE, "")
+    token_id = sessions.read(cookie, now_unix_s=time.time(), key=context.session_key)
+    if token_id is None:
+        return False
+    with context.sessions() as session:
+        row = session.scalars(select(TokenRow).where(TokenRow.token_id == token_id)).one_or_none()
+    return row is not None and row.revoked_at is None
+
+
+def _overview(context: Context, session: Session) -> dict[str, Any]:
+    jobs = queries.list_jobs(session, limit=JOBS_SHOWN)
+    return {
+        "now": context.clock(),
+        "jobs": [JobSummary.of(row, queries.active_row(session, row)) for row in jobs],
+        "nodes": describe(context, session, list_nodes(session, limit=200)),
+        "handoffs": [HandoffOut.of(row) for row in list_handoffs(session, limit=HANDOFFS_SHOWN)],
+        "ledger": LedgerOut.of(None, list(summary(session))),
+    }
+
+
+def _job(context: Context, session: Session, row: JobRow) -> dict[str, Any]:
+    steps = queries.steps_of(session, row.job_id, after=max(0, row.last_step - 200), limit=400)
+    active = queries.active_row(session, row)
+    return {
+        "now": context.clock(),
+        "job": JobSummary.of(row, active),
+        "generations": [GenerationOut.of(item) for item in queries.generations(session, row.job_id)][::-1],
+        "handoffs": [HandoffOut.of(item) for item in list_handoffs(session, job_id=row.job_id, limit=HANDOFFS_SHOWN)],
+        "ledger": LedgerOut.of(row.job_id, list(summary(session, job_id=row.job_id))),
+        "step_seconds": queries.step_seconds(session, row.job_id),
+        "loss": next((step.loss for step in reversed(steps) if step.loss is not None), None),
+        "plans": row.standing_plans,
+    }
+
+
+def _page(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
+    return HTMLResponse(_templates.get_template(template).render(**values), status_code=status, headers=_HEADERS)
+
+
+def _ago(value: datetime, now: datetime) -> str:
+    seconds = max(0, int((now - value).total_seconds()))
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"
+
+
+def _bytes(value: int | None) -> str:
+    if value is None:
+        return "–"
+    size, units = float(value), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size, units = size / 1024, units[1:]
+    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f} s" if value < 10 else f"{value:.1f} s"
+
+
+_templates.filters.update(ago=_ago, bytes=_bytes, seconds=_seconds)

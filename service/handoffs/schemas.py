@@ -1,0 +1,93 @@
+"""What the REST API says about handoffs: who, from where to where, why, how long, how many bytes."""
+
+from datetime import datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from agent.protocol.base import HandoffCause, HandoffDecision, HandoffState, Rung
+from agent.protocol.sync import HandoffMeasures
+from service.handoffs.tables import HandoffRow
+
+
+class HandoffOut(BaseModel):
+    """One attempt. Measures are null until they are known."""
+
+    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+
+    handoff_id: UUID
+    job_id: str
+    parent: int
+    generation: int | None = Field(description="Null while no agent has opened it.")
+    plan_revision: int
+    plan_digest: str
+    proposer: str
+    cause: HandoffCause
+    state: HandoffState
+    stage: str
+    rung: Rung
+    source_layout: Annotated[str, Field(alias="from", examples=["TP2xPP2xDP1"])]
+    target_layout: Annotated[str, Field(alias="to", examples=["TP1xPP3xDP1"])]
+    source_nodes: list[str]
+    target_nodes: list[str]
+    leaving: list[str]
+    decision: HandoffDecision | None
+    superseded: bool
+    reason: str
+    reason_detail: dict[str, Any] | None
+    opened_at: datetime
+    deadline_at: datetime | None
+    changed_at: datetime
+    phases_s: dict[str, float]
+    pause_s: float | None
+    pause_steps: float | None
+    lost_s: float | None
+    notice_to_safe_s: float | None
+    notice_to_active_s: float | None
+    bytes_planned: int | None
+    bytes_moved: int | None
+    bytes_reread: int | None
+    bytes_replayed: int | None
+    bytes_lower_bound: int | None
+    bandwidth_bytes_per_s: float | None
+    extra_bytes_peak: int | None
+    extra_bytes_budget: int | None
+    certificate: str | None
+    cutover_step: int | None
+    extra: dict[str, float]
+
+    @classmethod
+    def of(cls, row: HandoffRow) -> "HandoffOut":
+        """From its row."""
+        measures = HandoffMeasures.model_validate(row.measures or {}, strict=False)
+        return cls(
+            handoff_id=UUID(str(row.handoff_id)),
+            job_id=row.job_id,
+            parent=row.parent,
+            generation=row.generation,
+            plan_revision=row.plan_revision,
+            plan_digest=row.plan_digest,
+            proposer=row.proposer,
+            cause=HandoffCause(row.cause),
+            state=HandoffState(row.state),
+            stage=row.stage,
+            rung=Rung(row.rung),
+            source_layout=row.source_layout,
+            target_layout=row.target_layout,
+            source_nodes=_nodes(row.source),
+            target_nodes=_nodes(row.target),
+            leaving=row.leaving,
+            decision=HandoffDecision(row.decision) if row.decision else None,
+            superseded=row.superseded,
+            reason=row.reason,
+            reason_detail=row.reason_detail,
+            opened_at=row.opened_at,
+            deadline_at=row.deadline_at,
+            changed_at=row.changed_at,
+            **measures.model_dump(),
+        )
+
+
+def _nodes(roster: dict[str, Any] | None) -> list[str]:
+    return list(dict.fromkeys(member["node_id"] for member in (roster or {}).get("members", ())))

@@ -1,0 +1,185 @@
+"""REST of jobs: submit, list, show, stop, steps, logs, watch."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import yaml
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import ValidationError
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from agent.protocol import errors
+from agent.protocol.errors import FieldProblem, Problem
+from agent.protocol.jobfile import JobFile
+from service.context import PERSON_ONLY, Context, ContextOf, SessionOf
+from service.db.wake import job_topic
+from service.handoffs.queries import list_handoffs, open_handoff
+from service.handoffs.schemas import HandoffOut
+from service.jobs import queries
+from service.jobs.operations import request_stop, submit_job
+from service.jobs.schemas import CheckpointOut, GenerationOut, JobEvent, JobOut, JobSummary, LogOut, StepOut
+from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow
+from service.problems import ProblemError, field_problems, invalid, not_found
+
+router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], dependencies=[PERSON_ONLY])
+JOB_FILE_BYTES_MAX = 1024 * 1024
+WATCH_LOOK_S = 1.0
+_YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
+_SCHEMA = {"schema": JobFile.model_json_schema(ref_template="#/components/schemas/{model}")}
+_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"application/json": _SCHEMA, "application/yaml": _SCHEMA}}
+}
+
+
+async def read_job_file(request: Request) -> JobFile:
+    """The job file in the body, as JSON or YAML. 422 names each field and the rule it breaks."""
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > JOB_FILE_BYTES_MAX:
+            raise ProblemError(
+                Problem(
+                    title="Job file too large",
+                    status=413,
+                    code=errors.TOO_LARGE,
+                    detail=f"a job file may have at most {JOB_FILE_BYTES_MAX} bytes",
+                )
+            )
+    try:
+        # JSON is YAML, so one safe reader serves both.
+        content = yaml.safe_load(body.decode())
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise invalid(FieldProblem(field="(whole)", rule=f"must be YAML or JSON: {error}"[:500])) from error
+    if not isinstance(content, dict):
+        raise invalid(FieldProblem(field="(whole)", rule=f"must be a mapping of fields, not {type(content).__name__}"))
+    try:
+        return JobFile.model_validate(content)
+    except ValidationError as error:
+        raise invalid(*field_problems(error)) from error
+
+
+@router.post("", status_code=201, operation_id="submit_job", summary="Register a job", openapi_extra=_BODY)
+def submit(context: ContextOf, session: SessionOf, job_file: Annotated[JobFile, Depends(read_job_file)]) -> JobSummary:
+    """The job starts as soon as enough nodes are ready; until then it says what it waits for."""
+    return JobSummary.of(submit_job(session, job_file, now=context.clock()), None)
+
+
+@router.get("", operation_id="list_jobs", summary="List jobs, newest first")
+def list_all(session: SessionOf, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> list[JobSummary]:
+    """Every job, also ended ones."""
+    return [JobSummary.of(row, queries.active_row(session, row)) for row in queries.list_jobs(session, limit=limit)]
+
+
+@router.get("/{job_id}", operation_id="show_job", summary="Show one job")
+def show(session: SessionOf, job_id: str) -> JobOut:
+    """With its generations, checkpoints and standing plans."""
+    row = _job(session, job_id)
+    summary = JobSummary.of(row, queries.active_row(session, row))
+    checkpoints = session.scalars(
+        select(CheckpointRow).where(CheckpointRow.job_id == job_id).order_by(CheckpointRow.step)
+    )
+    handoff = open_handoff(session, job_id)
+    return JobOut(
+        **summary.model_dump(),
+        spec=JobFile.model_validate(row.spec),
+        generations=[GenerationOut.of(item) for item in queries.generations(session, job_id)],
+        checkpoints=[CheckpointOut.of(item) for item in checkpoints],
+        step_seconds=dict(queries.step_seconds(session, job_id)),
+        standing_plans=row.standing_plans,
+        layouts_by_count=row.layouts_by_count,
+        open_handoff=str(handoff.handoff_id) if handoff else None,
+    )
+
+
+@router.post("/{job_id}/stop", operation_id="stop_job", summary="Stop a job")
+def stop(context: ContextOf, session: SessionOf, job_id: str) -> JobSummary:
+    """Its ranks end after their step. Stopping a stopped job changes nothing."""
+    row = request_stop(session, job_id, now=context.clock())
+    return JobSummary.of(row, queries.active_row(session, row))
+
+
+@router.get("/{job_id}/steps", operation_id="list_steps", summary="Steps of a job")
+def steps(
+    session: SessionOf,
+    job_id: str,
+    after: Annotated[int, Query(ge=-1, description="Only steps above this one.")] = -1,
+    limit: Annotated[int, Query(ge=1, le=20_000)] = 1_000,
+) -> list[StepOut]:
+    """In the order they were made; a step redone after a checkpoint appears once for each generation."""
+    _job(session, job_id)
+    return [StepOut.of(row) for row in queries.steps_of(session, job_id, after=after, limit=limit)]
+
+
+@router.get("/{job_id}/logs", operation_id="list_logs", summary="Output of a job's ranks")
+def logs(
+    session: SessionOf,
+    job_id: str,
+    rank: Annotated[int | None, Query(ge=0)] = None,
+    after: Annotated[int, Query(ge=0, description="Only what came after this log_id.")] = 0,
+    limit: Annotated[int, Query(ge=1, le=2_000)] = 200,
+) -> list[LogOut]:
+    """Without `after`, the newest pieces. Older output than the service keeps is gone."""
+    _job(session, job_id)
+    return [LogOut.of(row) for row in queries.logs_of(session, job_id, rank=rank, after=after, limit=limit)]
+
+
+def known_job(context: ContextOf, job_id: str) -> str:
+    """404 before a stream begins; afterwards it would be too late to say so."""
+    with context.sessions() as session:
+        return _job(session, job_id).job_id
+
+
+@router.get(
+    "/{job_id}/watch",
+    operation_id="watch_job",
+    summary="A stream of everything that happens to a job",
+    response_class=EventSourceResponse,
+)
+async def watch(context: ContextOf, job_id: Annotated[str, Depends(known_job)]) -> AsyncIterator[ServerSentEvent]:
+    """One `job` event at the start and at every change; ends after the job has ended."""
+    last_step, before = -1, ""
+    async with context.hub.waiter(job_topic(job_id)) as changed:
+        while not context.hub.stopping:
+            changed.clear()
+            event = await run_in_threadpool(_event, context, job_id, last_step)
+            if event is None:
+                return
+            content = event.model_dump_json()
+            if content != before:
+                before = content
+                last_step = max((step.step for step in event.steps), default=last_step)
+                yield ServerSentEvent(data=event, event="job")
+            if event.job.state in ENDED:
+                return
+            try:
+                async with asyncio.timeout(WATCH_LOOK_S):
+                    await changed.wait()
+            except TimeoutError:
+                continue
+
+
+def _event(context: Context, job_id: str, last_step: int) -> JobEvent | None:
+    with context.sessions() as session:
+        row = session.get(JobRow, job_id)
+        if row is None:
+            return None
+        # A job that fell back to a checkpoint makes old step numbers again: show them again.
+        after = min(last_step, row.last_step)
+        handoff = next(iter(list_handoffs(session, job_id=job_id, limit=1)), None)
+        active = session.get(GenerationRow, (job_id, row.active_generation)) if row.active_generation else None
+        return JobEvent(
+            job=JobSummary.of(row, active),
+            steps=[StepOut.of(step) for step in queries.steps_of(session, job_id, after=after, limit=500)],
+            handoff=HandoffOut.of(handoff).model_dump(mode="json", by_alias=True) if handoff else None,
+        )
+
+
+def _job(session: Session, job_id: str) -> JobRow:
+    row = session.get(JobRow, job_id)
+    if row is None:
+        raise not_found("job", job_id)
+    return row

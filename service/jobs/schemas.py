@@ -1,0 +1,150 @@
+"""What the REST API says about jobs."""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+from agent.protocol.jobfile import JobFile
+from service.jobs.tables import CheckpointRow, GenerationRow, JobRow, JobState, RankLogRow, SourceKind, StepRow
+
+
+class GenerationOut(BaseModel):
+    """One generation: a world the job has run in."""
+
+    generation: int
+    parent: int | None
+    origin_id: str = Field(description="The handoff that made it, or the id of the start.")
+    source: SourceKind
+    checkpoint_step: int | None
+    layout: Annotated[str, Field(examples=["TP2xPP2xDP1"])]
+    nodes: list[str]
+    members: list[dict[str, Any]] = Field(description="Node and slot of each rank, in rank order.")
+    reason: str
+    lost_steps: int
+    created_at: datetime
+    first_step_at: datetime | None
+
+    @classmethod
+    def of(cls, row: GenerationRow) -> "GenerationOut":
+        """From its row."""
+        members = row.roster["members"]
+        return cls(
+            generation=row.generation,
+            parent=row.parent,
+            origin_id=str(row.origin_id),
+            source=SourceKind(row.source_kind),
+            checkpoint_step=row.checkpoint_step,
+            layout=row.layout,
+            nodes=list(dict.fromkeys(member["node_id"] for member in members)),
+            members=members,
+            reason=row.reason,
+            lost_steps=row.lost_steps,
+            created_at=row.created_at,
+            first_step_at=row.first_step_at,
+        )
+
+
+class JobSummary(BaseModel):
+    """One line of the job list."""
+
+    job_id: Annotated[str, Field(examples=["gpt-small-1a2b3c4d"])]
+    name: str
+    state: JobState
+    reason: str = Field(description="Why the job is in this state, or what it waits for.")
+    active_generation: int | None
+    layout: str | None
+    nodes: list[str]
+    last_step: int
+    stop_steps: int
+    lost_steps: int
+    created_at: datetime
+    state_changed_at: datetime
+
+    @classmethod
+    def of(cls, row: JobRow, active: GenerationRow | None) -> "JobSummary":
+        """From its row and the row of its active generation."""
+        generation = GenerationOut.of(active) if active else None
+        return cls(
+            job_id=row.job_id,
+            name=row.name,
+            state=JobState(row.state),
+            reason=row.reason,
+            active_generation=row.active_generation,
+            layout=generation.layout if generation else None,
+            nodes=generation.nodes if generation else [],
+            last_step=row.last_step,
+            stop_steps=int(row.spec["stop"]["steps"]),
+            lost_steps=row.lost_steps,
+            created_at=row.created_at,
+            state_changed_at=row.state_changed_at,
+        )
+
+
+class CheckpointOut(BaseModel):
+    """One complete checkpoint."""
+
+    step: int
+    generation: int
+    path: str
+    finished_at: datetime
+    size_bytes: int | None
+    seconds: float | None
+
+    @classmethod
+    def of(cls, row: CheckpointRow) -> "CheckpointOut":
+        """From its row."""
+        return cls.model_validate(row, from_attributes=True)
+
+
+class JobOut(JobSummary):
+    """Everything about one job except its steps and logs."""
+
+    spec: JobFile
+    generations: list[GenerationOut]
+    checkpoints: list[CheckpointOut]
+    step_seconds: dict[str, float] = Field(description="Median measured seconds per step, by layout.")
+    standing_plans: list[dict[str, Any]] = Field(description="What the agents do at once if these nodes go.")
+    layouts_by_count: list[dict[str, Any]]
+    open_handoff: str | None = None
+
+
+class StepOut(BaseModel):
+    """One step."""
+
+    generation: int
+    step: int
+    seconds: float
+    loss: float | None
+    consumed_samples: int | None
+    sample_digest: str | None
+    tokens: int | None
+    finished_at: datetime
+
+    @classmethod
+    def of(cls, row: StepRow) -> "StepOut":
+        """From its row."""
+        return cls.model_validate(row, from_attributes=True)
+
+
+class LogOut(BaseModel):
+    """A piece of one rank's output. Ask again with `after` = the last `log_id`."""
+
+    log_id: int
+    generation: int
+    rank: int
+    offset: int
+    text: str
+
+    @classmethod
+    def of(cls, row: RankLogRow) -> "LogOut":
+        """From its row."""
+        return cls(log_id=row.log_id, generation=row.generation, rank=row.rank, offset=row.start_offset, text=row.text)
+
+
+class JobEvent(BaseModel):
+    """One event of a job's watch stream: the job as it is now, new steps, and its latest handoff."""
+
+    job: JobSummary
+    steps: list[StepOut]
+    handoff: dict[str, Any] | None

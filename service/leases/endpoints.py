@@ -1,0 +1,48 @@
+"""REST of pools: what a node of each costs."""
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from agent.protocol.base import Identifier
+from service.context import PERSON_ONLY, ContextOf, SessionOf
+from service.leases.operations import set_price
+from service.leases.queries import current_prices
+
+router = APIRouter(prefix="/api/v1/pools", tags=["pools"], dependencies=[PERSON_ONLY])
+
+
+class PriceIn(BaseModel):
+    """A price from a moment on."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"price_usd_per_hour": 3.1}]})
+
+    price_usd_per_hour: float = Field(ge=0, le=100_000, description="Of one node.")
+    effective_from: AwareDatetime | None = Field(default=None, description="Now, if absent.")
+
+
+class PriceOut(BaseModel):
+    """What one node of a pool costs now."""
+
+    pool: str
+    price_usd_per_hour: float
+    effective_from: datetime
+
+
+@router.get("/prices", operation_id="list_prices", summary="Current price of each pool")
+def list_all(context: ContextOf, session: SessionOf) -> list[PriceOut]:
+    """Pools without a price are accounted as costing nothing."""
+    return [
+        PriceOut(pool=row.pool, price_usd_per_hour=row.price_usd_per_hour, effective_from=row.effective_from)
+        for row in current_prices(session, now=context.clock())
+    ]
+
+
+@router.put("/{pool}/price", operation_id="set_price", summary="Set the price of a pool")
+def put(context: ContextOf, session: SessionOf, pool: Annotated[Identifier, Path()], price: PriceIn) -> PriceOut:
+    """Prices are appended: what was spent before keeps its price."""
+    effective_from = price.effective_from or context.clock()
+    set_price(session, pool=pool, price_usd_per_hour=price.price_usd_per_hour, effective_from=effective_from)
+    return PriceOut(pool=pool, price_usd_per_hour=price.price_usd_per_hour, effective_from=effective_from)

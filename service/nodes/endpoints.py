@@ -1,0 +1,57 @@
+"""REST of nodes: list, show."""
+
+from collections import defaultdict
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.context import PERSON_ONLY, ContextOf, SessionOf
+from service.jobs.tables import JobMemberRow, MemberRole
+from service.nodes.queries import list_nodes
+from service.nodes.schemas import NodeOut
+from service.nodes.tables import NodeRow
+from service.notices.queries import as_notice, open_notices
+from service.notices.rules import earliest_deadline, takes_node
+from service.problems import not_found
+
+router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"], dependencies=[PERSON_ONLY])
+
+
+@router.get("", operation_id="list_nodes", summary="List nodes by name")
+def list_all(
+    context: ContextOf, session: SessionOf, limit: Annotated[int, Query(ge=1, le=10_000)] = 1_000
+) -> list[NodeOut]:
+    """Also nodes that are gone."""
+    return describe(context, session, list_nodes(session, limit=limit))
+
+
+@router.get("/{node_id}", operation_id="show_node", summary="Show one node")
+def show(context: ContextOf, session: SessionOf, node_id: str) -> NodeOut:
+    """With the ranks on it."""
+    row = session.get(NodeRow, node_id)
+    if row is None:
+        raise not_found("node", node_id)
+    return describe(context, session, [row])[0]
+
+
+def describe(context: ContextOf, session: Session, rows) -> list[NodeOut]:
+    """Nodes with their jobs and open notices."""
+    noticed = defaultdict(list)
+    for item in open_notices(session, now=context.clock(), node_ids=[row.node_id for row in rows]):
+        if takes_node(as_notice(item)):
+            noticed[item.node_id].append(as_notice(item))
+    jobs = defaultdict(list)
+    members = select(JobMemberRow.node_id, JobMemberRow.job_id).where(JobMemberRow.role != MemberRole.SPARE)
+    for node_id, job_id in session.execute(members).all():
+        jobs[node_id].append(job_id)
+    return [
+        NodeOut.of(
+            row,
+            jobs=jobs[row.node_id],
+            leaving=bool(noticed[row.node_id]),
+            deadline_at=earliest_deadline(tuple(noticed[row.node_id])),
+        )
+        for row in rows
+    ]

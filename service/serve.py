@@ -1,0 +1,67 @@
+"""Runs the service until a signal ends it. The `liver serve` command is a thin layer over `serve`."""
+
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from service.app import create_app
+from service.db.engine import StartError, check_data_dir
+from service.settings import Settings
+
+_log = logging.getLogger(__name__)
+STOP_S = 5
+"""How long open streams get to end."""
+
+
+def serve(settings: Settings, *, say: Callable[[str], None] = _log.info) -> None:
+    """Serve until SIGINT or SIGTERM. Raises StartError: port in use, data directory not writable or full, database
+    unreachable; nothing is left running then. `say` is told the address and the token files once it is up."""
+    check_data_dir(settings.resolved_data_dir())
+    # The port comes first: nothing should be started, or written, by a second service on the same port.
+    listener = bind(settings.host, settings.port)
+    try:
+        app = create_app(settings)
+        host, port = listener.getsockname()[:2]
+        for line in announcement(host, port, settings.resolved_data_dir()):
+            say(line)
+        config = uvicorn.Config(
+            app, log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_S, timeout_keep_alive=30
+        )
+        server = uvicorn.Server(config)
+        app.state.context.hub.end_streams_with(lambda: server.should_exit)
+        server.run(sockets=[listener])
+    finally:
+        listener.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises StartError naming address and port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(1_024)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise StartError(
+                f"port {port} on {host} is in use: stop what listens there or choose another --port"
+            ) from error
+        raise StartError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+    return listener
+
+
+def announcement(host: str, port: int, data_dir: Path) -> tuple[str, ...]:
+    """What a person needs to know once the service is up. Token files are named, their content never shown."""
+    folder = data_dir / "tokens"
+    return (
+        f"service: http://{host}:{port}",
+        f"token for scripts: {folder / 'script.token'}",
+        f"token for agents:  {folder / 'agent.token'}",
+        f"token for admins:  {folder / 'admin.token'}",
+    )
