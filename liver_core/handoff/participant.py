@@ -53,6 +53,7 @@ _STAGE_OF_STATE = {
     ParticipantState.CUTTING_OVER: Stage.CUTTING_OVER,
     ParticipantState.ACTIVE: Stage.ACTIVE,
 }
+_BUILDING = (RankStage.PREPARING, RankStage.PREPARED, RankStage.READY)
 _BEFORE_BOUNDARY = (
     ParticipantState.STOPPING,
     ParticipantState.PREPARING,
@@ -248,10 +249,9 @@ class Participant:
         if self.state is ParticipantState.STOPPING:
             return ()  # Only its end counts now, and that comes as RankDied.
         foreign = event.handoff_id not in ("", promise.handoff_id)
-        if foreign or event.stage is RankStage.TRAINING:
+        older = event.plan_revision not in (None, promise.plan_revision) and event.stage in _BUILDING
+        if foreign or older or event.stage is RankStage.TRAINING:
             return self._on_rank_elsewhere(event, promise, now)
-        if event.plan_revision not in (None, promise.plan_revision):
-            return ()  # About an older revision; what it says of this one follows.
         match event.stage:
             case RankStage.PREPARING:
                 return self._adopt_preparing(promise, now)
@@ -280,11 +280,13 @@ class Participant:
         return ()
 
     def _on_rank_elsewhere(self, event: RankReported, promise: Promise, now: float) -> Effects:
-        """The rank says nothing of the promised handoff: it steps in some world, or speaks of an older handoff."""
+        """The rank says nothing of what is promised: it just steps, or speaks of an older handoff or revision."""
         if event.stage is RankStage.TRAINING and event.generation == promise.generation:
             return self._adopt_active(event, now)
         if self.state is not ParticipantState.RESTORING:
             return ()
+        if promise.phase is Phase.ABORT and event.handoff_id == promise.handoff_id:
+            return self._abort_again(promise, now)  # It still builds an older revision.
         if promise.phase is Phase.ABORT:
             return self._end(Stage.ABORTED, self.record.reason or self._because("abort", "nothing was prepared"), now)
         assert self.record.order is not None

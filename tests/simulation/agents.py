@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from liver_core.handoff import (
-    HandoffId,
     Order,
     Participant,
     ParticipantRecord,
@@ -113,7 +112,7 @@ class SimAgent:
             case Persist(record=record):
                 self.journal = record
             case SendReport(to=to, report=report):
-                sim.truth.report_spoken(report, self.journal)
+                sim.truth.report_spoken(report, self.journal, self.rank)
                 sim.network.send(self.name, to, sim.hosts[to].receive, report)
             case PrepareRank(order=order):
                 if self.rank is None or not self.rank.alive or (self.rank.world is None and self.rank.order != order):
@@ -231,8 +230,7 @@ class ProposerHost:
         self.up = True
         self.crash_after = NEVER
         self.ticking = False
-        self.opened_at: dict[HandoffId, float] = {}
-        self.last_end: HandoffEnded | None = None
+        self.gone = False  # never comes back
         self.proposer = self._new_proposer()
 
     def _new_proposer(self) -> Proposer:
@@ -279,7 +277,6 @@ class ProposerHost:
                 sim.network.send(self.name, member.node_id, sim.agents[member].receive, order)
             case HandoffEnded():
                 sim.truth.handoff_ended(effect)
-                self.last_end = effect
             case Refused():
                 sim.refused += 1
             case _:
@@ -310,7 +307,7 @@ class ProposerHost:
 
     @property
     def busy(self) -> bool:
-        return not self.up or self.proposer.record.proposal is not None
+        return not self.gone and (not self.up or self.proposer.record.proposal is not None)
 
 
 def is_bound(agent: SimAgent) -> bool:

@@ -21,7 +21,9 @@ FAULTS = (
     "store cut off",
     "network storm",
     "service away",
+    "service gone",
     "build fails",
+    "build stalls",
     "corrupt",
     "slow read",
     "gradients late",
@@ -72,15 +74,15 @@ def draw_plan(random: Random) -> Plan:
     members = tuple(Member(f"n{index}", 0) for index in range(4 + (random.random() < 0.3)))
     first = tuple(random.sample(members, 2 + (random.random() < 0.4)))
     chaos_s = 22.0 + 8 * random.random()
-    intents = [Intent(1 + random.random(), LEAD, "handoff", _world(random, members))]
+    intents = [Intent(0.1 + random.random(), LEAD, "handoff", _world(random, members))]
     if random.random() < 0.35:
         intents.append(Intent(2 + 16 * random.random(), LEAD, "handoff", _world(random, members)))
+    if random.random() < 0.4:
+        kind = random.choice(("handoff", "handoff", "stale", "stale", "restart"))
+        intents.append(Intent(1 + 14 * random.random() ** 2, SERVICE, kind, _world(random, members)))
     if random.random() < 0.35:
-        kind = random.choice(("handoff", "handoff", "stale", "restart"))
-        intents.append(Intent(1 + 14 * random.random(), SERVICE, kind, _world(random, members)))
-    if random.random() < 0.3:
         kind = random.choice(("amend", "cancel"))
-        intents.append(Intent(1.2 + 6 * random.random() ** 2, LEAD, kind, _world(random, members)))
+        intents.append(Intent(2 + 6 * random.random(), LEAD, kind, _world(random, members)))
     count = random.choice((0, 1, 1, 2, 2, 3, 4))
     faults = tuple(_fault(random, members) for _ in range(count))
     lossy = random.random() < 0.5

@@ -158,7 +158,7 @@ class SimRank:
         self.decision = self.decision_read = Decision.UNDECIDED
         self.cutover = None
         self.build_number += 1
-        self.simulation.clock.after(self.simulation.build_s(), self._built, self.build_number)
+        self.simulation.clock.after(self.simulation.build_s(self.member), self._built, self.build_number)
         self.say()
 
     def _built(self, number: int) -> None:
@@ -261,6 +261,11 @@ class SimRank:
             self.alive = False
             self.world = None
             self.simulation.rank_exited(self)
+
+    def holds(self, handoff_id: str) -> bool:
+        """Whether anything of this handoff is still prepared or undecided here."""
+        held = self.stage in (*_BUILDING, RankStage.CUTTING_OVER)
+        return held and self.order is not None and self.order.handoff_id == handoff_id
 
     def word(self) -> int:
         return pack(self.tag, BoundaryPhase.READY) if self.tag else NOTHING_WANTED
@@ -423,6 +428,8 @@ class SimRank:
         self.world.join(self)
 
     def _leave(self, reason: Reason) -> None:
+        assert self.order is not None
+        self.simulation.truth.left(self, self.order.handoff_id)
         self.decision = self.decision_read
         self.stage = RankStage.LEFT if self.decision.goes else RankStage.ABORTED
         self.reason = reason

@@ -171,7 +171,10 @@ class Simulation:
             if newcomer.order.handoff_id == order.handoff_id:
                 self.clock.after(0.05 + 0.3 * self.random.random(), newcomer.begin_cutover, version)
 
-    def build_s(self) -> float:
+    def build_s(self, member: Member) -> float:
+        """Seconds until the target world is built on a rank; a stalled one never is."""
+        if self.takes_fault("build stalls", member):
+            return 1e6
         return 0.3 + 2.5 * self.random.random()
 
     def read_s(self, rank: SimRank, until: float) -> float:
@@ -234,6 +237,9 @@ class Simulation:
             case "network storm":
                 self.network.loss, self.network.delay_s = 0.6, 1.5
                 self.clock.after(fault.length_s, self._storm_over)
+            case "service gone":
+                self.hosts[SERVICE].gone = True
+                self.hosts[SERVICE].crash(1e9)
             case "service away":
                 self.network.service_away = True
                 self.clock.after(2 * fault.length_s, self._service_back)
@@ -269,7 +275,8 @@ class Simulation:
             agent.restart()
         for host in self.hosts.values():
             host.crash_after = 1_000_000
-            host.restart()
+            if not host.gone:
+                host.restart()
         for store in self.stores.values():
             store.cut_off.clear()
 

@@ -37,6 +37,7 @@ class Truth:
         self.revision_at_boundary: dict[str, int] = {}
         self.certified: dict[str, set[Member]] = {}
         self.first_steps: dict[str, set[Member]] = {}
+        self.said_ready: set[tuple[str, int, Member]] = set()
         self.ended: list[HandoffEnded] = []
         self.steps = 0
 
@@ -95,8 +96,12 @@ class Truth:
 
     # Promises, the journal and words.
 
-    def report_spoken(self, report: Report, journal: ParticipantRecord) -> None:
-        """A participant says something: all of it must be on its disk."""
+    def report_spoken(self, report: Report, journal: ParticipantRecord, rank: SimRank | None) -> None:
+        """A participant says something: all of it must be on its disk, and true of its rank."""
+        if report.stage is Stage.READY:
+            self.said_ready.add((report.handoff_id, report.plan_revision, report.member))
+        if report.stage is Stage.ABORTED and rank is not None and rank.alive and rank.holds(report.handoff_id):
+            raise Violation(f"aborted is said while {rank} is {rank.stage} in {report.handoff_id}")
         if report.promise != journal.promise:
             raise Violation(f"spoke before persist: {report.member} says {report.promise}, disk {journal.promise}")
         if report.highest_generation > journal.highest_generation:
@@ -128,6 +133,10 @@ class Truth:
         owner = self.burned.setdefault((order.proposer_id, order.generation), order.handoff_id)
         if owner != order.handoff_id:
             raise Violation(f"H6: {order.proposer_id} used generation {order.generation} for two handoffs")
+        if order.phase is Phase.PERMIT:
+            self._all_said_ready(order)
+        if order.phase is Phase.RETIRE and set(order.target.members) - self.first_steps.get(order.handoff_id, set()):
+            raise Violation(f"retired before every rank of generation {order.generation} did its first step")
         passed = self.revision_at_boundary.get(order.handoff_id)
         if passed is not None and order.plan_revision != passed and order.phase is not Phase.ABORT:
             raise Violation(f"amended: {order.handoff_id} says revision {order.plan_revision} after the boundary")
@@ -143,10 +152,16 @@ class Truth:
         if rank.world is not None and order.source != rank.world.roster:
             raise Violation(f"stale roster: {rank} steps in generation {rank.world.generation}, not in {order.source}")
 
-    def retired(self, order: Order | None) -> None:
-        """A proposer's retire reached a rank."""
-        if order is not None and set(order.target.members) - self.first_steps.get(order.handoff_id, set()):
-            raise Violation(f"retired before every rank of generation {order.generation} did its first step")
+    def _all_said_ready(self, order: Order) -> None:
+        source = order.source.members if order.takes_over and order.source is not None else ()
+        for member in {*source, *order.target.members}:
+            if (order.handoff_id, order.plan_revision, member) not in self.said_ready:
+                raise Violation(f"permission for {order.handoff_id} before {member} said that it is ready")
+
+    def left(self, rank: SimRank, handoff_id: str) -> None:
+        """A rank leaves because it has no part in what goes on: it must know what that is."""
+        if rank.decision_read is Decision.UNDECIDED:
+            raise Violation(f"left before the decision was read: {rank} in {handoff_id}")
 
     def handoff_ended(self, ended: HandoffEnded) -> None:
         """H7: an ending names what, where and why."""

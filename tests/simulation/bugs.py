@@ -1,0 +1,190 @@
+"""Known bugs, planted in the machines: the simulator must find each of them. Pure.
+
+A bug is a subclass of one machine, or a function of the pure half put in the place of another while a seed runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from liver_core.handoff import Cutover, Decision, Order, Participant, Phase, Proposal, Proposer, Reason, Stage, refusals
+from liver_core.handoff.cutover import (
+    ApplyStepInTarget,
+    CertificateCompared,
+    CutoverEffect,
+    CutoverState,
+    Leave,
+    Level,
+    StateRead,
+)
+from liver_core.handoff.participant_events import ParticipantEffect, ParticipantEvent, ParticipantRecord, SendReport
+from liver_core.handoff.participant_events import Tick as ParticipantTick
+from liver_core.handoff.proposer_events import PersistProposal, ProposerEffect, ProposerEvent
+from liver_core.handoff.tally import Tally
+from liver_core.layout import Member
+from tests.simulation.simulation import Machines
+
+CutoverEffects = tuple[CutoverEffect, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """`patches`: (object, attribute, replacement) while a run lasts."""
+
+    machines: Machines = field(default_factory=Machines)
+    patches: tuple[tuple[Any, str, Any], ...] = ()
+
+    @contextmanager
+    def planted(self) -> Iterator[Callable[[], Machines]]:
+        kept = [(owner, name, getattr(owner, name)) for owner, name, _ in self.patches]
+        for owner, name, replacement in self.patches:
+            setattr(owner, name, replacement)
+        try:
+            yield lambda: self.machines
+        finally:
+            for owner, name, original in kept:
+                setattr(owner, name, original)
+
+
+class TakesUsedGenerations(Participant):
+    def _settled(self) -> ParticipantRecord:
+        return replace(super()._settled(), highest_generation=0)
+
+
+class PromisesTwice(Participant):
+    def _settled(self) -> ParticipantRecord:
+        return replace(self.record, promise=None)
+
+
+class ForgetsItsPromise(Participant):
+    def __init__(self, *, job_id: str, member: Member, agent_incarnation: int, record: ParticipantRecord) -> None:
+        forgotten = replace(record, promise=None, order=None)
+        super().__init__(job_id=job_id, member=member, agent_incarnation=agent_incarnation, record=forgotten)
+
+
+class SpeaksBeforeItPersists(Participant):
+    def handle(self, event: ParticipantEvent, now: float) -> tuple[ParticipantEffect, ...]:
+        return tuple(sorted(super().handle(event, now), key=lambda effect: not isinstance(effect, SendReport)))
+
+
+class ReleasesBeforeTheRankHas(Participant):
+    def _abort(self, reason: Reason, now: float) -> tuple[ParticipantEffect, ...]:
+        effects = super()._abort(reason, now)
+        if self.record.promise is None or self.state.value != "aborting":
+            return effects
+        return (*effects[:-1], *self._end(Stage.ABORTED, reason, now))
+
+
+class NeverGivesUp(Participant):
+    def handle(self, event: ParticipantEvent, now: float) -> tuple[ParticipantEffect, ...]:
+        return () if isinstance(event, ParticipantTick) else super().handle(event, now)
+
+
+class ForgetsWhatItBurned(Proposer):
+    def _on_open(self, proposal: Proposal, now: float) -> tuple[ProposerEffect, ...]:
+        self.record = replace(self.record, highest_generation=0)
+        self._highest_seen = 0
+        return super()._on_open(proposal, now)
+
+
+class OpensBeforeItPersists(Proposer):
+    def handle(self, event: ProposerEvent, now: float) -> tuple[ProposerEffect, ...]:
+        return tuple(sorted(super().handle(event, now), key=lambda effect: isinstance(effect, PersistProposal)))
+
+
+class AmendsAtAnyTime(Proposer):
+    def _amend_refusal(self, proposal: Proposal, now: float) -> str | None:
+        current = self.record.proposal
+        if current is None or current.handoff_id != proposal.handoff_id:
+            return "no such handoff is open"
+        self.record = replace(self.record, phase=Phase.PREPARE)
+        return self._proposal_refusal(proposal, now)
+
+
+class StepsBeforeTheBarrier(Cutover):
+    def _on_certificate(self, event: CertificateCompared, now: float) -> CutoverEffects:
+        effects = super()._on_certificate(event, now)
+        if event.equal and self.vote is Level.EVERYTHING:
+            return (ApplyStepInTarget(), *effects)
+        return effects
+
+
+class SkipsTheCertificate(Cutover):
+    def _on_state_read(self, event: StateRead, now: float) -> CutoverEffects:
+        effects = super()._on_state_read(event, now)
+        if self.state is CutoverState.HELD:
+            return self._enter_barrier(self._held, now)
+        return effects
+
+
+class ReadsGoBeforeItIsSet(Cutover):
+    def _propose(self, wish: Decision, reason: Reason) -> CutoverEffects:
+        effects = super()._propose(wish, reason)
+        return (*effects, ApplyStepInTarget()) if wish is Decision.GO else effects
+
+
+class BelievesItsOwnWish(Cutover):
+    def _decide(self, decision: Decision) -> CutoverEffects:
+        return super()._decide(self._wish or decision)
+
+
+class LeavesEarly(Cutover):
+    def _on_state_read(self, event: StateRead, now: float) -> CutoverEffects:
+        effects = super()._on_state_read(event, now)
+        if self.in_target:
+            return effects
+        self.state = CutoverState.DECIDED
+        return (Leave(Reason("published everything", "read", self.rank)),)
+
+
+class StepsInTheSourceWhenLate(Cutover):
+    """A source that cannot read the decision assumes NO-GO instead of holding."""
+
+    def _fall(self, reason: Reason) -> CutoverEffects:
+        effects = super()._fall(reason)
+        return self._assume() if self.in_source else effects
+
+    def _assume(self) -> CutoverEffects:
+        self.state = CutoverState.VOTED
+        return self._decide(Decision.NO_GO)
+
+
+def _any_roster(order: Order, record: ParticipantRecord, member: Member) -> str | None:
+    return None
+
+
+def _most_are_ready(tally: Tally, plan_revision: int) -> bool:
+    ready = [member for member in tally.members if tally._is_ready(member, plan_revision)]
+    return len(ready) >= len(tally.members) - 1
+
+
+def _one_has_switched(tally: Tally) -> bool:
+    return any(tally._has_switched(member) for member in tally.members)
+
+
+REQUIRED = {
+    "unfenced generation": Bug(Machines(participant=TakesUsedGenerations)),
+    "two proposers": Bug(Machines(participant=PromisesTwice)),
+    "vote lost on restart": Bug(Machines(participant=ForgetsItsPromise)),
+    "speak before persist": Bug(Machines(participant=SpeaksBeforeItPersists)),
+    "stale roster": Bug(patches=((refusals, "_roster_refusal", _any_roster),)),
+    "amend after GO": Bug(Machines(proposer=AmendsAtAnyTime)),
+    "step before the barrier": Bug(Machines(cutover=StepsBeforeTheBarrier)),
+    "certificate skipped": Bug(Machines(cutover=SkipsTheCertificate)),
+    "GO read before it is set": Bug(Machines(cutover=ReadsGoBeforeItIsSet)),
+}
+MORE = {
+    "generation forgotten by the proposer": Bug(Machines(proposer=ForgetsWhatItBurned)),
+    "proposer speaks before persist": Bug(Machines(proposer=OpensBeforeItPersists)),
+    "promise released before the rank has dropped": Bug(Machines(participant=ReleasesBeforeTheRankHas)),
+    "deadline ignored": Bug(Machines(participant=NeverGivesUp)),
+    "own wish believed": Bug(Machines(cutover=BelievesItsOwnWish)),
+    "leaver leaves early": Bug(Machines(cutover=LeavesEarly)),
+    "no answer taken for no": Bug(Machines(cutover=StepsInTheSourceWhenLate)),
+    "permission before all are ready": Bug(patches=((Tally, "all_ready", _most_are_ready),)),
+    "retired before all are active": Bug(patches=((Tally, "all_switched", _one_has_switched),)),
+}
+BUGS = REQUIRED | MORE
