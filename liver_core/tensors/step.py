@@ -44,7 +44,8 @@ def refresh_weights(state: TrainState) -> None:
         state.model.start_param_sync()
 
 
-_NOT_CONTENT = ("params", "lr", "weight_decay")
+# `step` appears in groups only after a checkpoint was loaded (Megatron puts it there); element state holds the true one.
+_NOT_CONTENT = ("params", "lr", "weight_decay", "step")
 
 
 def hyper_parameters(state: TrainState) -> list[dict[str, Any]]:
