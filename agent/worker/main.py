@@ -6,6 +6,7 @@ Exit status: 0 finished, stopped or left; 3 aborted before it trained; 4 broken,
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import sys
 import time
@@ -33,7 +34,7 @@ _EXIT = {"finished": 0, "stopped": 0, "left": 0, "aborted": 3, "broken": 4}
 
 def run(spec: dict[str, Any]) -> int:
     """Train until there is no more to do. Returns the exit status; says why on stdout and to the agent."""
-    worker = Worker(RankSpec.model_validate(spec))
+    worker = Worker(RankSpec.model_validate_json(json.dumps(spec)))
     try:
         return worker.run()
     except Exception as error:
@@ -172,11 +173,10 @@ class Worker:
             deadline_utc=command.deadline_utc.timestamp() if command.deadline_utc is not None else time.time() + 600.0,
             cutover=CutoverDeadlines(),
         )
-        if self.member not in request.source.members if request.source else True:
-            if not self.first_prepare:
-                self.first_prepare.append(request)
-        elif self.loop is not None:
+        if self.loop is not None and self.loop.active is not None:
             self.loop.prepare(request)
+        elif not self.first_prepare:
+            self.first_prepare.append(request)
 
     # What the loop says (liver_core.training.loop.Listener).
 
