@@ -52,6 +52,7 @@ MEGATRON_PLACES = (
     "liver_core/tensors/",  # its optimizer state and its checkpoint format
     "liver_core/training/gpt",  # the reference job is a Megatron GPT
     "liver_core/training/corpus.py",  # its data are in Megatron's indexed format
+    "liver_core/training/baseline_rank.py",  # the restart to compare with is a plain Megatron script
     "liver_core/training/baseline",  # the restart it is compared with is started as a user starts Megatron today
     "tests/",  # the oracle is Megatron itself
 )
