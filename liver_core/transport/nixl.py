@@ -1,0 +1,344 @@
+"""One-sided reads by NIXL over UCX: cross-memory attach inside a node, RDMA between nodes, TCP only when asked for.
+
+Make the endpoint after fork and never before: UCX does not survive one. Only the progress thread here polls, and only
+between `start_progress` and `stop_progress`; NIXL's own progress thread would spin on a whole core.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from liver_core.transport.protocol import PeerReport, Phase, Read, ReadReport, TransportError, TransportTimeout
+from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads, expand
+from liver_core.transport.ucx import (
+    TOKEN_BYTES,
+    Agent,
+    Descriptors,
+    Where,
+    check_attachable,
+    load_nixl,
+    machine,
+    ucx_environment,
+)
+
+BATCH_BYTES_MAX = 16 << 20
+"""Over shared memory a post copies before it returns, so this bounds how late a deadline is noticed: about 4 ms."""
+
+BATCH_RUNS_MAX = 8192
+IN_FLIGHT_PER_PEER_MAX = 2
+PROGRESS_PERIOD_S = 0.001
+WIRE_UP_READS = 16
+"""UCX sets up its lanes around the first reads, and until it has, a read may wait for the source to poll once more.
+
+At one read a poll: after 4 of them one endpoint in 50 was not settled on a busy machine, after 16 none of 80.
+"""
+
+SPIN_S = 0.0002
+SLEEP_LEAST_S, SLEEP_MOST_S = 0.00005, 0.0002
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """A connected peer: where its regions are in its memory."""
+
+    address: Address
+    agent_name: str
+    base: Mapping[str, tuple[int, int]]
+    """Kind to (address, device)."""
+    memory: str
+
+
+@dataclass(slots=True)
+class _Progress:
+    """One peer's part of one read: batches still to post and handles still in flight."""
+
+    peer: int
+    pending: deque[tuple[str, Table]]
+    flying: list[tuple[Any, str]] = field(default_factory=list)
+    bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def done(self) -> bool:
+        return not self.pending and not self.flying
+
+
+class NixlTransport:
+    """One endpoint with two NIXL agents: one serves the sources, the other reads.
+
+    Two, because with one agent two processes that read from each other keep making each other's UCX acknowledge, and
+    then a source that does not poll is a source that cannot be read.
+
+    `interface` is the network device that UCX may listen on, "lo" or the private one; empty means all of them.
+    `host_memory_only` chooses the settings of `ucx_environment`; False for regions on GPUs. Both count for the first
+    endpoint of a process only, since UCX reads its settings once.
+
+    Between nodes without RDMA, UCX emulates reads over TCP, and then a reader that dies or gives up before the source
+    has answered makes UCX abort the *source process* ("Fatal: unexpected error: Endpoint timeout" in
+    `ucp_request_try_send`, UCX 1.23). So such peers are refused unless `emulated_reads` says that the source may die.
+
+    A timeout with bytes still in flight destroys the reading agent, since UCX cannot take a read back and the target
+    must not change afterwards: the endpoint then goes on serving, but reads no more.
+    """
+
+    one_sided = True
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        interface: str = "",
+        host_memory_only: bool = True,
+        emulated_reads: bool = False,
+        token: bytes | None = None,
+    ) -> None:
+        self.name = name
+        self._environment = ucx_environment(interface=interface, host_memory_only=host_memory_only)
+        self._must_attach = host_memory_only and not emulated_reads
+        self._regions = Regions()
+        self._token = torch.frombuffer(bytearray(token or os.urandom(TOKEN_BYTES)), dtype=torch.uint8)
+        self._landing = torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
+        self._peers: dict[int, _Peer] = {}
+        self._server: Agent | None = None
+        self._reader: Agent | None = None
+        self._open = True
+        self._why_no_reads = ""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def register(
+        self,
+        *,
+        sources: Mapping[str, torch.Tensor] | None = None,
+        targets: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self._check_open(Phase.REGISTER)
+        sources, targets = sources or {}, targets or {}
+        self._regions.check_new(sources, targets)
+        for kind, tensor in sources.items():
+            if tensor.numel():
+                self._serving().register(as_bytes(tensor), kind)
+        for kind, tensor in targets.items():
+            if tensor.numel():
+                self._reading().register(as_bytes(tensor), kind)
+        self._regions.add(sources, targets)
+
+    def address(self) -> bytes:
+        self._check_open(Phase.REGISTER)
+        sources = self._regions.sources
+        memory = {_memory_of(tensor) for tensor in sources.values()} or {"DRAM"}
+        if len(memory) > 1:
+            raise TransportError(Phase.REGISTER, "sources are partly in host and partly in device memory")
+        self._regions.published = True
+        extra = {
+            "metadata": base64.b64encode(self._serving().metadata()).decode(),
+            "token": base64.b64encode(self._token.numpy().tobytes()).decode(),
+            "token_at": self._token.data_ptr(),
+            "base": {kind: (tensor.data_ptr(), _device_of(tensor)) for kind, tensor in sources.items()},
+            "memory": memory.pop(),
+            "machine": machine(),
+            "pid": os.getpid(),
+        }
+        return Address("nixl", self.name, self._regions.source_specs(), extra).encode()
+
+    def start_progress(self) -> None:
+        self._check_open(Phase.SERVE)
+        if self._thread is None:
+            self._stop.clear()
+            self._thread = threading.Thread(
+                target=self._poll, args=(self._serving(),), name="nixl-progress", daemon=True
+            )
+            self._thread.start()
+
+    def stop_progress(self) -> None:
+        if self._thread is not None:
+            self._stop.set()
+            self._thread.join()
+            self._thread = None
+
+    def connect(self, peer: int, address: bytes, deadline: float) -> None:
+        self._check_open(Phase.CONNECT)
+        decoded = Address.decode(address, "nixl", peer)
+        known = self._peers.get(peer)
+        if known is not None and known.address != decoded:
+            raise TransportError(Phase.CONNECT, f"the number is taken by {known.address.name!r}", peer=peer)
+        if known is None:
+            known = self._introduce(peer, decoded)
+        self._prove(peer, known, deadline)
+        self._peers[peer] = known
+
+    def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
+        self._check_open(Phase.READ)
+        check_reads(reads, {peer: known.address.regions for peer, known in self._peers.items()}, self._regions.targets)
+        start = time.monotonic()
+        work = self._planned(reads)
+        self._run(work, start, deadline)
+        peers = tuple(PeerReport(each.peer, each.bytes, each.seconds) for each in work)
+        return ReadReport(sum(each.bytes for each in peers), time.monotonic() - start, peers)
+
+    def close(self) -> None:
+        self.stop_progress()
+        self._open = False
+        self._end_reads("the endpoint is closed")
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._regions = Regions()
+        self._peers.clear()
+
+    def _serving(self) -> Agent:
+        if self._server is None:
+            self._server = Agent(load_nixl(self._environment), f"{self.name}/sources")
+            self._server.register(self._token)
+        return self._server
+
+    def _reading(self) -> Agent:
+        if self._why_no_reads:
+            raise TransportError(Phase.READ, f"{self.name!r} reads no more: {self._why_no_reads}")
+        if self._reader is None:
+            self._reader = Agent(load_nixl(self._environment), f"{self.name}/targets")
+            self._reader.register(self._landing)
+        return self._reader
+
+    def _introduce(self, peer: int, decoded: Address) -> _Peer:
+        if self._must_attach:
+            check_attachable(peer, decoded)
+        try:
+            metadata = base64.b64decode(decoded.extra["metadata"])
+            base = {kind: (int(at), int(device)) for kind, (at, device) in decoded.extra["base"].items()}
+            memory = str(decoded.extra["memory"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise TransportError(Phase.CONNECT, f"not an address: {error!r}", peer=peer) from None
+        return _Peer(decoded, self._reading().add_peer(peer, metadata), base, memory)
+
+    def _prove(self, peer: int, known: _Peer, deadline: float) -> None:
+        """Read the peer's token: wires up UCX ahead of the first real read, and finds an endpoint that was replaced."""
+        reader, where = self._reading(), Where(Phase.CONNECT, peer)
+        extra = known.address.extra
+        ends = [
+            Descriptors("DRAM", np.array([[at, TOKEN_BYTES, 0]], dtype=np.uint64))
+            for at in (self._landing.data_ptr(), int(extra["token_at"]))
+        ]
+        for attempt in range(WIRE_UP_READS):
+            if attempt:
+                time.sleep(PROGRESS_PERIOD_S)
+            self._landing.zero_()
+            handle = reader.post(where, known.agent_name, *ends)
+            while not reader.landed(where, handle):
+                if time.monotonic() >= deadline:
+                    del handle
+                    self._end_reads(f"{known.address.name!r} did not answer in time and may still do so")
+                    raise TransportTimeout(Phase.CONNECT, f"{known.address.name!r} did not answer", peer=peer)
+                time.sleep(SLEEP_MOST_S)
+        if base64.b64encode(self._landing.numpy().tobytes()).decode() != extra["token"]:
+            raise TransportError(Phase.CONNECT, f"{known.address.name!r} is not who the address says", peer=peer)
+
+    def _planned(self, reads: Sequence[Read]) -> list[_Progress]:
+        work: dict[int, _Progress] = {}
+        for read in reads:
+            if not read.runs:
+                continue
+            item = work.setdefault(read.peer, _Progress(read.peer, deque()))
+            table = expand(read.runs) * self._regions.targets[read.kind].element_size()
+            item.bytes += int(table[:, 2].sum())
+            item.pending.extend((read.kind, part) for part in batches(table, BATCH_BYTES_MAX, BATCH_RUNS_MAX))
+        return [work[peer] for peer in sorted(work)]
+
+    def _run(self, work: Sequence[_Progress], start: float, deadline: float) -> None:
+        """Post and poll until all landed. After a failure nothing new is posted, but what flies is waited for."""
+        failure: TransportError | None = None
+        pause = SLEEP_LEAST_S
+        last_landing = start
+        while not all(item.done for item in work):
+            now = time.monotonic()
+            if now >= deadline:
+                self._give_up(work, failure)
+            moved = False
+            for item in work:
+                try:
+                    moved |= self._advance(item)
+                except TransportError as error:
+                    failure = failure or error
+                if item.done and not item.seconds:
+                    item.seconds = time.monotonic() - start
+            if failure:
+                for item in work:
+                    item.pending.clear()
+            if moved:
+                last_landing, pause = time.monotonic(), SLEEP_LEAST_S
+            elif now - last_landing > SPIN_S:
+                time.sleep(pause)
+                pause = min(2 * pause, SLEEP_MOST_S)
+        if failure:
+            raise failure
+
+    def _advance(self, item: _Progress) -> bool:
+        """One round for one peer: look at what flies, then post. True when anything moved."""
+        reader = self._reading()
+        before = len(item.flying)
+        waiting, item.flying = item.flying, []
+        while waiting:
+            handle, kind = waiting.pop()
+            if not reader.landed(Where(Phase.READ, item.peer, kind), handle):
+                item.flying.append((handle, kind))
+        moved = len(item.flying) < before
+        if item.pending and len(item.flying) < IN_FLIGHT_PER_PEER_MAX:
+            kind, table = item.pending.popleft()
+            known = self._peers[item.peer]
+            local, remote = self._ends(known, kind, table)
+            handle = reader.post(Where(Phase.READ, item.peer, kind), known.agent_name, local, remote)
+            item.flying.append((handle, kind))
+            moved = True
+        return moved
+
+    def _ends(self, known: _Peer, kind: str, table: Table) -> tuple[Descriptors, Descriptors]:
+        target = self._regions.targets[kind]
+        at, device = known.base[kind]
+        local, remote = np.empty((2, len(table), 3), dtype=np.uint64)
+        local[:, 0], local[:, 1], local[:, 2] = table[:, 1] + target.data_ptr(), table[:, 2], _device_of(target)
+        remote[:, 0], remote[:, 1], remote[:, 2] = table[:, 0] + at, table[:, 2], device
+        return Descriptors(_memory_of(target), local), Descriptors(known.memory, remote)
+
+    def _give_up(self, work: Sequence[_Progress], failure: TransportError | None) -> None:
+        late = next(item for item in work if not item.done)
+        kind = late.flying[0][1] if late.flying else late.pending[0][0]
+        names = ", ".join(self._peers[item.peer].address.name for item in work if not item.done)
+        if any(item.flying for item in work):
+            for item in work:
+                item.flying.clear()  # A handle keeps the agent alive, and the agent goes on writing into the target.
+            self._end_reads(f"a read from {names} was still in flight at its deadline")
+        if failure:
+            raise failure
+        raise TransportTimeout(Phase.READ, f"deadline passed, still waiting for {names}", peer=late.peer, kind=kind)
+
+    def _end_reads(self, why: str) -> None:
+        self._why_no_reads = self._why_no_reads or why
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+    def _poll(self, server: Agent) -> None:
+        while not self._stop.wait(PROGRESS_PERIOD_S):
+            server.progress()
+
+    def _check_open(self, phase: Phase) -> None:
+        if not self._open:
+            raise TransportError(phase, f"{self.name!r} is closed")
+
+
+def _memory_of(tensor: torch.Tensor) -> str:
+    return "VRAM" if tensor.is_cuda else "DRAM"
+
+
+def _device_of(tensor: torch.Tensor) -> int:
+    return max(tensor.get_device(), 0)

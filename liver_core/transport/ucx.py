@@ -1,0 +1,165 @@
+"""What NIXL needs of the process around it: settings before the first agent, plain errors, the right to read a peer.
+
+Nothing here knows of regions or reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from liver_core.transport.protocol import Phase, TransportError
+from liver_core.transport.regions import Address
+
+TOKEN_BYTES = 64
+
+
+def ucx_environment(*, interface: str, host_memory_only: bool) -> dict[str, str]:
+    """Settings for UCX and NIXL that must be in the environment before the process makes its first agent.
+
+    For host memory: cross-memory attach for data, TCP for set-up, and no hooks in the allocator. The hooks keep a
+    cache of registrations that neither of the two has, and installing them costs 0.4 s of CPU. With GPUs or RDMA the
+    choice of wires and the hooks stay with UCX. Signals stay with the process in both cases.
+    """
+    settings = {
+        "UCX_HANDLE_ERRORS": "none",
+        "UCX_ERROR_SIGNALS": "",
+        "UCX_DEBUG_SIGNO": "0",
+        "UCX_LOG_LEVEL": "fatal",
+        "UCX_WARN_UNUSED_ENV_VARS": "n",
+        "NIXL_LOG_LEVEL": "FATAL",
+    }
+    if interface:
+        settings["UCX_NET_DEVICES"] = interface
+    if host_memory_only:
+        settings |= {"UCX_TLS": "tcp,cma,self", "UCX_MEM_EVENTS": "n"}
+    return settings
+
+
+def load_nixl(environment: Mapping[str, str]) -> Any:
+    """Import NIXL under these settings; what the process was started with wins. Safe before fork, takes 0.1 s."""
+    for name, value in environment.items():
+        os.environ.setdefault(name, value)
+    from nixl import _api
+
+    logging.getLogger("nixl").setLevel(logging.ERROR)
+    return _api
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What an error should name."""
+
+    phase: Phase
+    peer: int
+    kind: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptors:
+    """Memory of one end: "DRAM" or "VRAM", and uint64 rows of address, bytes, device."""
+
+    memory: str
+    table: np.ndarray
+
+
+class Agent:
+    """One NIXL agent without a progress thread; what NIXL raises becomes a TransportError that says where we were."""
+
+    def __init__(self, api: Any, name: str) -> None:
+        config = api.nixl_agent_config(
+            enable_prog_thread=False, sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
+        )
+        self._registered: list[Any] = []
+        self._peers: set[str] = set()
+        self._agent: Any = self._call(Phase.REGISTER, api.nixl_agent, name, config)
+
+    def register(self, memory: Any, kind: str | None = None) -> None:
+        self._registered.append(self._call(Phase.REGISTER, self._agent.register_memory, memory, kind=kind))
+
+    def metadata(self) -> bytes:
+        return self._call(Phase.REGISTER, self._agent.get_agent_metadata)
+
+    def add_peer(self, peer: int, metadata: bytes) -> str:
+        name = self._call(Phase.CONNECT, self._agent.add_remote_agent, metadata, peer=peer)
+        name = name.decode() if isinstance(name, bytes) else name
+        self._peers.add(name)
+        return name
+
+    def post(self, where: Where, peer_name: str, local: Descriptors, remote: Descriptors) -> Any:
+        """Start reading the remote descriptors into the local ones; the handle keeps this agent alive."""
+        call, agent = self._call, self._agent
+        lists = [agent.get_xfer_descs(each.table, each.memory) for each in (local, remote)]
+        handle = call(where.phase, agent.initialize_xfer, "READ", *lists, peer_name, peer=where.peer, kind=where.kind)
+        if call(where.phase, agent.transfer, handle, peer=where.peer, kind=where.kind) == "ERR":
+            raise TransportError(where.phase, "the read was refused", peer=where.peer, kind=where.kind)
+        return handle
+
+    def landed(self, where: Where, handle: Any) -> bool:
+        """Whether the read is complete; if so the handle is released."""
+        state = self._call(where.phase, self._agent.check_xfer_state, handle, peer=where.peer, kind=where.kind)
+        if state == "ERR":
+            raise TransportError(where.phase, "the read failed", peer=where.peer, kind=where.kind)
+        if state == "DONE":
+            self._agent.release_xfer_handle(handle)
+        return state == "DONE"
+
+    def progress(self) -> None:
+        """Answer peers. One that went away while it was served is its own problem."""
+        with contextlib.suppress(Exception):
+            self._agent.get_new_notifs()
+
+    def close(self) -> None:
+        """Never raises. Nothing is written through this agent once its last handle is gone too."""
+        agent, self._agent = self._agent, None
+        if agent is None:
+            return
+        for name in self._peers:
+            with contextlib.suppress(Exception):
+                agent.remove_remote_agent(name)
+        for memory in self._registered:
+            with contextlib.suppress(Exception):
+                agent.deregister_memory(memory)
+        self._registered.clear()
+
+    def _call(self, phase: Phase, function: Any, *args: Any, peer: int | None = None, kind: str | None = None) -> Any:
+        try:
+            return function(*args)
+        except Exception as error:
+            raise TransportError(phase, f"{function.__name__}: {error!r}", peer=peer, kind=kind) from error
+
+
+def machine() -> str:
+    """Equal for two processes exactly when each can name the other by its pid."""
+    with open("/proc/sys/kernel/random/boot_id") as boot:
+        return f"{boot.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def check_attachable(peer: int, address: Address) -> None:
+    """Raise unless this process may read the peer's memory: UCX itself would silently fall back to emulated reads."""
+    try:
+        place, pid, at = address.extra["machine"], int(address.extra["pid"]), int(address.extra["token_at"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise TransportError(Phase.CONNECT, f"not an address: {error!r}", peer=peer) from None
+    if place != machine():
+        text = f"{address.name!r} is on another machine or in another container, and reads over TCP are not allowed"
+        raise TransportError(Phase.CONNECT, text, peer=peer)
+    landing = ctypes.create_string_buffer(TOKEN_BYTES)
+    local, remote = _Vector(ctypes.addressof(landing), TOKEN_BYTES), _Vector(at, TOKEN_BYTES)
+    libc = ctypes.CDLL(None, use_errno=True)
+    got = libc.process_vm_readv(pid, ctypes.byref(local), ctypes.c_ulong(1), ctypes.byref(remote), ctypes.c_ulong(1), 0)
+    if got != TOKEN_BYTES:
+        reason = os.strerror(ctypes.get_errno())
+        text = f"{address.name!r} (pid {pid}) cannot be read by cross-memory attach: {reason}"
+        raise TransportError(Phase.CONNECT, text, peer=peer)

@@ -1,0 +1,181 @@
+"""Runs one scenario on several ranks of one kind of transport: threads for the in-memory one, processes for the others.
+
+The hub between them is the test's own (pipes to the parent), so that the transport under test carries nothing of it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from liver_core.transport.memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
+from liver_core.transport.protocol import Transport
+
+KINDS = ("memory", "nixl", "nixl-tcp", "torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A `CopyRuns` of the tests' own."""
+
+    source_offset: int
+    target_offset: int
+    length: int
+    count: int = 1
+    source_stride: int = 0
+    target_stride: int = 0
+
+
+class Gone(BaseException):
+    """Ends the thread of a rank that died."""
+
+
+@dataclass(slots=True)
+class Rank:
+    """What a scenario sees: its place, endpoints to make, and a barrier that knows who is still there."""
+
+    kind: str
+    rank: int
+    size: int
+    hub: Connection
+    shared: Any
+    endpoints: list[Transport] = field(default_factory=list)
+
+    def endpoint(self) -> Transport:
+        name = f"rank{self.rank}-{len(self.endpoints)}"
+        self.endpoints.append(_make(self.kind, name, self.shared))
+        return self.endpoints[-1]
+
+    def exchange(self, data: bytes = b"") -> list[bytes | None]:
+        """Everybody's data by rank; None for a rank that is gone, stalled or finished. Also a barrier."""
+        self.hub.send(("exchange", data))
+        return self.hub.recv()
+
+    def die(self) -> None:
+        if self.kind != "memory":
+            os.kill(os.getpid(), signal.SIGKILL)
+        self._inject(FaultKind.DIE)
+        self.hub.send(("dead", None))
+        raise Gone
+
+    def stall(self) -> None:
+        """Stop for good without closing anything; the others go on without this rank."""
+        if self.kind == "memory":
+            self._inject(FaultKind.DROP)
+        self.hub.send(("stalled", None))
+        if self.kind != "memory":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        raise Gone
+
+    def _inject(self, kind: FaultKind) -> None:
+        for endpoint in self.endpoints:
+            self.shared.inject(endpoint.name, Fault(kind))
+
+
+Scenario = Callable[[Rank], Any]
+
+
+def run_ranks(kind: str, size: int, scenario: Scenario, limit_s: float = 45.0) -> list[Any]:
+    """Results by rank, None for a rank that died or stalled. Raises AssertionError with the traceback of a failure."""
+    pipes = [multiprocessing.Pipe() for _ in range(size)]
+    if kind == "memory":
+        network = MemoryNetwork()
+        threads = [
+            threading.Thread(target=_main, args=(scenario, Rank(kind, rank, size, pipes[rank][1], network)))
+            for rank in range(size)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            return _serve([parent for parent, _ in pipes], [], limit_s)
+        finally:
+            for thread in threads:
+                thread.join(5)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=limit_s))
+    context = multiprocessing.get_context("fork")
+    ranks = [Rank(kind, rank, size, pipes[rank][1], store.port) for rank in range(size)]
+    processes = [context.Process(target=_main, args=(scenario, rank), daemon=True) for rank in ranks]
+    for process in processes:
+        process.start()
+    try:
+        return _serve([parent for parent, _ in pipes], [process.sentinel for process in processes], limit_s)
+    finally:
+        for process in processes:
+            process.join(0.5)
+            if process.is_alive():
+                process.kill()
+                process.join(5)
+
+
+def _make(kind: str, name: str, shared: Any) -> Transport:
+    """Imports here: an agent or a process group must not exist in the parent that forks."""
+    if kind == "memory":
+        return InMemoryTransport(name, shared)
+    if kind.startswith("nixl"):
+        if kind == "nixl-tcp":  # As between nodes: UCX emulates reads, the progress thread at the source answers them.
+            os.environ["UCX_TLS"] = "tcp"
+        from liver_core.transport.nixl import NixlTransport
+
+        return NixlTransport(name, interface="lo", emulated_reads=kind == "nixl-tcp")
+    from liver_core.transport.distributed import TorchDistributedTransport
+
+    store = TCPStore("127.0.0.1", shared, is_master=False, timeout=timedelta(seconds=20))
+    return TorchDistributedTransport(name, store)
+
+
+def _main(scenario: Scenario, rank: Rank) -> None:
+    if rank.kind != "memory":
+        torch.set_num_threads(1)
+    try:
+        answer = ("done", scenario(rank))
+    except Gone:
+        return
+    except BaseException:
+        answer = ("failed", f"rank {rank.rank} of {rank.size} on {rank.kind}:\n{traceback.format_exc()}")
+    for endpoint in rank.endpoints:
+        endpoint.close()
+    rank.hub.send(answer)
+
+
+def _serve(hubs: list[Connection], sentinels: list[int], limit_s: float) -> list[Any]:
+    size = len(hubs)
+    deadline = time.monotonic() + limit_s
+    results: list[Any] = [None] * size
+    live = set(range(size))
+    offers: dict[int, bytes] = {}
+    while live:
+        left = deadline - time.monotonic()
+        assert left > 0, f"ranks {sorted(live)} did not end in {limit_s} s"
+        watched: dict[Any, int] = {hubs[rank]: rank for rank in live} | {
+            sentinel: rank for rank, sentinel in enumerate(sentinels) if rank in live
+        }
+        for ready in wait(list(watched), left):
+            rank = watched[ready]
+            if not hubs[rank].poll():
+                live.discard(rank)  # Its process ended without a word.
+                continue
+            what, value = hubs[rank].recv()
+            if what == "exchange":
+                offers[rank] = value
+                continue
+            live.discard(rank)
+            assert what != "failed", value
+            results[rank] = value
+        if live and live <= offers.keys():
+            answer = [offers[rank] if rank in live else None for rank in range(size)]
+            for rank in live:
+                hubs[rank].send(answer)
+            offers.clear()
+    return results

@@ -1,0 +1,165 @@
+"""What only the NIXL transport promises: no progress needed over shared memory, nothing lands after a timeout."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from liver_core.transport.protocol import Read, TransportError, TransportTimeout
+from liver_core.transport.ucx import ucx_environment
+from tests.liver_core.transport.ranks import Rank, Run, run_ranks
+from tests.liver_core.transport.test_contract import NUMEL, connected, leave, numbers, same_bits, soon
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def test_over_shared_memory_the_source_needs_no_progress_once_connected():
+    assert run_ranks("nixl", 2, read_without_progress) == [True, True]
+
+
+def test_over_shared_memory_a_stopped_process_is_still_readable():
+    assert run_ranks("nixl", 2, read_a_stopped_process) == [True, True]
+
+
+def test_over_tcp_a_read_that_timed_out_never_lands_later():
+    # Only the reader has to live: its giving up makes UCX abort the source, which is why such peers need asking for.
+    assert run_ranks("nixl-tcp", 2, time_out_and_wait)[0] is True
+
+
+def test_a_peer_on_another_machine_is_refused_without_rdma():
+    assert run_ranks("nixl", 2, connect_to_another_machine) == [True, True]
+
+
+def test_a_peer_whose_memory_may_not_be_read_is_refused_with_the_reason_of_the_kernel():
+    assert run_ranks("nixl", 2, connect_to_a_stranger) == [True, True]
+
+
+def test_an_endpoint_that_was_replaced_under_its_address_is_found_out_on_connect():
+    assert run_ranks("nixl", 2, connect_with_a_wrong_token) == [True, True]
+
+
+def test_settings_leave_signals_alone_and_never_overrule_the_environment():
+    script = (
+        "import os\n"
+        "from liver_core.transport.nixl import NixlTransport\n"
+        "def caught(): return [l for l in open('/proc/self/status') if l.startswith('SigCgt')]\n"
+        "import torch; before = caught()\n"
+        "t = NixlTransport('one', interface='lo'); t.start_progress(); t.close()\n"
+        "assert caught() == before, (before, caught())\n"
+        "assert os.environ['UCX_TLS'] == 'tcp,self', os.environ['UCX_TLS']\n"
+    )
+    environment = {**os.environ, "UCX_TLS": "tcp,self"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=50)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "UCX_TLS" not in ucx_environment(interface="", host_memory_only=False)
+
+
+def test_only_the_given_interface_is_listened_on():
+    assert run_ranks("nixl", 1, listening_addresses) == [["127.0.0.1"]]
+
+
+def read_without_progress(rank: Rank) -> bool:
+    target = torch.zeros(NUMEL)
+    endpoint = connected(rank, {"master": numbers(rank.rank)}, {"master": target})
+    endpoint.stop_progress()
+    rank.exchange()
+    if rank.rank == 0:
+        endpoint.read([Read(1, "master", (Run(0, 0, NUMEL),))], soon(2))
+        assert same_bits(target, numbers(1))
+    leave(rank, endpoint)
+    return True
+
+
+def read_a_stopped_process(rank: Rank) -> bool:
+    target = torch.zeros(NUMEL)
+    endpoint = connected(rank, {"master": numbers(rank.rank)}, {"master": target})
+    other = int(rank.exchange(str(os.getpid()).encode())[1 - rank.rank] or 0)
+    if rank.rank == 0:
+        os.kill(other, signal.SIGSTOP)
+        try:
+            endpoint.read([Read(1, "master", (Run(0, 0, NUMEL),))], soon(2))
+        finally:
+            os.kill(other, signal.SIGCONT)
+        assert same_bits(target, numbers(1))
+    leave(rank, endpoint)
+    return True
+
+
+def time_out_and_wait(rank: Rank) -> bool:
+    target = torch.zeros(NUMEL)
+    endpoint = connected(rank, {"master": numbers(rank.rank)}, {"master": target})
+    other = int(rank.exchange(str(os.getpid()).encode())[1 - rank.rank] or 0)
+    if rank.rank == 0:
+        os.kill(other, signal.SIGSTOP)
+        try:
+            with pytest.raises(TransportTimeout):
+                endpoint.read([Read(1, "master", (Run(0, 0, NUMEL),))], soon(0.3))
+            left = target.clone()
+        finally:
+            os.kill(other, signal.SIGCONT)
+        with pytest.raises(TransportError, match="in flight at its deadline"):
+            endpoint.read([Read(1, "master", (Run(0, 0, NUMEL),))], soon(2))
+        # The other side answers the old read for as long as it runs, well beyond its poll of a millisecond.
+        end = time.monotonic() + 0.3
+        while time.monotonic() < end:
+            assert same_bits(target, left)
+    leave(rank, endpoint)
+    return True
+
+
+def connect_with_a_wrong_token(rank: Rank) -> bool:
+    endpoint = rank.endpoint()
+    endpoint.register(sources={"master": numbers(rank.rank)})
+    endpoint.start_progress()
+    address = json.loads(rank.exchange(endpoint.address())[1 - rank.rank] or b"")
+    address["extra"]["token"] = "AAAA"
+    with pytest.raises(TransportError, match="not who the address says"):
+        endpoint.connect(1 - rank.rank, json.dumps(address).encode(), soon(5))
+    leave(rank, endpoint)
+    return True
+
+
+def connect_to_another_machine(rank: Rank) -> bool:
+    return refused(rank, "machine", "another boot", "another machine")
+
+
+def connect_to_a_stranger(rank: Rank) -> bool:
+    return refused(rank, "token_at", 4096, "cross-memory attach: Bad address")
+
+
+def refused(rank: Rank, name: str, value: object, why: str) -> bool:
+    endpoint = rank.endpoint()
+    endpoint.register(sources={"master": numbers(rank.rank)})
+    endpoint.start_progress()
+    address = json.loads(rank.exchange(endpoint.address())[1 - rank.rank] or b"")
+    address["extra"][name] = value
+    with pytest.raises(TransportError, match=why):
+        endpoint.connect(1 - rank.rank, json.dumps(address).encode(), soon(5))
+    leave(rank, endpoint)
+    return True
+
+
+def listening_addresses(rank: Rank) -> list[str]:
+    endpoint = rank.endpoint()
+    endpoint.start_progress()
+    inodes = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if fd.isdigit() and _is_open(fd)}
+    found = []
+    with open("/proc/net/tcp") as table:
+        for line in list(table)[1:]:
+            columns = line.split()
+            if columns[3] == "0A" and f"socket:[{columns[9]}]" in inodes:
+                packed = bytes.fromhex(columns[1].split(":")[0])
+                found.append(".".join(str(byte) for byte in reversed(packed)))
+    endpoint.close()
+    return sorted(set(found))
+
+
+def _is_open(fd: str) -> bool:
+    return os.path.lexists(f"/proc/self/fd/{fd}")
