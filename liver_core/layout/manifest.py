@@ -37,7 +37,8 @@ class ParameterSpec:
     shape: unsharded, vocabulary padded (the padding is fixed for the job's life).
     dtype: of the model parameter; the state kinds have their own.
     tp_dim: the dim that tensor parallelism splits, None where every TP rank holds the whole.
-    blocks: 1, or 2 for gated units: tp_dim is `blocks` equal parts (gate, up), each split over TP on its own.
+    blocks: 1, or 2 for gated units: tp_dim, which must be 0 then, is `blocks` equal parts (gate, up), each split over
+        TP on its own.
     place, layer: `layer` is the global number where place is "layer", and -1 elsewhere.
     order: registration order inside its place (inside its layer).
     tied_to: this is the copy, on the last of several stages, of that embedding of the first stage. With one stage
@@ -76,6 +77,8 @@ class ParameterSpec:
             need(self.blocks == 1, "blocks", f"must be 1 where tp_dim is null, is {self.blocks}")
             return
         need(0 <= self.tp_dim < len(self.shape), "tp_dim", f"{self.tp_dim} is not a dim of {self.shape}")
+        # Blocks of an inner dim would fall into one box for every outer index; Megatron's gated units are on dim 0.
+        need(self.blocks == 1 or self.tp_dim == 0, "blocks", f"{self.blocks} blocks need tp_dim 0, is {self.tp_dim}")
         split = self.shape[self.tp_dim]
         need(split % self.blocks == 0, "blocks", f"{self.blocks} blocks do not divide dim {self.tp_dim} of {split}")
 

@@ -44,15 +44,15 @@ def local_to_global_boxes(spec: ParameterSpec, tp_size: int, tp: int, start: int
     shape = spec.local_shape(tp_size)
     if spec.tp_dim is None:
         return _in_flat_order(flat_range_to_boxes(shape, start, stop), 0)
-    dim, part = spec.tp_dim, shape[spec.tp_dim] // spec.blocks
-    piece_numel = part * prod(shape[dim + 1 :]) if spec.blocks > 1 else prod(shape)
+    part = shape[spec.tp_dim] // spec.blocks
+    block_numel = prod(shape) // spec.blocks
     found, at = [], start
     while at < stop:
-        piece = at // piece_numel
-        end = min(stop, (piece + 1) * piece_numel)
+        block = at // block_numel
+        end = min(stop, (block + 1) * block_numel)
         # Block b begins at b * part in the local tensor and at b * TP * part + tp * part in the global one.
-        shift = (piece % spec.blocks) * part * (tp_size - 1) + tp * part
-        boxes = (box.shift(dim, shift) for box in flat_range_to_boxes(shape, at, end))
+        shift = block * part * (tp_size - 1) + tp * part
+        boxes = (box.shift(spec.tp_dim, shift) for box in flat_range_to_boxes(shape, at, end))
         found += _in_flat_order(boxes, at - start)
         at = end
     return found

@@ -36,10 +36,11 @@ def check_rank_plan(manifest: Manifest, source: Roster, target: Roster, plan: Ra
     if not 0 <= plan.target_rank < target.layout.world_size:
         raise PlanError(f"target rank {plan.target_rank}: not a rank of {target.layout}")
     _check_ends(source, target, plan)
-    wanted = _Region(manifest, target, plan.target_rank, "target")
+    wanted = _Region(manifest, target, plan.target_rank, f"target rank {plan.target_rank}")
     written: list[tuple[int, int, int]] = []
     for transfer in plan.transfers:
-        held = _Region(manifest, source, transfer.source_rank, "source")
+        name = f"source rank {transfer.source_rank}, read by target rank {plan.target_rank}"
+        held = _Region(manifest, source, transfer.source_rank, name)
         written += _check_transfer(held, wanted, transfer)
     _check_written_once(wanted, sorted(written))
     least = missing_elements(manifest, source, target, plan.target_rank)
@@ -71,19 +72,19 @@ def _check_ends(source: Roster, target: Roster, plan: RankPlan) -> None:
 class _Region:
     """The boxes of one rank's region, found by offset."""
 
-    def __init__(self, manifest: Manifest, roster: Roster, rank: int, side: str) -> None:
-        self.name = f"{side} rank {rank}"
+    def __init__(self, manifest: Manifest, roster: Roster, rank: int, name: str) -> None:
+        self.name = name
         self.numel = region_numel(manifest, roster.layout, rank)
         self.boxes = resident_boxes(manifest, roster.layout, rank)
         self._offsets = [resident.offset for resident in self.boxes]
 
-    def box_at(self, offset: int) -> ResidentBox:
-        """The box that contains an element of the region; raises PlanError in padding and outside."""
+    def box_at(self, offset: int, purpose: str = "") -> ResidentBox:
+        """The box that contains an element of the region; raises PlanError, with `purpose`, in padding and outside."""
         index = bisect_right(self._offsets, offset) - 1
         if index >= 0 and offset < self.boxes[index].offset + self.boxes[index].box.numel:
             return self.boxes[index]
         what = "padding" if 0 <= offset < self.numel else "outside the region"
-        raise PlanError(f"{self.name}: element {offset} of {self.numel} is {what}")
+        raise PlanError(f"{self.name}{purpose}: element {offset} of {self.numel} is {what}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,8 @@ class _Cursor:
     left: int
 
 
-def _cursor(region: _Region, offset: int) -> _Cursor:
-    resident = region.box_at(offset)
+def _cursor(region: _Region, offset: int, purpose: str = "") -> _Cursor:
+    resident = region.box_at(offset, purpose)
     flat = offset - resident.offset
     left = resident.box.numel - flat
     index = []
@@ -117,12 +118,13 @@ def _check_transfer(held: _Region, wanted: _Region, transfer: Transfer) -> Itera
 def _check_run(held: _Region, wanted: _Region, source_offset: int, target_offset: int, length: int) -> None:
     done = 0
     while done < length:
-        source = _cursor(held, source_offset + done)
         target = _cursor(wanted, target_offset + done)
+        purpose = f" for {target.resident.parameter} {target.resident.box}"
+        source = _cursor(held, source_offset + done, purpose)
         if (source.resident.parameter, source.index) != (target.resident.parameter, target.index):
             raise PlanError(
                 f"{wanted.name}: {target.resident.parameter} {target.resident.box} wants element {target.index} at "
-                f"{target_offset + done}, but {held.name} holds {source.resident.parameter} {source.index} "
+                f"{target_offset + done}, but {held.name}, holds {source.resident.parameter} {source.index} "
                 f"at {source_offset + done}"
             )
         done += min(_in_step(source, target), length - done)

@@ -65,7 +65,7 @@ def shapes(draw) -> tuple[tuple[int, ...], int | None, int]:
     tp_dim = draw(st.none() | st.integers(0, dims - 1))
     if tp_dim is None:
         return tuple(shape), None, 1
-    blocks = draw(st.sampled_from([1, 1, 2, 3]))
+    blocks = draw(st.sampled_from([1, 1, 2, 3])) if tp_dim == 0 else 1
     shape[tp_dim] = 12 * blocks * draw(st.integers(1, 2))
     return tuple(shape), tp_dim, blocks
 

@@ -37,7 +37,7 @@ def rank_region(manifest: Manifest, layout: ParallelLayout, rank: int) -> np.nda
     cp = rank // layout.tp % layout.cp
     dp = rank // (layout.tp * layout.cp) % layout.dp
     stage = rank // (layout.tp * layout.cp * layout.dp)
-    parts = []
+    parts = [np.array([], dtype=int)]
     for chunk in range(layout.vpp):
         buffer, buckets = chunk_buffer(manifest, layout, stage, chunk, tp)
         for start, stop in buckets:

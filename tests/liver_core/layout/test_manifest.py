@@ -57,6 +57,7 @@ def test_canonical_json_refuses_floats():
         (lambda: spec("w", (3,), 1, layer=0), "tp_dim: 1 is not a dim"),
         (lambda: spec("w", (3,), None, blocks=2, layer=0), "blocks: must be 1"),
         (lambda: spec("w", (3,), 0, blocks=2, layer=0), "blocks: 2 blocks do not divide dim 0 of 3"),
+        (lambda: spec("w", (3, 4), 1, blocks=2, layer=0), "blocks: 2 blocks need tp_dim 0, is 1"),
         (lambda: spec("w", (3,), place="middle"), "place: must be one of first, layer, last"),
         (lambda: spec("w", (3,), place="first", layer=2), "layer: 2 does not go with first"),
         (lambda: spec("w", (3,), place="layer"), "layer: -1 does not go with layer"),

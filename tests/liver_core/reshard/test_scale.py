@@ -1,0 +1,90 @@
+"""Planning stays rank-local: one rank's share of a large change takes well under a second, whatever the world's size.
+
+The times are bounds with a wide margin for a busy machine; the figures that people quote come from a benchmark.
+"""
+
+import time
+
+import pytest
+
+from liver_core.layout import Manifest, Roster
+from liver_core.reshard import check_rank_plan, missing_elements, place, plan_rank
+from liver_core.reshard.placement import NodeSlots
+from tests.liver_core.layout.models import KINDS, roster, spec
+
+SECONDS_MAX = 1.0
+CHANGES = ["TP8xPP8xDP16>TP4xPP16xDP16", "TP8xPP8xDP16>TP8xPP4xDP32", "DP1024>TP8xPP8xDP16", "TP8xPP8xDP16>DP1024",
+           "TP2xPP32xDP16>TP16xDP64", "TP8xPP8xDP15>TP4xPP16xDP15"]  # fmt: skip
+
+
+def large_model() -> Manifest:
+    """1026 parameters in 64 layers, 14 billion elements."""
+    hidden, ffn, vocab = 4096, 14336, 131072
+    found = [spec("embedding", (vocab, hidden), 0, place="first")]
+    for layer in range(64):
+        rows = [
+            ((3 * hidden, hidden), 0, 1),
+            ((hidden, hidden), 1, 1),
+            ((2 * ffn, hidden), 0, 2),
+            ((hidden, ffn), 1, 1),
+        ]
+        rows += [((3 * hidden,), 0, 1), ((2 * ffn,), 0, 2)] + [((hidden,), None, 1)] * 10
+        for order, (shape, dim, blocks) in enumerate(rows):
+            found.append(spec(f"layers.{layer}.p{order}", shape, dim, blocks=blocks, layer=layer, order=order))
+    found.append(spec("output", (vocab, hidden), 0, place="last"))
+    return Manifest(tuple(found), 64, KINDS)
+
+
+@pytest.fixture(scope="module")
+def model() -> Manifest:
+    return large_model()
+
+
+def plan_and_check(manifest: Manifest, source: Roster, target: Roster, rank: int) -> float:
+    started = time.perf_counter()
+    plan = plan_rank(manifest, source, target, rank)
+    seconds = time.perf_counter() - started
+    check_rank_plan(manifest, source, target, plan)
+    assert plan.remote_elements == missing_elements(manifest, source, target, rank)
+    return seconds
+
+
+@pytest.mark.parametrize("case", CHANGES)
+def test_one_share_of_a_thousand_ranks_and_a_thousand_parameters_is_planned_within_a_second(case, model):
+    before, _, after = case.partition(">")
+    source, target = roster(before, slots=8), roster(after, generation=1, slots=8, first=8)
+    assert len(model.parameters) >= 1000
+    assert source.layout.world_size >= 960
+    assert plan_and_check(model, source, target, target.layout.world_size // 3) < SECONDS_MAX
+
+
+def test_sixteen_times_the_world_does_not_make_a_share_dearer(model):
+    source = roster("TP8xPP16xDP128", slots=8)
+    target = roster("TP8xPP8xDP256", generation=1, slots=8, first=8)
+    assert source.layout.world_size == 16_384
+    assert plan_and_check(model, source, target, 5000) < SECONDS_MAX
+
+
+def test_one_rank_that_takes_everything_from_a_thousand_is_planned_within_seconds(model):
+    # The worst share there is: 14 billion elements from 1024 ranks.
+    source, target = roster("TP8xPP8xDP16", slots=8), roster("TP1", generation=1, slots=8)
+    started = time.perf_counter()
+    plan = plan_rank(model, source, target, 0)
+    assert time.perf_counter() - started < 5 * SECONDS_MAX
+    assert len(plan.remote) == 1023
+    assert sum(len(transfer.runs) for transfer in plan.transfers) < 10_000
+
+
+def test_a_column_split_of_a_large_model_stays_compressed(model):
+    source, target = roster("TP1xPP64", slots=8), roster("TP8xPP64", generation=1, slots=8, first=600)
+    plan = plan_rank(model, source, target, 100)
+    assert sum(len(transfer.runs) for transfer in plan.transfers) <= 2 * 16
+
+
+def test_a_thousand_ranks_are_placed_within_seconds(model):
+    source = roster("TP8xPP8xDP16", slots=8)
+    nodes = [NodeSlots(f"n{number}", 8) for number in range(120)]
+    started = time.perf_counter()
+    target = place(model, source, nodes, type(source.layout)(tp=8, pp=8, dp=15))
+    assert time.perf_counter() - started < 5 * SECONDS_MAX
+    assert target.layout.world_size == 960
