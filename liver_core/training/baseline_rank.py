@@ -110,7 +110,7 @@ def _train(job: Any, spec: Any, world: Any, state: Any, live: Any, progress: Any
         started = time.monotonic()
         batches = progress.cursor.batches(world.coordinates.dp, world.layout.dp)
         result = job.step(state, world, batches)
-        totals = total(result, digest_part(progress.step + 1, batches), world.everyone)
+        totals = total(result, digest_part(progress.step + 1, batches, world.coordinates), world.everyone)
         apply_step(state, measure_gradients(state))
         settle_moments(live, state.model, world)
         digest = chained(progress.digest, totals.sample_digest)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from liver_core.layout import Coordinates
 from liver_core.training.job import MicroBatch
 
 _MASK = (1 << 64) - 1
@@ -42,8 +43,13 @@ class DataCursor:
         return DataCursor(self.consumed + self.global_batch, self.global_batch, self.micro_batch)
 
 
-def digest_part(step: int, batches: tuple[MicroBatch, ...]) -> int:
-    """This rank's part of the step's sample digest; the digest is the sum of all parts modulo 2^64."""
+def digest_part(step: int, batches: tuple[MicroBatch, ...], here: Coordinates) -> int:
+    """This rank's part of the step's sample digest; the digest is the sum of all parts modulo 2^64.
+
+    The ranks of one model replica train on the same samples, so its first rank speaks for all of them.
+    """
+    if (here.tp, here.pp, here.cp) != (0, 0, 0):
+        return 0
     return sum(_mixed(step, sample) for batch in batches for sample in batch.sample_ids) & _MASK
 
 

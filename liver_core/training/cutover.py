@@ -7,11 +7,11 @@ Everything that can fail here ends as an event of the machine; nothing of g is w
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -49,9 +49,14 @@ from liver_core.tensors.step import measure_gradients
 from liver_core.training.exchange import ExchangeTimeout
 from liver_core.training.prepare import ActiveWorld, NextWorld
 from liver_core.transport.protocol import TransportError
+from liver_core.worlds.groups import limited
 
 Ending = ApplyStepInTarget | RedoBatchInTarget | ApplyStepInSource | Leave | FallToCheckpoint | Release
 Probe = Callable[[str], None]
+
+# By when, in parts of the seconds that a target has, reading and comparing must be over: the rest is for the barrier.
+_READING_SHARE = 0.7
+_COMPARING_SHARE = 0.85
 
 
 @dataclass(slots=True)
@@ -88,10 +93,12 @@ class CutoverRun:
         self.boundary = following.boundary
         self.measures: dict[str, float] = {}
         self.decision = Decision.UNDECIDED
-        self.grad_norm: float | None = None
         self.certificates: dict[str, torch.Tensor] = {}
-        self.source_lost: Reason | None = None
-        self._until = 0.0
+        self.problems: list[_Lost] = []
+        self.source_broken: Reason | None = None
+        self._held = Level.NOTHING
+        self._joined = False
+        self._until = self._compare_until = 0.0
 
     def run(self, version: int) -> Outcome:
         """From the agreed boundary to an ending. Bounded by the machine's deadlines; never raises for what peers do."""
@@ -102,6 +109,8 @@ class CutoverRun:
                 effects.extend(self.machine.handle(Tick(), self.clock()))
                 continue
             effect = effects.popleft()
+            if isinstance(effect, ApplyStepInSource) and self.source_broken is not None:
+                effect = FallToCheckpoint(self.source_broken)
             if isinstance(effect, Ending):
                 return Outcome(effect, self.decision, self.boundary, self.measures, self._certificate_text())
             event = self._timed(effect)
@@ -134,28 +143,43 @@ class CutoverRun:
     # Reading.
 
     def _read_state(self, version: int, until: float) -> StateRead:
-        """Source: publish this boundary. Target: read masters and moments, then gradients."""
-        self._until = until
+        """Source: publish this boundary. Target: read masters and moments, then gradients.
+
+        What a rank owes the source world it does whatever happens to it as a target: every living source runs the same
+        collectives, so that on NO-GO the source world still stands.
+        """
+        started = self.clock()
+        self._until = started + _READING_SHARE * (until - started)
+        self._compare_until = started + _COMPARING_SHARE * (until - started)
         self.probe("boundary")
-        try:
-            state_kinds, _ = self._kinds()
-            if self.following.request.source is None:
-                return StateRead(Level.STATE, source_lost=True)
-            self._publish(state_kinds)
-            if self.following.world is None:
-                self._publish_gradients()
-                return StateRead(Level.EVERYTHING)
-            self._fetch(state_kinds)
+        following = self.following
+        if following.request.source is None:
+            self._held = Level.STATE
+            return StateRead(self._held, source_lost=True)
+        state_kinds, grad_kinds = self._kinds()
+        published = self._tried(lambda: self._publish(state_kinds))
+        has_state = published and self._tried(lambda: self._fetch(state_kinds))
+        if has_state:
+            self._held = Level.STATE
             self.probe("state read")
-        except _Lost as lost:
-            return StateRead(Level.NOTHING, source_lost=lost.source, reason=lost.reason)
-        try:
-            self._publish_gradients()
-            self._fetch((GRAD,))
+        measured = published and self._tried(self._publish_gradients)
+        if has_state and measured and self._tried(lambda: self._fetch(grad_kinds)):
+            self._held = Level.EVERYTHING
             self.probe("gradients read")
+        source_lost = any(problem.source for problem in self.problems)
+        return StateRead(self._held, source_lost, self.problems[0].reason if self.problems else None)
+
+    def _tried(self, action: Callable[[], None]) -> bool:
+        """Whether it could be done; what was lost is remembered, and a source tells the others of a lost source."""
+        try:
+            action()
         except _Lost as lost:
-            return StateRead(Level.STATE, source_lost=lost.source, reason=lost.reason)
-        return StateRead(Level.EVERYTHING)
+            self.problems.append(lost)
+            if lost.source and self._speaks:
+                with contextlib.suppress(_Lost):
+                    self._post("lost", lost.reason.text)
+            return False
+        return True
 
     def _kinds(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         manifest = self.following.manifest
@@ -163,14 +187,25 @@ class CutoverRun:
         names = tuple(kind.name for kind in manifest.kinds)
         return tuple(name for name in names if name != GRAD), (GRAD,)
 
+    @property
+    def _speaks(self) -> bool:
+        """Whether this rank posts for the source world: its rank 0 and its first survivor, so that one may die."""
+        request, rank = self.following.request, self.following.source_rank
+        if request.source is None or rank is None:
+            return False
+        survivors = [index for index, member in enumerate(request.source.members) if member in request.target.members]
+        return rank == 0 or rank in survivors[:1]
+
     def _publish(self, kinds: Sequence[str]) -> None:
         """As a source: say that the boundary is reached, then what the state hashes to."""
         if self.following.source_rank is None:
             return
         self.boundary = self.boundary_of()
-        if self.following.source_rank == 0:
-            self._post("boundary", self.boundary)
-        self._post_certificate("state", kinds)
+        # A store that is gone must not keep this rank out of the collectives that the others enter.
+        spoken = self._tried(lambda: self._speak("boundary", self.boundary))
+        self._certify_source("state", kinds)
+        if not spoken:
+            raise self.problems[-1]
 
     def _publish_gradients(self) -> None:
         """As a source: measure the gradients and publish norm and certificate; a newcomer waits for the norm."""
@@ -179,26 +214,28 @@ class CutoverRun:
             return
         assert self.active is not None
         self.probe("norm")
-        norm = self._collective("gradient norm", lambda: measure_gradients(self.active.state))  # type: ignore[union-attr]
-        self._post_certificate("gradients", (GRAD,))
-        if self.following.source_rank == 0:
-            self._post("norm", norm)
-        self.boundary["norm"] = self.grad_norm = norm
+        state = self.active.state
+        norm = self._collective("gradient norm", lambda: measure_gradients(state))
+        self._certify_source("gradients", (GRAD,))
+        self._speak("norm", norm)
+        self.boundary["norm"] = norm
 
-    def _post_certificate(self, name: str, kinds: Sequence[str]) -> None:
-        """All-reduce the source world's certificate; its rank 0 posts it for newcomers."""
+    def _certify_source(self, name: str, kinds: Sequence[str]) -> None:
+        """Sum the source world's certificate over its ranks and post it for newcomers."""
         assert self.active is not None and self.following.source_certificate is not None
         started = self.clock()
-        part = self._hashed(self.following.source_certificate, self.active.live.regions, kinds)
-        whole = self._collective(f"{name} certificate", lambda: self._summed(part, self.active.world.everyone))  # type: ignore[union-attr]
+        whole = self._hashed(self.following.source_certificate, self.active.live.regions, kinds)
+        everyone = self.active.world.everyone
+        self._collective(f"{name} certificate", lambda: dist.all_reduce(whole, group=everyone))
         self.certificates[name] = whole
-        if self.following.source_rank == 0:
-            self._post(f"certificate/{name}", whole.tolist())
+        self._speak(f"certificate/{name}", whole.tolist())
         self._add("certify_source_s", started)
 
     def _fetch(self, kinds: Sequence[str]) -> None:
         """As a target: everything of these kinds, from this process and from the other sources."""
         following = self.following
+        if following.world is None:
+            return
         assert following.plan is not None and following.live is not None
         started = self.clock()
         if following.plan.local is not None and self.active is not None:
@@ -210,7 +247,7 @@ class CutoverRun:
             return
         assert following.transport is not None
         try:
-            report = following.transport.read(reads, self._deadline())
+            report = following.transport.read(reads, self._until)
         except TransportError as error:
             raise _Lost(self._reason("read", str(error), tile=error.kind or ""), source=True) from error
         self.measures["bytes_moved"] = self.measures.get("bytes_moved", 0.0) + report.bytes
@@ -223,50 +260,82 @@ class CutoverRun:
         if self.following.world is None or self.following.request.source is None:
             return CertificateCompared(equal=True)
         self.probe("certificate")
-        state_kinds, grad_kinds = self._kinds()
+        started, self._until = self.clock(), self._compare_until
         try:
-            bad = self._mismatches("state", state_kinds)
-            if self.grad_norm is not None or self.following.source_rank is None:
-                bad += self._mismatches("gradients", grad_kinds)
+            bad = self._mismatches()
         except _Lost as lost:
             return CertificateCompared(equal=False, reason=lost.reason)
+        finally:
+            self._add("certify_target_s", started)
         if bad:
             return CertificateCompared(
-                equal=False, reason=self._reason("certificate", f"{len(bad)} differ, first {bad[0]}", tile=str(bad[0]))
+                equal=False, reason=self._reason("certificate", f"{len(bad)} differ, first {bad[0]}", tile=bad[0])
             )
         return CertificateCompared(equal=True)
 
-    def _mismatches(self, name: str, kinds: Sequence[str]) -> list[str]:
+    def _mismatches(self) -> list[str]:
         """Parameter/kind pairs whose sums over the target world are not those of the source world."""
         following = self.following
+        assert following.world is not None and following.manifest is not None
+        state_kinds, grad_kinds = self._kinds()
+        arrived, with_state, with_gradients = self._arrived()
+        size = following.world.layout.world_size
+        if with_state < size:
+            raise _Lost(
+                self._reason("certificate", f"only {with_state} of {size} targets hold the state"), source=False
+            )
+        expected, kinds = self._expected("state"), state_kinds
+        if with_gradients == size:
+            expected, kinds = torch.cat([expected, self._expected("gradients")]), (*state_kinds, *grad_kinds)
+        names = [f"{spec.name}/{kind}" for kind in kinds for spec in following.manifest.parameters]
+        same = (arrived[: len(expected)] == expected).tolist()
+        return [name for name, equal in zip(names, same, strict=True) if not equal]
+
+    def _arrived(self) -> tuple[torch.Tensor, int, int]:
+        """The certificate of what the target world holds, and how many of its ranks hold state and gradients.
+
+        One collective, the same on every target however much it holds: state, gradients (zeros where they are not
+        here), two counts.
+        """
+        following = self.following
         assert following.world is not None and following.live is not None and following.certificate is not None
-        started = self.clock()
-        part = self._hashed(following.certificate, following.live.regions, kinds)
+        state_kinds, grad_kinds = self._kinds()
+        levels = (Level.STATE, Level.EVERYTHING)
+        parts = [
+            self._hashed(following.certificate, following.live.regions, kinds) * (self._held >= level)
+            for kinds, level in zip((state_kinds, grad_kinds), levels, strict=True)
+        ]
+        counts = torch.tensor([self._held >= level for level in levels], dtype=torch.int64)
+        whole, group = torch.cat([*parts, counts]), following.world.everyone
+        self._joined = True
         try:
-            arrived = self._summed(part, following.world.everyone)
+            with limited(group, self._left()):
+                dist.all_reduce(whole, group=group)
         except RuntimeError as error:
             raise _Lost(self._reason("certificate", f"a target is gone: {_short(error)}"), source=False) from error
-        expected = self.certificates.get(name)
-        if expected is None:
-            expected = self.certificates[name] = torch.tensor(self._wait(f"certificate/{name}"), dtype=torch.int64)
-        self._add("certify_target_s", started)
-        assert following.manifest is not None
-        names = [(spec.name, kind) for kind in kinds for spec in following.manifest.parameters]
-        return [
-            f"{parameter}/{kind}"
-            for (parameter, kind), same in zip(names, (arrived == expected).tolist(), strict=True)
-            if not same
-        ]
+        return whole[:-2], int(whole[-2]), int(whole[-1])
+
+    def _expected(self, name: str) -> torch.Tensor:
+        """What the source world's certificate says; a newcomer reads it from the store."""
+        if name not in self.certificates:
+            self.certificates[name] = torch.tensor(self._wait(f"certificate/{name}"), dtype=torch.int64)
+        return self.certificates[name]
 
     def _barrier(self, level: Level, until: float) -> BarrierPassed | BarrierFailed:
         assert self.following.world is not None
         self.probe("barrier")
-        lowest = torch.tensor([int(level)], dtype=torch.int64)
+        self._until = until
+        lowest, group = torch.tensor([int(level)], dtype=torch.int64), self.following.world.everyone
         try:
-            work = dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=self.following.world.everyone, async_op=True)
-            work.wait(timedelta(seconds=max(0.05, until - self.clock())))  # type: ignore[union-attr]
+            if not self._joined and self.following.request.source is not None:
+                # Whoever holds nothing never compared; the others wait for its part of the certificate.
+                self._arrived()
+            with limited(group, self._left()):
+                dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
         except RuntimeError as error:
             return BarrierFailed(self._reason("barrier", f"not all ranks of the next world came: {_short(error)}"))
+        except _Lost as lost:
+            return BarrierFailed(lost.reason)
         return BarrierPassed(Level(int(lowest.item())))
 
     def _ask(self, question: Callable[[], Decision]) -> DecisionRead | StoreUnreachable:
@@ -283,16 +352,19 @@ class CutoverRun:
         parts = [torch.from_numpy(plan.sums(regions[kind], kind).view("int64")) for kind in kinds]
         return torch.cat(parts)
 
-    def _summed(self, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        dist.all_reduce(part, group=group)
-        return part
-
     def _collective(self, what: str, action: Callable[[], Any]) -> Any:
-        """Run a collective of g; a source that is gone shows as an error of it."""
+        """Run a collective of g; a source that is gone, or does not come in time, shows as an error of it."""
+        assert self.active is not None
         try:
-            return action()
+            with limited(self.active.world.everyone, self._left()):
+                return action()
         except RuntimeError as error:
-            raise _Lost(self._reason(what, f"a source is gone: {_short(error)}"), source=True) from error
+            self.source_broken = self._reason(what, f"a source is gone: {_short(error)}")
+            raise _Lost(self.source_broken, source=True) from error
+
+    def _speak(self, name: str, value: Any) -> None:
+        if self._speaks:
+            self._post(name, value)
 
     def _post(self, name: str, value: Any) -> None:
         try:
@@ -301,13 +373,17 @@ class CutoverRun:
             raise _Lost(self._reason(name, str(error)), source=False) from error
 
     def _wait(self, name: str) -> Any:
+        """What the source world posts under `name`; it posts "lost" instead when it has lost a rank."""
         try:
-            return self.following.exchange.wait(name, self._deadline())
+            found, value = self.following.exchange.wait_any((name, "lost"), self._until)
         except ExchangeTimeout as error:
             raise _Lost(self._reason(name, str(error)), source=True) from error
+        if found != name:
+            raise _Lost(self._reason(name, f"the source world says: {value}"), source=True)
+        return value
 
-    def _deadline(self) -> float:
-        return self._until
+    def _left(self) -> float:
+        return self._until - self.clock()
 
     def _reason(self, phase: str, text: str, tile: str = "") -> Reason:
         return Reason(text=text, phase=phase, rank=self.machine.rank, tile=tile)

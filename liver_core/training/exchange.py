@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
@@ -39,15 +39,20 @@ class Exchange:
 
     def wait(self, name: str, deadline: float) -> Any:
         """The value of `name`, waited for until `deadline` (time.monotonic seconds)."""
-        key = self._key(name)
+        return self.wait_any((name,), deadline)[1]
+
+    def wait_any(self, names: Sequence[str], deadline: float) -> tuple[str, Any]:
+        """The first of `names` that is there, and its value."""
         while True:
             if self.cancelled():
-                raise Cancelled(f"aborted while waiting for {name}")
+                raise Cancelled(f"aborted while waiting for {names[0]}")
+            for name in names:
+                key = self._key(name)
+                if self._guard(name, lambda key=key: self._store.check([key])):
+                    return name, json.loads(self._guard(name, lambda key=key: self._store.get(key)))
             left = deadline - time.monotonic()
             if left <= 0:
-                raise ExchangeTimeout(f"{name} was not posted in time")
-            if self._guard(name, lambda: self._store.check([key])):
-                return json.loads(self._guard(name, lambda: self._store.get(key)))
+                raise ExchangeTimeout(f"{names[0]} was not posted in time")
             # Asked again and again rather than waited for: a wait cannot be cancelled, and c10d logs each that ends.
             time.sleep(min(left, _POLL_S))
 

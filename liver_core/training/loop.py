@@ -6,6 +6,7 @@ leave wishes in a `Mailbox`; preparation runs in a thread of its own and leaves 
 
 from __future__ import annotations
 
+import logging
 import statistics
 import threading
 import time
@@ -36,9 +37,11 @@ from liver_core.training.job import TrainingJob
 from liver_core.training.mailbox import Mailbox
 from liver_core.training.prepare import ActiveWorld, NextWorld, Preparation, PrepareFailed, PrepareSettings
 from liver_core.training.request import Request
+from liver_core.training.retire import Retiring
 from liver_core.training.small_state import Progress, collect, install, reseed
-from liver_core.worlds.megatron import activate, retire
+from liver_core.worlds.megatron import activate
 
+_log = logging.getLogger(__name__)
 _WINDOW_STEPS = 32
 
 
@@ -72,15 +75,6 @@ class CheckpointRule:
     path: str
     every_steps: int
     keep: int
-
-
-@dataclass(slots=True)
-class Retiring:
-    """What a handoff left behind, kept until every rank of the new world has reported its first step."""
-
-    handoff_id: str
-    old: ActiveWorld | None
-    following: NextWorld
 
 
 @dataclass(slots=True)
@@ -123,7 +117,10 @@ class RankLoop:
         self._lock = threading.Lock()
         self._switched = False
         self._cutting = False
+        self._shown = False
+        self._owed = False
         self._certificate = ""
+        self._phase = "start"
 
     @property
     def handoff_id(self) -> str | None:
@@ -161,8 +158,13 @@ class RankLoop:
         self.mailbox.withdraw(handoff_id)
         with self._lock:
             following = self.following
-            if following is not None and following.request.handoff_id == handoff_id and not self._cutting:
-                self._stage(following.request, "prepared", measures=following.measures)
+            if following is None or following.request.handoff_id != handoff_id or self._cutting:
+                return
+            if self._shown:
+                # Every rank may have agreed on the tag at this very moment; the boundary's outcome is the answer.
+                self._owed = True
+                return
+            self._stage(following.request, "prepared", measures=following.measures)
 
     def retire(self, handoff_id: str) -> None:
         """Every rank of the new world has done its first step."""
@@ -190,6 +192,24 @@ class RankLoop:
         except Ended as ended:
             self.checkpoints.close()
             return ended
+        except RuntimeError as error:
+            # What torch raises when a peer is gone or does not come in time: this world cannot take another step.
+            _log.exception("rank of %s broke in phase %s", self.member, self._phase)
+            return self._broken(error)
+
+    def _broken(self, error: RuntimeError) -> Ended:
+        """The world this rank trains in is no more: the checkpoint rung is next, a handoff under way is lost too."""
+        rank = self.active.world.rank if self.active is not None else None
+        text = f"the world cannot go on: {type(error).__name__}: {str(error).splitlines()[0][:300]}"
+        reason = Reason(text, self._phase, rank)
+        if self._phase == "switch" or self._switched:
+            under_way = self.following or (self.retiring.following if self.retiring is not None else None)
+            stage = "broken"
+        else:
+            under_way, stage = self.following or self.preparation, "aborted"
+        if under_way is not None:
+            self._stage(under_way.request, stage, reason=reason)
+        return Ended("broken", reason)
 
     def _enter(self, request: Request) -> None:
         """A fresh process: build, wait for permission, then for the boundary of the source world, and cut over."""
@@ -236,15 +256,24 @@ class RankLoop:
         active = self.active
         assert active is not None
         world, started = active.world, time.monotonic()
+        self._phase = "training"
         self._note_first_forward()
         batches = self.progress.cursor.batches(world.coordinates.dp, world.layout.dp)
         result = self.job.step(active.state, world, batches)
         reduced = time.monotonic()
         self.probe("reduced")
-        totals = total(result, digest_part(self.progress.step + 1, batches), world.everyone)
-        agreement = agree(self.mailbox.word(), world.everyone)
+        self._phase = "boundary"
+        totals = total(result, digest_part(self.progress.step + 1, batches, world.coordinates), world.everyone)
+        with self._lock:
+            word, self._shown = self.mailbox.word(), True
+        agreement = agree(word, world.everyone)
         following = self.following
-        if following is not None and self._is_for(agreement, following):
+        with self._lock:
+            self._cutting = following is not None and self._is_for(agreement, following)
+            owed, self._shown, self._owed = self._owed, False, False
+            if owed and following is not None and not self._cutting:
+                self._stage(following.request, "prepared", measures=following.measures)
+        if following is not None and self._cutting:
             self._hand_over(active, following, totals, reduced)
             return
         self._apply(active, totals, started, reduced)
@@ -252,6 +281,7 @@ class RankLoop:
 
     def _apply(self, active: ActiveWorld, totals: StepTotals, started: float, reduced: float) -> None:
         """The optimizer step in the world that reduced the gradients."""
+        self._phase = "optimizer step"
         apply_step(active.state, measure_gradients(active.state))
         settle_moments(active.live, active.state.model, active.world)
         ended = time.monotonic()
@@ -287,9 +317,7 @@ class RankLoop:
     # Handing over.
 
     def _hand_over(self, active: ActiveWorld, following: NextWorld, totals: StepTotals, reduced: float) -> None:
-        with self._lock:
-            self._cutting = True
-            self._stage(following.request, "cutting_over")
+        self._stage(following.request, "cutting_over")
         outcome = self._cutover(following, active, totals).run(self.progress.step)
         outcome.measures["reduced_at_utc"] = time.time() - (time.monotonic() - reduced)
         outcome.measures["median_step_s"] = statistics.median(self.timings.steps or [0.0])
@@ -333,8 +361,12 @@ class RankLoop:
                 assert self.active is not None and totals is not None
                 self._drop_following(reason)
                 self._apply(self.active, totals, reduced, reduced)
-            case Leave(reason=reason):
+                self._after_step(self.active, None)
+            case Leave(reason=reason) if outcome.decision.goes:
                 self._leave(following, outcome, reason)
+            case Leave(reason=reason):
+                self._drop_following(reason)
+                raise Ended("aborted", reason)
             case FallToCheckpoint(reason=reason):
                 self._stage(following.request, "broken", reason=reason, measures=following.measures)
                 raise Ended("broken", reason)
@@ -345,7 +377,7 @@ class RankLoop:
 
     def _switch(self, following: NextWorld, outcome: Outcome, *, redo: bool) -> None:
         """GO: the next world becomes the active one, and applies the step that was handed over."""
-        started = time.monotonic()
+        started, self._phase = time.monotonic(), "switch"
         assert following.world is not None and following.state is not None and following.live is not None
         old, self.active = self.active, ActiveWorld(following.world, following.state, following.live)
         activate(following.world)
@@ -355,6 +387,7 @@ class RankLoop:
             reseed(self.job, following.world, 0)
         else:
             self.progress = install(small, self.job, following.state, following.live, following.world)
+        self.probe("switched")
         if redo:
             refresh_weights(following.state)
         else:
@@ -364,6 +397,9 @@ class RankLoop:
         self.mailbox.withdraw(following.request.handoff_id)
         self.timings = Timings()
         following.measures["switch_s"] = time.monotonic() - started
+        if self.retiring is not None:
+            # The word that the world before could go never came; two old worlds are not kept.
+            self.retiring.free_in_background()
         self.retiring = Retiring(following.request.handoff_id, old, following)
         self._switched = True
         if not redo:
@@ -389,6 +425,7 @@ class RankLoop:
         self._stage(
             following.request, "left", reason=reason, measures=following.measures, certificate=outcome.certificate
         )
+        self.probe("leave")
         deadline = time.monotonic() + following.request.cutover.store_s
         with self.mailbox.changed:
             while following.request.handoff_id not in self.mailbox.retired and time.monotonic() < deadline:
@@ -410,7 +447,7 @@ class RankLoop:
         for handoff_id in self.mailbox.take_retired():
             if self.retiring is not None and self.retiring.handoff_id == handoff_id and not self._switched:
                 retiring, self.retiring = self.retiring, None
-                threading.Thread(target=_retire, args=(retiring,), name="retire", daemon=True).start()
+                retiring.free_in_background()
 
     def _drop_following(self, reason: Reason) -> None:
         following, self.following, self.preparation = self.following, None, None
@@ -459,12 +496,3 @@ class RankLoop:
         certificate: str = "",
     ) -> None:
         self.listener.stage(request, stage, reason=reason, measures=dict(measures or {}), certificate=certificate)
-
-
-def _retire(retiring: Retiring) -> None:
-    """Free what the old world held: endpoints, groups, memory. In the background; nobody waits for it."""
-    if retiring.following.transport is not None:
-        retiring.following.transport.close()
-    if retiring.old is not None:
-        retire(retiring.old.world)
-        retiring.old.state = retiring.old.live = None  # type: ignore[assignment]

@@ -14,7 +14,7 @@ from typing import Any
 
 from liver_core.certificate import CertificatePlan
 from liver_core.layout import Manifest, Member, ParameterSpec, Roster
-from liver_core.reshard import RankPlan, plan_digest, plan_rank
+from liver_core.reshard import RankPlan, missing_elements, plan_digest, plan_rank
 from liver_core.tensors.checkpoint import load_checkpoint
 from liver_core.tensors.megatron import (
     LiveState,
@@ -215,8 +215,10 @@ class Preparation:
         assert made.world is not None
         # A first world is filled at once, so it is built with memory; a next world waits without.
         hollow = contextlib.nullcontext() if self.request.source is None else released()
-        with building(made.world), hollow:
+        with building(made.world), hollow as mode:
             made.state = self.job.build(made.world)
+        if mode is not None:
+            made.measures["extra_bytes_peak"] = float(mode.peak_bytes)
 
     def _agree_manifest(self, made: NextWorld) -> None:
         """Newcomers take the manifest of the source world; a first world makes it from what its stages describe."""
@@ -256,7 +258,10 @@ class Preparation:
             raise MemoryError(
                 f"extra_bytes_max: the next world needs {needed} bytes on rank {made.target_rank}, budget is {budget}"
             )
-        allocate(made.live)
+        allocated = allocate(made.live)
+        made.measures["extra_bytes_peak"] = max(made.measures.get("extra_bytes_peak", 0.0), float(allocated))
+        if budget is not None:
+            made.measures["extra_bytes_budget"] = float(budget)
         for region in made.live.regions.values():
             # Touched now, so that the pause pays for no page fault.
             region.zero_()
@@ -264,7 +269,11 @@ class Preparation:
 
     def _plan(self, made: NextWorld) -> None:
         assert made.manifest is not None and self.request.source is not None and made.target_rank is not None
-        made.plan = plan_rank(made.manifest, self.request.source, self.request.target, made.target_rank)
+        inputs = (made.manifest, self.request.source, self.request.target, made.target_rank)
+        made.plan = plan_rank(*inputs)
+        bytes_per_element = made.manifest.bytes_per_element
+        made.measures["bytes_planned"] = float(made.plan.remote_elements * bytes_per_element)
+        made.measures["bytes_lower_bound"] = float(missing_elements(*inputs) * bytes_per_element)
 
     def _reach_sources(self, made: NextWorld) -> None:
         assert made.plan is not None and made.live is not None

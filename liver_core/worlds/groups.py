@@ -32,6 +32,8 @@ _C10D_NAMES = (
     "_update_default_pg",
     "ProcessGroupGloo",
 )
+_GROUP_NAMES = ("_get_backend", "_device_types", "_register_backend", "_set_default_backend", "_set_group_name")
+_GLOO_NAMES = ("_Options", "create_device", "_set_default_timeout", "_set_sequence_number_for_group")
 _WORLD_MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")
 
 
@@ -46,6 +48,9 @@ class BringUpFailed(RuntimeError):
 def check_private_names() -> None:
     """Raise PrivateApiMoved unless every private name used here exists with the shape we rely on."""
     missing = [name for name in _C10D_NAMES if not hasattr(c10d, name)]
+    missing += [f"ProcessGroup.{name}" for name in _GROUP_NAMES if not hasattr(dist.ProcessGroup, name)]
+    gloo = getattr(c10d, "ProcessGroupGloo", None)
+    missing += [f"ProcessGroupGloo.{name}" for name in _GLOO_NAMES if gloo and not hasattr(gloo, name)]
     missing += [f"_world.{name}" for name in _WORLD_MAPS if not hasattr(c10d._world, name)]
     if not isinstance(getattr(type(c10d._world), "default_pg", None), property):
         missing.append("_World.default_pg (a property)")
@@ -156,6 +161,24 @@ def _register(group: dist.ProcessGroup, store: dist.Store, name: GroupName, rank
     world.tags_to_pg.setdefault(tag, []).append(group)
     world.tags_to_pg.setdefault("", []).append(group)
     c10d._register_process_group(name, group)
+
+
+@contextmanager
+def limited(group: dist.ProcessGroup, seconds: float) -> Iterator[None]:
+    """Within this block a collective of `group` that takes longer raises RuntimeError, and the group is dead.
+
+    The time-out closes the connections, so a peer that comes late gets an error too instead of joining the next
+    collective by mistake. For moments in which waiting for the bring-up time-out would be too long.
+    """
+    backends = [group._get_backend(device) for device in group._device_types]
+    before = [backend.options._timeout for backend in backends]
+    for backend in backends:
+        backend._set_default_timeout(timedelta(seconds=max(seconds, 0.05)))
+    try:
+        yield
+    finally:
+        for backend, timeout in zip(backends, before, strict=True):
+            backend._set_default_timeout(timeout)
 
 
 def make_groups(

@@ -1,0 +1,29 @@
+"""What a handoff leaves behind, and how it is freed once nobody can need it any more."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from liver_core.training.prepare import ActiveWorld, NextWorld
+from liver_core.worlds.megatron import retire
+
+
+@dataclass(slots=True)
+class Retiring:
+    """What a handoff left behind, kept until every rank of the new world has reported its first step."""
+
+    handoff_id: str
+    old: ActiveWorld | None
+    following: NextWorld
+
+    def free_in_background(self) -> None:
+        """Free what the old world held: endpoints, groups, memory. Nobody waits for it."""
+        threading.Thread(target=self._free, name="retire", daemon=True).start()
+
+    def _free(self) -> None:
+        if self.following.transport is not None:
+            self.following.transport.close()
+        if self.old is not None:
+            retire(self.old.world)
+            self.old.state = self.old.live = None  # type: ignore[assignment]
