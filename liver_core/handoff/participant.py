@@ -53,7 +53,7 @@ _STAGE_OF_STATE = {
     ParticipantState.CUTTING_OVER: Stage.CUTTING_OVER,
     ParticipantState.ACTIVE: Stage.ACTIVE,
 }
-_BUILDING = (RankStage.PREPARING, RankStage.PREPARED, RankStage.READY)
+_OF_ONE_REVISION = (RankStage.PREPARING, RankStage.PREPARED, RankStage.READY, RankStage.ABORTED)
 _BEFORE_BOUNDARY = (
     ParticipantState.STOPPING,
     ParticipantState.PREPARING,
@@ -156,7 +156,7 @@ class Participant:
             return (self._report(now),)
         refusal = amend_refusal(order, self.record.order, self.member, now)
         if refusal is not None:
-            return (self._refuse(order, refusal, now),)
+            return self._abort(refusal, now)  # What was promised is not wanted any more, and the new cannot be.
         match self.state:
             case ParticipantState.PREPARING | ParticipantState.READY | ParticipantState.STOPPING:
                 return self._take_revision(order, now)
@@ -249,7 +249,7 @@ class Participant:
         if self.state is ParticipantState.STOPPING:
             return ()  # Only its end counts now, and that comes as RankDied.
         foreign = event.handoff_id not in ("", promise.handoff_id)
-        older = event.plan_revision not in (None, promise.plan_revision) and event.stage in _BUILDING
+        older = event.plan_revision not in (None, promise.plan_revision) and event.stage in _OF_ONE_REVISION
         if foreign or older or event.stage is RankStage.TRAINING:
             return self._on_rank_elsewhere(event, promise, now)
         match event.stage:

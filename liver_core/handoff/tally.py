@@ -116,9 +116,12 @@ class Tally:
         return all(member in self._lost or self._has_dropped(member) for member in self.members)
 
     def dropped_stage(self) -> Stage:
-        """`broken` when a rank fell after the boundary without a decision, otherwise `aborted`."""
-        broken = any(report.stage is Stage.BROKEN for report in self._reports.values())
-        return Stage.BROKEN if broken else Stage.ABORTED
+        """`broken` when nobody knows the decision or the source world lost a rank, otherwise `aborted`."""
+        broken = {member for member, report in self._reports.items() if report.stage is Stage.BROKEN}
+        if not broken:
+            return Stage.ABORTED
+        trains_on = self.decision() is Decision.NO_GO and not broken & self._source_ranks.keys()
+        return Stage.ABORTED if trains_on else Stage.BROKEN
 
     def silent_reason(self, phase: str, text: str) -> Reason:
         """Names the first participant that is not where the others are waiting for it."""

@@ -191,6 +191,7 @@ class SimAgent:
     def crash(self, restart_after_s: float) -> None:
         """The agent process dies; ranks go on. What was not journalled is gone."""
         if self.up:
+            self.simulation.note(f"{self.name} agent down")
             self.up = False
             self.ticking = False
             self.crash_after = NEVER
@@ -200,6 +201,7 @@ class SimAgent:
     def restart(self) -> None:
         if self.up or not self.node_up:
             return
+        self.simulation.note(f"{self.name} agent up")
         self.up = True
         self.participant = self._new_participant()
         self.simulation.truth.agent_restored(self.member, self.participant.record)
@@ -270,14 +272,18 @@ class ProposerHost:
         sim = self.simulation
         match effect:
             case PersistProposal(record=record):
+                if record.phase is not self.journal.phase or record.proposal is not self.journal.proposal:
+                    sim.note(_about(self.name, record))
                 self.journal = record
             case SendOrder(member=member, order=order):
                 sim.truth.order_spoken(order, self.journal)
                 sim.remember(order)
                 sim.network.send(self.name, member.node_id, sim.agents[member].receive, order)
             case HandoffEnded():
+                sim.note(f"{effect.handoff_id} ended {effect.stage} ({effect.decision}) {effect.reason}")
                 sim.truth.handoff_ended(effect)
             case Refused():
+                sim.note(f"{self.name} refused: {effect.reason}")
                 sim.refused += 1
             case _:
                 assert_never(effect)
@@ -308,6 +314,13 @@ class ProposerHost:
     @property
     def busy(self) -> bool:
         return not self.gone and (not self.up or self.proposer.record.proposal is not None)
+
+
+def _about(name: str, record: ProposerRecord) -> str:
+    if record.proposal is None:
+        return f"{name} has no handoff open"
+    why = "" if record.reason is None else f": {record.reason}"
+    return f"{name}: {record.proposal.handoff_id} generation {record.generation} {record.phase}{why}"
 
 
 def is_bound(agent: SimAgent) -> bool:

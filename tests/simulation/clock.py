@@ -20,6 +20,11 @@ class Clock:
         self._number += 1
         heapq.heappush(self._heap, (self.now + delay_s, self._number, action, args))
 
+    @property
+    def events(self) -> int:
+        """How many actions were asked for."""
+        return self._number
+
     def run_next(self) -> bool:
         """Run the next action; False when nothing is left."""
         if not self._heap:

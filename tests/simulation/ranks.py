@@ -75,6 +75,7 @@ class SimWorld:
             self.simulation.clock.after(JOIN_TIMEOUT_S, self._give_up, self.steps)
         self.at_boundary[rank.member] = rank
         if len(self.at_boundary) == len(self.roster.members):
+            self.simulation.note(f"generation {self.generation} trains at version {rank.version}")
             self.simulation.clock.after(self.simulation.step_s, self.boundary)
 
     def boundary(self) -> None:
@@ -87,6 +88,7 @@ class SimWorld:
         pairs = [boundary_pair(rank.word()) for rank in ranks]
         agreement = agreed(min(pair[0] for pair in pairs), -min(pair[1] for pair in pairs))
         if agreement is not None and agreement.phase is BoundaryPhase.READY:
+            self.simulation.note(f"boundary of generation {self.generation} agreed at version {ranks[0].version}")
             self.at_boundary = {}
             self.simulation.cutover_begins(ranks)
             return
@@ -295,6 +297,11 @@ class SimRank:
         self.say()
         self.cutover_event(BoundaryAgreed(version))
 
+    def answer(self, machine: Cutover | None, event: CutoverEvent) -> None:
+        """What `machine` asked for; an answer to the machine of an older handoff finds nobody."""
+        if machine is self.cutover:
+            self.cutover_event(event)
+
     def cutover_event(self, event: CutoverEvent) -> None:
         if not self.alive or self.cutover is None:
             return
@@ -325,15 +332,17 @@ class SimRank:
         clock = sim.clock
         match effect:
             case ReadState(until=until):
-                clock.after(sim.read_s(self, until), self._read_done)
+                clock.after(sim.read_s(self, until), self._read_done, self.cutover)
             case CompareCertificates():
-                clock.after(0.02, self._certified)
+                clock.after(0.02, self._certified, self.cutover)
             case EnterBarrier(level=level, until=until):
                 sim.barrier(order).enter(self, level, until)
             case ProposeDecision(wish=wish):
-                sim.store(order).ask(self, wish)
+                sim.store(order).ask(self, self.cutover, wish)
             case ReadDecision(not_before=not_before):
-                clock.after(max(0.0, not_before - clock.now), sim.store(order).ask, self, Decision.UNDECIDED)
+                clock.after(
+                    max(0.0, not_before - clock.now), sim.store(order).ask, self, self.cutover, Decision.UNDECIDED
+                )
             case ApplyStepInTarget() | RedoBatchInTarget():
                 self._switch(redo=isinstance(effect, RedoBatchInTarget))
             case ApplyStepInSource(reason=reason):
@@ -347,10 +356,10 @@ class SimRank:
             case _:
                 assert_never(effect)
 
-    def _read_done(self) -> None:
+    def _read_done(self, machine: Cutover) -> None:
         """The reads are over: what they gave depends on which sources were still there."""
         sim, order = self.simulation, self.order
-        if not self.alive or order is None or self.cutover is None:
+        if not self.alive or order is None or self.cutover is not machine:
             return
         if not order.takes_over:
             self.held_value = sim.truth.value(self.cutover_version) ^ sim.takes_fault("corrupt", self.member)
@@ -388,9 +397,9 @@ class SimRank:
         if self.simulation.takes_fault("corrupt", self.member):
             self.held_value ^= 1
 
-    def _certified(self) -> None:
+    def _certified(self, machine: Cutover) -> None:
         order = self.order
-        if not self.alive or order is None:
+        if not self.alive or order is None or self.cutover is not machine:
             return
         equal = self.held_value == self.simulation.truth.value(self.held_version)
         if equal:
@@ -445,10 +454,12 @@ class Barrier:
         self.order = order
         self.levels: dict[Member, Level] = {}
         self.ranks: dict[Member, SimRank] = {}
+        self.machines: dict[Member, Cutover | None] = {}
 
     def enter(self, rank: SimRank, level: Level, until: float) -> None:
         self.levels[rank.member] = level
         self.ranks[rank.member] = rank
+        self.machines[rank.member] = rank.cutover
         clock = self.simulation.clock
         clock.after(max(0.0, until - clock.now), self._timed_out, rank)
         if len(self.levels) < len(self.order.target.members):
@@ -458,9 +469,11 @@ class Barrier:
             if self.simulation.takes_fault("barrier fails", peer.member):
                 clock.after(0.1, self._timed_out, peer)
             else:
-                clock.after(0.01 + 0.2 * self.simulation.random.random(), peer.cutover_event, BarrierPassed(level))
+                delay_s = 0.01 + 0.2 * self.simulation.random.random()
+                clock.after(delay_s, peer.answer, self.machines[peer.member], BarrierPassed(level))
 
     def _timed_out(self, rank: SimRank) -> None:
         missing = [member for member in self.order.target.members if member not in self.levels]
         name = f"{missing[0]} did not come" if missing else "the collective failed"
-        rank.cutover_event(BarrierFailed(Reason(name, "barrier", rank.cutover_rank)))
+        event = BarrierFailed(Reason(name, "barrier", rank.cutover_rank))
+        rank.answer(self.machines[rank.member], event)

@@ -67,6 +67,7 @@ class Simulation:
         self.network = Network(self)
         self.step_s = self.plan.step_s
         self.refused = 0
+        self.notes: list[tuple[float, str]] | None = None  # a list when somebody wants to read along
         self.chaos = True
         self.orders: dict[str, Order] = {}
         self.stores: dict[str, SimStore] = {}
@@ -120,6 +121,11 @@ class Simulation:
             world.join(rank)
 
     # What the parts ask of the whole.
+
+    def note(self, text: str) -> None:
+        """Write down what happens, if anybody reads it."""
+        if self.notes is not None:
+            self.notes.append((self.clock.now, text))
 
     def remember(self, order: Order) -> None:
         """The newest order of each handoff, for the store and the barrier."""
@@ -185,6 +191,9 @@ class Simulation:
 
     def rank_says(self, rank: SimRank, event: RankReported) -> None:
         """To the agent, in order."""
+        if self.notes is not None:
+            why = "" if event.reason is None else f": {event.reason}"
+            self.note(f"{rank.member.node_id} {event.stage}{why}")
         rank.reports_until = max(rank.reports_until, self.clock.now + 0.01 + 0.05 * self.random.random())
         self.clock.after(rank.reports_until - self.clock.now, self.agents[rank.member].rank_reported, rank, event)
         for fault in self.waiting_faults:
@@ -194,6 +203,7 @@ class Simulation:
                 break
 
     def rank_exited(self, rank: SimRank) -> None:
+        self.note(f"{rank.member.node_id} rank exits")
         delay_s = max(rank.reports_until - self.clock.now, 0.0) + 0.02
         self.clock.after(delay_s, self.agents[rank.member].rank_exited, rank)
 
@@ -209,6 +219,7 @@ class Simulation:
     def _strike(self, fault: Fault) -> None:
         if not self.chaos:
             return
+        self.note(f"fault: {fault.kind} ({fault.member.node_id})")
         agent = self.agents[fault.member]
         host = self.hosts[LEAD if fault.length_s < 7 else SERVICE]
         match fault.kind:
@@ -290,6 +301,7 @@ class Simulation:
         return world if whole else None
 
     def _intend(self, intent: Intent) -> None:
+        self.note(f"{intent.host} wants {intent.kind} {' '.join(member.node_id for member in intent.members)}")
         host = self.hosts[intent.host]
         current = host.proposer.record.proposal
         match intent.kind:

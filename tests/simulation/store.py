@@ -8,6 +8,7 @@ from liver_core.handoff import Decision, Order, Reason
 from liver_core.handoff.cutover import DecisionRead, StoreUnreachable
 
 if TYPE_CHECKING:
+    from liver_core.handoff import Cutover
     from tests.simulation.ranks import SimRank
     from tests.simulation.simulation import Simulation
 
@@ -25,31 +26,32 @@ class SimStore:
         self.version = 0  # the version that the cutover is about, for the checks
         self.cut_off: dict[str, float] = {}  # node -> until
 
-    def ask(self, rank: SimRank, wish: Decision) -> None:
+    def ask(self, rank: SimRank, machine: Cutover | None, wish: Decision) -> None:
         """Compare-and-set `undecided -> wish`; a wish of UNDECIDED only reads."""
         sim = self.simulation
         if not self._reaches(rank) or sim.random.random() < sim.network.loss:
-            self._fail(rank)
+            self._fail(rank, machine)
             return
-        sim.clock.after(0.01 + 0.1 * sim.random.random(), self._serve, rank, wish)
+        sim.clock.after(0.01 + 0.1 * sim.random.random(), self._serve, rank, machine, wish)
 
-    def _serve(self, rank: SimRank, wish: Decision) -> None:
+    def _serve(self, rank: SimRank, machine: Cutover | None, wish: Decision) -> None:
         sim = self.simulation
         if not self.alive:
-            self._fail(rank)
+            self._fail(rank, machine)
             return
         if self.record is Decision.UNDECIDED and wish is not Decision.UNDECIDED:
             self.record = wish
+            sim.note(f"decision of {self.order.handoff_id}: {wish} (by {rank.member.node_id})")
             sim.truth.decided(self.order, wish, sim.target_ranks(self.order), self.version)
         # The answer may get lost although the write was done.
         if not self._reaches(rank) or sim.random.random() < sim.network.loss:
-            self._fail(rank)
+            self._fail(rank, machine)
             return
-        sim.clock.after(0.01 + 0.1 * sim.random.random(), rank.cutover_event, DecisionRead(self.record))
+        sim.clock.after(0.01 + 0.1 * sim.random.random(), rank.answer, machine, DecisionRead(self.record))
 
     def _reaches(self, rank: SimRank) -> bool:
         return self.alive and self.cut_off.get(rank.member.node_id, 0.0) <= self.simulation.clock.now
 
-    def _fail(self, rank: SimRank) -> None:
+    def _fail(self, rank: SimRank, machine: Cutover | None) -> None:
         reason = Reason("the store does not answer", "decision", rank=rank.cutover_rank)
-        self.simulation.clock.after(TIMEOUT_S, rank.cutover_event, StoreUnreachable(reason))
+        self.simulation.clock.after(TIMEOUT_S, rank.answer, machine, StoreUnreachable(reason))

@@ -1,0 +1,5 @@
+"""Pairs that no run can give. Pure."""
+
+from tests.simulation.coverage import Pair
+
+IMPOSSIBLE: dict[Pair, str] = {}
