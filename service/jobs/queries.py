@@ -1,7 +1,7 @@
 """Reads of jobs, and the assembly of everything the job rule and the planner look at."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
@@ -154,6 +154,7 @@ def _view(
         state_changed_at=job.state_changed_at,
         now=now,
         decision=decide(inputs),
+        restart=decide(_restarting(inputs, nodes)),
         stop_requested=job.stop_requested_at is not None,
         world=inputs.world,
         source=SourceKind(row.source_kind) if row else None,
@@ -162,6 +163,7 @@ def _view(
         leaving=_leaving(noticed, members),
         silent=by_state[NodeState.SILENT],
         gone=by_state[NodeState.GONE],
+        absent=_absent(session, handoff),
         broken=_broken(nodes, job) + handoffs.broken_reasons(session, job),
         ranks_left=_ranks_left(session, job),
         last_step=job.last_step,
@@ -180,6 +182,21 @@ def _nodes_for(session: Session, job: JobRow, world: World | None) -> Sequence[N
     free = (NodeRow.state != NodeState.GONE) & NodeRow.node_id.not_in(elsewhere)
     statement = select(NodeRow).where(mine | free).order_by(NodeRow.node_id).limit(NODES_CONSIDERED_MAX)
     return session.scalars(statement).all()
+
+
+def _restarting(inputs: PlanInputs, nodes: Sequence[NodeRow]) -> PlanInputs:
+    """The same without the present world, and only on nodes that are heard: nothing there could still be saved."""
+    ready = {node.node_id for node in nodes if node.state == NodeState.READY}
+    return replace(inputs, world=None, nodes=tuple(node for node in inputs.nodes if node.node_id in ready))
+
+
+def _absent(session: Session, handoff: HandoffRow | None) -> tuple[str, ...]:
+    """Targets of the open handoff that are not heard."""
+    if handoff is None:
+        return ()
+    targets = handoffs.placement_of(handoff).node_ids()
+    unheard = select(NodeRow.node_id).where(NodeRow.node_id.in_(targets), NodeRow.state != NodeState.READY)
+    return tuple(session.scalars(unheard.order_by(NodeRow.node_id)))
 
 
 def _usable(node: NodeRow, spec: JobFile, world: World | None) -> bool:

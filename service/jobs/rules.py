@@ -57,16 +57,18 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """Everything the rule looks at. `decision`: the planner's word on the nodes that are ready and stay.
+    """Everything the rule looks at. `decision`: the planner's word on the nodes that are ready and stay, starting from
+    the present world; `restart`: its word if that world is given up.
 
-    `gone`, `silent`: members that are; `broken`: reasons of ranks that failed; `ranks_left`: rank processes of this job
-    that living agents still report; `starting_since`: when the present generation was ordered to start.
+    `gone`, `silent`: members that are; `absent`: targets of the open handoff that are either; `broken`: reasons of ranks
+    that failed; `ranks_left`: rank processes of this job that living agents still report.
     """
 
     state: JobState
     state_changed_at: datetime
     now: datetime
     decision: Decision
+    restart: Decision
     stop_requested: bool = False
     world: World | None = None
     source: SourceKind | None = None
@@ -75,6 +77,7 @@ class JobView:
     leaving: tuple[Leaving, ...] = ()
     silent: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
     ranks_left: int = 0
     last_step: int = 0
@@ -166,15 +169,15 @@ def _fall_back(view: JobView, patience: Patience, loss: str) -> Action:
     if failed_start and view.failed_starts + 1 >= patience.starts_max:
         reason = f"{patience.starts_max} starts in a row failed; the last one: {loss}"
         return Action(Do.SETTLE, reason, state=JobState.FAILED, failed_start=True)
-    if view.decision.target is None:
-        return Action(Do.SUSPEND, f"{loss}; {view.decision.reason}")
+    if view.restart.target is None:
+        return Action(Do.SUSPEND, f"{loss}; {view.restart.reason}")
     checkpoint = view.checkpoint
     source = f"checkpoint of step {checkpoint.step}" if checkpoint else "its beginning (there is no checkpoint)"
     lost = _lost_steps(view)
     return Action(
         Do.START,
-        f"{loss}; again from {source}, {lost} steps lost; {view.decision.reason}",
-        target=view.decision.target,
+        f"{loss}; again from {source}, {lost} steps lost; {view.restart.reason}",
+        target=view.restart.target,
         checkpoint=checkpoint,
         lost_steps=lost,
         failed_start=failed_start,
@@ -192,6 +195,8 @@ def _watch_handoff(view: JobView, handoff: OpenHandoff, patience: Patience) -> A
     if handoff.state is HandoffState.PROPOSED and missing:
         names = ", ".join(item.node_id for item in missing[:8])
         return Action(Do.DROP_HANDOFF, f"not opened yet and it does not answer the notice for {names}")
+    if handoff.state is HandoffState.PROPOSED and view.absent:
+        return Action(Do.DROP_HANDOFF, f"not opened yet and {', '.join(view.absent[:8])} is not heard any more")
     if quiet_s > patience.handoff_quiet_s:
         return Action(Do.DROP_HANDOFF, f"no news of it for {quiet_s:.0f} s")
     return Action(Do.NOTHING, f"handoff {handoff.handoff_id} is {handoff.state}", look_again_s=1.0)
@@ -221,15 +226,15 @@ def _grow_or_stay(view: JobView, patience: Patience) -> Action:
 
 
 def _start_if_possible(view: JobView) -> Action:
-    if view.decision.target is None:
-        return Action(Do.NOTHING, f"waiting: {view.decision.reason}")
+    if view.restart.target is None:
+        return Action(Do.NOTHING, f"waiting: {view.restart.reason}")
     # A job that has run before goes on from its checkpoint; without one it begins again.
     lost = _lost_steps(view)
     source = f"from checkpoint of step {view.checkpoint.step}, {lost} steps lost; " if view.checkpoint else ""
     return Action(
         Do.START,
-        source + view.decision.reason,
-        target=view.decision.target,
+        source + view.restart.reason,
+        target=view.restart.target,
         checkpoint=view.checkpoint,
         lost_steps=lost,
     )

@@ -1,5 +1,6 @@
 """Takes in who a node is and notices when it is not heard any more."""
 
+from dataclasses import dataclass
 from datetime import datetime
 
 from sqlalchemy import select
@@ -17,14 +18,25 @@ from service.nodes.tables import IncarnationRow, NodeRow, NodeState
 from service.problems import ProblemError
 
 
-def lock_node(session: Session, report: SyncReport, *, now: datetime) -> tuple[NodeRow, bool]:
-    """The node's row, locked, made on its first report; and whether this report is news.
+@dataclass(frozen=True, slots=True)
+class Reporter:
+    """The node that reports, its row locked. `is_new`: never heard before. `is_news`: this report is not a repeat."""
+
+    node: NodeRow
+    is_new: bool
+    is_news: bool
+
+
+def lock_node(session: Session, report: SyncReport, *, now: datetime) -> Reporter:
+    """The node's row, locked, made on its first report.
 
     Raises 409 for a report of an agent start that a later one has replaced: two agents under one name, or a message
     that was long on its way, must not overwrite what the present agent says.
     """
     node_id = report.node.node_id
-    session.execute(insert(NodeRow).values(_columns(report, now)).on_conflict_do_nothing())
+    made = session.execute(
+        insert(NodeRow).values(_columns(report, now)).on_conflict_do_nothing().returning(NodeRow.node_id)
+    ).one_or_none()
     statement = select(NodeRow).where(NodeRow.node_id == node_id).with_for_update(key_share=True)
     node = session.scalars(statement.execution_options(populate_existing=True)).one()
     if node.agent_incarnation != report.agent_incarnation:
@@ -37,7 +49,7 @@ def lock_node(session: Session, report: SyncReport, *, now: datetime) -> tuple[N
         .values(incarnation=report.agent_incarnation, node_id=node_id, first_seen_at=now)
         .on_conflict_do_nothing()
     )
-    return node, report.report_seq > node.report_seq
+    return Reporter(node, is_new=made is not None, is_news=report.report_seq > node.report_seq)
 
 
 def store_node(node: NodeRow, report: SyncReport, *, now: datetime) -> bool:

@@ -56,12 +56,13 @@ class Intake:
 
 def apply_report(session: Session, report: SyncReport, *, now: datetime) -> tuple[NodeRow, tuple[Refusal, ...]]:
     """Store a report. Raises 409 for an agent start that has been replaced."""
-    node, is_news = lock_node(session, report, now=now)
-    if not is_news:
+    reporter = lock_node(session, report, now=now)
+    node = reporter.node
+    if not reporter.is_news:
         node.last_seen_at = now
         return node, ()
     ranks_before = {_standing(rank["job_id"], rank["rank"], rank["stage"]) for rank in node.ranks}
-    is_changed = store_node(node, report, now=now)
+    is_changed = store_node(node, report, now=now) or reporter.is_new
     session.flush()
     info = report.node
     lease = ensure_lease(session, node_id=info.node_id, pool=info.pool, slots=info.slots, now=now)

@@ -1,0 +1,1 @@
+"""The `liver` command: a client of the REST API, `liver serve` and `liver demo`."""

@@ -1,0 +1,160 @@
+"""Calls the REST API for the client verbs: finds service and token, and turns every failure into one clear sentence."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    import httpx
+
+DEFAULT_URL = "http://127.0.0.1:8470"
+DEFAULT_DATA_DIR = "~/.local/share/liver"
+TIMEOUT_S = 15.0
+TOKEN_CHARS_MAX = 256
+
+ServiceUrl = Annotated[
+    str, typer.Option("--service-url", envvar="LIVER_SERVICE_URL", help="Where the service listens.", metavar="URL")
+]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        envvar="LIVER_TOKEN_FILE",
+        help="File with the token; else LIVER_TOKEN, else script.token of the service's data directory.",
+        metavar="FILE",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+
+
+def fail(text: str, *, code: int = 1) -> NoReturn:
+    """Say on standard error what is wrong and leave with a status that is not zero."""
+    typer.echo(f"error: {text}", err=True)
+    raise typer.Exit(code)
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A bearer token and where it was found, for error messages; its text is never shown."""
+
+    secret: str
+    origin: str
+
+
+def find_token(token_file: Path | None) -> Token:
+    """From the file given, LIVER_TOKEN, or the data directory of a service on this machine. Fails naming all three."""
+    if token_file is not None:
+        return _from_file(token_file, "--token-file")
+    if secret := os.environ.get("LIVER_TOKEN", "").strip():
+        return _checked(secret, "LIVER_TOKEN")
+    data_dir = Path(os.environ.get("LIVER_SERVICE_DATA_DIR", DEFAULT_DATA_DIR)).expanduser()
+    default = data_dir / "tokens" / "script.token"
+    if default.is_file():
+        return _from_file(default, "data directory")
+    fail(f"no token: give --token-file FILE, or set LIVER_TOKEN_FILE or LIVER_TOKEN (and there is no {default})")
+
+
+def _from_file(path: Path, option: str) -> Token:
+    try:
+        return _checked(path.read_text().strip(), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{option}: cannot read {path}: {getattr(error, 'strerror', None) or 'it is not text'}")
+
+
+def _checked(secret: str, origin: str) -> Token:
+    if not secret or len(secret) > TOKEN_CHARS_MAX or not secret.isascii() or not secret.isprintable():
+        fail(f"{origin} does not hold a token: one line like liver_<id>_<secret> is expected")
+    return Token(secret, origin)
+
+
+class ServiceClient:
+    """One service. Every method fails the command with a clear sentence instead of raising."""
+
+    def __init__(self, url: str, token: Token) -> None:
+        import httpx
+
+        self._url = url.rstrip("/")
+        self._token = token
+        if not self._url.startswith(("http://", "https://")):
+            fail(f"--service-url: {url!r} must begin with http:// or https://")
+        try:
+            self._http = httpx.Client(
+                base_url=self._url,
+                headers={"Authorization": f"Bearer {token.secret}"},
+                timeout=httpx.Timeout(TIMEOUT_S, connect=5.0),
+            )
+        except (httpx.InvalidURL, ValueError) as error:
+            fail(f"--service-url: {url!r} is not an address: {error}")
+
+    def get(self, path: str, **params: Any) -> Any:
+        """GET as JSON; parameters that are None are left out."""
+        return self._send("GET", path, params={name: value for name, value in params.items() if value is not None})
+
+    def post(self, path: str, *, content: bytes | None = None, content_type: str = "application/json") -> Any:
+        """POST as JSON."""
+        return self._send("POST", path, content=content, headers={"Content-Type": content_type})
+
+    def put(self, path: str, body: dict[str, Any]) -> Any:
+        """PUT as JSON."""
+        return self._send("PUT", path, json=body)
+
+    @contextmanager
+    def events(self, path: str) -> Iterator[Iterator[str]]:
+        """The data of each event of a server-sent-event stream. Raises ConnectionError when the stream breaks."""
+        import httpx
+
+        timeout = httpx.Timeout(TIMEOUT_S, read=None)
+        try:
+            with self._http.stream("GET", path, timeout=timeout) as response:
+                if response.status_code >= 400:
+                    response.read()
+                    self._refuse(response)
+                yield (line.removeprefix("data:").strip() for line in response.iter_lines() if line.startswith("data:"))
+        except httpx.HTTPError as error:
+            raise ConnectionError(self._unreachable(error)) from error
+
+    def _send(self, method: str, path: str, **arguments: Any) -> Any:
+        import httpx
+
+        try:
+            response = self._http.request(method, path, **arguments)
+        except httpx.HTTPError as error:
+            fail(self._unreachable(error))
+        if response.status_code >= 400:
+            self._refuse(response)
+        try:
+            return response.json()
+        except ValueError:
+            fail(f"{self._url} answered with something that is not JSON: is it a LiveR service?")
+
+    def _unreachable(self, error: Exception) -> str:
+        detail = str(error) or type(error).__name__
+        return (
+            f"no answer from the service at {self._url}: {detail}; is it running (liver serve), is --service-url right?"
+        )
+
+    def _refuse(self, response: "httpx.Response") -> NoReturn:
+        """A problem+json answer for people: the sentence, then every field with the rule it breaks."""
+        try:
+            problem = response.json()
+        except ValueError:
+            problem = None
+        if not isinstance(problem, dict) or "detail" not in problem:
+            fail(f"{self._url} answered {response.status_code}: is it a LiveR service?")
+        if response.status_code == 401:
+            fail(f"the service refused the token from {self._token.origin}: it is unknown, expired or revoked")
+        found = problem.get("errors") or ()
+        if not found:
+            fail(str(problem["detail"]))
+        fields = "".join(f"\n  {item.get('field')}: {item.get('rule')}" for item in found)
+        fail(f"{problem.get('title')}:{fields}")
+
+
+def connect(service_url: str, token_file: Path | None) -> ServiceClient:
+    """A client for the options every client verb takes."""
+    return ServiceClient(service_url, find_token(token_file))

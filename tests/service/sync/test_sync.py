@@ -1,0 +1,331 @@
+"""The agents' surface: what is stored once, what is refused, what is answered."""
+
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import func, select
+
+from agent.protocol.base import HandoffState, Layout, RankStage, Reason
+from agent.protocol.sync import (
+    CheckpointFact,
+    HandoffMeasures,
+    JobFinished,
+    LogChunk,
+    NoticeKind,
+    StoreHosted,
+    SyncOrders,
+)
+from service.jobs.tables import RankLogRow, StepRow
+from service.ledger.tables import IntervalRow
+from service.nodes.tables import NodeRow
+from service.notices.tables import NoticeRow
+from service.reconcilers import jobs
+from tests.service.conftest import bearer
+from tests.service.fake_agent import JOB, mirror, roster, step_row
+
+
+@pytest.fixture
+def running(client, context, make_agent, clock):
+    """Two agents and a job whose first generation has been ordered."""
+    agents = make_agent("a"), make_agent("b")
+    job_id = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
+    for agent in agents:
+        agent.sync()
+    clock.advance(3)
+    jobs.tick(context)
+    for agent in agents:
+        agent.sync()
+        assert agent.job_order().generation == 1
+    clock.advance(1)
+    return job_id, *agents
+
+
+def test_a_report_without_a_token_is_401_and_with_a_scripts_token_403(make_agent, client, settings):
+    agent = make_agent("a")
+    report = agent.report()
+    assert (
+        client.post("/agent/v1/sync", content=report.model_dump_json(), headers={"Authorization": ""}).status_code
+        == 401
+    )
+    answer = client.post("/agent/v1/sync", content=report.model_dump_json(), headers=bearer(settings, "script"))
+    assert answer.status_code == 403
+    assert answer.json()["detail"] == "token 'first-script' has role script; this needs agent"
+
+
+def test_an_agents_token_cannot_read_jobs(client, settings):
+    assert client.get("/api/v1/jobs", headers=bearer(settings, "agent")).status_code == 403
+
+
+def test_another_protocol_version_is_409_before_anything_else_is_looked_at(client, settings):
+    answer = client.post("/agent/v1/sync", json={"protocol_version": 99, "new": []}, headers=bearer(settings, "agent"))
+    assert answer.status_code == 409
+    body = answer.json()
+    assert body["code"] == "protocol-version"
+    assert body["errors"] == [{"field": "protocol_version", "rule": "must be 1"}]
+    assert "install the same liver release on both" in body["detail"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"report_seq": "1"}, "report_seq"),
+        ({"unknown": 1}, "unknown"),
+        ({"node": {"node_id": "a b"}}, "node.node_id"),
+        ({"steps": [{"job_id": "j", "generation": 0, "step": 1, "seconds": 1, "finished_utc": "2026-01-01T00:00:00Z"}]},
+         "steps.0.generation"),
+        ({"steps": [{"job_id": "j", "generation": 1, "step": 1, "seconds": 1, "finished_utc": "2026-01-01T00:00:00"}]},
+         "steps.0.finished_utc"),
+    ],
+)  # fmt: skip
+def test_a_malformed_report_names_the_field_and_stores_nothing(make_agent, client, context, settings, change, field):
+    body = make_agent("a").report().model_dump(mode="json") | change
+    answer = client.post("/agent/v1/sync", json=body, headers=bearer(settings, "agent"))
+    assert answer.status_code == 422
+    assert field in [error["field"] for error in answer.json()["errors"]]
+    with context.sessions() as session:
+        assert session.scalar(select(func.count()).select_from(NodeRow)) == 0
+
+
+def test_a_report_that_is_sent_twice_is_applied_once_and_answered_twice(running, context, clock):
+    job_id, agent, _ = running
+    report = agent.report(notices=(agent.notice(),), steps=(step_row(job_id, 1, 1, clock(), loss=5.0),))
+    first = agent.post(report)
+    again = agent.post(report)
+    assert first.status_code == again.status_code == 200
+    assert SyncOrders.model_validate_json(again.content).accepted_report_seq == report.report_seq
+    with context.sessions() as session:
+        assert session.scalar(select(func.count()).select_from(NoticeRow)) == 1
+        assert session.scalar(select(func.count()).select_from(StepRow)) == 1
+
+
+def test_the_same_facts_in_a_later_report_change_nothing(running, context, clock):
+    job_id, agent, _ = running
+    facts = {
+        "notices": (agent.notice(),),
+        "steps": (step_row(job_id, 1, 1, clock()),),
+        "logs": (LogChunk(job_id=job_id, generation=1, rank=0, offset=0, text="hello\n"),),
+    }
+    agent.sync(**facts)
+    agent.sync(**facts)
+    with context.sessions() as session:
+        for table in (NoticeRow, StepRow, RankLogRow):
+            assert session.scalar(select(func.count()).select_from(table)) == 1
+
+
+def test_a_notice_is_deduplicated_by_kind_and_a_changed_deadline_is_another_fact(running, client):
+    _, agent, _ = running
+    agent.sync(notices=(agent.notice(deadline_s=120),))
+    agent.sync(notices=(agent.notice(deadline_s=120),))
+    agent.sync(notices=(agent.notice(deadline_s=60),))
+    agent.sync(notices=(agent.notice(deadline_s=None, kind=NoticeKind.REBALANCE),))
+    kinds = [notice["kind"] for notice in client.get("/api/v1/notices").json()]
+    assert sorted(kinds) == ["interruption", "interruption", "rebalance"]
+    node = client.get("/api/v1/nodes/a").json()
+    assert node["leaving"] and node["deadline_at"] == "2026-01-01T12:01:04Z"
+
+
+def test_an_agent_may_not_report_another_nodes_notice(running):
+    _, agent, other = running
+    orders = agent.sync(notices=(other.notice(),))
+    assert [(item.part, item.key) for item in orders.refusals] == [("notices", "b")]
+
+
+def test_two_agent_starts_under_one_name_end_with_the_older_one_refused(running, make_agent):
+    _, old, _ = running
+    new = make_agent("a")
+    new.sync()
+    answer = old.post(old.report())
+    assert answer.status_code == 409
+    assert answer.json()["errors"][0]["field"] == "agent_incarnation"
+    new.sync()
+
+
+def test_what_one_rank_does_not_know_of_a_step_another_fills_in(running, client, clock):
+    job_id, first, last = running
+    first.sync(steps=(step_row(job_id, 1, 7, clock(), sample_digest="abc", consumed_samples=168),))
+    last.sync(steps=(step_row(job_id, 1, 7, clock(), loss=4.25, tokens=3072),))
+    (step,) = client.get(f"/api/v1/jobs/{job_id}/steps").json()
+    assert (step["sample_digest"], step["consumed_samples"], step["loss"], step["tokens"]) == ("abc", 168, 4.25, 3072)
+    job = client.get(f"/api/v1/jobs/{job_id}").json()
+    assert (job["state"], job["last_step"]) == ("running", 7)
+
+
+def test_logs_come_back_in_order_by_rank(running, client):
+    job_id, agent, _ = running
+    agent.sync(logs=tuple(LogChunk(job_id=job_id, generation=1, rank=0, offset=i, text=str(i)) for i in range(3)))
+    agent.sync(logs=(LogChunk(job_id=job_id, generation=1, rank=1, offset=0, text="\x00other"),))
+    chunks = client.get(f"/api/v1/jobs/{job_id}/logs", params={"rank": 0}).json()
+    assert "".join(chunk["text"] for chunk in chunks) == "012"
+    later = client.get(f"/api/v1/jobs/{job_id}/logs", params={"after": chunks[-1]["log_id"]}).json()
+    assert [chunk["text"] for chunk in later] == ["other"]
+
+
+def test_a_store_that_an_agent_hosts_reaches_the_other_members(running):
+    job_id, agent, other = running
+    agent.sync(stores=(StoreHosted(job_id=job_id, generation=1, host="10.0.0.1", port=29500),))
+    order = other.sync().jobs[0]
+    assert order.store is not None
+    assert (order.store_node, order.store.host, order.store.port) == ("a", "10.0.0.1", 29500)
+
+
+def test_only_the_newest_checkpoints_are_kept_in_mind(running, client, clock):
+    job_id, agent, _ = running
+    for step in (10, 20, 30):
+        fact = CheckpointFact(job_id=job_id, generation=1, step=step, path=f"/c/{step}", finished_utc=clock())
+        agent.sync(checkpoints=(fact,))
+    assert [item["step"] for item in client.get(f"/api/v1/jobs/{job_id}").json()["checkpoints"]] == [20, 30]
+
+
+def test_a_finished_job_ends_and_its_nodes_are_told_to_stop(running, client):
+    job_id, agent, _ = running
+    rank = agent.rank(agent.job_order(), stage=RankStage.TRAINING, step=1000)
+    orders = agent.sync(ranks=(rank,), finished=(JobFinished(job_id=job_id, generation=1, step=1000),))
+    assert orders.jobs[0].desired == "stop"
+    job = client.get(f"/api/v1/jobs/{job_id}").json()
+    assert (job["state"], job["reason"]) == ("finished", "stop condition met at step 1000")
+
+
+def test_ranks_of_a_job_that_is_not_known_are_to_be_ended(make_agent):
+    agent = make_agent("a")
+    orders = agent.sync(logs=(LogChunk(job_id="gone-1", generation=1, rank=0, offset=0, text="x"),))
+    assert orders.refusals[0].reason == "there is no job 'gone-1' here; end its ranks"
+
+
+class TestHandoffsMadeWithoutTheService:
+    def test_an_active_one_becomes_the_jobs_generation_under_its_own_id(self, running, client, clock):
+        job_id, agent, other = running
+        source = agent.job_order().roster
+        done = mirror(
+            source, roster(job_id, 2, Layout(pp=2), "b", "a"), clock(), measures=HandoffMeasures(
+                phases_s={"prepare": 4.5, "cutover": 0.3}, pause_s=0.25, bytes_moved=1000, certificate="equal"
+            ),
+        )  # fmt: skip
+        assert agent.sync(handoffs=(done,)).refusals == ()
+        job = client.get(f"/api/v1/jobs/{job_id}").json()
+        assert (job["active_generation"], job["layout"]) == (2, "TP1xPP2xDP1")
+        assert job["generations"][-1]["origin_id"] == str(done.handoff_id)
+        shown = client.get(f"/api/v1/handoffs/{done.handoff_id}").json()
+        assert (shown["from"], shown["to"], shown["state"]) == ("TP2xPP1xDP1", "TP1xPP2xDP1", "active")
+        assert (shown["pause_s"], shown["phases_s"]["prepare"], shown["certificate"]) == (0.25, 4.5, "equal")
+        order = other.sync().jobs[0]
+        assert order.generation == 2 and order.source.handoff_id == done.handoff_id and order.next_generation == 3
+
+    def test_several_in_one_report_are_taken_in_order(self, running, client, clock):
+        job_id, agent, _ = running
+        rosters = [agent.job_order().roster] + [roster(job_id, n, Layout(pp=2), "a", "b") for n in (2, 3, 4)]
+        made = [mirror(rosters[i], rosters[i + 1], clock()) for i in range(3)]
+        assert agent.sync(handoffs=tuple(reversed(made))).refusals == ()
+        job = client.get(f"/api/v1/jobs/{job_id}").json()
+        assert [item["generation"] for item in job["generations"]] == [1, 2, 3, 4]
+
+    def test_the_last_of_several_is_enough_when_the_others_leads_are_gone(self, running, client, clock):
+        job_id, agent, _ = running
+        lost = roster(job_id, 2, Layout(pp=2), "a", "b")
+        last = mirror(lost, roster(job_id, 3, Layout(dp=2), "a", "b"), clock())
+        assert agent.sync(handoffs=(last,)).refusals == ()
+        assert client.get(f"/api/v1/jobs/{job_id}").json()["active_generation"] == 3
+
+    def test_an_aborted_one_uses_its_number_up_and_changes_nothing_else(self, running, client, clock):
+        job_id, agent, _ = running
+        target = roster(job_id, 2, Layout(pp=2), "a", "b")
+        aborted = mirror(
+            agent.job_order().roster, target, clock(), state=HandoffState.ABORTED,
+            reason=Reason(text="target rank 1 died", rank=1, phase="prepare"),
+        )  # fmt: skip
+        orders = agent.sync(handoffs=(aborted,))
+        assert orders.jobs[0].next_generation == 3 and orders.jobs[0].generation == 1
+        shown = client.get(f"/api/v1/handoffs/{aborted.handoff_id}").json()
+        assert shown["reason_detail"] == {"text": "target rank 1 died", "rank": 1, "phase": "prepare", "tile": None}
+
+    def test_a_generation_that_is_already_active_is_refused_with_the_reason(self, running, clock):
+        job_id, agent, other = running
+        source = agent.job_order().roster
+        agent.sync(handoffs=(mirror(source, roster(job_id, 2, Layout(pp=2), "a", "b"), clock()),))
+        rival = mirror(source, roster(job_id, 2, Layout(dp=2), "b", "a"), clock())
+        (refusal,) = other.sync(handoffs=(rival,)).refusals
+        assert refusal.part == "handoffs" and refusal.key == str(rival.handoff_id)
+        assert refusal.reason.startswith("generation 2 of this job was made by ")
+
+    def test_a_late_copy_does_not_undo_a_newer_one(self, running, client, clock):
+        job_id, agent, other = running
+        target = roster(job_id, 2, Layout(pp=2), "a", "b")
+        active = mirror(agent.job_order().roster, target, clock(), mirror_seq=5)
+        agent.sync(handoffs=(active,))
+        late = active.model_copy(update={"state": HandoffState.PREPARING, "mirror_seq": 9})
+        assert other.sync(handoffs=(late,)).refusals == ()
+        assert client.get(f"/api/v1/handoffs/{active.handoff_id}").json()["state"] == "active"
+
+    def test_measures_that_come_later_are_filled_in(self, running, client, clock):
+        job_id, agent, _ = running
+        target = roster(job_id, 2, Layout(pp=2), "a", "b")
+        active = mirror(agent.job_order().roster, target, clock(), mirror_seq=5)
+        agent.sync(handoffs=(active,))
+        agent.sync(handoffs=(active.model_copy(update={"mirror_seq": 6, "measures": HandoffMeasures(lost_s=2.5)}),))
+        assert client.get(f"/api/v1/handoffs/{active.handoff_id}").json()["lost_s"] == 2.5
+
+    def test_the_handoff_of_a_job_nobody_knows_is_refused(self, make_agent, clock):
+        agent = make_agent("a")
+        unknown = mirror(roster("j-1", 1, Layout(), "a"), roster("j-1", 2, Layout(), "b"), clock(), handoff_id=uuid4())
+        assert agent.sync(handoffs=(unknown,)).refusals[0].part == "jobs"
+
+
+class TestLedger:
+    def test_slot_time_is_chained_without_gaps_and_by_cause(self, running, context, clock, client):
+        job_id, agent, _ = running
+        order = agent.job_order()
+        agent.sync(ranks=(agent.rank(order, stage=RankStage.STARTING),))
+        clock.advance(2)
+        agent.sync(ranks=(agent.rank(order, stage=RankStage.STARTING),))
+        for step in (1, 2, 3):
+            clock.advance(1)
+            agent.sync(ranks=(agent.rank(order, step=step),), steps=(step_row(job_id, 1, step, clock()),))
+        with context.sessions() as session:
+            rows = session.scalars(select(IntervalRow).order_by(IntervalRow.lease_id, IntervalRow.starts_at)).all()
+        mine = [row for row in rows if row.lease_id == rows[0].lease_id]
+        assert [(row.cause, (row.ends_at - row.starts_at).total_seconds()) for row in mine] == [
+            ("idle", 3.0), ("bootstrap", 3.0), ("productive", 3.0),
+        ]  # fmt: skip
+        assert all(after.starts_at == before.ends_at for before, after in zip(mine, mine[1:], strict=False))
+        ledger = client.get("/api/v1/ledger", params={"job_id": job_id}).json()
+        assert ledger["goodput"] == 0.5
+
+    def test_a_measured_pause_is_charged_once_to_every_slot_of_the_new_world(self, running, client, clock):
+        job_id, agent, other = running
+        for step in (1, 2):
+            clock.advance(5)
+            for each in (agent, other):
+                each.sync(ranks=(each.rank(each.job_order(), step=step),))
+        source = agent.job_order().roster
+        target = roster(job_id, 2, Layout(pp=2), "a", "b")
+        done = mirror(source, target, clock(), mirror_seq=1, measures=HandoffMeasures(pause_s=0.5))
+        agent.sync(handoffs=(done,), ranks=(agent.rank(agent.job_order(), step=2),))
+        agent.sync(handoffs=(done.model_copy(update={"mirror_seq": 2}),))
+        causes = client.get("/api/v1/ledger", params={"job_id": job_id}).json()["causes"]
+        assert {item["cause"]: item["slot_seconds"] for item in causes}["pause"] == 1.0
+
+    def test_dollars_follow_the_price_of_the_pool_at_the_time(self, running, client, clock):
+        job_id, agent, _ = running
+        assert client.put("/api/v1/pools/spot-a/price", json={"price_usd_per_hour": 3600}).status_code == 200
+        order = agent.job_order()
+        agent.sync(ranks=(agent.rank(order, step=1),))
+        clock.advance(10)
+        agent.sync(ranks=(agent.rank(order, step=2),))
+        before = client.get("/api/v1/ledger", params={"job_id": job_id}).json()["dollars"]
+        client.put("/api/v1/pools/spot-a/price", json={"price_usd_per_hour": 7200})
+        assert client.get("/api/v1/ledger", params={"job_id": job_id}).json()["dollars"] == before == 11.0
+
+    def test_steps_made_again_after_a_checkpoint_are_recomputation(self, running, client, context, clock):
+        job_id, agent, _ = running
+        order = agent.job_order()
+        checkpoint = CheckpointFact(job_id=job_id, generation=1, step=5, path="/c/5", finished_utc=clock())
+        agent.sync(ranks=(agent.rank(order, step=9),), checkpoints=(checkpoint,))
+        agent.sync(ranks=(agent.rank(order, stage=RankStage.FAILED, step=9),))
+        jobs.tick(context)
+        order = agent.sync().jobs[0]
+        assert order.source.kind == "checkpoint"
+        for stage, step in ((RankStage.STARTING, 0), (RankStage.TRAINING, 6), (RankStage.TRAINING, 10)):
+            clock.advance(1)
+            agent.sync(ranks=(agent.rank(order, stage=stage, step=step),))
+        causes = client.get("/api/v1/ledger", params={"job_id": job_id}).json()["causes"]
+        seconds = {item["cause"]: item["slot_seconds"] for item in causes}
+        assert (seconds["fallback_restart"], seconds["recompute"]) == (1.0, 1.0)
