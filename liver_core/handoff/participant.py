@@ -48,7 +48,6 @@ _STAGE_OF_STATE = {
     ParticipantState.PREPARING: Stage.PREPARING,
     ParticipantState.READY: Stage.READY,
     ParticipantState.PERMITTED: Stage.READY,
-    ParticipantState.WITHDRAWING: Stage.READY,
     ParticipantState.ABORTING: Stage.PREPARING,
     ParticipantState.CUTTING_OVER: Stage.CUTTING_OVER,
     ParticipantState.ACTIVE: Stage.ACTIVE,
@@ -59,7 +58,6 @@ _BEFORE_BOUNDARY = (
     ParticipantState.PREPARING,
     ParticipantState.READY,
     ParticipantState.PERMITTED,
-    ParticipantState.WITHDRAWING,
 )
 
 
@@ -78,7 +76,6 @@ class Participant:
         self.record = record
         self.state = ParticipantState.IDLE
         self._report_seq = 0
-        self._pending: Order | None = None  # the newer revision that waits for the tag to be cleared
 
     def start(self, now: float) -> Effects:
         """Re-adopt: asks the rank for its true stage (QueryRank) when the record holds a promise or a world."""
@@ -160,17 +157,11 @@ class Participant:
         match self.state:
             case ParticipantState.PREPARING | ParticipantState.READY | ParticipantState.STOPPING:
                 return self._take_revision(order, now)
-            case ParticipantState.PERMITTED | ParticipantState.WITHDRAWING:
-                # The old revision is promised until the rank says that its tag is gone: the boundary may be first.
-                self._pending = order
-                self.state = ParticipantState.WITHDRAWING
-                return (ClearReadyTag(order.handoff_id), self._report(now))
             case _:
-                return (self._report(now),)
+                return (self._report(now),)  # Permission was given: the boundary of this revision may be first.
 
     def _take_revision(self, order: Order, now: float) -> Effects:
         promise = Promise(order.handoff_id, order.generation, order.plan_revision, Phase.PREPARE)
-        self._pending = None
         persist = self._persist(promise=promise, order=order)
         if self.state is ParticipantState.STOPPING:
             return (persist, self._report(now))
@@ -214,17 +205,14 @@ class Participant:
         match self.state:
             case ParticipantState.STOPPING:
                 return self._end(Stage.ABORTED, reason, now)
-            case (
-                ParticipantState.PREPARING
-                | ParticipantState.READY
-                | ParticipantState.PERMITTED
-                | ParticipantState.WITHDRAWING
-            ):
+            case ParticipantState.PREPARING | ParticipantState.READY | ParticipantState.PERMITTED:
                 promise = self.record.promise
                 assert promise is not None
+                # The tag first: dropping a world takes longer than the next boundary.
+                withdraw = (ClearReadyTag(promise.handoff_id),) if self.state is ParticipantState.PERMITTED else ()
                 self.state = ParticipantState.ABORTING
                 persist = self._persist(promise=replace(promise, phase=Phase.ABORT), reason=reason)
-                return (persist, AbortRank(promise.handoff_id, reason), self._report(now))
+                return (persist, *withdraw, AbortRank(promise.handoff_id, reason), self._report(now))
             case _:
                 return (self._report(now),)
 
@@ -287,8 +275,9 @@ class Participant:
             return ()
         if promise.phase is Phase.ABORT and event.handoff_id == promise.handoff_id:
             return self._abort_again(promise, now)  # It still builds an older revision.
-        if promise.phase is Phase.ABORT:
-            return self._end(Stage.ABORTED, self.record.reason or self._because("abort", "nothing was prepared"), now)
+        if promise.phase is not Phase.PREPARE:
+            # What was built before permission or abort is gone: the rank has dropped it while the agent was away.
+            return self._end(Stage.ABORTED, self.record.reason or self._because("restore", "the rank dropped it"), now)
         assert self.record.order is not None
         return self._set_out(self.record.order, now)
 
@@ -305,9 +294,6 @@ class Participant:
             case ParticipantState.PREPARING:
                 self.state = ParticipantState.READY
                 return (self._report(now),)
-            case ParticipantState.WITHDRAWING:
-                assert self._pending is not None
-                return self._take_revision(self._pending, now)
             case ParticipantState.RESTORING:
                 return self._readopt(promise, now)
             case _:
@@ -345,7 +331,6 @@ class Participant:
         promise = self.record.promise
         assert promise is not None
         self.state = ParticipantState.CUTTING_OVER
-        self._pending = None
         if promise.phase is Phase.PERMIT:
             return (self._report(now),)
         # The boundary was before an abort: the abort came too late, and only the decision record rules.
@@ -456,7 +441,6 @@ class Participant:
         ended = EndedHandoff(
             promise.handoff_id, promise.generation, promise.plan_revision, stage, self.record.decision, reason
         )
-        self._pending = None
         self.record = replace(
             self.record,
             promise=None,

@@ -33,7 +33,6 @@ class ParticipantState(StrEnum):
     PREPARING = "preparing"
     READY = "ready"  # built and connected; no permission yet
     PERMITTED = "permitted"  # the ready tag is set, or about to be
-    WITHDRAWING = "withdrawing"  # a newer revision came after permission: the tag is being taken back
     ABORTING = "aborting"  # the rank was told to drop it; the boundary may have been first
     CUTTING_OVER = "cutting_over"
     ACTIVE = "active"  # first step in the target world done; what the source world held is kept until retire

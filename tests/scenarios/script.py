@@ -1,9 +1,8 @@
 """Runs a scenario file against the simulator. Pure.
 
-A file is a list of blocks: a command line, a line of four dashes, the expected output, an empty line. Lines that start
-with # are comments. Commands: `job NODE.. [spare NODE..]`, `handoff NODE..`, `amend NODE..`, `notice NODE..`,
-`service NODE..` (the service
-opens a handoff), `until TEXT`, `fault KIND NODE [SECONDS]`, `run SECONDS`, `rest` (the faults stop; run until the job is at rest).
+A file is a list of blocks: a command, a line of four dashes, the expected output, an empty line; # starts a comment.
+Commands: `job NODE.. [spare NODE..]`; `handoff NODE..` (`service NODE..`: the service opens it); `amend NODE..`;
+`notice NODE..`; `until TEXT`; `fault KIND NODE [SECONDS]`; `run SECONDS`; `rest` (no more faults, until all is quiet).
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ FAULTS = (
     "gradients late",
     "barrier fails",
     "digest differs",
+    "hello again",
     "late order",
 )
 TRIGGERS = ("preparing", "prepared", "ready", "cutting_over", "active")

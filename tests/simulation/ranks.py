@@ -219,12 +219,23 @@ class SimRank:
             self.say()
 
     def retire(self, handoff_id: HandoffId) -> None:
-        """What the older world held may be freed."""
+        """What the older world held may be freed; from now on this rank just trains."""
+        if self.order is not None and self.order.handoff_id == handoff_id and self.stage is RankStage.ACTIVE:
+            self._forget()
+
+    def _forget(self) -> None:
+        self.order = None
+        self.cutover = None
+        self.stage = RankStage.TRAINING
+        self.decision = Decision.UNDECIDED
+        self.reason = None
 
     def stop(self) -> None:
         self.exit()
 
     def status(self) -> None:
+        if self.stage is RankStage.ABORTED and self.world is not None:
+            self._forget()  # It was said; a rank that holds nothing says that it trains.
         self.say()
 
     # What the process says and how it ends.

@@ -254,10 +254,18 @@ class Simulation:
             case "service away":
                 self.network.service_away = True
                 self.clock.after(2 * fault.length_s, self._service_back)
+            case "hello again":
+                for index in range(8):
+                    self.clock.after(index * 0.4 * self.random.random(), self._hello, agent)
             case "late order":
                 self._repeat_old_orders(agent)
             case kind:
                 self.armed.append((kind, fault.member))
+
+    def _hello(self, agent: SimAgent) -> None:
+        """The rank connects anew and says where it stands."""
+        if agent.rank is not None and agent.rank.alive:
+            agent.rank.status()
 
     def _node_returns(self, agent: SimAgent) -> None:
         agent.node_returns()
