@@ -26,13 +26,13 @@ def main(job_path: str, world_path: str) -> None:
         events.write("worker_started", started_at=STARTED_AT)
         _import_everything()
         events.write("imported")
-        job = load_job(job_spec)
-        world, state, live = _build(job, spec)
+        script = Script(load_job(job_spec), spec, events)
+        script.build()
         events.write("built")
-        progress = _load(job, spec, world, state, live)
+        script.load()
         events.write("loaded")
-        progress = _train(job, spec, world, state, live, progress, events)
-        _save(job, spec, world, state, live, progress, events)
+        script.train()
+        script.save()
     import torch.distributed as dist
 
     dist.destroy_process_group()
@@ -51,84 +51,104 @@ def _import_everything() -> None:
     from liver_core.training import gpt  # noqa: F401
 
 
-def _build(job: Any, spec: Any) -> tuple[Any, Any, Any]:
-    """Groups by `init_process_group` and `initialize_model_parallel`, then model and optimizer."""
-    import torch.distributed as dist
-    from megatron.core import parallel_state
-    from megatron.core.process_groups_config import ProcessGroupCollection
+class Script:
+    """What a Megatron training script does, from the first group to the last checkpoint."""
 
-    from liver_core.tensors.megatron import (
-        adopt,
-        describe_parameters,
-        discover_kinds,
-        distributed_optimizer,
-        merge_manifest,
-    )
-    from liver_core.training.solo import start_roster
-    from liver_core.worlds.megatron import MegatronWorld
+    def __init__(self, job: Any, spec: Any, events: Any) -> None:
+        self.job = job
+        self.spec = spec
+        self.events = events
+        self.world: Any = None
+        self.state: Any = None
+        self.live: Any = None
+        self.progress: Any = None
 
-    dist.init_process_group("gloo")
-    roster = start_roster(spec.layout)
-    parallel_state.initialize_model_parallel(roster.layout.tp, roster.layout.pp)
-    rank, whole = dist.get_rank(), dist.group.WORLD
-    assert whole is not None
-    collection = ProcessGroupCollection.use_mpu_process_groups()
-    world = MegatronWorld(roster, rank, dist.HashStore(), whole, whole, collection, ())
-    state = job.build(world)
-    stages: list[Any] = [None] * world.layout.pp
-    dist.all_gather_object(stages, describe_parameters(state.model, world), group=collection.pp)
-    kinds = discover_kinds(distributed_optimizer(state.optimizer))
-    manifest = merge_manifest(stages, state.config.num_layers, kinds)
-    return world, state, adopt(state.model, state.optimizer, manifest, world)
+    def build(self) -> None:
+        """Groups by `init_process_group` and `initialize_model_parallel`, then model and optimizer."""
+        import torch.distributed as dist
+        from megatron.core import parallel_state
+        from megatron.core.process_groups_config import ProcessGroupCollection
 
+        from liver_core.training.solo import start_roster
+        from liver_core.worlds.megatron import MegatronWorld
 
-def _load(job: Any, spec: Any, world: Any, state: Any, live: Any) -> Any:
-    from liver_core.tensors.checkpoint import load_checkpoint
-    from liver_core.tensors.megatron import fill_initial
-    from liver_core.tensors.step import refresh_weights
-    from liver_core.training.cursor import DataCursor
-    from liver_core.training.small_state import Progress, install, reseed
+        dist.init_process_group("gloo")
+        roster = start_roster(self.spec.layout)
+        parallel_state.initialize_model_parallel(roster.layout.tp, roster.layout.pp)
+        rank, whole = dist.get_rank(), dist.group.WORLD
+        assert whole is not None
+        collection = ProcessGroupCollection.use_mpu_process_groups()
+        self.world = MegatronWorld(roster, rank, dist.HashStore(), whole, whole, collection, ())
+        self.state = self.job.build(self.world)
+        self.live = self._live()
 
-    job.warm_up()
-    if spec.checkpoint is not None:
-        return install(load_checkpoint(spec.checkpoint, world, state, live), job, state, live, world)
-    fill_initial(live, job.initial_parameter, job.seed)
-    refresh_weights(state)
-    reseed(job, world, 0)
-    return Progress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
+    def _live(self) -> Any:
+        """The names by which checkpoints are read, as on the live path; milliseconds."""
+        import torch.distributed as dist
 
+        from liver_core.tensors import megatron
 
-def _train(job: Any, spec: Any, world: Any, state: Any, live: Any, progress: Any, events: Any) -> Any:
-    from liver_core.tensors.megatron import settle_moments
-    from liver_core.tensors.step import apply_step, measure_gradients
-    from liver_core.training.boundary import total
-    from liver_core.training.cursor import chained, digest_part
-    from liver_core.training.small_state import Progress
+        stages: list[Any] = [None] * self.world.layout.pp
+        part = megatron.describe_parameters(self.state.model, self.world)
+        dist.all_gather_object(stages, part, group=self.world.collection.pp)
+        kinds = megatron.discover_kinds(megatron.distributed_optimizer(self.state.optimizer))
+        manifest = megatron.merge_manifest(stages, self.state.config.num_layers, kinds)
+        return megatron.adopt(self.state.model, self.state.optimizer, manifest, self.world)
 
-    while progress.step < spec.last_step:
-        events.write("forward", step=progress.step + 1)
+    def load(self) -> None:
+        """A checkpoint, or the job's own initialisation."""
+        from liver_core.tensors.checkpoint import load_checkpoint
+        from liver_core.tensors.megatron import fill_initial
+        from liver_core.tensors.step import refresh_weights
+        from liver_core.training.cursor import DataCursor
+        from liver_core.training.small_state import Progress, install, reseed
+
+        job, world, state, live = self.job, self.world, self.state, self.live
+        job.warm_up()
+        if self.spec.checkpoint is not None:
+            self.progress = install(load_checkpoint(self.spec.checkpoint, world, state, live), job, state, live, world)
+            return
+        fill_initial(live, job.initial_parameter, job.seed)
+        refresh_weights(state)
+        reseed(job, world, 0)
+        self.progress = Progress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
+
+    def train(self) -> None:
+        """Up to the last step."""
+        while self.progress.step < self.spec.last_step:
+            self._step()
+
+    def _step(self) -> None:
+        from liver_core.tensors.megatron import settle_moments
+        from liver_core.tensors.step import apply_step, measure_gradients
+        from liver_core.training.boundary import total
+        from liver_core.training.cursor import chained, digest_part
+        from liver_core.training.small_state import Progress
+
+        world, state, progress = self.world, self.state, self.progress
+        self.events.write("forward", step=progress.step + 1)
         started = time.monotonic()
         batches = progress.cursor.batches(world.coordinates.dp, world.layout.dp)
-        result = job.step(state, world, batches)
+        result = self.job.step(state, world, batches)
         totals = total(result, digest_part(progress.step + 1, batches, world.coordinates), world.everyone)
         apply_step(state, measure_gradients(state))
-        settle_moments(live, state.model, world)
+        settle_moments(self.live, state.model, world)
         digest = chained(progress.digest, totals.sample_digest)
-        progress = Progress(progress.step + 1, progress.cursor.advanced(), digest)
-        events.step(1, progress, totals, time.monotonic() - started)
-    return progress
+        self.progress = Progress(progress.step + 1, progress.cursor.advanced(), digest)
+        self.events.step(1, self.progress, totals, time.monotonic() - started)
 
+    def save(self) -> None:
+        """A complete checkpoint of the last step, where one is asked for."""
+        if self.spec.save_to is None:
+            return
+        from liver_core.tensors.checkpoint import snapshot, write
+        from liver_core.training.small_state import collect
 
-def _save(job: Any, spec: Any, world: Any, state: Any, live: Any, progress: Any, events: Any) -> None:
-    if spec.save_to is None:
-        return
-    from liver_core.tensors.checkpoint import snapshot, write
-    from liver_core.training.small_state import collect
-
-    path = f"{spec.save_to}/step-{progress.step:09d}"
-    started = time.monotonic()
-    write(snapshot(world, state), collect(job, state, live, progress), path, world.everyone)
-    events.checkpointed(path, progress.step, time.monotonic() - started)
+        path = f"{self.spec.save_to}/step-{self.progress.step:09d}"
+        started = time.monotonic()
+        small = collect(self.job, self.state, self.live, self.progress)
+        write(snapshot(self.world, self.state), small, path, self.world.everyone)
+        self.events.checkpointed(path, self.progress.step, time.monotonic() - started)
 
 
 if __name__ == "__main__":
