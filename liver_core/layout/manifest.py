@@ -223,6 +223,10 @@ class Manifest:
         # Kept, because planning looks geometry up by manifest many times and a manifest has thousands of entries.
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy in another process is built anew: hashes of strings differ between processes.
+        return Manifest, (self.parameters, self.num_layers, self.kinds, self.bucket_rule)
+
     def parameter(self, name: str) -> ParameterSpec:
         """The parameter of that name; raises LayoutError when there is none."""
         if name not in self._by_name:

@@ -1,5 +1,6 @@
 """Manifests: validation, canonical form, digests, and whether a model fits a layout."""
 
+import copy
 import json
 from dataclasses import replace
 
@@ -17,6 +18,15 @@ def test_a_manifest_comes_back_from_json_text_with_the_same_digest(manifest):
     assert after == manifest
     assert hash(after) == hash(manifest)
     assert after.digest() == manifest.digest()
+
+
+def test_a_copied_manifest_is_built_anew():
+    manifest = gpt()
+    again = copy.deepcopy(manifest)
+    assert again == manifest
+    assert hash(again) == hash(manifest)
+    constructor, arguments = manifest.__reduce__()
+    assert constructor(*arguments) == manifest
 
 
 def test_the_order_in_which_parameters_are_given_does_not_matter():

@@ -106,6 +106,16 @@ def test_a_bucket_closes_when_it_is_full_and_each_is_cut_on_its_own():
     ]
 
 
+def test_a_bucket_that_holds_exactly_its_maximum_closes():
+    manifest = Manifest(
+        tuple(spec(f"p{order}", (100,), layer=0, order=order) for order in range(2)),
+        1,
+        KINDS,
+        BucketRule(elements_max=100),
+    )
+    assert len(shard_ranges(manifest, ParallelLayout(), 0).buckets) == 2
+
+
 def test_only_the_first_stage_and_chunk_has_more_than_one_bucket():
     manifest = gpt(layers=4, rule=BucketRule(elements_max=1))
     layout = ParallelLayout(pp=2, vpp=2)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import liver_core.reshard.checker as checker
+from liver_core.layout import Manifest
 from liver_core.reshard import CopyRuns, PlanError, RankPlan, Transfer, check_plans, check_rank_plan
-from tests.liver_core.layout.models import gpt, roster
+from tests.liver_core.layout.models import KINDS, gpt, roster, spec
 from tests.liver_core.reshard.execute import all_plans
 
 MANIFEST = gpt()
@@ -105,22 +106,25 @@ def test_padding_may_not_be_written():
 
 
 def test_taking_from_elsewhere_what_the_own_process_holds_is_found():
-    # Rank 0 holds the norms itself; the TP neighbour has replicas of them.
-    source, target = roster("TP2"), roster("TP2", generation=1)
-    good = all_plans(MANIFEST, source, target)[0]
-    assert good.local and not good.remote
-    norm = next(run for run in good.local.runs)
-    taken = CopyRuns(norm.source_offset, norm.target_offset, 32)
-    rest = CopyRuns(norm.source_offset + 32, norm.target_offset + 32, norm.length - 32)
-    runs = (rest, *good.local.runs[1:])
-    bad = replace(
-        good,
-        local=Transfer(0, runs, sum(run.elements for run in runs)),
-        remote=(Transfer(1, (taken,), 32),),
-    )
-    with pytest.raises(PlanError) as error:
-        check_rank_plan(MANIFEST, source, target, bad)
-    assert "target rank 0" in str(error.value)
+    # Both TP ranks hold the vector; the values are right, the bytes on the wire are for nothing.
+    manifest = Manifest((spec("norm", (32,), layer=0),), 1, KINDS)
+    plan = RankPlan(0, None, (Transfer(1, (CopyRuns(0, 0, 32),), 32),), "by hand")
+    with pytest.raises(PlanError, match="target rank 0: reads 32 elements of other processes, 0 are not in its own"):
+        check_rank_plan(manifest, roster("TP2"), roster("TP2", generation=1), plan)
+
+
+def test_a_run_that_goes_on_past_the_end_of_a_row_is_found():
+    # Source rows are 8 wide, target rows 4: a run of 16 is right for its first 4 elements only.
+    manifest = Manifest((spec("w", (4, 8), 1, layer=0),), 1, KINDS)
+    plan = RankPlan(0, None, (Transfer(0, (CopyRuns(0, 0, 16),), 16),), "by hand")
+    with pytest.raises(PlanError, match=r"wants element \(1, 0\) at 4, .* holds w \(0, 4\) at 4"):
+        check_rank_plan(manifest, roster("TP1"), roster("TP2", generation=1, first=5), plan)
+
+
+def test_a_run_that_stays_in_step_over_many_rows_passes_whole():
+    manifest = Manifest((spec("w", (6, 2, 3), 0, layer=0),), 1, KINDS)
+    plan = RankPlan(0, None, (Transfer(0, (CopyRuns(0, 0, 18),), 18),), "by hand")
+    check_rank_plan(manifest, roster("TP1"), roster("TP2", generation=1, first=5), plan)
 
 
 def test_local_and_remote_must_be_what_they_say():
