@@ -1,0 +1,186 @@
+"""Position-keyed hash of training state: the same for every layout, different for any misplaced or changed element.
+
+Sums over ranks modulo 2^64 give one number for each parameter and kind. It proves that the data plane moved what the
+mapping said, not that the mapping is right: both sides use the same boxes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from itertools import product
+from math import prod
+
+import numpy as np
+import torch
+
+from liver_core.layout import ResidentBox
+
+MASK = 2**64 - 1
+CHUNK = 8192
+"""Elements hashed at a time: three arrays of 64 KiB stay in the L2 cache while eleven passes run over them."""
+
+WEYL = 0x9E3779B97F4A7C15
+MIX_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+MIX_SECOND = np.uint64(0x94D049BB133111EB)
+SHIFT_FIRST, SHIFT_SECOND = np.uint64(32), np.uint64(29)
+"""Constants of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """A parameter of one kind whose sums differ."""
+
+    parameter: str
+    kind: str
+    source: int
+    target: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.parameter}: source {self.source:016x}, target {self.target:016x}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Slab:
+    """`rows` rows of `width` elements: contiguous in the region, `stride` apart in the flat global parameter."""
+
+    index: int
+    offset: int
+    start: int
+    rows: int
+    width: int
+    stride: int
+
+
+class CertificatePlan:
+    """Where every element of a region lies in its global parameter; made ahead, so that the pause only does sums.
+
+    `boxes` must not overlap. What several ranks hold (tensor-parallel replicas) has to be counted on one of them, by
+    the caller, or the sums depend on the layout. Memory: one small record for each box, none for elements.
+    """
+
+    def __init__(self, boxes: Iterable[ResidentBox], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """`shapes` are global; sums come in its order. Raises ValueError for a box outside its parameter."""
+        self.parameters = tuple(shapes)
+        index = {name: at for at, name in enumerate(self.parameters)}
+        self._slabs = tuple(slab for box in boxes for slab in _slabs(box, shapes[box.parameter], index[box.parameter]))
+        self.elements = sum(slab.rows * slab.width for slab in self._slabs)
+        self._region_numel_least = max((slab.offset + slab.rows * slab.width for slab in self._slabs), default=0)
+
+    def sums(self, region: torch.Tensor, kind: str) -> np.ndarray:
+        """uint64 sum of each parameter over the boxes of this plan, zero where it has none.
+
+        `region` is flat and contiguous, of any dtype with 1, 2, 4 or 8 bytes. On a GPU it is copied to the host first.
+        """
+        if region.numel() < self._region_numel_least:
+            raise ValueError(
+                f"region of {kind!r} has {region.numel()} elements, boxes reach {self._region_numel_least}"
+            )
+        bits = _bits(region)
+        keys, scratch = _keys(self.parameters, kind), (np.empty(CHUNK, np.uint64), np.empty(CHUNK, np.uint64))
+        totals = [0] * len(self.parameters)
+        with np.errstate(over="ignore"):
+            for slab in self._slabs:
+                for values, positions in _chunks(slab, bits, keys[slab.index], scratch[0]):
+                    totals[slab.index] += _mixed_sum(values, positions, scratch[1])
+        return np.array([total & MASK for total in totals], dtype=np.uint64)
+
+
+def certificate(
+    region: torch.Tensor, boxes: Iterable[ResidentBox], shapes: Mapping[str, tuple[int, ...]], kind: str
+) -> np.ndarray:
+    """`CertificatePlan(boxes, shapes).sums(region, kind)`, for when nothing is gained by planning ahead."""
+    return CertificatePlan(boxes, shapes).sums(region, kind)
+
+
+def combine(parts: Iterable[np.ndarray]) -> np.ndarray:
+    """Sum of the parts of several ranks, modulo 2^64. What an all-reduce of the int64 view computes too."""
+    with np.errstate(over="ignore"):
+        return np.add.reduce(np.stack(list(parts)), axis=0, dtype=np.uint64)
+
+
+def compare(source: np.ndarray, target: np.ndarray, parameters: Sequence[str], kind: str) -> list[Mismatch]:
+    """Every parameter that differs, in order; empty when source and target are the same."""
+    if not len(source) == len(target) == len(parameters):
+        raise ValueError(f"{len(source)} sums of the source, {len(target)} of the target, {len(parameters)} parameters")
+    pairs = zip(parameters, source.tolist(), target.tolist(), strict=True)
+    return [Mismatch(name, kind, ours, theirs) for name, ours, theirs in pairs if ours != theirs]
+
+
+def _slabs(resident: ResidentBox, shape: tuple[int, ...], index: int) -> Iterator[_Slab]:
+    """A box as slabs: dims that it spans whole are folded into the row, the last one left is the row number."""
+    box = resident.box
+    if len(shape) != len(box.stop) or any(stop > size for stop, size in zip(box.stop, shape, strict=True)):
+        raise ValueError(f"box {box} is not inside {resident.parameter!r} of shape {shape}")
+    strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    inner = len(shape) - 1
+    while inner > 0 and box.stop[inner] - box.start[inner] == shape[inner]:
+        inner -= 1
+    width = (box.stop[inner] - box.start[inner]) * strides[inner]
+    row_dim = inner - 1
+    rows = box.stop[row_dim] - box.start[row_dim] if inner else 1
+    stride = strides[row_dim] if inner else 0
+    corner = sum(box.start[dim] * strides[dim] for dim in range(max(row_dim, 0), inner + 1))
+    offset = resident.offset
+    outer = [range(box.start[dim], box.stop[dim]) for dim in range(max(row_dim, 0))]
+    for position in product(*outer):
+        start = corner + sum(at * strides[dim] for dim, at in enumerate(position))
+        yield _Slab(index, offset, start, rows, width, stride)
+        offset += rows * width
+
+
+def _chunks(slab: _Slab, bits: np.ndarray, key: int, room: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Bits and keyed positions of at most CHUNK elements at a time; the positions live in `room`."""
+    first = key + slab.start * WEYL
+    if slab.rows > 1 and slab.width <= CHUNK // 2:
+        rows_at_once = CHUNK // slab.width
+        row_step = np.arange(rows_at_once, dtype=np.uint64) * np.uint64(slab.stride * WEYL & MASK)
+        for row in range(0, slab.rows, rows_at_once):
+            count = min(rows_at_once, slab.rows - row)
+            base = row_step[:count] + np.uint64((first + row * slab.stride * WEYL) & MASK)
+            positions = room[: count * slab.width]
+            np.add(base[:, None], _ramp()[: slab.width], out=positions.reshape(count, slab.width))
+            at = slab.offset + row * slab.width
+            yield bits[at : at + len(positions)], positions
+        return
+    for row in range(slab.rows):
+        for column in range(0, slab.width, CHUNK):
+            positions = room[: min(CHUNK, slab.width - column)]
+            base = np.uint64((first + (row * slab.stride + column) * WEYL) & MASK)
+            np.add(_ramp()[: len(positions)], base, out=positions)
+            at = slab.offset + row * slab.width + column
+            yield bits[at : at + len(positions)], positions
+
+
+def _mixed_sum(values: np.ndarray, positions: np.ndarray, room: np.ndarray) -> int:
+    """Sum of a splitmix of position and bits. The mix is one to one, so that no single change can go unseen."""
+    mixed = room[: len(positions)]
+    np.copyto(mixed, values)
+    np.bitwise_xor(mixed, positions, out=mixed)
+    np.multiply(mixed, MIX_FIRST, out=mixed)
+    np.right_shift(mixed, SHIFT_FIRST, out=positions)
+    np.bitwise_xor(mixed, positions, out=mixed)
+    np.multiply(mixed, MIX_SECOND, out=mixed)
+    np.right_shift(mixed, SHIFT_SECOND, out=positions)
+    np.bitwise_xor(mixed, positions, out=mixed)
+    return int(np.add.reduce(mixed))
+
+
+def _bits(region: torch.Tensor) -> np.ndarray:
+    if region.dim() != 1 or not region.is_contiguous():
+        raise ValueError(f"region must be flat and contiguous, has shape {tuple(region.shape)}")
+    plain = region.detach().cpu().view(torch.uint8).numpy()
+    return plain.view(f"u{region.element_size()}")
+
+
+@cache
+def _keys(parameters: tuple[str, ...], kind: str) -> tuple[int, ...]:
+    names = (f"{kind}\0{name}".encode() for name in parameters)
+    return tuple(int.from_bytes(blake2b(name, digest_size=8).digest(), "little") for name in names)
+
+
+@cache
+def _ramp() -> np.ndarray:
+    return np.arange(CHUNK, dtype=np.uint64) * np.uint64(WEYL)
