@@ -34,6 +34,7 @@ class PeerClient:
         )
         self._newest: dict[tuple[str, str, str], Envelope] = {}
         self._tasks: dict[tuple[str, str, str], asyncio.Task[None]] = {}
+        self._unreachable: dict[tuple[str, str], float] = {}
 
     def send_newest(self, envelope: Envelope, subject: str) -> None:
         """Send without waiting. An envelope to the same node about the same subject that still waits is replaced."""
@@ -50,6 +51,10 @@ class PeerClient:
     async def status(self, job_id: str, node_id: str) -> dict[str, Any]:
         """What the other agent says about a job. Raises PeerUnreachable."""
         return (await self._request("GET", job_id, node_id, STATUS_PATH, b"")).json()
+
+    def unreachable_since(self, job_id: str) -> dict[str, float]:
+        """Agents that did not answer the last time, and since when (seconds since 1970)."""
+        return {node_id: since for (job, node_id), since in self._unreachable.items() if job == job_id}
 
     async def close(self) -> None:
         """Drop what waits and close the connections."""
@@ -78,7 +83,9 @@ class PeerClient:
         try:
             response = await self._client.request(method, url.rstrip("/") + path, content=body, headers=headers)
         except httpx.HTTPError as error:
+            self._unreachable.setdefault((job_id, node_id), time.time())
             raise PeerUnreachable(f"{node_id} at {url}: {type(error).__name__}: {error}") from None
+        self._unreachable.pop((job_id, node_id), None)
         if response.status_code >= 300:
             raise PeerUnreachable(f"{node_id} at {url} answered {response.status_code}: {response.text[:500]}")
         return response

@@ -40,7 +40,7 @@ class SupervisorSettings:
 
 
 class Supervisor:
-    """`on_event` hears each message of a rank, `on_exit` each end, with the exit code where somebody could read it."""
+    """`on_event` hears each message of a rank, `on_exit` each end, its cause and the last known state."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Supervisor:
         zygote: ZygoteHost,
         *,
         on_event: Callable[[SlotKey, RankEvent], None],
-        on_exit: Callable[[SlotKey, Reason], None],
+        on_exit: Callable[[SlotKey, Reason, RankState], None],
     ) -> None:
         self._settings = settings
         self._journal = journal
@@ -176,7 +176,7 @@ class Supervisor:
             os.unlink(state.record.socket_path)
         del self._states[key], self._links[key], self._tasks[key]
         self._ended.pop(key).set()
-        self._on_exit(key, _exit_reason(state, code))
+        self._on_exit(key, _exit_reason(state, code), state)
 
     async def _exit_code(self, process: ProcessIdentity) -> int | None:
         with contextlib.suppress(TimeoutError):
@@ -202,6 +202,8 @@ class Supervisor:
                 state.pulse.beat(now)
             case StepReport():
                 state.generation, state.loss = event.generation, event.loss
+                if state.stage in (RankStage.STARTING, RankStage.ACTIVE, RankStage.ABORTED):
+                    state.stage = RankStage.TRAINING
                 state.pulse.stepped(now, event.step, event.seconds)
             case Finished():
                 state.stage = RankStage.FINISHED

@@ -32,6 +32,10 @@ class RankPulse:
         self.step = step
         self.seconds.append(seconds)
 
+    def median_s(self) -> float:
+        """Median seconds of the last steps, 0 before the first."""
+        return median(self.seconds) if self.seconds else 0.0
+
     def limit_s(self) -> float:
         """How long silence is normal: many median steps, and longer before the first."""
         if not self.seconds:

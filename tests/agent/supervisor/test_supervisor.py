@@ -53,7 +53,7 @@ class Node:
             self.journal,
             self.zygote,
             on_event=lambda key, event: self.events.append((key, event)),
-            on_exit=lambda key, reason: self.exits.append((key, reason)),
+            on_exit=lambda key, reason, state: self.exits.append((key, reason)),
         )
         self.stores = Stores(
             self.journal,

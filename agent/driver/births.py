@@ -1,0 +1,210 @@
+"""Worlds that the service starts (first start, checkpoint rung), and jobs that it stops or suspends.
+
+A birth is named by generation and origin: the same number with another origin is a stale world, which is ended first.
+A rank that died is not started again here; the service decides what follows and starts a new generation.
+"""
+
+import logging
+import os
+
+from agent.driver.lead import Lead
+from agent.driver.node import Node
+from agent.driver.ranks import Launch, RankHost
+from agent.driver.records import SlotMemory
+from agent.driver.slots import JobSlots
+from agent.driver.wire import core_roster, core_store, utc
+from agent.protocol.base import RankStage, Reason, StoreAddress
+from agent.protocol.rank import WriteCheckpoint
+from agent.protocol.sync import DesiredState, JobOrder, RankStatus, SourceHandoff
+from agent.protocol.worker import RankSpec
+from agent.supervisor.slots import StoreKey
+from agent.supervisor.stores import StoreError
+from agent.supervisor.zygote_client import ZygoteError
+from liver_core.handoff import Stage
+from liver_core.layout import Roster
+
+_log = logging.getLogger(__name__)
+
+
+class Births:
+    """Of one job."""
+
+    def __init__(self, node: Node, job_id: str, slots: JobSlots, host: RankHost, lead: Lead) -> None:
+        self._node = node
+        self._job_id = job_id
+        self._slots = slots
+        self._host = host
+        self._lead = lead
+        self._ending = False
+        self._suspend_path = ""
+        self._suspend_since = 0.0
+        self._checkpoints: set[str] = set()
+        self._missing_since: float | None = None
+        self._said = ""
+
+    async def consider(self, order: JobOrder, lost: dict[int, RankStatus]) -> None:
+        """Bring this node's ranks to what the service wants. Idempotent."""
+        match order.desired:
+            case DesiredState.STOP:
+                await self._wind_down(order, "the job is stopped")
+            case DesiredState.SUSPENDED:
+                await self._suspend(order)
+            case DesiredState.RUN:
+                self._ending, self._suspend_path = False, ""
+                await self._run(order, lost)
+
+    def note_checkpoint(self, path: str) -> None:
+        """A checkpoint is complete."""
+        self._checkpoints.add(path)
+
+    async def _run(self, order: JobOrder, lost: dict[int, RankStatus]) -> None:
+        if order.generation is None or order.roster is None or order.source is None or order.origin_id is None:
+            return
+        roster = core_roster(order.roster)
+        mine = [member.slot for member in roster.members if member.node_id == self._node.node_id]
+        self._note_missing(order, roster, mine, lost)
+        if isinstance(order.source, SourceHandoff):
+            return
+        store = await self._store_for(order, roster)
+        stale = [slot for slot in self._host.states() if slot not in mine and self._is_stale(slot, order)]
+        for slot in stale:
+            self._host.end(slot, f"generation {order.generation} has no rank here", 0.0)
+        for slot in mine:
+            if store is not None and self._is_due(slot, order):
+                await self._launch(order, roster, slot, store)
+
+    def _is_due(self, slot: int, order: JobOrder) -> bool:
+        """Whether this birth has not happened here and nothing newer has."""
+        assert order.generation is not None
+        memory = self._slots.memory(slot)
+        if memory.origin == str(order.origin_id):
+            return False
+        active = memory.record.active
+        return active is None or active.generation <= order.generation
+
+    def _is_stale(self, slot: int, order: JobOrder) -> bool:
+        assert order.generation is not None
+        memory = self._slots.memory(slot)
+        active = memory.record.active
+        bound = memory.record.promise is not None and memory.record.promise.generation > order.generation
+        return not bound and active is not None and active.generation < order.generation
+
+    async def _store_for(self, order: JobOrder, roster: Roster) -> StoreAddress | None:
+        """The store where the ranks of this birth meet: hosted here if it is this node's turn, else told by orders."""
+        assert order.generation is not None
+        nodes = roster.node_ids()
+        leads = [name for name in order.lead_order if name in nodes]
+        host = order.store_node or (leads[0] if leads else nodes[0])
+        if host != self._node.node_id:
+            return order.store
+        key = StoreKey(self._job_id, order.generation)
+        known = self._node.stores.address(key)
+        if known is not None or not any(
+            self._is_due(member.slot, order) for member in roster.members if member.node_id == self._node.node_id
+        ):
+            return known
+        try:
+            store = await self._node.stores.host(key, self._node.private_address)
+        except (StoreError, ZygoteError, OSError) as error:
+            self._say(f"the store of generation {order.generation} cannot be hosted: {error}")
+            return None
+        self._node.poke()
+        return store
+
+    async def _launch(self, order: JobOrder, roster: Roster, slot: int, store: StoreAddress) -> None:
+        assert order.generation is not None and order.roster is not None and order.source is not None
+        assert order.origin_id is not None
+        number = f"{slot}-{order.generation}-{str(order.origin_id)[:4]}"
+        spec = RankSpec(
+            job_id=self._job_id,
+            node_id=self._node.node_id,
+            slot=slot,
+            generation=order.generation,
+            rank=next(
+                rank
+                for rank, member in enumerate(roster.members)
+                if (member.node_id, member.slot) == (self._node.node_id, slot)
+            ),
+            roster=order.roster,
+            source=order.source,
+            handoff_id=order.origin_id,
+            deadline_utc=utc(self._node.now() + self._node.settings.start_deadline_s),
+            store=store,
+            spec=order.spec,
+            private_address=self._node.private_address,
+            socket_path=self._node.supervisor.socket_path("r", self._job_id, number),
+            run_dir=f"{self._node.run_dir}/ranks/{self._job_id}/{number}",
+        )
+        origin = str(order.origin_id)
+        _log.info("job %s: starting rank %d of generation %d", self._job_id, spec.rank, order.generation)
+        await self._lead.cancel(f"generation {order.generation} starts afresh")
+        await self._slots.begin(Launch(spec, origin), roster, SlotMemory(origin=origin, store=core_store(store)))
+
+    def _note_missing(self, order: JobOrder, roster: Roster, mine: list[int], lost: dict[int, RankStatus]) -> None:
+        """The service believes in ranks that this node does not have: say so, never start them again."""
+        missing = [slot for slot in mine if slot not in lost and self._is_missing(slot, order, roster.generation)]
+        if not missing or self._slots.is_bound():
+            self._missing_since = None
+            return
+        now = self._node.now()
+        if self._missing_since is None:
+            self._missing_since = now
+        if now - self._missing_since < self._node.settings.missing_rank_s:
+            return
+        for slot in missing:
+            rank = next(
+                index for index, m in enumerate(roster.members) if (m.node_id, m.slot) == (self._node.node_id, slot)
+            )
+            lost[slot] = RankStatus(
+                job_id=self._job_id,
+                generation=roster.generation,
+                rank=rank,
+                slot=slot,
+                pid=os.getpid(),
+                stage=RankStage.FAILED,
+                reason=Reason(text="no process of this rank runs on its node", rank=rank, phase="adopt"),
+            )
+        self._node.poke()
+
+    def _is_missing(self, slot: int, order: JobOrder, generation: int) -> bool:
+        memory = self._slots.memory(slot)
+        if self._host.is_busy(slot) or memory.record.active is not None:
+            return False
+        if not isinstance(order.source, SourceHandoff):
+            return memory.origin == str(order.origin_id)  # Otherwise it is still to be started.
+        ended = memory.record.ended
+        # A leaver is missed only until the service hears of the handoff by which it left.
+        return not (ended and ended[-1].stage is Stage.LEFT and ended[-1].generation > generation)
+
+    async def _suspend(self, order: JobOrder) -> None:
+        """One more checkpoint, if the job has a place for it, then the end."""
+        ranks = self._host.states()
+        if not ranks or order.spec.checkpoint is None:
+            await self._wind_down(order, "the job is suspended")
+            return
+        now = self._node.now()
+        if not self._suspend_path:
+            # The same path on every node, so that all ranks agree on one checkpoint at one boundary.
+            generation = max(state.generation for state in ranks.values())
+            self._suspend_path = f"{order.spec.checkpoint.path}/suspend-{generation}"
+            self._suspend_since = now
+            await self._lead.cancel("the job is suspended")
+            for slot in ranks:
+                await self._host.tell(slot, WriteCheckpoint(path=self._suspend_path))
+        step_s = max((state.pulse.median_s() for state in ranks.values()), default=0.0)
+        patience_s = max(self._node.settings.suspend_checkpoint_s, 4 * step_s)
+        if self._suspend_path in self._checkpoints or now - self._suspend_since > patience_s:
+            await self._wind_down(order, "the job is suspended")
+
+    async def _wind_down(self, order: JobOrder, reason: str) -> None:
+        if self._ending:
+            return
+        self._ending = True
+        await self._lead.cancel(reason)
+        for slot in self._host.states():
+            self._host.end(slot, reason, self._node.settings.stop_grace_s)
+
+    def _say(self, text: str) -> None:
+        if text != self._said:
+            _log.warning("job %s: %s", self._job_id, text)
+        self._said = text

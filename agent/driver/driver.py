@@ -1,0 +1,150 @@
+"""All jobs of this node: routes orders, notices, peer messages and rank events to the job they are about."""
+
+import logging
+from collections.abc import Callable
+
+from agent.driver.job import JobDriver
+from agent.driver.node import Node
+from agent.journal import Table
+from agent.link.log_shipper import LogFile
+from agent.peer.server import PeerRefused
+from agent.protocol.base import Reason
+from agent.protocol.peer import Envelope
+from agent.protocol.rank import RankEvent
+from agent.protocol.sync import NoticeFact, NoticeKind, RankStatus, StoreHosted, SyncOrders
+from agent.supervisor.slots import RankState, SlotKey, StoreKey
+
+_log = logging.getLogger(__name__)
+
+
+class Driver:
+    """Made before its node's parts, since they call back into it; `bind` gives it the node."""
+
+    def __init__(self, on_fatal: Callable[[Exception], None]) -> None:
+        self.jobs: dict[str, JobDriver] = {}
+        self._on_fatal = on_fatal
+        self._node: Node | None = None
+        self._notices: dict[tuple[str, NoticeKind], NoticeFact] = {}
+
+    @property
+    def node(self) -> Node:
+        """The node, once bound."""
+        assert self._node is not None, "the driver is bound before anything is routed to it"
+        return self._node
+
+    def bind(self, node: Node) -> None:
+        """Take the node, and everything the journal knows."""
+        self._node = node
+        journal = node.journal
+        for _, data in journal.items(Table.NOTICE):
+            fact = NoticeFact.model_validate(data, strict=False)
+            self._notices[(fact.node_id, fact.kind)] = fact
+            node.outbox.put_notice(fact)
+        known = [key for key, _ in journal.items(Table.ORDERS)]
+        known += [SlotKey.parse(key).job_id for key, _ in journal.items(Table.PARTICIPANT)]
+        for job_id in dict.fromkeys(known):
+            self._job(job_id)
+
+    async def close(self) -> None:
+        """Stop driving; ranks and stores live on."""
+        for job in self.jobs.values():
+            await job.close()
+
+    # Looking up.
+
+    def key_of(self, job_id: str) -> str | None:
+        """The peer key of a job of this node."""
+        job = self.jobs.get(job_id)
+        return job.order.peer_key if job is not None and job.order is not None else None
+
+    def address_of(self, job_id: str, node_id: str) -> tuple[str, str] | None:
+        """URL and key of another agent of a job."""
+        job = self.jobs.get(job_id)
+        if job is None or job.order is None or node_id not in job.order.peers:
+            return None
+        return job.order.peers[node_id], job.order.peer_key
+
+    def statuses(self) -> tuple[RankStatus, ...]:
+        """Every rank of this node."""
+        return tuple(status for job in self.jobs.values() for status in job.statuses())
+
+    def stores(self) -> tuple[StoreHosted, ...]:
+        """Every store of this node."""
+        return tuple(store for job in self.jobs.values() for store in job.stores())
+
+    def logs(self) -> tuple[LogFile, ...]:
+        """The log of every rank process, under the world and rank that it has now."""
+        states = self.node.supervisor.states.items()
+        return tuple(LogFile(state.record.log_path, key.job_id, state.generation, state.rank) for key, state in states)
+
+    # Routing.
+
+    def take_orders(self, orders: SyncOrders) -> None:
+        """The service's answer: jobs that it does not name any more are forgotten once nothing of them is left."""
+        unknown = {refusal.key for refusal in orders.refusals if refusal.part == "jobs"}
+        for refusal in orders.refusals:
+            _log.warning("the service refuses %s %s: %s", refusal.part, refusal.key, refusal.reason)
+        for order in orders.jobs:
+            self._job(order.job_id).take_orders(order)
+        named = {order.job_id for order in orders.jobs}
+        for job_id in tuple(self.jobs):
+            if job_id in unknown:
+                self.jobs[job_id].abandon("the service knows no such job")
+            if job_id not in named and not self.jobs[job_id].is_needed:
+                self._forget(job_id)
+
+    def take_notice(self, fact: NoticeFact) -> None:
+        """A source of this node heard something; it is journalled, told to the service, and to every job here."""
+        self._notices[(fact.node_id, fact.kind)] = fact
+        key = f"{fact.node_id}/{fact.kind}"
+        self.node.journal.put(Table.NOTICE, key, fact.model_dump(mode="json"))
+        self.node.outbox.put_notice(fact)
+        for job in self.jobs.values():
+            job.take_notice(fact)
+        self.node.poke()
+
+    async def take_envelope(self, envelope: Envelope) -> None:
+        """A message of a peer. Raises PeerRefused."""
+        job = self.jobs.get(envelope.job_id)
+        if job is None:
+            raise PeerRefused(f"job_id: this node has no part in {envelope.job_id}")
+        job.take_envelope(envelope)
+
+    def take_rank_event(self, key: SlotKey, event: RankEvent) -> None:
+        """A rank said something."""
+        self._job(key.job_id).take_rank_event(key.slot, event)
+
+    def take_rank_exit(self, key: SlotKey, reason: Reason, state: RankState) -> None:
+        """A rank process ended."""
+        self._job(key.job_id).take_rank_exit(key.slot, reason, state)
+
+    def take_hang(self, key: SlotKey, reason: str) -> None:
+        """A rank hangs."""
+        self._job(key.job_id).hang(key.slot, reason)
+
+    def take_store_exit(self, key: StoreKey) -> None:
+        """A store died. Whoever needs it finds out by itself; a handoff over it aborts by its ranks' word."""
+        _log.warning("the store of %s died", key)
+
+    def _job(self, job_id: str) -> JobDriver:
+        job = self.jobs.get(job_id)
+        if job is None:
+            job = self.jobs[job_id] = JobDriver(self.node, job_id, self._on_fatal)
+            job.restore()
+            for fact in self._notices.values():
+                job.take_notice(fact)
+            job.start()
+        return job
+
+    def _forget(self, job_id: str) -> None:
+        job = self.jobs.pop(job_id)
+        job.forget()
+        journal = self.node.journal
+        for table in (Table.ORDERS, Table.PROPOSER):
+            journal.delete(table, job_id)
+        for key, _ in journal.items(Table.PARTICIPANT):
+            if SlotKey.parse(key).job_id == job_id:
+                journal.delete(Table.PARTICIPANT, key)
+        for key, data in journal.items(Table.HANDOFF):
+            if data["job_id"] == job_id:
+                journal.delete(Table.HANDOFF, key)

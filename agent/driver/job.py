@@ -1,0 +1,435 @@
+"""One job on this node: everything that happens to it goes through one queue, in order, and from there to its parts.
+
+The parts: `JobSlots` (participants and ranks), `Lead` (the proposer), `Births` (worlds that the service starts),
+`Rumours` (notices and whose turn it is). Nothing here waits for the service.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import UUID
+
+from agent.driver.births import Births
+from agent.driver.lead import Lead, Pulse
+from agent.driver.node import Node
+from agent.driver.ranks import RankHost
+from agent.driver.rumours import Rumours
+from agent.driver.slots import JobSlots
+from agent.driver.wire import core_reason, utc
+from agent.journal import JournalError, Table
+from agent.peer.server import PeerRefused
+from agent.protocol.base import Member as WireMember
+from agent.protocol.base import RankStage, Reason
+from agent.protocol.peer import Envelope, PeerKind, RankMeasures
+from agent.protocol.rank import Checkpointed, Finished, Hello, RankEvent, StageReport, StepReport
+from agent.protocol.sync import (
+    CheckpointFact,
+    DesiredState,
+    JobFinished,
+    JobOrder,
+    NoticeFact,
+    RankStatus,
+    StepRow,
+    StoreHosted,
+)
+from agent.supervisor.slots import RankState, StoreKey
+from liver_core.handoff import MessageError, Order, Report
+from liver_core.layout import Member
+
+TICK_S = 0.5
+INBOX_MAX = 100_000
+PROPOSERS_MAX = 16
+_OVER = (RankStage.LEFT, RankStage.FINISHED)
+_log = logging.getLogger(__name__)
+Work = Callable[[], Awaitable[None]]
+
+
+class JobDriver:
+    """`on_fatal` hears of a journal that cannot be written: an agent that cannot persist must not speak."""
+
+    def __init__(self, node: Node, job_id: str, on_fatal: Callable[[Exception], None]) -> None:
+        self.job_id = job_id
+        self.order: JobOrder | None = None
+        self._node = node
+        self._on_fatal = on_fatal
+        self._inbox: asyncio.Queue[Work] = asyncio.Queue(INBOX_MAX)
+        self._task: asyncio.Task[None] | None = None
+        self._host = RankHost(job_id, node.supervisor, self._launch_failed)
+        self.slots = JobSlots(
+            node,
+            job_id,
+            self._host,
+            spec_of=lambda: self.order.spec if self.order else None,
+            send_report=self._send_report,
+        )
+        self.lead = Lead(node, job_id, send_order=self._send_order, post=self.post, pulse=self._pulse)
+        self.rumours = Rumours(node, job_id, self.slots, self.lead)
+        self.births = Births(node, job_id, self.slots, self._host, self.lead)
+        self._lost: dict[int, RankStatus] = {}
+        self._finished: set[int] = set()
+        self._last_row: StepRow | None = None
+        self._checkpoint_step: int | None = None
+        self._proposers: OrderedDict[str, str] = OrderedDict()
+
+    def restore(self) -> None:
+        """What the journal kept of this job."""
+        order = self._node.journal.get(Table.ORDERS, self.job_id)
+        if order is not None:
+            self.order = JobOrder.model_validate_json(json.dumps(order))
+        self._host.restore()
+        self.slots.restore()
+        self.lead.restore()
+
+    def start(self) -> None:
+        """Begin to work; ranks are asked where they stand first."""
+        self.post(self.slots.start)
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        """Stop working; ranks and stores live on."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self.lead.close()
+        await self.rumours.close()
+        await self._host.close()
+
+    def forget(self) -> None:
+        """Nothing of the job is left on this node."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def abandon(self, reason: str) -> None:
+        """The service disowns the job: its ranks are ended."""
+        for slot in self._host.states():
+            self._host.end(slot, reason, self._node.settings.stop_grace_s)
+
+    def post(self, work: Work) -> None:
+        """Have something done in this job's turn."""
+        try:
+            self._inbox.put_nowait(work)
+        except asyncio.QueueFull:
+            _log.error("job %s: more than %d things wait, one was dropped", self.job_id, INBOX_MAX)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether this node still holds anything of the job."""
+        hosted = any(key.job_id == self.job_id for key, _ in self._node.stores.hosted)
+        return bool(self._host.states()) or hosted or self.slots.is_bound() or not self.lead.is_idle
+
+    # What comes in.
+
+    def take_orders(self, order: JobOrder) -> None:
+        """The service's wish."""
+        self.post(lambda: self._take_orders(order))
+
+    def take_notice(self, fact: NoticeFact, *, asked_to_lead: bool = False) -> None:
+        """A node will go; `asked_to_lead` when a peer says so because it is this node's turn."""
+        self.post(lambda: self.rumours.take(fact, asked_to_lead=asked_to_lead))
+
+    def take_envelope(self, envelope: Envelope) -> None:
+        """A message of another agent of the job. Raises PeerRefused naming field and rule."""
+        try:
+            self.post(self._work_of(envelope))
+        except (MessageError, ValueError) as error:
+            raise PeerRefused(str(error)[:1_000]) from None
+
+    def take_rank_event(self, slot: int, event: RankEvent) -> None:
+        """A rank of this node said something."""
+        self.post(lambda: self._take_rank_event(slot, event))
+
+    def take_rank_exit(self, slot: int, reason: Reason, state: RankState) -> None:
+        """A rank process of this node ended."""
+        self.post(lambda: self._take_rank_exit(slot, reason, state))
+
+    def hang(self, slot: int, reason: str) -> None:
+        """A rank of this node hangs; it is named, and shown with its state."""
+        _log.warning("job %s: the rank in slot %d hangs: %s", self.job_id, slot, reason)
+        self._node.poke()
+
+    # What goes out.
+
+    def statuses(self) -> tuple[RankStatus, ...]:
+        """Every rank of this node, those that were lost included."""
+        alive = [self._status(slot, state) for slot, state in sorted(self._host.states().items())]
+        slots = {status.slot for status in alive}
+        return (*alive, *(status for slot, status in self._lost.items() if slot not in slots))
+
+    def stores(self) -> tuple[StoreHosted, ...]:
+        """The stores of this node that the service should know of."""
+        elsewhere = self.order is not None and self.order.store_node not in (None, self._node.node_id)
+        generation = self.order.generation if self.order is not None and elsewhere else None
+        return tuple(
+            StoreHosted(job_id=self.job_id, generation=key.generation, host=address.host, port=address.port)
+            for key, address in self._node.stores.hosted
+            if key.job_id == self.job_id and key.generation != generation
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """For peers and for people."""
+        active = self.slots.active()
+        return {
+            "node_id": self._node.node_id,
+            "active_generation": active.generation if active is not None else None,
+            "layout": str(active.layout) if active is not None else None,
+            "leading": self.lead.open_id or None,
+            "said": self.lead.said,
+            "ranks": [status.model_dump(mode="json") for status in self.statuses()],
+        }
+
+    # The queue.
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        next_tick = loop.time() + TICK_S
+        while True:
+            work: Work = self._tick
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(max(0.0, next_tick - loop.time())):
+                    work = await self._inbox.get()
+            if loop.time() >= next_tick and work != self._tick:
+                await self._guarded(self._tick)
+                next_tick = loop.time() + TICK_S
+            elif work == self._tick:
+                next_tick = loop.time() + TICK_S
+            await self._guarded(work)
+
+    async def _guarded(self, work: Work) -> None:
+        try:
+            await work()
+        except JournalError as error:
+            self._on_fatal(error)
+            raise
+        except Exception:
+            # One message that could not be handled must not take the job's driver with it; the next ones say it again.
+            _log.exception("job %s: something could not be handled", self.job_id)
+
+    async def _tick(self) -> None:
+        await self.slots.tick()
+        await self.lead.tick(self._node.peers.unreachable_since(self.job_id))
+        if self.order is not None:
+            await self.births.consider(self.order, self._lost)
+            if self.order.desired is DesiredState.RUN:
+                await self.rumours.consider(self.order)
+            await self._tidy_stores(self.order)
+
+    async def _take_orders(self, order: JobOrder) -> None:
+        if order != self.order:
+            self.order = order
+            data = order.model_dump(mode="json", by_alias=True)
+            await asyncio.to_thread(self._node.journal.put, Table.ORDERS, self.job_id, data)
+        for fact in order.notices:
+            await self.rumours.take(fact, asked_to_lead=False)
+        if order.generation is not None:
+            self._lost = {slot: lost for slot, lost in self._lost.items() if lost.generation >= order.generation}
+        await self.births.consider(order, self._lost)
+        if order.desired is DesiredState.RUN:
+            await self.rumours.consider(order)
+        else:
+            self._lost.clear()
+
+    def _work_of(self, envelope: Envelope) -> Work:
+        match envelope.kind:
+            case PeerKind.ORDER:
+                order = Order.from_json(envelope.body)
+                slot = envelope.slot
+                if slot is None or slot >= self._node.slots:
+                    raise ValueError(f"slot: this node has {self._node.slots} slots, the order is for {slot}")
+                if order.source is None:
+                    raise ValueError("source: must not be null between agents; starts come from the service")
+                return lambda: self._take_order(slot, order)
+            case PeerKind.REPORT:
+                report = Report.from_json(envelope.body)
+                return lambda: self.lead.take_report(report)
+            case PeerKind.NOTICE:
+                fact = NoticeFact.model_validate_json(json.dumps(envelope.body))
+                return lambda: self.rumours.take(fact, asked_to_lead=True)
+            case PeerKind.MEASURES:
+                said = RankMeasures.model_validate_json(json.dumps(envelope.body))
+                return lambda: self.lead.take_measures(said)
+            case other:
+                raise ValueError(f"kind: {other} is not spoken here, the agent that leads hosts the store itself")
+
+    async def _take_order(self, slot: int, order: Order) -> None:
+        self._proposers[order.handoff_id] = order.proposer_id
+        self._proposers.move_to_end(order.handoff_id)
+        while len(self._proposers) > PROPOSERS_MAX:
+            self._proposers.popitem(last=False)
+        await self.slots.take_order(slot, order)
+
+    async def _take_rank_event(self, slot: int, event: RankEvent) -> None:
+        match event:
+            case Hello():
+                await self.slots.take_hello(slot, event)
+            case StageReport():
+                await self._send_measures(slot, event)
+                await self.slots.take_stage(slot, event)
+                self._node.poke()
+            case StepReport():
+                self._take_step(event)
+                await self.lead.take_step(event.generation, event.step)
+            case Checkpointed():
+                self._take_checkpoint(slot, event)
+            case Finished():
+                self._take_finished(slot, event)
+            case _:
+                self._node.poke()
+
+    async def _take_rank_exit(self, slot: int, reason: Reason, state: RankState) -> None:
+        participant = self.slots.participants.get(slot)
+        had_world = participant is not None and participant.record.active is not None
+        expected = self._host.is_condemned(slot) or slot in self._finished or state.stage in _OVER
+        if had_world and not expected:
+            _log.warning("job %s: %s", self.job_id, reason.text)
+            self._lost[slot] = self._status(slot, state).model_copy(
+                update={"stage": RankStage.FAILED, "reason": reason}
+            )
+        if self._host.ended(slot):
+            await self.slots.take_death(slot, core_reason(reason, "rank"))
+        self._node.poke()
+
+    async def _launch_failed(self, slot: int, reason: Reason) -> None:
+        self.post(lambda: self._take_failed_launch(slot, reason))
+
+    async def _take_failed_launch(self, slot: int, reason: Reason) -> None:
+        participant = self.slots.participants.get(slot)
+        active = participant.record.active if participant is not None else None
+        if participant is not None and active is not None:
+            self._lost[slot] = RankStatus(
+                job_id=self.job_id,
+                generation=active.generation,
+                rank=active.rank_of(Member(self._node.node_id, slot)) or 0,
+                slot=slot,
+                pid=1,
+                stage=RankStage.FAILED,
+                reason=reason,
+            )
+        await self.slots.take_death(slot, core_reason(reason, "start"))
+        self._node.poke()
+
+    # Facts.
+
+    def _take_step(self, event: StepReport) -> None:
+        row = StepRow(
+            job_id=self.job_id,
+            generation=event.generation,
+            step=event.step,
+            seconds=event.seconds,
+            finished_utc=utc(self._node.now()),
+            loss=event.loss,
+            consumed_samples=event.consumed_samples,
+            sample_digest=event.sample_digest,
+            tokens=event.tokens,
+        )
+        last = self._last_row
+        if last is not None and (last.generation, last.step) == (row.generation, row.step):
+            known = {name: value for name, value in row if value is not None and getattr(last, name) is None}
+            if not known:
+                return
+            row = last.model_copy(update=known)
+        self._last_row = row
+        self._node.outbox.put_step(row)
+
+    def _take_checkpoint(self, slot: int, event: Checkpointed) -> None:
+        state = self._host.state(slot)
+        self._checkpoint_step = event.step
+        self._node.outbox.put_checkpoint(
+            CheckpointFact(
+                job_id=self.job_id,
+                generation=state.generation if state is not None else 1,
+                step=event.step,
+                path=event.path,
+                finished_utc=utc(self._node.now()),
+                size_bytes=event.size_bytes,
+                seconds=event.seconds,
+            )
+        )
+        self.births.note_checkpoint(event.path)
+        self._node.poke()
+
+    def _take_finished(self, slot: int, event: Finished) -> None:
+        self._finished.add(slot)
+        running = {number for number, state in self._host.states().items() if state.stage is not RankStage.FINISHED}
+        state = self._host.state(slot)
+        if state is not None and not running - self._finished:
+            self._node.outbox.put_finished(
+                JobFinished(job_id=self.job_id, generation=state.generation, step=event.step)
+            )
+        self._node.poke()
+
+    def _status(self, slot: int, state: RankState) -> RankStatus:
+        participant = self.slots.participants.get(slot)
+        stage = state.stage
+        if stage is RankStage.ABORTED and participant is not None and participant.record.active is not None:
+            stage = RankStage.TRAINING  # It dropped what it prepared; its own world goes on.
+        reason = Reason(text=state.hang_reason, rank=state.rank) if state.hang_reason else state.reason
+        return RankStatus(
+            job_id=self.job_id,
+            generation=state.generation,
+            rank=state.rank,
+            slot=slot,
+            pid=state.record.process.pid,
+            stage=stage,
+            step=state.pulse.step,
+            loss=state.loss,
+            seconds=state.pulse.seconds[-1] if state.pulse.seconds else None,
+            handoff_id=UUID(state.handoff_id) if state.handoff_id else None,
+            reason=reason,
+        )
+
+    def _pulse(self) -> Pulse:
+        states = self._host.states().values()
+        step = max((state.pulse.step for state in states), default=0)
+        median_s = max((state.pulse.median_s() for state in states), default=0.0)
+        return Pulse(step, median_s, self._checkpoint_step)
+
+    # Messages.
+
+    async def _send_order(self, member: Member, order: Order) -> None:
+        if member.node_id == self._node.node_id:
+            self.post(lambda: self._take_order(member.slot, order))
+            return
+        envelope = self._node.envelope(self.job_id, member.node_id, PeerKind.ORDER, order.to_json(), member.slot)
+        self._node.peers.send_newest(envelope, f"order/{member.slot}")
+
+    async def _send_report(self, to: str, report: Report) -> None:
+        if to == self._node.node_id:
+            self.post(lambda: self.lead.take_report(report))
+            return
+        envelope = self._node.envelope(self.job_id, to, PeerKind.REPORT, report.to_json())
+        self._node.peers.send_newest(envelope, f"report/{report.member.slot}")
+
+    async def _send_measures(self, slot: int, event: StageReport) -> None:
+        to = self._proposers.get(str(event.handoff_id))
+        if to is None or not (event.measures or event.certificate):
+            return
+        said = RankMeasures(
+            handoff_id=event.handoff_id,
+            member=WireMember(node_id=self._node.node_id, slot=slot),
+            stage=event.stage,
+            measures=event.measures,
+            certificate=event.certificate,
+            reported_utc=utc(self._node.now()),
+        )
+        if to == self._node.node_id:
+            self.post(lambda: self.lead.take_measures(said))
+            return
+        body = said.model_dump(mode="json")
+        envelope = self._node.envelope(self.job_id, to, PeerKind.MEASURES, body)
+        self._node.peers.send_newest(envelope, f"measures/{slot}/{event.stage}")
+
+    async def _tidy_stores(self, order: JobOrder) -> None:
+        """End the stores of worlds that are over; one that a world or a handoff may still need stays."""
+        if not self.lead.is_idle or self.slots.is_bound():
+            return
+        kept = self.lead.kept_stores()
+        living = [memory for memory in self.slots.memories() if memory.record.active is not None]
+        kept |= {(memory.store.host, memory.store.port) for memory in living if memory.store is not None}
+        wanted = order.generation if order.desired is DesiredState.RUN else None
+        for key, address in self._node.stores.hosted:
+            if key.job_id == self.job_id and key.generation != wanted and (address.host, address.port) not in kept:
+                await self._node.stores.retire(StoreKey(self.job_id, key.generation))

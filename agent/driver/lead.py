@@ -1,0 +1,486 @@
+"""The leading side of one job on this node: opens handoffs when it is this node's turn and mirrors them to the service.
+
+Whose turn it is and what the plan is are decided in `planning`, how a handoff goes on by the proposer machine.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from uuid import UUID, uuid4
+
+from agent.driver.node import Node
+from agent.driver.planning import NoPlan, Plan, Wait, estimate_parameters, plan_loss
+from agent.driver.progress import LostTime, Progress, from_mirror
+from agent.driver.records import proposer_from_json, proposer_to_json
+from agent.driver.wire import (
+    core_layout,
+    core_members,
+    core_store,
+    utc,
+    wire_reason,
+    wire_roster,
+    wire_rung,
+    wire_store,
+)
+from agent.journal import Table
+from agent.protocol.base import HandoffCause, HandoffState, StoreAddress
+from agent.protocol.peer import RankMeasures
+from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder
+from agent.supervisor.slots import StoreKey
+from agent.supervisor.stores import StoreError
+from agent.supervisor.zygote_client import ZygoteError
+from liver_core.handoff import (
+    CutoverDeadlines,
+    HandoffId,
+    LadderInputs,
+    Order,
+    Proposal,
+    Proposer,
+    ProposerRecord,
+    Reason,
+    Report,
+    Rung,
+    Stage,
+    choose_rung,
+)
+from liver_core.handoff.proposer import ProposerState
+from liver_core.handoff.proposer_events import (
+    Cancel,
+    HandoffEnded,
+    MemberLost,
+    Open,
+    PersistProposal,
+    ProposerEffect,
+    ProposerEvent,
+    Refused,
+    ReportReceived,
+    SendOrder,
+    Tick,
+)
+from liver_core.layout import Member, Roster
+
+MIRRORS_MAX = 64
+RETRY_FIRST_S = 0.5
+RETRY_MAX_S = 10.0
+BYTES_PER_PARAMETER = 12
+"""An fp32 master and two fp32 moments: what travels, by decision D7."""
+
+_log = logging.getLogger(__name__)
+_ENDED_STATES = {Stage.ACTIVE: HandoffState.ACTIVE, Stage.ABORTED: HandoffState.ABORTED}
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A handoff to open, before it has a store. `notice_at`: when the first of its notices was heard."""
+
+    handoff_id: str
+    cause: HandoffCause
+    plan: Plan
+    source: Roster
+    leaving: frozenset[str]
+    deadline_utc: float
+    notice_at: float | None
+    rung: Rung = Rung.STOP_AND_COPY
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """How the job steps on this node: the last step and the median seconds of one."""
+
+    step: int
+    median_step_s: float
+    checkpoint_step: int | None
+
+
+class Lead:
+    """`send_order` takes an order to a member; `post` runs something later in the job's own task."""
+
+    def __init__(
+        self,
+        node: Node,
+        job_id: str,
+        *,
+        send_order: Callable[[Member, Order], Awaitable[None]],
+        post: Callable[[Callable[[], Awaitable[None]]], None],
+        pulse: Callable[[], Pulse],
+    ) -> None:
+        self.progress: Progress | None = None
+        self.said = ""
+        self._node = node
+        self._job_id = job_id
+        self._send_order = send_order
+        self._post = post
+        self._pulse = pulse
+        self._proposer = self._new_proposer(ProposerRecord())
+        self._opening: tuple[Intent, asyncio.Task[None]] | None = None
+        self._no_plan_since: float | None = None
+        self._failures = 0
+        self._retry_at = float("-inf")
+        self._recent: dict[str, Progress] = {}
+        self._measured_bandwidth: float | None = None
+        self._measured_prepare_s: float | None = None
+
+    def restore(self) -> None:
+        """What the journal kept: the proposer's record, and the mirrors, which are sent again."""
+        record = self._node.journal.get(Table.PROPOSER, self._job_id)
+        if record is not None:
+            self._proposer = self._new_proposer(proposer_from_json(record))
+        proposal = self._proposer.record.proposal
+        for key, data in self._node.journal.items(Table.HANDOFF):
+            mirror = HandoffMirror.model_validate(data, strict=False)
+            if mirror.job_id != self._job_id:
+                continue
+            self._node.outbox.put_handoff(mirror)
+            if proposal is not None and key == proposal.handoff_id:
+                self.progress = from_mirror(mirror)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no handoff is open or being opened here."""
+        return self._proposer.state is ProposerState.IDLE and self._opening is None
+
+    @property
+    def open_id(self) -> str:
+        """The handoff that is open or being opened here, empty if none."""
+        if self._opening is not None:
+            return self._opening[0].handoff_id
+        proposal = self._proposer.record.proposal
+        return "" if proposal is None else proposal.handoff_id
+
+    def kept_stores(self) -> set[tuple[str, int]]:
+        """Host and port of the stores that a handoff led here needs or may still need."""
+        proposal = self._proposer.record.proposal
+        kept = {(proposal.store.host, proposal.store.port)} if proposal is not None else set()
+        active = [item.mirror for item in self._recent.values() if _is_active(item)]
+        newest = max(active, key=lambda mirror: mirror.generation, default=None)
+        if newest is not None and newest.store is not None:
+            kept.add((newest.store.host, newest.store.port))
+        return kept
+
+    def knows(self, handoff_id: str) -> bool:
+        """Whether this handoff was led here."""
+        ended = {ended.handoff_id for ended in self._proposer.record.ended}
+        return handoff_id == self.open_id or handoff_id in ended
+
+    async def answer_loss(self, order: JobOrder, active: Roster, leaving: dict[str, tuple[float, float]]) -> None:
+        """Nodes will go: open a handoff without them, or end the open one that does not answer all of them.
+
+        `leaving` maps each node to when its notice was heard and by when its state must be elsewhere.
+        """
+        nodes = frozenset(leaving)
+        if self._opening is not None or self._node.now() < self._retry_at:
+            return
+        if self._proposer.state is not ProposerState.IDLE:
+            if self.progress is not None and not nodes <= self.progress.leaving:
+                await self._supersede(nodes - self.progress.leaving)
+            return
+        now = self._node.now()
+        if self._no_plan_since is None:
+            self._no_plan_since = now
+        waited_s = now - self._no_plan_since
+        plan = plan_loss(order, active, nodes, waited_s=waited_s, service_is_there=self._node.service_is_there())
+        match plan:
+            case Wait(reason=reason) | NoPlan(reason=reason):
+                self._say(reason)
+            case Plan():
+                self._no_plan_since = None
+                heard_at = min(heard for heard, _ in leaving.values())
+                safe_by = min(safe for _, safe in leaving.values())
+                await self._open(
+                    order, Intent(str(uuid4()), HandoffCause.NOTICE, plan, active, nodes, safe_by, heard_at)
+                )
+
+    async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder) -> None:
+        """Open what the service proposes."""
+        if not self.is_idle or self.knows(str(wanted.handoff_id)):
+            return
+        layout, members = core_layout(wanted.target.layout), core_members(wanted.target.members)
+        plan = Plan(layout, members, wanted.plan_digest, wanted.reason)
+        now = self._node.now()
+        deadline = now + self._node.settings.handoff_deadline_s
+        notice_at = None
+        if wanted.leaving:
+            notices = {fact.node_id: fact for fact in order.notices}
+            heard = [notices[name].first_seen_utc.timestamp() for name in wanted.leaving if name in notices]
+            notice_at = min(heard, default=wanted.proposed_utc.timestamp())
+        if wanted.deadline_utc is not None:
+            heard_at = utc(notice_at) if notice_at is not None else wanted.proposed_utc
+            deadline = self._node.budget.safe_by_utc(heard_at, wanted.deadline_utc).timestamp()
+        leaving = frozenset(wanted.leaving)
+        await self._open(
+            order, Intent(str(wanted.handoff_id), wanted.cause, plan, active, leaving, deadline, notice_at)
+        )
+
+    async def cancel(self, text: str) -> None:
+        """A person or the service wants no handoff any more."""
+        if self._proposer.state is not ProposerState.IDLE:
+            await self._feed(Cancel(Reason(text, "cancel")))
+
+    async def take_report(self, report: Report) -> None:
+        """A participant reported."""
+        if self.progress is not None and str(self.progress.mirror.handoff_id) == report.handoff_id:
+            before = (dict(self.progress.stages), dict(self.progress.marks))
+            self.progress.take_report(report, self._node.now())
+            await self._feed(ReportReceived(report))
+            if before != (self.progress.stages, self.progress.marks):
+                await self._mirror_open()
+            return
+        await self._feed(ReportReceived(report))
+
+    async def take_measures(self, said: RankMeasures) -> None:
+        """A rank told what it measured; it may come after the handoff has ended."""
+        progress = self._find(str(said.handoff_id))
+        if progress is None:
+            return
+        member = Member(said.member.node_id, said.member.slot)
+        progress.measures[member] = {**progress.measures.get(member, {}), **said.measures}
+        if said.certificate:
+            progress.certificates[member] = said.certificate
+        if progress is self.progress:
+            await self._mirror_open()
+        else:
+            await self._mirror(progress, progress.mirror.state, progress.mirror.stage)
+
+    async def take_step(self, generation: int, step: int) -> None:
+        """A rank of this node did a step."""
+        for progress in (*self._recent.values(), *([self.progress] if self.progress else [])):
+            if progress.lost_time.stepped(generation, progress.mirror.generation, step, self._node.now()):
+                await self._mirror(progress, progress.mirror.state, progress.mirror.stage)
+
+    async def tick(self, unreachable: dict[str, float]) -> None:
+        """About twice a second. `unreachable`: since when each node's agent has not been reached."""
+        if self._proposer.state is ProposerState.IDLE:
+            return
+        now = self._node.now()
+        proposal = self._proposer.record.proposal
+        if proposal is not None and self._proposer.state is ProposerState.PREPARING:
+            source = proposal.source.members if proposal.source is not None else ()
+            for member in dict.fromkeys((*source, *proposal.members)):
+                since = unreachable.get(member.node_id)
+                if since is not None and now - since > self._node.settings.peer_lost_s:
+                    text = f"the agent of {member.node_id} has not been reached for {now - since:.0f} s"
+                    await self._feed(MemberLost(member, Reason(text, "prepare")))
+        await self._feed(Tick())
+
+    async def close(self) -> None:
+        """Let go of what is being opened."""
+        if self._opening is not None:
+            self._opening[1].cancel()
+            await asyncio.gather(self._opening[1], return_exceptions=True)
+
+    # Opening.
+
+    async def _supersede(self, more: frozenset[str]) -> None:
+        assert self.progress is not None
+        if self.progress.superseded:
+            return
+        text = f"superseded: {', '.join(sorted(more))} will go too, one plan is made for all"
+        self.progress.superseded = True
+        if not await self._feed(Cancel(Reason(text, "superseded"))):
+            # Too late to take it back: the notice becomes the next handoff, at the first boundary of the next world.
+            self.progress.superseded = False
+
+    async def _open(self, order: JobOrder, wanted: Intent) -> None:
+        """Choose the rung; where it is a live one, have a store first, then open."""
+        choice = choose_rung(self._ladder_inputs(order, wanted))
+        if choice.rung is not Rung.STOP_AND_COPY:
+            self._say(f"no live handoff without {', '.join(sorted(wanted.leaving))}: {choice.reason}")
+            return
+        intent = replace(wanted, rung=choice.rung, reason=f"{wanted.plan.reason}; {choice.reason}")
+        used = max(self._proposer.record.highest_generation, order.next_generation - 1, wanted.source.generation)
+        self._proposer.record = replace(self._proposer.record, highest_generation=used)
+        self._say(f"opening handoff {intent.handoff_id} to {intent.plan.layout}: {intent.reason}")
+        self._opening = (intent, asyncio.create_task(self._host_store(intent, used + 1)))
+
+    async def _host_store(self, intent: Intent, generation: int) -> None:
+        try:
+            store = await self._node.stores.host(StoreKey(self._job_id, generation), self._node.private_address)
+        except (StoreError, ZygoteError, OSError) as error:
+            text = str(error)
+            self._post(lambda: self._give_up(text))
+            return
+        self._post(lambda: self._open_with(intent, store))
+
+    async def _give_up(self, text: str) -> None:
+        self._opening = None
+        # The number of a store that died is burned: no second record for the same decision.
+        record = self._proposer.record
+        self._proposer.record = replace(record, highest_generation=record.highest_generation + 1)
+        self._say(f"no handoff could be opened: {text}")
+
+    async def _open_with(self, intent: Intent, store: StoreAddress) -> None:
+        self._opening = None
+        now, pulse = self._node.now(), self._pulse()
+        proposal = Proposal(
+            handoff_id=HandoffId(intent.handoff_id),
+            job_id=self._job_id,
+            parent=intent.source.generation,
+            source=intent.source,
+            layout=intent.plan.layout,
+            members=intent.plan.members,
+            plan_digest=intent.plan.digest,
+            store=core_store(store),
+            cause=str(intent.cause),
+            rung=intent.rung,
+            deadline_utc=intent.deadline_utc,
+            cutover=CutoverDeadlines(),
+        )
+        effects = self._proposer.handle(Open(proposal), now)
+        opened = self._proposer.record.proposal
+        if opened is not None and opened.handoff_id == proposal.handoff_id:
+            leavers = frozenset(set(intent.source.members) - set(intent.plan.members))
+            lost_time = LostTime(now, pulse.step, pulse.median_step_s)
+            self.progress = Progress(self._first_mirror(intent, proposal, now), lost_time, intent.notice_at, leavers)
+            # On disk before the proposal: an agent killed in between must still be able to tell of it.
+            await self._journal_mirror(self.progress.mirror)
+        await self._carry_out(effects)
+        await self._mirror_open()
+
+    def _first_mirror(self, intent: Intent, proposal: Proposal, now: float) -> HandoffMirror:
+        generation = self._proposer.record.generation
+        return HandoffMirror(
+            handoff_id=UUID(intent.handoff_id),
+            job_id=self._job_id,
+            parent=proposal.parent,
+            generation=generation,
+            plan_digest=proposal.plan_digest,
+            proposer=self._node.node_id,
+            cause=intent.cause,
+            state=HandoffState.PREPARING,
+            stage="prepare",
+            rung=wire_rung(intent.rung),
+            source=wire_roster(intent.source),
+            target=wire_roster(Roster(self._job_id, generation, proposal.layout, proposal.members)),
+            leaving=tuple(sorted(intent.leaving)),
+            store=wire_store(proposal.store),
+            store_node=self._node.node_id,
+            reason=wire_reason(Reason(intent.reason[:2_000], "open")),
+            opened_utc=utc(now),
+            deadline_utc=utc(intent.deadline_utc),
+            changed_utc=utc(now),
+        )
+
+    def _ladder_inputs(self, order: JobOrder, wanted: Intent) -> LadderInputs:
+        pulse, settings = self._pulse(), self._node.settings
+        staying = set(wanted.source.node_ids()) - wanted.leaving
+        age = None if pulse.checkpoint_step is None else max(0, pulse.step - pulse.checkpoint_step)
+        pressing = wanted.notice_at is not None
+        return LadderInputs(
+            bytes_to_move=estimate_parameters(order.spec.model) * BYTES_PER_PARAMETER,
+            bandwidth_bytes_per_s=self._measured_bandwidth or settings.bandwidth_bytes_per_s,
+            prepare_s=self._measured_prepare_s or settings.prepare_s,
+            step_s=pulse.median_step_s,
+            seconds_to_boundary=pulse.median_step_s,
+            seconds_to_deadline=wanted.deadline_utc - self._node.now() if pressing else None,
+            margin_s=settings.margin_s,
+            sources_whole=True,
+            nodes_left=len(staying | {member.node_id for member in wanted.plan.members}),
+            nodes_least=order.spec.nodes.min,
+            checkpoint_age_steps=age,
+        )
+
+    # The machine.
+
+    def _new_proposer(self, record: ProposerRecord) -> Proposer:
+        return Proposer(
+            job_id=self._job_id,
+            proposer_id=self._node.node_id,
+            agent_incarnation=self._node.incarnation,
+            record=record,
+        )
+
+    async def _feed(self, event: ProposerEvent) -> bool:
+        """One event; False when it was refused."""
+        phase = self._proposer.record.phase
+        effects = self._proposer.handle(event, self._node.now())
+        taken = await self._carry_out(effects)
+        if self._proposer.record.phase is not phase and self._proposer.record.proposal is not None:
+            await self._mirror_open()
+        return taken
+
+    async def _carry_out(self, effects: tuple[ProposerEffect, ...]) -> bool:
+        taken = True
+        for effect in effects:
+            match effect:
+                case PersistProposal(record=record):
+                    data = proposer_to_json(record)
+                    await asyncio.to_thread(self._node.journal.put, Table.PROPOSER, self._job_id, data)
+                    if self.progress is not None:
+                        self.progress.take_record(record, self._node.now())
+                case SendOrder(member=member, order=order):
+                    await self._send_order(member, order)
+                case HandoffEnded():
+                    await self._take_end(effect)
+                case Refused(reason=reason):
+                    taken = False
+                    self._say(f"refused: {reason}")
+        return taken
+
+    async def _take_end(self, ended: HandoffEnded) -> None:
+        progress, self.progress = self.progress, None
+        _log.info("job %s: handoff %s ended %s: %s", self._job_id, ended.handoff_id, ended.stage, ended.reason)
+        # A handoff that fails is tried again while there is time, but not in a tight loop: each burns a generation.
+        if ended.stage is Stage.ACTIVE or (progress is not None and progress.superseded):
+            self._failures = 0
+        else:
+            self._failures += 1
+            self._retry_at = self._node.now() + min(RETRY_MAX_S, RETRY_FIRST_S * 2.0**self._failures)
+        if progress is None:
+            return
+        progress.reason, progress.decision = ended.reason, ended.decision
+        if ended.stage is Stage.ACTIVE:
+            progress.marks.setdefault("retired", self._node.now())
+            self._learn(progress)
+        self._recent[ended.handoff_id] = progress
+        while len(self._recent) > 8:
+            del self._recent[next(iter(self._recent))]
+        await self._mirror(progress, _ENDED_STATES.get(ended.stage, HandoffState.BROKEN), str(ended.stage))
+
+    def _learn(self, progress: Progress) -> None:
+        """The next ladder uses what this handoff measured."""
+        measures = progress.mirror.measures
+        self._measured_bandwidth = measures.bandwidth_bytes_per_s or self._measured_bandwidth
+        ready_s = measures.phases_s.get("to_ready")
+        if ready_s is not None and math.isfinite(ready_s):
+            self._measured_prepare_s = ready_s
+
+    # The mirror.
+
+    def _find(self, handoff_id: str) -> Progress | None:
+        if self.progress is not None and str(self.progress.mirror.handoff_id) == handoff_id:
+            return self.progress
+        return self._recent.get(handoff_id)
+
+    async def _mirror_open(self) -> None:
+        if self.progress is not None:
+            record = self._proposer.record
+            await self._mirror(self.progress, self.progress.state_of(record), str(record.phase))
+
+    async def _mirror(self, progress: Progress, state: HandoffState, stage: str) -> None:
+        mirror = progress.next_mirror(state, stage, self._node.now())
+        self._node.outbox.put_handoff(mirror)
+        self._node.poke()
+        await self._journal_mirror(mirror)
+
+    async def _journal_mirror(self, mirror: HandoffMirror) -> None:
+        data = mirror.model_dump(mode="json", by_alias=True)
+        await asyncio.to_thread(self._keep_mirror, str(mirror.handoff_id), data)
+
+    def _keep_mirror(self, handoff_id: str, data: dict) -> None:
+        journal = self._node.journal
+        journal.put(Table.HANDOFF, handoff_id, data)
+        mine = [key for key, kept in journal.items(Table.HANDOFF) if kept["job_id"] == self._job_id]
+        for key in mine[:-MIRRORS_MAX]:
+            journal.delete(Table.HANDOFF, key)
+
+    def _say(self, text: str) -> None:
+        if text != self.said:
+            _log.info("job %s: %s", self._job_id, text)
+        self.said = text
+
+
+def _is_active(progress: Progress) -> bool:
+    return progress.mirror.state is HandoffState.ACTIVE

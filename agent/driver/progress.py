@@ -1,0 +1,150 @@
+"""What the agent that leads a handoff knows about it, kept as the mirror that goes to the service.
+
+Pure: moments come in as seconds since 1970. Every change makes a new mirror with a higher number.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agent.driver.measures import merge_measures
+from agent.driver.wire import utc, wire_decision, wire_reason
+from agent.protocol.base import HandoffState
+from agent.protocol.sync import HandoffMeasures, HandoffMirror
+from liver_core.handoff import Decision, Phase, ProposerRecord, Reason, Report, Stage
+from liver_core.layout import Member
+
+STEPS_AFTER = 5
+"""`lost_s` is taken this many steps after the cutover."""
+
+
+@dataclass(slots=True)
+class LostTime:
+    """Wall time from the opening to five steps after the cutover, less what those steps take undisturbed."""
+
+    opened_at: float
+    step: int
+    median_step_s: float
+    cutover_step: int | None = None
+    lost_s: float | None = None
+    known: bool = True  # False after a restart: the step at which the handoff was opened is forgotten
+
+    def stepped(self, generation: int, target_generation: int, step: int, now: float) -> bool:
+        """Take one step of a rank of this node; whether something became known."""
+        if generation < target_generation or self.lost_s is not None:
+            return False
+        if self.cutover_step is None:
+            self.cutover_step = step
+            return True
+        if not self.known or step < self.cutover_step + STEPS_AFTER:
+            return False
+        self.lost_s = (now - self.opened_at) - (step - self.step) * self.median_step_s
+        return True
+
+
+@dataclass(slots=True)
+class Progress:
+    """One handoff. `marks`: first moment of ready, boundary, active, safe and retired."""
+
+    mirror: HandoffMirror
+    lost_time: LostTime
+    notice_at: float | None
+    leavers: frozenset[Member] = frozenset()
+    marks: dict[str, float] = field(default_factory=dict)
+    stages: dict[Member, Stage] = field(default_factory=dict)
+    measures: dict[Member, Mapping[str, float]] = field(default_factory=dict)
+    certificates: dict[Member, str] = field(default_factory=dict)
+    superseded: bool = False
+    decision: Decision = Decision.UNDECIDED
+    reason: Reason | None = None
+
+    @property
+    def leaving(self) -> frozenset[str]:
+        """The nodes whose notices this handoff answers."""
+        return frozenset(self.mirror.leaving)
+
+    def take_report(self, report: Report, now: float) -> None:
+        """What a participant says."""
+        self.stages[report.member] = report.stage
+        if report.decision is not Decision.UNDECIDED:
+            self.decision = report.decision
+        if report.stage in (Stage.CUTTING_OVER, Stage.ACTIVE, Stage.LEFT):
+            self.marks.setdefault("boundary", now)
+        if self.leavers and all(self.stages.get(member) is Stage.LEFT for member in self.leavers):
+            self.marks.setdefault("safe", now)
+
+    def take_record(self, record: ProposerRecord, now: float) -> None:
+        """What the proposer decided."""
+        if record.proposal is None or record.proposal.handoff_id != str(self.mirror.handoff_id):
+            return
+        self.reason = record.reason or self.reason
+        match record.phase:
+            case Phase.PREPARE | Phase.ABORT:
+                pass
+            case Phase.PERMIT:
+                self.marks.setdefault("ready", now)
+            case Phase.RETIRE:
+                self.marks.setdefault("active", now)
+
+    def next_mirror(self, state: HandoffState, stage: str, now: float) -> HandoffMirror:
+        """The mirror as of now."""
+        self.mirror = self.mirror.model_copy(
+            update={
+                "mirror_seq": self.mirror.mirror_seq + 1,
+                "state": state,
+                "stage": stage[:256],
+                "decision": wire_decision(self.decision),
+                "reason": wire_reason(self.reason) if self.reason is not None else self.mirror.reason,
+                "changed_utc": utc(now),
+                "superseded": self.superseded,
+                "measures": self._measures(),
+            }
+        )
+        return self.mirror
+
+    def state_of(self, record: ProposerRecord) -> HandoffState:
+        """The state of the open handoff, by phase and by how far the furthest participant is."""
+        match record.phase:
+            case Phase.RETIRE:
+                return HandoffState.ACTIVE
+            case Phase.PERMIT if "boundary" in self.marks:
+                return HandoffState.CUTTING_OVER
+            case Phase.PERMIT:
+                return HandoffState.READY
+            case _:
+                return HandoffState.PREPARING
+
+    def _measures(self) -> HandoffMeasures:
+        opened = self.lost_time.opened_at
+        phases: dict[str, float] = {}
+        before = opened
+        for name, mark in (("to_ready", "ready"), ("to_boundary", "boundary"), ("to_active", "active")):
+            if mark in self.marks:
+                phases[name] = max(0.0, self.marks[mark] - before)
+                before = self.marks[mark]
+        if "retired" in self.marks and "active" in self.marks:
+            phases["to_retired"] = max(0.0, self.marks["retired"] - self.marks["active"])
+        certificates = set(self.certificates.values())
+        driver = HandoffMeasures(
+            phases_s=phases,
+            lost_s=self.lost_time.lost_s,
+            notice_to_safe_s=self._since_notice("safe"),
+            notice_to_active_s=self._since_notice("active"),
+            certificate="; ".join(sorted(certificates))[:256] or None,
+            cutover_step=self.lost_time.cutover_step,
+        )
+        return merge_measures(self.measures.values(), driver)
+
+    def _since_notice(self, mark: str) -> float | None:
+        if self.notice_at is None or mark not in self.marks:
+            return None
+        return max(0.0, self.marks[mark] - self.notice_at)
+
+
+def from_mirror(mirror: HandoffMirror) -> Progress:
+    """After a restart of the agent: what the journal kept. Times that only the old process knew are not made up."""
+    measures = mirror.measures
+    lost_time = LostTime(mirror.opened_utc.timestamp(), 0, 0.0, measures.cutover_step, measures.lost_s, known=False)
+    source = mirror.source.members if mirror.source is not None else ()
+    staying = set(mirror.target.members)
+    leavers = frozenset(Member(member.node_id, member.slot) for member in source if member not in staying)
+    return Progress(mirror, lost_time, None, leavers)

@@ -1,0 +1,162 @@
+"""Carries out what a participant wants of its rank process: fork it, tell it, wait for the old one to go first.
+
+A command that could not be delivered is kept as the slot's wish and said again at the next hello. Each says a whole
+wanted state, so only the last one counts.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+from agent.protocol.base import Message, Reason
+from agent.protocol.rank import StatusQuery
+from agent.protocol.worker import RankSpec
+from agent.supervisor.slots import RankState, SlotKey
+from agent.supervisor.supervisor import Supervisor
+from agent.supervisor.zygote_client import ZygoteError
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A process to start in a slot. `origin` names the birth of its first world."""
+
+    spec: RankSpec
+    origin: str
+
+
+@dataclass(slots=True)
+class Slot:
+    """What is wanted of one slot.
+
+    `occupied`: a process runs, or its end has not been dealt with yet. `condemned`: it was told to end. `next`: what to
+    start once it has.
+    """
+
+    occupied: bool = False
+    wish: Message | None = None
+    delivered: bool = False
+    condemned: bool = False
+    next: Launch | None = None
+    launching: asyncio.Task[None] | None = None
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+
+
+class RankHost:
+    """The rank processes of one job on this node. `on_failed` hears of a launch that came to nothing."""
+
+    def __init__(
+        self, job_id: str, supervisor: Supervisor, on_failed: Callable[[int, Reason], Awaitable[None]]
+    ) -> None:
+        self._job_id = job_id
+        self._supervisor = supervisor
+        self._on_failed = on_failed
+        self._slots: dict[int, Slot] = {}
+
+    def restore(self) -> None:
+        """Processes that the supervisor found again."""
+        for number in self.states():
+            self._slot(number).occupied = True
+
+    def state(self, slot: int) -> RankState | None:
+        """The process of a slot, None when it has none."""
+        return self._supervisor.states.get(SlotKey(self._job_id, slot))
+
+    def states(self) -> dict[int, RankState]:
+        """All processes of the job on this node."""
+        return {key.slot: state for key, state in self._supervisor.states.items() if key.job_id == self._job_id}
+
+    def is_busy(self, slot: int) -> bool:
+        """Whether a process runs in the slot or is about to."""
+        kept = self._slots.get(slot)
+        return kept is not None and (kept.occupied or (kept.launching or kept.next) is not None)
+
+    def launch(self, launch: Launch) -> None:
+        """Start a process, after the one that is in the slot has ended."""
+        slot = self._slot(launch.spec.slot)
+        if slot.occupied or slot.launching is not None:
+            slot.next = launch
+            return
+        slot.launching = asyncio.create_task(self._start(slot, launch))
+
+    async def tell(self, number: int, command: Message) -> None:
+        """Say it now or at the next hello."""
+        slot = self._slot(number)
+        slot.wish, slot.delivered = command, False
+        await self.deliver(number)
+
+    async def deliver(self, number: int, *, again: bool = False) -> None:
+        """Say the slot's wish if it has not been said; `again` for a rank that connected anew."""
+        slot = self._slot(number)
+        if slot.wish is None or (slot.delivered and not again) or slot.next is not None:
+            return
+        slot.delivered = await self._supervisor.send(SlotKey(self._job_id, number), slot.wish)
+
+    async def query(self, number: int) -> bool:
+        """Ask the rank where it stands; False when there is no process."""
+        key = SlotKey(self._job_id, number)
+        if key not in self._supervisor.states:
+            return False
+        await self._supervisor.send(key, StatusQuery())
+        return True
+
+    def end(self, number: int, reason: str, grace_s: float) -> None:
+        """Have the process of a slot end, in the background."""
+        slot = self._slot(number)
+        slot.wish, slot.next = None, None
+        if not slot.occupied and slot.launching is None:
+            return
+        slot.condemned = True
+        task = asyncio.create_task(self._end(slot, number, reason, grace_s))
+        slot.tasks.add(task)
+        task.add_done_callback(slot.tasks.discard)
+
+    def ended(self, number: int) -> bool:
+        """A process ended. Whether that is news to the participant: not if a next one is waiting for its place."""
+        slot = self._slot(number)
+        slot.occupied = slot.condemned = slot.delivered = False
+        launch, slot.next = slot.next, None
+        if launch is None:
+            slot.wish = None
+            return True
+        slot.launching = asyncio.create_task(self._start(slot, launch))
+        return False
+
+    def is_condemned(self, number: int) -> bool:
+        """Whether the process of the slot was told to end."""
+        return self._slot(number).condemned
+
+    def condemn(self, number: int) -> None:
+        """The process ends by itself, for it was told to abort and has no world."""
+        self._slot(number).condemned = True
+
+    async def close(self) -> None:
+        """Let go; processes live on."""
+        tasks = [task for slot in self._slots.values() for task in (slot.launching, *slot.tasks) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _start(self, slot: Slot, launch: Launch) -> None:
+        number = launch.spec.slot
+        try:
+            await self._supervisor.launch(launch.spec, launch.origin)
+        except (ZygoteError, OSError) as error:
+            slot.launching = None
+            reason = Reason(
+                text=f"the rank could not be started: {error}"[:2_000], rank=launch.spec.rank, phase="start"
+            )
+            _log.warning("job %s slot %d: %s", self._job_id, number, reason.text)
+            await self._on_failed(number, reason)
+            return
+        slot.launching, slot.occupied = None, True
+
+    async def _end(self, slot: Slot, number: int, reason: str, grace_s: float) -> None:
+        if slot.launching is not None:
+            await asyncio.wait([slot.launching])
+        await self._supervisor.stop(SlotKey(self._job_id, number), reason, grace_s)
+
+    def _slot(self, number: int) -> Slot:
+        return self._slots.setdefault(number, Slot())

@@ -1,0 +1,301 @@
+"""The participant machines of one job on this node, one per slot, and the carrying out of what they want.
+
+Persist first, then speak: effects are carried out in order, and a journal that cannot be written ends the agent.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import assert_never
+from uuid import UUID
+
+from agent.driver.node import Node
+from agent.driver.ranks import Launch, RankHost
+from agent.driver.records import SlotMemory, slot_from_json, slot_to_json
+from agent.driver.wire import core_decision, core_reason, core_stage, utc, wire_reason, wire_roster, wire_store
+from agent.journal import Table
+from agent.protocol.base import RankStage as WireStage
+from agent.protocol.jobfile import JobFile
+from agent.protocol.rank import Abort, Hello, Permit, Prepare, Retire, StageReport, Withdraw
+from agent.protocol.sync import SourceHandoff
+from agent.protocol.worker import RankSpec
+from agent.supervisor.slots import SlotKey
+from liver_core.handoff import Decision, HandoffId, Order, Participant, ParticipantRecord, Reason, Report
+from liver_core.handoff.participant import ParticipantState
+from liver_core.handoff.participant_events import (
+    AbortRank,
+    ClearReadyTag,
+    OrderReceived,
+    ParticipantEffect,
+    ParticipantEvent,
+    Persist,
+    PrepareRank,
+    QueryRank,
+    RankDied,
+    RankReported,
+    RankStage,
+    RetireRank,
+    SendReport,
+    SetReadyTag,
+    StopRank,
+    Tick,
+)
+from liver_core.layout import Member, Roster
+
+LEAVE_GRACE_S = 10.0
+HELLO_ALONE_S = 0.4
+"""Stage reports follow a hello at once; a rank that sends none for so long holds nothing of any handoff."""
+
+_log = logging.getLogger(__name__)
+
+
+class JobSlots:
+    """`spec_of` gives the job file, `send_report` takes a report to whoever proposed."""
+
+    def __init__(
+        self,
+        node: Node,
+        job_id: str,
+        host: RankHost,
+        *,
+        spec_of: Callable[[], JobFile | None],
+        send_report: Callable[[str, Report], Awaitable[None]],
+    ) -> None:
+        self.participants: dict[int, Participant] = {}
+        self._memories: dict[int, SlotMemory] = {}
+        self._node = node
+        self._job_id = job_id
+        self._host = host
+        self._spec_of = spec_of
+        self._send_report = send_report
+        self._hellos: dict[int, tuple[float, Hello]] = {}
+        self._aborting_since: dict[int, float] = {}
+
+    def restore(self) -> None:
+        """What the journal kept."""
+        for text, data in self._node.journal.items(Table.PARTICIPANT):
+            key = SlotKey.parse(text)
+            if key.job_id == self._job_id:
+                self._memories[key.slot] = slot_from_json(data)
+                self._add(key.slot, self._memories[key.slot].record)
+
+    async def start(self) -> None:
+        """Ask every rank where it stands."""
+        for slot, participant in tuple(self.participants.items()):
+            await self._carry_out(slot, participant.start(self._node.now()))
+
+    def active(self) -> Roster | None:
+        """The newest world that a rank of this node steps in."""
+        worlds = [item.record.active for item in self.participants.values() if item.record.active is not None]
+        return max(worlds, key=lambda world: world.generation, default=None)
+
+    def memory(self, slot: int) -> SlotMemory:
+        """Record, origin and store of a slot."""
+        return self._memories.get(slot, SlotMemory())
+
+    def memories(self) -> Iterator[SlotMemory]:
+        """Of all slots."""
+        return iter(self._memories.values())
+
+    def highest_generation(self) -> int:
+        """The highest number that a slot of this node has seen used."""
+        return max((item.record.highest_generation for item in self.participants.values()), default=0)
+
+    def is_bound(self) -> bool:
+        """Whether any rank of this node is promised to a handoff."""
+        return any(item.record.promise is not None for item in self.participants.values())
+
+    def promised_order(self) -> Order | None:
+        """The order of the handoff that ranks of this node are promised to."""
+        return next((item.record.order for item in self.participants.values() if item.record.order is not None), None)
+
+    async def begin(self, launch: Launch, active: Roster, store: SlotMemory) -> None:
+        """A world that the service starts: the slot's memory is replaced, then its rank is launched."""
+        slot = launch.spec.slot
+        highest = max(self.memory(slot).record.highest_generation, active.generation)
+        ended = self.memory(slot).record.ended
+        self._memories[slot] = replace(
+            store, record=ParticipantRecord(active=active, highest_generation=highest, ended=ended)
+        )
+        await self._persist(slot)
+        self._add(slot, self._memories[slot].record)
+        if self._host.state(slot) is not None:
+            self._host.end(slot, f"generation {active.generation} starts afresh", 0.0)
+        self._host.launch(launch)
+
+    async def take_order(self, slot: int, order: Order) -> None:
+        """An order of a proposer, from here or from a peer."""
+        if slot not in self.participants:
+            self._add(slot, self.memory(slot).record)
+        await self.feed(slot, OrderReceived(order))
+
+    async def take_hello(self, slot: int, hello: Hello) -> None:
+        """A rank connected, or answered a query; what it holds of a handoff follows in stage reports."""
+        participant = self.participants.get(slot)
+        if participant is None:
+            return
+        await self._host.deliver(slot, again=True)
+        self._hellos[slot] = (self._node.now(), hello)
+        if participant.record.promise is None:
+            await self.feed(slot, _in_world(hello))
+
+    async def take_stage(self, slot: int, report: StageReport) -> None:
+        """A rank said where it stands in a handoff."""
+        participant, stage = self.participants.get(slot), core_stage(report.stage)
+        if participant is None or stage is None:
+            return
+        promise = participant.record.promise
+        if promise is not None and promise.handoff_id != str(report.handoff_id):
+            return
+        self._hellos.pop(slot, None)
+        reason = None if report.reason is None else core_reason(report.reason, str(report.stage))
+        decision = core_decision(report.decision)
+        if decision is Decision.UNDECIDED and stage in (RankStage.ACTIVE, RankStage.LEFT):
+            decision = Decision.GO
+        event = RankReported(HandoffId(str(report.handoff_id)), report.generation, stage, decision, reason)
+        await self.feed(slot, event)
+
+    async def take_death(self, slot: int, reason: Reason) -> None:
+        """The slot's process has ended, or could not be started."""
+        if slot in self.participants:
+            await self.feed(slot, RankDied(reason))
+
+    async def tick(self) -> None:
+        """About twice a second."""
+        now = self._node.now()
+        for slot, participant in tuple(self.participants.items()):
+            await self._host.deliver(slot)
+            said_at, hello = self._hellos.get(slot, (now, None))
+            if participant.state is ParticipantState.RESTORING and hello and now - said_at > HELLO_ALONE_S:
+                del self._hellos[slot]
+                await self.feed(slot, _in_world(hello))
+            if participant.wants_ticks:
+                await self.feed(slot, Tick())
+            await self._end_stuck_abort(slot, participant, now)
+
+    async def feed(self, slot: int, event: ParticipantEvent) -> None:
+        """One event into one machine."""
+        await self._carry_out(slot, self.participants[slot].handle(event, self._node.now()))
+
+    def _add(self, slot: int, record: ParticipantRecord) -> None:
+        self.participants[slot] = Participant(
+            job_id=self._job_id,
+            member=Member(self._node.node_id, slot),
+            agent_incarnation=self._node.incarnation,
+            record=record,
+        )
+
+    async def _carry_out(self, slot: int, effects: tuple[ParticipantEffect, ...]) -> None:
+        for effect in effects:
+            await self._carry_out_one(slot, effect)
+
+    async def _carry_out_one(self, slot: int, effect: ParticipantEffect) -> None:
+        match effect:
+            case Persist(record=record):
+                self._memories[slot] = self._remember(slot, record)
+                await self._persist(slot)
+            case PrepareRank(order=order):
+                await self._prepare(slot, order)
+            case SetReadyTag(handoff_id=handoff_id, plan_revision=revision):
+                await self._host.tell(slot, Permit(handoff_id=UUID(handoff_id), plan_revision=revision))
+            case ClearReadyTag(handoff_id=handoff_id):
+                await self._host.tell(slot, Withdraw(handoff_id=UUID(handoff_id)))
+            case AbortRank(handoff_id=handoff_id, reason=reason):
+                await self._abort(slot, handoff_id, reason)
+            case RetireRank(handoff_id=handoff_id):
+                await self._host.tell(slot, Retire(handoff_id=UUID(handoff_id)))
+            case StopRank(reason=reason):
+                self._host.end(slot, str(reason), LEAVE_GRACE_S)
+            case QueryRank():
+                if not await self._host.query(slot) and not self._host.is_busy(slot):
+                    await self.feed(slot, RankDied(Reason("no process of this rank runs on its node", "adopt")))
+            case SendReport(to=to, report=report):
+                await self._send_report(to, report)
+            case _:
+                assert_never(effect)
+
+    def _remember(self, slot: int, record: ParticipantRecord) -> SlotMemory:
+        """The world's birth is not in the record: a world made by a handoff is born of that."""
+        memory = self.memory(slot)
+        order = record.order
+        if record.active is not None and order is not None and record.active.generation == order.generation:
+            return SlotMemory(record=record, origin=str(order.handoff_id), store=order.store)
+        return replace(memory, record=record)
+
+    async def _persist(self, slot: int) -> None:
+        data = slot_to_json(self._memories[slot])
+        key = str(SlotKey(self._job_id, slot))
+        await asyncio.to_thread(self._node.journal.put, Table.PARTICIPANT, key, data)
+
+    async def _prepare(self, slot: int, order: Order) -> None:
+        assert order.source is not None, "orders without a source are refused at the edge"
+        if not self._host.is_busy(slot) or self._host.is_condemned(slot):
+            launch = self._newcomer(slot, order)
+            if launch is None:
+                await self.feed(slot, RankDied(Reason("the job file has not come from the service yet", "prepare")))
+                return
+            self._host.launch(launch)
+        await self._host.tell(
+            slot,
+            Prepare(
+                handoff_id=UUID(order.handoff_id),
+                parent=order.parent,
+                generation=order.generation,
+                plan_revision=order.plan_revision,
+                plan_digest=order.plan_digest,
+                source=wire_roster(order.source),
+                target=wire_roster(order.target),
+                store=wire_store(order.store),
+                deadline_utc=utc(order.deadline_utc),
+            ),
+        )
+
+    def _newcomer(self, slot: int, order: Order) -> Launch | None:
+        spec, rank = self._spec_of(), order.target.rank_of(Member(self._node.node_id, slot))
+        if spec is None or rank is None:
+            return None
+        handoff_id = UUID(order.handoff_id)
+        number = f"{slot}-{order.generation}"
+        rank_spec = RankSpec(
+            job_id=self._job_id,
+            node_id=self._node.node_id,
+            slot=slot,
+            generation=order.generation,
+            rank=rank,
+            roster=wire_roster(order.target),
+            source=SourceHandoff(handoff_id=handoff_id),
+            handoff_id=handoff_id,
+            deadline_utc=utc(order.deadline_utc),
+            store=wire_store(order.store),
+            spec=spec,
+            private_address=self._node.private_address,
+            socket_path=self._node.supervisor.socket_path("r", self._job_id, number),
+            run_dir=f"{self._node.run_dir}/ranks/{self._job_id}/{number}",
+        )
+        return Launch(rank_spec, order.handoff_id)
+
+    async def _abort(self, slot: int, handoff_id: HandoffId, reason: Reason) -> None:
+        if not self._host.is_busy(slot):
+            await self.feed(slot, RankDied(Reason("no process of this rank runs on its node", "abort")))
+            return
+        self._aborting_since.setdefault(slot, self._node.now())
+        await self._host.tell(slot, Abort(handoff_id=UUID(handoff_id), reason=wire_reason(reason)))
+        if self.participants[slot].record.active is None:
+            self._host.condemn(slot)
+
+    async def _end_stuck_abort(self, slot: int, participant: Participant, now: float) -> None:
+        """A newcomer that does not go when it is told to is ended; a rank with a world is left to its deadline."""
+        if participant.state is not ParticipantState.ABORTING:
+            self._aborting_since.pop(slot, None)
+            return
+        since = self._aborting_since.get(slot, now)
+        if participant.record.active is None and now - since > self._node.settings.abort_grace_s:
+            self._aborting_since.pop(slot, None)
+            self._host.end(slot, "did not end after an abort", 0.0)
+
+
+def _in_world(hello: Hello) -> RankReported:
+    """A rank that steps in a world and says nothing of a handoff; one that only starts steps in none."""
+    generation = 0 if hello.stage is WireStage.STARTING else hello.generation
+    return RankReported(HandoffId(""), generation, RankStage.TRAINING)

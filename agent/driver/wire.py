@@ -1,0 +1,96 @@
+"""Between the wire contract's models and liver_core's dataclasses. Pure; loses nothing that both sides know."""
+
+from datetime import UTC, datetime
+
+from agent.protocol import base
+from agent.protocol.base import HandoffDecision
+from liver_core.handoff import Decision, Reason, Rung, StoreAddress
+from liver_core.handoff.participant_events import RankStage
+from liver_core.layout import Member, ParallelLayout, Roster
+
+_RANK_STAGES = {
+    base.RankStage.PREPARING: RankStage.PREPARING,
+    base.RankStage.PREPARED: RankStage.PREPARED,
+    base.RankStage.READY: RankStage.READY,
+    base.RankStage.CUTTING_OVER: RankStage.CUTTING_OVER,
+    base.RankStage.ACTIVE: RankStage.ACTIVE,
+    base.RankStage.LEFT: RankStage.LEFT,
+    base.RankStage.ABORTED: RankStage.ABORTED,
+    base.RankStage.BROKEN: RankStage.BROKEN,
+}
+"""Stages of a rank that are about a handoff; the others (starting, training, finished, failed) are about its world."""
+
+
+def core_stage(stage: base.RankStage) -> RankStage | None:
+    """The stage as the participant machine knows it, None for one that is not about a handoff."""
+    return _RANK_STAGES.get(stage)
+
+
+def core_layout(layout: base.Layout) -> ParallelLayout:
+    """liver_core's form."""
+    return ParallelLayout(**layout.model_dump())
+
+
+def core_members(members: tuple[base.Member, ...]) -> tuple[Member, ...]:
+    """liver_core's form."""
+    return tuple(Member(member.node_id, member.slot) for member in members)
+
+
+def core_roster(roster: base.Roster) -> Roster:
+    """liver_core's form."""
+    return Roster(roster.job_id, roster.generation, core_layout(roster.layout), core_members(roster.members))
+
+
+def wire_roster(roster: Roster) -> base.Roster:
+    """The wire's form."""
+    return base.Roster(
+        job_id=roster.job_id,
+        generation=roster.generation,
+        layout=base.Layout(**roster.layout.to_json()),
+        members=tuple(base.Member(node_id=member.node_id, slot=member.slot) for member in roster.members),
+    )
+
+
+def wire_store(store: StoreAddress) -> base.StoreAddress:
+    """The wire's form."""
+    return base.StoreAddress(host=store.host, port=store.port)
+
+
+def core_store(store: base.StoreAddress) -> StoreAddress:
+    """liver_core's form."""
+    return StoreAddress(store.host, store.port)
+
+
+def wire_reason(reason: Reason) -> base.Reason:
+    """The wire's form."""
+    return base.Reason(
+        text=reason.text[: base.REASON_CHARS_MAX],
+        rank=reason.rank,
+        phase=reason.phase[:256] or None,
+        tile=reason.tile[:256] or None,
+    )
+
+
+def core_reason(reason: base.Reason, phase: str) -> Reason:
+    """liver_core's form; `phase` is where the reason arose, for one that does not say it itself."""
+    return Reason(reason.text or "no reason given", reason.phase or phase, reason.rank, reason.tile or "")
+
+
+def core_decision(decision: HandoffDecision | None) -> Decision:
+    """An absent decision is an undecided one."""
+    return Decision.UNDECIDED if decision is None else Decision(str(decision))
+
+
+def wire_decision(decision: Decision) -> HandoffDecision | None:
+    """An undecided one is absent."""
+    return None if decision is Decision.UNDECIDED else HandoffDecision(str(decision))
+
+
+def wire_rung(rung: Rung) -> base.Rung:
+    """The wire's form; every rung of liver_core has its name there."""
+    return base.Rung(str(rung))
+
+
+def utc(seconds: float) -> datetime:
+    """Seconds since 1970 as an aware time."""
+    return datetime.fromtimestamp(seconds, UTC)
