@@ -60,8 +60,8 @@ class JobView:
     """Everything the rule looks at. `decision`: the planner's word on the nodes that are ready and stay, starting from
     the present world; `restart`: its word if that world is given up.
 
-    `gone`, `silent`: members that are; `absent`: targets of the open handoff that are either; `broken`: reasons of ranks
-    that failed; `ranks_left`: rank processes of this job that living agents still report.
+    `gone`, `silent`: members that are; `absent`: targets of the open handoff that are either; `broken`: reasons of
+    ranks that failed; `ranks_left`: rank processes of this job that living agents still report.
     """
 
     state: JobState

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from agent.protocol.base import Layout
 from agent.protocol.jobfile import JobFile, parse_layout
+from liver_core.layout import LayoutError, ParallelLayout
 from service.planner.inputs import LayoutUse, Violation
 
 TENSOR_PARALLEL_MAX = 64
@@ -16,12 +17,16 @@ CANDIDATES_MAX = 4_096
 
 def violations(job: JobFile, layout: Layout) -> tuple[Violation, ...]:
     """Every rule that `layout` breaks for this job; empty if it can run."""
+    try:
+        ParallelLayout.from_json(layout.model_dump())
+    except LayoutError as error:
+        return (Violation("layout", str(error)),)
     model = job.model
     checks = (
         ("model.num_layers", model.num_layers, layout.pp * layout.vpp, "PP x VPP"),
         ("model.num_attention_heads", model.num_attention_heads, layout.tp, "TP"),
         ("model.num_query_groups", model.num_query_groups or 0, layout.tp, "TP"),
-        ("model.ffn_hidden_size", model.ffn_hidden_size or 4 * model.hidden_size, layout.tp, "TP"),
+        ("model.ffn_hidden_size", model.ffn_hidden_size or 0, layout.tp, "TP"),
         ("model.padded_vocab_size", model.padded_vocab_size, layout.tp, "TP"),
         ("model.seq_length", model.seq_length, layout.cp, "CP"),
         ("global_batch", job.global_batch // job.micro_batch, layout.dp, "micro_batch x DP"),

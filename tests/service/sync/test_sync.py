@@ -1,5 +1,6 @@
 """The agents' surface: what is stored once, what is refused, what is answered."""
 
+from itertools import pairwise
 from uuid import uuid4
 
 import pytest
@@ -285,7 +286,7 @@ class TestLedger:
         assert [(row.cause, (row.ends_at - row.starts_at).total_seconds()) for row in mine] == [
             ("idle", 3.0), ("bootstrap", 3.0), ("productive", 3.0),
         ]  # fmt: skip
-        assert all(after.starts_at == before.ends_at for before, after in zip(mine, mine[1:], strict=False))
+        assert all(after.starts_at == before.ends_at for before, after in pairwise(mine))
         ledger = client.get("/api/v1/ledger", params={"job_id": job_id}).json()
         assert ledger["goodput"] == 0.5
 

@@ -1,0 +1,157 @@
+"""The schema: what the shipped migrations make, and what the database itself refuses."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect, text
+from sqlalchemy.exc import IntegrityError
+
+from service.db.schema import metadata
+from service.db.upgrade import upgrade
+from service.leases.tables import LeaseRow
+from service.ledger.operations import Spent, account, charge_last_seconds
+from service.ledger.tables import Cause, IntervalRow
+from service.nodes.tables import NodeRow
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def test_the_migrations_make_exactly_the_tables_of_the_code(database):
+    with database.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata()) == []
+
+
+def test_the_migrations_can_be_taken_back_and_applied_again(database):
+    upgrade(database.engine, revision="base")
+    assert set(inspect(database.engine).get_table_names()) == {"alembic_version"}
+    upgrade(database.engine)
+    assert "job_generations" in inspect(database.engine).get_table_names()
+
+
+def test_upgrading_a_database_that_is_up_to_date_changes_nothing(database):
+    upgrade(database.engine)
+    upgrade(database.engine)
+
+
+@pytest.mark.parametrize(
+    ("statement", "constraint"),
+    [
+        ("UPDATE jobs SET state = 'odd'", "ck_jobs_state_known"),
+        ("UPDATE jobs SET active_generation = 7", "ck_jobs_active_generation_was_burned"),
+        ("UPDATE jobs SET next_generation = 9, active_generation = 7", "fk_jobs_active_generation"),
+    ],
+)
+def test_the_database_refuses_a_job_that_cannot_be(database, statement, constraint):
+    with pytest.raises(IntegrityError, match=constraint), database.engine.begin() as connection:
+        connection.execute(text(_JOB))
+        connection.execute(text(statement))
+
+
+def test_a_generation_number_of_a_job_exists_once(database):
+    row = (
+        "INSERT INTO job_generations (job_id, generation, origin_id, source_kind, layout, nodes, roster, reason,"
+        " lost_steps, created_at) VALUES ('j', 1, gen_random_uuid(), 'init', 'TP1', 1, '{}', '', 0, now())"
+    )
+    with pytest.raises(IntegrityError, match="pk_job_generations"), database.engine.begin() as connection:
+        connection.execute(text(_JOB))
+        connection.execute(text(row))
+        connection.execute(text(row))
+
+
+def test_two_handoffs_of_a_job_cannot_have_one_generation(database):
+    row = (
+        "INSERT INTO handoffs (handoff_id, job_id, parent, generation, plan_revision, plan_digest, mirror_seq,"
+        " proposer, cause, state, stage, rung, target, source_layout, target_layout, leaving, superseded, reason,"
+        " opened_at, changed_at, recorded_at, measures, pause_charged) VALUES (gen_random_uuid(), 'j', 1, 2, 1, '', 0,"
+        " 'a', 'notice', 'preparing', '', 'live', '{}', '', '', '[]', false, '', now(), now(), now(), '{}', false)"
+    )
+    with pytest.raises(IntegrityError, match="uq_handoffs_job_id_generation"), database.engine.begin() as connection:
+        connection.execute(text(_JOB))
+        connection.execute(text(row))
+        connection.execute(text(row))
+
+
+class TestTheLedgerChain:
+    def test_an_interval_must_start_where_one_ends(self, session, lease):
+        account(session, lease=lease, slot=0, until=START + timedelta(seconds=5), spent=Spent(Cause.IDLE))
+        session.add(_interval(lease, starts_s=6, ends_s=7, follows_s=6))
+        with pytest.raises(IntegrityError, match="fk_ledger_follows"):
+            session.commit()
+
+    def test_only_the_first_interval_of_a_slot_follows_nothing(self, session, lease):
+        account(session, lease=lease, slot=0, until=START + timedelta(seconds=5), spent=Spent(Cause.IDLE))
+        session.add(_interval(lease, starts_s=5, ends_s=7, follows_s=None))
+        with pytest.raises(IntegrityError, match="uq_ledger_first"):
+            session.flush()
+
+    def test_two_intervals_cannot_follow_the_same_one(self, session, lease):
+        account(session, lease=lease, slot=0, until=START + timedelta(seconds=5), spent=Spent(Cause.IDLE))
+        session.add(_interval(lease, starts_s=5, ends_s=7, follows_s=5))
+        session.flush()
+        session.add(_interval(lease, starts_s=5, ends_s=8, follows_s=5))
+        with pytest.raises(IntegrityError, match="uq_ledger_lease_id_slot_follows"):
+            session.flush()
+
+    def test_an_interval_is_never_empty(self, session, lease):
+        session.add(_interval(lease, starts_s=0, ends_s=0, follows_s=None))
+        with pytest.raises(IntegrityError, match="ck_ledger_not_empty"):
+            session.flush()
+
+    def test_the_same_cause_grows_the_last_interval_and_another_appends_one(self, session, lease):
+        for seconds, cause in ((1, Cause.IDLE), (2, Cause.IDLE), (3, Cause.BOOTSTRAP), (2, Cause.LOST)):
+            account(session, lease=lease, slot=0, until=START + timedelta(seconds=seconds), spent=Spent(cause))
+        rows = session.query(IntervalRow).order_by(IntervalRow.starts_at).all()
+        assert [(row.cause, (row.ends_at - START).total_seconds()) for row in rows] == [("idle", 2), ("bootstrap", 3)]
+
+    def test_a_pause_is_cut_from_the_end_of_productive_time_only(self, session, lease):
+        account(session, lease=lease, slot=0, until=START + timedelta(seconds=10), spent=Spent(Cause.PRODUCTIVE))
+        assert charge_last_seconds(session, lease=lease, slot=0, seconds=0.25, cause=Cause.PAUSE)
+        assert not charge_last_seconds(session, lease=lease, slot=0, seconds=0.25, cause=Cause.PAUSE)
+        account(session, lease=lease, slot=0, until=START + timedelta(seconds=11), spent=Spent(Cause.PRODUCTIVE))
+        session.commit()
+        rows = session.query(IntervalRow).order_by(IntervalRow.starts_at).all()
+        assert [(row.cause, (row.ends_at - row.starts_at).total_seconds()) for row in rows] == [
+            ("productive", 9.75), ("pause", 0.25), ("productive", 1.0),
+        ]  # fmt: skip
+
+
+@pytest.fixture
+def session(database):
+    with database.sessions() as session:
+        yield session
+
+
+@pytest.fixture
+def lease(session):
+    session.add(
+        NodeRow(
+            node_id="a", provider="none", pool="p", slots=1, peer_url="http://a", private_address="a", device="cpu",
+            agent_version="1", agent_incarnation="00000000-0000-0000-0000-000000000001", report_seq=0, state="ready",
+            first_seen_at=START, last_seen_at=START,
+        )
+    )  # fmt: skip
+    session.flush()
+    lease = LeaseRow(node_id="a", pool="p", slots=1, started_at=START)
+    session.add(lease)
+    session.commit()
+    return lease
+
+
+def _interval(lease: LeaseRow, *, starts_s: float, ends_s: float, follows_s: float | None) -> IntervalRow:
+    return IntervalRow(
+        lease_id=lease.lease_id,
+        slot=0,
+        follows=None if follows_s is None else START + timedelta(seconds=follows_s),
+        starts_at=START + timedelta(seconds=starts_s),
+        ends_at=START + timedelta(seconds=ends_s),
+        cause=Cause.IDLE,
+    )
+
+
+_JOB = (
+    "INSERT INTO jobs (job_id, name, spec, peer_key, state, reason, next_generation, failed_starts, last_step,"
+    " highest_step, lost_steps, standing_plans, layouts_by_count, plan_digest, orders_seq, created_at,"
+    " state_changed_at) VALUES ('j', 'j', '{}', '', 'pending', '', 1, 0, 0, 0, 0, '[]', '[]', '', 0, now(), now())"
+)

@@ -1,0 +1,215 @@
+"""The job rule, on its own: every answer it gives and the reason it gives for it."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
+from agent.protocol.base import HandoffState, Layout, Member, Placement
+from service.jobs.rules import (
+    Action,
+    Checkpoint,
+    Do,
+    JobView,
+    Leaving,
+    OpenHandoff,
+    Patience,
+    accepts_active,
+    deadline_of,
+    next_action,
+)
+from service.jobs.tables import ENDED, JobState, SourceKind
+from service.planner.inputs import Decision, Verdict, World
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+MEMBERS = tuple(Member(node_id=name, slot=0) for name in "abc")
+TARGET = Placement(layout=Layout(pp=2), members=MEMBERS[:2])
+STAY = Decision(Verdict.STAY, "nothing better")
+MOVE = Decision(Verdict.MOVE, "a better layout", TARGET)
+START = Decision(Verdict.START, "start there", TARGET)
+NOTHING_FITS = Decision(Verdict.SUSPEND, "1 nodes are ready")
+
+
+def at(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def view(**changes) -> JobView:
+    """A job that has been running quietly for a minute."""
+    values = {
+        "state": JobState.RUNNING,
+        "state_changed_at": at(-60),
+        "now": NOW,
+        "decision": STAY,
+        "restart": START,
+        "world": World(1, Layout(pp=3), MEMBERS),
+        "source": SourceKind.INIT,
+        "last_step": 50,
+        "last_step_at": at(-1),
+        "checkpoint": Checkpoint("/c/40", 40),
+    }
+    return JobView(**(values | changes))
+
+
+def handoff(**changes) -> OpenHandoff:
+    values = {
+        "handoff_id": uuid4(),
+        "state": HandoffState.PREPARING,
+        "leaving": ("c",),
+        "target_nodes": ("a", "b"),
+        "opened_at": at(-5),
+        "changed_at": at(-1),
+        "deadline_at": at(100),
+    }
+    return OpenHandoff(**(values | changes))
+
+
+def act(job: JobView) -> Action:
+    return next_action(job, Patience())
+
+
+@pytest.mark.parametrize("state", ENDED)
+def test_an_ended_job_is_left_alone_whatever_happens(state):
+    assert act(view(state=state, broken=("x",), stop_requested=True)).do is Do.NOTHING
+
+
+def test_a_quiet_job_stays_and_says_why():
+    assert act(view()) == Action(Do.NOTHING, "nothing better")
+
+
+def test_a_stop_comes_before_everything_else():
+    action = act(view(stop_requested=True, broken=("x",), leaving=(Leaving("c", at(-9), None),)))
+    assert (action.do, action.state) == (Do.SETTLE, JobState.STOPPING)
+
+
+def test_a_job_that_never_ran_stops_at_once():
+    for state in (JobState.PENDING, JobState.SUSPENDED):
+        assert act(view(state=state, stop_requested=True)).state is JobState.STOPPED
+
+
+def test_stopping_ends_when_no_rank_is_left_or_after_a_while_with_the_number_said():
+    stopping = view(state=JobState.STOPPING, state_changed_at=at(-5), ranks_left=2)
+    assert act(stopping).do is Do.NOTHING
+    assert act(replace(stopping, ranks_left=0)).state is JobState.STOPPED
+    late = act(replace(stopping, state_changed_at=at(-61)))
+    assert (late.state, late.reason) == (JobState.STOPPED, "stopped as asked; 2 ranks did not end within 60 s")
+
+
+def test_a_notice_is_left_to_the_agents_for_a_moment_and_then_answered_for_all_noticed_nodes():
+    leaving = (Leaving("b", at(-30), at(90)), Leaving("c", at(-1), at(80)))
+    noticed = view(leaving=leaving, decision=MOVE)
+    first = act(noticed)
+    assert (first.do, first.look_again_s) == (Do.NOTHING, 1.0)
+    then = act(replace(noticed, now=at(2)))
+    assert (then.do, then.leaving, then.target) == (Do.PROPOSE, leaving, TARGET)
+    assert deadline_of(then.leaving) == at(80)
+
+
+def test_after_an_aborted_handoff_the_agents_have_their_moment_again():
+    noticed = view(leaving=(Leaving("c", at(-30), None),), decision=MOVE, last_handoff_at=at(-1))
+    assert act(noticed).do is Do.NOTHING
+    assert act(replace(noticed, now=at(1.5))).do is Do.PROPOSE
+
+
+def test_a_notice_that_leaves_too_few_nodes_suspends():
+    action = act(view(leaving=(Leaving("c", at(-30), None),), decision=NOTHING_FITS))
+    assert (action.do, action.reason) == (Do.SUSPEND, "c will go; 1 nodes are ready")
+
+
+def test_an_open_handoff_is_left_to_its_agents():
+    open_one = view(handoff=handoff(), leaving=(Leaving("c", at(-30), None),), decision=MOVE)
+    assert act(open_one).do is Do.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"state": HandoffState.PROPOSED, "opened_at": at(-16)}, "no agent opened it within 15 s"),
+        ({"changed_at": at(-91)}, "no news of it for 91 s"),
+    ],
+)
+def test_a_handoff_that_nobody_drives_is_dropped(changes, reason):
+    assert act(view(handoff=handoff(**changes))) == Action(Do.DROP_HANDOFF, reason)
+
+
+def test_a_proposal_that_does_not_answer_a_later_notice_is_dropped_before_it_is_opened():
+    leaving = (Leaving("c", at(-30), None), Leaving("b", at(-1), None))
+    proposed = view(handoff=handoff(state=HandoffState.PROPOSED), leaving=leaving)
+    assert act(proposed).reason == "not opened yet and it does not answer the notice for b"
+    assert act(replace(proposed, handoff=handoff())).do is Do.NOTHING
+
+
+def test_growth_waits_until_the_job_has_been_quiet():
+    assert act(view(decision=MOVE)).do is Do.PROPOSE
+    assert act(view(decision=MOVE, last_handoff_at=at(-1))).do is Do.NOTHING
+    assert act(view(decision=MOVE, silent=("b",))).do is Do.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("changes", "loss"),
+    [
+        ({"broken": ("rank 2 on node c is failed: out of memory",)}, "rank 2 on node c is failed: out of memory"),
+        ({"gone": ("c",)}, "c went without a handoff"),
+        ({"silent": ("c",), "last_step_at": at(-21)}, "c is silent and no step was made for 21 s"),
+    ],
+)
+def test_a_lost_world_comes_back_from_its_checkpoint_with_the_lost_steps_said(changes, loss):
+    action = act(view(**changes))
+    assert (action.do, action.checkpoint, action.lost_steps) == (Do.START, Checkpoint("/c/40", 40), 10)
+    assert action.reason == f"{loss}; again from checkpoint of step 40, 10 steps lost; start there"
+
+
+def test_without_a_checkpoint_a_lost_world_begins_again_and_says_so():
+    action = act(view(gone=("c",), checkpoint=None))
+    assert (action.checkpoint, action.lost_steps) == (None, 50)
+    assert "again from its beginning (there is no checkpoint), 50 steps lost" in action.reason
+
+
+def test_a_silent_agent_whose_ranks_still_train_is_no_loss():
+    assert act(view(silent=("c",))).do is Do.NOTHING
+
+
+def test_a_lost_world_without_enough_nodes_suspends():
+    action = act(view(gone=("c",), restart=NOTHING_FITS))
+    assert (action.do, action.reason) == (Do.SUSPEND, "c went without a handoff; 1 nodes are ready")
+
+
+def test_a_loss_during_an_open_handoff_takes_the_checkpoint_rung():
+    assert act(view(broken=("store lost after the boundary",), handoff=handoff())).do is Do.START
+
+
+def test_a_suspended_job_resumes_from_its_checkpoint_once_nodes_are_back():
+    suspended = view(state=JobState.SUSPENDED, world=None, restart=NOTHING_FITS)
+    assert act(suspended) == Action(Do.NOTHING, "waiting: 1 nodes are ready")
+    action = act(replace(suspended, restart=START))
+    assert (action.do, action.checkpoint, action.lost_steps) == (Do.START, Checkpoint("/c/40", 40), 10)
+
+
+def test_a_start_that_makes_no_step_is_tried_again_and_the_third_is_the_last():
+    starting = view(state=JobState.STARTING, state_changed_at=at(-241), last_step_at=None)
+    again = act(starting)
+    assert (again.do, again.failed_start) == (Do.START, True)
+    end = act(replace(starting, failed_starts=2))
+    assert (end.do, end.state) == (Do.SETTLE, JobState.FAILED)
+    assert end.reason.startswith("3 starts in a row failed; the last one: the start made no step within 240 s")
+
+
+@pytest.mark.parametrize(
+    ("active", "parent", "generation", "born_here", "refusal"),
+    [
+        (1, 1, 2, {1}, None),
+        (1, 1, 5, {1}, None),
+        (1, 3, 4, {1}, None),
+        (None, 1, 2, set(), "the job has no active generation"),
+        (2, 1, 2, {1}, "generation 2 is already active"),
+        (3, 1, 4, {1}, "its parent 1 was replaced by generation 3"),
+        (3, 2, 4, {1, 3}, "its parent 2 was replaced by generation 3"),
+        (1, 1, 3, {1, 2}, "the service started generation 2 since"),
+    ],
+)
+def test_a_generation_that_agents_made_alone_is_taken_only_out_of_the_line_that_is_active(
+    active, parent, generation, born_here, refusal
+):
+    found = accepts_active(active=active, parent=parent, generation=generation, born_here=frozenset(born_here))
+    assert found == refusal

@@ -1,0 +1,32 @@
+"""When a node that is not heard counts as silent, then gone."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from service.nodes.rules import state_of
+from service.nodes.tables import NodeState
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("unheard_s", "listening_s", "state"),
+    [
+        (5.9, 999, NodeState.READY),
+        (6, 999, NodeState.SILENT),
+        (29.9, 999, NodeState.SILENT),
+        (30, 999, NodeState.GONE),
+        (3_600, 3, NodeState.READY),
+        (3_600, 10, NodeState.SILENT),
+    ],
+)
+def test_only_silence_while_the_service_was_listening_counts(unheard_s, listening_s, state):
+    found = state_of(
+        last_seen_at=NOW - timedelta(seconds=unheard_s),
+        listening_since=NOW - timedelta(seconds=listening_s),
+        now=NOW,
+        silent_after_s=6,
+        gone_after_s=30,
+    )
+    assert found is state

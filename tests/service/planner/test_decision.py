@@ -1,0 +1,180 @@
+"""The planner: what it chooses, what it refuses and the reasons it gives."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.protocol.base import Layout
+from agent.protocol.jobfile import JobFile, parse_layout
+from service.planner.decision import decide, layouts_by_count, standing_plans
+from service.planner.feasibility import candidates, violations
+from service.planner.inputs import LayoutUse, PlanInputs, PlanNode, Verdict, World
+from service.planner.score import predict, score
+from tests.service.fake_agent import JOB
+
+
+def job(**changes) -> JobFile:
+    return JobFile.model_validate(JOB | {"layouts": {}} | changes)
+
+
+def nodes(*names: str, slots: int = 1) -> tuple[PlanNode, ...]:
+    return tuple(PlanNode(name, slots) for name in names)
+
+
+def started(inputs: PlanInputs) -> PlanInputs:
+    """The inputs once their own decision has been carried out."""
+    target = decide(inputs).target
+    assert target is not None
+    generation = inputs.world.generation + 1 if inputs.world else 1
+    use = LayoutUse(len(target.node_ids()), str(target.layout))
+    return replace(inputs, world=World(generation, target.layout, target.members), history=(*inputs.history, use))
+
+
+def test_with_enough_nodes_a_job_starts_on_all_of_them():
+    decision = decide(PlanInputs(job(), nodes("a", "b", "c", "d")))
+    assert decision.verdict is Verdict.START and decision.target is not None
+    assert decision.target.node_ids() == ("a", "b", "c", "d")
+
+
+def test_too_few_nodes_suspend_with_the_numbers():
+    decision = decide(PlanInputs(job(), nodes("a")))
+    assert (decision.verdict, decision.reason) == (
+        Verdict.SUSPEND,
+        "1 nodes are ready, the job needs at least nodes.min 2",
+    )
+
+
+def test_a_layout_that_fits_nowhere_suspends_with_the_rule():
+    decision = decide(PlanInputs(job(layouts={"allowed": ["TP2xPP4"]}), nodes("a", "b", "c", "d")))
+    assert decision.reason == "no allowed layout fits 4 nodes with 4 slots"
+
+
+def test_pinned_layouts_by_count_go_there_and_back_into_another_layout_in_turn():
+    job_file = JobFile.model_validate(JOB)
+    four = started(PlanInputs(job_file, nodes("a", "b", "c", "d")))
+    assert four.world is not None and str(four.world.layout) == "TP2xPP2xDP1"
+    three = started(replace(four, nodes=nodes("a", "c", "d")))
+    assert three.world is not None and str(three.world.layout) == "TP1xPP3xDP1"
+    again = started(replace(three, nodes=nodes("a", "c", "d", "e")))
+    assert again.world is not None and str(again.world.layout) == "TP2xPP1xDP2"
+    assert again.world.node_ids() == ("a", "c", "d", "e")
+    assert decide(again).verdict is Verdict.STAY
+    two = decide(replace(again, nodes=nodes("a", "e")))
+    assert two.target is not None and str(two.target.layout) == "TP2xPP1xDP1"
+
+
+def test_without_prefer_change_a_pinned_count_always_has_its_first_layout():
+    rules = JOB["layouts"] | {"prefer_change": False}
+    job_file = JobFile.model_validate(JOB | {"layouts": rules})
+    history = (LayoutUse(4, "TP2xPP2xDP1"),)
+    decision = decide(PlanInputs(job_file, nodes("a", "b", "c", "d"), history=history))
+    assert decision.target is not None and str(decision.target.layout) == "TP2xPP2xDP1"
+
+
+def test_a_node_count_without_a_pinned_layout_uses_fewer_nodes():
+    decision = decide(PlanInputs(JobFile.model_validate(JOB | {"nodes": {"min": 2, "max": 8}}), nodes(*"abcdefg")))
+    assert decision.target is not None and len(decision.target.node_ids()) == 4
+
+
+def test_survivors_keep_their_order_and_newcomers_come_after_them():
+    first = started(PlanInputs(job(layouts={"allowed": ["TP2xPP2", "PP3"]}), nodes("a", "b", "c", "d")))
+    decision = decide(replace(first, nodes=nodes("d", "c", "a", "z")))
+    assert decision.target is not None
+    assert [member.node_id for member in decision.target.members] == ["a", "c", "d", "z"][
+        : len(decision.target.members)
+    ]
+
+
+def test_a_measured_step_time_overrides_the_prediction():
+    rules = {"allowed": ["PP4", "DP4"]}
+    fast = PlanInputs(
+        job(layouts=rules), nodes("a", "b", "c", "d"), step_seconds=(("TP1xPP4xDP1", 0.1), ("TP1xPP1xDP4", 0.9))
+    )
+    slow = replace(fast, step_seconds=(("TP1xPP4xDP1", 0.9), ("TP1xPP1xDP4", 0.1)))
+    chosen = [str(decide(inputs).target.layout) for inputs in (fast, slow)]
+    assert chosen == ["TP1xPP4xDP1", "TP1xPP1xDP4"]
+
+
+def test_a_prediction_is_scaled_by_what_was_measured():
+    job_file, layout = job(), Layout(pp=2)
+    raw = predict(job_file, layout)
+    known = (("TP1xPP4xDP1", 10 * predict(job_file, Layout(pp=4))),)
+    assert score(job_file, layout, known).seconds == pytest.approx(10 * raw)
+
+
+def test_a_job_does_not_move_for_a_gain_smaller_than_predictions_are_good():
+    first = started(PlanInputs(job(layouts={"allowed": ["PP4", "DP4"]}), nodes("a", "b", "c", "d")))
+    assert first.world is not None
+    here, there = str(first.world.layout), str(parse_layout("DP4" if first.world.layout.pp == 4 else "PP4"))
+    inputs = replace(first, step_seconds=((here, 1.0), (there, 0.99)))
+    assert decide(inputs).verdict is Verdict.STAY
+
+
+def test_a_node_with_several_slots_holds_several_ranks():
+    decision = decide(PlanInputs(job(layouts={"allowed": ["TP2xPP2"]}), nodes("a", "b", slots=2)))
+    assert decision.target is not None
+    assert [(member.node_id, member.slot) for member in decision.target.members] == [
+        ("a", 0), ("a", 1), ("b", 0), ("b", 1),
+    ]  # fmt: skip
+
+
+@given(
+    count=st.integers(2, 8),
+    slots=st.integers(1, 4),
+    layers=st.sampled_from([4, 6, 12, 24]),
+    heads=st.sampled_from([2, 4, 6, 8]),
+    batch=st.sampled_from([8, 12, 24, 60]),
+)
+def test_every_single_loss_has_a_plan_that_runs_without_the_node_or_says_why_not(count, slots, layers, heads, batch):
+    model = JOB["model"] | {
+        "num_layers": layers,
+        "num_attention_heads": heads,
+        "hidden_size": 48,
+        "padded_vocab_size": 240,
+    }
+    job_file = job(global_batch=batch, nodes={"min": 2, "max": 8}, model=model)
+    names = [f"n{index}" for index in range(count)]
+    inputs = started(PlanInputs(job_file, nodes(*names, slots=slots)))
+    assert inputs.world is not None
+    plans = standing_plans(inputs)
+    assert [plan.leaving for plan in plans] == [(node_id,) for node_id in inputs.world.node_ids()]
+    for plan in plans:
+        assert plan.reason and plan.plan_digest == inputs.digest() and plan.parent == inputs.world.generation
+        if plan.target is None:
+            assert count - 1 < job_file.nodes.min
+            continue
+        assert plan.leaving[0] not in plan.target.node_ids()
+        assert not violations(job_file, plan.target.layout)
+        assert len(plan.target.members) == plan.target.layout.world_size == len(set(plan.target.members))
+
+
+@given(slots=st.integers(1, 64))
+def test_every_enumerated_layout_fits_and_breaks_no_rule(slots):
+    job_file = job()
+    found = candidates(job_file, nodes=slots, slots=slots, history=())
+    assert found and len(set(found)) == len(found)
+    assert all(layout.world_size <= slots and not violations(job_file, layout) for layout in found)
+
+
+def test_layouts_by_count_say_for_every_allowed_count_what_runs_or_why_nothing_does():
+    inputs = PlanInputs(JobFile.model_validate(JOB | {"nodes": {"min": 1, "max": 4}}), nodes("a", "b", "c", "d"))
+    choices = layouts_by_count(inputs)
+    assert [(choice.nodes, choice.layout and str(choice.layout)) for choice in choices] == [
+        (1, None), (2, "TP2xPP1xDP1"), (3, "TP1xPP3xDP1"), (4, "TP2xPP2xDP1"),
+    ]  # fmt: skip
+    assert choices[0].reason == "nothing fits 1 nodes"
+
+
+def test_the_digest_of_the_inputs_is_stable_and_changes_with_every_one_of_them():
+    inputs = started(PlanInputs(job(), nodes("a", "b", "c")))
+    changed = [
+        replace(inputs, job=job(seed=7)),
+        replace(inputs, nodes=nodes("a", "b")),
+        replace(inputs, world=None),
+        replace(inputs, step_seconds=(("TP1xPP3xDP1", 0.5),)),
+        replace(inputs, history=()),
+    ]
+    digests = {item.digest() for item in (inputs, replace(inputs), *changed)}
+    assert len(digests) == 6

@@ -1,0 +1,127 @@
+"""The running service: start errors that name their cause, streams that wake, a clean end."""
+
+import json
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx
+import pytest
+import uvicorn
+
+from service import serve
+from service.app import create_app
+from service.context import utc_now
+from service.db import engine
+from service.db.engine import StartError, open_database
+from service.serve import bind
+from service.settings import Settings
+from tests.service.conftest import bearer
+from tests.service.fake_agent import JOB, FakeAgent, step_row
+
+
+def test_a_port_in_use_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=f"port {port} on 127.0.0.1 is in use"):
+            bind("127.0.0.1", port)
+
+
+def test_nothing_is_started_when_the_port_is_in_use(tmp_path, monkeypatch):
+    monkeypatch.setattr(serve, "create_app", lambda *_: pytest.fail("the application was made"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(StartError, match="in use"):
+            serve.serve(Settings(data_dir=tmp_path, port=taken.getsockname()[1]))
+
+
+def test_a_data_directory_that_cannot_be_written_is_named(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(StartError, match=f"data directory {blocked / 'data'} cannot be written"):
+        open_database(Settings(data_dir=blocked / "data"))
+
+
+def test_a_full_disk_is_refused_with_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "DISK_FREE_BYTES_MIN", 2**62)
+    with pytest.raises(StartError, match=r"has \d+ MiB free, at least \d+ MiB are needed"):
+        open_database(Settings(data_dir=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (
+            "postgresql://liver:secret@127.0.0.1:9/liver",
+            r"database postgresql\+psycopg://liver:\*\*\*@127.0.0.1:9/liver ",
+        ),
+        ("sqlite:///x.db", "only postgresql is supported"),
+        ("nonsense", "must look like postgresql://"),
+    ],
+)
+def test_a_database_that_cannot_be_used_is_named_without_its_password(tmp_path, url, message):
+    with pytest.raises(StartError, match=message) as caught:
+        open_database(Settings(data_dir=tmp_path, database_url=url))
+    assert "secret" not in str(caught.value)
+
+
+@contextmanager
+def served(settings, database):
+    """The application on a free port of loopback, with its reconcilers."""
+    listener = bind("127.0.0.1", 0)
+    app = create_app(settings, database=database)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5))
+    app.state.context.hub.end_streams_with(lambda: server.should_exit)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        listener.close()
+        assert not thread.is_alive()
+
+
+def test_a_job_starts_by_itself_and_agents_are_woken_at_once(tmp_path, database):
+    settings = Settings(data_dir=tmp_path)
+    with served(settings, database) as url:
+        with httpx.Client(base_url=url, headers=bearer(settings, "script"), timeout=10) as client:
+            clock = utc_now
+            agents = [FakeAgent(name, client, bearer(settings, "agent"), clock) for name in ("a", "b")]
+            for agent in agents:
+                agent.sync()
+            stream = client.stream("GET", "/agent/v1/wake", params={"node_id": "a"}, headers=bearer(settings, "agent"))
+            with stream as events:
+                lines = sse(events)
+                assert next(lines) == ("wake", {"orders_seq": 0})
+                job_id = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
+                begun = time.monotonic()
+                name, event = next(lines)
+                woken_s = time.monotonic() - begun
+            assert name == "wake" and event["orders_seq"] > 0
+            assert woken_s < 5
+            order = agents[0].sync().jobs[0]
+            assert (order.generation, str(order.roster.layout)) == (1, "TP2xPP1xDP1")
+            with client.stream("GET", f"/api/v1/jobs/{job_id}/watch") as events:
+                lines = sse(events)
+                assert next(lines)[1]["job"]["state"] == "starting"
+                agents[0].sync(
+                    ranks=(agents[0].rank(order, step=1),), steps=(step_row(job_id, 1, 1, clock(), loss=5.5),)
+                )
+                seen = next(event for _, event in lines if event["steps"])
+                assert seen["steps"][0]["loss"] == 5.5
+
+
+def sse(response: httpx.Response):
+    """Events of a stream as (name, data)."""
+    name = ""
+    for line in response.iter_lines():
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield name, json.loads(line.removeprefix("data: "))
