@@ -11,18 +11,20 @@ SHELL := /bin/bash
 PYTHON ?= python3
 # Seeds that `make sim` runs; the handoff machine is called clean only after 20,000.
 SEEDS ?= 20000
+# Processes that share the fast suites. The real suite always runs alone: its tests start up to eight processes each.
+WORKERS ?= 2
 # More arguments for pytest; for example: make test-fast PYTEST_ARGS='-k planner -x'
 PYTEST_ARGS ?=
 
 BIN := .venv/bin
 SERVICE_BIN := .venv-service/bin
 REPORTS := build/reports
-# What must work where torch is not installed: the service, the wire contract, the pure half and their tests.
-TORCH_FREE_TESTS := $(wildcard tests/service tests/migrations tests/agent/protocol tests/simulation tests/scenarios \
-    tests/liver_core/layout tests/liver_core/reshard tests/liver_core/handoff tests/test_imports.py tests/test_docs.py)
+# Runs where torch is not installed, and only there: the service, the wire contract, and the proof that importing
+# the pure half loads nothing heavy.
+TORCH_FREE_TESTS := $(wildcard tests/service tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
-	@echo "LiveR: targets (variables: PYTHON, SEEDS, PYTEST_ARGS)"
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, WORKERS, PYTEST_ARGS)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
@@ -33,13 +35,13 @@ demo: setup ## Run a real Megatron job through real spot notices; writes build/r
 
 test: test-fast test-service test-real ## Run every test: fast suite, service without torch, real processes.
 
-test-fast: setup ## Run the tests that start no torch process (about a minute).
-	$(BIN)/python -m pytest -m "not real and not slow" $(PYTEST_ARGS)
+test-fast: setup ## Run the tests of core and agent that start no torch process.
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS:%=--ignore=%) $(PYTEST_ARGS)
 
-test-service: .venv-service/stamp ## Run the service and pure tests in .venv-service, which has no torch.
+test-service: .venv-service/stamp ## Run the tests of the service in .venv-service, which has no torch.
 	@if $(SERVICE_BIN)/python -c 'import torch' 2>/dev/null; then \
 	    echo "error: torch is installed in .venv-service; remove that folder and run make again" >&2; exit 1; fi
-	$(SERVICE_BIN)/python -m pytest -m "not real and not slow" $(TORCH_FREE_TESTS) $(PYTEST_ARGS)
+	$(SERVICE_BIN)/python -m pytest -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS) $(PYTEST_ARGS)
 
 test-real: setup ## Run the tests with real processes and torch (minutes).
 	$(BIN)/python -m pytest -m "real or slow" $(PYTEST_ARGS)
