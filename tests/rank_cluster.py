@@ -6,13 +6,13 @@ its own. `Cluster.handoff` plays the proposer: prepare on all, wait, permit, wai
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import queue
 import signal
 import threading
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -22,27 +22,10 @@ from liver_core.handoff.messages import CutoverDeadlines, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.training.request import Request
 from tests.real_ranks import PRELOAD, serve_store
+from tests.real_ranks_process import Fault, RankSetup, rank_process
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOAD)
-
-
-@dataclass(frozen=True)
-class RankSetup:
-    """What one rank process is started with. `record`: keep copies of regions at every cutover and give them back.
-    `checkpoint_at_boundary`: a folder; Megatron's own checkpoint of g is written there at each cutover's boundary."""
-
-    job_arguments: dict[str, Any]
-    global_batch: int = 8
-    micro_batch: int = 1
-    seed: int = 7
-    last_step: int | None = None
-    record: bool = False
-    checkpoint_at_boundary: str | None = None
-    transport: str = "nixl"
-    extra_bytes_max: int | None = None
-    fault: tuple[str, int, str] | None = None  # (probe point, at its nth time, "kill" | "stall")
-    job: str = "liver_core.training.gpt:GptJob"
 
 
 @dataclass
@@ -63,9 +46,11 @@ class Cluster:
     def __init__(self, setup: RankSetup) -> None:
         self.setup = setup
         self.ranks: dict[Member, Rank] = {}
+        self.all_ranks: list[Rank] = []
         self.stores: list[Any] = []
         self.roster: Roster | None = None
         self.generation = 0
+        self.faults: dict[str, tuple[Fault, ...]] = {}
         self._news: queue.Queue[None] = queue.Queue()
 
     def __enter__(self) -> Cluster:
@@ -76,7 +61,9 @@ class Cluster:
 
     # Starting and handing over.
 
-    def launch(self, layout: str, nodes: Iterable[str], *, checkpoint: str | None = None, timeout_s: float = 60) -> Roster:
+    def launch(
+        self, layout: str, nodes: Iterable[str], *, checkpoint: str | None = None, timeout_s: float = 60
+    ) -> Roster:
         """Start a first world (or one from a checkpoint) and wait until it trains."""
         roster = self.next_roster(layout, nodes)
         request = self.request(None, roster, checkpoint=checkpoint)
@@ -118,7 +105,15 @@ class Cluster:
         members = tuple(Member(node, 0) for node in nodes)
         return Roster("job", self.generation, ParallelLayout.parse(layout), members)
 
-    def request(self, source: Roster | None, target: Roster, *, deadline_s: float = 60, cutover: Any = None, checkpoint: str | None = None) -> Any:
+    def request(
+        self,
+        source: Roster | None,
+        target: Roster,
+        *,
+        deadline_s: float = 60,
+        cutover: Any = None,
+        checkpoint: str | None = None,
+    ) -> Any:
         return Request(
             job_id="job",
             handoff_id=str(uuid.uuid4()),
@@ -137,31 +132,57 @@ class Cluster:
         process = _context.Process(target=serve_store, args=(theirs,), daemon=True)
         process.start()
         self.stores.append(process)
+        if not ours.poll(30):
+            raise AssertionError("a store process did not start within 30 s")
         return ours.recv()
 
+    def kill_store(self) -> None:
+        """End the newest store, by pid."""
+        os.kill(self.stores[-1].pid, signal.SIGKILL)
+        self.stores[-1].join(5)
+
     def start(self, member: Member, request: Any) -> None:
+        faults = self.faults.get(member.node_id, ())
         ours, theirs = _context.Pipe()
-        process = _context.Process(target=_rank_process, args=(theirs, member, request, self.setup), daemon=True)
+        process = _context.Process(target=rank_process, args=(theirs, member, request, self.setup, faults), daemon=True)
         process.start()
         theirs.close()
         rank = Rank(member, process, ours)
         self.ranks[member] = rank
+        self.all_ranks.append(rank)
         threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
 
     def command(self, members: Iterable[Member], name: str, *arguments: Any) -> None:
         for member in members:
             rank = self.ranks[member]
-            if rank.process.is_alive():
-                rank.pipe.send((name, arguments))
+            if rank.process.is_alive() and rank.result is None:
+                with contextlib.suppress(BrokenPipeError):
+                    rank.pipe.send((name, arguments))
 
     def kill(self, member: Member, with_signal: int = signal.SIGKILL) -> None:
         os.kill(self.ranks[member].process.pid, with_signal)
+
+    def arm(self, member: Member, point: str, action: str, nth: int = 1) -> None:
+        """Order a fault of a living rank; `faults` by node id does so for ranks that are still to be started."""
+        self.command([member], "arm", Fault(point, action, nth))
+
+    def await_passage(self, member: Member, point: str, timeout_s: float = 30) -> None:
+        """Wait until a rank said that it passed, or is held at, a probe point."""
+        events = self.ranks[member].events
+        wanted = (("held", point), ("passed", point))
+        self.wait_for(lambda: any(event in wanted for event in list(events)), timeout_s, f"{point} on {member}")
+
+    def await_death(self, member: Member, timeout_s: float = 30) -> None:
+        process = self.ranks[member].process
+        self.wait_for(lambda: not process.is_alive(), timeout_s, f"death of {member}")
 
     # Watching.
 
     def stages(self, member: Member, handoff_id: str) -> list[tuple[str, Any, dict]]:
         """(stage, reason, measures) of one rank in one handoff, oldest first."""
-        return [event[2:5] for event in list(self.ranks[member].events) if event[0] == "stage" and event[1] == handoff_id]
+        return [
+            event[2:5] for event in list(self.ranks[member].events) if event[0] == "stage" and event[1] == handoff_id
+        ]
 
     def steps(self, member: Member) -> list[tuple[int, int, float, int, int]]:
         """(generation, step, loss, consumed samples, digest) reported by one rank."""
@@ -201,7 +222,9 @@ class Cluster:
     def finish(self, timeout_s: float = 60) -> dict[Member, dict[str, Any]]:
         """Wait until every living process has ended by itself; their results."""
         living = [rank for rank in self.ranks.values() if rank.process.is_alive() or rank.result is not None]
-        self.wait_for(lambda: all(rank.result is not None or rank.error for rank in living), timeout_s, "end of all ranks")
+        self.wait_for(
+            lambda: all(rank.result is not None or rank.error for rank in living), timeout_s, "end of all ranks"
+        )
         return {rank.member: rank.result for rank in living if rank.result is not None}
 
     def stop(self, timeout_s: float = 60) -> dict[Member, dict[str, Any]]:
@@ -211,7 +234,7 @@ class Cluster:
         return self.finish(timeout_s)
 
     def close(self) -> None:
-        for process in [*(rank.process for rank in self.ranks.values()), *self.stores]:
+        for process in [*(rank.process for rank in self.all_ranks), *self.stores]:
             if process.is_alive():
                 os.kill(process.pid, signal.SIGKILL)
             process.join(5)
@@ -230,122 +253,3 @@ class Cluster:
             else:
                 rank.events.append(event)
             self._news.put(None)
-
-
-# Inside the rank process.
-
-
-class PipeListener:
-    """Sends what the rank says up the pipe; several threads may speak."""
-
-    def __init__(self, pipe: Any) -> None:
-        self._pipe = pipe
-        self._lock = threading.Lock()
-
-    def send(self, *event: Any) -> None:
-        with self._lock:
-            self._pipe.send(event)
-
-    def stage(self, request: Any, stage: str, *, reason: Any, measures: dict[str, float], certificate: str) -> None:
-        self.send("stage", request.handoff_id, stage, None if reason is None else str(reason), measures, certificate)
-
-    def step(self, generation: int, progress: Any, totals: Any, seconds: float) -> None:
-        self.send("step", generation, progress.step, totals.loss, progress.cursor.consumed, progress.digest)
-
-    def checkpointed(self, path: str, step: int, seconds: float) -> None:
-        self.send("checkpointed", path, step, seconds)
-
-    def checkpoint_failed(self, path: str, text: str) -> None:
-        self.send("checkpoint_failed", path, text)
-
-
-def _rank_process(pipe: Any, member: Member, request: Any, setup: RankSetup) -> None:
-    listener = PipeListener(pipe)
-    try:
-        listener.send("result", _run_rank(pipe, listener, member, request, setup))
-    except BaseException:
-        listener.send("error", traceback.format_exc())
-    finally:
-        os._exit(0)
-
-
-def _run_rank(pipe: Any, listener: PipeListener, member: Member, request: Any, setup: RankSetup) -> dict[str, Any]:
-    import importlib
-
-    from liver_core.training.loop import RankLoop
-    from liver_core.training.prepare import PrepareSettings
-
-    module, _, name = setup.job.partition(":")
-    factory = getattr(importlib.import_module(module), name)
-    job = factory(setup.job_arguments, global_batch=setup.global_batch, micro_batch=setup.micro_batch, seed=setup.seed)
-    recorder = Recorder(setup)
-    settings = PrepareSettings(
-        host="127.0.0.1", transport=_transport(setup.transport), extra_bytes_max=setup.extra_bytes_max
-    )
-    loop = RankLoop(job, member, settings, listener, last_step=setup.last_step, probe=recorder.probe)
-    recorder.loop = loop
-    threading.Thread(target=_obey, args=(pipe, loop), daemon=True).start()
-    ended = loop.run(request)
-    return {"how": ended.how, "reason": None if ended.reason is None else str(ended.reason), **recorder.result()}
-
-
-def _transport(name: str) -> Callable[[str], Any]:
-    if name == "nixl":
-        from liver_core.transport.nixl import NixlTransport
-
-        return lambda endpoint: NixlTransport(endpoint)
-    raise ValueError(name)
-
-
-def _obey(pipe: Any, loop: Any) -> None:
-    while True:
-        try:
-            name, arguments = pipe.recv()
-        except (EOFError, OSError):
-            return
-        target = loop if hasattr(loop, name) else loop.mailbox
-        getattr(target, name)(*arguments)
-
-
-class Recorder:
-    """Looks at a rank from inside its probe points: copies regions, writes oracle checkpoints, causes faults."""
-
-    def __init__(self, setup: RankSetup) -> None:
-        self.setup = setup
-        self.loop: Any = None
-        self.seen: dict[str, int] = {}
-        self.regions: dict[tuple[str, int, int], dict[str, Any]] = {}
-        self.small: dict[tuple[str, int, int], Any] = {}
-
-    def probe(self, point: str) -> None:
-        self.seen[point] = self.seen.get(point, 0) + 1
-        fault = self.setup.fault
-        if fault is not None and fault[0] == point and fault[1] == self.seen[point]:
-            os.kill(os.getpid(), signal.SIGKILL if fault[2] == "kill" else signal.SIGSTOP)
-        if point == "boundary" and self.loop.active is not None:
-            self._at_boundary()
-        if point == "barrier" and self.setup.record:
-            following = self.loop.following
-            self._keep("target", following.world, following.live)
-
-    def _at_boundary(self) -> None:
-        active = self.loop.active
-        if self.setup.record:
-            self._keep("source", active.world, active.live)
-        if self.setup.checkpoint_at_boundary:
-            from liver_core.tensors.checkpoint import snapshot, write
-            from liver_core.training.small_state import collect
-
-            small = collect(self.loop.job, active.state, active.live, self.loop.progress)
-            path = f"{self.setup.checkpoint_at_boundary}/generation-{active.world.generation}"
-            write(snapshot(active.world, active.state), small, path, active.world.everyone)
-
-    def _keep(self, role: str, world: Any, live: Any) -> None:
-        copies = {kind: region.detach().clone().numpy() for kind, region in live.regions.items()}
-        self.regions[(role, world.generation, world.rank)] = copies
-
-    def result(self) -> dict[str, Any]:
-        active = self.loop.active
-        final = None if active is None else {k: r.detach().clone().numpy() for k, r in active.live.regions.items()}
-        manifest = None if active is None else active.live.manifest.to_json()
-        return {"regions": self.regions, "final": final, "manifest": manifest, "progress": self.loop.progress}

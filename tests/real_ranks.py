@@ -111,3 +111,35 @@ def _run(pipe: Any, entry: Callable[..., Any], first: Any, port: int, rest: Sequ
     finally:
         pipe.close()
         os._exit(0)
+
+
+def run_alone(entry: Callable[..., Any], *args: Any, timeout_s: float = 90.0) -> Any:
+    """Run `entry(*args)` in one process that has torch and Megatron imported; return its result."""
+    ours, theirs = _context.Pipe()
+    process = _context.Process(target=_run_alone, args=(theirs, entry, args), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(timeout_s):
+            raise RankDied(f"{entry.__name__} did not finish within {timeout_s} s")
+        ok, value = ours.recv()
+    except EOFError:
+        raise RankDied(f"{entry.__name__} died with exit code {process.exitcode}") from None
+    finally:
+        if process.is_alive():
+            process.join(1)
+        if process.is_alive():
+            os.kill(process.pid or 0, signal.SIGKILL)
+    if not ok:
+        raise RankDied(value)
+    return value
+
+
+def _run_alone(pipe: Any, entry: Callable[..., Any], args: tuple) -> None:
+    try:
+        pipe.send((True, entry(*args)))
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+    finally:
+        pipe.close()
+        os._exit(0)

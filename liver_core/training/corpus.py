@@ -21,6 +21,8 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 from megatron.core.datasets.utils import Split
 
+from liver_core.worlds.groups import alone
+
 BYTE_VOCABULARY = 257
 END_OF_DOCUMENT = 256
 
@@ -100,13 +102,14 @@ def _open(prefix: str, seq_length: int, seed: int) -> GPTDataset:
     )
     indexed = IndexedDataset(prefix, multimodal=False, mmap=True)
     documents = numpy.arange(indexed.document_indices.shape[0] - 1, dtype=numpy.int32)
-    with _locked(cache / ".lock"):
+    # Whoever holds the lock builds what is missing, whatever its rank; the others of the node find it.
+    with _locked(cache / ".lock"), alone():
         return GPTDataset(indexed, prefix, documents, None, Split.train, config)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """The first rank of a node builds the index cache, the others find it: Megatron itself leaves it to rank 0."""
+    """One process of a node at a time. Megatron itself leaves the index to rank 0 and a barrier."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -148,7 +148,7 @@ class GptJob(TrainingJob):
         return torch.randn(spec.shape, generator=generator) * std
 
     def warm_up(self) -> None:
-        """Open the dataset ahead of the first step."""
+        """Open the dataset."""
         self._samples_reader()
 
     def _schedule(self, world: MegatronWorld, state: TrainState):

@@ -76,6 +76,9 @@ class TrainingJob(ABC):
     def initial_parameter(self, spec: ParameterSpec, generator: torch.Generator) -> torch.Tensor:
         """The whole unsharded parameter `spec`, fp32, drawn from `generator` only: equal in every layout."""
 
+    def warm_up(self) -> None:
+        """Open what the first step needs (data, caches); a new process calls it before it joins, outside any pause."""
+
     def check_layout(self, layout: ParallelLayout) -> None:
         """Raise ValueError naming field and rule where the job cannot run on `layout`."""
 

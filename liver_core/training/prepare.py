@@ -167,6 +167,7 @@ class Preparation:
             ("bring up groups", self._bring_up, made.target_rank is not None),
             ("build model", self._build_state, made.target_rank is not None),
             ("agree on the manifest", self._agree_manifest, True),
+            ("warm up", self._warm_up, made.target_rank is not None and self.active is None),
             ("lay out state", self._lay_out, made.target_rank is not None),
             ("plan", self._plan, made.target_rank is not None and self.request.source is not None),
             (
@@ -219,6 +220,9 @@ class Preparation:
             made.state = self.job.build(made.world)
         if mode is not None:
             made.measures["extra_bytes_peak"] = float(mode.peak_bytes)
+
+    def _warm_up(self, made: NextWorld) -> None:
+        self.job.warm_up()
 
     def _agree_manifest(self, made: NextWorld) -> None:
         """Newcomers take the manifest of the source world; a first world makes it from what its stages describe."""

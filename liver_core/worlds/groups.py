@@ -71,7 +71,8 @@ class _ThreadWorld(c10d._World):
 
     @property
     def default_pg(self):
-        return getattr(_override, "group", None) or self._default_pg
+        group = getattr(_override, "group", None)
+        return None if group is _NO_GROUP else group or self._default_pg
 
     @default_pg.setter
     def default_pg(self, value) -> None:
@@ -79,6 +80,7 @@ class _ThreadWorld(c10d._World):
 
 
 _override = threading.local()
+_NO_GROUP = object()
 
 
 def install_thread_world() -> None:
@@ -93,6 +95,17 @@ def default_group(group: dist.ProcessGroup) -> Iterator[None]:
     """Let this thread, and only this thread, see `group` as the default group."""
     previous = getattr(_override, "group", None)
     _override.group = group
+    try:
+        yield
+    finally:
+        _override.group = previous
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let this thread see no default group at all, so that library code which leaves work to rank 0 does it here."""
+    previous = getattr(_override, "group", None)
+    _override.group = _NO_GROUP
     try:
         yield
     finally:

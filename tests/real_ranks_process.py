@@ -1,0 +1,310 @@
+"""What runs inside a rank process of `tests.rank_cluster`: the loop, its listener, and a recorder at its probe points.
+
+The recorder copies state where a test wants to compare it, writes Megatron's own checkpoint at boundaries, and causes
+the faults a test has armed: kill, stall (SIGSTOP), or hold until released. Everything it returns is numpy or plain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from liver_core.layout import Member
+
+HOLD_S_MAX = 60.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """At the `nth` passage of `point` from now on. "tell" only reports the passage; "hold" waits for a release."""
+
+    point: str
+    action: str  # "kill" | "stall" | "hold" | "tell" | "raise"
+    nth: int = 1
+
+
+@dataclass(frozen=True)
+class RankSetup:
+    """What rank processes are started with.
+
+    record: copy state at every cutover (boundary, barrier, switch, first step) and give it back at the end.
+    trace: digest of this rank's state after every step. checkpoint_at_boundary: folder for Megatron's own checkpoints.
+    """
+
+    job_arguments: dict[str, Any]
+    global_batch: int = 8
+    micro_batch: int = 2
+    seed: int = 7
+    last_step: int | None = None
+    record: bool = False
+    record_steps: tuple[int, ...] = ()
+    trace: bool = False
+    checkpoint_at_boundary: str | None = None
+    checkpoints: tuple[str, int, int] | None = None  # (path, every_steps, keep)
+    transport: str = "nixl"
+    extra_bytes_max: int | None = None
+    bring_up_s: float = 20.0
+    job: str = "liver_core.training.gpt:GptJob"
+
+
+def rank_process(pipe: Any, member: Member, request: Any, setup: RankSetup, faults: tuple[Fault, ...]) -> None:
+    """Entry of the process: its last word is ("result", ...) or ("error", traceback)."""
+    listener = PipeListener(pipe)
+    # Megatron writes a checkpoint from a child of the rank, which multiprocessing forbids to a daemonic process.
+    multiprocessing.current_process()._config["daemon"] = False
+    try:
+        listener.send("result", _run_rank(pipe, listener, member, request, setup, faults))
+    except BaseException:
+        listener.send("error", traceback.format_exc())
+    finally:
+        os._exit(0)
+
+
+class PipeListener:
+    """Sends what the rank says up the pipe; several threads may speak."""
+
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+        self._lock = threading.Lock()
+
+    def send(self, *event: Any) -> None:
+        with self._lock:
+            self._pipe.send(event)
+
+    def stage(self, request: Any, stage: str, *, reason: Any, measures: dict[str, float], certificate: str) -> None:
+        self.send("stage", request.handoff_id, stage, None if reason is None else str(reason), measures, certificate)
+
+    def step(self, generation: int, progress: Any, totals: Any, seconds: float) -> None:
+        self.send("step", generation, progress.step, totals.loss, progress.cursor.consumed, progress.digest)
+
+    def checkpointed(self, path: str, step: int, seconds: float) -> None:
+        self.send("checkpointed", path, step, seconds)
+
+    def checkpoint_failed(self, path: str, text: str) -> None:
+        self.send("checkpoint_failed", path, text)
+
+
+def _run_rank(
+    pipe: Any, listener: PipeListener, member: Member, request: Any, setup: RankSetup, faults: tuple[Fault, ...]
+) -> dict[str, Any]:
+    from liver_core.training.loop import CheckpointRule, RankLoop
+    from liver_core.training.prepare import PrepareSettings
+
+    job = make_job(setup)
+    recorder = Recorder(setup, listener, faults)
+    settings = PrepareSettings(
+        host="127.0.0.1",
+        transport=make_transport(setup.transport),
+        extra_bytes_max=setup.extra_bytes_max,
+        bring_up_s=setup.bring_up_s,
+    )
+    rule = None if setup.checkpoints is None else CheckpointRule(*setup.checkpoints)
+    loop = RankLoop(job, member, settings, listener, last_step=setup.last_step, checkpoints=rule, probe=recorder.probe)
+    recorder.loop = loop
+    threading.Thread(target=_obey, args=(pipe, loop, recorder), daemon=True).start()
+    ended = loop.run(request)
+    return {"how": ended.how, "reason": None if ended.reason is None else str(ended.reason), **recorder.result()}
+
+
+def make_job(setup: RankSetup) -> Any:
+    """The job of a setup."""
+    module, _, name = setup.job.partition(":")
+    factory = getattr(importlib.import_module(module), name)
+    return factory(setup.job_arguments, global_batch=setup.global_batch, micro_batch=setup.micro_batch, seed=setup.seed)
+
+
+def make_transport(name: str) -> Callable[[str], Any]:
+    """What makes a rank's endpoint from its name."""
+    if name == "nixl":
+        from liver_core.transport.nixl import NixlTransport
+
+        return lambda endpoint: NixlTransport(endpoint)
+    raise ValueError(name)
+
+
+def _obey(pipe: Any, loop: Any, recorder: Recorder) -> None:
+    while True:
+        try:
+            name, arguments = pipe.recv()
+        except (EOFError, OSError):
+            return
+        target = next(part for part in (recorder, loop, loop.mailbox) if hasattr(part, name))
+        getattr(target, name)(*arguments)
+
+
+class Recorder:
+    """Looks at a rank from inside its probe points. `arm` and `release` are commands of the test."""
+
+    def __init__(self, setup: RankSetup, listener: PipeListener, faults: tuple[Fault, ...]) -> None:
+        self.setup = setup
+        self.listener = listener
+        self.loop: Any = None
+        self.armed: list[list[Any]] = [[fault, 0] for fault in faults]
+        self.released = threading.Event()
+        self.records: dict[tuple[str, int, int], dict[str, Any]] = {}
+        self.trace: dict[int, tuple[int, str]] = {}
+        self._generation_seen = -1
+
+    def arm(self, fault: Fault) -> None:
+        self.armed.append([fault, 0])
+
+    def release(self) -> None:
+        self.released.set()
+
+    def probe(self, point: str) -> None:
+        if point == "boundary" and self.loop.active is not None:
+            self._at_boundary()
+        if point == "barrier" and self.setup.record and self.loop.following.request.source is not None:
+            self._at_barrier()
+        if point == "barrier" and self.setup.record and self.loop.following.request.checkpoint is not None:
+            self._at_barrier()
+        if point == "switched" and self.setup.record:
+            self._at_switch()
+        if point == "reduced":
+            self._at_step()
+        for entry in list(self.armed):
+            if entry[0].point == point:
+                entry[1] += 1
+                if entry[1] == entry[0].nth:
+                    self._cause(entry[0])
+
+    def _cause(self, fault: Fault) -> None:
+        match fault.action:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "stall":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "tell":
+                self.listener.send("passed", fault.point)
+            case "hold":
+                self.released.clear()
+                self.listener.send("held", fault.point)
+                if not self.released.wait(HOLD_S_MAX):
+                    raise AssertionError(f"held at {fault.point} and never released")
+            case "raise":
+                raise ValueError(f"planted at {fault.point}")
+            case _:
+                raise ValueError(fault.action)
+
+    def _at_boundary(self) -> None:
+        active = self.loop.active
+        from liver_core.tensors.checkpoint import snapshot, write
+        from liver_core.training.small_state import collect
+
+        if self.setup.record:
+            record = self._keep("source", active.world, active.live, active.live.regions)
+            record["weights"] = local_weights(active.state)
+            record["small"] = collect(self.loop.job, active.state, active.live, self.loop.progress)
+        if self.setup.checkpoint_at_boundary:
+            small = collect(self.loop.job, active.state, active.live, self.loop.progress)
+            path = f"{self.setup.checkpoint_at_boundary}/generation-{active.world.generation}"
+            write(snapshot(active.world, active.state), small, path, active.world.everyone)
+
+    def _at_barrier(self) -> None:
+        """What the next world holds before GO, and the weights that its own gather makes of its masters."""
+        from liver_core.tensors.step import refresh_weights
+        from liver_core.worlds.megatron import building
+
+        following = self.loop.following
+        record = self._keep("target", following.world, following.live, following.live.regions)
+        with building(following.world):
+            refresh_weights(following.state)
+        record["weights"] = local_weights(following.state)
+
+    def _at_switch(self) -> None:
+        from liver_core.training.small_state import collect
+
+        active = self.loop.active
+        record = self._keep("switched", active.world, active.live, {})
+        if active.live.optimizer.optimizer.state:
+            record["small"] = collect(self.loop.job, active.state, active.live, self.loop.progress)
+            record["megatron"] = megatron_state(active.state)
+
+    def _at_step(self) -> None:
+        """Gradients of the next step are reduced; masters and moments are those after the last applied step."""
+        active, step = self.loop.active, self.loop.progress.step
+        regions = {kind: region for kind, region in active.live.regions.items() if kind != "grad"}
+        first = active.world.generation != self._generation_seen
+        self._generation_seen = active.world.generation
+        if self.setup.trace:
+            self.trace[step] = (active.world.generation, digest_of(regions))
+        if (self.setup.record and first) or step in self.setup.record_steps:
+            record = self._keep("stepped", active.world, active.live, regions)
+            record["step"] = step
+            if step in self.setup.record_steps:
+                self.records[("step", step, active.world.rank)] = record
+
+    def _keep(self, role: str, world: Any, live: Any, regions: dict[str, Any]) -> dict[str, Any]:
+        copies = {kind: region.detach().clone().numpy() for kind, region in regions.items()}
+        record = {"regions": copies, "layout": str(world.layout)}
+        self.records[(role, world.generation, world.rank)] = record
+        return record
+
+    def result(self) -> dict[str, Any]:
+        active = self.loop.active
+        if active is None:
+            return {"records": self.records, "trace": self.trace, "final": None, "manifest": None, "small": None}
+        progress = self.loop.progress
+        return {
+            "records": self.records,
+            "trace": self.trace,
+            "final": {kind: region.detach().clone().numpy() for kind, region in active.live.regions.items()},
+            "manifest": active.live.manifest.to_json(),
+            "rank": active.world.rank,
+            "step": progress.step,
+            "consumed": progress.cursor.consumed,
+            "digest": progress.digest,
+        }
+
+
+def digest_of(regions: dict[str, Any]) -> str:
+    """One digest over the raw bits of regions."""
+    digest = hashlib.sha256()
+    for kind in sorted(regions):
+        digest.update(kind.encode())
+        digest.update(regions[kind].detach().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def local_weights(state: Any) -> dict[str, Any]:
+    """Model weights by Megatron's own local names, as raw bits (bfloat16 has no numpy type)."""
+    import torch
+
+    from liver_core.tensors.megatron import unwrapped
+
+    bits = {4: torch.int32, 2: torch.int16}
+    return {
+        name: parameter.detach().clone().view(bits[parameter.element_size()]).numpy()
+        for name, parameter in unwrapped(state.model).named_parameters()
+    }
+
+
+def megatron_state(state: Any) -> dict[str, dict[str, Any]]:
+    """Local parameter name -> what Megatron's optimizer holds of it on this rank, asked of Megatron alone."""
+    from liver_core.tensors.megatron import distributed_optimizer, unwrapped
+
+    optimizer = distributed_optimizer(state.optimizer)
+    held = {}
+    for name, parameter in unwrapped(state.model).named_parameters():
+        if parameter in optimizer.model_param_group_index_map:
+            tensors = optimizer._get_main_param_and_optimizer_states(parameter)
+            held[name] = {kind: value.detach().clone().numpy() for kind, value in tensors.items()}
+    return held
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+    """Poll inside a rank process; raises AssertionError after the deadline."""
+    deadline, tick = time.monotonic() + timeout_s, threading.Event()
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"no {what} within {timeout_s} s")
+        tick.wait(0.01)
