@@ -55,6 +55,7 @@ class ServiceLink:
         make_report: Callable[[int], Awaitable[SyncReport]],
         take_orders: Callable[[SyncOrders], Awaitable[None]],
     ) -> None:
+        self.ends_on_first_refusal = True
         self.state = LinkState.STARTING
         self.reason = "no sync yet"
         self._node_id = node_id
@@ -70,12 +71,19 @@ class ServiceLink:
         self._report_seq = 0
         self._away_rounds = 0
 
+    def is_there(self) -> bool:
+        """Whether the last sync was answered."""
+        return self.state is LinkState.CONNECTED
+
     def poke(self) -> None:
         """There is something to say or to ask: sync soon."""
         self._news.set()
 
     async def run(self) -> None:
-        """Sync until cancelled. Raises LinkRefused only when the very first answer is a refusal."""
+        """Sync until cancelled. Raises LinkRefused only when the very first answer is a refusal.
+
+        An agent that has found ranks of an earlier start sets `ends_on_first_refusal` to False: they need it.
+        """
         wake = asyncio.create_task(self._listen())
         try:
             while True:
@@ -126,7 +134,7 @@ class ServiceLink:
         try:
             orders = await self.sync()
         except LinkRefused as error:
-            if self.state is LinkState.STARTING:
+            if self.state is LinkState.STARTING and self.ends_on_first_refusal:
                 raise
             self._set_state(LinkState.REFUSED, str(error))
             return self._backoff_s()

@@ -88,6 +88,7 @@ class NodeInfo(Message):
     peer_url: Url = Field(description="Where other agents of a job reach this agent.")
     private_address: ShortText = Field(description="Host name or address that ranks and stores of this node bind to.")
     device: ShortText = "cpu"
+    notice_problem: Text = Field(default="", description="Why no notice can be heard now; empty while they can be.")
 
 
 class RankStatus(Message):

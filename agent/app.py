@@ -1,0 +1,352 @@
+"""One agent, put together: journal, zygote, supervisor, driver, peer endpoint, notice watcher, line to the service."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import time
+import uuid
+from collections.abc import Coroutine
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from agent.driver.driver import Driver
+from agent.driver.node import Node
+from agent.journal import Journal, Table
+from agent.link.link import ServiceLink
+from agent.link.log_shipper import LogShipper
+from agent.link.outbox import Outbox
+from agent.notices.aws import AwsImdsSource
+from agent.notices.budget import warning_budget
+from agent.notices.gcp import GcpMetadataSource
+from agent.notices.source import NoneSource, NoticeSource
+from agent.notices.watcher import NoticeWatcher, SourceHealth, SourceState
+from agent.peer.client import PeerClient
+from agent.peer.server import PeerServer, bind, peer_app
+from agent.protocol.sync import NodeInfo, NoticeFact, Provider, SyncOrders, SyncReport
+from agent.settings import Settings
+from agent.supervisor.stores import Stores
+from agent.supervisor.supervisor import Supervisor, SupervisorSettings
+from agent.supervisor.zygote_client import Exited, ZygoteError
+from agent.supervisor.zygote_host import ZygoteHost
+
+INCARNATION_KEY = "last"
+PULSE_CHECK_S = 1.0
+STOP_GRACE_S = 10.0
+_log = logging.getLogger(__name__)
+
+
+class PortInUse(Exception):
+    """The peer endpoint cannot be bound; the text names address and rule."""
+
+
+class Agent:
+    """`run` returns when `stop` is called. Ranks, stores and zygote live on; `stop_ranks` ends them first."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._journal = Journal(settings.run_dir)
+        self._stopping = asyncio.Event()
+        self._fatal: Exception | None = None
+        self._driver = Driver(self._take_fatal)
+        self._outbox = Outbox()
+        self._incarnation = 0
+        self._incarnation_id = uuid.uuid4()
+        self._shipper = LogShipper(settings.run_dir)
+        self._health = SourceHealth("", SourceState.STARTING, "", datetime.now(UTC))
+
+    def stop(self) -> None:
+        """Have `run` return soon."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Raises JournalError, PortInUse, LinkRefused."""
+        settings = self._settings
+        self._journal.open()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._journal.close)
+            last = self._journal.get(Table.INCARNATION, INCARNATION_KEY) or {}
+            listener = _bind_peer(settings, int(last.get("peer_port", 0)))
+            stack.callback(listener.close)
+            port = listener.getsockname()[1]
+            self._begin_incarnation(last, port)
+            supervisor, stores, zygote = self._supervision()
+            for part in (zygote, stores, supervisor):
+                stack.push_async_callback(part.close)
+            peers = PeerClient(self._driver.address_of)
+            stack.push_async_callback(peers.close)
+            link = self._link(port)
+            supervisor.adopt()
+            stores.adopt()
+            self._driver.bind(self._node(supervisor, stores, peers, link))
+            stack.push_async_callback(self._driver.close)
+            link.ends_on_first_refusal = not self._driver.jobs
+            app = peer_app(
+                node_id=settings.node_id,
+                key_of=self._driver.key_of,
+                take=self._driver.take_envelope,
+                status=self._peer_status,
+            )
+            server = PeerServer(app)
+            watcher = self._watcher(link)
+            _log.info(
+                "agent of %s, start %d, peers reach it at %s:%d",
+                settings.node_id,
+                self._incarnation,
+                settings.host,
+                port,
+            )
+            await self._serve(
+                server.serve(sockets=[listener]),
+                link.run(),
+                watcher.run(),
+                self._check_pulses(supervisor),
+                _warm(zygote),
+            )
+
+    async def stop_ranks(self) -> None:
+        """End every rank, every store and the zygote of the run directory. No service is needed for it."""
+        self._journal.open()
+        supervisor, stores, zygote = self._supervision()
+        try:
+            supervisor.adopt()
+            stores.adopt()
+            await supervisor.stop_all("the agent was told to stop its ranks", STOP_GRACE_S)
+            await stores.retire_all()
+            await zygote.end()
+        finally:
+            await stores.close()
+            await supervisor.close()
+            await zygote.close()
+            self._journal.close()
+
+    async def _serve(self, *parts: Coroutine[Any, Any, None]) -> None:
+        """Until told to stop, or until a part ends with an error, which is raised."""
+        tasks = [asyncio.create_task(part) for part in parts]
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            waiting = {stopping, *tasks}
+            while True:
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                for task in done - {stopping}:
+                    task.result()
+                if stopping in done:
+                    break
+        finally:
+            for task in (stopping, *tasks):
+                task.cancel()
+            await asyncio.gather(stopping, *tasks, return_exceptions=True)
+        if self._fatal is not None:
+            raise self._fatal
+
+    # The parts.
+
+    def _begin_incarnation(self, last: dict, port: int) -> None:
+        """On disk before anything is said under its number."""
+        self._incarnation = int(last.get("count", 0)) + 1
+        record = {"count": self._incarnation, "uuid": str(self._incarnation_id), "peer_port": port}
+        self._journal.put(Table.INCARNATION, INCARNATION_KEY, record)
+
+    def _supervision(self) -> tuple[Supervisor, Stores, ZygoteHost]:
+        settings = self._settings
+
+        def note_exit(exited: Exited) -> None:
+            supervisor.note_exit(exited)
+
+        zygote = ZygoteHost(
+            self._journal,
+            run_dir=settings.run_dir,
+            socket_path=str(settings.socket_dir / "z.sock"),
+            preload=settings.preload,
+            environment={},
+            on_exit=note_exit,
+        )
+        supervisor = Supervisor(
+            SupervisorSettings(settings.run_dir, settings.socket_dir, settings.rank_entry),
+            self._journal,
+            zygote,
+            on_event=self._driver.take_rank_event,
+            on_exit=self._driver.take_rank_exit,
+        )
+        stores = Stores(
+            self._journal,
+            zygote,
+            supervisor,
+            log_path=str(settings.run_dir / "stores.log"),
+            on_exit=self._driver.take_store_exit,
+        )
+        return supervisor, stores, zygote
+
+    def _node(self, supervisor: Supervisor, stores: Stores, peers: PeerClient, link: ServiceLink) -> Node:
+        settings = self._settings
+        return Node(
+            node_id=settings.node_id,
+            private_address=settings.host,
+            slots=settings.slots,
+            incarnation=self._incarnation,
+            incarnation_id=self._incarnation_id,
+            run_dir=str(settings.run_dir),
+            journal=self._journal,
+            supervisor=supervisor,
+            stores=stores,
+            peers=peers,
+            outbox=self._outbox,
+            budget=warning_budget(settings.provider, settings.gcp_notice_s),
+            poke=link.poke,
+            service_is_there=link.is_there,
+            now=time.time,
+        )
+
+    def _link(self, port: int) -> ServiceLink:
+        info = NodeInfo(
+            node_id=self._settings.node_id,
+            provider=self._settings.provider,
+            pool=self._settings.pool,
+            slots=self._settings.slots,
+            peer_url=f"http://{_url_host(self._settings.host)}:{port}",
+            private_address=self._settings.host,
+            device=self._settings.device,
+        )
+
+        async def make_report(report_seq: int) -> SyncReport:
+            logs = await asyncio.to_thread(self._shipper.pieces, self._driver.logs(), report_seq)
+            return SyncReport(
+                agent_version=agent_version(),
+                agent_incarnation=self._incarnation_id,
+                report_seq=report_seq,
+                issued_utc=datetime.now(UTC),
+                node=info.model_copy(update={"notice_problem": self._notice_problem()}),
+                notices=self._outbox.notices.batch(report_seq),
+                ranks=self._driver.statuses(),
+                steps=self._outbox.steps.batch(report_seq),
+                handoffs=self._outbox.handoffs.batch(report_seq),
+                logs=logs,
+                checkpoints=self._outbox.checkpoints.batch(report_seq),
+                stores=self._driver.stores(),
+                finished=self._outbox.finished.batch(report_seq),
+            )
+
+        return ServiceLink(
+            service_url=self._settings.service_url,
+            token=self._settings.token,
+            node_id=self._settings.node_id,
+            make_report=make_report,
+            take_orders=self._take_orders,
+        )
+
+    def _watcher(self, link: ServiceLink) -> NoticeWatcher:
+        async def on_fact(fact: NoticeFact) -> None:
+            _log.warning("%s announces %s, deadline %s", fact.source, fact.kind, fact.deadline_utc)
+            self._driver.take_notice(fact)
+
+        async def on_health(health: SourceHealth) -> None:
+            level = logging.INFO if health.state is SourceState.WATCHING else logging.WARNING
+            _log.log(
+                level,
+                "notice source %s is %s%s",
+                health.source,
+                health.state,
+                f": {health.reason}" * bool(health.reason),
+            )
+            self._health = health
+            link.poke()
+
+        return NoticeWatcher(
+            notice_source(self._settings),
+            node_id=self._settings.node_id,
+            on_fact=on_fact,
+            on_health=on_health,
+            now=lambda: datetime.now(UTC),
+        )
+
+    # What the parts call.
+
+    async def _take_orders(self, orders: SyncOrders) -> None:
+        if orders.accepted_incarnation == self._incarnation_id:
+            self._outbox.acknowledge(orders.accepted_report_seq)
+            await asyncio.to_thread(self._shipper.acknowledge, orders.accepted_report_seq)
+        for refusal in orders.refusals:
+            if refusal.part == "handoffs":
+                with contextlib.suppress(ValueError):
+                    self._outbox.drop_handoff(uuid.UUID(refusal.key))
+        if orders.release is not None:
+            _log.info("the service has no more use for this node: %s", orders.release.reason)
+        self._driver.take_orders(orders)
+
+    def _take_fatal(self, error: Exception) -> None:
+        self._fatal = error
+        self._stopping.set()
+
+    def _notice_problem(self) -> str:
+        if self._health.state is not SourceState.UNKNOWN:
+            return ""
+        return (
+            f"{self._health.source} cannot be read since {self._health.since_utc:%H:%M:%S} UTC: {self._health.reason}"[
+                :500
+            ]
+        )
+
+    def _peer_status(self, job_id: str) -> dict:
+        job = self._driver.jobs.get(job_id)
+        return {} if job is None else job.summary()
+
+    async def _check_pulses(self, supervisor: Supervisor) -> None:
+        while True:
+            await asyncio.sleep(PULSE_CHECK_S)
+            for key, reason in supervisor.check_pulses():
+                self._driver.take_hang(key, reason)
+
+
+def notice_source(settings: Settings) -> NoticeSource:
+    """The source of the node's provider."""
+    match settings.provider:
+        case Provider.AWS:
+            return AwsImdsSource(
+                settings.aws_imds_url,
+                interval_s=settings.notice_interval_s,
+                monotonic=time.monotonic,
+                now=lambda: datetime.now(UTC),
+            )
+        case Provider.GCP:
+            budget = warning_budget(settings.provider, settings.gcp_notice_s)
+            return GcpMetadataSource(settings.gcp_metadata_url, budget=budget, now=lambda: datetime.now(UTC))
+        case Provider.NONE:
+            return NoneSource()
+
+
+def agent_version() -> str:
+    """The installed release, or that it runs from a source tree."""
+    try:
+        return version("liver")
+    except PackageNotFoundError:
+        return "source"
+
+
+def _bind_peer(settings: Settings, last_port: int) -> socket.socket:
+    """The port that peers know from last time, if it is free and nobody asked for another."""
+    if not settings.peer_port and last_port:
+        with contextlib.suppress(OSError):
+            return bind(settings.host, last_port)
+    try:
+        return bind(settings.host, settings.peer_port)
+    except OSError as error:
+        where = f"{settings.host}:{settings.peer_port or 'any free port'}"
+        raise PortInUse(f"--host, --peer-port: cannot listen on {where}: {os.strerror(error.errno or 0)}") from None
+
+
+async def _warm(zygote: ZygoteHost) -> None:
+    """Have the zygote ready before the first rank is wanted; a problem is told again when one is."""
+    try:
+        client = await zygote.ensure()
+    except ZygoteError as error:
+        _log.warning("%s", error)
+        return
+    _log.info("zygote (pid %d) is ready, imports took %.1f s", client.identity.pid, client.hello["preload_s"])
+    if client.hello["problem"]:
+        _log.error("no rank can be started: %s", client.hello["problem"])
+
+
+def _url_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

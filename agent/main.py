@@ -1,0 +1,192 @@
+"""The `liver-agent` command: one per node. Reads settings, starts the agent, makes one clear line of every refusal."""
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from agent.protocol.base import NodeId, Url
+from agent.protocol.sync import Provider
+from agent.settings import (
+    DEFAULT_PRELOAD,
+    DEFAULT_RANK_ENTRY,
+    Settings,
+    SettingsError,
+    default_run_dir,
+    read_token,
+    socket_dir_for,
+)
+
+EXIT_SETTINGS = 2
+EXIT_REFUSED = 3
+EXIT_BROKEN = 4
+EXAMPLE = """\
+example:
+  liver-agent --service-url http://10.0.0.5:8470 --token-file /etc/liver/token --node-id node-1 --slots 8 \\
+      --provider aws --pool p4d-us-east-1a --host 10.0.1.17
+
+The agent ends on SIGTERM and leaves its ranks training; the next agent with the same --run-dir finds them again.
+`liver-agent --stop-ranks --run-dir DIR` ends them.
+
+environment: LIVER_AGENT_SERVICE_URL, LIVER_AGENT_TOKEN_FILE, LIVER_AGENT_NODE_ID, LIVER_AGENT_SLOTS,
+  LIVER_AGENT_PROVIDER, LIVER_AGENT_POOL, LIVER_AGENT_RUN_DIR, LIVER_AGENT_HOST, LIVER_AGENT_PEER_PORT stand for the
+  options. LIVER_AGENT_AWS_IMDS_URL and LIVER_AGENT_GCP_METADATA_URL: another metadata address.
+  LIVER_AGENT_GCP_NOTICE_S=120: the instance has preemptionNoticeDuration. LIVER_AGENT_NOTICE_INTERVAL_S: polling (2).
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 stopped, 2 settings, 3 refused by the service, 4 journal broken or disk full."""
+    options = _parser(os.environ).parse_args(arguments)
+    logging.basicConfig(
+        level=getattr(logging, options.log_level.upper()),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+    )
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        settings = _settings(options, os.environ)
+    except SettingsError as error:
+        return _fail(EXIT_SETTINGS, str(error))
+    return _run(settings, stop_ranks=options.stop_ranks)
+
+
+def _run(settings: Settings, *, stop_ranks: bool) -> int:
+    from agent.app import Agent, PortInUse
+    from agent.journal import JournalError
+    from agent.link.link import LinkRefused
+
+    async def serve() -> None:
+        agent = Agent(settings)
+        if stop_ranks:
+            await agent.stop_ranks()
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, agent.stop)
+        await agent.run()
+
+    try:
+        asyncio.run(serve())
+    except PortInUse as error:
+        return _fail(EXIT_SETTINGS, str(error))
+    except LinkRefused as error:
+        return _fail(EXIT_REFUSED, f"{settings.service_url}: {error}")
+    except JournalError as error:
+        return _fail(EXIT_BROKEN, str(error))
+    return 0
+
+
+def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+    node_id = options.node_id or ("stop-ranks" if options.stop_ranks else "")
+    for name, value in (("--service-url", options.service_url), ("--token-file", options.token_file)):
+        if not value and not options.stop_ranks:
+            raise SettingsError(f"{name} is required")
+    if not node_id:
+        raise SettingsError("--node-id is required")
+    if options.stop_ranks and not options.run_dir and not options.node_id:
+        raise SettingsError("--stop-ranks needs --run-dir or --node-id, to say whose ranks")
+    _check(NodeId, "--node-id", node_id)
+    if options.service_url:
+        _check(Url, "--service-url", options.service_url)
+    run_dir = Path(options.run_dir) if options.run_dir else default_run_dir(node_id, environ)
+    run_dir = run_dir.absolute()
+    return Settings(
+        service_url=options.service_url or "http://127.0.0.1",
+        token="" if options.stop_ranks else read_token(options.token_file),
+        node_id=node_id,
+        slots=_integer("--slots", options.slots, 1, 1_024),
+        provider=_provider(options.provider),
+        pool=options.pool,
+        run_dir=run_dir,
+        socket_dir=socket_dir_for(run_dir),
+        host=options.host,
+        peer_port=_integer("--peer-port", options.peer_port, 0, 65_535),
+        device=options.device,
+        preload=options.preload,
+        rank_entry=options.rank_entry,
+        aws_imds_url=environ.get("LIVER_AGENT_AWS_IMDS_URL") or Settings.aws_imds_url,
+        gcp_metadata_url=environ.get("LIVER_AGENT_GCP_METADATA_URL") or Settings.gcp_metadata_url,
+        gcp_notice_s=_integer("LIVER_AGENT_GCP_NOTICE_S", environ.get("LIVER_AGENT_GCP_NOTICE_S", "0"), 0, 3_600),
+        notice_interval_s=_seconds(environ, "LIVER_AGENT_NOTICE_INTERVAL_S", 2.0),
+    )
+
+
+def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    def env(name: str, default: str = "") -> str:
+        return environ.get(f"LIVER_AGENT_{name}", default)
+
+    parser = argparse.ArgumentParser(
+        prog="liver-agent",
+        description="Keeps the ranks of this node alive, hears spot notices, and moves jobs to other layouts.",
+        epilog=EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--service-url", default=env("SERVICE_URL"), help="where `liver serve` listens")
+    parser.add_argument("--token-file", default=env("TOKEN_FILE"), help="file with the agent token; never the token")
+    parser.add_argument("--node-id", default=env("NODE_ID"), help="name of this node, unique and the same for its life")
+    parser.add_argument("--slots", default=env("SLOTS", "1"), help="rank processes at a time, one per GPU")
+    parser.add_argument("--provider", default=env("PROVIDER", "none"), help="aws, gcp or none: who may take the node")
+    parser.add_argument("--pool", default=env("POOL", "default"), help="price and capacity pool of the node")
+    parser.add_argument("--run-dir", default=env("RUN_DIR"), help="journal, logs and sockets; one agent per directory")
+    parser.add_argument("--host", default=env("HOST", "127.0.0.1"), help="private address for peers, ranks and stores")
+    parser.add_argument("--peer-port", default=env("PEER_PORT", "0"), help="0: a free port, the same at each start")
+    parser.add_argument("--device", default=env("DEVICE", "cpu"), help="what the slots are, for people")
+    parser.add_argument(
+        "--preload", default=env("PRELOAD", DEFAULT_PRELOAD), help="modules imported once, for all ranks"
+    )
+    parser.add_argument("--rank-entry", default=env("RANK_ENTRY", DEFAULT_RANK_ENTRY), help=argparse.SUPPRESS)
+    parser.add_argument("--log-level", default=env("LOG_LEVEL", "info"), choices=["debug", "info", "warning", "error"])
+    parser.add_argument("--stop-ranks", action="store_true", help="end the ranks of --run-dir and exit")
+    return parser
+
+
+def _check(kind: Any, name: str, value: str) -> None:
+    try:
+        TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        raise SettingsError(f"{name} {value!r}: {error.errors()[0]['msg']}") from None
+
+
+def _provider(text: str) -> Provider:
+    try:
+        return Provider(text)
+    except ValueError:
+        raise SettingsError(f"--provider must be one of {', '.join(Provider)}, is {text!r}") from None
+
+
+def _integer(name: str, text: str, least: int, most: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise SettingsError(f"{name} must be a whole number, is {text!r}") from None
+    if not least <= value <= most:
+        raise SettingsError(f"{name} must be in {least}..{most}, is {value}")
+    return value
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        raise SettingsError(f"{name} must be a number of seconds, is {text!r}") from None
+    if not 0.05 <= value <= 60.0:
+        raise SettingsError(f"{name} must be in 0.05..60, is {value:g}")
+    return value
+
+
+def _fail(status: int, text: str) -> int:
+    sys.stderr.write(f"liver-agent: {text}\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

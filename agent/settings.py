@@ -1,0 +1,85 @@
+"""The agent's settings, read once: command line first, then environment (`LIVER_AGENT_*`), then defaults."""
+
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.notices import aws, gcp
+from agent.protocol.sync import Provider
+
+SOCKET_PATH_BYTES_MAX = 107
+SOCKET_NAME_BYTES = 40
+TOKEN_CHARS_MAX = 4_096
+DEFAULT_PRELOAD = "agent.worker.preload,agent.worker.main"
+DEFAULT_RANK_ENTRY = "agent.worker.main:run"
+
+
+class SettingsError(Exception):
+    """A setting is wrong; the text names it and the rule."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One agent. `peer_port` 0 takes a free port, the same as last time if it is still free."""
+
+    service_url: str
+    token: str
+    node_id: str
+    slots: int
+    provider: Provider
+    pool: str
+    run_dir: Path
+    socket_dir: Path
+    host: str
+    peer_port: int = 0
+    device: str = "cpu"
+    preload: str = DEFAULT_PRELOAD
+    rank_entry: str = DEFAULT_RANK_ENTRY
+    aws_imds_url: str = aws.DEFAULT_URL
+    gcp_metadata_url: str = gcp.DEFAULT_URL
+    gcp_notice_s: int = 0
+    notice_interval_s: float = 2.0
+
+
+def read_token(path: str) -> str:
+    """The token in a file, without the white space around it. Raises SettingsError naming file and rule."""
+    try:
+        text = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--token-file {path} cannot be read: {error}") from None
+    if not text or len(text) > TOKEN_CHARS_MAX or not text.isascii() or any(character.isspace() for character in text):
+        raise SettingsError(f"--token-file {path} must hold one token of 1 to {TOKEN_CHARS_MAX} characters")
+    return text
+
+
+def default_run_dir(node_id: str, environ: Mapping[str, str]) -> Path:
+    """Where an agent keeps its journal and logs if nobody says."""
+    state = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "liver" / "agent" / node_id
+
+
+def socket_dir_for(run_dir: Path) -> Path:
+    """A directory whose sockets have names short enough for the kernel; only its owner may enter it.
+
+    Raises SettingsError when a directory of that name belongs to somebody else.
+    """
+    inside = run_dir / "s"
+    if len(os.fsencode(inside)) + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES_MAX:
+        return _private_directory(inside)
+    digest = hashlib.sha256(os.fsencode(run_dir)).hexdigest()[:12]
+    return _private_directory(Path(tempfile.gettempdir()) / f"liver-{os.getuid()}-{digest}")
+
+
+def _private_directory(path: Path) -> Path:
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = path.lstat()
+    except OSError as error:
+        raise SettingsError(f"--run-dir: {path} cannot be made: {error.strerror}") from None
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise SettingsError(f"--run-dir: {path} must be a directory that only its owner may enter")
+    return path
