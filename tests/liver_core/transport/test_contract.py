@@ -85,7 +85,7 @@ def test_closing_twice_is_closing_once_and_ends_everything_else(kind: str):
 @every_kind
 def test_twenty_handoffs_leave_no_descriptor_and_no_thread_behind(kind: str):
     for growth in run_ranks(kind, 2, many_cycles, limit_s=100):
-        assert growth == (0, 0)
+        assert max(growth) <= 0
 
 
 def soon(seconds: float = 15.0) -> float:
