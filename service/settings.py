@@ -22,12 +22,15 @@ class Settings(BaseSettings):
     agent_poll_s: float = Field(default=1.0, gt=0, le=60)
     silent_after_s: float = Field(default=6.0, gt=0, description="no sync for so long: not placed on any more")
     gone_after_s: float = Field(default=30.0, gt=0, description="no sync for so long: the lease is over")
-    propose_after_s: float = Field(default=2.0, ge=0, description="time the agents have to act on a standing plan")
-    amend_after_s: float = Field(default=8.0, ge=0, description="time an open handoff has to take in a new notice")
+    propose_after_s: float = Field(default=3.0, ge=0, description="time the agents have to act on a standing plan")
     open_within_s: float = Field(default=15.0, gt=0, description="a proposal nobody opens is dropped after this")
-    handoff_quiet_s: float = Field(default=90.0, gt=0, description="an open handoff without any news is given up")
+    handoff_quiet_s: float = Field(
+        default=240.0, gt=0, description="an open handoff without any news is given up; longer than agents wait"
+    )
     grow_settle_s: float = Field(default=3.0, ge=0, description="quiet time before a job grows onto new nodes")
-    start_within_s: float = Field(default=240.0, gt=0, description="a start that makes no step within this failed")
+    start_within_s: float = Field(
+        default=270.0, gt=0, description="a start that makes no step within this failed; longer than agents wait"
+    )
     stop_within_s: float = Field(default=60.0, gt=0, description="ranks still there after this are declared gone")
     stall_after_s: float = Field(default=20.0, gt=0, description="no step for so long while a member is silent: lost")
     starts_max: int = Field(default=3, ge=1, description="failed starts in a row before the job is failed")

@@ -86,6 +86,8 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
         row.source_layout = row.source_layout or _layout_of_parent(session, job, mirror)
     burn(job, mirror.generation)
     session.flush()
+    if mirror.state is not HandoffState.ABORTED:
+        _drop_unopened(session, job, mirror, now=now)
     refusal = _activate_if_due(session, job, mirror, now=now) if mirror.state is HandoffState.ACTIVE else None
     if refusal is not None:
         row.reason = f"{row.reason}; not taken as the job's generation: {refusal}".removeprefix("; ")
@@ -113,6 +115,17 @@ def _make_room(session: Session, job: JobRow, mirror: HandoffMirror, *, now: dat
     drop_handoff(other, f"generation {mirror.generation} went to handoff {mirror.handoff_id}", now=now)
     session.flush()
     return None
+
+
+def _drop_unopened(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> None:
+    """A proposal of ours that the agents forestalled with a handoff of their own is moot."""
+    statement = select(HandoffRow).where(
+        HandoffRow.job_id == job.job_id,
+        HandoffRow.state == HandoffState.PROPOSED,
+        HandoffRow.handoff_id != mirror.handoff_id,
+    )
+    for row in session.scalars(statement):
+        drop_handoff(row, f"the agents opened handoff {mirror.handoff_id} instead", now=now)
 
 
 def _copy_over(row: HandoffRow, mirror: HandoffMirror, *, now: datetime) -> None:

@@ -159,13 +159,14 @@ def _view(
         world=inputs.world,
         source=SourceKind(row.source_kind) if row else None,
         handoff=handoffs.as_open(handoff) if handoff else None,
-        last_handoff_at=ended.changed_at if ended else None,
+        last_handoff_at=ended.recorded_at if ended else None,
         leaving=_leaving(noticed, members),
         silent=by_state[NodeState.SILENT],
         gone=by_state[NodeState.GONE],
         absent=_absent(session, handoff),
         broken=_broken(nodes, job) + handoffs.broken_reasons(session, job),
         ranks_left=_ranks_left(session, job),
+        ahead=_ahead(nodes, job),
         last_step=job.last_step,
         last_step_at=job.last_step_at,
         checkpoint=newest_checkpoint(session, job.job_id),
@@ -228,6 +229,19 @@ def _broken(nodes: Sequence[NodeRow], job: JobRow) -> tuple[str, ...]:
         for rank in node.ranks
         if rank["job_id"] == job.job_id and rank["generation"] == job.active_generation and rank["stage"] in failed
     )
+
+
+def _ahead(nodes: Sequence[NodeRow], job: JobRow) -> int | None:
+    """The highest generation above the active one in which a living node's rank already trains."""
+    trains = (RankStage.TRAINING, RankStage.ACTIVE)
+    found = [
+        rank["generation"]
+        for node in nodes
+        for rank in node.ranks
+        if node.state != NodeState.GONE and rank["job_id"] == job.job_id and rank["stage"] in trains
+    ]
+    newest = max(found, default=0)
+    return newest if job.active_generation is not None and newest > job.active_generation else None
 
 
 def _ranks_left(session: Session, job: JobRow) -> int:

@@ -14,12 +14,11 @@ from service.planner.inputs import Decision, Verdict, World
 class Patience:
     """How long to wait for agents before acting for them, in seconds (see Settings)."""
 
-    propose_after_s: float = 2.0
-    amend_after_s: float = 8.0
+    propose_after_s: float = 3.0
     open_within_s: float = 15.0
-    handoff_quiet_s: float = 90.0
+    handoff_quiet_s: float = 240.0
     grow_settle_s: float = 3.0
-    start_within_s: float = 240.0
+    start_within_s: float = 270.0
     stop_within_s: float = 60.0
     stall_after_s: float = 20.0
     starts_max: int = 3
@@ -61,7 +60,8 @@ class JobView:
     the present world; `restart`: its word if that world is given up.
 
     `gone`, `silent`: members that are; `absent`: targets of the open handoff that are either; `broken`: reasons of
-    ranks that failed; `ranks_left`: rank processes of this job that living agents still report.
+    ranks that failed; `ranks_left`: rank processes of this job that living agents still report; `ahead`: a generation
+    that the service was not told of and in which ranks already train.
     """
 
     state: JobState
@@ -80,6 +80,7 @@ class JobView:
     absent: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
     ranks_left: int = 0
+    ahead: int | None = None
     last_step: int = 0
     last_step_at: datetime | None = None
     checkpoint: Checkpoint | None = None
@@ -136,6 +137,9 @@ def next_action(view: JobView, patience: Patience) -> Action:
 
 def _keep_running(view: JobView, patience: Patience) -> Action:
     """A job that has ranks, or should: losses first, then notices, then growth."""
+    if view.ahead is not None:
+        # The agents made a handoff while this service was away; judging by the old roster would restart a healthy job.
+        return Action(Do.NOTHING, f"generation {view.ahead} trains, its handoff is still to be told", look_again_s=1.0)
     loss = _why_lost(view, patience)
     if loss is not None:
         return _fall_back(view, patience, loss)

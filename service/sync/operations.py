@@ -19,7 +19,7 @@ from agent.protocol.sync import Refusal, StepRow, SyncReport
 from service.db.wake import RECONCILERS, job_topic, notify
 from service.handoffs.operations import mirror_handoff
 from service.jobs.membership import refresh_members
-from service.jobs.operations import lock_job, set_state, touch
+from service.jobs.operations import burn, lock_job, set_state, touch
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobMemberRow, JobRow, JobState, RankLogRow
 from service.jobs.tables import StepRow as StepTable
 from service.leases.operations import ensure_lease
@@ -157,6 +157,7 @@ def _store_progress(intake: Intake) -> None:
         job = intake.jobs.get(rank.job_id)
         if job is None:
             continue
+        burn(job, rank.generation)
         if rank.step > 0 and rank.stage is not RankStage.STARTING:
             _advance(intake, job, generation=rank.generation, step=rank.step)
 

@@ -93,6 +93,12 @@ class FakeAgent:
         assert self.orders is not None and len(self.orders.jobs) == 1, self.orders
         return self.orders.jobs[0]
 
+    def roster(self) -> Roster:
+        """The roster that the last orders name."""
+        found = self.job_order().roster
+        assert found is not None
+        return found
+
     def notice(self, *, deadline_s: float | None = 120, kind: NoticeKind = NoticeKind.INTERRUPTION) -> NoticeFact:
         now: datetime = self.clock()
         return NoticeFact(
@@ -128,8 +134,9 @@ def roster(job_id: str, generation: int, layout: Layout, *nodes: str) -> Roster:
     return Roster(job_id=job_id, generation=generation, layout=layout, members=members)
 
 
-def mirror(source: Roster, target: Roster, at: datetime, **more: Any) -> HandoffMirror:
+def mirror(source: Roster | None, target: Roster, at: datetime, **more: Any) -> HandoffMirror:
     """A handoff from `source` to `target`; active unless said otherwise."""
+    assert source is not None
     values: dict[str, Any] = {
         "handoff_id": uuid4(),
         "job_id": target.job_id,

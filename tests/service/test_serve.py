@@ -106,7 +106,7 @@ def test_a_job_starts_by_itself_and_agents_are_woken_at_once(tmp_path, database)
             assert name == "wake" and event["orders_seq"] > 0
             assert woken_s < 5
             order = agents[0].sync().jobs[0]
-            assert (order.generation, str(order.roster.layout)) == (1, "TP2xPP1xDP1")
+            assert (order.generation, str(agents[0].roster().layout)) == (1, "TP2xPP1xDP1")
             with client.stream("GET", f"/api/v1/jobs/{job_id}/watch") as events:
                 lines = sse(events)
                 assert next(lines)[1]["job"]["state"] == "starting"

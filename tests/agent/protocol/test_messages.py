@@ -8,7 +8,17 @@ import pytest
 from pydantic import ValidationError
 
 from agent.protocol import peer, rank, sync
-from agent.protocol.base import HandoffCause, HandoffState, Layout, Member, Placement, RankStage, Reason, Roster
+from agent.protocol.base import (
+    HandoffCause,
+    HandoffState,
+    Layout,
+    Member,
+    Placement,
+    RankStage,
+    Reason,
+    Roster,
+    StoreAddress,
+)
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ROSTER = Roster(
@@ -50,7 +60,7 @@ MIRROR = sync.HandoffMirror(
         ),
         rank.Prepare(
             handoff_id=ID, parent=1, generation=2, plan_revision=1, source=ROSTER, target=TARGET,
-            store={"host": "h", "port": 1}, deadline_utc=NOW,
+            store=StoreAddress(host="h", port=1), deadline_utc=NOW,
         ),
         peer.Envelope(
             sender="a", receiver="b", agent_incarnation=ID, job_id="j-1", issued_utc=NOW, kind=peer.PeerKind.ORDER,

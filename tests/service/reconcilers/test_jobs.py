@@ -4,7 +4,7 @@ import threading
 from datetime import timedelta
 
 from agent.protocol.base import HandoffState, Layout, RankStage, Reason
-from agent.protocol.sync import SourceCheckpoint
+from agent.protocol.sync import SourceCheckpoint, SourceHandoff, SourceInit
 from service.jobs.tables import JobRow
 from service.reconcilers import jobs
 from tests.service.fake_agent import JOB, mirror, roster
@@ -26,8 +26,9 @@ def test_the_first_generation_starts_on_the_nodes_that_are_ready(fleet: Fleet):
     fleet.round()
     fleet.round()
     order = fleet.agents["c"].job_order()
-    assert (order.generation, str(order.roster.layout), order.source.kind) == (1, "TP2xPP2xDP1", "init")
-    assert order.roster.node_ids() == ("a", "b", "c", "d")
+    assert (order.generation, order.source) == (1, SourceInit())
+    assert str(fleet.agents["c"].roster().layout) == "TP2xPP2xDP1"
+    assert fleet.agents["c"].roster().node_ids() == ("a", "b", "c", "d")
     assert order.peers.keys() == {"a", "b", "c", "d"}
     assert order.lead_order == ("a", "b", "c", "d")
     assert order.spec.job_args()["data_prefix"] == "/data/corpus"
@@ -59,7 +60,7 @@ def test_a_notice_that_no_agent_acts_on_becomes_a_proposal_of_the_service(fleet:
     fleet.run()
     notice = fleet.agents["b"].notice()
     fleet.round(parts={"b": {"notices": (notice,)}})
-    for _ in range(3):
+    for _ in range(4):
         fleet.round()
     (handoff,) = fleet.handoffs()
     assert (handoff["state"], handoff["cause"], handoff["leaving"]) == ("proposed", "notice", ["b"])
@@ -79,7 +80,7 @@ def test_a_proposal_that_the_agents_carry_through_becomes_the_jobs_generation(fl
     job = fleet.job()
     assert (job["active_generation"], job["layout"], job["nodes"]) == (2, "TP1xPP3xDP1", ["a", "c", "d"])
     assert fleet.handoffs()[0]["state"] == "active"
-    assert fleet.agents["a"].orders.jobs[0].source.kind == "handoff"
+    assert isinstance(fleet.agents["a"].job_order().source, SourceHandoff)
 
 
 def test_the_agents_own_handoff_keeps_the_service_from_proposing_one(fleet: Fleet):
@@ -104,7 +105,7 @@ def test_after_an_abort_as_superseded_the_next_plan_covers_all_noticed_nodes(fle
         update={"state": HandoffState.ABORTED, "superseded": True, "reason": Reason(text="d got a notice too")}
     )
     fleet.round(parts={"d": {"notices": (fleet.agents["d"].notice(),)}, "a": {"handoffs": (aborted,)}})
-    for _ in range(3):
+    for _ in range(4):
         fleet.round()
     newest, first = fleet.handoffs()
     assert (first["state"], first["superseded"], first["reason"]) == ("aborted", True, "d got a notice too")
@@ -201,14 +202,15 @@ def test_too_few_nodes_suspend_the_job_and_their_return_resumes_it_from_the_chec
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(25),)}})
     leaving = {name: {"notices": (fleet.agents[name].notice(),)} for name in ("b", "c", "d")}
     fleet.round(parts=leaving)
-    for _ in range(5):
+    for _ in range(7):
         fleet.round()
     job = fleet.job()
     assert (job["state"], "1 nodes are ready" in job["reason"] or job["reason"] == "too few nodes") == (
         "suspended",
         True,
     )
-    assert fleet.agents["a"].orders.jobs == (), "a suspended job holds no nodes"
+    orders = fleet.agents["a"].orders
+    assert orders is not None and orders.jobs == (), "a suspended job holds no nodes"
     fleet.add("x", "y")
     for _ in range(4):
         fleet.round()
@@ -223,13 +225,13 @@ def test_a_start_that_never_makes_a_step_is_tried_again_and_then_fails(fleet: Fl
     for _ in range(3):
         for _ in range(5):
             fleet.round(trains=False, seconds=1)
-        fleet.clock.advance(240)
+        fleet.clock.advance(270)
         for agent in fleet.agents.values():
             agent.sync(**fleet.state_of(agent, False))
         fleet.round(trains=False)
     job = fleet.job()
     assert job["state"] == "failed"
-    assert job["reason"] == "3 starts in a row failed; the last one: the start made no step within 240 s"
+    assert job["reason"] == "3 starts in a row failed; the last one: the start made no step within 270 s"
 
 
 def test_stopping_waits_for_the_ranks_and_then_frees_the_nodes(fleet: Fleet):
@@ -295,6 +297,34 @@ def test_a_claim_that_has_expired_is_taken_over_and_its_late_owner_changes_nothi
     assert jobs.tick(fleet.context) == 1
     with fleet.context.sessions.begin() as session:
         assert jobs.take_back(session, JobRow, key=JobRow.job_id == fleet.job_id, token=token) is None
+
+
+def test_a_handoff_that_the_agents_open_themselves_makes_the_services_proposal_moot(fleet: Fleet):
+    fleet.run()
+    fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}})
+    for _ in range(4):
+        fleet.round()
+    order = fleet.agents["a"].job_order()
+    assert order.handoff is not None
+    target = roster(fleet.job_id, 2, Layout(pp=3), "c", "a", "d")
+    own = mirror(order.roster, target, fleet.clock(), state=HandoffState.PREPARING)
+    assert fleet.agents["a"].sync(handoffs=(own,)).jobs[0].handoff is None
+    reasons = {item["proposer"]: item["reason"] for item in fleet.handoffs()}
+    assert reasons["service"] == f"the agents opened handoff {own.handoff_id} instead"
+
+
+def test_a_job_whose_agents_are_ahead_is_left_alone_until_they_tell_of_their_handoff(fleet: Fleet):
+    fleet.run()
+    order = fleet.agents["a"].job_order()
+    ahead = fleet.agents["a"].rank(order, step=40, generation=2)
+    del fleet.agents["d"]
+    for _ in range(40):
+        fleet.round(parts={"a": {"ranks": (ahead,), "steps": ()}})
+    job = fleet.job()
+    assert (job["state"], job["active_generation"]) == ("running", 1)
+    target = roster(fleet.job_id, 2, Layout(pp=3), "a", "b", "c")
+    fleet.round(parts={"a": {"ranks": (ahead,), "handoffs": (mirror(order.roster, target, fleet.clock()),)}})
+    assert fleet.job()["active_generation"] == 2
 
 
 def test_a_service_that_was_away_does_not_declare_its_nodes_gone(fleet: Fleet):
