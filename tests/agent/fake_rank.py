@@ -37,6 +37,7 @@ from agent.supervisor.process import own_identity
 from agent.supervisor.zygote import listen
 
 STEP_S = 0.02
+SLOW_S = 3.0
 
 
 def run(spec: dict[str, Any]) -> int:
@@ -61,6 +62,7 @@ class FakeRank:
         self.stage = RankStage.STARTING if self.waiting else RankStage.TRAINING
         self.order: Prepare | None = None
         self.permitted = False
+        self.prepared_at = 0.0
         self.listener = listen(spec.socket_path)
         self.clients: list[socket.socket] = []
         self.buffer = b""
@@ -126,6 +128,9 @@ class FakeRank:
                     self.turn(RankStage.PREPARING)
                 if self.fault == "never_prepared":
                     return None
+                if self.fault == "slow_prepare" and self.stage is RankStage.PREPARING:
+                    self.prepared_at = time.monotonic() + SLOW_S
+                    return None
                 if self.fault == "cannot_prepare":
                     self.turn(RankStage.ABORTED, Reason(text="planted: no memory", rank=0, phase="prepare"))
                     return None
@@ -164,6 +169,9 @@ class FakeRank:
 
     def advance(self) -> int | None:
         """One step, and the boundary after it."""
+        if self.stage is RankStage.PREPARING and 0 < self.prepared_at <= time.monotonic():
+            self.prepared_at = 0.0
+            self.turn(RankStage.PREPARED)
         if self.order is not None and self.stage is RankStage.READY and self.decided():
             self.cut_over(self.order)
         if self.waiting or self.stage is RankStage.LEFT:

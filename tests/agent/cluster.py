@@ -1,0 +1,154 @@
+"""Real agent processes on loopback with fake ranks, a stub service, and one metadata server per node."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from agent.notices.imds_server import ImdsServer
+from agent.protocol.base import HandoffState
+from agent.protocol.sync import HandoffMirror, RankStatus
+from agent.supervisor.process import ProcessIdentity, read_start_time
+from tests.agent.stub_service import JOB_ID, TOKEN, StubService
+from tests.agent.waiting import fake_job
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Cluster:
+    """Nodes by name, started one by one."""
+
+    def __init__(self, directory: Path, service: StubService) -> None:
+        self.directory = directory
+        self.service = service
+        self.agents: dict[str, subprocess.Popen[bytes]] = {}
+        self.metadata: dict[str, ImdsServer] = {}
+        (directory / "token").write_text(TOKEN + "\n")
+
+    def start_agent(self, name: str) -> None:
+        """A new agent for the node; it takes over what the one before left."""
+        if name not in self.metadata:
+            self.metadata[name] = ImdsServer().start()
+        command = [
+            *(sys.executable, "-m", "agent.main", "--service-url", self.service.url, "--node-id", name),
+            *("--token-file", str(self.directory / "token"), "--run-dir", str(self.directory / name)),
+            *("--provider", "aws", "--preload", "tests.agent.fake_rank"),
+            *("--rank-entry", "tests.agent.fake_rank:run"),
+        ]
+        environment = {
+            **os.environ,
+            "LIVER_AGENT_AWS_IMDS_URL": self.metadata[name].url,
+            "LIVER_AGENT_NOTICE_INTERVAL_S": "0.1",
+        }
+        with (self.directory / f"{name}.log").open("ab") as log:
+            self.agents[name] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+
+    def kill_agent(self, name: str) -> None:
+        """kill -9: nothing is tidied up."""
+        agent = self.agents.pop(name)
+        agent.kill()
+        agent.wait(timeout=10)
+
+    def announce(self, name: str, ends_in_s: float = 60.0) -> None:
+        """The node will go."""
+        assert not self.metadata[name].instance.change({"do": "interrupt", "ends_in_s": ends_in_s})
+
+    def rank(self, name: str) -> RankStatus | None:
+        """The node's rank as the service knows it."""
+        ranks = self.service.ranks.get(name, ())
+        return ranks[-1] if ranks else None
+
+    def log_of(self, name: str) -> str:
+        """What the node's agents wrote."""
+        return (self.directory / f"{name}.log").read_text()
+
+    def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+        """The first true value; fails with the end of every agent's log."""
+        limit = time.monotonic() + timeout_s
+        waiter = _Pause()
+        while not (value := condition()):
+            if time.monotonic() > limit:
+                logs = "\n".join(f"--- {name}\n{self.log_of(name)[-2500:]}" for name in sorted(self.metadata))
+                raise AssertionError(f"{what} did not happen in {timeout_s:g} s\n{logs}")
+            waiter.pause()
+        return value
+
+    def wait_training(self, generation: int, names: tuple[str, ...]) -> None:
+        """Every node's rank steps in this generation."""
+
+        def stepping() -> bool:
+            ranks = [self.rank(name) for name in names]
+            return all(rank and rank.generation == generation and rank.stage == "training" for rank in ranks)
+
+        self.wait(stepping, f"training in generation {generation} on {', '.join(names)}")
+
+    def wait_handoff(self, state: HandoffState, number: int = 1) -> HandoffMirror:
+        """The newest handoff in this state, once there are so many."""
+        found = self.wait(
+            lambda: len(self.service.handoffs(state)) >= number and self.service.handoffs(state), f"{number} {state}"
+        )
+        return found[-1]
+
+    def close(self) -> None:
+        """End agents, then what they leave behind."""
+        for agent in self.agents.values():
+            agent.send_signal(signal.SIGTERM)
+        for agent in self.agents.values():
+            agent.wait(timeout=10)
+        endings = [
+            subprocess.Popen(
+                [sys.executable, "-m", "agent.main", "--stop-ranks", "--run-dir", str(self.directory / name)],
+                cwd=ROOT,
+                stderr=subprocess.DEVNULL,
+            )
+            for name in self.metadata
+        ]
+        for ending in endings:
+            assert ending.wait(timeout=30) == 0
+        for server in self.metadata.values():
+            server.stop()
+        self.service.stop()
+
+
+class _Pause:
+    """A short wait on something that never happens, so that polling costs nothing."""
+
+    def __init__(self) -> None:
+        import threading
+
+        self._event = threading.Event()
+
+    def pause(self) -> None:
+        self._event.wait(0.03)
+
+
+@contextmanager
+def cluster(
+    *names: str, spares: tuple[str, ...] = (), faults: dict[str, str] | None = None, steps: int = 1_000_000
+) -> Iterator[Cluster]:
+    """A job on these nodes; `spares` run agents but hold no rank yet."""
+    directory = Path(tempfile.mkdtemp(prefix="liver-"))
+    service = StubService(fake_job(directory, faults=faults, steps=steps), names).start()
+    this = Cluster(directory, service)
+    try:
+        for name in (*names, *spares):
+            this.start_agent(name)
+        yield this
+    finally:
+        this.close()
+        shutil.rmtree(directory)
+
+
+def identity_of(rank: RankStatus) -> ProcessIdentity:
+    """The process behind a rank that is reported."""
+    return ProcessIdentity(rank.pid, read_start_time(rank.pid) or -1.0)
+
+
+__all__ = ["JOB_ID", "Cluster", "cluster", "identity_of"]

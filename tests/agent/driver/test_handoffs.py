@@ -1,0 +1,149 @@
+"""Handoffs across real agent processes; the ranks are real processes that train nothing."""
+
+import os
+import signal
+
+import pytest
+
+from agent.protocol.base import HandoffState
+from agent.protocol.sync import DesiredState
+from agent.supervisor.process import is_alive
+from tests.agent.cluster import cluster, identity_of
+
+pytestmark = pytest.mark.timeout(90)
+FOUR = ("a", "b", "c", "d")
+
+
+def test_a_notice_moves_the_job_from_four_nodes_to_three_without_restarting_a_survivor() -> None:
+    with cluster(*FOUR) as nodes:
+        nodes.wait_training(1, FOUR)
+        survivors = {name: identity_of(nodes.rank(name)) for name in FOUR[:3]}  # type: ignore[arg-type]
+        nodes.announce("d")
+        done = nodes.wait_handoff(HandoffState.ACTIVE)
+        assert (done.parent, done.generation, done.leaving, str(done.target.layout)) == (1, 2, ("d",), "TP1xPP3xDP1")
+        assert done.proposer == "a"
+        nodes.wait_training(2, FOUR[:3])
+        assert {name: identity_of(nodes.rank(name)) for name in FOUR[:3]} == survivors  # type: ignore[arg-type]
+        nodes.wait(lambda: nodes.rank("d") is None, "the end of the leaver")
+        done = nodes.wait(
+            lambda: next(
+                (m for m in nodes.service.handoffs(HandoffState.ACTIVE) if m.measures.lost_s is not None), None
+            ),
+            "the lost time",
+        )
+        measures = done.measures
+        assert measures.bytes_moved == 3_000
+        assert measures.pause_s == 0.05
+        assert measures.notice_to_safe_s is not None and measures.notice_to_safe_s < 30
+        assert {"to_ready", "to_boundary", "to_active", "prepare"} <= set(measures.phases_s)
+        assert "standing plan" in nodes.log_of("a")
+
+
+def test_a_service_that_died_before_the_notice_learns_of_the_handoff_later() -> None:
+    with cluster(*FOUR) as nodes:
+        nodes.wait_training(1, FOUR)
+        nodes.service.stop()
+        nodes.announce("a")
+        nodes.wait(lambda: "ended active" in nodes.log_of("b"), "the handoff without a service")
+        assert nodes.service.mirrors == {}
+        nodes.service.start()
+        done = nodes.wait_handoff(HandoffState.ACTIVE)
+        assert (done.proposer, done.leaving, done.generation) == ("b", ("a",), 2)
+        nodes.wait_training(2, FOUR[1:])
+        nodes.wait(lambda: (2, 1) in nodes.service.logs or nodes.service.logs, "the logs")
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+def test_an_agent_killed_in_the_middle_of_a_handoff_comes_back_and_the_handoff_goes_on(victim: str) -> None:
+    with cluster(*FOUR, faults={"c": "slow_prepare"}) as nodes:
+        nodes.wait_training(1, FOUR)
+        before = identity_of(nodes.rank(victim))  # type: ignore[arg-type]
+        nodes.announce("d")
+        nodes.wait_handoff(HandoffState.PREPARING)
+        nodes.kill_agent(victim)
+        assert is_alive(before)
+        nodes.start_agent(victim)
+        done = nodes.wait_handoff(HandoffState.ACTIVE)
+        assert done.generation == 2
+        nodes.wait_training(2, FOUR[:3])
+        assert identity_of(nodes.rank(victim)) == before  # type: ignore[arg-type]
+
+
+def test_a_second_notice_supersedes_the_first_handoff_and_one_plan_answers_both() -> None:
+    with cluster(*FOUR, faults={"a": "slow_prepare"}) as nodes:
+        nodes.wait_training(1, FOUR)
+        nodes.announce("d")
+        nodes.wait_handoff(HandoffState.PREPARING)
+        nodes.announce("c")
+        aborted = nodes.wait_handoff(HandoffState.ABORTED)
+        assert aborted.superseded
+        assert aborted.reason is not None and "c will go too" in aborted.reason.text
+        done = nodes.wait_handoff(HandoffState.ACTIVE)
+        assert (done.generation, done.leaving, str(done.target.layout)) == (3, ("c", "d"), "TP1xPP2xDP1")
+        nodes.wait_training(3, ("a", "b"))
+
+
+def test_a_rank_that_dies_while_preparing_aborts_the_handoff_with_its_name_and_the_world_is_told_lost() -> None:
+    with cluster(*FOUR, faults={"b": "dies_preparing"}) as nodes:
+        nodes.wait_training(1, FOUR)
+        nodes.announce("d")
+        aborted = nodes.wait_handoff(HandoffState.ABORTED)
+        assert aborted.reason is not None
+        assert aborted.reason.rank == 1
+        assert "exit code 17" in aborted.reason.text
+        failed = nodes.wait(lambda: nodes.service.failed, "the lost rank")
+        assert (failed[0].rank, failed[0].generation) == (1, 1)
+
+
+def test_a_rank_that_cannot_prepare_aborts_the_handoff_and_the_job_trains_on() -> None:
+    with cluster(*FOUR, faults={"b": "cannot_prepare"}) as nodes:
+        nodes.wait_training(1, FOUR)
+        nodes.announce("d")
+        aborted = nodes.wait_handoff(HandoffState.ABORTED)
+        assert aborted.reason is not None and "planted: no memory" in aborted.reason.text
+        steps = len(nodes.service.steps)
+        nodes.wait(lambda: len(nodes.service.steps) > steps + 5, "further steps")
+        nodes.wait_training(1, FOUR)
+
+
+def test_the_service_grows_a_job_to_a_new_node() -> None:
+    with cluster("a", "b", spares=("e",)) as nodes:
+        nodes.wait_training(1, ("a", "b"))
+        handoff_id = nodes.service.propose(("a", "b", "e"))
+        done = nodes.wait_handoff(HandoffState.ACTIVE)
+        assert (done.handoff_id, done.plan_digest, done.leaving) == (handoff_id, "grow", ())
+        nodes.wait_training(2, ("a", "b", "e"))
+        nodes.announce("e")
+        nodes.wait_handoff(HandoffState.ACTIVE, 2)
+        nodes.wait_training(3, ("a", "b"))
+
+
+def test_a_rank_killed_from_outside_is_told_as_lost_and_not_started_again() -> None:
+    with cluster("a", "b") as nodes:
+        nodes.wait_training(1, ("a", "b"))
+        rank = nodes.rank("b")
+        assert rank is not None
+        os.kill(rank.pid, signal.SIGKILL)
+        failed = nodes.wait(lambda: nodes.service.failed, "the lost rank")[0]
+        assert failed.reason is not None and "SIGKILL" in failed.reason.text
+        assert (failed.rank, failed.generation) == (1, 1)
+
+
+def test_a_stopped_job_ends_on_every_node_and_a_finished_one_says_so() -> None:
+    with cluster("a", "b") as nodes:
+        nodes.wait_training(1, ("a", "b"))
+        nodes.service.desired = DesiredState.STOP
+        nodes.wait(lambda: nodes.rank("a") is None and nodes.rank("b") is None, "the end of the ranks")
+    with cluster("a", steps=60) as nodes:
+        assert nodes.wait(lambda: nodes.service.finished, "the end of the job")[0] == 60
+        assert nodes.wait(lambda: len([loss for loss in nodes.service.steps.values() if loss]) == 60, "all losses")
+
+
+def test_a_metadata_service_that_fails_is_reported_as_unknown() -> None:
+    with cluster("a") as nodes:
+        nodes.wait_training(1, ("a",))
+        nodes.metadata["a"].instance.change({"do": "mode", "mode": "error"})
+        problem = nodes.wait(lambda: nodes.service.notice_problems["a"], "the problem")
+        assert "answered 500" in problem
+        nodes.metadata["a"].instance.change({"do": "mode", "mode": "ok"})
+        nodes.wait(lambda: not nodes.service.notice_problems["a"], "the end of the problem")

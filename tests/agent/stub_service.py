@@ -1,0 +1,215 @@
+"""A small real HTTP server in the place of the service: one job, orders derived from what agents report. No database.
+
+It can be stopped and started again on its port, as a service that goes away and comes back with all it knew.
+"""
+
+import json
+import threading
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from uuid import UUID, uuid4
+
+from agent.protocol.base import HandoffCause, HandoffState, Layout, Member, Placement, Roster, StoreAddress
+from agent.protocol.jobfile import JobFile
+from agent.protocol.sync import (
+    DesiredState,
+    GenerationSource,
+    HandoffMirror,
+    HandoffOrder,
+    JobOrder,
+    LayoutByCount,
+    LayoutForCount,
+    NoticeFact,
+    RankStatus,
+    SourceHandoff,
+    SourceInit,
+    StandingPlan,
+    SyncOrders,
+    SyncReport,
+)
+
+JOB_ID = "fake-job"
+TOKEN = "agents-secret"
+
+
+class StubService:
+    """What the service knows; every method is called under the lock."""
+
+    def __init__(self, spec: JobFile, members: tuple[str, ...]) -> None:
+        self.lock = threading.RLock()
+        self.spec = spec
+        self.desired = DesiredState.RUN
+        self.generation = 1
+        self.next_generation = 2
+        self.origin = uuid4()
+        self.source: GenerationSource = SourceInit()
+        self.roster = roster_of(1, members)
+        self.store: StoreAddress | None = None
+        self.store_node: str | None = None
+        self.told = set(members)
+        self.peers: dict[str, str] = {}
+        self.notices: dict[str, NoticeFact] = {}
+        self.handoff: HandoffOrder | None = None
+        self.mirrors: dict[UUID, HandoffMirror] = {}
+        self.ranks: dict[str, tuple[RankStatus, ...]] = {}
+        self.failed: list[RankStatus] = []
+        self.steps: dict[tuple[int, int], float | None] = {}
+        self.logs: dict[tuple[int, int], str] = {}
+        self.finished: list[int] = []
+        self.checkpoints: list[str] = []
+        self.notice_problems: dict[str, str] = {}
+        self.seq = 0
+        self._server: ThreadingHTTPServer | None = None
+        self._port = 0
+
+    def start(self) -> "StubService":
+        service = self
+
+        class Bound(_Handler):
+            stub = service
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Bound)
+        self._server.daemon_threads = True
+        self._port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+        return self
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._port}"
+
+    def handoffs(self, state: HandoffState) -> list[HandoffMirror]:
+        with self.lock:
+            return [mirror for mirror in self.mirrors.values() if mirror.state is state]
+
+    def propose(self, nodes: tuple[str, ...]) -> UUID:
+        """A handoff to these nodes, as the service does to grow."""
+        with self.lock:
+            self.told |= set(nodes)
+            self.handoff = HandoffOrder(
+                handoff_id=uuid4(),
+                parent=self.generation,
+                cause=HandoffCause.GROW,
+                target=Placement(layout=Layout(pp=len(nodes)), members=members_of(nodes)),
+                plan_digest="grow",
+                proposed_utc=datetime.now(UTC),
+                reason="more nodes",
+            )
+            return self.handoff.handoff_id
+
+    def take(self, report: SyncReport) -> SyncOrders:
+        with self.lock:
+            self.seq += 1
+            node_id = report.node.node_id
+            self.peers[node_id] = report.node.peer_url
+            self.notice_problems[node_id] = report.node.notice_problem
+            self.ranks[node_id] = report.ranks
+            self.failed += [rank for rank in report.ranks if rank.stage == "failed"]
+            self.notices |= {fact.node_id: fact for fact in report.notices}
+            self.finished += [item.step for item in report.finished]
+            self.checkpoints += [item.path for item in report.checkpoints]
+            for row in report.steps:
+                self.steps[(row.generation, row.step)] = row.loss or self.steps.get((row.generation, row.step))
+            for chunk in report.logs:
+                key = (chunk.generation, chunk.rank)
+                self.logs[key] = self.logs.get(key, "")[: chunk.offset] + chunk.text
+            for hosted in report.stores:
+                if hosted.generation == self.generation and self.store is None:
+                    self.store, self.store_node = StoreAddress(host=hosted.host, port=hosted.port), node_id
+            for mirror in report.handoffs:
+                self._take_mirror(mirror)
+            told = node_id in self.told or node_id in self.roster.node_ids() or bool(report.ranks)
+            return SyncOrders(
+                orders_seq=self.seq,
+                issued_utc=datetime.now(UTC),
+                accepted_incarnation=report.agent_incarnation,
+                accepted_report_seq=report.report_seq,
+                jobs=(self._order(),) if told else (),
+                poll_s=0.1,
+            )
+
+    def _take_mirror(self, mirror: HandoffMirror) -> None:
+        known = self.mirrors.get(mirror.handoff_id)
+        if known is not None and known.mirror_seq >= mirror.mirror_seq:
+            return
+        self.mirrors[mirror.handoff_id] = mirror
+        self.next_generation = max(self.next_generation, mirror.generation + 1)
+        if self.handoff is not None and self.handoff.handoff_id == mirror.handoff_id:
+            self.handoff = None
+        if mirror.state is HandoffState.ACTIVE and mirror.generation > self.generation:
+            self.generation, self.roster = mirror.generation, mirror.target
+            self.origin, self.source = mirror.handoff_id, SourceHandoff(handoff_id=mirror.handoff_id)
+            self.store, self.store_node = mirror.store, mirror.store_node
+
+    def _order(self) -> JobOrder:
+        nodes = self.roster.node_ids()
+        return JobOrder(
+            job_id=JOB_ID,
+            spec=self.spec,
+            peer_key="p" * 43,
+            desired=self.desired,
+            generation=self.generation,
+            origin_id=self.origin,
+            source=self.source,
+            roster=self.roster,
+            next_generation=self.next_generation,
+            peers=dict(self.peers),
+            store_node=self.store_node,
+            store=self.store,
+            lead_order=tuple(sorted(nodes, key=lambda name: name in self.notices)),
+            standing_plans=tuple(self._standing_plan(name) for name in nodes),
+            layouts_by_count=LayoutByCount(
+                choices=tuple(
+                    LayoutForCount(nodes=count, layout=Layout(pp=count), reason="pipeline only")
+                    for count in range(1, 9)
+                )
+            ),
+            handoff=self.handoff,
+            notices=tuple(fact for fact in self.notices.values() if fact.node_id in nodes),
+        )
+
+    def _standing_plan(self, leaving: str) -> StandingPlan:
+        staying = tuple(name for name in self.roster.node_ids() if name != leaving)
+        target = Placement(layout=Layout(pp=len(staying)), members=members_of(staying)) if staying else None
+        return StandingPlan(
+            parent=self.generation, leaving=(leaving,), target=target, plan_digest="standing", reason="one node less"
+        )
+
+
+def members_of(nodes: tuple[str, ...]) -> tuple[Member, ...]:
+    return tuple(Member(node_id=name, slot=0) for name in nodes)
+
+
+def roster_of(generation: int, nodes: tuple[str, ...]) -> Roster:
+    return Roster(job_id=JOB_ID, generation=generation, layout=Layout(pp=len(nodes)), members=members_of(nodes))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    stub: StubService
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.headers["Authorization"] != f"Bearer {TOKEN}":
+            return self._answer(401, json.dumps({"code": "unauthenticated", "detail": "no such token"}))
+        orders = self.stub.take(SyncReport.model_validate_json(body))
+        return self._answer(200, orders.model_dump_json(by_alias=True))
+
+    def do_GET(self) -> None:
+        self._answer(404, "no wake stream here, agents poll")
+
+    def _answer(self, status: int, body: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body.encode())))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Silent."""
