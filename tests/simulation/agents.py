@@ -90,9 +90,9 @@ class SimAgent:
     def handle(self, event: ParticipantEvent) -> None:
         if not self.up:
             return
-        before = self.participant.state
+        before, promise = self.participant.state, self.participant.record.promise
         effects = self.participant.handle(event, self.simulation.clock.now)
-        self.simulation.coverage.participant(before, event)
+        self.simulation.coverage.participant(before, promise, event)
         self.carry_out(effects)
 
     def carry_out(self, effects: tuple[ParticipantEffect, ...]) -> None:
@@ -131,6 +131,8 @@ class SimAgent:
                 if not self._command("stop"):
                     sim.clock.after(0.05, self._no_process)
             case QueryRank():
+                if sim.takes_fault("rank slow to answer", self.member):
+                    return
                 if not self._command("status"):
                     sim.clock.after(0.05, self._no_process)
             case _:
@@ -183,10 +185,7 @@ class SimAgent:
         if incarnation != self.incarnation:
             return
         self.ticking = False
-        if self.up and self.participant.wants_ticks:
-            self.ticking = True
-            self.simulation.clock.after(PARTICIPANT_TICK_S, self._tick, incarnation)
-            self.handle(ParticipantTick())
+        self.handle(ParticipantTick())  # Once more when it wants none: that must change nothing.
 
     def crash(self, restart_after_s: float) -> None:
         """The agent process dies; ranks go on. What was not journalled is gone."""
@@ -292,10 +291,7 @@ class ProposerHost:
         if incarnation != self.incarnation:
             return
         self.ticking = False
-        if self.up and self.proposer.record.proposal is not None:
-            self.ticking = True
-            self.simulation.clock.after(PROPOSER_TICK_S, self._tick, incarnation)
-            self.handle(ProposerTick())
+        self.handle(ProposerTick())  # Once more after the end: that must change nothing.
 
     def crash(self, restart_after_s: float) -> None:
         if self.up:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from liver_core.handoff.cutover import CutoverEvent, CutoverState
-from liver_core.handoff.messages import Phase
+from liver_core.handoff.messages import Phase, Promise
 from liver_core.handoff.participant_events import (
     OrderReceived,
     ParticipantEvent,
@@ -25,10 +25,11 @@ class Coverage:
     def __init__(self) -> None:
         self.pairs: Counter[Pair] = Counter()
 
-    def participant(self, state: ParticipantState, event: ParticipantEvent) -> None:
+    def participant(self, state: ParticipantState, promise: Promise | None, event: ParticipantEvent) -> None:
+        """`state` and `promise` are those before the event."""
         name = event.__class__.__name__
         if isinstance(event, RankReported):
-            name = f"Rank.{event.stage}"
+            name = f"Rank.{event.stage}" if _is_about(event, promise) else "Rank.other"
         elif isinstance(event, OrderReceived):
             name = f"Order.{event.order.phase}"
         self.pairs["participant", state, name] += 1
@@ -40,9 +41,19 @@ class Coverage:
         self.pairs["cutover", state, event.__class__.__name__] += 1
 
 
+def _is_about(event: RankReported, promise: Promise | None) -> bool:
+    """Whether the rank speaks of the promised revision of the promised handoff, or of no handoff at all."""
+    if not event.handoff_id:
+        return True
+    if promise is None or event.handoff_id != promise.handoff_id:
+        return False
+    return event.plan_revision in (None, promise.plan_revision)
+
+
 PARTICIPANT_EVENTS = (
     *(f"Order.{phase}" for phase in Phase),
     *(f"Rank.{stage}" for stage in RankStage),
+    "Rank.other",
     "RankDied",
     "Tick",
 )

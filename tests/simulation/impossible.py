@@ -1,5 +1,46 @@
-"""Pairs that no run can give. Pure."""
+"""(state, event) pairs that no run can give, each with its reason. The unit tests drive them all the same. Pure.
 
-from tests.simulation.coverage import Pair
+The simulator checks the claim: a run that meets one of these fails.
+"""
 
-IMPOSSIBLE: dict[Pair, str] = {}
+from tests.simulation.coverage import CUTOVER_EVENTS, Pair
+
+_IN_ORDER = "a rank speaks in order, and it has said something that comes after this"
+_PERMITTED_FIRST = "a rank shows no tag and reaches no boundary before it was permitted, and it says so in between"
+_NOTHING_PROMISED = "without a promise every handoff is another one"
+_NOT_TOLD = "the rank was not told of this handoff yet"
+_NOT_ASKED = "an answer comes to a question, and nothing was asked"
+_ASKED_ONCE = "every question is asked once and answered once"
+_PAST = "the boundary is agreed once, and nothing withdraws after it"
+_OVER = "the host stops asking and ticking when the cutover has ended"
+
+_PARTICIPANT: dict[tuple[str, str], str] = {
+    ("aborting", "active left"): _IN_ORDER,
+    ("active", "aborted cutting_over left prepared preparing ready other"): _IN_ORDER,
+    ("cutting_over", "prepared preparing ready training other"): _IN_ORDER,
+    ("idle", "preparing prepared ready cutting_over active left aborted"): _NOTHING_PROMISED,
+    ("permitted", "active left preparing training other"): _IN_ORDER,
+    ("preparing", "active cutting_over left ready"): _PERMITTED_FIRST,
+    ("ready", "active left ready"): _PERMITTED_FIRST,
+    ("ready", "preparing training other"): _IN_ORDER,
+    ("stopping", "preparing prepared ready cutting_over active left aborted"): _NOT_TOLD,
+}
+_CUTOVER: dict[tuple[str, str], str] = {
+    ("waiting", "StateRead CertificateCompared BarrierPassed BarrierFailed DecisionRead StoreUnreachable"): _NOT_ASKED,
+    ("reading", "CertificateCompared BarrierPassed BarrierFailed DecisionRead StoreUnreachable"): _NOT_ASKED,
+    ("held", "StateRead"): _ASKED_ONCE,
+    ("held", "BarrierPassed BarrierFailed DecisionRead StoreUnreachable"): _NOT_ASKED,
+    ("reading", "BoundaryAgreed Withdrawn"): _PAST,
+    ("held", "BoundaryAgreed Withdrawn"): _PAST,
+    ("voted", "BoundaryAgreed Withdrawn"): _PAST,
+    ("decided", "BoundaryAgreed Withdrawn"): _PAST,
+    ("decided", "StateRead CertificateCompared DecisionRead StoreUnreachable Tick"): _OVER,
+    ("fell", " ".join(CUTOVER_EVENTS)): _OVER,
+    ("released", " ".join(CUTOVER_EVENTS)): _OVER,
+}
+
+IMPOSSIBLE: dict[Pair, str] = {
+    ("participant", state, f"Rank.{stage}"): reason
+    for (state, stages), reason in _PARTICIPANT.items()
+    for stage in stages.split()
+} | {("cutover", state, event): reason for (state, events), reason in _CUTOVER.items() for event in events.split()}

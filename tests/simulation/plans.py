@@ -16,6 +16,7 @@ FAULTS = (
     "host crash",
     "host crash between effects",
     "rank dies",
+    "rank breaks while its agent restarts",
     "node dies",
     "store dies",
     "store cut off",
@@ -30,6 +31,7 @@ FAULTS = (
     "barrier fails",
     "digest differs",
     "hello again",
+    "rank slow to answer",
     "late order",
 )
 TRIGGERS = ("preparing", "prepared", "ready", "cutting_over", "active")

@@ -144,6 +144,7 @@ class SimRank:
     # Commands of the agent.
 
     def prepare(self, order: Order) -> None:
+        self._hello_now_and_then()
         held = self.order
         same = held is not None and held.handoff_id == order.handoff_id
         if same and held is not None and held.plan_revision == order.plan_revision:
@@ -211,17 +212,29 @@ class SimRank:
         if self.order is None or self.order.handoff_id != handoff_id:
             self.simulation.rank_says(self, RankReported(handoff_id, self.generation, RankStage.ABORTED, reason=reason))
         elif self.stage in _BUILDING:
-            if self.cutover is not None:
-                self.cutover_event(Withdrawn(reason))
-            if self.stage in _BUILDING:
-                self._drop(reason)
+            # The tag goes at once; dropping a world may take seconds, in which g trains on.
+            self.tag = 0
+            slow_s = 4.0 * self.simulation.random.random() if self.simulation.random.random() < 0.1 else 0.0
+            self.simulation.clock.after(slow_s, self._dropped, self.order, reason)
         else:
             self.say()
+
+    def _dropped(self, order: Order, reason: Reason) -> None:
+        if not self.alive or self.order is not order or self.stage not in _BUILDING:
+            return
+        if self.cutover is not None:
+            self.cutover_event(Withdrawn(reason))
+        if self.stage in _BUILDING:
+            self._drop(reason)
 
     def retire(self, handoff_id: HandoffId) -> None:
         """What the older world held may be freed; from now on this rank just trains."""
         if self.order is not None and self.order.handoff_id == handoff_id and self.stage is RankStage.ACTIVE:
             self._forget()
+
+    def _hello_now_and_then(self) -> None:
+        if self.simulation.chaos and self.simulation.random.random() < 0.05:
+            self.status()
 
     def _forget(self) -> None:
         self.order = None
@@ -231,11 +244,18 @@ class SimRank:
         self.reason = None
 
     def stop(self) -> None:
-        self.exit()
+        """A process takes its time to end; until then its world goes on."""
+        self._hello_now_and_then()
+        self.simulation.clock.after(2.0 * self.simulation.random.random() ** 4, self.exit)
 
     def status(self) -> None:
-        if self.stage is RankStage.ABORTED and self.world is not None:
-            self._forget()  # It was said; a rank that holds nothing says that it trains.
+        """An answer may be the stage of the last handoff, or just that the rank trains when that one is over."""
+        just_trains = self.simulation.random.random() < 0.5
+        if just_trains and self.stage is RankStage.ABORTED and self.world is not None:
+            self._forget()
+        if just_trains and self.stage is RankStage.ACTIVE:
+            self.simulation.rank_says(self, RankReported(HandoffId(""), self.generation, RankStage.TRAINING))
+            return
         self.say()
 
     # What the process says and how it ends.

@@ -17,6 +17,7 @@ from liver_core.handoff import (
     Order,
     Participant,
     ParticipantRecord,
+    Phase,
     Proposal,
     Proposer,
     ProposerRecord,
@@ -69,7 +70,7 @@ class Simulation:
         self.refused = 0
         self.notes: list[tuple[float, str]] | None = None  # a list when somebody wants to read along
         self.chaos = True
-        self.orders: dict[str, Order] = {}
+        self.orders: dict[tuple[str, Phase], Order] = {}
         self.stores: dict[str, SimStore] = {}
         self.barriers: dict[tuple[str, int], Barrier] = {}
         self.worlds: dict[int, SimWorld] = {}
@@ -128,8 +129,8 @@ class Simulation:
             self.notes.append((self.clock.now, text))
 
     def remember(self, order: Order) -> None:
-        """The newest order of each handoff, for the store and the barrier."""
-        self.orders[order.handoff_id] = order
+        """The newest order of each phase of each handoff, so that it can arrive once more at any time."""
+        self.orders[order.handoff_id, order.phase] = order
 
     def store(self, order: Order) -> SimStore:
         """The store of this handoff's target generation."""
@@ -224,13 +225,17 @@ class Simulation:
         host = self.hosts[LEAD if fault.length_s < 7 else SERVICE]
         match fault.kind:
             case "agent crash":
-                agent.crash(fault.length_s)
+                agent.crash(fault.length_s if fault.length_s > 4 else 0.02 * fault.length_s)
             case "agent crash between effects":
                 agent.crash_after = int(fault.length_s) % 4
             case "host crash":
                 host.crash(fault.length_s)
             case "host crash between effects":
                 host.crash_after = int(fault.length_s) % 4
+            case "rank breaks while its agent restarts":
+                agent.crash(0.03)
+                if agent.rank is not None:
+                    agent.rank.break_down(Reason("the device failed", "train", 0))
             case "rank dies":
                 if agent.rank is not None:
                     agent.rank.exit()
@@ -278,7 +283,7 @@ class Simulation:
 
     def _repeat_old_orders(self, agent: SimAgent) -> None:
         """Orders of any age arrive again."""
-        for order in list(self.orders.values())[-4:]:
+        for order in list(self.orders.values())[-8:]:
             self.clock.after(3 * self.random.random(), agent.receive, order)
 
     def _calm(self) -> None:
@@ -315,8 +320,10 @@ class Simulation:
         match intent.kind:
             case "handoff" if intent.host == LEAD:
                 self.wanted = intent.members
-                if current is not None and self.random.random() < 0.5:
+                if current is not None and self.random.random() < 0.6:
                     host.handle(Cancel(Reason("another notice came", "supersede")))
+                elif current is not None:
+                    host.handle(Open(self._proposal(self.worlds[1].roster, intent.members, Rung.STOP_AND_COPY)))
             case "cancel":
                 host.handle(Cancel(Reason("another notice came", "supersede")))
             case "amend":
