@@ -115,7 +115,7 @@ class Agent:
             stores.adopt()
             await supervisor.stop_all("the agent was told to stop its ranks", STOP_GRACE_S)
             await stores.retire_all()
-            await zygote.end()
+            await zygote.end_with_children()
         finally:
             await stores.close()
             await supervisor.close()
@@ -175,6 +175,7 @@ class Agent:
             zygote,
             supervisor,
             log_path=str(settings.run_dir / "stores.log"),
+            entry=settings.store_entry,
             on_exit=self._driver.take_store_exit,
         )
         return supervisor, stores, zygote

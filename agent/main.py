@@ -12,11 +12,13 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from agent.notices import aws, gcp
 from agent.protocol.base import NodeId, Url
 from agent.protocol.sync import Provider
 from agent.settings import (
     DEFAULT_PRELOAD,
     DEFAULT_RANK_ENTRY,
+    DEFAULT_STORE_ENTRY,
     Settings,
     SettingsError,
     default_run_dir,
@@ -112,8 +114,9 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Settin
         device=options.device,
         preload=options.preload,
         rank_entry=options.rank_entry,
-        aws_imds_url=environ.get("LIVER_AGENT_AWS_IMDS_URL") or Settings.aws_imds_url,
-        gcp_metadata_url=environ.get("LIVER_AGENT_GCP_METADATA_URL") or Settings.gcp_metadata_url,
+        store_entry=environ.get("LIVER_AGENT_STORE_ENTRY") or DEFAULT_STORE_ENTRY,
+        aws_imds_url=environ.get("LIVER_AGENT_AWS_IMDS_URL") or aws.DEFAULT_URL,
+        gcp_metadata_url=environ.get("LIVER_AGENT_GCP_METADATA_URL") or gcp.DEFAULT_URL,
         gcp_notice_s=_integer("LIVER_AGENT_GCP_NOTICE_S", environ.get("LIVER_AGENT_GCP_NOTICE_S", "0"), 0, 3_600),
         notice_interval_s=_seconds(environ, "LIVER_AGENT_NOTICE_INTERVAL_S", 2.0),
     )

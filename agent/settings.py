@@ -16,6 +16,7 @@ SOCKET_NAME_BYTES = 40
 TOKEN_CHARS_MAX = 4_096
 DEFAULT_PRELOAD = "agent.worker.preload,agent.worker.main"
 DEFAULT_RANK_ENTRY = "agent.worker.main:run"
+DEFAULT_STORE_ENTRY = "agent.supervisor.store_child:run"
 
 
 class SettingsError(Exception):
@@ -39,6 +40,7 @@ class Settings:
     device: str = "cpu"
     preload: str = DEFAULT_PRELOAD
     rank_entry: str = DEFAULT_RANK_ENTRY
+    store_entry: str = DEFAULT_STORE_ENTRY
     aws_imds_url: str = aws.DEFAULT_URL
     gcp_metadata_url: str = gcp.DEFAULT_URL
     gcp_notice_s: int = 0

@@ -28,7 +28,7 @@ def run(spec: dict[str, Any]) -> int:
     """Serve until told to end. `spec` has `host`, `socket_path` and optionally `orphan_s`."""
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-    listener = _listen_private(spec["host"])
+    listener = listen_private(spec["host"])
     port = listener.getsockname()[1]
     # With a listening socket of ours the store binds to the private address; by itself it takes every interface.
     store = TCPStore(
@@ -41,14 +41,15 @@ def run(spec: dict[str, Any]) -> int:
     )
     sys.stdout.write(f"store listens on {spec['host']}:{port}\n")
     hello = json.dumps({"type": "store", "host": spec["host"], "port": port}).encode() + b"\n"
-    _serve_control(listen(spec["socket_path"]), hello, float(spec.get("orphan_s", ORPHAN_S)))
+    serve_control(listen(spec["socket_path"]), hello, float(spec.get("orphan_s", ORPHAN_S)))
     del store
     with contextlib.suppress(OSError):
         os.unlink(spec["socket_path"])
     return 0
 
 
-def _listen_private(host: str) -> socket.socket:
+def listen_private(host: str) -> socket.socket:
+    """A listening socket on exactly this address, on a free port."""
     family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -57,7 +58,8 @@ def _listen_private(host: str) -> socket.socket:
     return listener
 
 
-def _serve_control(control: socket.socket, hello: bytes, orphan_s: float) -> None:
+def serve_control(control: socket.socket, hello: bytes, orphan_s: float) -> None:
+    """Greet whoever connects; return when told to stop, on SIGTERM, or when nobody has asked for long."""
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
     reader, writer = socket.socketpair()

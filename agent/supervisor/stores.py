@@ -36,12 +36,14 @@ class Stores:
         supervisor: Supervisor,
         *,
         log_path: str,
+        entry: str = STORE_ENTRY,
         on_exit: Callable[[StoreKey], None],
     ) -> None:
         self._journal = journal
         self._zygote = zygote
         self._supervisor = supervisor
         self._log_path = log_path
+        self._entry = entry
         self._on_exit = on_exit
         self._records: dict[StoreKey, StoreRecord] = {}
         self._tasks: dict[StoreKey, asyncio.Task[None]] = {}
@@ -75,7 +77,7 @@ class Stores:
             process = await self._zygote.fork(
                 ForkRequest(
                     name=f"store/{key}",
-                    entry=STORE_ENTRY,
+                    entry=self._entry,
                     spec={"host": host, "socket_path": socket_path},
                     log_path=self._log_path,
                     environment={},

@@ -1,14 +1,16 @@
 """Keeps one zygote for a run directory: adopts the one that runs, starts one where there is none, forks through it."""
 
 import asyncio
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from agent.journal import Journal, Table
-from agent.supervisor.process import ProcessIdentity, is_alive
+from agent.supervisor.process import ProcessIdentity, is_alive, send_signal, wait_end
 from agent.supervisor.zygote_client import Exited, ForkRequest, ZygoteClient, ZygoteError, start_zygote
 
 ZYGOTE_KEY = "zygote"
+TERMINATE_S = 5.0
 DEFAULT_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 """One OpenMP thread, as torchrun sets it: more would start threads in the zygote, and fight over the node's cores."""
 
@@ -66,6 +68,18 @@ class ZygoteHost:
         if self._known_process() is not None:
             await (await self.ensure()).end()
         self._journal.delete(Table.ZYGOTE, ZYGOTE_KEY)
+
+    async def end_with_children(self) -> None:
+        """End the zygote and whatever it forked that the journal does not know, as after a kill in the middle of it."""
+        if self._known_process() is not None:
+            client = await self.ensure()
+            children = [ProcessIdentity.from_json(child) for child in client.hello["children"]]
+            await self.end()
+            for child in children:
+                send_signal(child, signal.SIGTERM)
+                if not await asyncio.to_thread(wait_end, child, TERMINATE_S):
+                    send_signal(child, signal.SIGKILL)
+        await self.end()
 
     async def close(self) -> None:
         """Hang up."""

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,13 +40,14 @@ class Cluster:
         command = [
             *(sys.executable, "-m", "agent.main", "--service-url", self.service.url, "--node-id", name),
             *("--token-file", str(self.directory / "token"), "--run-dir", str(self.directory / name)),
-            *("--provider", "aws", "--preload", "tests.agent.fake_rank"),
+            *("--provider", "aws", "--preload", "tests.agent.fake_rank,tests.agent.fake_store"),
             *("--rank-entry", "tests.agent.fake_rank:run"),
         ]
         environment = {
             **os.environ,
             "LIVER_AGENT_AWS_IMDS_URL": self.metadata[name].url,
             "LIVER_AGENT_NOTICE_INTERVAL_S": "0.1",
+            "LIVER_AGENT_STORE_ENTRY": "tests.agent.fake_store:run",
         }
         with (self.directory / f"{name}.log").open("ab") as log:
             self.agents[name] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
@@ -54,7 +56,7 @@ class Cluster:
         """kill -9: nothing is tidied up."""
         agent = self.agents.pop(name)
         agent.kill()
-        agent.wait(timeout=10)
+        agent.wait(timeout=30)
 
     def announce(self, name: str, ends_in_s: float = 60.0) -> None:
         """The node will go."""
@@ -69,7 +71,7 @@ class Cluster:
         """What the node's agents wrote."""
         return (self.directory / f"{name}.log").read_text()
 
-    def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+    def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = 45.0) -> Any:
         """The first true value; fails with the end of every agent's log."""
         limit = time.monotonic() + timeout_s
         waiter = _Pause()
@@ -101,7 +103,7 @@ class Cluster:
         for agent in self.agents.values():
             agent.send_signal(signal.SIGTERM)
         for agent in self.agents.values():
-            agent.wait(timeout=10)
+            agent.wait(timeout=30)
         endings = [
             subprocess.Popen(
                 [sys.executable, "-m", "agent.main", "--stop-ranks", "--run-dir", str(self.directory / name)],
@@ -111,7 +113,7 @@ class Cluster:
             for name in self.metadata
         ]
         for ending in endings:
-            assert ending.wait(timeout=30) == 0
+            assert ending.wait(timeout=60) == 0
         for server in self.metadata.values():
             server.stop()
         self.service.stop()
@@ -121,8 +123,6 @@ class _Pause:
     """A short wait on something that never happens, so that polling costs nothing."""
 
     def __init__(self) -> None:
-        import threading
-
         self._event = threading.Event()
 
     def pause(self) -> None:

@@ -10,7 +10,7 @@ from agent.protocol.sync import DesiredState
 from agent.supervisor.process import is_alive
 from tests.agent.cluster import cluster, identity_of
 
-pytestmark = pytest.mark.timeout(90)
+pytestmark = pytest.mark.timeout(180)
 FOUR = ("a", "b", "c", "d")
 
 
