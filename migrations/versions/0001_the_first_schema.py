@@ -211,7 +211,7 @@ def _create_handoffs() -> None:
         sa.Column("deadline_at", sa.DateTime(timezone=True), nullable=True),
         sa.Column("changed_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("recorded_at", sa.DateTime(timezone=True), nullable=False),
-        sa.Column("measures", postgresql.JSONB(none_as_null=True, astext_type=sa.Text()), nullable=False),
+        sa.Column("measures", sa.JSON(), nullable=False),
         sa.Column("pause_charged", sa.Boolean(), nullable=False),
         sa.CheckConstraint(
             "cause IN ('notice', 'grow', 'request', 'rebalance', 'start', 'checkpoint')",

@@ -3,7 +3,7 @@
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, UniqueConstraint
+from sqlalchemy import JSON, CheckConstraint, ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from agent.protocol.base import HandoffCause, HandoffDecision, HandoffState, Rung
@@ -57,5 +57,6 @@ class HandoffRow(Base):
     deadline_at: Mapped[datetime | None] = mapped_column(default=None)
     changed_at: Mapped[datetime]
     recorded_at: Mapped[datetime]
-    measures: Mapped[Json] = mapped_column(default=dict)
+    # JSON, not JSONB: it keeps the phases in the order in which they happened.
+    measures: Mapped[Json] = mapped_column(JSON, default=dict)
     pause_charged: Mapped[bool] = mapped_column(default=False)
