@@ -2,11 +2,12 @@
 
 Twice. *As today*: torchrun, fresh interpreters, a plain Megatron script. *At best*: ranks forked from a process that
 has imported everything. Checkpoint in memory (tmpfs), warm page cache, Megatron's slow save queue replaced: the restart
-gets every advantage. All numbers are differences of wall clock stamps that ranks wrote. Imports no torch itself.
+gets every advantage. Numbers are differences of wall clock stamps that ranks wrote. Takes one JSON file, writes one.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -16,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -219,3 +220,24 @@ def _summary(restarts: list[Restart]) -> dict[str, Any]:
         "spread_s": {"min": min(downtimes), "median": statistics.median(downtimes), "max": max(downtimes)},
         "repeats": [asdict(restart) for restart in restarts],
     }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure both ways. `plan`: the fields of BaselineSettings as JSON. The status is 1 when it cannot be measured."""
+    parser = argparse.ArgumentParser(prog="python -m liver_core.training.baseline", description=__doc__)
+    parser.add_argument("plan", type=Path)
+    parser.add_argument("out", type=Path)
+    options = parser.parse_args(arguments)
+    plan = json.loads(options.plan.read_text())
+    settings = BaselineSettings(**plan | {"job": JobSpec(**plan["job"]), "folder": Path(plan["folder"])})
+    try:
+        measured = {"as_today": measure_as_today(settings), "at_best": measure_at_best(settings)}
+    except BaselineFailed as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    options.out.write_text(json.dumps({"layout": settings.layout, **measured}, indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

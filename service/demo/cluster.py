@@ -1,0 +1,117 @@
+"""The machines of the demo, all on loopback: one service, and nodes that each have an agent and a metadata endpoint."""
+
+import os
+import re
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from service.demo.api import Api, until
+from service.demo.job import POOL
+from service.demo.processes import Processes, Started
+
+SERVICE_START_S = 60.0
+NODE_START_S = 30.0
+READY_S = 120.0
+CORPUS_S = 120.0
+CORPUS_BYTES = 2_000_000
+SERVICE = "service"
+# A demo grows onto a new node sooner than an operator would want: nobody waits for a fleet to settle here.
+SERVICE_ENVIRONMENT = {"LIVER_SERVICE_GROW_SETTLE_S": "1", "LIVER_SERVICE_AGENT_POLL_S": "0.5"}
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine of the demo. `imds_url`: where its metadata endpoint listens."""
+
+    node_id: str
+    agent: Started
+    imds: Started
+    imds_url: str
+
+
+class Cluster:
+    """`folder` gets everything: database, tokens, run directories, logs."""
+
+    def __init__(self, folder: Path, processes: Processes) -> None:
+        self.folder = folder
+        self._processes = processes
+        self.nodes: dict[str, Node] = {}
+        self.url = ""
+        self.service: Started | None = None
+
+    def start_corpus(self) -> tuple[str, Started | None]:
+        """The prefix of the corpus, and the process that builds it where it is not there yet."""
+        prefix = corpus_prefix(self.folder)
+        if all(Path(prefix + suffix).is_file() for suffix in (".bin", ".idx")):
+            return prefix, None
+        command = [sys.executable, "-m", "liver_core.training.corpus", "--out", prefix]
+        command += ["--bytes-max", str(CORPUS_BYTES)]
+        return prefix, self._processes.start("corpus", "corpus", command)
+
+    def start_service(self) -> None:
+        """A real `liver serve` on a free port of loopback."""
+        command = [sys.executable, "-m", "service.cli.main", "serve", "--port", "0", "--data-dir", str(self.folder)]
+        self.service = self._processes.start(SERVICE, "service", command, SERVICE_ENVIRONMENT)
+
+    def await_service(self) -> Api:
+        """Its API once it answers."""
+        service = self.service
+        assert service is not None
+        self.url = until("the start of the service", SERVICE_START_S, lambda: _said(service.log), service.check)
+        until("the service", SERVICE_START_S, lambda: httpx.get(f"{self.url}/readyz").is_success, service.check)
+        return Api(self.url, self.folder / "tokens" / "script.token")
+
+    def start_node(self, node_id: str) -> Node:
+        """An agent with one CPU slot and its own metadata endpoint."""
+        command = [sys.executable, "-m", "agent.notices.imds_server", "--port", "0", "--instance-id", f"i-{node_id}"]
+        imds = self._processes.start(node_id, f"{node_id}-imds", command)
+        url = until(f"the metadata endpoint of {node_id}", NODE_START_S, lambda: _first_url(imds.log), imds.check)
+        agent = self._processes.start(node_id, node_id, self._agent_command(node_id), self._agent_environment(url))
+        node = self.nodes[node_id] = Node(node_id, agent, imds, url)
+        return node
+
+    def end_node(self, node_id: str) -> None:
+        """The machine is gone: agent, ranks, stores and metadata endpoint at once."""
+        self.nodes.pop(node_id)
+        self._processes.end(node_id)
+
+    def ready_nodes(self, api: Api) -> set[str]:
+        """Nodes that the service could place ranks on."""
+        return {node["node_id"] for node in api.get("/api/v1/nodes") if node["state"] == "ready"}
+
+    def check(self) -> None:
+        """Raises DemoFailed when the service or an agent has ended."""
+        for started in (self.service, *(node.agent for node in self.nodes.values())):
+            if started is not None:
+                started.check()
+
+    def _agent_command(self, node_id: str) -> list[str]:
+        token_file = self.folder / "tokens" / "agent.token"
+        command = [sys.executable, "-m", "agent.main", "--service-url", self.url, "--token-file", str(token_file)]
+        command += ["--node-id", node_id, "--slots", "1", "--provider", "aws", "--pool", POOL]
+        return [*command, "--run-dir", str(self.folder / "nodes" / node_id)]
+
+    def _agent_environment(self, imds_url: str) -> dict[str, str]:
+        return {"LIVER_AGENT_AWS_IMDS_URL": imds_url}
+
+
+def corpus_prefix(folder: Path) -> str:
+    """Kept between demos under build/ of a source tree, else in the data directory."""
+    python = f"python{sysconfig.get_python_version()}"
+    if Path("pyproject.toml").is_file() and Path("liver_core").is_dir() and os.access(".", os.W_OK):
+        return str(Path("build").resolve() / "demo-corpus" / python / "stdlib")
+    return str(folder / "corpus" / python / "stdlib")
+
+
+def _said(log: Path) -> str:
+    found = re.search(r"^service: (http://\S+)", log.read_text(), re.MULTILINE)
+    return found[1] if found else ""
+
+
+def _first_url(log: Path) -> str:
+    found = re.search(r"^(http://\S+)$", log.read_text(), re.MULTILINE)
+    return found[1] if found else ""

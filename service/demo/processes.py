@@ -1,0 +1,146 @@
+"""Every process of a demo: started in a session of its own, ended by pid, also those that outlive their parent.
+
+Ranks, zygotes and stores outlive their agent by design. All processes of a demo carry a mark in their environment, and
+what carries the mark of a group is ended with the group.
+"""
+
+import os
+import signal
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+MARK = "LIVER_DEMO_MARK"
+TERMINATE_S = 10.0
+KILL_S = 5.0
+POLL_S = 0.02
+TAIL_LINES = 5
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on, or a bound is broken; the text says why and where to look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """One process. `log` has its standard output and error."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def check(self) -> None:
+        """Raises DemoFailed with the end of its log when it has ended."""
+        code = self.process.poll()
+        if code is not None:
+            raise DemoFailed(f"{self.name} ended with status {code}: {tail(self.log)} (log: {self.log})")
+
+
+class Processes:
+    """What this demo has started. `close` ends all of it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._run = uuid.uuid4().hex
+        self._groups: dict[str, list[Started]] = {}
+
+    def start(
+        self, group: str, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> Started:
+        """Start one process of a group, with its output in a log of its own."""
+        log = self._folder / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith("LIVER_")}
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**inherited, **(environment or {}), MARK: self._mark(group), "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+        started = Started(name, process, log)
+        self._groups.setdefault(group, []).append(started)
+        return started
+
+    def finish(self, started: Started, timeout_s: float) -> None:
+        """Wait for a process that ends by itself. Raises DemoFailed when it fails or takes too long."""
+        try:
+            code = started.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise DemoFailed(f"{started.name} did not end within {timeout_s:.0f} s (log: {started.log})") from None
+        if code != 0:
+            raise DemoFailed(f"{started.name} ended with status {code}: {tail(started.log)} (log: {started.log})")
+
+    def end(self, group: str) -> None:
+        """End a group: its own processes get the chance to clean up, whatever else carries its mark is killed."""
+        started = self._groups.pop(group, [])
+        for item in started:
+            with suppress(ProcessLookupError):
+                item.process.terminate()
+        deadline = time.monotonic() + TERMINATE_S
+        for item in started:
+            with suppress(subprocess.TimeoutExpired):
+                item.process.wait(max(0.1, deadline - time.monotonic()))
+        self._kill_marked(group)
+        for item in started:
+            with suppress(subprocess.TimeoutExpired):
+                item.process.wait(KILL_S)
+
+    def close(self) -> None:
+        """End everything, the newest group first."""
+        for group in reversed(list(self._groups)):
+            self.end(group)
+
+    def marked(self, group: str) -> list[int]:
+        """Living processes that carry the mark of a group."""
+        wanted = f"{MARK}={self._mark(group)}".encode()
+        return [pid for pid in _pids() if wanted in _environment(pid)]
+
+    def _kill_marked(self, group: str) -> None:
+        deadline = time.monotonic() + KILL_S
+        while pids := self.marked(group):
+            for pid in pids:
+                self._kill(pid, group)
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"processes {pids} of {group} could not be ended")
+            time.sleep(POLL_S)
+
+    def _kill(self, pid: int, group: str) -> None:
+        """By pidfd, with the mark looked at once more: the pid may have been given to somebody else since."""
+        with suppress(ProcessLookupError):
+            handle = os.pidfd_open(pid)
+            try:
+                if f"{MARK}={self._mark(group)}".encode() in _environment(pid):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+            finally:
+                os.close(handle)
+
+    def _mark(self, group: str) -> str:
+        return f"{self._run}/{group}"
+
+
+def tail(log: Path) -> str:
+    """The last lines of a log, in one line."""
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return "no output"
+    return " | ".join(lines[-TAIL_LINES:]) or "no output"
+
+
+def _pids() -> list[int]:
+    return [int(entry) for entry in os.listdir("/proc") if entry.isdecimal()]
+
+
+def _environment(pid: int) -> list[bytes]:
+    """The environment a process was started with; forked children have their parent's. Empty for one that ended."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []

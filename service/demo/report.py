@@ -1,0 +1,152 @@
+"""The demo's report and its bounds. Pure: everything in it comes from what was measured, nothing is a constant."""
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+PAUSE_STEPS_MAX = 3.0
+AS_TODAY_OVER_PAUSE_MIN = 50.0
+AS_TODAY_OVER_LOST_MIN = 10.0
+HANDOFF_FIELDS = (
+    "handoff_id",
+    "generation",
+    "cause",
+    "rung",
+    "from",
+    "to",
+    "notice_to_safe_s",
+    "notice_to_active_s",
+    "phases_s",
+    "pause_s",
+    "pause_steps",
+    "lost_s",
+    "bytes_moved",
+    "bytes_lower_bound",
+    "extra_bytes_peak",
+    "extra_bytes_budget",
+    "certificate",
+)
+MORE_HANDOFF_FIELDS = ("leaving", "decision", "cutover_step", "reason", "extra")
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """One undisturbed run: loss and chained sample digest after each step, seconds of each step."""
+
+    layout: str
+    losses: dict[int, float]
+    digests: dict[int, str]
+    seconds: dict[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Everything a report is made from. `steps`: rows of the live run by step; `references`: same layout first."""
+
+    handoffs: Sequence[dict[str, Any]]
+    steps: dict[int, dict[str, Any]]
+    baseline: dict[str, Any]
+    references: tuple[Reference, Reference]
+    ledger: dict[str, Any]
+    versions: dict[str, str]
+    device: dict[str, Any]
+    took_s: float
+
+
+def build_report(measured: Measured) -> dict[str, Any]:
+    """The report as JSON."""
+    active = [item for item in measured.handoffs if item["state"] == "active"]
+    last = max(measured.steps)
+    same, other = measured.references
+    return {
+        "handoffs": [_handoff(item) for item in active],
+        "not_active": [_handoff(item) | {"state": item["state"]} for item in measured.handoffs if item not in active],
+        "restart_baseline": measured.baseline,
+        "ratios": _ratios(active, measured.baseline),
+        "steps": last,
+        "sample_digest": measured.steps[last]["sample_digest"],
+        "sample_digest_undisturbed": same.digests.get(last),
+        "loss": [measured.steps[step]["loss"] for step in sorted(measured.steps)],
+        "undisturbed": _undisturbed(measured.steps, same, other),
+        "ledger": measured.ledger,
+        "versions": measured.versions,
+        "device": measured.device,
+        "took_s": measured.took_s,
+    }
+
+
+def broken_bounds(report: dict[str, Any]) -> list[str]:
+    """Each bound that does not hold, as a sentence with its numbers."""
+    undisturbed, ratios = report["undisturbed"], report["ratios"]
+    found = [
+        f"the handoff {item['from']} -> {item['to']} paused for {item['pause_steps']:.2f} median steps, "
+        f"the bound is {PAUSE_STEPS_MAX:g}"
+        for item in report["handoffs"]
+        if item["pause_steps"] > PAUSE_STEPS_MAX
+    ]
+    difference = undisturbed["max_abs_loss_diff_before"]
+    if difference != 0.0:
+        found.append(f"losses before the first handoff differ from an undisturbed run by {difference:g}")
+    if undisturbed["max_abs_loss_diff_after"] > undisturbed["layout_noise"]:
+        found.append(
+            f"losses after the first handoff differ by {undisturbed['max_abs_loss_diff_after']:g}, more than two "
+            f"undisturbed runs in different layouts do ({undisturbed['layout_noise']:g})"
+        )
+    if report["sample_digest"] != report["sample_digest_undisturbed"]:
+        found.append("the samples trained on are not those of an undisturbed run")
+    bounds = (("as_today_over_pause", AS_TODAY_OVER_PAUSE_MIN), ("as_today_over_lost", AS_TODAY_OVER_LOST_MIN))
+    # Absent where nothing was lost at all, which breaks no bound.
+    present = [(name, ratios[name], least) for name, least in bounds if ratios[name] is not None]
+    found += [f"{name} is {value:.1f}, the bound is {least:g}" for name, value, least in present if value < least]
+    return found
+
+
+def _handoff(item: dict[str, Any]) -> dict[str, Any]:
+    return {name: item.get(name) for name in (*HANDOFF_FIELDS, *MORE_HANDOFF_FIELDS)}
+
+
+def _ratios(active: Sequence[dict[str, Any]], baseline: dict[str, Any]) -> dict[str, float | None]:
+    """Downtime of a restart over the median handoff's pause and lost time."""
+    pause = _median([item["pause_s"] for item in active])
+    lost = _median([item["lost_s"] for item in active])
+    as_today, at_best = baseline["as_today"]["downtime_s"], baseline["at_best"]["downtime_s"]
+    return {
+        "as_today_over_pause": _over(as_today, pause),
+        "as_today_over_lost": _over(as_today, lost),
+        "at_best_over_pause": _over(at_best, pause),
+        "at_best_over_lost": _over(at_best, lost),
+        "median_pause_s": pause,
+        "median_lost_s": lost,
+    }
+
+
+def _undisturbed(steps: dict[int, dict[str, Any]], same: Reference, other: Reference) -> dict[str, Any]:
+    """Losses of the live run against the undisturbed one in its first layout, before and after the first handoff."""
+    first_generation = min(row["generation"] for row in steps.values())
+    known = {step: row for step, row in steps.items() if row["loss"] is not None and step in same.losses}
+    before = [
+        abs(row["loss"] - same.losses[step]) for step, row in known.items() if row["generation"] == first_generation
+    ]
+    after = [
+        abs(row["loss"] - same.losses[step]) for step, row in known.items() if row["generation"] != first_generation
+    ]
+    noise = [abs(loss - other.losses[step]) for step, loss in same.losses.items() if step in other.losses]
+    return {
+        "max_abs_loss_diff_before": max(before),
+        "max_abs_loss_diff_after": max(after),
+        "layout_noise": max(noise),
+        "steps_before": len(before),
+        "steps_after": len(after),
+        "layouts": [same.layout, other.layout],
+        "median_step_s": {run.layout: statistics.median(run.seconds.values()) for run in (same, other)},
+    }
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _over(value: float, divisor: float | None) -> float | None:
+    return None if divisor is None or divisor <= 0 else value / divisor

@@ -1,0 +1,134 @@
+"""Runs the demo: sets everything up, plays the acts, measures the restart to compare with, reports, takes all down.
+
+Every wait has a deadline. Ctrl-C, SIGTERM and failures end every process that was started.
+"""
+
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+from service.demo import job as demo_job
+from service.demo.acts import Acts
+from service.demo.api import Api, until
+from service.demo.cluster import CORPUS_S, READY_S, Cluster
+from service.demo.compare import compare
+from service.demo.display import Display, open_display
+from service.demo.machine import device, versions
+from service.demo.processes import DemoFailed, Processes
+from service.demo.report import Measured, broken_bounds, build_report
+from service.demo.summary import print_summary
+
+FIRST_NODES = ("node-a", "node-b", "node-c", "node-d")
+EXIT_FAILED = 1
+EXIT_BOUND = 3
+EXIT_INTERRUPTED = 130
+
+
+def run_demo(*, report: Path | None, keep: bool, plain: bool) -> int:
+    """The exit status: 0, 1 when a step failed, 3 when a bound is broken, 130 when interrupted."""
+    display = open_display(plain=plain)
+    folder = Path(tempfile.mkdtemp(prefix="liver-demo-"))
+    # The embedded PostgreSQL does not run as root: it must be able to enter the folder.
+    folder.chmod(0o755)
+    processes = Processes(folder / "logs")
+    previous = signal.signal(signal.SIGTERM, _interrupted)
+    failed = True
+    try:
+        content = _play(folder, processes, display)
+        broken = broken_bounds(content)
+        failed = bool(broken)
+        display.close()
+        if report is not None:
+            report.parent.mkdir(parents=True, exist_ok=True)
+            report.write_text(json.dumps(content, indent=2) + "\n")
+        print_summary(content, broken=broken, report_path=report)
+        return EXIT_BOUND if broken else 0
+    except DemoFailed as error:
+        display.close()
+        sys.stderr.write(f"error: {error}\n")
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        display.close()
+        sys.stderr.write("interrupted; everything that was started is being ended\n")
+        return EXIT_INTERRUPTED
+    finally:
+        _take_down(processes, previous)
+        _tidy(folder, keep=keep or failed)
+
+
+def _play(folder: Path, processes: Processes, display: Display) -> dict[str, Any]:
+    began = time.monotonic()
+    cluster = Cluster(folder, processes)
+    api, data_prefix = _set_up(cluster, processes, display)
+    acts = Acts(cluster, api, display)
+    acts.start(demo_job.job_file(data_prefix))
+    acts.lose_a_node()
+    acts.gain_a_node()
+    acts.lose_two_nodes()
+    acts.stop()
+    tracker = acts.tracker
+    ledger = api.get("/api/v1/ledger", job_id=tracker.job_id)
+    kinds = sorted({node["device"] for node in api.get("/api/v1/nodes")})
+    api.close()
+    # What follows is measured on a quiet machine, as the live run was with nothing but itself.
+    processes.close()
+    layout = acts.layout_after_first_loss
+    baseline, references = compare(
+        processes, folder / "compare", display, data_prefix=data_prefix, layout=layout, steps=tracker.last_step
+    )
+    measured = Measured(
+        handoffs=tracker.handoffs,
+        steps=tracker.steps,
+        baseline=baseline,
+        references=references,
+        ledger=ledger,
+        versions=versions(),
+        device=device(kinds),
+        took_s=time.monotonic() - began,
+    )
+    return build_report(measured)
+
+
+def _set_up(cluster: Cluster, processes: Processes, display: Display) -> tuple[Api, str]:
+    """Corpus, service and four nodes; they come up beside each other."""
+    display.act("Start a service with an embedded PostgreSQL, and four nodes with one CPU rank each")
+    cluster.start_service()
+    data_prefix, corpus = cluster.start_corpus()
+    api = cluster.await_service()
+    display.say(f"service at {cluster.url}, data in {cluster.folder}")
+    price = {"price_usd_per_hour": demo_job.PRICE_USD_PER_HOUR}
+    api.put(f"/api/v1/pools/{demo_job.POOL}/price", price)
+    for node_id in FIRST_NODES:
+        cluster.start_node(node_id)
+    if corpus is not None:
+        display.note("building the corpus out of the standard library's own sources")
+        processes.finish(corpus, CORPUS_S)
+    until("four ready nodes", READY_S, lambda: cluster.ready_nodes(api) >= set(FIRST_NODES), cluster.check)
+    display.say(f"{len(FIRST_NODES)} agents, each with its own endpoint that speaks AWS's metadata protocol")
+    return api, data_prefix
+
+
+def _interrupted(number: int, frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _take_down(processes: Processes, previous: Any) -> None:
+    """End everything, also when somebody presses Ctrl-C again meanwhile."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with suppress(DemoFailed):
+        processes.close()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, previous)
+
+
+def _tidy(folder: Path, *, keep: bool) -> None:
+    if keep:
+        sys.stderr.write(f"kept: {folder} (logs of every process in {folder / 'logs'})\n")
+        return
+    shutil.rmtree(folder, ignore_errors=True)
