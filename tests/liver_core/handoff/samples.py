@@ -1,0 +1,156 @@
+"""Small values that the tests of the handoff share. Pure."""
+
+from dataclasses import replace
+
+from liver_core.handoff import (
+    CutoverDeadlines,
+    HandoffId,
+    Order,
+    Participant,
+    ParticipantRecord,
+    Phase,
+    Proposal,
+    Proposer,
+    ProposerRecord,
+    Reason,
+    Report,
+    Rung,
+    StoreAddress,
+)
+from liver_core.handoff.participant_events import (
+    OrderReceived,
+    ParticipantEffect,
+    ParticipantState,
+    RankDied,
+    RankReported,
+    RankStage,
+    SendReport,
+    Tick,
+)
+from liver_core.layout import Member, ParallelLayout, Roster
+
+A, B, C = Member("a", 0), Member("b", 0), Member("c", 0)
+H1, H2 = HandoffId("h1"), HandoffId("h2")
+DEADLINE = 100.0
+WHY = Reason("because", "test", rank=0)
+
+
+def roster(generation: int, *members: Member) -> Roster:
+    return Roster("job", generation, ParallelLayout(dp=len(members)), members)
+
+
+G1 = roster(1, A, B)
+
+
+def order(phase: Phase = Phase.PREPARE, **changes: object) -> Order:
+    """Generation 1 on a and b goes to generation 2 on a and c: a survives, b leaves, c is new."""
+    generation = changes.get("generation", 2)
+    assert isinstance(generation, int)
+    first = Order(
+        job_id="job",
+        handoff_id=H1,
+        parent=1,
+        generation=generation,
+        plan_revision=1,
+        plan_digest="d1",
+        phase=phase,
+        source=G1,
+        target=roster(generation, A, C),
+        store=StoreAddress("127.0.0.1", 4000),
+        cause="notice",
+        rung=Rung.STOP_AND_COPY,
+        deadline_utc=DEADLINE,
+        cutover=CutoverDeadlines(),
+        proposer_id="lead",
+        agent_incarnation=1,
+        report_seq=1,
+        issued_at=1.0,
+        reason=WHY if phase is Phase.ABORT else None,
+    )
+    return replace(first, **changes)  # type: ignore[arg-type]
+
+
+def restart_order(phase: Phase = Phase.PREPARE, **changes: object) -> Order:
+    """Generation 1 is given up; generation 2 on a and c loads a checkpoint."""
+    return order(phase, rung=Rung.CHECKPOINT, checkpoint="step-5", **changes)
+
+
+def proposal(**changes: object) -> Proposal:
+    first = Proposal(
+        handoff_id=H1,
+        job_id="job",
+        parent=1,
+        source=G1,
+        layout=ParallelLayout(dp=2),
+        members=(A, C),
+        plan_digest="d1",
+        store=StoreAddress("127.0.0.1", 4000),
+        cause="notice",
+        rung=Rung.STOP_AND_COPY,
+        deadline_utc=DEADLINE,
+        cutover=CutoverDeadlines(),
+    )
+    return replace(first, **changes)  # type: ignore[arg-type]
+
+
+def participant(member: Member = A, record: ParticipantRecord | None = None) -> Participant:
+    """One that steps in generation 1 if it is a member of it."""
+    if record is None:
+        record = ParticipantRecord(active=G1 if member in G1.members else None, highest_generation=1)
+    return Participant(job_id="job", member=member, agent_incarnation=1, record=record)
+
+
+def proposer(record: ProposerRecord | None = None) -> Proposer:
+    record = record or ProposerRecord(highest_generation=1)
+    return Proposer(job_id="job", proposer_id="lead", agent_incarnation=1, record=record)
+
+
+def rank_says(stage: RankStage, **changes: object) -> RankReported:
+    return replace(RankReported(H1, 1, stage, plan_revision=1), **changes)  # type: ignore[arg-type]
+
+
+def participant_in(state: ParticipantState, member: Member = A) -> Participant:
+    """A participant that went the usual way to `state` (on the checkpoint rung for `stopping`)."""
+    machine = participant(member)
+    if state is ParticipantState.RESTORING:
+        machine.handle(OrderReceived(order()), 1.0)
+        machine = participant(member, machine.record)
+        machine.start(2.0)
+        return machine
+    if state is ParticipantState.STOPPING:
+        machine.handle(OrderReceived(restart_order()), 1.0)
+        return machine
+    steps = {
+        ParticipantState.PREPARING: OrderReceived(order()),
+        ParticipantState.READY: rank_says(RankStage.PREPARED),
+        ParticipantState.PERMITTED: OrderReceived(order(Phase.PERMIT)),
+        ParticipantState.CUTTING_OVER: rank_says(RankStage.CUTTING_OVER),
+        ParticipantState.ACTIVE: rank_says(RankStage.ACTIVE),
+    }
+    if state is ParticipantState.ABORTING:
+        machine.handle(OrderReceived(order()), 1.0)
+        machine.handle(OrderReceived(order(Phase.ABORT)), 2.0)
+        return machine
+    for reached, event in steps.items():
+        if machine.state is state:
+            break
+        machine.handle(event, 1.0)
+        assert machine.state is reached
+    return machine
+
+
+def every_participant_event() -> list[OrderReceived | RankReported | RankDied | Tick]:
+    """Own, older, newer and foreign orders of every phase; the rank saying everything; death; time."""
+    orders = [order(phase) for phase in Phase]
+    orders += [order(phase, plan_revision=2, plan_digest="d2") for phase in Phase]
+    orders += [order(phase, handoff_id=H2, generation=3) for phase in Phase]
+    orders += [order(phase, job_id="other") for phase in Phase]
+    said = [rank_says(stage) for stage in RankStage]
+    said += [rank_says(stage, plan_revision=7) for stage in RankStage]
+    said += [rank_says(stage, handoff_id=H2) for stage in RankStage]
+    said += [rank_says(RankStage.TRAINING, handoff_id=HandoffId(""), generation=g) for g in (0, 1, 2)]
+    return [*map(OrderReceived, orders), *said, RankDied(WHY), Tick()]
+
+
+def reports_in(effects: tuple[ParticipantEffect, ...]) -> list[Report]:
+    return [effect.report for effect in effects if isinstance(effect, SendReport)]

@@ -1,0 +1,91 @@
+"""The simulator finds nothing in the machines, and finds every bug that is planted in them. Pure.
+
+The long run is `python -m tests.simulation.run --seeds 20000`; this is the short one.
+"""
+
+import pytest
+
+from tests.simulation.bugs import BUGS, REQUIRED
+from tests.simulation.coverage import every_pair
+from tests.simulation.impossible import IMPOSSIBLE
+from tests.simulation.run import run_seeds, unmet_pairs, wrongly_declared
+from tests.simulation.simulation import Simulation, run_seed
+from tests.simulation.truth import Violation
+
+SEEDS = 400
+SEEDS_TO_FIND_A_BUG = 400
+
+
+def seeds_until_found(bug: str) -> int | None:
+    """The first seed that finds the bug, None when none does."""
+    for seed in range(SEEDS_TO_FIND_A_BUG):
+        if run_seeds(seed, 1, bug).failures:
+            return seed
+    return None
+
+
+@pytest.fixture(scope="module")
+def short_run():
+    return run_seeds(0, SEEDS)
+
+
+def test_the_machines_are_clean_on_the_seeds_that_find_the_bugs(short_run):
+    assert SEEDS >= SEEDS_TO_FIND_A_BUG
+    assert short_run.failures == []
+
+
+def test_a_short_run_meets_every_kind_of_ending(short_run):
+    assert {"active (go)", "active (go_redo)", "aborted (no_go)", "aborted (undecided)", "broken (undecided)"} <= set(
+        short_run.endings
+    )
+
+
+def test_no_pair_that_is_declared_impossible_is_ever_met(short_run):
+    assert wrongly_declared(short_run) == []
+    assert set(IMPOSSIBLE) <= every_pair()
+
+
+def test_even_a_short_run_meets_four_fifths_of_the_possible_pairs(short_run):
+    """The long run meets all of them; `test_every_pair` drives all of them by hand, and the impossible ones too."""
+    possible = len(every_pair()) - len(IMPOSSIBLE)
+    assert len(unmet_pairs(short_run)) <= possible / 5
+
+
+@pytest.mark.parametrize("bug", sorted(BUGS))
+def test_the_simulator_finds_the_planted_bug(bug: str):
+    assert seeds_until_found(bug) is not None
+
+
+def test_all_bugs_that_were_asked_for_are_planted():
+    assert set(REQUIRED) == {
+        "unfenced generation",
+        "two proposers",
+        "vote lost on restart",
+        "speak before persist",
+        "stale roster",
+        "amend after GO",
+        "step before the barrier",
+        "certificate skipped",
+        "GO read before it is set",
+    }
+
+
+def test_a_planted_bug_is_gone_after_its_run():
+    with BUGS["stale roster"].planted():
+        pass
+    assert run_seeds(0, SEEDS_TO_FIND_A_BUG // 4).failures == []
+
+
+def test_one_seed_is_one_run():
+    def notes_of_seven() -> list[tuple[float, str]]:
+        simulation = Simulation(7)
+        simulation.notes = []
+        simulation.run()
+        return simulation.notes
+
+    assert notes_of_seven() == notes_of_seven()
+
+
+def test_a_violation_names_its_seed():
+    with BUGS["step before the barrier"].planted() as machines, pytest.raises(Violation, match=r"seed 0, .* s: step"):
+        run_seed(0, machines)
