@@ -9,9 +9,9 @@ warnings.filterwarnings("ignore", message=".*(Transformer Engine|Apex).*")
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
-import torch
+import torch  # noqa: E402
 
-from liver_core.worlds import cpu_compat
+from liver_core.worlds import cpu_compat  # noqa: E402
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():

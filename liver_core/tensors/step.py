@@ -44,7 +44,7 @@ def refresh_weights(state: TrainState) -> None:
         state.model.start_param_sync()
 
 
-# `step` appears in groups only after a checkpoint was loaded (Megatron puts it there); element state holds the true one.
+# `step` appears in groups only after a checkpoint was loaded (Megatron puts it there); element state has the true one.
 _NOT_CONTENT = ("params", "lr", "weight_decay", "step")
 
 
