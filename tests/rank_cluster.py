@@ -160,7 +160,8 @@ class Cluster:
                     rank.pipe.send((name, arguments))
 
     def kill(self, member: Member, with_signal: int = signal.SIGKILL) -> None:
-        os.kill(self.ranks[member].process.pid, with_signal)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.ranks[member].process.pid, with_signal)
 
     def arm(self, member: Member, point: str, action: str, nth: int = 1) -> None:
         """Order a fault of a living rank; `faults` by node id does so for ranks that are still to be started."""
@@ -235,8 +236,9 @@ class Cluster:
 
     def close(self) -> None:
         for process in [*(rank.process for rank in self.all_ranks), *self.stores]:
-            if process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                if process.is_alive():
+                    os.kill(process.pid, signal.SIGKILL)
             process.join(5)
 
     def _listen(self, rank: Rank) -> None:

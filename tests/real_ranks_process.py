@@ -28,7 +28,7 @@ class Fault:
     """At the `nth` passage of `point` from now on. "tell" only reports the passage; "hold" waits for a release."""
 
     point: str
-    action: str  # "kill" | "stall" | "hold" | "tell" | "raise"
+    action: str  # "kill" | "stall" | "hold" | "tell" | "raise" | "corrupt"
     nth: int = 1
 
 
@@ -53,6 +53,7 @@ class RankSetup:
     transport: str = "nixl"
     extra_bytes_max: int | None = None
     bring_up_s: float = 20.0
+    pace_s: float = 0.0  # waited in every step, so that an undisturbed run of as many steps is short
     job: str = "liver_core.training.gpt:GptJob"
 
 
@@ -60,7 +61,7 @@ def rank_process(pipe: Any, member: Member, request: Any, setup: RankSetup, faul
     """Entry of the process: its last word is ("result", ...) or ("error", traceback)."""
     listener = PipeListener(pipe)
     # Megatron writes a checkpoint from a child of the rank, which multiprocessing forbids to a daemonic process.
-    multiprocessing.current_process()._config["daemon"] = False
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
         listener.send("result", _run_rank(pipe, listener, member, request, setup, faults))
     except BaseException:
@@ -171,6 +172,8 @@ class Recorder:
             self._at_switch()
         if point == "reduced":
             self._at_step()
+            if self.setup.pace_s:
+                threading.Event().wait(self.setup.pace_s)
         for entry in list(self.armed):
             if entry[0].point == point:
                 entry[1] += 1
@@ -190,6 +193,8 @@ class Recorder:
                 self.listener.send("held", fault.point)
                 if not self.released.wait(HOLD_S_MAX):
                     raise AssertionError(f"held at {fault.point} and never released")
+            case "corrupt":
+                self.loop.following.live.regions["exp_avg"].view(-1)[3] += 1.0
             case "raise":
                 raise ValueError(f"planted at {fault.point}")
             case _:

@@ -49,7 +49,7 @@ from liver_core.tensors.step import measure_gradients
 from liver_core.training.exchange import ExchangeTimeout
 from liver_core.training.prepare import ActiveWorld, NextWorld
 from liver_core.transport.protocol import TransportError
-from liver_core.worlds.groups import limited
+from liver_core.worlds.groups import limited, plainly
 
 Ending = ApplyStepInTarget | RedoBatchInTarget | ApplyStepInSource | Leave | FallToCheckpoint | Release
 Probe = Callable[[str], None]
@@ -98,6 +98,7 @@ class CutoverRun:
         self.source_broken: Reason | None = None
         self._held = Level.NOTHING
         self._joined = False
+        self._refused: Reason | None = None
         self._until = self._compare_until = 0.0
 
     def run(self, version: int) -> Outcome:
@@ -264,13 +265,13 @@ class CutoverRun:
         try:
             bad = self._mismatches()
         except _Lost as lost:
+            self._refused = lost.reason
             return CertificateCompared(equal=False, reason=lost.reason)
         finally:
             self._add("certify_target_s", started)
         if bad:
-            return CertificateCompared(
-                equal=False, reason=self._reason("certificate", f"{len(bad)} differ, first {bad[0]}", tile=bad[0])
-            )
+            self._refused = self._reason("certificate", f"{len(bad)} differ, first {bad[0]}", tile=bad[0])
+            return CertificateCompared(equal=False, reason=self._refused)
         return CertificateCompared(equal=True)
 
     def _mismatches(self) -> list[str]:
@@ -312,7 +313,7 @@ class CutoverRun:
             with limited(group, self._left()):
                 dist.all_reduce(whole, group=group)
         except RuntimeError as error:
-            raise _Lost(self._reason("certificate", f"a target is gone: {_short(error)}"), source=False) from error
+            raise _Lost(self._reason("certificate", f"a target is gone: {plainly(error)}"), source=False) from error
         return whole[:-2], int(whole[-2]), int(whole[-1])
 
     def _expected(self, name: str) -> torch.Tensor:
@@ -333,9 +334,10 @@ class CutoverRun:
             with limited(group, self._left()):
                 dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
         except RuntimeError as error:
-            return BarrierFailed(self._reason("barrier", f"not all ranks of the next world came: {_short(error)}"))
+            reason = self._reason("barrier", f"not all ranks of the next world came: {plainly(error)}")
+            return BarrierFailed(self._refused or reason)
         except _Lost as lost:
-            return BarrierFailed(lost.reason)
+            return BarrierFailed(self._refused or lost.reason)
         return BarrierPassed(Level(int(lowest.item())))
 
     def _ask(self, question: Callable[[], Decision]) -> DecisionRead | StoreUnreachable:
@@ -359,7 +361,7 @@ class CutoverRun:
             with limited(self.active.world.everyone, self._left()):
                 return action()
         except RuntimeError as error:
-            self.source_broken = self._reason(what, f"a source is gone: {_short(error)}")
+            self.source_broken = self._reason(what, f"a source is gone: {plainly(error)}")
             raise _Lost(self.source_broken, source=True) from error
 
     def _speak(self, name: str, value: Any) -> None:
@@ -415,7 +417,3 @@ def _copy_runs(source: torch.Tensor, target: torch.Tensor, runs) -> None:
 
 def _snake(name: str) -> str:
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).strip("_")
-
-
-def _short(error: BaseException) -> str:
-    return str(error).splitlines()[0][:300]

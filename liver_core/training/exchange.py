@@ -56,6 +56,18 @@ class Exchange:
             # Asked again and again rather than waited for: a wait cannot be cancelled, and c10d logs each that ends.
             time.sleep(min(left, _POLL_S))
 
+    def gather(self, name: str, size: int, deadline: float) -> None:
+        """Count this rank in and wait for all `size` ranks. Unlike a group's own bring-up it can be cancelled."""
+        key = self._key(name)
+        self._guard(name, lambda: self._store.add(key, 1))
+        while (there := self._guard(name, lambda: self._store.add(key, 0))) < size:
+            if self.cancelled():
+                raise Cancelled(f"aborted while waiting for {name}")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise ExchangeTimeout(f"{name}: only {there} of {size} ranks came in time")
+            time.sleep(min(left, _POLL_S))
+
     def decide(self, wish: Decision) -> Decision:
         """One compare-and-set on the decision record, from nothing to `wish`; the answer is what it holds now."""
         held = self._guard("decision", lambda: self._store.compare_set(self._key("decision"), "", str(wish)))

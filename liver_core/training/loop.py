@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from liver_core.handoff.boundary import Agreement, BoundaryPhase, ready_tag
 from liver_core.handoff.cutover import (
@@ -34,29 +34,17 @@ from liver_core.training.cursor import DataCursor, chained, digest_part
 from liver_core.training.cutover import CutoverRun, Outcome, Probe
 from liver_core.training.exchange import Cancelled, ExchangeTimeout
 from liver_core.training.job import TrainingJob
+from liver_core.training.listener import Listener
 from liver_core.training.mailbox import Mailbox
 from liver_core.training.prepare import ActiveWorld, NextWorld, Preparation, PrepareFailed, PrepareSettings
 from liver_core.training.request import Request
 from liver_core.training.retire import Retiring
 from liver_core.training.small_state import Progress, collect, install, reseed
+from liver_core.worlds.groups import plainly
 from liver_core.worlds.megatron import activate
 
 _log = logging.getLogger(__name__)
 _WINDOW_STEPS = 32
-
-
-class Listener(Protocol):
-    """Who hears what a rank does: the agent's worker, or a test. Called from several threads; must not block."""
-
-    def stage(
-        self, request: Request, stage: str, *, reason: Reason | None, measures: dict[str, float], certificate: str
-    ) -> None: ...
-
-    def step(self, generation: int, progress: Progress, totals: StepTotals, seconds: float) -> None: ...
-
-    def checkpointed(self, path: str, step: int, seconds: float) -> None: ...
-
-    def checkpoint_failed(self, path: str, text: str) -> None: ...
 
 
 class Ended(Exception):
@@ -177,9 +165,6 @@ class RankLoop:
     def abort(self, handoff_id: str, reason: Reason) -> None:
         """Drop the next world at the next boundary, or sooner where it is still being built."""
         self.mailbox.abort(handoff_id, reason)
-        with self._lock:
-            if self.preparation is not None and self.preparation.request.handoff_id == handoff_id:
-                self.preparation.cancel()
 
     # The main thread.
 
@@ -200,7 +185,7 @@ class RankLoop:
     def _broken(self, error: RuntimeError) -> Ended:
         """The world this rank trains in is no more: the checkpoint rung is next, a handoff under way is lost too."""
         rank = self.active.world.rank if self.active is not None else None
-        text = f"the world cannot go on: {type(error).__name__}: {str(error).splitlines()[0][:300]}"
+        text = f"the world cannot go on: {type(error).__name__}: {plainly(error)}"
         reason = Reason(text, self._phase, rank)
         if self._phase == "switch" or self._switched:
             under_way = self.following or (self.retiring.following if self.retiring is not None else None)
@@ -457,7 +442,17 @@ class RankLoop:
             self._stage(following.request, "aborted", reason=reason, measures=following.measures)
 
     def _preparation(self, request: Request) -> Preparation:
-        return Preparation(request, self.member, self.job, self.active, self.settings, probe=self.probe)
+        # Asked by handoff, so that an abort which comes before the preparation has begun ends it too.
+        aborts = self.mailbox.aborts
+        return Preparation(
+            request,
+            self.member,
+            self.job,
+            self.active,
+            self.settings,
+            aborted=lambda: request.handoff_id in aborts,
+            probe=self.probe,
+        )
 
     def _prepare(self, preparation: Preparation) -> None:
         request = preparation.request

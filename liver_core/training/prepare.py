@@ -30,7 +30,7 @@ from liver_core.training.exchange import Cancelled, Exchange
 from liver_core.training.job import TrainingJob, TrainState
 from liver_core.training.request import Request
 from liver_core.transport.protocol import Read, Transport
-from liver_core.worlds.groups import connect_store
+from liver_core.worlds.groups import connect_store, plainly
 from liver_core.worlds.megatron import MegatronWorld, bring_up, building, retire
 from liver_core.worlds.released import released
 
@@ -111,7 +111,7 @@ def rank_in(roster: Roster | None, member: Member) -> int | None:
 
 
 class Preparation:
-    """One preparation; `run` does it, `cancel` makes it end at its next wait."""
+    """One preparation; `run` does it, and ends at its next wait once `aborted` says so."""
 
     def __init__(
         self,
@@ -121,6 +121,7 @@ class Preparation:
         active: ActiveWorld | None,
         settings: PrepareSettings,
         *,
+        aborted: Callable[[], bool] = lambda: False,
         probe: Callable[[str], None] = lambda point: None,
     ) -> None:
         self.request = request
@@ -128,14 +129,10 @@ class Preparation:
         self.job = job
         self.active = active
         self.settings = settings
+        self.aborted = aborted
         self.probe = probe
         self.deadline = time.monotonic() + max(0.0, request.deadline_utc - time.time())
-        self._cancelled = False
         self._phase = "connect"
-
-    def cancel(self) -> None:
-        """End at the next wait (any thread)."""
-        self._cancelled = True
 
     def run(self) -> NextWorld:
         """Build. Raises PrepareFailed naming the phase, or Cancelled; nothing is left behind in either case."""
@@ -149,7 +146,7 @@ class Preparation:
             raise
         except Exception as error:
             self._drop(made)
-            raise PrepareFailed(self._phase, f"{type(error).__name__}: {error}") from error
+            raise PrepareFailed(self._phase, f"{type(error).__name__}: {plainly(error)}") from error
 
     def _drop(self, made: NextWorld | None) -> None:
         if made is not None:
@@ -157,7 +154,7 @@ class Preparation:
 
     def _connect(self) -> NextWorld:
         store = connect_store(self.request.store, timeout_s=min(self._left(), self.settings.bring_up_s))
-        exchange = Exchange(store, self.request.handoff_id, lambda: self._cancelled)
+        exchange = Exchange(store, self.request.handoff_id, self.aborted)
         source_rank, target_rank = rank_in(self.request.source, self.member), rank_in(self.request.target, self.member)
         return NextWorld(self.request, exchange, None, source_rank, target_rank)
 
@@ -178,7 +175,7 @@ class Preparation:
             ("load state", self._load, made.target_rank is not None and self.request.source is None),
         )
         for phase, action, wanted in steps:
-            if self._cancelled:
+            if self.aborted():
                 raise Cancelled(f"aborted before {phase}")
             self._phase = phase
             self.probe(phase)
@@ -201,6 +198,8 @@ class Preparation:
             made.exchange.post("manifest", live.manifest.to_json())
 
     def _bring_up(self, made: NextWorld) -> None:
+        # Only when all are there does gloo connect: it cannot be told to give up before its time is over.
+        made.exchange.gather("bring_up", self.request.target.layout.world_size, self.deadline)
         # Groups need a store client of their own: gloo keeps it, and the exchange must not wait behind it.
         store = connect_store(self.request.store, timeout_s=self.settings.bring_up_s)
         assert made.target_rank is not None
@@ -257,7 +256,8 @@ class Preparation:
         with released():
             made.live = adopt(made.state.model, made.state.optimizer, made.manifest, made.world)
         made.extra_bytes = needed = extra_bytes(made.live)
-        budget = self.settings.extra_bytes_max
+        # A first world is not extra: there is nothing beside it.
+        budget = self.settings.extra_bytes_max if self.request.source is not None else None
         if budget is not None and needed > budget:
             raise MemoryError(
                 f"extra_bytes_max: the next world needs {needed} bytes on rank {made.target_rank}, budget is {budget}"

@@ -6,6 +6,7 @@ is made and fails with a clear message when torch has moved. Not here: which gro
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -239,3 +240,10 @@ def destroy_groups(groups) -> None:
                 members.remove(group)
         c10d._unregister_process_group(name)
         group.shutdown()
+
+
+def plainly(error: BaseException) -> str:
+    """The first line of an error's text; of one of gloo's the first sentence, without the place in its sources."""
+    first = str(error).strip().partition("\n")[0]
+    gloo = re.match(r"\[[^\]]*\]\s*(.*?)(\. |$)", first)
+    return (gloo.group(1) if gloo else first)[:500]
