@@ -34,22 +34,26 @@ def lock_node(session: Session, report: SyncReport, *, now: datetime) -> Reporte
     that was long on its way, must not overwrite what the present agent says.
     """
     node_id = report.node.node_id
-    made = session.execute(
-        insert(NodeRow).values(_columns(report, now)).on_conflict_do_nothing().returning(NodeRow.node_id)
-    ).one_or_none()
     statement = select(NodeRow).where(NodeRow.node_id == node_id).with_for_update(key_share=True)
-    node = session.scalars(statement.execution_options(populate_existing=True)).one()
-    if node.agent_incarnation != report.agent_incarnation:
+    statement = statement.execution_options(populate_existing=True)
+    node = session.scalars(statement).one_or_none()
+    is_new = node is None
+    if node is None:
+        session.execute(insert(NodeRow).values(_columns(report, now)).on_conflict_do_nothing())
+        node = session.scalars(statement).one()
+        _remember(session, report, now=now)
+    elif node.agent_incarnation != report.agent_incarnation:
         if session.get(IncarnationRow, report.agent_incarnation) is not None:
             raise _replaced(node, report)
+        _remember(session, report, now=now)
         node.agent_incarnation = report.agent_incarnation
         node.report_seq = 0
-    session.execute(
-        insert(IncarnationRow)
-        .values(incarnation=report.agent_incarnation, node_id=node_id, first_seen_at=now)
-        .on_conflict_do_nothing()
-    )
-    return Reporter(node, is_new=made is not None, is_news=report.report_seq > node.report_seq)
+    return Reporter(node, is_new=is_new, is_news=report.report_seq > node.report_seq)
+
+
+def _remember(session: Session, report: SyncReport, *, now: datetime) -> None:
+    values = {"incarnation": report.agent_incarnation, "node_id": report.node.node_id, "first_seen_at": now}
+    session.execute(insert(IncarnationRow).values(values).on_conflict_do_nothing())
 
 
 def store_node(node: NodeRow, report: SyncReport, *, now: datetime) -> bool:
