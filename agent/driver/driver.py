@@ -1,6 +1,7 @@
 """All jobs of this node: routes orders, notices, peer messages and rank events to the job they are about."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 
 from agent.driver.job import JobDriver
@@ -14,6 +15,7 @@ from agent.protocol.rank import RankEvent
 from agent.protocol.sync import NoticeFact, NoticeKind, RankStatus, StoreHosted, SyncOrders
 from agent.supervisor.slots import RankState, SlotKey, StoreKey
 
+ENDED_LOGS_MAX = 64
 _log = logging.getLogger(__name__)
 
 
@@ -24,6 +26,7 @@ class Driver:
         self.jobs: dict[str, JobDriver] = {}
         self._on_fatal = on_fatal
         self._node: Node | None = None
+        self._ended_logs: deque[LogFile] = deque(maxlen=ENDED_LOGS_MAX)
         self._notices: dict[tuple[str, NoticeKind], NoticeFact] = {}
 
     @property
@@ -73,9 +76,9 @@ class Driver:
         return tuple(store for job in self.jobs.values() for store in job.stores())
 
     def logs(self) -> tuple[LogFile, ...]:
-        """The log of every rank process, under the world and rank that it has now."""
-        states = self.node.supervisor.states.items()
-        return tuple(LogFile(state.record.log_path, key.job_id, state.generation, state.rank) for key, state in states)
+        """The log of every rank process, under the world and rank that it has or had last: last words matter most."""
+        alive = [_log_file(key, state) for key, state in self.node.supervisor.states.items()]
+        return (*alive, *self._ended_logs)
 
     # Routing.
 
@@ -111,12 +114,15 @@ class Driver:
         job.take_envelope(envelope)
 
     def take_rank_event(self, key: SlotKey, event: RankEvent) -> None:
-        """A rank said something."""
-        self._job(key.job_id).take_rank_event(key.slot, event)
+        """A rank said something. Without a node there is no driving, as when ranks are only being ended."""
+        if self._node is not None:
+            self._job(key.job_id).take_rank_event(key.slot, event)
 
     def take_rank_exit(self, key: SlotKey, reason: Reason, state: RankState) -> None:
         """A rank process ended."""
-        self._job(key.job_id).take_rank_exit(key.slot, reason, state)
+        if self._node is not None:
+            self._ended_logs.append(_log_file(key, state))
+            self._job(key.job_id).take_rank_exit(key.slot, reason, state)
 
     def take_hang(self, key: SlotKey, reason: str) -> None:
         """A rank hangs."""
@@ -148,3 +154,7 @@ class Driver:
         for key, data in journal.items(Table.HANDOFF):
             if data["job_id"] == job_id:
                 journal.delete(Table.HANDOFF, key)
+
+
+def _log_file(key: SlotKey, state: RankState) -> LogFile:
+    return LogFile(state.record.log_path, key.job_id, state.generation, state.rank)

@@ -1,5 +1,6 @@
 """Real agent processes on loopback with fake ranks, a stub service, and one metadata server per node."""
 
+import asyncio
 import os
 import shutil
 import signal
@@ -13,9 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agent.app import Agent
 from agent.notices.imds_server import ImdsServer
 from agent.protocol.base import HandoffState
-from agent.protocol.sync import HandoffMirror, RankStatus
+from agent.protocol.sync import HandoffMirror, Provider, RankStatus
+from agent.settings import Settings
 from agent.supervisor.process import ProcessIdentity, read_start_time
 from tests.agent.stub_service import JOB_ID, TOKEN, StubService
 from tests.agent.waiting import fake_job
@@ -104,19 +107,14 @@ class Cluster:
             agent.send_signal(signal.SIGTERM)
         for agent in self.agents.values():
             agent.wait(timeout=30)
-        endings = [
-            subprocess.Popen(
-                [sys.executable, "-m", "agent.main", "--stop-ranks", "--run-dir", str(self.directory / name)],
-                cwd=ROOT,
-                stderr=subprocess.DEVNULL,
-            )
-            for name in self.metadata
-        ]
-        for ending in endings:
-            assert ending.wait(timeout=60) == 0
+        asyncio.run(self._stop_ranks())
         for server in self.metadata.values():
             server.stop()
         self.service.stop()
+
+    async def _stop_ranks(self) -> None:
+        """What `liver-agent --stop-ranks` does, for every node at once."""
+        await asyncio.gather(*(Agent(settings_of(self.directory / name)).stop_ranks() for name in self.metadata))
 
 
 class _Pause:
@@ -127,6 +125,21 @@ class _Pause:
 
     def pause(self) -> None:
         self._event.wait(0.03)
+
+
+def settings_of(run_dir: Path) -> Settings:
+    """Enough to find what an agent left in its run directory."""
+    return Settings(
+        service_url="http://127.0.0.1",
+        token="",
+        node_id=run_dir.name,
+        slots=1,
+        provider=Provider.NONE,
+        pool="default",
+        run_dir=run_dir,
+        socket_dir=run_dir / "s",
+        host="127.0.0.1",
+    )
 
 
 @contextmanager

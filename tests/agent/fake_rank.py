@@ -36,7 +36,7 @@ from agent.protocol.worker import RankSpec
 from agent.supervisor.process import own_identity
 from agent.supervisor.zygote import listen
 
-STEP_S = 0.02
+STEP_S = 0.05
 SLOW_S = 3.0
 
 

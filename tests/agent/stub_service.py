@@ -62,14 +62,16 @@ class StubService:
         self.seq = 0
         self._server: ThreadingHTTPServer | None = None
         self._port = 0
+        self.away = False
 
     def start(self) -> "StubService":
         service = self
+        self.away = False
 
         class Bound(_Handler):
             stub = service
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), Bound)
+        self._server = _QuietServer(("127.0.0.1", self._port), Bound)
         self._server.daemon_threads = True
         self._port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -77,6 +79,7 @@ class StubService:
 
     def stop(self) -> None:
         if self._server is not None:
+            self.away = True
             self._server.shutdown()
             self._server.server_close()
             self._server = None
@@ -132,7 +135,7 @@ class StubService:
                 accepted_incarnation=report.agent_incarnation,
                 accepted_report_seq=report.report_seq,
                 jobs=(self._order(),) if told else (),
-                poll_s=0.1,
+                poll_s=0.25,
             )
 
     def _take_mirror(self, mirror: HandoffMirror) -> None:
@@ -191,12 +194,20 @@ def roster_of(generation: int, nodes: tuple[str, ...]) -> Roster:
     return Roster(job_id=JOB_ID, generation=generation, layout=Layout(pp=len(nodes)), members=members_of(nodes))
 
 
+class _QuietServer(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Agents that are killed drop their connections; that is no news."""
+
+
 class _Handler(BaseHTTPRequestHandler):
     stub: StubService
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.stub.away:
+            self.close_connection = True  # A connection that outlived its server; nothing is answered on it.
+            return None
         if self.headers["Authorization"] != f"Bearer {TOKEN}":
             return self._answer(401, json.dumps({"code": "unauthenticated", "detail": "no such token"}))
         orders = self.stub.take(SyncReport.model_validate_json(body))
