@@ -221,14 +221,16 @@ class Lead:
 
     async def take_report(self, report: Report) -> None:
         """A participant reported."""
-        if self.progress is not None and str(self.progress.mirror.handoff_id) == report.handoff_id:
-            before = (dict(self.progress.stages), dict(self.progress.marks))
-            self.progress.take_report(report, self._node.now())
+        progress = self._find(report.handoff_id)
+        if progress is None:
             await self._feed(ReportReceived(report))
-            if before != (self.progress.stages, self.progress.marks):
-                await self._mirror_open()
             return
+        before = (dict(progress.stages), dict(progress.marks))
+        progress.take_report(report, self._node.now())
         await self._feed(ReportReceived(report))
+        # The report may have been the last one that the handoff waited for; then its end has been mirrored already.
+        if progress is self.progress and before != (progress.stages, progress.marks):
+            await self._mirror_open()
 
     async def take_measures(self, said: RankMeasures) -> None:
         """A rank told what it measured; it may come after the handoff has ended."""
