@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 from liver_core.transport.protocol import PeerReport, Phase, Read, ReadReport, TransportError, TransportTimeout
-from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads, expand
+from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads
 
 ROUND_BYTES_MAX = 4 << 20
 ROUND_RUNS_MAX = 4096
@@ -193,10 +193,11 @@ class TorchDistributedTransport:
 
     def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
         self._check_open(Phase.READ)
-        check_reads(reads, {peer: known.address.regions for peer, known in self._peers.items()}, self._regions.targets)
         start = time.monotonic()
+        known = {peer: each.address.regions for peer, each in self._peers.items()}
+        tables = check_reads(reads, known, self._regions.targets)
         reports: dict[int, PeerReport] = {}
-        waiting, flying = deque(self._rounds(reads)), deque[_Round]()
+        waiting, flying = deque(_rounds(reads, tables)), deque[_Round]()
         failure: TransportError | None = None
         while flying or (waiting and not failure):
             try:
@@ -233,15 +234,6 @@ class TorchDistributedTransport:
         token = torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
         pair.recv([token], 1, 0).wait(timedelta(seconds=max(_left(deadline), 0.001)))
         return pair, token.numpy().tobytes().hex()
-
-    def _rounds(self, reads: Sequence[Read]) -> list[_Round]:
-        """All rounds, one peer after another in turn, so that all sources send at once."""
-        by_peer: dict[int, list[_Round]] = {}
-        for read in reads:
-            table = expand(read.runs) * self._regions.targets[read.kind].element_size()
-            for part in batches(table, ROUND_BYTES_MAX, ROUND_RUNS_MAX) if len(table) else ():
-                by_peer.setdefault(read.peer, []).append(_Round(read.peer, read.kind, part))
-        return [each for turn in zip_longest(*by_peer.values()) for each in turn if each is not None]
 
     def _ask(self, each: _Round, deadline: float) -> None:
         """Post the receive, then ask for it: a source never waits for a reader that is not ready."""
@@ -331,6 +323,15 @@ class _Server:
         _gather(source, part, request.table)
         work = self._pairs[request.pair].send([part], 0, request.tag)
         work.wait(timedelta(seconds=min(request.seconds, SERVE_S_MAX)))
+
+
+def _rounds(reads: Sequence[Read], tables: Sequence[Table]) -> list[_Round]:
+    """All rounds, one peer after another in turn, so that all sources send at once."""
+    by_peer: dict[int, list[_Round]] = {}
+    for read, table in zip(reads, tables, strict=True):
+        for part in batches(table, ROUND_BYTES_MAX, ROUND_RUNS_MAX) if len(table) else ():
+            by_peer.setdefault(read.peer, []).append(_Round(read.peer, read.kind, part))
+    return [each for turn in zip_longest(*by_peer.values()) for each in turn if each is not None]
 
 
 def _gather(source: torch.Tensor, staging: torch.Tensor, table: np.ndarray) -> None:

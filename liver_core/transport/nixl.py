@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from liver_core.transport.protocol import PeerReport, Phase, Read, ReadReport, TransportError, TransportTimeout
-from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads, expand
+from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads
 from liver_core.transport.ucx import (
     TOKEN_BYTES,
     Agent,
@@ -179,9 +179,9 @@ class NixlTransport:
 
     def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
         self._check_open(Phase.READ)
-        check_reads(reads, {peer: known.address.regions for peer, known in self._peers.items()}, self._regions.targets)
         start = time.monotonic()
-        work = self._planned(reads)
+        known = {peer: each.address.regions for peer, each in self._peers.items()}
+        work = _planned(reads, check_reads(reads, known, self._regions.targets))
         self._run(work, start, deadline)
         peers = tuple(PeerReport(each.peer, each.bytes, each.seconds) for each in work)
         return ReadReport(sum(each.bytes for each in peers), time.monotonic() - start, peers)
@@ -242,17 +242,6 @@ class NixlTransport:
                 time.sleep(SLEEP_MOST_S)
         if base64.b64encode(self._landing.numpy().tobytes()).decode() != extra["token"]:
             raise TransportError(Phase.CONNECT, f"{known.address.name!r} is not who the address says", peer=peer)
-
-    def _planned(self, reads: Sequence[Read]) -> list[_Progress]:
-        work: dict[int, _Progress] = {}
-        for read in reads:
-            if not read.runs:
-                continue
-            item = work.setdefault(read.peer, _Progress(read.peer, deque()))
-            table = expand(read.runs) * self._regions.targets[read.kind].element_size()
-            item.bytes += int(table[:, 2].sum())
-            item.pending.extend((read.kind, part) for part in batches(table, BATCH_BYTES_MAX, BATCH_RUNS_MAX))
-        return [work[peer] for peer in sorted(work)]
 
     def _run(self, work: Sequence[_Progress], start: float, deadline: float) -> None:
         """Post and poll until all landed. After a failure nothing new is posted, but what flies is waited for."""
@@ -334,6 +323,17 @@ class NixlTransport:
     def _check_open(self, phase: Phase) -> None:
         if not self._open:
             raise TransportError(phase, f"{self.name!r} is closed")
+
+
+def _planned(reads: Sequence[Read], tables: Sequence[Table]) -> list[_Progress]:
+    """Batches by ascending peer; a peer without runs is not there."""
+    work: dict[int, _Progress] = {}
+    for read, table in zip(reads, tables, strict=True):
+        if len(table):
+            item = work.setdefault(read.peer, _Progress(read.peer, deque()))
+            item.bytes += int(table[:, 2].sum())
+            item.pending.extend((read.kind, part) for part in batches(table, BATCH_BYTES_MAX, BATCH_RUNS_MAX))
+    return [work[peer] for peer in sorted(work)]
 
 
 def _memory_of(tensor: torch.Tensor) -> str:

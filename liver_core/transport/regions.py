@@ -105,8 +105,15 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def check_reads(
     reads: Sequence[Read], peers: Mapping[int, Mapping[str, RegionSpec]], targets: Mapping[str, torch.Tensor]
-) -> None:
-    """Raise TransportError for the first read that cannot be right; posting starts only after this."""
+) -> list[Table]:
+    """Raise TransportError for the first read that cannot be right; posting starts only after this.
+
+    Returns the runs of each read one by one, in bytes. Kinds that share one tuple of runs share the work on it, since
+    this is inside the pause.
+    """
+    columns: dict[int, np.ndarray] = {}
+    expanded: dict[int, Table] = {}
+    tables = []
     for read in reads:
         if read.peer not in peers:
             raise TransportError(Phase.READ, f"not connected; connected are {sorted(peers)}", peer=read.peer)
@@ -115,25 +122,18 @@ def check_reads(
         if source is None or target is None:
             where = "at the peer" if source is None else "as a target here"
             raise TransportError(Phase.READ, f"no such region {where}", peer=read.peer, kind=read.kind)
-        if source.dtype != RegionSpec.of(target).dtype:
-            text = f"peer has {source.dtype}, target is {RegionSpec.of(target).dtype}"
+        spec = RegionSpec.of(target)
+        if source.dtype != spec.dtype:
+            text = f"peer has {source.dtype}, target is {spec.dtype}"
             raise TransportError(Phase.READ, text, peer=read.peer, kind=read.kind)
-        _check_runs(read, source.numel, target.numel())
-
-
-def expand(runs: Sequence[Runs]) -> Table:
-    """All runs one by one, in elements, in the given order: int64 (sum of counts, 3)."""
-    fields = [
-        (r.source_offset, r.target_offset, r.length, r.count, r.source_stride, r.target_stride) for r in runs
-    ] or np.empty((0, 6))
-    columns = np.array(fields, dtype=np.int64)
-    count = columns[:, 3]
-    row = np.repeat(np.arange(len(columns)), count)
-    step = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
-    table = columns[row, :3]
-    table[:, 0] += step * columns[row, 4]
-    table[:, 1] += step * columns[row, 5]
-    return table
+        key = id(read.runs)
+        if key not in columns:
+            columns[key] = _columns(read.runs)
+        _check_runs(read, columns[key], source.numel, spec.numel)
+        if key not in expanded:
+            expanded[key] = _expand(columns[key])
+        tables.append(expanded[key] * spec.itemsize)
+    return tables
 
 
 def batches(table: Table, bytes_max: int, runs_max: int) -> list[Table]:
@@ -169,22 +169,40 @@ def _check_tensor(kind: str, tensor: torch.Tensor, known: Mapping[str, torch.Ten
         raise TransportError(Phase.REGISTER, "its storage is released", kind=kind)
 
 
-def _check_runs(read: Read, source_numel: int, target_numel: int) -> None:
-    total = 0
-    for r in read.runs:
-        source_end = r.source_offset + (r.count - 1) * r.source_stride + r.length
-        target_end = r.target_offset + (r.count - 1) * r.target_stride + r.length
-        problem = None
-        if r.length < 1 or r.count < 1 or r.source_offset < 0 or r.target_offset < 0 or r.source_stride < 0:
-            problem = "lengths and counts start at 1, offsets and strides at 0"
-        elif r.count > 1 and r.target_stride < r.length:
-            problem = "runs overlap in the target"
-        elif source_end > source_numel:
-            problem = f"ends at element {source_end} of the peer's {source_numel}"
-        elif target_end > target_numel:
-            problem = f"ends at element {target_end} of the target's {target_numel}"
-        if problem:
-            raise TransportError(Phase.READ, f"{r}: {problem}", peer=read.peer, kind=read.kind)
-        total += r.count
-    if total > RUNS_MAX:
-        raise TransportError(Phase.READ, f"{total} runs, at most {RUNS_MAX}", peer=read.peer, kind=read.kind)
+def _columns(runs: Sequence[Runs]) -> np.ndarray:
+    """int64 (runs, 6): source offset, target offset, length, count, source stride, target stride."""
+    rows = [(r.source_offset, r.target_offset, r.length, r.count, r.source_stride, r.target_stride) for r in runs]
+    return np.array(rows, dtype=np.int64).reshape(-1, 6)
+
+
+def _expand(columns: np.ndarray) -> Table:
+    """All runs one by one, in elements, in the given order."""
+    count = columns[:, 3]
+    if (count == 1).all():
+        return columns[:, :3]
+    row = np.repeat(np.arange(len(columns)), count)
+    step = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    table = columns[row, :3]
+    table[:, :2] += step[:, None] * columns[row, 4:]
+    return table
+
+
+def _check_runs(read: Read, columns: np.ndarray, source_numel: int, target_numel: int) -> None:
+    source, target, length, count, source_stride, target_stride = columns.T
+    source_end = source + (count - 1) * source_stride + length
+    target_end = target + (count - 1) * target_stride + length
+    problems = {
+        "lengths and counts start at 1, offsets and strides at 0": (
+            (np.minimum(length, count) < 1) | (np.minimum(np.minimum(source, target), source_stride) < 0)
+        ),
+        "runs overlap in the target": (count > 1) & (target_stride < length),
+        f"ends after the peer's last element, {source_numel}": source_end > source_numel,
+        f"ends after the target's last element, {target_numel}": target_end > target_numel,
+    }
+    for problem, where in problems.items():
+        if where.any():
+            run = read.runs[int(np.argmax(where))]
+            raise TransportError(Phase.READ, f"{run}: {problem}", peer=read.peer, kind=read.kind)
+    if count.sum() > RUNS_MAX:
+        text = f"{count.sum()} runs, at most {RUNS_MAX}"
+        raise TransportError(Phase.READ, text, peer=read.peer, kind=read.kind)

@@ -5,6 +5,7 @@ The hub between them is the test's own (pipes to the parent), so that the transp
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -21,9 +22,10 @@ import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from liver_core.transport.memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
-from liver_core.transport.protocol import Transport
+from liver_core.transport.mixed import MixedTransport
+from liver_core.transport.protocol import Phase, Transport, TransportError
 
-KINDS = ("memory", "nixl", "nixl-tcp", "torch")
+KINDS = ("memory", "nixl", "nixl-tcp", "torch", "mixed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,7 @@ class Rank:
 Scenario = Callable[[Rank], Any]
 
 
-def run_ranks(kind: str, size: int, scenario: Scenario, limit_s: float = 45.0) -> list[Any]:
+def run_ranks(kind: str, size: int, scenario: Scenario, limit_s: float = 90.0) -> list[Any]:
     """Results by rank, None for a rank that died or stalled. Raises AssertionError with the traceback of a failure."""
     pipes = [multiprocessing.Pipe() for _ in range(size)]
     if kind == "memory":
@@ -132,12 +134,28 @@ def _make(kind: str, name: str, shared: Any) -> Transport:
     from liver_core.transport.distributed import TorchDistributedTransport
 
     store = TCPStore("127.0.0.1", shared, is_master=False, timeout=timedelta(seconds=20))
-    return TorchDistributedTransport(name, store)
+    far = TorchDistributedTransport(name, store)
+    return far if kind == "torch" else MixedTransport(name, near=_neighbours_only(name), far=far)
+
+
+def _neighbours_only(name: str) -> Transport:
+    """NIXL that cannot reach every other rank, as if they were on another machine."""
+    from liver_core.transport.nixl import NixlTransport
+
+    class Neighbours(NixlTransport):
+        def connect(self, peer: int, address: bytes, deadline: float) -> None:
+            if peer % 2:
+                raise TransportError(Phase.CONNECT, "on another machine", peer=peer)
+            super().connect(peer, address, deadline)
+
+    return Neighbours(name, interface="lo")
 
 
 def _main(scenario: Scenario, rank: Rank) -> None:
     if rank.kind != "memory":
         torch.set_num_threads(1)
+    if rank.kind == "nixl-tcp":
+        faulthandler.disable()  # UCX may abort a source here, and that is expected.
     try:
         answer = ("done", scenario(rank))
     except Gone:

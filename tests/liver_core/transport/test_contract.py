@@ -17,7 +17,7 @@ pytestmark = pytest.mark.timeout(120)
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 NUMEL = 50_000
-GRACE_S = 1.0
+GRACE_S = 3.0
 """How late an answer may be on a machine that others use too."""
 
 
@@ -88,7 +88,7 @@ def test_twenty_handoffs_leave_no_descriptor_and_no_thread_behind(kind: str):
         assert max(growth) <= 0
 
 
-def soon(seconds: float = 15.0) -> float:
+def soon(seconds: float = 30.0) -> float:
     return time.monotonic() + seconds
 
 

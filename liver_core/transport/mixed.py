@@ -1,0 +1,121 @@
+"""Two transports as one: each peer is read over the near one where that is possible, else over the far one.
+
+Near is NIXL (same machine, RDMA), far is torch.distributed; which one serves a peer is found out when it is connected.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from liver_core.transport.protocol import Phase, Read, ReadReport, Transport, TransportError, TransportTimeout
+from liver_core.transport.regions import Address, Regions, check_reads
+
+
+class MixedTransport:
+    """One endpoint of two. Both serve all sources; a peer is read over the first that could connect to it."""
+
+    def __init__(self, name: str, *, near: Transport, far: Transport) -> None:
+        self.name = name
+        self._near = near
+        self._far = far
+        self._regions = Regions()
+        self._peers: dict[int, tuple[Address, Transport]] = {}
+        self._open = True
+
+    @property
+    def one_sided(self) -> bool:
+        """Whether all peers connected so far are read one-sidedly."""
+        return all(via.one_sided for _, via in self._peers.values())
+
+    def register(
+        self,
+        *,
+        sources: Mapping[str, torch.Tensor] | None = None,
+        targets: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self._check_open(Phase.REGISTER)
+        self._regions.check_new(sources or {}, targets or {})
+        for each in (self._near, self._far):
+            each.register(sources=sources, targets=targets)
+        self._regions.add(sources or {}, targets or {})
+
+    def address(self) -> bytes:
+        self._check_open(Phase.REGISTER)
+        self._regions.published = True
+        extra = {"near": self._near.address().decode(), "far": self._far.address().decode()}
+        return Address("mixed", self.name, self._regions.source_specs(), extra).encode()
+
+    def start_progress(self) -> None:
+        self._check_open(Phase.SERVE)
+        self._near.start_progress()
+        self._far.start_progress()
+
+    def stop_progress(self) -> None:
+        self._near.stop_progress()
+        self._far.stop_progress()
+
+    def connect(self, peer: int, address: bytes, deadline: float) -> None:
+        self._check_open(Phase.CONNECT)
+        decoded = Address.decode(address, "mixed", peer)
+        if peer in self._peers and self._peers[peer][0] != decoded:
+            raise TransportError(Phase.CONNECT, f"the number is taken by {self._peers[peer][0].name!r}", peer=peer)
+        near, far = (str(decoded.extra.get(side)).encode() for side in ("near", "far"))
+        try:
+            self._near.connect(peer, near, deadline)
+            self._peers[peer] = (decoded, self._near)
+        except TransportTimeout:
+            raise
+        except TransportError as refusal:
+            try:
+                self._far.connect(peer, far, deadline)
+            except TransportError as error:
+                text = f"neither near ({refusal.text}) nor far ({error.text})"
+                raise type(error)(Phase.CONNECT, text, peer=peer) from error
+            self._peers[peer] = (decoded, self._far)
+
+    def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
+        self._check_open(Phase.READ)
+        start = time.monotonic()
+        known = {peer: address.regions for peer, (address, _) in self._peers.items()}
+        check_reads(reads, known, self._regions.targets)
+        parts = [[read for read in reads if self._peers[read.peer][1] is side] for side in (self._near, self._far)]
+        reports = self._both(parts[0], parts[1], deadline)
+        peers = tuple(sorted((each for report in reports for each in report.peers), key=lambda each: each.peer))
+        return ReadReport(sum(each.bytes for each in peers), time.monotonic() - start, peers)
+
+    def close(self) -> None:
+        self._open = False
+        self._near.close()
+        self._far.close()
+        self._peers.clear()
+        self._regions = Regions()
+
+    def _both(self, near: list[Read], far: list[Read], deadline: float) -> list[ReadReport]:
+        """Read over both at once. A failure of one is raised only when the other has ended too."""
+        reports: list[ReadReport] = []
+        failures: list[TransportError] = []
+
+        def run(side: Transport, reads: list[Read]) -> None:
+            try:
+                reports.append(side.read(reads, deadline))
+            except TransportError as error:
+                failures.append(error)
+
+        if near and far:
+            beside = threading.Thread(target=run, args=(self._far, far), name="transport-far", daemon=True)
+            beside.start()
+            run(self._near, near)
+            beside.join()
+        else:
+            run(self._near if near else self._far, near or far)
+        if failures:
+            raise failures[0]
+        return reports
+
+    def _check_open(self, phase: Phase) -> None:
+        if not self._open:
+            raise TransportError(phase, f"{self.name!r} is closed")

@@ -1,0 +1,100 @@
+"""Which of its two transports a mixed endpoint uses, and what it says when one of them fails."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from liver_core.transport.memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
+from liver_core.transport.mixed import MixedTransport
+from liver_core.transport.protocol import Phase, Read, TransportError, TransportTimeout
+from tests.liver_core.transport.ranks import Run
+from tests.liver_core.transport.test_contract import soon
+
+
+class TwoSided(InMemoryTransport):
+    one_sided = False
+
+
+class Picky(InMemoryTransport):
+    """Reaches the sources named here only."""
+
+    reach: frozenset[str] = frozenset()
+
+    def connect(self, peer: int, address: bytes, deadline: float) -> None:
+        if not any(name.encode() in address for name in self.reach):
+            raise TransportError(Phase.CONNECT, "too far", peer=peer)
+        super().connect(peer, address, deadline)
+
+
+def test_each_peer_is_read_over_the_first_transport_that_reaches_it():
+    near, far, reader = world(reach={"zero"})
+    report = reader.read(both(), soon())
+    assert [(each.peer, each.bytes) for each in report.peers] == [(0, 40), (1, 80)]
+    assert not reader.one_sided
+    far.inject("one", Fault(FaultKind.DIE))
+    assert reader.read(both()[:1], soon()).bytes == 40
+    near.inject("zero", Fault(FaultKind.DIE))
+    with pytest.raises(TransportError, match="'zero' is gone"):
+        reader.read(both()[:1], soon())
+
+
+def test_with_near_peers_only_it_is_one_sided_and_never_asks_the_far_one():
+    _, far, reader = world(reach={"zero", "one"})
+    far.inject("zero", Fault(FaultKind.DIE))
+    far.inject("one", Fault(FaultKind.DIE))
+    assert reader.one_sided
+    assert reader.read(both(), soon()).bytes == 120
+
+
+def test_a_failure_of_one_is_raised_after_the_other_has_ended():
+    _, far, reader = world(reach={"zero"})
+    far.inject("one", Fault(FaultKind.DIE))
+    with pytest.raises(TransportError) as caught:
+        reader.read(both(), soon())
+    assert caught.value.peer == 1
+    assert TARGET[:10].tolist() == [1.0] * 10
+
+
+def test_a_peer_that_neither_reaches_is_refused_with_both_reasons():
+    network = MemoryNetwork()
+    source = mixed("source", network, MemoryNetwork(), {"source"})
+    source.register(sources={"master": torch.ones(4)})
+    reader = mixed("reader", network, MemoryNetwork(), set())
+    with pytest.raises(TransportError, match=r"neither near \(too far\) nor far \('source' is gone\)"):
+        reader.connect(0, source.address(), soon())
+
+
+def test_a_near_peer_that_does_not_answer_is_a_timeout_and_no_reason_to_go_far():
+    network = MemoryNetwork()
+    source = mixed("source", network, network_far := MemoryNetwork(), {"source"})
+    source.register(sources={"master": torch.ones(4)})
+    reader = mixed("reader", network, network_far, {"source"})
+    network.inject("source", Fault(FaultKind.DROP))
+    with pytest.raises(TransportTimeout):
+        reader.connect(0, source.address(), soon(0.05))
+
+
+TARGET = torch.zeros(30)
+
+
+def world(reach: set[str]) -> tuple[MemoryNetwork, MemoryNetwork, MixedTransport]:
+    near, far = MemoryNetwork(), MemoryNetwork()
+    TARGET.zero_()
+    reader = mixed("reader", near, far, reach)
+    reader.register(targets={"master": TARGET})
+    for peer, name in enumerate(("zero", "one")):
+        source = mixed(name, near, far, set())
+        source.register(sources={"master": torch.full((30,), float(peer + 1))})
+        reader.connect(peer, source.address(), soon())
+    return near, far, reader
+
+
+def mixed(name: str, near: MemoryNetwork, far: MemoryNetwork, reach: set[str]) -> MixedTransport:
+    picky = Picky(name, near)
+    picky.reach = frozenset(reach)
+    return MixedTransport(name, near=picky, far=TwoSided(name, far))
+
+
+def both() -> list[Read]:
+    return [Read(0, "master", (Run(0, 0, 10),)), Read(1, "master", (Run(0, 10, 20),))]
