@@ -100,10 +100,9 @@ class Agent:
             )
             await self._serve(
                 server.serve(sockets=[listener]),
-                link.run(),
+                _link_once_ready(link, zygote, is_new=not supervisor.states),
                 watcher.run(),
                 self._check_pulses(supervisor),
-                _warm(zygote),
             )
 
     async def stop_ranks(self) -> None:
@@ -335,6 +334,16 @@ def _bind_peer(settings: Settings, last_port: int) -> socket.socket:
     except OSError as error:
         where = f"{settings.host}:{settings.peer_port or 'any free port'}"
         raise PortInUse(f"--host, --peer-port: cannot listen on {where}: {os.strerror(error.errno or 0)}") from None
+
+
+async def _link_once_ready(link: ServiceLink, zygote: ZygoteHost, *, is_new: bool) -> None:
+    """Talk to the service. A node without ranks first makes itself able to fork some: a node that has yet to import
+    for seconds would hold up every handoff that it is planned into. One that has ranks reports them at once."""
+    if is_new:
+        await _warm(zygote)
+        await link.run()
+        return
+    await asyncio.gather(link.run(), _warm(zygote))
 
 
 async def _warm(zygote: ZygoteHost) -> None:
