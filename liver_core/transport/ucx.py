@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import psutil
 
 from liver_core.transport.protocol import Phase, TransportError
 from liver_core.transport.regions import Address
@@ -41,6 +42,17 @@ def ucx_environment(*, interface: str, host_memory_only: bool) -> dict[str, str]
     if host_memory_only:
         settings |= {"UCX_TLS": "tcp,cma,self", "UCX_MEM_EVENTS": "n"}
     return settings
+
+
+def interface_of(address: str) -> str:
+    """Name of the network device that has this local address, "eth0" for example: what UCX wants to be told.
+
+    Raises ValueError naming the addresses there are.
+    """
+    found = {each.address: device for device, ours in psutil.net_if_addrs().items() for each in ours}
+    if address not in found:
+        raise ValueError(f"no network device has the address {address}; there are {', '.join(sorted(found))}")
+    return found[address]
 
 
 def load_nixl(environment: Mapping[str, str]) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from liver_core.transport.protocol import Read, TransportError, TransportTimeout
-from liver_core.transport.ucx import ucx_environment
+from liver_core.transport.ucx import interface_of, ucx_environment
 from tests.liver_core.transport.ranks import Rank, Run, run_ranks
 from tests.liver_core.transport.test_contract import NUMEL, connected, leave, numbers, same_bits, soon
 
@@ -63,6 +63,12 @@ def test_settings_leave_signals_alone_and_never_overrule_the_environment():
 
 def test_only_the_given_interface_is_listened_on():
     assert run_ranks("nixl", 1, listening_addresses) == [["127.0.0.1"]]
+
+
+def test_an_address_is_turned_into_the_device_that_has_it():
+    assert interface_of("127.0.0.1") == "lo"
+    with pytest.raises(ValueError, match=r"no network device has the address 203\.0\.113\.9"):
+        interface_of("203.0.113.9")
 
 
 def read_without_progress(rank: Rank) -> bool:
