@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(settings: Settings, *, stop_ranks: bool) -> int:
     from agent.app import Agent, PortInUse
-    from agent.journal import JournalError
+    from agent.journal import JournalError, RunDirectoryError
     from agent.link.link import LinkRefused
 
     async def serve() -> None:
@@ -79,6 +79,8 @@ def _run(settings: Settings, *, stop_ranks: bool) -> int:
         asyncio.run(serve())
     except PortInUse as error:
         return _fail(EXIT_SETTINGS, str(error))
+    except RunDirectoryError as error:
+        return _fail(EXIT_SETTINGS, f"--run-dir: {error}")
     except LinkRefused as error:
         return _fail(EXIT_REFUSED, f"{settings.service_url}: {error}")
     except JournalError as error:

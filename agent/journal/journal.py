@@ -40,6 +40,10 @@ class JournalError(Exception):
     """The journal cannot be used; the text names the file and the rule."""
 
 
+class RunDirectoryError(JournalError):
+    """The directory cannot be written, or another agent holds it."""
+
+
 class Journal:
     """The tables of one run directory. Safe to call from several threads; one process at a time holds the directory."""
 
@@ -148,13 +152,13 @@ class Journal:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock_file = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise JournalError(f"run directory {self._directory} cannot be written: {error.strerror}") from error
+            raise RunDirectoryError(f"run directory {self._directory} cannot be written: {error.strerror}") from error
         try:
             fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock_file)
             self._lock_file = None
-            raise JournalError(f"run directory {self._directory} is in use by another agent") from None
+            raise RunDirectoryError(f"run directory {self._directory} is in use by another agent") from None
 
 
 def _line(table: Table, key: str, value: dict[str, Any] | None) -> bytes:

@@ -28,6 +28,7 @@ EXIT_CODE_WAIT_S = 0.5
 TERMINATE_S = 5.0
 KILL_S = 10.0
 CODES_MAX = 4_096
+LOGS_PER_JOB_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,9 @@ class Supervisor:
         key = SlotKey(spec.job_id, spec.slot)
         assert key not in self._states, f"slot {key} still has a process"
         log_path = self._log_path(spec)
+        in_use = {state.record.log_path for state in self._states.values()}
         await asyncio.to_thread(_make_directories, log_path.parent, Path(spec.run_dir))
+        await asyncio.to_thread(_drop_old_logs, log_path.parent, in_use)
         process = await self._zygote.fork(
             ForkRequest(
                 name=f"rank/{key}/{spec.generation}/{origin}",
@@ -263,3 +266,19 @@ def _signal_name(number: int) -> str:
 def _make_directories(*directories: Path) -> None:
     for directory in directories:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+def _drop_old_logs(directory: Path, in_use: set[str]) -> None:
+    """Each process has a log of its own; of those that ended the oldest go."""
+    logs = sorted((path for path in directory.glob("*.log") if str(path) not in in_use), key=_changed_at)
+    for path in logs[:-LOGS_PER_JOB_MAX]:
+        for name in (path, path.with_name(path.name + ".dropped")):
+            with contextlib.suppress(OSError):
+                name.unlink()
+
+
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0

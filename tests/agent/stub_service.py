@@ -134,7 +134,7 @@ class StubService:
                 issued_utc=datetime.now(UTC),
                 accepted_incarnation=report.agent_incarnation,
                 accepted_report_seq=report.report_seq,
-                jobs=(self._order(),) if told else (),
+                jobs=(self.order(),) if told else (),
                 poll_s=0.25,
             )
 
@@ -151,7 +151,7 @@ class StubService:
             self.origin, self.source = mirror.handoff_id, SourceHandoff(handoff_id=mirror.handoff_id)
             self.store, self.store_node = mirror.store, mirror.store_node
 
-    def _order(self) -> JobOrder:
+    def order(self) -> JobOrder:
         nodes = self.roster.node_ids()
         return JobOrder(
             job_id=JOB_ID,

@@ -1,0 +1,168 @@
+"""Plans, measures, mirrors and journal records: the pure parts of the driver."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from agent.driver.measures import merge_measures
+from agent.driver.planning import NoPlan, Plan, Wait, estimate_parameters, lead_candidates, plan_loss
+from agent.driver.progress import LostTime
+from agent.driver.records import SlotMemory, proposer_from_json, proposer_to_json, slot_from_json, slot_to_json
+from agent.driver.wire import core_roster
+from agent.protocol.sync import HandoffMeasures, JobOrder
+from liver_core.handoff import (
+    CutoverDeadlines,
+    Decision,
+    HandoffId,
+    Order,
+    ParticipantRecord,
+    Phase,
+    Promise,
+    Proposal,
+    ProposerRecord,
+    Reason,
+    Rung,
+    Stage,
+    StoreAddress,
+)
+from liver_core.handoff.participant_events import EndedHandoff
+from liver_core.handoff.proposer_events import HandoffEnded
+from liver_core.layout import Member, ParallelLayout, Roster
+from tests.agent.stub_service import StubService, roster_of
+from tests.agent.waiting import fake_job
+
+FOUR = ("a", "b", "c", "d")
+ACTIVE = core_roster(roster_of(1, FOUR))
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> JobOrder:
+    return StubService(fake_job(tmp_path), FOUR).order()
+
+
+def plan(order: JobOrder, *leaving: str, waited_s: float = 0.0, service_is_there: bool = True) -> Plan | Wait | NoPlan:
+    return plan_loss(order, ACTIVE, frozenset(leaving), waited_s=waited_s, service_is_there=service_is_there)
+
+
+def test_the_loss_of_one_node_has_its_standing_plan(order: JobOrder) -> None:
+    found = plan(order, "b")
+    assert isinstance(found, Plan)
+    assert (str(found.layout), found.digest) == (str(ParallelLayout(pp=3)), "standing")
+    assert [member.node_id for member in found.members] == ["a", "c", "d"]
+
+
+def test_a_loss_without_a_standing_plan_waits_for_the_service_three_seconds(order: JobOrder) -> None:
+    assert isinstance(plan(order, "b", "c"), Wait)
+    found = plan(order, "b", "c", waited_s=3.0)
+    assert isinstance(found, Plan)
+    assert (found.layout.pp, [member.node_id for member in found.members]) == (2, ["a", "d"])
+
+
+def test_without_a_service_nothing_is_waited_for(order: JobOrder) -> None:
+    assert isinstance(plan(order, "b", "c", service_is_there=False), Plan)
+
+
+def test_a_standing_plan_of_another_generation_is_not_used(order: JobOrder) -> None:
+    newer = core_roster(roster_of(2, FOUR))
+    found = plan_loss(order, newer, frozenset({"b"}), waited_s=9.0, service_is_there=True)
+    assert isinstance(found, Plan)
+    assert "made without the service" in found.reason
+
+
+def test_too_few_nodes_make_no_plan_and_say_so(order: JobOrder) -> None:
+    few = order.model_copy(
+        update={"spec": order.spec.model_copy(update={"nodes": order.spec.nodes.model_copy(update={"min": 3})})}
+    )
+    found = plan(few, "b", "c", service_is_there=False)
+    assert isinstance(found, NoPlan)
+    assert found.reason == "2 nodes stay without b, c, the job needs 3"
+
+
+def test_a_node_that_will_go_never_leads(order: JobOrder) -> None:
+    assert lead_candidates(order, ACTIVE, {"a"}) == ("b", "c", "d")
+    no_order = order.model_copy(update={"lead_order": ()})
+    assert lead_candidates(no_order, ACTIVE, {"c"}) == ("a", "b", "d")
+
+
+def test_parameters_are_guessed_in_the_right_order_of_magnitude(order: JobOrder) -> None:
+    assert 4_000_000 < estimate_parameters(order.spec.model) < 10_000_000
+
+
+def test_measures_take_the_longest_phase_the_sum_of_bytes_and_the_pause_over_all_ranks() -> None:
+    first = {"build_s": 2.0, "bytes_moved": 10.0, "reduced_at_utc": 100.0, "optimizer_s": 0.1, "median_step_s": 0.5}
+    second = {"build_s": 3.0, "bytes_moved": 5.0, "read_s": 0.5, "first_forward_at_utc": 101.1, "peak_rss": 7.0}
+    merged = merge_measures([first, second], HandoffMeasures(phases_s={"to_ready": 4.0}))
+    assert merged.phases_s == {"build": 3.0, "read": 0.5, "to_ready": 4.0}
+    assert (merged.bytes_moved, merged.bandwidth_bytes_per_s) == (15, 30.0)
+    assert merged.pause_s == pytest.approx(1.0)
+    assert merged.pause_steps == pytest.approx(2.0)
+    assert merged.extra == {"peak_rss": 7.0}
+
+
+def test_lost_time_is_what_five_steps_after_the_cutover_came_late() -> None:
+    lost = LostTime(opened_at=100.0, step=10, median_step_s=1.0)
+    assert not lost.stepped(1, 2, 11, 101.0)
+    assert lost.stepped(2, 2, 13, 105.0)
+    assert lost.cutover_step == 13
+    assert not lost.stepped(2, 2, 17, 109.0)
+    assert lost.stepped(2, 2, 18, 110.0)
+    assert lost.lost_s == pytest.approx(2.0)
+
+
+def handoff_order() -> Order:
+    return Order(
+        job_id="fake-job",
+        handoff_id=HandoffId(str(uuid4())),
+        parent=1,
+        generation=2,
+        plan_revision=1,
+        plan_digest="d",
+        phase=Phase.PREPARE,
+        source=ACTIVE,
+        target=Roster("fake-job", 2, ParallelLayout(pp=3), ACTIVE.members[:3]),
+        store=StoreAddress("127.0.0.1", 1_234),
+        cause="notice",
+        rung=Rung.STOP_AND_COPY,
+        deadline_utc=datetime.now(UTC).timestamp(),
+        cutover=CutoverDeadlines(),
+        proposer_id="a",
+        agent_incarnation=3,
+        report_seq=1,
+        issued_at=1.0,
+    )
+
+
+def test_a_slot_and_a_proposer_come_back_from_the_journal_as_they_were() -> None:
+    order, reason = handoff_order(), Reason("why", "prepare", 1)
+    ended = EndedHandoff(order.handoff_id, 2, 1, Stage.ABORTED, Decision.NO_GO, reason)
+    record = ParticipantRecord(
+        active=ACTIVE,
+        highest_generation=2,
+        promise=Promise(order.handoff_id, 2, 1, Phase.PERMIT),
+        order=order,
+        decision=Decision.GO,
+        reason=reason,
+        ended=(ended,),
+    )
+    memory = SlotMemory(record=record, origin="o", store=StoreAddress("h", 5))
+    assert slot_from_json(slot_to_json(memory)) == memory
+    assert slot_from_json(slot_to_json(SlotMemory())) == SlotMemory()
+    proposal = Proposal(
+        handoff_id=order.handoff_id,
+        job_id="fake-job",
+        parent=1,
+        source=ACTIVE,
+        layout=ParallelLayout(pp=3),
+        members=(Member("a", 0), Member("b", 0), Member("c", 0)),
+        plan_digest="d",
+        store=order.store,
+        cause="notice",
+        rung=Rung.STOP_AND_COPY,
+        deadline_utc=5.0,
+        cutover=CutoverDeadlines(),
+    )
+    end = HandoffEnded(order.handoff_id, 2, Stage.ACTIVE, Decision.GO, reason)
+    proposer = ProposerRecord(highest_generation=3, proposal=proposal, generation=3, plan_revision=1, ended=(end,))
+    assert proposer_from_json(proposer_to_json(proposer)) == proposer

@@ -1,0 +1,117 @@
+"""The command: every wrong setting and every refusal is one clear line and an exit status."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.settings import SettingsError, read_token, socket_dir_for
+from tests.agent.stub_service import TOKEN, StubService
+from tests.agent.waiting import fake_job
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "agent.main", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+
+def options(tmp_path: Path, **changes: str) -> list[str]:
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    chosen = {
+        "service-url": "http://127.0.0.1:9",
+        "token-file": str(token),
+        "node-id": "a",
+        "run-dir": str(tmp_path / "run"),
+        "preload": "json",
+    } | {name.replace("_", "-"): value for name, value in changes.items()}
+    return [part for name, value in chosen.items() for part in (f"--{name}", value)]
+
+
+def test_the_help_shows_an_example() -> None:
+    shown = run("--help")
+    assert shown.returncode == 0
+    assert "liver-agent --service-url http" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"service_url": ""}, "--service-url is required"),
+        ({"service_url": "ftp://x"}, "--service-url 'ftp://x'"),
+        ({"token_file": "/nowhere/token"}, "--token-file /nowhere/token cannot be read"),
+        ({"node_id": "two words"}, "--node-id 'two words'"),
+        ({"slots": "0"}, "--slots must be in 1..1024, is 0"),
+        ({"slots": "many"}, "--slots must be a whole number, is 'many'"),
+        ({"provider": "azure"}, "--provider must be one of aws, gcp, none, is 'azure'"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_rule(tmp_path: Path, changes: dict[str, str], what: str) -> None:
+    ended = run(*options(tmp_path, **changes))
+    assert ended.returncode == 2
+    assert what in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_a_run_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ended = run(*options(tmp_path, run_dir=str(tmp_path / "file" / "run")))
+    assert ended.returncode == 2
+    assert "--run-dir" in ended.stderr
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        ended = run(*options(tmp_path, peer_port=port))
+    assert ended.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in ended.stderr
+
+
+def test_a_wrong_token_ends_the_agent_with_the_words_of_the_service(tmp_path: Path) -> None:
+    service = StubService(fake_job(tmp_path), ("a",)).start()
+    wrong = tmp_path / "wrong"
+    wrong.write_text("not-the-token")
+    try:
+        ended = run(*options(tmp_path, service_url=service.url, token_file=str(wrong)))
+    finally:
+        service.stop()
+        run("--stop-ranks", "--run-dir", str(tmp_path / "run"))
+    assert ended.returncode == 3
+    assert "refuses the token: 401 no such token" in ended.stderr
+
+
+def test_stop_ranks_must_say_whose() -> None:
+    ended = run("--stop-ranks")
+    assert ended.returncode == 2
+    assert "--stop-ranks needs --run-dir or --node-id" in ended.stderr
+
+
+def test_the_agent_process_never_imports_torch() -> None:
+    program = (
+        "import sys, agent.main, agent.app\n"
+        "heavy = {'torch', 'megatron', 'numpy', 'nixl'} & {name.split('.')[0] for name in sys.modules}\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.parametrize("text", ["", "  \n", "two words", "t" * 5_000])
+def test_a_token_file_holds_exactly_one_token(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "token"
+    path.write_text(text)
+    with pytest.raises(SettingsError, match="must hold one token"):
+        read_token(str(path))
+
+
+def test_sockets_of_a_deep_run_directory_lie_where_their_names_fit(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    found = socket_dir_for(deep)
+    assert len(str(found)) < 60
+    assert found.stat().st_mode & 0o777 == 0o700
+    found.rmdir()
