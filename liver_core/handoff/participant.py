@@ -273,8 +273,9 @@ class Participant:
             return self._adopt_active(event, now)
         if self.state is not ParticipantState.RESTORING:
             return ()
-        if promise.phase is Phase.ABORT and event.handoff_id == promise.handoff_id:
-            return self._abort_again(promise, now)  # It still builds an older revision.
+        older_revision = event.handoff_id == promise.handoff_id and event.stage is not RankStage.TRAINING
+        if promise.phase is Phase.ABORT and older_revision:
+            return self._abort_again(promise, now)
         if promise.phase is not Phase.PREPARE:
             # What was built before permission or abort is gone: the rank has dropped it while the agent was away.
             return self._end(Stage.ABORTED, self.record.reason or self._because("restore", "the rank dropped it"), now)

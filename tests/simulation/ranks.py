@@ -214,7 +214,7 @@ class SimRank:
         elif self.stage in _BUILDING:
             # The tag goes at once; dropping a world may take seconds, in which g trains on.
             self.tag = 0
-            slow_s = 4.0 * self.simulation.random.random() if self.simulation.random.random() < 0.1 else 0.0
+            slow_s = 4.0 * self.simulation.random.random() if self.simulation.chance(0.1) else 0.0
             self.simulation.clock.after(slow_s, self._dropped, self.order, reason)
         else:
             self.say()
@@ -233,7 +233,7 @@ class SimRank:
             self._forget()
 
     def _hello_now_and_then(self) -> None:
-        if self.simulation.chaos and self.simulation.random.random() < 0.05:
+        if self.simulation.chance(0.05):
             self.status()
 
     def _forget(self) -> None:
@@ -246,7 +246,8 @@ class SimRank:
     def stop(self) -> None:
         """A process takes its time to end; until then its world goes on."""
         self._hello_now_and_then()
-        self.simulation.clock.after(2.0 * self.simulation.random.random() ** 4, self.exit)
+        slow_s = 2.0 * self.simulation.random.random() if self.simulation.chance(0.1) else 0.0
+        self.simulation.clock.after(slow_s, self.exit)
 
     def status(self) -> None:
         """An answer may be the stage of the last handoff, or just that the rank trains when that one is over."""
@@ -406,7 +407,7 @@ class SimRank:
         if any(rank is None or not rank.alive for rank in sources):
             name = "a source" if lost is None else str(lost)
             reason = Reason(f"{name} is gone", "read", self.cutover_rank)
-            level = Level.STATE if sim.random.random() < 0.6 else Level.NOTHING
+            level = Level.NOTHING if sim.chance(0.4) else Level.STATE
             if level is Level.STATE:
                 self._hold(sources)
             self.cutover_event(StateRead(level, source_lost=True, reason=reason))

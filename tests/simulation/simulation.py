@@ -208,6 +208,10 @@ class Simulation:
         delay_s = max(rank.reports_until - self.clock.now, 0.0) + 0.02
         self.clock.after(delay_s, self.agents[rank.member].rank_exited, rank)
 
+    def chance(self, probability: float) -> bool:
+        """Something small that goes another way now and then, but not in a run that a script disturbs by itself."""
+        return self.chaos and bool(self.plan.intents) and self.random.random() < probability
+
     def takes_fault(self, kind: str, member: Member) -> bool:
         """Whether a fault of this kind was armed for the member; it strikes once."""
         if not self.armed or (kind, member) not in self.armed:

@@ -1,6 +1,7 @@
 """Small values that the tests of the handoff share. Pure."""
 
 from dataclasses import replace
+from typing import Any
 
 from liver_core.handoff import (
     CutoverDeadlines,
@@ -13,7 +14,6 @@ from liver_core.handoff import (
     Proposer,
     ProposerRecord,
     Reason,
-    Report,
     Rung,
     StoreAddress,
 )
@@ -93,14 +93,15 @@ def proposal(**changes: object) -> Proposal:
     return replace(first, **changes)  # type: ignore[arg-type]
 
 
-def participant(member: Member = A, record: ParticipantRecord | None = None) -> Participant:
-    """One that steps in generation 1 if it is a member of it."""
+def participant(member: Member = A, record: ParticipantRecord | None = None) -> Any:
+    """A Participant (untyped: tests look into effects of any kind); members of generation 1 step in it."""
     if record is None:
         record = ParticipantRecord(active=G1 if member in G1.members else None, highest_generation=1)
     return Participant(job_id="job", member=member, agent_incarnation=1, record=record)
 
 
-def proposer(record: ProposerRecord | None = None) -> Proposer:
+def proposer(record: ProposerRecord | None = None) -> Any:
+    """A Proposer, untyped for the same reason."""
     record = record or ProposerRecord(highest_generation=1)
     return Proposer(job_id="job", proposer_id="lead", agent_incarnation=1, record=record)
 
@@ -109,7 +110,7 @@ def rank_says(stage: RankStage, **changes: object) -> RankReported:
     return replace(RankReported(H1, 1, stage, plan_revision=1), **changes)  # type: ignore[arg-type]
 
 
-def participant_in(state: ParticipantState, member: Member = A) -> Participant:
+def participant_in(state: ParticipantState, member: Member = A) -> Any:
     """A participant that went the usual way to `state` (on the checkpoint rung for `stopping`)."""
     machine = participant(member)
     if state is ParticipantState.RESTORING:
@@ -152,5 +153,6 @@ def every_participant_event() -> list[OrderReceived | RankReported | RankDied | 
     return [*map(OrderReceived, orders), *said, RankDied(WHY), Tick()]
 
 
-def reports_in(effects: tuple[ParticipantEffect, ...]) -> list[Report]:
+def reports_in(effects: tuple[ParticipantEffect, ...]) -> list[Any]:
+    """The reports among effects; untyped, since a test says by its assertions what it expects in them."""
     return [effect.report for effect in effects if isinstance(effect, SendReport)]

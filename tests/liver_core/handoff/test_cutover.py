@@ -1,0 +1,221 @@
+"""The cutover of one rank: what the record in the store says rules, and nothing is applied before. Pure."""
+
+import pytest
+
+from liver_core.handoff import Cutover, CutoverDeadlines, Decision, Reason
+from liver_core.handoff.cutover import (
+    ApplyStepInSource,
+    ApplyStepInTarget,
+    BarrierFailed,
+    BarrierPassed,
+    BoundaryAgreed,
+    CertificateCompared,
+    CompareCertificates,
+    CutoverEffect,
+    CutoverEvent,
+    CutoverState,
+    DecisionRead,
+    EnterBarrier,
+    FallToCheckpoint,
+    Leave,
+    Level,
+    ProposeDecision,
+    ReadDecision,
+    ReadState,
+    RedoBatchInTarget,
+    Release,
+    StateRead,
+    StoreUnreachable,
+    Tick,
+    Withdrawn,
+)
+
+WHY = Reason("because", "test", 1)
+BOUNDARY = 10.0
+TARGET, SOURCE, STORE = BOUNDARY + 20, BOUNDARY + 30, BOUNDARY + 60
+
+
+def cutover(*, in_source: bool = True, in_target: bool = True) -> Cutover:
+    return Cutover(rank=1, in_source=in_source, in_target=in_target, deadlines=CutoverDeadlines(), wait_until=50.0)
+
+
+def drive(machine: Cutover, *events: CutoverEvent, now: float = BOUNDARY) -> tuple[CutoverEffect, ...]:
+    """Feed events at one time; the effects of the last."""
+    effects: tuple[CutoverEffect, ...] = ()
+    for event in events:
+        effects = machine.handle(event, now)
+    return effects
+
+
+def voted(machine: Cutover) -> Cutover:
+    """A target that holds everything and is in the barrier."""
+    drive(machine, BoundaryAgreed(5), StateRead(Level.EVERYTHING), CertificateCompared(True))
+    assert machine.vote is Level.EVERYTHING
+    return machine
+
+
+def wish_of(effects: tuple[CutoverEffect, ...]) -> Decision:
+    (effect,) = effects
+    assert isinstance(effect, ProposeDecision)
+    return effect.wish
+
+
+def test_a_target_reads_compares_enters_the_barrier_proposes_and_steps_when_it_has_read_go():
+    machine = cutover()
+    assert drive(machine, BoundaryAgreed(5)) == (ReadState(5, until=TARGET),)
+    assert drive(machine, StateRead(Level.EVERYTHING)) == (CompareCertificates(),)
+    assert drive(machine, CertificateCompared(True)) == (EnterBarrier(Level.EVERYTHING, until=TARGET),)
+    assert wish_of(drive(machine, BarrierPassed(Level.EVERYTHING))) is Decision.GO
+    assert drive(machine, DecisionRead(Decision.GO)) == (ApplyStepInTarget(),)
+    assert machine.state is CutoverState.DECIDED
+    assert machine.decision is Decision.GO
+
+
+def test_what_the_compare_and_set_returns_rules_and_not_the_own_wish():
+    machine = voted(cutover())
+    assert wish_of(drive(machine, BarrierPassed(Level.EVERYTHING))) is Decision.GO
+    (effect,) = drive(machine, DecisionRead(Decision.NO_GO))
+    assert isinstance(effect, ApplyStepInSource)
+
+
+def test_a_target_whose_barrier_failed_still_goes_when_another_wrote_go_first():
+    machine = voted(cutover())
+    assert wish_of(drive(machine, BarrierFailed(WHY))) is Decision.NO_GO
+    assert drive(machine, DecisionRead(Decision.GO)) == (ApplyStepInTarget(),)
+
+
+def test_nobody_votes_with_a_certificate_that_differs():
+    machine = cutover()
+    drive(machine, BoundaryAgreed(5), StateRead(Level.EVERYTHING))
+    assert drive(machine, CertificateCompared(False, WHY)) == (EnterBarrier(Level.NOTHING, until=TARGET),)
+    (effect,) = drive(machine, BarrierPassed(Level.NOTHING))
+    assert effect == ProposeDecision(Decision.NO_GO, WHY)
+
+
+def test_a_lost_source_with_the_state_held_makes_the_batch_be_redone():
+    machine = cutover()
+    drive(machine, BoundaryAgreed(5), StateRead(Level.STATE, source_lost=True, reason=WHY))
+    assert drive(machine, CertificateCompared(True)) == (EnterBarrier(Level.STATE, until=TARGET),)
+    assert wish_of(drive(machine, BarrierPassed(Level.STATE))) is Decision.GO_REDO
+    assert drive(machine, DecisionRead(Decision.GO_REDO)) == (RedoBatchInTarget(),)
+
+
+def test_late_gradients_of_living_sources_are_no_reason_to_redo_a_batch():
+    machine = cutover()
+    effects = drive(machine, BoundaryAgreed(5), StateRead(Level.STATE, source_lost=False))
+    assert effects == (EnterBarrier(Level.NOTHING, until=TARGET),)
+
+
+def test_a_target_that_holds_everything_redoes_the_batch_when_another_lacks_the_gradients():
+    machine = voted(cutover())
+    assert wish_of(drive(machine, BarrierPassed(Level.STATE))) is Decision.GO_REDO
+    assert drive(machine, DecisionRead(Decision.GO_REDO)) == (RedoBatchInTarget(),)
+
+
+def test_a_barrier_cannot_say_more_than_the_own_vote():
+    machine = cutover()
+    drive(machine, BoundaryAgreed(5), StateRead(Level.NOTHING, reason=WHY))
+    assert wish_of(drive(machine, BarrierPassed(Level.EVERYTHING))) is Decision.NO_GO
+
+
+def test_a_go_over_a_state_that_is_not_held_here_is_not_followed():
+    machine = cutover()
+    drive(machine, BoundaryAgreed(5), StateRead(Level.NOTHING, reason=WHY))
+    (effect,) = drive(machine, DecisionRead(Decision.GO))
+    assert isinstance(effect, FallToCheckpoint)
+    assert "the state is not held here" in effect.reason.text
+
+
+def test_a_leaver_publishes_stays_until_the_decision_and_enters_no_barrier():
+    machine = cutover(in_target=False)
+    assert drive(machine, BoundaryAgreed(5)) == (ReadState(5, until=SOURCE),)
+    assert drive(machine, StateRead(Level.EVERYTHING)) == (ReadDecision(not_before=BOUNDARY),)
+    (again,) = drive(machine, DecisionRead(Decision.UNDECIDED))
+    assert isinstance(again, ReadDecision) and again.not_before > BOUNDARY
+    (effect,) = drive(machine, DecisionRead(Decision.GO))
+    assert isinstance(effect, Leave)
+
+
+def test_a_leaver_trains_on_after_no_go():
+    machine = cutover(in_target=False)
+    drive(machine, BoundaryAgreed(5), StateRead(Level.EVERYTHING))
+    (effect,) = drive(machine, DecisionRead(Decision.NO_GO))
+    assert isinstance(effect, ApplyStepInSource)
+
+
+def test_a_newcomer_leaves_after_no_go():
+    machine = voted(cutover(in_source=False))
+    (effect,) = drive(machine, DecisionRead(Decision.NO_GO))
+    assert isinstance(effect, Leave)
+
+
+def test_sources_wait_longer_than_targets_before_they_propose_no_go():
+    target, leaver = cutover(), cutover(in_target=False)
+    for machine in (target, leaver):
+        drive(machine, BoundaryAgreed(5))
+    assert target.next_deadline == TARGET < leaver.next_deadline == SOURCE
+    assert wish_of(drive(target, Tick(), now=TARGET)) is Decision.NO_GO
+    assert drive(leaver, Tick(), now=TARGET) == ()
+    assert wish_of(drive(leaver, Tick(), now=SOURCE)) is Decision.NO_GO
+
+
+def test_a_target_that_is_late_does_not_enter_the_barrier_any_more():
+    machine = cutover()
+    drive(machine, BoundaryAgreed(5), StateRead(Level.EVERYTHING))
+    (effect,) = drive(machine, CertificateCompared(True), now=TARGET)
+    assert isinstance(effect, ProposeDecision)
+    assert effect.wish is Decision.NO_GO
+    assert effect.reason == Reason("not done 20 s after the boundary (target)", "reading", 1)
+    assert machine.vote is None
+
+
+def test_an_unreachable_store_is_asked_again_with_the_same_wish():
+    machine = voted(cutover())
+    drive(machine, BarrierPassed(Level.EVERYTHING))
+    (pause,) = drive(machine, StoreUnreachable(WHY))
+    assert isinstance(pause, ReadDecision)
+    assert wish_of(drive(machine, DecisionRead(Decision.UNDECIDED))) is Decision.GO
+
+
+@pytest.mark.parametrize("event", [StoreUnreachable(WHY), Tick()])
+def test_without_an_answer_until_the_store_deadline_nothing_is_applied_and_the_checkpoint_is_taken(event):
+    machine = voted(cutover())
+    drive(machine, BarrierPassed(Level.EVERYTHING))
+    assert machine.next_deadline == STORE
+    (effect,) = drive(machine, event, now=STORE)
+    assert isinstance(effect, FallToCheckpoint)
+    assert machine.state is CutoverState.FELL
+    assert drive(machine, DecisionRead(Decision.GO), now=STORE) == ()
+
+
+def test_a_handoff_can_be_withdrawn_until_the_boundary_only():
+    early, late = cutover(), cutover()
+    assert drive(early, Withdrawn(WHY)) == (Release(WHY),)
+    assert drive(early, BoundaryAgreed(5)) == ()
+    drive(late, BoundaryAgreed(5))
+    assert drive(late, Withdrawn(WHY)) == ()
+    assert late.state is CutoverState.READING
+
+
+def test_a_rank_that_waits_in_vain_releases_itself():
+    machine = cutover()
+    assert machine.next_deadline == 50.0
+    assert drive(machine, Tick(), now=49.0) == ()
+    (effect,) = drive(machine, Tick(), now=50.0)
+    assert isinstance(effect, Release)
+    assert machine.next_deadline == float("inf")
+
+
+def test_a_decision_that_changes_is_an_error():
+    machine = voted(cutover())
+    drive(machine, DecisionRead(Decision.GO))
+    assert drive(machine, DecisionRead(Decision.GO)) == ()
+    with pytest.raises(AssertionError, match="the decision changed: go, no_go"):
+        drive(machine, DecisionRead(Decision.NO_GO))
+
+
+def test_a_world_from_a_checkpoint_starts_by_redoing_the_batch():
+    machine = cutover(in_source=False)
+    drive(machine, BoundaryAgreed(40), StateRead(Level.STATE, source_lost=True), CertificateCompared(True))
+    drive(machine, BarrierPassed(Level.STATE))
+    assert drive(machine, DecisionRead(Decision.GO_REDO)) == (RedoBatchInTarget(),)

@@ -1,0 +1,340 @@
+"""A participant promises once, journals before it speaks, and tells the truth about its rank. Pure."""
+
+from dataclasses import replace
+
+import pytest
+
+from liver_core.handoff import Decision, ParticipantRecord, Phase, Reason, Stage
+from liver_core.handoff.participant import RETIRE_GRACE_S
+from liver_core.handoff.participant_events import (
+    AbortRank,
+    ClearReadyTag,
+    OrderReceived,
+    ParticipantState,
+    Persist,
+    PrepareRank,
+    QueryRank,
+    RankDied,
+    RankStage,
+    RetireRank,
+    SendReport,
+    SetReadyTag,
+    StopRank,
+    Tick,
+)
+from tests.liver_core.handoff.samples import (
+    DEADLINE,
+    G1,
+    H1,
+    H2,
+    WHY,
+    A,
+    B,
+    C,
+    order,
+    participant,
+    participant_in,
+    rank_says,
+    reports_in,
+    restart_order,
+    roster,
+)
+
+NOW = 3.0
+G2 = roster(2, A, C)
+
+
+def take(machine, message, now=NOW, expected=None):
+    return machine.handle(OrderReceived(message, expected), now)
+
+
+def kinds(effects):
+    return [type(effect) for effect in effects]
+
+
+def test_a_promise_is_on_disk_before_the_rank_or_the_proposer_hears_of_it():
+    machine = participant()
+    effects = take(machine, order())
+    assert kinds(effects) == [Persist, PrepareRank, SendReport]
+    assert effects[0].record.promise.handoff_id == H1
+    assert effects[0].record.highest_generation == 2
+    assert effects[2].report.promise == effects[0].record.promise
+
+
+def test_it_promises_to_one_handoff_at_a_time_and_says_to_which():
+    machine = participant_in(ParticipantState.PREPARING)
+    (report,) = reports_in(take(machine, order(handoff_id=H2, generation=3)))
+    assert report.stage is Stage.ABORTED
+    assert report.promise is not None and report.promise.handoff_id == H1
+    assert report.reason is not None and "promised to handoff h1" in report.reason.text
+
+
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (order(generation=1, parent=0), "generation: 1 is used up, the highest seen is 1"),
+        (order(parent=0, generation=5), "parent: this member steps in generation 1, not 0"),
+        (order(source=roster(1, B, A)), "source: not the roster of generation 1 that this member steps in"),
+        (order(source=None, parent=0), "which the order does not name"),
+        (order(job_id="other"), "job_id: this participant belongs to job"),
+        (order(deadline_utc=1.0), "deadline_utc: passed 2.0 s ago"),
+        (order(Phase.PERMIT), "phase: permit of a handoff that was never promised here"),
+        (order(Phase.RETIRE), "phase: retire of a handoff that was never promised here"),
+        (replace(order(), protocol_version=2), "protocol_version: must be 1, is 2"),
+    ],
+)
+def test_what_is_foreign_late_or_stale_is_refused_by_field_and_rule(message, complaint):
+    machine = participant()
+    effects = take(machine, message)
+    (report,) = reports_in(effects)
+    assert kinds(effects) == [SendReport]
+    assert report.stage is Stage.ABORTED and complaint in report.reason.text
+    assert machine.record.promise is None
+
+
+def test_a_plan_digest_that_the_host_computes_differently_is_refused():
+    (report,) = reports_in(take(participant(), order(), expected="d9"))
+    assert report.reason is not None and report.reason.text == "plan_digest: computed d9, the order says d1"
+
+
+def test_a_member_without_a_rank_does_not_pass_for_a_source():
+    machine = participant(B, ParticipantRecord(reason=WHY))
+    (report,) = reports_in(take(machine, order()))
+    assert "this member runs no rank of generation 1 (rank 0, test: because)" in report.reason.text
+
+
+def test_a_member_that_has_no_part_says_so():
+    machine = participant(C)
+    (report,) = reports_in(take(machine, order(target=roster(2, A, B))))
+    assert report.reason is not None and "this member has no part in it" in report.reason.text
+
+
+def test_ready_is_said_when_the_rank_is_built_and_the_tag_is_set_on_permission():
+    machine = participant_in(ParticipantState.PREPARING)
+    (report,) = reports_in(machine.handle(rank_says(RankStage.PREPARED), NOW))
+    assert report.stage is Stage.READY
+    effects = take(machine, order(Phase.PERMIT))
+    assert kinds(effects) == [Persist, SetReadyTag, SendReport]
+    assert effects[0].record.promise.phase is Phase.PERMIT
+
+
+def test_a_repeated_order_changes_nothing_and_is_answered_with_the_truth():
+    machine = participant_in(ParticipantState.PERMITTED)
+    for message in (order(), order(Phase.PERMIT)):
+        effects = take(machine, message)
+        assert kinds(effects) == [SendReport]
+        assert effects[0].report.stage is Stage.READY
+        assert effects[0].report.promise.phase is Phase.PERMIT
+
+
+def test_reports_are_numbered_upwards():
+    machine = participant_in(ParticipantState.PREPARING)
+    first, second = (reports_in(take(machine, order()))[0] for _ in range(2))
+    assert second.order_key > first.order_key
+
+
+def test_an_abort_takes_the_tag_back_first_and_the_promise_ends_when_the_rank_says_so():
+    machine = participant_in(ParticipantState.PERMITTED)
+    effects = take(machine, order(Phase.ABORT))
+    assert kinds(effects) == [Persist, ClearReadyTag, AbortRank, SendReport]
+    assert machine.record.promise is not None
+    effects = machine.handle(rank_says(RankStage.ABORTED), NOW)
+    assert kinds(effects) == [Persist, SendReport]
+    assert machine.record.promise is None
+    assert machine.record.active == G1
+    assert effects[1].report.stage is Stage.ABORTED
+    assert effects[1].report.reason == WHY
+
+
+def test_an_abort_that_comes_after_the_boundary_changes_nothing():
+    machine = participant_in(ParticipantState.PERMITTED)
+    take(machine, order(Phase.ABORT))
+    machine.handle(rank_says(RankStage.CUTTING_OVER), NOW)
+    assert machine.state is ParticipantState.CUTTING_OVER
+    assert machine.record.promise is not None and machine.record.promise.phase is Phase.PERMIT
+    machine.handle(rank_says(RankStage.ACTIVE, decision=Decision.GO), NOW)
+    effects = take(machine, order(Phase.RETIRE))
+    assert kinds(effects) == [Persist, RetireRank, SendReport]
+
+
+def test_a_generation_is_burned_by_the_abort_of_a_handoff_that_never_arrived():
+    machine = participant()
+    assert kinds(take(machine, order(Phase.ABORT))) == [Persist, SendReport]
+    (report,) = reports_in(take(machine, order()))
+    assert "generation: 2 is used up" in report.reason.text
+
+
+def test_a_late_order_of_an_ended_handoff_is_answered_with_how_it_ended():
+    machine = participant_in(ParticipantState.ABORTING)
+    machine.handle(rank_says(RankStage.ABORTED, decision=Decision.NO_GO), NOW)
+    for phase in Phase:
+        effects = take(machine, order(phase))
+        assert kinds(effects) == [SendReport]
+        assert effects[0].report.stage is Stage.ABORTED
+        assert effects[0].report.decision is Decision.NO_GO
+
+
+def test_a_rank_that_fails_to_build_aborts_the_handoff_here_and_trains_on():
+    machine = participant_in(ParticipantState.PREPARING)
+    (report,) = reports_in(machine.handle(rank_says(RankStage.ABORTED, reason=Reason("no memory", "build", 0)), NOW))
+    assert report.reason == Reason("no memory", "build", 0)
+    assert machine.record.active == G1
+
+
+def test_a_rank_that_dies_leaves_its_world():
+    machine = participant_in(ParticipantState.READY)
+    (report,) = reports_in(machine.handle(RankDied(WHY), NOW))
+    assert report.stage is Stage.ABORTED and report.active_generation == 0
+    assert machine.record.active is None
+
+
+def test_a_rank_that_dies_after_the_boundary_is_broken():
+    machine = participant_in(ParticipantState.CUTTING_OVER)
+    (report,) = reports_in(machine.handle(RankDied(WHY), NOW))
+    assert report.stage is Stage.BROKEN
+
+
+def test_the_deadline_aborts_without_the_proposer_until_the_boundary():
+    machine = participant_in(ParticipantState.PERMITTED)
+    assert machine.handle(Tick(), DEADLINE) == ()
+    effects = machine.handle(Tick(), DEADLINE + 1)
+    assert kinds(effects) == [Persist, ClearReadyTag, AbortRank, SendReport]
+    assert "deadline passed before the boundary" in effects[3].report.reason.text
+    assert participant_in(ParticipantState.CUTTING_OVER).handle(Tick(), DEADLINE + 1) == ()
+
+
+def test_an_abort_is_repeated_to_the_rank_until_it_answers():
+    assert AbortRank in kinds(participant_in(ParticipantState.ABORTING).handle(Tick(), NOW))
+
+
+def test_a_leaver_is_free_when_it_has_read_go():
+    machine = participant_in(ParticipantState.CUTTING_OVER, B)
+    effects = machine.handle(rank_says(RankStage.LEFT, decision=Decision.GO), NOW)
+    assert kinds(effects) == [Persist, StopRank, SendReport]
+    assert effects[2].report.stage is Stage.LEFT and effects[2].report.decision is Decision.GO
+    assert machine.record.active is None and machine.record.promise is None
+
+
+def test_retire_frees_the_source_world_and_ends_the_promise():
+    machine = participant_in(ParticipantState.ACTIVE)
+    assert machine.record.active == G2
+    assert kinds(take(machine, order(Phase.RETIRE))) == [Persist, RetireRank, SendReport]
+    assert machine.state is ParticipantState.IDLE and not machine.wants_ticks
+
+
+def test_the_next_handoff_retires_the_last_one_on_the_way():
+    machine = participant_in(ParticipantState.ACTIVE)
+    following = order(handoff_id=H2, parent=2, generation=3, source=G2)
+    effects = take(machine, following)
+    assert kinds(effects) == [Persist, RetireRank, PrepareRank, SendReport]
+    assert effects[1] == RetireRank(H1)
+    assert [ended.stage for ended in machine.record.ended] == [Stage.ACTIVE]
+
+
+def test_a_proposer_that_never_says_retire_does_not_hold_two_worlds_for_ever():
+    machine = participant_in(ParticipantState.ACTIVE)
+    late = DEADLINE + order().cutover.store_s + RETIRE_GRACE_S
+    assert machine.handle(Tick(), late) == ()
+    assert RetireRank in kinds(machine.handle(Tick(), late + 1))
+
+
+def test_a_newer_revision_is_prepared_until_permission():
+    newer = order(plan_revision=2, target=roster(2, A, B))
+    machine = participant_in(ParticipantState.READY)
+    assert kinds(take(machine, newer)) == [Persist, PrepareRank, SendReport]
+    assert machine.handle(rank_says(RankStage.PREPARED, plan_revision=1), NOW) == ()
+    assert machine.handle(rank_says(RankStage.ABORTED, plan_revision=1), NOW) == ()
+    (report,) = reports_in(machine.handle(rank_says(RankStage.PREPARED, plan_revision=2), NOW))
+    assert (report.stage, report.plan_revision) == (Stage.READY, 2)
+    permitted = participant_in(ParticipantState.PERMITTED)
+    assert kinds(take(permitted, newer)) == [SendReport]
+    assert permitted.record.promise is not None and permitted.record.promise.plan_revision == 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"target": roster(2, B)}, {"source": roster(1, B, A)}, {"parent": 0}, {"deadline_utc": 1.0}]
+)
+def test_a_revision_that_cannot_be_aborts_what_was_promised(changes):
+    machine = participant_in(ParticipantState.READY, C)
+    assert AbortRank in kinds(take(machine, order(plan_revision=2, **changes)))
+
+
+# After a restart of the agent.
+
+
+def restored(state: ParticipantState, member=A):
+    before = participant_in(state, member)
+    machine = participant(member, before.record)
+    assert machine.start(NOW) == (QueryRank(),)
+    return machine
+
+
+def test_nothing_is_said_after_a_restart_before_the_rank_has_answered():
+    machine = restored(ParticipantState.READY)
+    assert take(machine, order(Phase.PERMIT)) == ()
+    assert machine.handle(Tick(), NOW) == (QueryRank(),)
+
+
+@pytest.mark.parametrize(
+    ("state", "said", "then", "expected"),
+    [
+        (ParticipantState.PREPARING, RankStage.TRAINING, ParticipantState.PREPARING, PrepareRank),
+        (ParticipantState.PREPARING, RankStage.PREPARING, ParticipantState.PREPARING, SendReport),
+        (ParticipantState.PREPARING, RankStage.PREPARED, ParticipantState.READY, SendReport),
+        (ParticipantState.PERMITTED, RankStage.PREPARED, ParticipantState.PERMITTED, SetReadyTag),
+        (ParticipantState.PERMITTED, RankStage.READY, ParticipantState.PERMITTED, SetReadyTag),
+        (ParticipantState.PERMITTED, RankStage.TRAINING, ParticipantState.IDLE, Persist),
+        (ParticipantState.PERMITTED, RankStage.CUTTING_OVER, ParticipantState.CUTTING_OVER, SendReport),
+        (ParticipantState.PERMITTED, RankStage.ACTIVE, ParticipantState.ACTIVE, Persist),
+        (ParticipantState.ABORTING, RankStage.PREPARED, ParticipantState.ABORTING, AbortRank),
+        (ParticipantState.ABORTING, RankStage.TRAINING, ParticipantState.IDLE, Persist),
+        (ParticipantState.ACTIVE, RankStage.ACTIVE, ParticipantState.ACTIVE, SendReport),
+    ],
+)
+def test_a_restarted_agent_goes_on_where_its_rank_truly_is(state, said, then, expected):
+    machine = restored(state)
+    effects = machine.handle(rank_says(said), NOW)
+    assert machine.state is then
+    assert expected in kinds(effects)
+
+
+@pytest.mark.parametrize(
+    ("state", "stage"),
+    [(ParticipantState.PREPARING, Stage.ABORTED), (ParticipantState.PERMITTED, Stage.BROKEN)],
+)
+def test_a_rank_that_ended_while_the_agent_was_away_is_told_by_how_far_it_may_have_come(state, stage):
+    (report,) = reports_in(restored(state).handle(RankDied(WHY), NOW))
+    assert report.stage is stage
+
+
+def test_a_rank_that_was_in_no_handoff_is_just_adopted():
+    machine = participant()
+    assert machine.start(NOW) == (QueryRank(),)
+    assert machine.handle(rank_says(RankStage.TRAINING, handoff_id=""), NOW) == ()
+    assert machine.state is ParticipantState.IDLE and machine.record.active == G1
+
+
+# The checkpoint rung.
+
+
+def test_a_world_that_is_given_up_ends_before_the_next_is_built():
+    machine = participant()
+    assert kinds(take(machine, restart_order())) == [Persist, StopRank, SendReport]
+    effects = machine.handle(RankDied(WHY), NOW)
+    assert kinds(effects) == [Persist, PrepareRank, SendReport]
+    assert effects[0].record.active is None
+
+
+def test_a_member_of_the_given_up_world_only_is_ready_when_its_rank_has_ended():
+    machine = participant(B)
+    take(machine, restart_order())
+    (report,) = reports_in(machine.handle(RankDied(WHY), NOW))
+    assert report.stage is Stage.READY
+    (report,) = reports_in(take(machine, restart_order(Phase.PERMIT)))
+    assert report.stage is Stage.LEFT and not report.decision.goes
+
+
+def test_a_healthy_world_is_given_up_only_by_who_knows_its_roster():
+    machine = participant()
+    (report,) = reports_in(take(machine, restart_order(source=roster(1, B, A))))
+    assert report.stage is Stage.ABORTED and machine.record.active == G1

@@ -1,0 +1,291 @@
+"""A proposer burns a number for each handoff, journals before it speaks, and ends each one with a reason. Pure."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from liver_core.handoff import Decision, Phase, ProposerRecord, Reason, Rung, Stage
+from liver_core.handoff.participant_events import OrderReceived, ParticipantState, RankStage
+from liver_core.handoff.proposer import GIVE_UP_S, RESEND_S, ProposerState
+from liver_core.handoff.proposer_events import (
+    Amend,
+    Cancel,
+    HandoffEnded,
+    MemberLost,
+    Open,
+    PersistProposal,
+    Refused,
+    ReportReceived,
+    SendOrder,
+    Tick,
+)
+from liver_core.layout import ParallelLayout
+from tests.liver_core.handoff.samples import (
+    DEADLINE,
+    H1,
+    H2,
+    WHY,
+    A,
+    B,
+    C,
+    order,
+    participant,
+    participant_in,
+    proposal,
+    proposer,
+    rank_says,
+    reports_in,
+    roster,
+)
+
+NOW = 3.0
+
+
+def opened():
+    machine = proposer()
+    machine.handle(Open(proposal()), NOW)
+    return machine
+
+
+def truth(state: ParticipantState, member, **changes):
+    """What a member in `state` reports."""
+    report = reports_in(participant_in(state, member).handle(OrderReceived(order()), NOW))[0]
+    return ReportReceived(replace(report, **changes))
+
+
+def left(member):
+    machine = participant_in(ParticipantState.CUTTING_OVER, member)
+    return ReportReceived(reports_in(machine.handle(rank_says(RankStage.LEFT, decision=Decision.GO), NOW))[0])
+
+
+def aborted(member, **changes):
+    machine = participant_in(ParticipantState.ABORTING, member)
+    report = reports_in(machine.handle(rank_says(RankStage.ABORTED), NOW))[0]
+    return ReportReceived(replace(report, report_seq=9, **changes))
+
+
+def feed(machine, *events, now=NOW):
+    effects: tuple[Any, ...] = ()
+    for event in events:
+        effects = machine.handle(event, now)
+    return effects
+
+
+def permitted():
+    machine = opened()
+    feed(machine, *(truth(ParticipantState.READY, member) for member in (A, B, C)))
+    assert machine.state is ProposerState.PERMITTED
+    return machine
+
+
+def phases(effects):
+    return {(effect.member, effect.order.phase) for effect in effects if isinstance(effect, SendOrder)}
+
+
+def ending(effects):
+    return next(effect for effect in effects if isinstance(effect, HandoffEnded))
+
+
+def test_a_generation_is_burned_on_disk_before_anybody_hears_of_it():
+    effects = proposer().handle(Open(proposal()), NOW)
+    assert isinstance(effects[0], PersistProposal)
+    assert effects[0].record.highest_generation == 2
+    assert phases(effects) == {(member, Phase.PREPARE) for member in (A, B, C)}
+
+
+def test_a_number_is_never_used_again_also_when_the_handoff_is_aborted():
+    machine = opened()
+    feed(machine, Cancel(WHY), *(aborted(member) for member in (A, B, C)))
+    assert machine.state is ProposerState.IDLE
+    effects = machine.handle(Open(proposal(handoff_id=H2)), NOW)
+    assert effects[0].record.generation == 3
+
+
+def test_numbers_that_others_burned_are_learned_from_their_refusals():
+    machine = opened()
+    refusal = reports_in(participant(A).handle(OrderReceived(order(generation=1, parent=0)), NOW))[0]
+    feed(machine, ReportReceived(replace(refusal, highest_generation=7, generation=2)))
+    feed(machine, *(aborted(member) for member in (A, B, C)))
+    effects = machine.handle(Open(proposal(handoff_id=H2)), NOW)
+    assert effects[0].record.generation == 8
+
+
+@pytest.mark.parametrize(
+    ("wanted", "complaint"),
+    [
+        (proposal(job_id="other"), "job_id: this proposer belongs to job"),
+        (proposal(parent=4), "source: is of generation 1, the parent is 4"),
+        (proposal(source=None), "source: the roster of parent 1 is required"),
+        (proposal(layout=ParallelLayout(dp=3)), "needs 3, 2 given"),
+        (proposal(deadline_utc=NOW), "deadline_utc: has passed"),
+    ],
+)
+def test_an_impossible_proposal_is_refused_and_burns_nothing(wanted, complaint):
+    machine = proposer()
+    (effect,) = machine.handle(Open(wanted), NOW)
+    assert isinstance(effect, Refused) and complaint in effect.reason.text
+    assert machine.record == ProposerRecord(highest_generation=1)
+
+
+def test_only_one_handoff_is_open_and_an_id_is_used_once():
+    machine = opened()
+    (effect,) = machine.handle(Open(proposal(handoff_id=H2)), NOW)
+    assert isinstance(effect, Refused) and "handoff h1 is open" in effect.reason.text
+    feed(machine, Cancel(WHY), *(aborted(member) for member in (A, B, C)))
+    (effect,) = machine.handle(Open(proposal()), NOW)
+    assert isinstance(effect, Refused) and "was used before" in effect.reason.text
+
+
+def test_permission_is_on_disk_and_given_when_every_member_is_ready():
+    machine = opened()
+    assert feed(machine, truth(ParticipantState.READY, A), truth(ParticipantState.READY, B)) == ()
+    effects = feed(machine, truth(ParticipantState.READY, C))
+    assert isinstance(effects[0], PersistProposal) and effects[0].record.phase is Phase.PERMIT
+    assert phases(effects) == {(member, Phase.PERMIT) for member in (A, B, C)}
+
+
+def test_an_order_is_repeated_to_those_whose_report_does_not_show_it():
+    machine = opened()
+    feed(machine, truth(ParticipantState.READY, A))
+    assert feed(machine, Tick(), now=NOW + RESEND_S / 2) == ()
+    assert phases(feed(machine, Tick(), now=NOW + RESEND_S)) == {(B, Phase.PREPARE), (C, Phase.PREPARE)}
+
+
+def test_older_reports_do_not_undo_newer_ones():
+    machine = opened()
+    feed(machine, truth(ParticipantState.READY, A, report_seq=9), truth(ParticipantState.READY, B))
+    feed(machine, truth(ParticipantState.PREPARING, A, report_seq=2))
+    feed(machine, truth(ParticipantState.READY, C))
+    assert machine.state is ProposerState.PERMITTED
+
+
+def test_reports_of_others_are_no_concern():
+    machine = opened()
+    ready = truth(ParticipantState.READY, A)
+    assert feed(machine, replace(ready, report=replace(ready.report, job_id="other"))) == ()
+    assert feed(machine, replace(ready, report=replace(ready.report, handoff_id=H2))) == ()
+    assert machine.tally.waiting(Phase.PREPARE, 1) == (A, B, C)
+
+
+def test_a_refusal_aborts_everybody_with_the_reason_and_the_rank():
+    machine = opened()
+    effects = feed(machine, aborted(C, reason=Reason("no memory", "build")))
+    assert phases(effects) == {(A, Phase.ABORT), (B, Phase.ABORT)}
+    effects = feed(machine, aborted(A), aborted(B))
+    assert ending(effects) == HandoffEnded(
+        H1, 2, Stage.ABORTED, Decision.UNDECIDED, Reason("no memory", "build", rank=1)
+    )
+
+
+def test_a_lost_member_aborts_before_the_boundary_and_is_not_waited_for():
+    machine = permitted()
+    feed(machine, MemberLost(C, Reason("the node is gone", "supervise")))
+    assert machine.state is ProposerState.ABORTING
+    effects = feed(machine, aborted(A), aborted(B))
+    assert ending(effects).reason == Reason("the node is gone", "supervise", rank=1)
+
+
+def test_the_deadline_aborts_and_names_who_was_missing():
+    machine = opened()
+    feed(machine, truth(ParticipantState.READY, A), truth(ParticipantState.PREPARING, B))
+    feed(machine, Tick(), now=DEADLINE + 1)
+    assert machine.record.reason is not None
+    assert machine.record.reason.text == "the deadline passed before all were ready; b/0 is preparing"
+    assert machine.record.reason.rank == 1
+
+
+def test_when_all_are_active_and_the_leaver_has_left_the_source_world_is_retired():
+    machine = permitted()
+    feed(machine, truth(ParticipantState.ACTIVE, A, report_seq=9), left(B))
+    assert machine.state is ProposerState.PERMITTED
+    effects = feed(machine, truth(ParticipantState.ACTIVE, C, report_seq=9))
+    assert phases(effects) == {(A, Phase.RETIRE), (C, Phase.RETIRE)}
+    free = [truth(ParticipantState.ACTIVE, member, report_seq=10, promise=None) for member in (A, C)]
+    assert ending(feed(machine, *free)).stage is Stage.ACTIVE
+
+
+def test_a_leaver_that_dies_after_go_costs_nothing():
+    machine = permitted()
+    feed(machine, *(truth(ParticipantState.ACTIVE, member, report_seq=9) for member in (A, C)), MemberLost(B, WHY))
+    assert machine.state is ProposerState.RETIRING
+
+
+def test_a_target_that_is_lost_after_go_breaks_the_new_world():
+    machine = permitted()
+    effects = feed(machine, truth(ParticipantState.ACTIVE, A, report_seq=9), MemberLost(C, WHY))
+    assert ending(effects).stage is Stage.BROKEN
+    assert ending(effects).decision is Decision.GO
+
+
+def test_an_abort_that_loses_against_the_boundary_turns_back():
+    machine = permitted()
+    feed(machine, Cancel(Reason("another notice", "supersede")))
+    assert machine.state is ProposerState.ABORTING
+    feed(machine, truth(ParticipantState.ACTIVE, A, report_seq=9))
+    assert machine.state is ProposerState.PERMITTED
+
+
+def test_cancel_is_too_late_when_somebody_is_past_the_boundary():
+    machine = permitted()
+    feed(machine, truth(ParticipantState.CUTTING_OVER, A, report_seq=9))
+    (effect,) = feed(machine, Cancel(WHY))
+    assert isinstance(effect, Refused) and "too late" in effect.reason.text
+
+
+def test_no_go_ends_aborted_and_an_unknown_decision_ends_broken():
+    for decision, stage, expected in (
+        (Decision.NO_GO, Stage.ABORTED, Stage.ABORTED),
+        (Decision.UNDECIDED, Stage.BROKEN, Stage.BROKEN),
+    ):
+        machine = permitted()
+        effects = feed(machine, *(aborted(member, decision=decision, stage=stage) for member in (A, B, C)))
+        assert ending(effects).stage is expected
+        assert ending(effects).decision is decision
+
+
+def test_whoever_stays_silent_is_named_in_the_end():
+    machine = opened()
+    feed(machine, Cancel(WHY), aborted(A), aborted(C))
+    assert feed(machine, Tick(), now=NOW + GIVE_UP_S)[-1:] != ()
+    effects = feed(machine, Tick(), now=NOW + GIVE_UP_S + 1)
+    assert ending(effects).reason.text == "because; b/0 never reported"
+
+
+def test_an_amendment_before_permission_is_a_new_revision_and_says_goodbye_to_who_is_dropped():
+    machine = opened()
+    feed(machine, truth(ParticipantState.READY, A))
+    effects = feed(machine, Amend(proposal(members=(A, B), plan_digest="d2")))
+    assert phases(effects) == {(C, Phase.ABORT), (A, Phase.PREPARE), (B, Phase.PREPARE)}
+    revisions = {effect.member: effect.order.plan_revision for effect in effects if isinstance(effect, SendOrder)}
+    assert revisions == {A: 2, B: 2, C: 1}
+    feed(machine, truth(ParticipantState.READY, B))
+    assert machine.state is ProposerState.PREPARING  # Both spoke of the older revision.
+
+
+@pytest.mark.parametrize(
+    ("machine", "wanted", "complaint"),
+    [
+        (permitted(), proposal(members=(A, B)), "the notice becomes the next handoff"),
+        (opened(), proposal(handoff_id=H2), "no such handoff is open"),
+        (opened(), proposal(source=roster(1, B, A)), "a revision keeps parent, source and rung"),
+        (opened(), proposal(rung=Rung.CHECKPOINT), "a revision keeps parent, source and rung"),
+    ],
+)
+def test_an_amendment_that_cannot_be_is_refused(machine, wanted, complaint):
+    (effect,) = feed(machine, Amend(wanted))
+    assert isinstance(effect, Refused) and complaint in effect.reason.text
+
+
+def test_a_restarted_host_repeats_the_orders_of_its_open_handoff():
+    machine = proposer(permitted().record)
+    assert phases(feed(machine, Tick())) == {(member, Phase.PERMIT) for member in (A, B, C)}
+
+
+def test_a_restart_from_a_checkpoint_does_not_wait_for_the_dead_of_the_world_that_is_given_up():
+    machine = proposer()
+    wanted = proposal(rung=Rung.CHECKPOINT, checkpoint="step-5")
+    feed(machine, Open(wanted), MemberLost(B, WHY))
+    assert machine.state is ProposerState.PREPARING
+    feed(machine, truth(ParticipantState.READY, A), truth(ParticipantState.READY, C))
+    assert machine.state is ProposerState.PERMITTED
