@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -382,10 +383,12 @@ class JobDriver:
         )
 
     def _pulse(self) -> Pulse:
-        states = self._host.states().values()
-        step = max((state.pulse.step for state in states), default=0)
-        median_s = max((state.pulse.median_s() for state in states), default=0.0)
-        return Pulse(step, median_s, self._checkpoint_step)
+        pulses = [state.pulse for state in self._host.states().values()]
+        if not pulses:
+            return Pulse(0, 0.0, 0.0, self._checkpoint_step)
+        last = max(pulses, key=lambda pulse: pulse.step)
+        age_s = time.monotonic() - last.stepped_at if last.seconds else 0.0
+        return Pulse(last.step, age_s, max(pulse.median_s() for pulse in pulses), self._checkpoint_step)
 
     # Messages.
 

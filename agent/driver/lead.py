@@ -88,9 +88,10 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Pulse:
-    """How the job steps on this node: the last step and the median seconds of one."""
+    """How the job steps on this node: the last step, how long ago it ended, and the median seconds of one."""
 
     step: int
+    step_age_s: float
     median_step_s: float
     checkpoint_step: int | None
 
@@ -334,7 +335,8 @@ class Lead:
         opened = self._proposer.record.proposal
         if opened is not None and opened.handoff_id == proposal.handoff_id:
             leavers = frozenset(set(intent.source.members) - set(intent.plan.members))
-            lost_time = LostTime(now, pulse.step, pulse.median_step_s)
+            # Counted from the end of the last whole step, so that the step under way is not taken for lost.
+            lost_time = LostTime(now - pulse.step_age_s, pulse.step, pulse.median_step_s)
             self.progress = Progress(self._first_mirror(intent, proposal, now), lost_time, intent.notice_at, leavers)
             # On disk before the proposal: an agent killed in between must still be able to tell of it.
             await self._journal_mirror(self.progress.mirror)

@@ -19,9 +19,12 @@ STEPS_AFTER = 5
 
 @dataclass(slots=True)
 class LostTime:
-    """Wall time from the opening to five steps after the cutover, less what those steps take undisturbed."""
+    """Wall time from the opening to five steps after the cutover, less what those steps take undisturbed.
 
-    opened_at: float
+    `since` is the end of `step`, the last whole step before the opening.
+    """
+
+    since: float
     step: int
     median_step_s: float
     cutover_step: int | None = None
@@ -37,7 +40,7 @@ class LostTime:
             return True
         if not self.known or step < self.cutover_step + STEPS_AFTER:
             return False
-        self.lost_s = (now - self.opened_at) - (step - self.step) * self.median_step_s
+        self.lost_s = (now - self.since) - (step - self.step) * self.median_step_s
         return True
 
 
@@ -114,7 +117,7 @@ class Progress:
                 return HandoffState.PREPARING
 
     def _measures(self) -> HandoffMeasures:
-        opened = self.lost_time.opened_at
+        opened = self.mirror.opened_utc.timestamp()
         phases: dict[str, float] = {}
         before = opened
         for name, mark in (("to_ready", "ready"), ("to_boundary", "boundary"), ("to_active", "active")):

@@ -20,6 +20,7 @@ class RankPulse:
     started_at: float
     beat_at: float = 0.0
     step: int = 0
+    stepped_at: float = 0.0
     seconds: deque[float] = field(default_factory=lambda: deque(maxlen=HISTORY_STEPS))
 
     def beat(self, now: float) -> None:
@@ -28,7 +29,7 @@ class RankPulse:
 
     def stepped(self, now: float, step: int, seconds: float) -> None:
         """One finished step."""
-        self.beat_at = now
+        self.beat_at = self.stepped_at = now
         self.step = step
         self.seconds.append(seconds)
 

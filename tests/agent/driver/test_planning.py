@@ -102,7 +102,7 @@ def test_measures_take_the_longest_phase_the_sum_of_bytes_and_the_pause_over_all
 
 
 def test_lost_time_is_what_five_steps_after_the_cutover_came_late() -> None:
-    lost = LostTime(opened_at=100.0, step=10, median_step_s=1.0)
+    lost = LostTime(since=100.0, step=10, median_step_s=1.0)
     assert not lost.stepped(1, 2, 11, 101.0)
     assert lost.stepped(2, 2, 13, 105.0)
     assert lost.cutover_step == 13
