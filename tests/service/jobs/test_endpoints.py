@@ -57,7 +57,7 @@ def test_a_job_file_is_accepted_as_yaml_and_as_json(client):
             "layouts.allowed.0",
             "global_batch: 24 must be divisible by micro_batch x DP 16 of layout TP1xPP1xDP16",
         ),
-        ({"layouts": {"allowed": ["EP2"]}}, "layouts.allowed.0", "model.num_experts: must be set for EP 2"),
+        ({"layouts": {"allowed": ["EP2xDP2"]}}, "layouts.allowed.0", "model.num_experts: must be set for EP 2"),
     ],
 )
 def test_a_bad_job_file_names_field_and_rule_and_registers_nothing(client, context, change, field, rule):

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.protocol.base import Layout
@@ -121,6 +121,7 @@ def test_a_node_with_several_slots_holds_several_ranks():
     ]  # fmt: skip
 
 
+@settings(deadline=None, max_examples=60)
 @given(
     count=st.integers(2, 8),
     slots=st.integers(1, 4),
@@ -151,6 +152,7 @@ def test_every_single_loss_has_a_plan_that_runs_without_the_node_or_says_why_not
         assert len(plan.target.members) == plan.target.layout.world_size == len(set(plan.target.members))
 
 
+@settings(deadline=None, max_examples=60)
 @given(slots=st.integers(1, 64))
 def test_every_enumerated_layout_fits_and_breaks_no_rule(slots):
     job_file = job()

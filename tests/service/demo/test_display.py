@@ -1,0 +1,69 @@
+"""What a person reads while the demo runs."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+pytest.importorskip("rich")
+
+from service.demo.display import PlainDisplay, handoff_text, short
+from service.demo.summary import print_summary
+
+HANDOFF = {
+    "from": "TP2xPP2xDP1",
+    "to": "TP1xPP3xDP1",
+    "state": "preparing",
+    "bytes_moved": None,
+    "deadline_at": "2026-01-01T00:02:00+00:00",
+}
+
+
+def test_axes_of_one_are_left_out_of_a_layout():
+    assert short("TP2xPP2xDP1") == "TP2xPP2"
+    assert short("TP1xPP3xDP1") == "PP3"
+    assert short("TP1xPP1xDP1") == "TP1xPP1xDP1"
+    assert short("TP10xPP1xDP11") == "TP10xDP11"
+
+
+def test_a_handoff_under_way_shows_its_stage_its_bytes_and_the_time_left():
+    now = datetime(2026, 1, 1, 0, 0, 30, tzinfo=UTC)
+    assert handoff_text(HANDOFF, now=now) == "handoff TP2xPP2 -> PP3 preparing, 90 s to the deadline"
+    moved = HANDOFF | {"bytes_moved": 24_400_000}
+    assert handoff_text(moved, now=now) == "handoff TP2xPP2 -> PP3 preparing, 24.4 MB moved, 90 s to the deadline"
+    assert handoff_text(None) == ""
+
+
+def test_lines_carry_the_time_and_what_changes_quickly_is_not_repeated(capsys: pytest.CaptureFixture):
+    display = PlainDisplay()
+    display.act("First")
+    display.say("a fact")
+    display.note("changes")
+    display.note("changes again")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("] ")[1] for line in lines] == ["== First", "   a fact"]
+
+
+def test_the_table_at_the_end_names_every_bound_that_is_broken(capsys: pytest.CaptureFixture):
+    handoff = {
+        "from": "TP2xPP2xDP1", "to": "TP1xPP3xDP1", "cause": "notice", "notice_to_safe_s": 3.5, "pause_s": 0.2,
+        "pause_steps": 0.7, "lost_s": 0.4, "bytes_moved": 24_400_000, "bytes_lower_bound": 24_400_000,
+        "certificate": "a650461ebc1f69a7",
+    }  # fmt: skip
+    report = {
+        "handoffs": [handoff],
+        "ratios": {"as_today_over_pause": 60.0, "as_today_over_lost": 30.0, "at_best_over_lost": None},
+        "restart_baseline": {
+            "as_today": {"downtime_s": 12.0, "phases_s": {"save": 1.0}},
+            "at_best": {"downtime_s": 2.0, "phases_s": {"save": 0.5}},
+        },
+        "undisturbed": {"max_abs_loss_diff_before": 0.0, "max_abs_loss_diff_after": 1e-6, "layout_noise": 2e-6},
+        "steps": 100,
+        "sample_digest": "same",
+        "sample_digest_undisturbed": "same",
+        "took_s": 200.0,
+        "device": {"cores": 2, "cpu": "a processor"},
+    }
+    print_summary(report, broken=["a bound [with brackets]"])
+    text = capsys.readouterr().out
+    for part in ("TP2xPP2", "PP3", "0.2 s", "60.0 x", "BROKEN: a bound [with brackets]", "samples equal"):
+        assert part in text

@@ -1,0 +1,102 @@
+"""What a demo starts it also ends, by pid, whatever a process did to outlive its parent."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.demo.processes import DemoFailed, Processes
+
+ORPHAN = """
+import os, sys, time
+if os.fork():
+    sys.exit(0)
+os.setsid()
+print(os.getpid(), flush=True)
+time.sleep(60)
+"""
+SLEEP = "import time; time.sleep(60)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    made = Processes(tmp_path / "logs")
+    yield made
+    made.close()
+
+
+def python(program: str) -> list[str]:
+    return [sys.executable, "-c", program]
+
+
+def test_a_child_that_left_its_parent_and_session_is_ended_with_its_group(processes: Processes):
+    started = processes.start("node", "orphan", python(ORPHAN))
+    processes.finish(started, 20)
+    orphans = processes.marked("node")
+    assert len(orphans) == 1
+    processes.end("node")
+    assert not Path(f"/proc/{orphans[0]}").exists() or _is_zombie(orphans[0])
+    assert processes.marked("node") == []
+
+
+def test_ending_a_group_leaves_other_groups_and_other_demos_alone(processes: Processes, tmp_path: Path):
+    other_demo = Processes(tmp_path / "other")
+    try:
+        stranger = other_demo.start("node-a", "sleeper", python(SLEEP))
+        neighbour = processes.start("node-b", "sleeper-b", python(SLEEP))
+        ended = processes.start("node-a", "sleeper-a", python(SLEEP))
+        processes.end("node-a")
+        assert ended.process.poll() is not None
+        assert stranger.process.poll() is None and neighbour.process.poll() is None
+    finally:
+        other_demo.close()
+    assert stranger.process.poll() is not None
+
+
+def test_close_ends_everything(processes: Processes):
+    started = [processes.start(f"node-{number}", f"sleeper-{number}", python(SLEEP)) for number in range(3)]
+    processes.close()
+    assert all(item.process.poll() is not None for item in started)
+
+
+def test_a_process_that_will_not_end_is_killed(processes: Processes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("service.demo.processes.TERMINATE_S", 0.2)
+    started = processes.start("node", "stubborn", python(STUBBORN))
+    processes.end("node")
+    assert started.process.poll() is not None
+
+
+def test_a_process_that_fails_is_named_with_the_end_of_its_log(processes: Processes):
+    started = processes.start("corpus", "corpus", python("raise SystemExit('the disk is full')"))
+    with pytest.raises(DemoFailed, match="corpus ended with status 1: the disk is full"):
+        processes.finish(started, 20)
+    with pytest.raises(DemoFailed, match="the disk is full"):
+        started.check()
+
+
+def test_a_process_that_takes_too_long_is_named_with_its_log(processes: Processes):
+    started = processes.start("corpus", "slow", python(SLEEP))
+    with pytest.raises(DemoFailed, match=r"slow did not end within 0 s .*slow\.log"):
+        processes.finish(started, 0.05)
+
+
+def test_settings_of_the_product_in_the_environment_do_not_reach_the_demo(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("LIVER_SERVICE_DATABASE_URL", "postgresql://somewhere/production")
+    started = processes.start(
+        "one", "environment", python("import os; print(sorted(os.environ))"), {"LIVER_GIVEN": "1"}
+    )
+    processes.finish(started, 20)
+    said = started.log.read_text()
+    assert "LIVER_SERVICE_DATABASE_URL" not in said and "LIVER_GIVEN" in said
+
+
+def _is_zombie(pid: int) -> bool:
+    # Without an init that reaps, an ended orphan stays in the table of a container.
+    state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    return os.path.exists(f"/proc/{pid}") and state.strip().startswith("Z")
