@@ -79,11 +79,15 @@ class Cluster:
         """Hand the job over to another layout and members; returns the Request. Raises AssertionError with reasons."""
         request = self.open(layout, nodes, deadline_s=deadline_s)
         self.await_stage(self.members(request), request, "prepared", timeout_s)
+        self.complete(request, timeout_s=timeout_s)
+        return request
+
+    def complete(self, request: Any, *, timeout_s: float = 60) -> None:
+        """Everybody is prepared: permit, wait until the next world trains, retire the old one."""
         self.command(self.members(request), "permit", request.handoff_id, 1)
         self.await_stage(request.target.members, request, "active", timeout_s)
         self.command(self.members(request), "retire", request.handoff_id)
         self.roster = request.target
-        return request
 
     def open(self, layout: str, nodes: Iterable[str], *, deadline_s: float = 60, cutover: Any = None) -> Any:
         """Begin a handoff: newcomers are started, survivors and leavers are told to prepare."""

@@ -48,6 +48,7 @@ class RankSetup:
     record: bool = False
     record_steps: tuple[int, ...] = ()
     trace: bool = False
+    memory: bool = False  # tell resident bytes of the process at the same point of every step
     checkpoint_at_boundary: str | None = None
     checkpoints: tuple[str, int, int] | None = None  # (path, every_steps, keep)
     transport: str = "nixl"
@@ -240,6 +241,8 @@ class Recorder:
         regions = {kind: region for kind, region in active.live.regions.items() if kind != "grad"}
         first = active.world.generation != self._generation_seen
         self._generation_seen = active.world.generation
+        if self.setup.memory:
+            self.listener.send("resident", step, resident_bytes())
         if self.setup.trace:
             self.trace[step] = (active.world.generation, digest_of(regions))
         if (self.setup.record and first) or step in self.setup.record_steps:
@@ -257,7 +260,7 @@ class Recorder:
     def result(self) -> dict[str, Any]:
         active = self.loop.active
         if active is None:
-            return {"records": self.records, "trace": self.trace, "final": None, "manifest": None, "small": None}
+            return {"records": self.records, "trace": self.trace, "manifest": None}
         progress = self.loop.progress
         return {
             "records": self.records,
@@ -269,6 +272,12 @@ class Recorder:
             "consumed": progress.cursor.consumed,
             "digest": progress.digest,
         }
+
+
+def resident_bytes() -> int:
+    """Resident bytes of this process, from the kernel."""
+    with open("/proc/self/smaps_rollup") as rollup:
+        return next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Rss:"))
 
 
 def digest_of(regions: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ from liver_core.layout import (
     shard_ranges,
 )
 from liver_core.worlds.megatron import MegatronWorld
-from liver_core.worlds.released import restore
+from liver_core.worlds.released import discard, restore
 
 MASTER = "master"
 GRAD = "grad"
@@ -365,6 +365,17 @@ def allocate(live: LiveState) -> int:
     buffer = live.optimizer.buffers[0]
     wanted = [tensor for tensor in (buffer.param_data, buffer.grad_data, *live.regions.values()) if tensor is not None]
     return restore(wanted)
+
+
+def free(live: LiveState) -> int:
+    """Give the memory of a world's parameters, gradients, masters and moments back. Returns bytes.
+
+    Explicitly, because Megatron's modules, hooks and optimizer refer to each other in circles: they would keep it
+    until Python's collector happens to come by. The world must not be used afterwards.
+    """
+    buffer = live.optimizer.buffers[0]
+    held = [tensor for tensor in (buffer.param_data, buffer.grad_data, *live.regions.values()) if tensor is not None]
+    return discard(held)
 
 
 def parameter_regions(live: LiveState) -> dict[str, torch.Tensor]:

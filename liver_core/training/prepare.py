@@ -24,6 +24,7 @@ from liver_core.tensors.megatron import (
     discover_kinds,
     distributed_optimizer,
     fill_initial,
+    free,
     merge_manifest,
 )
 from liver_core.training.exchange import Cancelled, Exchange
@@ -32,7 +33,7 @@ from liver_core.training.request import Request
 from liver_core.transport.protocol import Read, Transport
 from liver_core.worlds.groups import connect_store, plainly
 from liver_core.worlds.megatron import MegatronWorld, bring_up, building, retire
-from liver_core.worlds.released import released
+from liver_core.worlds.released import released, trim
 
 
 class PrepareFailed(RuntimeError):
@@ -100,6 +101,8 @@ class NextWorld:
             self.transport.close()
         if self.world is not None:
             retire(self.world)
+        if self.live is not None:
+            free(self.live)
         self.state = self.live = None
 
 
@@ -218,6 +221,7 @@ class Preparation:
         with building(made.world), hollow as mode:
             made.state = self.job.build(made.world)
         if mode is not None:
+            trim()
             made.measures["extra_bytes_peak"] = float(mode.peak_bytes)
 
     def _warm_up(self, made: NextWorld) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from liver_core.tensors.megatron import free
 from liver_core.training.prepare import ActiveWorld, NextWorld
 from liver_core.worlds.megatron import retire
 
@@ -26,4 +27,5 @@ class Retiring:
             self.following.transport.close()
         if self.old is not None:
             retire(self.old.world)
+            free(self.old.live)
             self.old.state = self.old.live = None  # type: ignore[assignment]

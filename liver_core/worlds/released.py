@@ -6,6 +6,8 @@ given back at once and every write into such a storage is skipped. `restore` giv
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -40,6 +42,38 @@ def restore(tensors: Iterable[torch.Tensor]) -> int:
     for storage in storages:
         storage.resize_(_SIZES.pop(storage._cdata))
     return sum(storage.nbytes() for storage in storages)
+
+
+def discard(tensors: Iterable[torch.Tensor]) -> int:
+    """Give the memory behind `tensors` back for good, whoever still refers to them. Returns bytes.
+
+    A storage that numpy has seen cannot be resized; its pages are handed to the system instead, its addresses stay.
+    """
+    storages = [storage for storage in _storages(tensors) if storage.nbytes()]
+    freed = sum(storage.nbytes() for storage in storages)
+    for storage in storages:
+        try:
+            storage.resize_(0)
+        except RuntimeError:
+            if storage.device.type != "cpu":
+                raise
+            start = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+            stop = (storage.data_ptr() + storage.nbytes()) // mmap.PAGESIZE * mmap.PAGESIZE
+            if stop > start:
+                _c_library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
+    trim()
+    return freed
+
+
+def trim() -> None:
+    """Make the C library return what was freed to the system: without it a build's passing tensors stay resident."""
+    if _malloc_trim is not None:
+        _malloc_trim(0)
+
+
+_c_library = ctypes.CDLL(None)
+# Only glibc has it; elsewhere freed memory goes back by the allocator's own rules.
+_malloc_trim = getattr(_c_library, "malloc_trim", None)
 
 
 @contextmanager

@@ -35,6 +35,7 @@ class Chain:
     steps: list[tuple[int, int, float, int, int]]
     measures: dict[int, list[dict[str, float]]]
     traces: dict[str, dict[int, tuple[int, str]]]
+    opened_at: dict[int, int]
 
     def state(self, role: str, generation: int) -> dict[str, Any]:
         """Masters, moments (and gradients where recorded) in global coordinates."""
@@ -45,6 +46,13 @@ class Chain:
         ranks = self.records[(role, generation)]
         weights = {rank: record["weights"] for rank, record in ranks.items()}
         return assemble_weights(weights, self.manifest, ranks[0]["layout"])
+
+    def pause_s(self, generation: int) -> float:
+        """Latest first forward minus latest end of gradient reduction, minus an ordinary step's optimizer time."""
+        said = self.measures[generation]
+        reduced = max(measures["reduced_at_utc"] for measures in said if "reduced_at_utc" in measures)
+        optimizer = max(measures.get("optimizer_s", 0.0) for measures in said)
+        return max(measures["first_forward_at_utc"] for measures in said) - reduced - optimizer
 
     def losses(self) -> dict[int, float]:
         return {step: loss for _, step, loss, _, _ in self.steps}
@@ -60,21 +68,23 @@ class Chain:
 def run_chain(setup: RankSetup, worlds: tuple[World, ...], *, steps_each: int = 3, steps_last: int = 3) -> Chain:
     """Launch the first world and hand the job over to each of the others after a few steps."""
     measures: dict[int, list[dict[str, float]]] = {}
+    opened_at: dict[int, int] = {}
     with Cluster(setup) as cluster:
         cluster.launch(worlds[0].layout, worlds[0].nodes)
         step = 0
         for world, following in itertools.pairwise(worlds):
             cluster.await_step(world.first, step + steps_each)
+            opened_at[cluster.generation + 1] = cluster.steps(world.first)[-1][1]
             request = cluster.handoff(following.layout, following.nodes)
             stages = [cluster.stages(member, request.handoff_id)[-1] for member in request.target.members]
             measures[request.generation] = [said for _, _, said in stages]
             step = max(row[1] for row in cluster.steps(following.first))
         cluster.await_step(worlds[-1].first, step + steps_last)
         cluster.stop()
-        return gather(cluster, worlds, measures)
+        return replace(gather(cluster, worlds), measures=measures, opened_at=opened_at)
 
 
-def gather(cluster: Cluster, worlds: tuple[World, ...], measures: dict[int, list[dict[str, float]]]) -> Chain:
+def gather(cluster: Cluster, worlds: tuple[World, ...]) -> Chain:
     """Put together what all ranks of a finished cluster returned, also those that left earlier."""
     results = {rank.member.node_id: rank.result for rank in cluster.all_ranks if rank.result is not None}
     records: dict[tuple[str, int], dict[int, dict[str, Any]]] = {}
@@ -88,7 +98,7 @@ def gather(cluster: Cluster, worlds: tuple[World, ...], measures: dict[int, list
     manifest = next(result["manifest"] for result in results.values() if result["manifest"])
     traces = {node: result["trace"] for node, result in results.items()}
     rows = [steps[number] for number in sorted(steps)]
-    return Chain(worlds, Manifest.from_json(manifest), records, rows, measures, traces)
+    return Chain(worlds, Manifest.from_json(manifest), records, rows, {}, traces, {})
 
 
 def run_undisturbed(setup: RankSetup, layout: str, last_step: int, **changes: Any) -> Chain:
@@ -98,7 +108,7 @@ def run_undisturbed(setup: RankSetup, layout: str, last_step: int, **changes: An
     with Cluster(replace(setup, last_step=last_step, record=False, checkpoint_at_boundary=None, **changes)) as cluster:
         cluster.launch(world.layout, world.nodes)
         cluster.finish()
-        return gather(cluster, (world,), {})
+        return gather(cluster, (world,))
 
 
 def _world_size(layout: str) -> int:
