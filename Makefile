@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-service test-real check format sim clean distclean
+.PHONY: help setup demo test test-fast test-service test-real check format sim bench clean distclean
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
@@ -59,6 +59,9 @@ format: setup ## Format the tree and fix what ruff can fix by itself.
 
 sim: setup ## Run the handoff simulator over SEEDS seeds (20,000 by default).
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS)
+
+bench: setup ## Measure the transports between real processes (the demo measures a handoff against a restart).
+	$(BIN)/python -m tests.benchmarks.transport
 
 clean: ## Remove build results and caches; keep the environments.
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
