@@ -94,6 +94,12 @@ class RankHost:
             return
         slot.delivered = await self._supervisor.send(SlotKey(self._job_id, number), slot.wish)
 
+    def settle(self, number: int) -> None:
+        """The rank is past what it was told; saying it again at a later hello would be about a handoff that is over."""
+        slot = self._slot(number)
+        if slot.next is None:
+            slot.wish = None
+
     async def query(self, number: int) -> bool:
         """Ask the rank where it stands; False when there is no process."""
         key = SlotKey(self._job_id, number)

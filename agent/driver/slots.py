@@ -44,6 +44,13 @@ from liver_core.handoff.participant_events import (
 from liver_core.layout import Member, Roster
 
 LEAVE_GRACE_S = 10.0
+SETTLED_STAGES = (
+    WireStage.CUTTING_OVER,
+    WireStage.ACTIVE,
+    WireStage.LEFT,
+    WireStage.ABORTED,
+    WireStage.BROKEN,
+)
 HELLO_ALONE_S = 0.4
 """Stage reports follow a hello at once; a rank that sends none for so long holds nothing of any handoff."""
 
@@ -149,6 +156,8 @@ class JobSlots:
         if promise is not None and promise.handoff_id != str(report.handoff_id):
             return
         self._hellos.pop(slot, None)
+        if report.stage in SETTLED_STAGES:
+            self._host.settle(slot)
         reason = None if report.reason is None else core_reason(report.reason, str(report.stage))
         decision = core_decision(report.decision)
         if decision is Decision.UNDECIDED and stage in (RankStage.ACTIVE, RankStage.LEFT):

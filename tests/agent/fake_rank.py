@@ -16,6 +16,7 @@ from typing import Any
 from agent.protocol.base import HandoffDecision, Message, RankStage, Reason
 from agent.protocol.rank import (
     Abort,
+    Checkpointed,
     Failed,
     Finished,
     Hello,
@@ -28,6 +29,7 @@ from agent.protocol.rank import (
     StepReport,
     Stop,
     Withdraw,
+    WriteCheckpoint,
     decode_command,
     encode_line,
 )
@@ -160,6 +162,8 @@ class FakeRank:
                 self.say(self.hello())
                 if self.order is not None:
                     self.turn(self.stage)
+            case WriteCheckpoint() if self.rank_in(self.world) == 0:
+                self.say(Checkpointed(path=command.path, step=self.step))
             case Retire():
                 self.order = None
                 self.stage = RankStage.TRAINING

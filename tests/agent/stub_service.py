@@ -107,6 +107,16 @@ class StubService:
             )
             return self.handoff.handoff_id
 
+    def restart(self, nodes: tuple[str, ...], source: GenerationSource, generation: int | None = None) -> None:
+        """A generation that the service starts, on these nodes; by default under the next number."""
+        with self.lock:
+            self.generation = generation or self.next_generation
+            self.next_generation = max(self.next_generation, self.generation + 1)
+            self.origin, self.source = uuid4(), source
+            self.roster = roster_of(self.generation, nodes)
+            self.store = self.store_node = None
+            self.desired = DesiredState.RUN
+
     def take(self, report: SyncReport) -> SyncOrders:
         with self.lock:
             self.seq += 1

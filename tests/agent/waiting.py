@@ -39,6 +39,7 @@ def fake_job(shared: Path, *, steps: int = 1_000_000, nodes: int = 4, faults: di
                 "padded_vocab_size": 384,
                 "seq_length": 128,
             },
+            "checkpoint": {"path": str(shared / "checkpoints")},
             "stop": {"steps": steps},
         }
     )
