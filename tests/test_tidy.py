@@ -6,8 +6,11 @@ An exception goes into the allow-list of its rule, with the reason beside it.
 
 import ast
 import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -210,6 +213,20 @@ def test_megatron_is_imported_only_where_its_releases_are_looked_after():
     assert_none(found)
 
 
+def test_every_package_declares_what_it_imports():
+    """A dependency that only comes along with another one is gone the day the other one drops it."""
+    owners = packages_distributions()
+    found = []
+    for path, tree in python_files():
+        declared = declared_distributions(path.split("/")[0])
+        for module, line in imported_modules(tree) if declared else ():
+            top = module.split(".")[0]
+            names = {normalized(name) for name in owners.get(top, ())}
+            if top not in (*sys.stdlib_module_names, *PACKAGES) and names and not names & declared:
+                found.append(f"{path}:{line}: imports {module} of {', '.join(sorted(names))}, which is not declared")
+    assert_none(found)
+
+
 def test_private_names_of_torch_are_touched_only_where_they_are_checked_at_start():
     found = []
     for path, tree in python_files():
@@ -307,6 +324,20 @@ def lines_of_text() -> Iterator[tuple[str, int, str]]:
         if Path(path).suffix in TEXT_SUFFIXES:
             for number, line in enumerate(text_of(path).splitlines(), start=1):
                 yield path, number, line
+
+
+@cache
+def declared_distributions(package: str) -> frozenset[str]:
+    """Names of the distributions that `package` may count on; empty for what has no extra of its own."""
+    extras = {"liver_core": ("core",), "agent": ("agent", "core"), "service": ("service",), "migrations": ("service",)}
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    wanted = [project["optional-dependencies"][extra] for extra in extras.get(package, ())]
+    lists = [*wanted, project["dependencies"]] if wanted else []
+    return frozenset(normalized(re.split(r"[\[<>=!~ ;]", each)[0]) for names in lists for each in names)
+
+
+def normalized(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
