@@ -45,11 +45,12 @@ def measure(rank: Rank) -> dict[str, float]:
     found: dict[str, float] = {}
     source, target = torch.full((REGION,), float(rank.rank)), torch.zeros(REGION)
     endpoint = rank.endpoint()
-    start = time.perf_counter()
+    start, used = time.perf_counter(), cpu_seconds()
     endpoint.register(sources={"master": source}, targets={"master": target})
     address = endpoint.address()
     endpoint.start_progress()
     found["make and register, ms"] = (time.perf_counter() - start) * 1e3
+    found["make and register, ms CPU"] = (cpu_seconds() - used) * 1e3
     addresses = rank.exchange(address)
     peers = [peer for peer in range(rank.size) if peer != rank.rank]
     start = time.perf_counter()
@@ -65,7 +66,9 @@ def measure(rank: Rank) -> dict[str, float]:
     found["64 bytes, us"] = statistics.median(small) * 1e6
     rank.exchange()
     for name, everybody in (("alone", False), ("all at once", True)):
-        found[f"48 MB in 2000 runs {name}, GB/s"] = bulk(rank, endpoint, peers, everybody)
+        wall, cpu = bulk(rank, endpoint, peers, everybody)
+        found[f"48 MB {name}, GB/s"] = wall
+        found[f"48 MB {name}, GB/s CPU"] = cpu
     used, start = cpu_seconds(), time.perf_counter()
     rank.hub.poll(1.0)
     found["CPU of idle progress, %"] = (cpu_seconds() - used) / (time.perf_counter() - start) * 100
@@ -73,22 +76,24 @@ def measure(rank: Rank) -> dict[str, float]:
     return found
 
 
-def bulk(rank: Rank, endpoint, peers: list[int], everybody: bool) -> float:
-    """GB/s of this rank's read, its runs shared out over all peers, best of three."""
+def bulk(rank: Rank, endpoint, peers: list[int], everybody: bool) -> tuple[float, float]:
+    """GB for a second, and for a second of the reading thread's CPU, runs shared out over all peers; best of three."""
     step = 2 * RUN_ELEMENTS
     reads = [
         Read(peer, "master", tuple(Run(i * step, i * step, RUN_ELEMENTS) for i in range(at, RUNS, len(peers))))
         for at, peer in enumerate(peers)
     ]
-    rates = []
+    rates, cpu_rates = [], []
     for turn in range(1 if everybody else rank.size):
         rank.exchange()
         if everybody or turn == rank.rank:
             for _ in range(3):
+                used = time.thread_time()
                 report = endpoint.read(reads, soon(30))
                 rates.append(report.bytes / report.seconds / 1e9)
+                cpu_rates.append(report.bytes / (time.thread_time() - used) / 1e9)
     rank.exchange()
-    return max(rates)
+    return max(rates), max(cpu_rates)
 
 
 def cpu_seconds() -> float:
