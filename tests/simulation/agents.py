@@ -69,6 +69,7 @@ class SimAgent:
         self.node_up = True
         self.crash_after = NEVER
         self.ticking = False
+        self.skew_s = simulation.skew_s()  # of this node's clock
         self.rank: SimRank | None = None
         self.participant = self._new_participant()
 
@@ -77,6 +78,11 @@ class SimAgent:
         return sim.machines.participant(
             job_id=sim.job_id, member=self.member, agent_incarnation=self.incarnation, record=self.journal
         )
+
+    @property
+    def now(self) -> float:
+        """What the clock of this node says."""
+        return self.simulation.clock.now + self.skew_s
 
     def receive(self, order: Order | Report) -> None:
         """An order arrived over the network."""
@@ -91,7 +97,7 @@ class SimAgent:
         if not self.up:
             return
         before, promise = self.participant.state, self.participant.record.promise
-        effects = self.participant.handle(event, self.simulation.clock.now)
+        effects = self.participant.handle(event, self.now)
         self.simulation.coverage.participant(before, promise, event)
         self.carry_out(effects)
 
@@ -204,7 +210,7 @@ class SimAgent:
         self.up = True
         self.participant = self._new_participant()
         self.simulation.truth.agent_restored(self.member, self.participant.record)
-        self.carry_out(self.participant.start(self.simulation.clock.now))
+        self.carry_out(self.participant.start(self.now))
 
     def node_dies(self) -> None:
         """The machine is gone; it may come back with its disk but without its processes."""
@@ -232,6 +238,7 @@ class ProposerHost:
         self.crash_after = NEVER
         self.ticking = False
         self.gone = False  # never comes back
+        self.skew_s = simulation.skew_s()
         self.proposer = self._new_proposer()
 
     def _new_proposer(self) -> Proposer:
@@ -252,7 +259,7 @@ class ProposerHost:
         if not self.up:
             return
         before = self.proposer.state
-        effects = self.proposer.handle(event, self.simulation.clock.now)
+        effects = self.proposer.handle(event, self.simulation.clock.now + self.skew_s)
         self.simulation.coverage.proposer(before, event)
         for effect in effects:
             if self.crash_after <= 0:

@@ -181,7 +181,7 @@ class SimRank:
             in_source=in_source,
             in_target=self.member in order.target.members,
             deadlines=order.cutover,
-            wait_until=order.deadline_utc + 1.0,
+            wait_until=order.deadline_utc + 1.0 - sim.agents[self.member].skew_s,
         )
         self.cutover_tick_later()
         if not order.takes_over:

@@ -60,7 +60,7 @@ class Simulation:
     def __init__(self, seed: int, machines: Machines | None = None, plan: Plan | None = None) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.plan = plan or draw_plan(self.random)
+        self.plan = plan if plan is not None else draw_plan(self.random)
         self.machines = machines or Machines()
         self.clock = Clock()
         self.truth = Truth()
@@ -211,6 +211,10 @@ class Simulation:
     def chance(self, probability: float) -> bool:
         """Something small that goes another way now and then, but not in a run that a script disturbs by itself."""
         return self.chaos and bool(self.plan.intents) and self.random.random() < probability
+
+    def skew_s(self) -> float:
+        """How far a host's clock is ahead: at most three seconds, so that two differ by up to as much."""
+        return 3.0 * self.random.random() if self.plan.intents else 0.0
 
     def takes_fault(self, kind: str, member: Member) -> bool:
         """Whether a fault of this kind was armed for the member; it strikes once."""
