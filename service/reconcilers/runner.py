@@ -8,7 +8,7 @@ from service.context import Context
 from service.reconcilers import jobs, upkeep
 from service.reconcilers.nodes import NodeWatch
 
-UPKEEP_S = 15.0
+UPKEEP_S = 60.0
 AFTER_ERROR_S = 1.0
 _log = logging.getLogger(__name__)
 
