@@ -9,12 +9,13 @@ from service.demo.api import Api, interrupt, until
 from service.demo.cluster import Cluster
 from service.demo.display import Display, short
 from service.demo.processes import DemoFailed
+from service.demo.report import Newcomer
 from service.demo.tracker import Tracker
 
 START_S = 90.0
 HANDOFF_S = 90.0
 STOP_S = 40.0
-STEPS_BEFORE = 20
+STEPS_BEFORE = 16
 """So many steps of a layout before it is left, for a median step time that is worth the name."""
 
 WARNING_S = 120.0
@@ -32,6 +33,7 @@ class Acts:
         self._api = api
         self._display = display
         self._generation = 0
+        self.newcomer = Newcomer(NEWCOMER, 0.0)
         self._tracker: Tracker | None = None
         self.layout_after_first_loss = ""
 
@@ -64,6 +66,7 @@ class Acts:
     def gain_a_node(self) -> None:
         """A node that comes is taken in, in another layout than the first."""
         self._display.act(f"{NEWCOMER} joins: three nodes become four, in another layout than before")
+        self.newcomer = Newcomer(NEWCOMER, time.time())
         self._cluster.start_node(NEWCOMER)
         self._until_moved(f"the handoff onto {NEWCOMER}", lambda: NEWCOMER in self.tracker.nodes)
         self._train()

@@ -10,6 +10,7 @@ PRICE_USD_PER_HOUR = 1.0
 STEPS_MAX = 100_000
 SEED = 1234
 GLOBAL_BATCH = 8
+MICRO_BATCH = 4
 FIRST_LAYOUT = "TP2xPP2"
 THREE_NODES_LAYOUT = "PP3"
 SECOND_LAYOUT = "TP2xDP2"
@@ -32,7 +33,7 @@ def job_file(data_prefix: str) -> dict[str, Any]:
         "model": MODEL,
         "args": {"data_prefix": data_prefix, "precision": "fp32", "lr": 1e-3},
         "global_batch": GLOBAL_BATCH,
-        "micro_batch": 1,
+        "micro_batch": MICRO_BATCH,
         "seed": SEED,
         "nodes": {"min": 2, "max": 4},
         "layouts": {

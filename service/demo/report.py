@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 PAUSE_STEPS_MAX = 3.0
@@ -41,6 +42,14 @@ class Reference:
 
 
 @dataclass(frozen=True, slots=True)
+class Newcomer:
+    """A node that was started while the job trained. `started_at`: when its agent was, seconds since 1970."""
+
+    node_id: str
+    started_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Measured:
     """Everything a report is made from. `steps`: rows of the live run by step; `references`: same layout first."""
 
@@ -49,6 +58,7 @@ class Measured:
     baseline: dict[str, Any]
     references: tuple[Reference, Reference]
     ledger: dict[str, Any]
+    newcomer: Newcomer
     versions: dict[str, str]
     device: dict[str, Any]
     took_s: float
@@ -68,6 +78,7 @@ def build_report(measured: Measured) -> dict[str, Any]:
         "sample_digest": measured.steps[last]["sample_digest"],
         "sample_digest_undisturbed": same.digests.get(last),
         "loss": [measured.steps[step]["loss"] for step in sorted(measured.steps)],
+        "newcomer_start": _newcomer_start(active, measured.steps, measured.newcomer),
         "undisturbed": _undisturbed(measured.steps, same, other),
         "ledger": measured.ledger,
         "versions": measured.versions,
@@ -104,6 +115,34 @@ def broken_bounds(report: dict[str, Any]) -> list[str]:
 
 def _handoff(item: dict[str, Any]) -> dict[str, Any]:
     return {name: item.get(name) for name in (*HANDOFF_FIELDS, *MORE_HANDOFF_FIELDS)}
+
+
+def _newcomer_start(
+    active: Sequence[dict[str, Any]], steps: dict[int, dict[str, Any]], newcomer: Newcomer
+) -> dict[str, Any] | None:
+    """What the start of a new node's agent and its imports cost the job that trains on the same cores.
+
+    It is over before the handoff is opened, so `lost_s` of the handoff does not have it.
+    """
+    joined = next((item for item in active if newcomer.node_id in item["target_nodes"]), None)
+    if joined is None:
+        return None
+    finished = {step: datetime.fromisoformat(row["finished_at"]).timestamp() for step, row in steps.items()}
+    opened_at = datetime.fromisoformat(joined["opened_at"]).timestamp()
+    meanwhile = [step for step, at in finished.items() if newcomer.started_at < at <= opened_at]
+    generation = joined["parent"]
+    usual = [
+        row["seconds"]
+        for step, row in steps.items()
+        if row["generation"] == generation and finished[step] <= newcomer.started_at
+    ]
+    wall_s = opened_at - newcomer.started_at
+    return {
+        "node_id": newcomer.node_id,
+        "start_to_opening_s": wall_s,
+        "steps_meanwhile": len(meanwhile),
+        "lost_s": wall_s - len(meanwhile) * statistics.median(usual) if usual else None,
+    }
 
 
 def _ratios(active: Sequence[dict[str, Any]], baseline: dict[str, Any]) -> dict[str, float | None]:

@@ -88,6 +88,7 @@ def _play(folder: Path, processes: Processes, display: Display) -> dict[str, Any
         baseline=baseline,
         references=references,
         ledger=ledger,
+        newcomer=acts.newcomer,
         versions=versions(),
         device=device(kinds),
         took_s=time.monotonic() - began,
