@@ -196,10 +196,10 @@ class Participant:
 
     def _burn(self, order: Order, now: float) -> Effects:
         """An abort of a handoff that was never promised: its delayed prepare must not be taken later."""
-        report = self._refuse(order, order.reason or Reason("aborted by the proposer", "abort"), now)
+        reason = order.reason or Reason("aborted by the proposer", "abort")
         if order.generation <= self.record.highest_generation:
-            return (report,)
-        return (self._persist(highest_generation=order.generation), self._refuse(order, order.reason, now))
+            return (self._refuse(order, reason, now),)
+        return (self._persist(highest_generation=order.generation), self._refuse(order, reason, now))
 
     def _abort(self, reason: Reason, now: float) -> Effects:
         match self.state:
@@ -269,7 +269,8 @@ class Participant:
 
     def _on_rank_elsewhere(self, event: RankReported, promise: Promise, now: float) -> Effects:
         """The rank says nothing of what is promised: it just steps, or speaks of an older handoff or revision."""
-        if event.stage is RankStage.TRAINING and event.generation == promise.generation:
+        in_target = event.stage is RankStage.TRAINING and event.generation == promise.generation
+        if in_target and promise.phase is not Phase.PREPARE:
             return self._adopt_active(event, now)
         if self.state is not ParticipantState.RESTORING:
             return ()

@@ -307,6 +307,16 @@ def test_a_rank_that_ended_while_the_agent_was_away_is_told_by_how_far_it_may_ha
     assert report.stage is stage
 
 
+def test_a_rank_that_trains_in_the_target_world_is_active_if_it_had_permission():
+    said = rank_says(RankStage.TRAINING, handoff_id="", generation=2)
+    machine = restored(ParticipantState.PERMITTED)
+    machine.handle(said, NOW)
+    assert machine.state is ParticipantState.ACTIVE
+    machine = restored(ParticipantState.PREPARING)
+    machine.handle(said, NOW)
+    assert machine.state is ParticipantState.PREPARING
+
+
 def test_a_rank_that_was_in_no_handoff_is_just_adopted():
     machine = participant()
     assert machine.start(NOW) == (QueryRank(),)
