@@ -48,7 +48,7 @@ class RankSetup:
     record: bool = False
     record_steps: tuple[int, ...] = ()
     trace: bool = False
-    memory: bool = False  # tell resident bytes of the process at the same point of every step
+    memory: bool = False  # tell resident bytes, descriptors, threads and groups at the same point of every step
     checkpoint_at_boundary: str | None = None
     checkpoints: tuple[str, int, int] | None = None  # (path, every_steps, keep)
     transport: str = "nixl"
@@ -124,12 +124,16 @@ def make_job(setup: RankSetup) -> Any:
     return factory(setup.job_arguments, global_batch=setup.global_batch, micro_batch=setup.micro_batch, seed=setup.seed)
 
 
-def make_transport(name: str) -> Callable[[str], Any]:
+def make_transport(name: str) -> Callable[[str, Any], Any]:
     """What makes a rank's endpoint from its name."""
     if name == "nixl":
         from liver_core.transport.nixl import NixlTransport
 
-        return lambda endpoint: NixlTransport(endpoint)
+        return lambda endpoint, _store: NixlTransport(endpoint)
+    if name == "mixed":
+        from liver_core.transport.endpoint import make_endpoint
+
+        return lambda endpoint, store: make_endpoint(endpoint, "127.0.0.1", store)
     raise ValueError(name)
 
 
@@ -242,7 +246,7 @@ class Recorder:
         first = active.world.generation != self._generation_seen
         self._generation_seen = active.world.generation
         if self.setup.memory:
-            self.listener.send("resident", step, resident_bytes())
+            self.listener.send("resident", step, resident_bytes(), counts())
         if self.setup.trace:
             self.trace[step] = (active.world.generation, digest_of(regions))
         if (self.setup.record and first) or step in self.setup.record_steps:
@@ -272,6 +276,18 @@ class Recorder:
             "consumed": progress.cursor.consumed,
             "digest": progress.digest,
         }
+
+
+def counts() -> dict[str, int]:
+    """What of this process must not grow from handoff to handoff."""
+    from torch.distributed import distributed_c10d as c10d
+
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": len(os.listdir("/proc/self/task")),
+        "groups": len(c10d._world.pg_map),
+        "group names": len(c10d._world.tags_to_pg.get("", [])),
+    }
 
 
 def resident_bytes() -> int:

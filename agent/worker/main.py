@@ -26,9 +26,11 @@ from liver_core.training.loop import CheckpointRule, RankLoop
 from liver_core.training.prepare import PrepareSettings
 from liver_core.training.request import Request
 from liver_core.training.small_state import Progress
-from liver_core.transport.nixl import NixlTransport
+from liver_core.transport.endpoint import make_endpoint
 from liver_core.worlds.megatron import prepare_process
 
+# A rank that hangs is named by the agent's watchdog long before; this only bounds a collective nobody watches.
+_COLLECTIVE_S = 600.0
 _EXIT = {"finished": 0, "stopped": 0, "left": 0, "aborted": 3, "broken": 4}
 
 
@@ -62,7 +64,8 @@ class Worker:
         prepare_process()
         settings = PrepareSettings(
             host=self.spec.private_address,
-            transport=lambda name: NixlTransport(name, interface=""),
+            transport=lambda name, store: make_endpoint(name, self.spec.private_address, store),
+            collective_s=_COLLECTIVE_S,
             extra_bytes_max=_budget(os.environ.get("LIVER_RANK_EXTRA_BYTES_MAX")),
         )
         file = self.spec.spec

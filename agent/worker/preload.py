@@ -19,6 +19,6 @@ if not torch.cuda.is_available():
 
 # Megatron binds names when it is imported, so the patches come first.
 from liver_core.training import gpt, loop  # noqa: E402
-from liver_core.transport import nixl  # noqa: E402
+from liver_core.transport import endpoint, nixl  # noqa: E402
 
-__all__ = ["gpt", "loop", "nixl"]
+__all__ = ["endpoint", "gpt", "loop", "nixl"]

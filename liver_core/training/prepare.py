@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from liver_core.certificate import CertificatePlan
+from liver_core.handoff.messages import StoreAddress
 from liver_core.layout import Manifest, Member, ParameterSpec, Roster
 from liver_core.reshard import RankPlan, missing_elements, plan_digest, plan_rank
 from liver_core.tensors.checkpoint import load_checkpoint
@@ -48,12 +49,14 @@ class PrepareFailed(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class PrepareSettings:
     """`host`: local address for groups and transport. `extra_bytes_max`: budget for everything a handoff adds to this
-    rank, None for no limit. `bring_up_s`: seconds that one group may take. `transport`: makes this rank's endpoint."""
+    rank, None for no limit. `bring_up_s`: seconds that one group may take to come up, `collective_s` one collective.
+    `transport`: makes this rank's endpoint from its name and the target generation's store."""
 
     host: str
-    transport: Callable[[str], Transport]
+    transport: Callable[[str, StoreAddress], Transport]
     extra_bytes_max: int | None = None
     bring_up_s: float = 20.0
+    collective_s: float = 20.0
 
 
 @dataclass(slots=True)
@@ -192,13 +195,17 @@ class Preparation:
         assert self.active is not None and made.source_rank is not None
         live = self.active.live
         made.manifest = live.manifest
-        made.transport = self.settings.transport(f"{self.request.job_id}/{self.request.generation}/s{made.source_rank}")
+        made.transport = self._endpoint(f"s{made.source_rank}")
         made.transport.register(sources=live.regions)
         made.transport.start_progress()
         made.source_certificate = certificate_plan(live)
         made.exchange.post(f"address/{made.source_rank}", made.transport.address().decode())
         if made.source_rank == 0:
             made.exchange.post("manifest", live.manifest.to_json())
+
+    def _endpoint(self, place: str) -> Transport:
+        name = f"{self.request.job_id}/{self.request.generation}/{place}"
+        return self.settings.transport(name, self.request.store)
 
     def _bring_up(self, made: NextWorld) -> None:
         # Only when all are there does gloo connect: it cannot be told to give up before its time is over.
@@ -212,6 +219,7 @@ class Preparation:
             store,
             host=self.settings.host,
             timeout_s=min(self._left(), self.settings.bring_up_s),
+            collective_s=self.settings.collective_s,
         )
 
     def _build_state(self, made: NextWorld) -> None:
@@ -286,9 +294,7 @@ class Preparation:
     def _reach_sources(self, made: NextWorld) -> None:
         assert made.plan is not None and made.live is not None
         if made.transport is None:
-            made.transport = self.settings.transport(
-                f"{self.request.job_id}/{self.request.generation}/t{made.target_rank}"
-            )
+            made.transport = self._endpoint(f"t{made.target_rank}")
             made.transport.start_progress()
         made.transport.register(targets=made.live.regions)
         for part in made.plan.remote:

@@ -285,8 +285,8 @@ def start_roster(layout: str) -> Roster:
     return Roster("solo", 1, parsed, tuple(Member(f"solo-{rank}", 0) for rank in range(parsed.world_size)))
 
 
-def _no_transport(name: str) -> Any:
-    raise AssertionError(f"{name}: a world without a source reads from nobody")
+def _no_transport(name: str, store: StoreAddress) -> Any:
+    raise AssertionError(f"{name} at {store}: a world without a source reads from nobody")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

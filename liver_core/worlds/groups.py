@@ -131,19 +131,27 @@ def connect_store(address: StoreAddress, *, timeout_s: float) -> dist.TCPStore:
 
 
 def make_group(
-    store: dist.Store, ranks: Sequence[int], rank: int, *, name: str, host: str, timeout_s: float
+    store: dist.Store,
+    ranks: Sequence[int],
+    rank: int,
+    *,
+    name: str,
+    host: str,
+    timeout_s: float,
+    collective_s: float,
 ) -> dist.ProcessGroup:
     """Make the gloo group of the world ranks `ranks`, of which `rank` is this process, and register it with torch.
 
     `name` must be new in this process (torch's registry of names is process-wide). `host` is the local address that
-    gloo binds to. Blocks until all members came or `timeout_s` passed (BringUpFailed).
+    gloo binds to. Blocks until all members came or `timeout_s` passed (BringUpFailed). A collective of the group fails
+    after `collective_s`.
     """
     group_rank, size = tuple(ranks).index(rank), len(ranks)
     prefix = dist.PrefixStore(f"{name}/", store)
     group = dist.ProcessGroup(prefix, group_rank, size)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     try:
-        backend = _gloo(dist.PrefixStore("cpu/", prefix), group_rank, size, host, timeout_s)
+        backend = _gloo(dist.PrefixStore("cpu/", prefix), group_rank, size, host, timeout_s, collective_s)
     except (RuntimeError, dist.DistError) as error:
         raise BringUpFailed(
             f"group {name} of ranks {list(ranks)} was not complete within {timeout_s:.1f} s on rank {rank}: {error}"
@@ -154,12 +162,19 @@ def make_group(
     return group
 
 
-def _gloo(store: dist.Store, rank: int, size: int, host: str, timeout_s: float):
+def gloo_options(host: str, timeout: timedelta):
+    """Options of a gloo backend that binds to the local address `host`; `timeout` of bring-up and of collectives."""
     options = c10d.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
     options._devices = [c10d.ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = timedelta(seconds=timeout_s)
-    backend = c10d.ProcessGroupGloo(store, rank, size, options)
+    options._timeout = timeout
+    return options
+
+
+def _gloo(store: dist.Store, rank: int, size: int, host: str, timeout_s: float, collective_s: float):
+    backend = c10d.ProcessGroupGloo(store, rank, size, gloo_options(host, timedelta(seconds=timeout_s)))
     backend._set_sequence_number_for_group()
+    # Coming up is quick or has failed; a collective may wait for as long as a slow step of a peer takes.
+    backend._set_default_timeout(timedelta(seconds=collective_s))
     return backend
 
 
@@ -203,6 +218,7 @@ def make_groups(
     prefix: str,
     host: str,
     timeout_s: float,
+    collective_s: float,
     after_each: Callable[[int], None] = lambda _: None,
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
     """Make each distinct group of `wanted` that contains `rank`, in the given order, sharing equal memberships.
@@ -215,7 +231,9 @@ def make_groups(
         for ranks in dict.fromkeys(wanted):
             if rank in ranks:
                 name = f"{prefix}/{'-'.join(map(str, ranks))}"
-                made[ranks] = make_group(store, ranks, rank, name=name, host=host, timeout_s=timeout_s)
+                made[ranks] = make_group(
+                    store, ranks, rank, name=name, host=host, timeout_s=timeout_s, collective_s=collective_s
+                )
                 after_each(len(made))
     except BaseException:
         destroy_groups(made.values())

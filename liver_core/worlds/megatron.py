@@ -96,7 +96,9 @@ def prepare_process() -> None:
         parallel_state._set_global_memory_buffer()
 
 
-def bring_up(roster: Roster, rank: int, store: dist.Store, *, host: str, timeout_s: float) -> MegatronWorld:
+def bring_up(
+    roster: Roster, rank: int, store: dist.Store, *, host: str, timeout_s: float, collective_s: float = 600.0
+) -> MegatronWorld:
     """Make all groups of `roster` that contain `rank`; touches nothing of the active world.
 
     Every rank of the roster must call this concurrently. Raises BringUpFailed naming the group that did not complete.
@@ -105,7 +107,13 @@ def bring_up(roster: Roster, rank: int, store: dist.Store, *, host: str, timeout
     memberships = _memberships(layout, rank)
     wanted = _bring_up_order(layout)
     made = make_groups(
-        store, wanted, rank, prefix=f"{roster.job_id}/{roster.generation}", host=host, timeout_s=timeout_s
+        store,
+        wanted,
+        rank,
+        prefix=f"{roster.job_id}/{roster.generation}",
+        host=host,
+        timeout_s=timeout_s,
+        collective_s=collective_s,
     )
     collection = ProcessGroupCollection(
         **{name: made.get(ranks) if ranks else None for name, ranks in memberships.items()}
@@ -113,7 +121,9 @@ def bring_up(roster: Roster, rank: int, store: dist.Store, *, host: str, timeout
     whole = tuple(range(layout.world_size))
     name = f"{roster.job_id}/{roster.generation}/background"
     try:
-        background = make_group(store, whole, rank, name=name, host=host, timeout_s=timeout_s)
+        background = make_group(
+            store, whole, rank, name=name, host=host, timeout_s=timeout_s, collective_s=collective_s
+        )
     except BaseException:
         destroy_groups(made.values())
         raise

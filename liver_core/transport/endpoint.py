@@ -1,0 +1,46 @@
+"""The endpoint a rank uses for one handoff: NIXL to where its reads are real, gloo to everywhere else.
+
+Bound to the job's private address on both ways. Without the nixl package everything goes over gloo.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from liver_core.handoff.messages import StoreAddress
+from liver_core.transport.distributed import TorchDistributedTransport
+from liver_core.transport.mixed import MixedTransport
+from liver_core.transport.protocol import Transport
+from liver_core.worlds.groups import connect_store, gloo_options
+
+_STORE_S = 20.0
+
+
+def make_endpoint(name: str, host: str, store: StoreAddress) -> Transport:
+    """A new endpoint. `name` is unique in the handoff, `host` the private address, `store` the target generation's.
+
+    Raises ConnectionError when the store does not answer, ValueError when no network device has the address.
+    """
+    far = TorchDistributedTransport(name, connect_store(store, timeout_s=_STORE_S), make_pair=_PairOn(host))
+    if importlib.util.find_spec("nixl") is None:
+        return far
+    from liver_core.transport.nixl import NixlTransport
+    from liver_core.transport.ucx import interface_of
+
+    return MixedTransport(name, near=NixlTransport(name, interface=interface_of(host)), far=far)
+
+
+class _PairOn:
+    """Makes two-process gloo groups that bind to one local address."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    def __call__(self, store: dist.Store, rank: int, seconds: float) -> Any:
+        options = gloo_options(self._host, timedelta(seconds=max(seconds, 0.001)))
+        return c10d.ProcessGroupGloo(store, rank, 2, options)
