@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from liver_core.handoff.messages import CutoverDeadlines, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
@@ -53,7 +53,7 @@ class Cluster:
         self.faults: dict[str, tuple[Fault, ...]] = {}
         self._news: queue.Queue[None] = queue.Queue()
 
-    def __enter__(self) -> Cluster:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

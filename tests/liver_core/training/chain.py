@@ -180,6 +180,6 @@ def load_by_megatron_alone(world: Any, state: Any, path: str) -> None:
         "model": model,
         "optimizer": optimizer.sharded_state_dict(model, is_loading=True, metadata=metadata),
     }
-    loaded = dist_checkpointing.load(wanted, path)
+    loaded: Any = dist_checkpointing.load(wanted, path)
     module.load_state_dict(loaded["model"])
     _load_optimizer(optimizer, loaded["optimizer"])

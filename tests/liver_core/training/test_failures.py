@@ -132,7 +132,9 @@ def assert_started_at_the_version_held(job: Trio, newcomer: Any) -> None:
     job.roster = next(rank for rank in [job.roster] if rank is not None)
     for member in (SURVIVOR, newcomer):
         job.command([member], "stop", "enough")
-    results = {member: job.ending(member) and job.ranks[member].result for member in (SURVIVOR, newcomer)}
+    results: dict[Any, Any] = {
+        member: job.ending(member) and job.ranks[member].result for member in (SURVIVOR, newcomer)
+    }
     first = min(row[1] for row in job.steps(newcomer))
     records = {rank: result["records"][("stepped", 2, rank)] for rank, result in enumerate(results.values())}
     assert {record["step"] for record in records.values()} == {first - 1}, "the step was applied, not done again"
