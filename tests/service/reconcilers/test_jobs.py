@@ -130,8 +130,8 @@ def test_a_new_node_makes_the_job_grow_into_the_layout_whose_turn_it_is(fleet: F
     assert newest["target_nodes"] == ["a", "c", "d", "e"]
     assert fleet.agents["e"].job_order().handoff is not None
     fleet.hand_over(newest)
-    for _ in range(8):
-        fleet.round()
+    for _ in range(3):
+        fleet.round(seconds=3)
     assert fleet.job()["layout"] == "TP2xPP1xDP2"
     assert len(fleet.handoffs()) == 2, "a job that reached its layout moves no further"
 
@@ -146,8 +146,8 @@ def test_a_proposal_onto_a_node_that_falls_silent_is_dropped(fleet: Fleet):
         fleet.round()
     assert fleet.handoffs()[0]["target_nodes"] == ["a", "b", "c", "e"]
     del fleet.agents["e"]
-    for _ in range(8):
-        fleet.round()
+    for _ in range(4):
+        fleet.round(seconds=2)
     (handoff,) = fleet.handoffs()
     assert (handoff["state"], handoff["reason"]) == ("aborted", "not opened yet and e is not heard any more")
 
@@ -155,8 +155,8 @@ def test_a_proposal_onto_a_node_that_falls_silent_is_dropped(fleet: Fleet):
 def test_a_proposal_that_nobody_opens_is_dropped_with_a_reason_and_made_again(fleet: Fleet):
     fleet.run()
     fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}})
-    for _ in range(24):
-        fleet.round()
+    for _ in range(13):
+        fleet.round(seconds=2)
     newest, oldest = fleet.handoffs()
     assert (oldest["state"], oldest["reason"]) == ("aborted", "no agent opened it within 15 s")
     assert newest["state"] == "proposed"
@@ -184,11 +184,11 @@ def test_a_node_that_vanishes_is_replaced_from_the_checkpoint_on_the_remaining_n
     fleet.jump(30)
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(20),)}})
     del fleet.agents["d"]
-    for _ in range(26):
-        fleet.round()
+    for _ in range(6):
+        fleet.round(seconds=4)
     assert fleet.job()["active_generation"] == 1, "a silent agent alone does not restart a job that still trains"
-    for _ in range(8):
-        fleet.round(trains=False)
+    for _ in range(3):
+        fleet.round(trains=False, seconds=4)
     job = fleet.job()
     assert (job["active_generation"], job["layout"], job["nodes"]) == (2, "TP1xPP3xDP1", ["a", "b", "c"])
     assert job["generations"][-1]["reason"].startswith("d went without a handoff; again from checkpoint of step 20")
@@ -318,8 +318,8 @@ def test_a_job_whose_agents_are_ahead_is_left_alone_until_they_tell_of_their_han
     order = fleet.agents["a"].job_order()
     ahead = fleet.agents["a"].rank(order, step=40, generation=2)
     del fleet.agents["d"]
-    for _ in range(40):
-        fleet.round(parts={"a": {"ranks": (ahead,), "steps": ()}})
+    for _ in range(9):
+        fleet.round(seconds=4, parts={"a": {"ranks": (ahead,), "steps": ()}})
     job = fleet.job()
     assert (job["state"], job["active_generation"]) == ("running", 1)
     target = roster(fleet.job_id, 2, Layout(pp=3), "a", "b", "c")
