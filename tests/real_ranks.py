@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -87,8 +88,9 @@ class RunningRanks:
     def close(self) -> None:
         """Kill what is left, by pid."""
         for process, pipe in [*self.started, (self.store, None)]:
-            if process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                if process.is_alive():
+                    os.kill(process.pid, signal.SIGKILL)
             process.join(5)
             if pipe is not None:
                 pipe.close()
@@ -128,8 +130,9 @@ def run_alone(entry: Callable[..., Any], *args: Any, timeout_s: float = 90.0) ->
     finally:
         if process.is_alive():
             process.join(1)
-        if process.is_alive():
-            os.kill(process.pid or 0, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, signal.SIGKILL)
     if not ok:
         raise RankDied(value)
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from dataclasses import dataclass
 
@@ -29,3 +30,7 @@ class Retiring:
             retire(self.old.world)
             free(self.old.live)
             self.old.state = self.old.live = None  # type: ignore[assignment]
+        self.old = None
+        # Modules, hooks and optimizer refer to each other in circles, and through them to the sockets and threads of
+        # the old groups. What was imported before the first world is frozen, so this looks at the worlds only.
+        gc.collect()

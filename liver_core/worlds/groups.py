@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -165,7 +166,7 @@ def make_group(
 def gloo_options(host: str, timeout: timedelta):
     """Options of a gloo backend that binds to the local address `host`; `timeout` of bring-up and of collectives."""
     options = c10d.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
-    options._devices = [c10d.ProcessGroupGloo.create_device(hostname=host)]
+    options._devices = [_device(host)]
     options._timeout = timeout
     return options
 
@@ -176,6 +177,12 @@ def _gloo(store: dist.Store, rank: int, size: int, host: str, timeout_s: float, 
     # Coming up is quick or has failed; a collective may wait for as long as a slow step of a peer takes.
     backend._set_default_timeout(timedelta(seconds=collective_s))
     return backend
+
+
+@cache
+def _device(host: str):
+    """One gloo device for all groups of the process: each has an event loop, which is a thread and its descriptors."""
+    return c10d.ProcessGroupGloo.create_device(hostname=host)
 
 
 def _register(group: dist.ProcessGroup, store: dist.Store, name: GroupName, ranks: Sequence[int]) -> None:
@@ -256,6 +263,8 @@ def destroy_groups(groups) -> None:
             members = world.tags_to_pg.get(key) if key is not None else None
             if members and group in members:
                 members.remove(group)
+            if members == [] and key:
+                del world.tags_to_pg[key]
         c10d._unregister_process_group(name)
         group.shutdown()
 
