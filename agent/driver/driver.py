@@ -111,6 +111,7 @@ class Driver:
         job = self.jobs.get(envelope.job_id)
         if job is None:
             raise PeerRefused(f"job_id: this node has no part in {envelope.job_id}")
+        self.node.peers.heard_from(envelope.job_id, envelope.sender)
         job.take_envelope(envelope)
 
     def take_rank_event(self, key: SlotKey, event: RankEvent) -> None:

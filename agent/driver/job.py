@@ -44,6 +44,7 @@ from liver_core.layout import Member
 TICK_S = 0.5
 INBOX_MAX = 100_000
 PROPOSERS_MAX = 16
+MEASURES_ATTEMPTS = 5
 _OVER = (RankStage.LEFT, RankStage.FINISHED)
 _log = logging.getLogger(__name__)
 Work = Callable[[], Awaitable[None]]
@@ -423,7 +424,7 @@ class JobDriver:
             return
         body = said.model_dump(mode="json")
         envelope = self._node.envelope(self.job_id, to, PeerKind.MEASURES, body)
-        self._node.peers.send_newest(envelope, f"measures/{slot}/{event.stage}")
+        self._node.peers.send_newest(envelope, f"measures/{slot}/{event.stage}", attempts=MEASURES_ATTEMPTS)
 
     async def _tidy_stores(self, order: JobOrder) -> None:
         """End the stores of worlds that are over; one that a world or a handoff may still need stays."""

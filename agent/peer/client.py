@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -17,7 +18,19 @@ from agent.peer.signing import Request, sign
 from agent.protocol.peer import PEER_PATH, Envelope
 
 TIMEOUT_S = 2.0
+RETRY_S = 1.0
+SILENT_TRIES = 3
+FRESH_S = 5.0
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """An agent that did not answer: since when, the last try, and how many tries."""
+
+    since: float
+    last: float
+    tries: int
 
 
 class PeerUnreachable(Exception):
@@ -34,14 +47,17 @@ class PeerClient:
         )
         self._newest: dict[tuple[str, str, str], Envelope] = {}
         self._tasks: dict[tuple[str, str, str], asyncio.Task[None]] = {}
-        self._unreachable: dict[tuple[str, str], float] = {}
+        self._silences: dict[tuple[str, str], Silence] = {}
 
-    def send_newest(self, envelope: Envelope, subject: str) -> None:
-        """Send without waiting. An envelope to the same node about the same subject that still waits is replaced."""
+    def send_newest(self, envelope: Envelope, subject: str, *, attempts: int = 1) -> None:
+        """Send without waiting. An envelope to the same node about the same subject that still waits is replaced.
+
+        One attempt is enough for what is said again anyway; what is said once takes several.
+        """
         key = (envelope.job_id, envelope.receiver, subject)
         self._newest[key] = envelope
         if key not in self._tasks:
-            self._tasks[key] = asyncio.create_task(self._drain(key))
+            self._tasks[key] = asyncio.create_task(self._drain(key, attempts))
 
     async def send(self, envelope: Envelope) -> None:
         """Send and wait until it is taken. Raises PeerUnreachable."""
@@ -53,8 +69,20 @@ class PeerClient:
         return (await self._request("GET", job_id, node_id, STATUS_PATH, b"")).json()
 
     def unreachable_since(self, job_id: str) -> dict[str, float]:
-        """Agents that did not answer the last time, and since when (seconds since 1970)."""
-        return {node_id: since for (job, node_id), since in self._unreachable.items() if job == job_id}
+        """Agents that were tried again and again, also just now, without an answer; since when (seconds since 1970).
+
+        One failure long ago says nothing about an agent that nobody has asked anything since.
+        """
+        fresh = time.time() - FRESH_S
+        return {
+            node_id: silence.since
+            for (job, node_id), silence in self._silences.items()
+            if job == job_id and silence.tries >= SILENT_TRIES and silence.last >= fresh
+        }
+
+    def heard_from(self, job_id: str, node_id: str) -> None:
+        """The agent spoke by itself: it is there."""
+        self._silences.pop((job_id, node_id), None)
 
     async def close(self) -> None:
         """Drop what waits and close the connections."""
@@ -63,13 +91,17 @@ class PeerClient:
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         await self._client.aclose()
 
-    async def _drain(self, key: tuple[str, str, str]) -> None:
+    async def _drain(self, key: tuple[str, str, str], attempts: int) -> None:
         try:
             while (envelope := self._newest.pop(key, None)) is not None:
-                try:
-                    await self.send(envelope)
-                except PeerUnreachable as error:
-                    _log.info("%s to %s was not taken: %s", envelope.kind, envelope.receiver, error)
+                for attempt in range(1, attempts + 1):
+                    try:
+                        await self.send(envelope)
+                        break
+                    except PeerUnreachable as error:
+                        _log.info("%s to %s was not taken: %s", envelope.kind, envelope.receiver, error)
+                    if attempt < attempts and key not in self._newest:
+                        await asyncio.sleep(RETRY_S)
         finally:
             del self._tasks[key]
 
@@ -83,9 +115,11 @@ class PeerClient:
         try:
             response = await self._client.request(method, url.rstrip("/") + path, content=body, headers=headers)
         except httpx.HTTPError as error:
-            self._unreachable.setdefault((job_id, node_id), time.time())
+            now = time.time()
+            known = self._silences.get((job_id, node_id), Silence(now, now, 0))
+            self._silences[(job_id, node_id)] = Silence(known.since, now, known.tries + 1)
             raise PeerUnreachable(f"{node_id} at {url}: {type(error).__name__}: {error}") from None
-        self._unreachable.pop((job_id, node_id), None)
+        self.heard_from(job_id, node_id)
         if response.status_code >= 300:
             raise PeerUnreachable(f"{node_id} at {url} answered {response.status_code}: {response.text[:500]}")
         return response

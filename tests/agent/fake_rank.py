@@ -68,6 +68,7 @@ class FakeRank:
         self.listener = listen(spec.socket_path)
         self.clients: list[socket.socket] = []
         self.buffer = b""
+        self.unsaid: list[Message] = []
         self.shared = Path(spec.spec.args["shared"])
 
     def loop(self) -> int:
@@ -77,7 +78,9 @@ class FakeRank:
                 if source is self.listener:
                     client, _ = self.listener.accept()
                     self.clients.append(client)
-                    self.say(self.hello())
+                    unsaid, self.unsaid = self.unsaid, []
+                    for message in (self.hello(), *unsaid):
+                        self.say(message)
                 elif (code := self.read(source)) is not None:
                     return code
             code = self.advance()
@@ -253,6 +256,8 @@ class FakeRank:
         return Votes(self.shared / f"votes-{order.handoff_id}-{order.plan_revision}.json")
 
     def say(self, message: Message) -> None:
+        if not self.clients:
+            self.unsaid = [*self.unsaid[-1_000:], message]
         for client in tuple(self.clients):
             try:
                 client.sendall(encode_line(message))

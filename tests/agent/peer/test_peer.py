@@ -185,3 +185,20 @@ def test_a_peer_that_is_not_there_is_unreachable() -> None:
         await client.close()
 
     asyncio.run(scenario())
+
+
+def test_an_agent_is_silent_only_after_several_tries_and_until_it_speaks() -> None:
+    async def scenario() -> None:
+        listener = bind("127.0.0.1", 0)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        listener.close()
+        client = client_for(url)
+        for tries in range(1, 4):
+            with pytest.raises(PeerUnreachable):
+                await client.send(envelope())
+            assert ("b" in client.unreachable_since("job")) == (tries >= 3)
+        client.heard_from("job", "b")
+        assert client.unreachable_since("job") == {}
+        await client.close()
+
+    asyncio.run(scenario())
