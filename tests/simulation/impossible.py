@@ -21,7 +21,7 @@ _PARTICIPANT: dict[tuple[str, str], str] = {
     ("idle", "preparing prepared ready cutting_over active left aborted"): _NOTHING_PROMISED,
     ("permitted", "active left preparing training other"): _IN_ORDER,
     ("preparing", "active cutting_over left ready"): _PERMITTED_FIRST,
-    ("ready", "active left ready"): _PERMITTED_FIRST,
+    ("ready", "active cutting_over left ready"): _PERMITTED_FIRST,
     ("ready", "preparing training other"): _IN_ORDER,
     ("stopping", "preparing prepared ready cutting_over active left aborted"): _NOT_TOLD,
 }

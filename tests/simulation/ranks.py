@@ -130,6 +130,7 @@ class SimRank:
         self.cutover: Cutover | None = None
         self.cutover_rank = 0
         self.cutover_version = 0
+        self.boundary_version: int | None = None  # agreed by the sources before this newcomer was permitted
         self.held_version = -1
         self.held_value = -1
         self.decision_read = Decision.UNDECIDED
@@ -160,6 +161,7 @@ class SimRank:
         self.reason = None
         self.decision = self.decision_read = Decision.UNDECIDED
         self.cutover = None
+        self.boundary_version = None
         self.build_number += 1
         self.simulation.clock.after(self.simulation.build_s(self.member), self._built, self.build_number)
         self.say()
@@ -201,6 +203,8 @@ class SimRank:
         self.say()
         if not order.takes_over:
             self.begin_cutover(self.held_version)
+        elif self.boundary_version is not None:
+            self.begin_cutover(self.boundary_version)
 
     def withdraw(self, handoff_id: HandoffId) -> None:
         if self.order is not None and self.order.handoff_id == handoff_id and self.stage is RankStage.READY:
@@ -323,6 +327,9 @@ class SimRank:
         if not self.alive or self.cutover is None or self.stage not in (RankStage.PREPARED, RankStage.READY):
             return
         assert self.order is not None
+        if self.stage is RankStage.PREPARED:
+            self.boundary_version = version  # A newcomer goes when its own permission has come.
+            return
         self.simulation.truth.boundary_passed(self, self.order)
         self.stage = RankStage.CUTTING_OVER
         self.cutover_version = version
