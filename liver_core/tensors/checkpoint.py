@@ -24,6 +24,7 @@ from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from torch.distributed.checkpoint.api import CheckpointException
 
 from liver_core.tensors.megatron import (
     LiveState,
@@ -117,11 +118,22 @@ def load_checkpoint(path: str, world: MegatronWorld, state: TrainState, live: Li
         "model": model,
         "optimizer": optimizer.sharded_state_dict(model, is_loading=True, metadata=_metadata(world)),
     }
-    loaded: Any = dist_checkpointing.load(wanted, path)
+    try:
+        loaded: Any = dist_checkpointing.load(wanted, path)
+    except (Exception, CheckpointException) as error:
+        # Megatron raises whatever its strategies and torch raise; what a user must know is which checkpoint it was.
+        raise CheckpointError(f"checkpoint {path}: {_told(error)}") from error
     module.load_state_dict(loaded["model"])
     _load_optimizer(optimizer, loaded["optimizer"])
     readopt_moments(live, local_names(state.model, live.manifest, world))
     return small
+
+
+def _told(error: BaseException) -> str:
+    """Kind and text of an error; torch's CheckpointException, which is no Exception, wraps those of the ranks."""
+    if isinstance(error, CheckpointException):
+        return "; ".join(f"rank {rank}: {_told(wrapped[0])}" for rank, wrapped in error.failures.items())
+    return f"{type(error).__name__}: {error}"
 
 
 def _load_optimizer(optimizer: Any, loaded: dict[str, Any]) -> None:
@@ -181,8 +193,9 @@ class CheckpointWriter:
             write(sharded, small, path, group)
             if group.rank() == 0 and keep is not None:
                 _prune(Path(path).parent, keep)
-        except Exception as error:  # Training goes on without this checkpoint; the reason reaches the user.
-            self._failed(path, f"{type(error).__name__}: {error}")
+        except (Exception, CheckpointException) as error:
+            # Training goes on without this checkpoint; the reason reaches the user.
+            self._failed(path, _told(error))
             return
         if group.rank() == 0:
             self._done(path, int(small["step"]), time.monotonic() - started)

@@ -7,14 +7,14 @@ a step needs for a moment would otherwise drown what is measured.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from liver_core.layout import Member
 from tests.rank_cluster import Cluster
 
-STEPS = 3
+STEPS = 2
 POINTS = ("bring up groups", "build model", "lay out state")
 
 
@@ -34,7 +34,7 @@ def measured_handoff(cluster: Cluster, layout: str, nodes: Iterable[str]) -> tup
     assert cluster.roster is not None
     nodes = tuple(nodes)
     survivors = [member for member in cluster.roster.members if member.node_id in nodes]
-    seen = {member: [resident(cluster, member)] for member in survivors}
+    seen = [resident(cluster, survivors)]
     for member in survivors:
         cluster.ranks[member].events[:] = [event for event in cluster.ranks[member].events if event[0] != "held"]
         for point in POINTS:
@@ -43,28 +43,28 @@ def measured_handoff(cluster: Cluster, layout: str, nodes: Iterable[str]) -> tup
     for point in POINTS:
         for member in survivors:
             cluster.await_passage(member, point, 60)
-        for member in survivors:
-            seen[member].append(resident(cluster, member))
+        seen.append(resident(cluster, survivors))
         cluster.command(survivors, "release")
     cluster.await_stage(cluster.members(request), request, "prepared", 60)
-    for member in survivors:
-        seen[member].append(resident(cluster, member))
+    seen.append(resident(cluster, survivors))
     cluster.complete(request)
     growth = {}
     for member in survivors:
         said = cluster.stages(member, request.handoff_id)[-1][2]
-        parts = [after - before for before, after in itertools.pairwise(seen[member])]
-        growth[member.node_id] = Growth(*parts, int(said["extra_bytes_peak"]))
+        parts = [after - before for before, after in itertools.pairwise(row[member] for row in seen)]
+        growth[member.node_id] = Growth(*parts, reported=int(said["extra_bytes_peak"]))
     return request, growth
 
 
-def resident(cluster: Cluster, member: Member) -> int:
-    """Least resident bytes of the next few steps of a rank."""
-    events = cluster.ranks[member].events
-    seen = len(events)
+def resident(cluster: Cluster, members: Sequence[Member]) -> dict[Member, int]:
+    """Least resident bytes of the next few steps of some ranks."""
+    seen = {member: len(cluster.ranks[member].events) for member in members}
 
-    def said() -> list[int]:
-        return [event[2] for event in events[seen:] if event[0] == "resident"]
+    def said(member: Member) -> list[int]:
+        return [event[2] for event in cluster.ranks[member].events[seen[member] :] if event[0] == "resident"]
 
-    cluster.wait_for(lambda: len(said()) >= STEPS, 60, f"{STEPS} steps of {member}")
-    return min(said())
+    def enough() -> bool:
+        return all(len(said(member)) >= STEPS for member in members)
+
+    cluster.wait_for(enough, 60, f"{STEPS} steps of {members}")
+    return {member: min(said(member)) for member in members}

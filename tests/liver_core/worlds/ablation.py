@@ -1,0 +1,115 @@
+"""Run the CPU patches with one of them left out: `python -m tests.liver_core.worlds.ablation PREFIX`. Prints JSON.
+
+A fresh interpreter imports torch and Megatron unpatched, then forks one child for each patch. The scenarios name what a
+patch is for: `train` builds a world and takes a step, `checkpoint` saves and loads it with Megatron.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+os.environ["TORCHDYNAMO_DISABLE"] = "1"
+
+import torch
+
+from tests.real_ranks_model import small_gpt
+
+NOTHING = "nothing"
+
+
+def main(prefix: str) -> None:
+    import liver_core.tensors.checkpoint
+    import liver_core.training.gpt  # noqa: F401
+    from liver_core.worlds import cpu_compat
+
+    torch.set_num_threads(1)
+    found = {left_out: _in_child(left_out, prefix) for left_out in (NOTHING, *cpu_compat.PATCHES)}
+    found["on a machine with CUDA"] = _child(_refused_on_cuda)
+    print(json.dumps(found))
+
+
+def _in_child(left_out: str, prefix: str) -> dict[str, str]:
+    """Scenario -> "ok", or the error, with one patch left out."""
+
+    def run() -> dict[str, str]:
+        from liver_core.worlds import cpu_compat
+
+        cpu_compat.apply(without=[] if left_out == NOTHING else [left_out])
+        results: dict[str, str] = {}
+        held: list[Any] = []
+        for name, scenario in (("train", lambda: held.append(_train(prefix))), ("checkpoint", lambda: _save(held[0]))):
+            try:
+                scenario()
+                results[name] = "ok"
+            except Exception as error:
+                results[name] = f"{type(error).__name__}: {error}"[:300]
+        return results
+
+    return _child(run)
+
+
+def _refused_on_cuda() -> dict[str, str]:
+    from liver_core.worlds import cpu_compat
+
+    torch.cuda.is_available = lambda: True
+    try:
+        cpu_compat.apply()
+    except RuntimeError as error:
+        return {"apply": str(error)}
+    return {"apply": "ok"}
+
+
+def _child(action: Callable[[], dict[str, str]]) -> dict[str, str]:
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        with os.fdopen(writer, "w") as pipe:
+            json.dump(action(), pipe)
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+def _train(prefix: str) -> tuple[Any, Any]:
+    from torch.distributed import TCPStore
+
+    from liver_core.layout import Member, ParallelLayout, Roster
+    from liver_core.tensors.step import apply_step, measure_gradients
+    from liver_core.training.cursor import DataCursor
+    from liver_core.training.gpt import GptJob
+    from liver_core.worlds.megatron import activate, bring_up, building, prepare_process, seed_streams
+
+    prepare_process()
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    roster = Roster("job", 1, ParallelLayout.parse("TP1"), (Member("a", 0),))
+    world = bring_up(roster, 0, store, host="127.0.0.1", timeout_s=20)
+    activate(world)
+    seed_streams(world, seed=1, step=0)
+    job = GptJob(small_gpt(prefix, num_layers=1), global_batch=2, micro_batch=1, seed=7)
+    with building(world):
+        state = job.build(world)
+    with torch.no_grad():
+        for parameter in state.model.parameters():
+            parameter.fill_(0.01)
+    job.step(state, world, DataCursor(0, 2, 1).batches(0, 1))
+    apply_step(state, measure_gradients(state))
+    return world, state
+
+
+def _save(held: tuple[Any, Any]) -> None:
+    from liver_core.tensors.checkpoint import snapshot, write
+
+    world, state = held
+    with tempfile.TemporaryDirectory() as folder:
+        write(snapshot(world, state), {"step": 1}, f"{folder}/step-1", world.everyone)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,113 @@
+"""A world that is built with released storage has structure and no memory, and is given it when it is wanted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.liver_core.worlds.memory import measured_handoff
+from tests.rank_cluster import Cluster, RankSetup
+from tests.real_ranks import run_ranks
+from tests.real_ranks_model import small_gpt
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+
+BIG = {"hidden_size": 512, "ffn_hidden_size": 1024}
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def builds(corpus: str) -> dict[str, Any]:
+    """How much the process grows by when one world after the other is built, hollow and then full, and kept."""
+    return run_ranks(_build_again_and_again, 1, corpus, timeout_s=120)[0]
+
+
+def test_a_full_world_takes_its_memory_and_a_hollow_one_nearly_none(builds: dict[str, Any]):
+    # The first build of a process pays for code that is used for the first time.
+    _, *hollow = builds["hollow"]
+    assert min(builds["full"]) > 0.75 * builds["buffers"], "the measure does not see memory"
+    assert max(hollow) < 0.03 * builds["buffers"]
+
+
+def test_the_peak_of_a_hollow_build_is_one_tensor_and_it_is_reported(builds: dict[str, Any]):
+    assert builds["peak"] <= builds["buffers"] // 2
+
+
+def test_a_hollow_world_that_is_given_memory_takes_all_of_it_and_gives_all_back(builds: dict[str, Any]):
+    assert builds["given"] == pytest.approx(builds["buffers"], rel=0.01)
+    assert builds["grown"] > 0.9 * builds["buffers"]
+    assert builds["left"] < 0.1 * builds["buffers"]
+
+
+def test_memory_that_numpy_has_seen_is_given_back_all_the_same():
+    grown, left = run_ranks(_discard_what_numpy_saw, 1)[0]
+    assert grown > 60 * MIB
+    assert left < 4 * MIB
+
+
+def test_a_survivor_grows_by_no_state_while_it_builds_and_trains(corpus: str):
+    with Cluster(RankSetup(small_gpt(corpus, **BIG), memory=True)) as cluster:
+        roster = cluster.launch("PP2", "ab")
+        cluster.await_step(roster.members[0], 3)
+        _, growth = measured_handoff(cluster, "TP2", "ba")
+    for grown in growth.values():
+        assert grown.build < 0.25 * grown.reported
+        assert grown.memory > 0.5 * grown.reported
+
+
+def _build_again_and_again(rank: int, port: int, corpus: str) -> dict[str, Any]:
+    import contextlib
+
+    from liver_core.handoff.messages import StoreAddress
+    from liver_core.layout import Member, ParallelLayout, Roster
+    from liver_core.tensors.megatron import distributed_optimizer
+    from liver_core.worlds.groups import connect_store
+    from liver_core.worlds.megatron import activate, bring_up, building
+    from liver_core.worlds.released import discard, released, restore, trim
+    from tests.real_ranks_process import make_job, resident_bytes
+
+    job = make_job(RankSetup(small_gpt(corpus, **BIG)))
+    store = connect_store(StoreAddress("127.0.0.1", port), timeout_s=30)
+    found: dict[str, Any] = {"hollow": [], "full": []}
+    kept = []
+    for number, how in enumerate(("hollow", "hollow", "hollow", "full", "full"), start=1):
+        roster = Roster("job", number, ParallelLayout.parse("TP1"), (Member("a", 0),))
+        world = bring_up(roster, 0, store, host="127.0.0.1", timeout_s=30)
+        if number == 1:
+            activate(world)
+        trim()
+        before = resident_bytes()
+        with building(world), released() if how == "hollow" else contextlib.nullcontext() as mode:
+            kept.append(job.build(world))
+        trim()
+        found[how].append(resident_bytes() - before)
+        if mode is not None:
+            found["peak"] = mode.peak_bytes
+    buffer = distributed_optimizer(kept[2].optimizer).buffers[0]
+    wanted = [buffer.param_data, buffer.grad_data]
+    found["buffers"] = sum(tensor.numel() * tensor.element_size() for tensor in wanted)
+    before = resident_bytes()
+    found["given"] = restore(wanted)
+    for tensor in wanted:
+        tensor.zero_()
+    found["grown"] = resident_bytes() - before
+    discard(wanted)
+    found["left"] = resident_bytes() - before
+    return found
+
+
+def _discard_what_numpy_saw(rank: int, port: int) -> tuple[int, int]:
+    import torch
+
+    from liver_core.worlds.released import discard
+    from tests.real_ranks_process import resident_bytes
+
+    before = resident_bytes()
+    tensor = torch.ones(16 * MIB)
+    seen = tensor.numpy()
+    grown = resident_bytes() - before
+    discard([tensor])
+    left = resident_bytes() - before
+    assert seen[len(seen) // 2] == 0.0
+    return grown, left
