@@ -5,6 +5,8 @@ Pure: moments come in as seconds since 1970. Every change makes a new mirror wit
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 
 from agent.driver.measures import merge_measures
 from agent.driver.wire import utc, wire_decision, wire_reason
@@ -15,13 +17,16 @@ from liver_core.layout import Member
 
 STEPS_AFTER = 5
 """`lost_s` is taken this many steps after the cutover."""
+SETTLED_STEPS = 5
 
 
 @dataclass(slots=True)
 class LostTime:
     """Wall time from the opening to five steps after the cutover, less what those steps take undisturbed.
 
-    `since` is the end of `step`, the last whole step before the opening.
+    Steps of either world count with the median step of their own layout: the old world's before the opening, the new
+    world's over SETTLED_STEPS after the five (or what there is of them when the next world begins). `since` is the end
+    of `step`, the last whole step before the opening.
     """
 
     since: float
@@ -30,17 +35,28 @@ class LostTime:
     cutover_step: int | None = None
     lost_s: float | None = None
     known: bool = True  # False after a restart: the step at which the handoff was opened is forgotten
+    ends: list[float] = field(default_factory=list)  # of the cutover step and of each step after it
 
     def stepped(self, generation: int, target_generation: int, step: int, now: float) -> bool:
         """Take one step of a rank of this node; whether something became known."""
         if generation < target_generation or self.lost_s is not None:
             return False
+        if generation > target_generation:
+            return self._conclude()
         if self.cutover_step is None:
-            self.cutover_step = step
+            self.cutover_step, self.ends = step, [now]
             return True
-        if not self.known or step < self.cutover_step + STEPS_AFTER:
+        # Several ranks of a node report the same step; the first counts.
+        if self.known and step == self.cutover_step + len(self.ends):
+            self.ends.append(now)
+        return len(self.ends) > STEPS_AFTER + SETTLED_STEPS and self._conclude()
+
+    def _conclude(self) -> bool:
+        settled = [late - early for early, late in pairwise(self.ends[STEPS_AFTER:])]
+        if not settled or self.cutover_step is None:
             return False
-        self.lost_s = (now - self.since) - (step - self.step) * self.median_step_s
+        before, after = (self.cutover_step - self.step) * self.median_step_s, STEPS_AFTER * median(settled)
+        self.lost_s = (self.ends[STEPS_AFTER] - self.since) - before - after
         return True
 
 

@@ -106,9 +106,22 @@ def test_lost_time_is_what_five_steps_after_the_cutover_came_late() -> None:
     assert not lost.stepped(1, 2, 11, 101.0)
     assert lost.stepped(2, 2, 13, 105.0)
     assert lost.cutover_step == 13
-    assert not lost.stepped(2, 2, 17, 109.0)
-    assert lost.stepped(2, 2, 18, 110.0)
-    assert lost.lost_s == pytest.approx(2.0)
+    # The new world's own step takes half a second; its first five took one second longer than that together.
+    ends = [105.0 + 0.5 * count + 1.0 for count in range(1, 11)]
+    known = [lost.stepped(2, 2, 13 + count, end) for count, end in enumerate(ends, start=1)]
+    assert known == [False] * 9 + [True]
+    # 3 of its 8.5 seconds until five steps later are the old world's three steps, 2.5 the new world's five.
+    assert lost.lost_s == pytest.approx(8.5 - 3.0 - 2.5)
+
+
+def test_lost_time_is_concluded_with_what_there_is_when_the_next_world_begins() -> None:
+    lost = LostTime(since=100.0, step=10, median_step_s=1.0)
+    lost.stepped(2, 2, 11, 101.0)
+    for count in range(1, 8):
+        assert not lost.stepped(2, 2, 11 + count, 101.0 + count)
+        assert not lost.stepped(2, 2, 11 + count, 101.5 + count), "another rank's word for the same step"
+    assert lost.stepped(3, 2, 19, 110.0)
+    assert lost.lost_s == pytest.approx(0.0)
 
 
 def handoff_order() -> Order:
