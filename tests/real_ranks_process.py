@@ -108,6 +108,7 @@ def _run_rank(
         transport=make_transport(setup.transport),
         extra_bytes_max=setup.extra_bytes_max,
         bring_up_s=setup.bring_up_s,
+        collective_s=setup.bring_up_s,
     )
     rule = None if setup.checkpoints is None else CheckpointRule(*setup.checkpoints)
     loop = RankLoop(job, member, settings, listener, last_step=setup.last_step, checkpoints=rule, probe=recorder.probe)

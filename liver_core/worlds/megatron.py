@@ -15,6 +15,7 @@ import megatron.core
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
@@ -203,6 +204,14 @@ def retire(world: MegatronWorld) -> None:
     if not world.retired:
         world.retired = True
         destroy_groups(world.groups)
+        _forget_modules()
+
+
+def _forget_modules() -> None:
+    """Empty Megatron's caches of method results, whose keys are modules and through them a world's groups."""
+    for method in vars(RotaryEmbedding).values():
+        if hasattr(method, "cache_clear"):
+            method.cache_clear()
 
 
 def mark_tensor_parallel(module: torch.nn.Module) -> None:

@@ -43,7 +43,7 @@ def test_a_hollow_world_that_is_given_memory_takes_all_of_it_and_gives_all_back(
 def test_memory_that_numpy_has_seen_is_given_back_all_the_same():
     grown, left = run_ranks(_discard_what_numpy_saw, 1)[0]
     assert grown > 60 * MIB
-    assert left < 4 * MIB
+    assert left < 16 * MIB  # code that ran for the first time
 
 
 def test_a_survivor_grows_by_no_state_while_it_builds_and_trains(corpus: str):
