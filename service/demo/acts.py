@@ -15,7 +15,7 @@ from service.demo.tracker import Tracker
 START_S = 90.0
 HANDOFF_S = 90.0
 STOP_S = 40.0
-STEPS_BEFORE = 16
+STEPS_BEFORE = 10
 """So many steps of a layout before it is left, for a median step time that is worth the name."""
 
 WARNING_S = 120.0

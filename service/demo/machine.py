@@ -21,11 +21,13 @@ def versions() -> dict[str, str]:
 
 
 def device(kinds: list[str]) -> dict[str, Any]:
-    """What the nodes' slots are, and the machine below them."""
+    """What the nodes' slots are, the machine below them, and how busy it is now."""
     return {
         "slots": kinds,
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
+        # Above the number of cores the times say more about the neighbours than about this program.
+        "load_average_1_min": os.getloadavg()[0],
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()}",
     }

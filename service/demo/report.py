@@ -89,7 +89,7 @@ def build_report(measured: Measured) -> dict[str, Any]:
 
 def broken_bounds(report: dict[str, Any]) -> list[str]:
     """Each bound that does not hold, as a sentence with its numbers."""
-    undisturbed, ratios = report["undisturbed"], report["ratios"]
+    undisturbed = report["undisturbed"]
     found = [
         f"the handoff {item['from']} -> {item['to']} paused for {item['pause_steps']:.2f} median steps, "
         f"the bound is {PAUSE_STEPS_MAX:g}"
@@ -106,11 +106,16 @@ def broken_bounds(report: dict[str, Any]) -> list[str]:
         )
     if report["sample_digest"] != report["sample_digest_undisturbed"]:
         found.append("the samples trained on are not those of an undisturbed run")
-    bounds = (("as_today_over_pause", AS_TODAY_OVER_PAUSE_MIN), ("as_today_over_lost", AS_TODAY_OVER_LOST_MIN))
-    # Absent where nothing was lost at all, which breaks no bound.
-    present = [(name, ratios[name], least) for name, least in bounds if ratios[name] is not None]
-    found += [f"{name} is {value:.1f}, the bound is {least:g}" for name, value, least in present if value < least]
     return found
+
+
+def missed_targets(report: dict[str, Any]) -> list[str]:
+    """Each ratio of times below its target, as a sentence. A busy machine misses them without anything being wrong."""
+    ratios = report["ratios"]
+    targets = (("as_today_over_pause", AS_TODAY_OVER_PAUSE_MIN), ("as_today_over_lost", AS_TODAY_OVER_LOST_MIN))
+    # Absent where nothing was lost at all, which misses nothing.
+    present = [(name, ratios[name], least) for name, least in targets if ratios[name] is not None]
+    return [f"{name} is {value:.1f}, the target is {least:g}" for name, value, least in present if value < least]
 
 
 def _handoff(item: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from service.cli.output import seconds, size
 from service.demo.display import short
-from service.demo.report import AS_TODAY_OVER_LOST_MIN, AS_TODAY_OVER_PAUSE_MIN, PAUSE_STEPS_MAX
+from service.demo.report import AS_TODAY_OVER_LOST_MIN, AS_TODAY_OVER_PAUSE_MIN, PAUSE_STEPS_MAX, missed_targets
 
 
 def print_summary(report: dict[str, Any], *, broken: list[str], report_path: Path | None = None) -> None:
@@ -24,6 +24,8 @@ def print_summary(report: dict[str, Any], *, broken: list[str], report_path: Pat
     console.print(f"took {report['took_s']:.0f} s on {report['device']['cores']} cores, {report['device']['cpu']}")
     if report_path is not None:
         console.print(f"report: {report_path}", soft_wrap=True)
+    for text in missed_targets(report):
+        console.print(f"MISSED: {text} (load average {report['device']['load_average_1_min']:.1f})", soft_wrap=True)
     for text in broken:
         console.print(f"BROKEN: {text}", style="bold red", soft_wrap=True, markup=False)
 
@@ -75,7 +77,7 @@ def _exactness(report: dict[str, Any]) -> tuple[str, ...]:
         f"loss against an undisturbed run: {undisturbed['max_abs_loss_diff_before']:g} before the first handoff, "
         f"at most {undisturbed['max_abs_loss_diff_after']:.2g} after it; two undisturbed runs in different layouts "
         f"differ by {undisturbed['layout_noise']:.2g}",
-        f"bounds: pause at most {PAUSE_STEPS_MAX:g} median steps, restart as today over pause at least "
+        f"bound: pause at most {PAUSE_STEPS_MAX:g} median steps; targets: restart as today over pause at least "
         f"{AS_TODAY_OVER_PAUSE_MIN:g}, over lost time at least {AS_TODAY_OVER_LOST_MIN:g}",
     )
 

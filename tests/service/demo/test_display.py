@@ -61,7 +61,7 @@ def test_the_table_at_the_end_names_every_bound_that_is_broken(capsys: pytest.Ca
         "sample_digest": "same",
         "sample_digest_undisturbed": "same",
         "took_s": 200.0,
-        "device": {"cores": 2, "cpu": "a processor"},
+        "device": {"cores": 2, "cpu": "a processor", "load_average_1_min": 0.5},
     }
     print_summary(report, broken=["a bound [with brackets]"])
     text = capsys.readouterr().out
