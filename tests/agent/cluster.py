@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +20,7 @@ from agent.protocol.sync import HandoffMirror, Provider, RankStatus
 from agent.settings import Settings
 from agent.supervisor.process import ProcessIdentity, read_start_time
 from tests.agent.stub_service import JOB_ID, TOKEN, StubService
-from tests.agent.waiting import fake_job
+from tests.agent.waiting import fake_job, quick_directory
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -147,7 +146,7 @@ def cluster(
     *names: str, spares: tuple[str, ...] = (), faults: dict[str, str] | None = None, steps: int = 1_000_000
 ) -> Iterator[Cluster]:
     """A job on these nodes; `spares` run agents but hold no rank yet."""
-    directory = Path(tempfile.mkdtemp(prefix="liver-"))
+    directory = quick_directory()
     service = StubService(fake_job(directory, faults=faults, steps=steps), names).start()
     this = Cluster(directory, service)
     try:

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -26,7 +25,7 @@ from agent.supervisor.stores import StoreError, Stores
 from agent.supervisor.supervisor import Supervisor, SupervisorSettings
 from agent.supervisor.zygote_client import ForkRequest, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
-from tests.agent.waiting import eventually, fake_job
+from tests.agent.waiting import eventually, fake_job, quick_directory
 
 KEY = SlotKey("fake", 0)
 
@@ -97,7 +96,7 @@ class Node:
 
 @pytest.fixture
 def run_dir() -> Iterator[Path]:
-    path = Path(tempfile.mkdtemp(prefix="liver-"))
+    path = quick_directory()
     yield path
     shutil.rmtree(path)
 
