@@ -104,12 +104,14 @@ def _build_in_background(rank: int, port: int, corpus: str) -> tuple[list[str], 
     from tests.real_ranks_process import make_job
 
     def observe() -> dict[str, Any]:
-        tracker = {name: state.numpy().tobytes() for name, state in get_cuda_rng_tracker().get_states().items()}
+        streams: Any = get_cuda_rng_tracker()
+        numpy_state: Any = numpy.random.get_state()
+        tracker = {name: state.numpy().tobytes() for name, state in streams.get_states().items()}
         found = {f"parallel_state.{name}": id(value) for name, value in vars(parallel_state).items()}
         return found | {
             "torch generator": torch.get_rng_state().numpy().tobytes(),
             "python generator": random.getstate(),
-            "numpy generator": numpy.random.get_state()[1].tobytes(),
+            "numpy generator": numpy_state[1].tobytes(),
             "tracker": tracker,
             "default group": id(dist.group.WORLD),
         }
@@ -231,7 +233,8 @@ def _streams(step: int) -> list[float]:
         seed_streams(world, seed=11, step=step)
         from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
-        with get_cuda_rng_tracker().fork():
+        streams: Any = get_cuda_rng_tracker()
+        with streams.fork():
             drawn.append(float(torch.rand(1)))
     return drawn
 
