@@ -24,7 +24,7 @@ class DriverSettings:
     stop_grace_s: float = 20.0
     suspend_checkpoint_s: float = 10.0
     abort_grace_s: float = 10.0
-    peer_lost_s: float = 10.0
+    peer_lost_s: float = 20.0
     lead_turn_s: float = 3.0
     forward_again_s: float = 2.0
     forward_patience_s: float = 5.0
