@@ -107,6 +107,7 @@ class LiveDisplay:
     def close(self) -> None:
         """Leave the last part on the screen."""
         self._flush()
+        self._now = []
         self._live.stop()
 
     def _flush(self) -> None:
