@@ -18,7 +18,7 @@ from agent.protocol import base, rank, sync
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import own_identity
 from agent.worker.control import ControlSocket, log
-from liver_core.handoff.messages import CutoverDeadlines, Reason, StoreAddress
+from liver_core.handoff.messages import CutoverDeadlines, Decision, Reason, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.training.boundary import StepTotals
 from liver_core.training.job import TrainingJob
@@ -201,6 +201,7 @@ class Worker:
                 reason=None if reason is None else wire_reason(reason),
                 measures={name: float(value) for name, value in measures.items()},
                 certificate=certificate or None,
+                decision=self._decision(request),
             )
         )
 
@@ -225,6 +226,12 @@ class Worker:
 
     def checkpoint_failed(self, path: str, text: str) -> None:
         log(f"checkpoint {path} failed: {text}")
+
+    def _decision(self, request: Request) -> base.HandoffDecision | None:
+        """What the decision record of this handoff said, None until this rank has read it."""
+        handoff_id, decision = ("", Decision.UNDECIDED) if self.loop is None else self.loop.decided
+        read = handoff_id == request.handoff_id and decision is not Decision.UNDECIDED
+        return base.HandoffDecision(str(decision)) if read else None
 
     def _rank_for(self, request: Request) -> int:
         if self.member in request.target.members:

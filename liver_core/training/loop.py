@@ -24,7 +24,7 @@ from liver_core.handoff.cutover import (
     RedoBatchInTarget,
     Release,
 )
-from liver_core.handoff.messages import HandoffId, Reason
+from liver_core.handoff.messages import Decision, HandoffId, Reason
 from liver_core.layout import Member
 from liver_core.tensors.checkpoint import CheckpointWriter
 from liver_core.tensors.megatron import settle_moments
@@ -103,6 +103,7 @@ class RankLoop:
         self.checkpoint_rule = checkpoints
         self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed)
         self._lock = threading.Lock()
+        self.decided: tuple[str, Decision] = ("", Decision.UNDECIDED)
         self._switched = False
         self._cutting = False
         self._shown = False
@@ -336,6 +337,7 @@ class RankLoop:
         following = self.following
         assert following is not None
         self._cutting = False
+        self.decided = (following.request.handoff_id, outcome.decision)
         following.measures.update(outcome.measures)
         match outcome.ending:
             case ApplyStepInTarget():
