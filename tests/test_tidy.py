@@ -75,6 +75,7 @@ MAY_HAVE_LONG_FUNCTIONS: dict[str, str] = {}
 MAY_TAKE_MANY_PARAMETERS: dict[str, str] = {}
 # Tests wait on conditions with a deadline, never on the clock.
 MAY_SLEEP: dict[str, str] = {
+    "tests/service/demo/test_unannounced_loss.py": "asks a real service about real processes, with a deadline",
     "tests/agent/fake_rank.py": "a process that plays a rank whose cutover takes its time",
 }
 
