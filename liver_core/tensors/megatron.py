@@ -378,12 +378,6 @@ def free(live: LiveState) -> int:
     return discard(held)
 
 
-def parameter_regions(live: LiveState) -> dict[str, torch.Tensor]:
-    """Every local parameter of the model by logical name (views; TP-local shape): what tests compare."""
-    module = unwrapped(live.model)
-    return {name: parameter.data for name, parameter in module.named_parameters()}
-
-
 def fill_initial(live: LiveState, initial: Callable[[ParameterSpec, torch.Generator], torch.Tensor], seed: int) -> None:
     """Fill the masters (and, for bf16, nothing else) from global coordinates: the same values in every layout.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
@@ -226,7 +226,6 @@ def make_groups(
     host: str,
     timeout_s: float,
     collective_s: float,
-    after_each: Callable[[int], None] = lambda _: None,
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
     """Make each distinct group of `wanted` that contains `rank`, in the given order, sharing equal memberships.
 
@@ -241,7 +240,6 @@ def make_groups(
                 made[ranks] = make_group(
                     store, ranks, rank, name=name, host=host, timeout_s=timeout_s, collective_s=collective_s
                 )
-                after_each(len(made))
     except BaseException:
         destroy_groups(made.values())
         raise
