@@ -1,4 +1,4 @@
-"""State that streams while training goes on: pre-copy of tiles at one version, and replay of every step on what arrived.
+"""State that streams while training goes on: pre-copy of tiles at one version, and replay of each step on them.
 
 Source side: `ring` (counters, ring of gradients, `header`). Target side: `tiles` (what is read where), `follow` (the
 algorithm, sans-IO), `target` (carries it out), `replay` (one step on windows). `budget` derives tile size and ring

@@ -8,6 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import inf
 
 from liver_core.reshard import CopyRuns, PlanError, RankPlan
@@ -124,7 +125,7 @@ def _grouped(parameters: Sequence[Span], tile_elements: int) -> Iterator[tuple[S
             continue
         count = -(-(stop - start) // tile_elements)
         cuts = [start + (stop - start) * piece // count for piece in range(count + 1)]
-        for low, high in zip(cuts, cuts[1:], strict=False):
+        for low, high in pairwise(cuts):
             yield ((low, high),)
     if held:
         yield tuple(held)

@@ -1,0 +1,491 @@
+"""The target's algorithm while the source world trains: copy tiles at one version, replay every step on what is here.
+
+Pure, sans-IO: `handle(event)` says what to do next, one thing at a time. All resident tiles always stand at one version
+V. Whatever is read is believed only when a look after it (complete before the next read is posted) shows what the look
+before it showed. Replay goes before copying, since a tile can wait and a slot of a ring cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import inf, log
+
+from liver_core.streaming.header import StepHeader
+from liver_core.streaming.tiles import Tile
+
+# Events.
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Start, or go on after a sleep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """Answers Look: of each of its peers, in order, the counter and the counter of the slot of its version."""
+
+    counters: tuple[int, ...]
+    slots: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TileRead:
+    """Answers ReadTile; the seconds are for the estimate."""
+
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class GradientsRead:
+    """Answers ReadGradients: of each of its peers, in order, the header; None where the bytes were none."""
+
+    headers: tuple[StepHeader | None, ...]
+    bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """Answers Replay."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hashed:
+    """Answers Hash."""
+
+
+FollowEvent = Begin | Looked | TileRead | GradientsRead | Replayed | Hashed
+
+
+# Effects.
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Read the counter, and the counter of the slot of `version`, of all peers; answer with Looked."""
+
+    version: int
+    peers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTile:
+    """Read all state kinds of tile number `tile` in place; answer with TileRead."""
+
+    tile: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadGradients:
+    """Read gradients of `tiles` and the headers of all peers out of the slot of `version`; answer GradientsRead."""
+
+    version: int
+    tiles: tuple[int, ...]
+    peers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Apply the step of `header` to `tiles`, whose gradients have landed; answer with Replayed."""
+
+    header: StepHeader
+    tiles: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hash:
+    """The whole share stands at `version`, which was announced: hash it; answer with Hashed."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class HashMissed:
+    """The announced version was not there to be hashed, because of `reason`. Needs no answer."""
+
+    version: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Converged:
+    """Everything is here at `version` and at most one step behind; following goes on. Needs no answer."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    """Nothing to do for so long; answer with Begin."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Everything is here at exactly the version that `finish` named. The last effect."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """It cannot be done. The last effect; what has arrived is worth nothing without its version."""
+
+    reason: str
+
+
+FollowEffect = Look | ReadTile | ReadGradients | Replay | Hash | HashMissed | Converged | Sleep | Done | GiveUp
+
+
+class _Doing(StrEnum):
+    """What the last look is the second look of."""
+
+    NOTHING = "nothing"
+    TILE = "tile"
+    GRADIENTS = "gradients"
+
+
+class _Slot(StrEnum):
+    """Whether the next step can be read from all peers that resident tiles depend on."""
+
+    READY = "ready"
+    WAITING = "waiting"
+    LOST = "lost"
+
+
+@dataclass(frozen=True, slots=True)
+class FollowLimits:
+    """losses_max: times that everything may have to be copied again because a slot was overwritten unread.
+    torn_max: times in a row that reads may be torn. poll_s: least seconds between two looks at sources that stand."""
+
+    losses_max: int = 3
+    torn_max: int = 64
+    poll_s: float = 0.001
+
+
+@dataclass(slots=True)
+class FollowCounts:
+    """`read_bytes`: tiles, each counted once. `reread_bytes`: torn tiles, and those copied again after a loss.
+    `replayed_bytes`: gradients. `torn`: reads of tiles and gradients that were not believed. `losses`: slots lost."""
+
+    read_bytes: int = 0
+    reread_bytes: int = 0
+    replayed_bytes: int = 0
+    replays: int = 0
+    torn: int = 0
+    losses: int = 0
+
+
+class Follower:
+    """One target rank. `tiles` are copied in the order given; `depth` is that of the shallowest ring, for the text.
+
+    `announce` and `finish` may be called at any time between two events, by whoever holds the machine's lock.
+    """
+
+    def __init__(
+        self, tiles: Sequence[Tile], *, plan_revision: int, depth: int, limits: FollowLimits | None = None
+    ) -> None:
+        self.tiles = tuple(tiles)
+        self.plan_revision = plan_revision
+        self.depth = depth
+        self.limits = limits or FollowLimits()
+        self.version = 0
+        self.resident: tuple[int, ...] = ()
+        self.todo = list(range(len(self.tiles)))[::-1]
+        self.converged = False
+        self.ended: Done | GiveUp | None = None
+        self.counts = FollowCounts()
+        self.pace = _Pace()
+        self._elements = [tile.elements for tile in self.tiles]
+        self._peers_of = [frozenset(tile.peers) for tile in self.tiles]
+        self._resident_elements = 0
+        self._wanted: tuple[int, ...] = ()
+        self._peers: frozenset[int] = frozenset()
+        self._seen: dict[int, int] = {}
+        self._look = Look(0, ())
+        self._doing = _Doing.NOTHING
+        self._headers: tuple[StepHeader | None, ...] = ()
+        self._hash_at: int | None = None
+        self._finish_at: int | None = None
+        self._copied: set[int] = set()
+        self._torn_in_a_row = 0
+        self._attempts_s = 0.0
+
+    # What the driver asks and tells.
+
+    @property
+    def lag(self) -> int | None:
+        """Steps that the furthest source seen is ahead, None before the first look or with nothing resident."""
+        return max(self._seen.values()) // 2 - self.version if self._seen and self.resident else None
+
+    @property
+    def todo_elements(self) -> int:
+        """Elements of one kind that are not resident."""
+        return sum(self._elements) - self._resident_elements
+
+    def announce(self, version: int) -> None:
+        """Hash the whole share at exactly `version`; a later announcement takes the place of one not met yet."""
+        self._hash_at = version
+
+    def finish(self, version: int) -> None:
+        """Reach exactly `version`, copy what is left at it, and end."""
+        self._finish_at = version
+
+    def estimate(self) -> float | None:
+        """Seconds until everything is here, inf when replay leaves no time to copy; None before there is a measure."""
+        return self.pace.estimate(self.todo_elements, sum(self._elements))
+
+    # The machine.
+
+    def handle(self, event: FollowEvent) -> tuple[FollowEffect, ...]:
+        """Any number of effects that need no answer, then one that does; after Done or GiveUp nothing."""
+        assert self.ended is None, f"{event} after {self.ended}"
+        match event:
+            case Begin() | Hashed():
+                return self._glance()
+            case Looked():
+                return self._looked(event)
+            case TileRead():
+                self._count_tile(event)
+                return self._glance()
+            case GradientsRead():
+                return self._gradients_read(event)
+            case Replayed():
+                self.pace.replayed(event.seconds, self._resident_elements)
+                self.version += 1
+                self.counts.replays += 1
+                return self._glance()
+
+    def _glance(self) -> tuple[FollowEffect, ...]:
+        """Look at all that the next thing to do depends on."""
+        if not self.tiles:
+            return self._without_tiles()
+        peers = self._peers | self._tiles_peers(self.todo[-1]) if self.todo else self._peers
+        if peers != set(self._wanted):
+            self._wanted = tuple(sorted(peers))
+        self._look = Look(self.version + 1, self._wanted)
+        return (self._look,)
+
+    def _looked(self, event: Looked) -> tuple[FollowEffect, ...]:
+        before, self._seen = self._seen, dict(zip(self._look.peers, event.counters, strict=True))
+        slots = dict(zip(self._look.peers, event.slots, strict=True))
+        doing, self._doing = self._doing, _Doing.NOTHING
+        if doing is _Doing.GRADIENTS and not self._held_back and self._slot(slots, before) is _Slot.READY:
+            return self._replay()
+        if doing is _Doing.TILE and not self._stand(self.todo[-1]):
+            self._tear()
+        elif doing is _Doing.TILE:
+            self._settle()
+            if self.todo and not self._tiles_peers(self.todo[-1]) <= slots.keys():
+                return self._glance()
+        return self._decide(slots, before)
+
+    @property
+    def _held_back(self) -> bool:
+        """Whether V must not move: it was told meanwhile to finish or to hash here."""
+        return self._finish_at == self.version or (self._hash_at == self.version and not self.todo)
+
+    def _decide(self, slots: dict[int, int], before: dict[int, int]) -> tuple[FollowEffect, ...]:
+        if self._torn_in_a_row > self.limits.torn_max:
+            return self._give_up(f"reads were torn {self._torn_in_a_row} times in a row: {self.pace}")
+        if not self.resident:
+            # Nothing is here, so that V may be whatever the sources are at, or will be in a moment.
+            self.version = (max(self._seen.values()) + 1) // 2
+        missed = self._missed_hash()
+        ending = self._ending()
+        if ending is not None:
+            return (*missed, *ending)
+        if self._hash_at == self.version and not self.todo:
+            self._hash_at = None
+            return (Hash(self.version),)
+        if self._finish_at == self.version and not self.todo:
+            self.ended = Done(self.version)
+            return (*missed, self.ended)
+        if self.resident and self.version != self._finish_at:
+            match self._slot(slots, before):
+                case _Slot.READY:
+                    peers = tuple(sorted(self._peers))
+                    return (*missed, *self._converge(), ReadGradients(self.version + 1, self.resident, peers))
+                case _Slot.LOST:
+                    return (*missed, *self._lose(f"slots {slots}, counters {self._seen}"))
+                case _Slot.WAITING:
+                    pass
+        if self.todo and self._stand(self.todo[-1]):
+            self._doing = _Doing.TILE
+            return (*missed, ReadTile(self.todo[-1], self.version))
+        return (*missed, *self._converge(), Sleep(self._poll_s))
+
+    def _ending(self) -> tuple[FollowEffect, ...] | None:
+        """Why the version to finish at cannot be reached any more, or None."""
+        at = self._finish_at
+        if at is None:
+            return None
+        if self.version > at:
+            return self._give_up(f"stands at version {self.version}, beyond {at}")
+        if self.version == at and self.todo and max(self._seen.values()) > 2 * at:
+            return self._give_up(f"sources went beyond version {at}, {self.todo_elements} elements were not copied")
+        return None
+
+    def _missed_hash(self) -> tuple[FollowEffect, ...]:
+        at = self._hash_at
+        if at is None or self.version <= at:
+            return ()
+        self._hash_at = None
+        return (HashMissed(at, f"stands at {self.version}, {self.todo_elements} elements are not here"),)
+
+    def _slot(self, slots: dict[int, int], before: dict[int, int]) -> _Slot:
+        """State of the slot of version V + 1, at the peers of what is resident.
+
+        A slot that holds less, although its owner had been seen to step beyond V *before* this look, was never written
+        with V + 1: a source publishes a gradient before it steps.
+        """
+        wanted = 2 * (self.version + 1)
+        mine = [(slots[peer], before.get(peer, 0)) for peer in self._peers]
+        if any(slot > wanted or (slot < wanted - 1 and seen >= wanted - 1) for slot, seen in mine):
+            return _Slot.LOST
+        return _Slot.READY if all(slot == wanted for slot, _ in mine) else _Slot.WAITING
+
+    def _stand(self, tile: int) -> bool:
+        """Whether all sources of a tile stand at V, as of this look."""
+        return all(self._seen.get(peer) == 2 * self.version for peer in self._tiles_peers(tile))
+
+    def _gradients_read(self, event: GradientsRead) -> tuple[FollowEffect, ...]:
+        """Nothing of it is looked at before the look that follows: it may have been overwritten meanwhile."""
+        self.counts.replayed_bytes += event.bytes
+        self.pace.fetched(event.seconds, self._resident_elements)
+        self._headers = event.headers
+        self._doing = _Doing.GRADIENTS
+        return self._glance()
+
+    def _replay(self) -> tuple[FollowEffect, ...]:
+        """The gradients and headers that have landed are those of version V + 1, whole."""
+        headers = [header for header in self._headers if header is not None and header.version == self.version + 1]
+        if len(headers) < len(self._headers):
+            return self._give_up(f"the slot of version {self.version + 1} says it is whole and is not")
+        first, revisions = headers[0], [header.plan_revision for header in headers]
+        if max(revisions) > self.plan_revision:
+            return self._give_up(f"plan revision {max(revisions)} has taken the place of {self.plan_revision}")
+        if min(revisions) < self.plan_revision:
+            return self._lose(f"version {first.version} is of plan revision {min(revisions)}")
+        if not all(header.same_step(first) for header in headers):
+            return self._give_up(f"sources disagree on the step to version {first.version}")
+        if not self.todo:
+            self._torn_in_a_row = 0
+        self.pace.step_s = first.step_s
+        return (Replay(first, self.resident),)
+
+    def _lose(self, what: str) -> tuple[FollowEffect, ...]:
+        """The next step cannot be replayed any more: everything is copied again, at a version still to be seen."""
+        self.counts.losses += 1
+        if self.counts.losses > self.limits.losses_max:
+            return self._give_up(
+                f"does not converge, the ring of depth {self.depth} was overtaken at version {self.version} for the "
+                f"{self.counts.losses}th time ({what}): {self.pace}"
+            )
+        self.todo = sorted({*self.todo, *self.resident}, reverse=True)
+        self.resident, self._resident_elements, self._peers, self.converged = (), 0, frozenset(), False
+        return self._glance()
+
+    def _tear(self) -> None:
+        self.counts.torn += 1
+        self._torn_in_a_row += 1
+
+    def _settle(self) -> None:
+        tile = self.todo.pop()
+        self.resident = (*self.resident, tile)
+        self._resident_elements += self._elements[tile]
+        self._peers = self._peers | self._tiles_peers(tile)
+        self.pace.copied(self._attempts_s, self._elements[tile])
+        self._torn_in_a_row, self._attempts_s = 0, 0.0
+
+    def _count_tile(self, event: TileRead) -> None:
+        tile = self.todo[-1]
+        if tile in self._copied:
+            self.counts.reread_bytes += event.bytes
+        else:
+            self._copied.add(tile)
+            self.counts.read_bytes += event.bytes
+        self._attempts_s += event.seconds
+
+    def _tiles_peers(self, tile: int) -> frozenset[int]:
+        return self._peers_of[tile]
+
+    def _converge(self) -> tuple[FollowEffect, ...]:
+        lag = self.lag
+        if self.converged or self.todo or lag is None or lag > 1:
+            return ()
+        self.converged = True
+        return (Converged(self.version),)
+
+    def _without_tiles(self) -> tuple[FollowEffect, ...]:
+        """This rank's share is empty: it is at any version at once."""
+        if self._hash_at is not None:
+            at, self._hash_at = self._hash_at, None
+            return (Hash(at),)
+        if self._finish_at is not None:
+            self.ended = Done(self._finish_at)
+            return (self.ended,)
+        first = () if self.converged else (Converged(0),)
+        self.converged = True
+        return (*first, Sleep(self._poll_s))
+
+    def _give_up(self, reason: str) -> tuple[FollowEffect, ...]:
+        self.ended = GiveUp(reason)
+        return (self.ended,)
+
+    @property
+    def _poll_s(self) -> float:
+        return max(self.limits.poll_s, min(self.pace.step_s / 50, 0.05))
+
+
+@dataclass(slots=True)
+class _Pace:
+    """Smoothed seconds per element, and the seconds of a step of the source world."""
+
+    copy_s: float | None = None
+    fetch_s: float = 0.0
+    replay_s: float | None = None
+    step_s: float = 0.0
+
+    def copied(self, seconds: float, elements: int) -> None:
+        self.copy_s = _smoothed(self.copy_s, seconds / max(elements, 1))
+
+    def fetched(self, seconds: float, elements: int) -> None:
+        self.fetch_s = _smoothed(self.fetch_s or None, seconds / max(elements, 1))
+
+    def replayed(self, seconds: float, elements: int) -> None:
+        self.replay_s = _smoothed(self.replay_s, seconds / max(elements, 1))
+
+    def estimate(self, todo: int, elements: int) -> float | None:
+        """Of each step, the resident share x takes x * load for its replay; the rest copies.
+
+        With T the seconds to copy everything at full speed, dx/dt = (1 - load * x) / T.
+        """
+        if not todo:
+            return 0.0
+        if self.copy_s is None:
+            return None
+        whole, at = self.copy_s * elements, 1 - todo / elements
+        if self.replay_s is None or self.step_s <= 0:
+            return whole * (1 - at)
+        load = (self.replay_s + self.fetch_s) * elements / self.step_s
+        if load >= 1:
+            return inf
+        return whole * (1 - at) if load < 1e-9 else whole * log((1 - load * at) / (1 - load)) / load
+
+    def __str__(self) -> str:
+        parts = (("copy", self.copy_s), ("fetch", self.fetch_s), ("replay", self.replay_s))
+        per_element = ", ".join(f"{name} {(value or 0.0) * 1e9:.3g} ns" for name, value in parts)
+        return f"{per_element} an element, step {self.step_s:.3g} s"
+
+
+def _smoothed(old: float | None, new: float) -> float:
+    return new if old is None else 0.7 * old + 0.3 * new

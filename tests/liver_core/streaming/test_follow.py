@@ -1,0 +1,283 @@
+"""The follower: what is resident is true at its version, whatever the sources do meanwhile. Pure.
+
+The invariants are searched for by `tests.simulation.streaming`; here are its short run and single decisions.
+"""
+
+from math import inf
+
+import pytest
+
+from liver_core.reshard import CopyRuns
+from liver_core.streaming.follow import (
+    Begin,
+    Converged,
+    Done,
+    Follower,
+    FollowLimits,
+    GiveUp,
+    GradientsRead,
+    Hash,
+    Hashed,
+    HashMissed,
+    Look,
+    Looked,
+    ReadGradients,
+    ReadTile,
+    Replay,
+    Replayed,
+    Sleep,
+    TileRead,
+)
+from liver_core.streaming.header import StepHeader
+from liver_core.streaming.tiles import Tile
+from liver_core.streaming.tiles import TileRead as Part
+from tests.simulation.streaming import BUGS, run_seeds
+
+SEEDS = 1500
+SEEDS_TO_FIND_A_BUG = 1500
+
+
+@pytest.fixture(scope="module")
+def short_run():
+    return run_seeds(0, SEEDS)
+
+
+def test_no_interleaving_makes_a_resident_word_untrue(short_run):
+    assert short_run.failures == []
+
+
+def test_the_short_run_meets_losses_torn_reads_hashes_and_every_ending(short_run):
+    assert min(short_run.losses, short_run.torn, short_run.hashes, short_run.replays) > 100
+    assert short_run.outcomes["done"] > SEEDS / 2
+    assert len(short_run.outcomes) >= 4
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_every_planted_bug_is_found(bug: str):
+    first = BUGS[bug].first_seed
+    assert any(run_seeds(seed, 1, bug).failures for seed in range(first, first + SEEDS_TO_FIND_A_BUG)), bug
+
+
+def tiles(count: int, peers: tuple[int, ...] = (0,)) -> list[Tile]:
+    size = 10 * len(peers)
+    return [
+        Tile(
+            at * size,
+            (at + 1) * size,
+            ((at * size, (at + 1) * size),),
+            tuple(Part(peer, (CopyRuns(0, at * size + 10 * index, 10),)) for index, peer in enumerate(peers)),
+            inf,
+        )
+        for at in range(count)
+    ]
+
+
+def header(version: int, revision: int = 1) -> StepHeader:
+    return StepHeader(version, revision, 1.0, 1.0, (), {}, True, 0.1)
+
+
+def follower(count: int = 1, peers: tuple[int, ...] = (0,), **limits: int) -> Follower:
+    return Follower(tiles(count, peers), plan_revision=1, depth=2, limits=FollowLimits(**limits))
+
+
+def copied_at(version: int, count: int = 1, **limits: int) -> Follower:
+    """A follower that has everything at `version` and has just found no further step."""
+    machine = Follower(tiles(count), plan_revision=1, depth=2, limits=FollowLimits(**limits))
+    machine.handle(Begin())
+    for _ in range(count):
+        assert isinstance(machine.handle(Looked((2 * version,), (-1,)))[-1], ReadTile)
+        assert machine.handle(TileRead(120, 0.01)) == (Look(version + 1, (0,)),)
+    effects = machine.handle(Looked((2 * version,), (-1,)))
+    assert effects[:-1] == (Converged(version),) and isinstance(effects[-1], Sleep)
+    return machine
+
+
+def test_tiles_are_copied_at_one_version_and_one_look_serves_two_tiles():
+    machine = copied_at(4, count=3)
+    assert machine.counts.read_bytes == 360 and machine.counts.torn == 0
+
+
+def test_a_tile_is_torn_when_its_source_stepped_meanwhile_and_is_read_again():
+    machine = follower()
+    machine.handle(Begin())
+    assert machine.handle(Looked((8,), (-1,))) == (ReadTile(0, 4),)
+    machine.handle(TileRead(120, 0.01))
+    assert isinstance(machine.handle(Looked((9,), (10,)))[-1], Sleep)
+    machine.handle(Begin())
+    assert machine.handle(Looked((10,), (10,))) == (ReadTile(0, 5),)
+    machine.handle(TileRead(120, 0.01))
+    machine.handle(Looked((10,), (10,)))
+    assert (machine.counts.torn, machine.counts.read_bytes, machine.counts.reread_bytes) == (1, 120, 120)
+
+
+def test_a_tile_whose_sources_are_not_at_one_version_waits():
+    machine = follower(peers=(0, 1))
+    machine.handle(Begin())
+    assert isinstance(machine.handle(Looked((8, 10), (-1, -1)))[-1], Sleep)
+    machine.handle(Begin())
+    assert machine.handle(Looked((10, 10), (-1, -1))) == (ReadTile(0, 5),)
+
+
+def test_a_step_is_replayed_before_the_next_tile_is_copied():
+    machine = follower(count=2)
+    machine.handle(Begin())
+    machine.handle(Looked((8,), (-1,)))
+    machine.handle(TileRead(120, 0.01))
+    assert machine.handle(Looked((8,), (10,))) == (ReadGradients(5, (0,), (0,)),)
+    machine.handle(GradientsRead((header(5),), 40, 0.01))
+    assert machine.handle(Looked((10,), (10,))) == (Replay(header(5), (0,)),)
+    machine.handle(Replayed(0.01))
+    assert machine.version == 5
+    assert machine.handle(Looked((10,), (-1,))) == (ReadTile(1, 5),)
+
+
+def test_gradients_overwritten_while_they_were_read_are_not_replayed():
+    machine = copied_at(4)
+    machine.handle(Begin())
+    assert isinstance(machine.handle(Looked((10,), (10,)))[-1], ReadGradients)
+    machine.handle(GradientsRead((header(5),), 40, 0.01))
+    assert machine.handle(Looked((13,), (13,))) == (Look(5, (0,)),)
+    assert (machine.resident, machine.counts.losses, machine.counts.replays) == ((), 1, 0)
+
+
+def test_a_step_that_was_never_published_is_lost_too():
+    machine = copied_at(4)
+    machine.handle(Begin())
+    assert isinstance(machine.handle(Looked((10,), (-1,)))[-1], Sleep), "the slot may be older than the counter"
+    machine.handle(Begin())
+    machine.handle(Looked((10,), (-1,)))
+    assert machine.counts.losses == 1
+
+
+def test_losses_are_bounded_and_the_text_says_what_was_too_slow():
+    machine = copied_at(4, losses_max=0)
+    machine.handle(Begin())
+    (effect,) = machine.handle(Looked((14,), (14,)))
+    assert isinstance(effect, GiveUp)
+    assert "does not converge, the ring of depth 2 was overtaken at version 4" in effect.reason
+    assert machine.ended == effect
+
+
+def test_torn_tiles_are_bounded_although_replays_go_on_between():
+    machine = follower(count=2, torn_max=3)
+    machine.handle(Begin())
+    machine.handle(Looked((8,), (-1,)))
+    machine.handle(TileRead(120, 0.01))
+    effect, version = machine.handle(Looked((8,), (-1,)))[-1], 4
+    for _ in range(20):
+        if isinstance(effect, GiveUp):
+            break
+        assert isinstance(effect, ReadTile)
+        machine.handle(TileRead(120, 0.01))
+        version += 1
+        effect = machine.handle(Looked((2 * version,), (2 * version,)))[-1]
+        if isinstance(effect, ReadGradients):
+            machine.handle(GradientsRead((header(version),), 40, 0.01))
+            machine.handle(Looked((2 * version,), (2 * version,)))
+            machine.handle(Replayed(0.0))
+            effect = machine.handle(Looked((2 * version,), (-1,)))[-1]
+    assert isinstance(effect, GiveUp) and "torn 4 times in a row" in effect.reason
+
+
+@pytest.mark.parametrize(
+    ("found", "text"),
+    [
+        ((header(5, revision=2),), "plan revision 2 has taken the place of 1"),
+        ((header(4),), "says it is whole and is not"),
+        ((None,), "says it is whole and is not"),
+    ],
+)
+def test_a_whole_slot_with_the_wrong_header_ends_it(found, text):
+    machine = copied_at(4)
+    machine.handle(Begin())
+    machine.handle(Looked((8,), (10,)))
+    machine.handle(GradientsRead(found, 40, 0.01))
+    (effect,) = machine.handle(Looked((8,), (10,)))
+    assert isinstance(effect, GiveUp) and text in effect.reason
+
+
+def test_a_slot_of_an_older_plan_is_refused_and_everything_is_copied_again():
+    machine = copied_at(4)
+    machine.handle(Begin())
+    machine.handle(Looked((8,), (10,)))
+    machine.handle(GradientsRead((header(5, revision=0),), 40, 0.01))
+    assert machine.handle(Looked((8,), (10,))) == (Look(5, (0,)),)
+    assert machine.resident == () and machine.counts.losses == 1
+
+
+def test_it_stops_at_exactly_the_version_to_finish_at():
+    machine = copied_at(4)
+    machine.finish(4)
+    machine.handle(Begin())
+    assert machine.handle(Looked((9,), (10,))) == (Done(4),)
+
+
+def test_what_is_left_at_the_version_to_finish_at_is_copied_while_the_sources_stand():
+    machine = follower(count=2)
+    machine.finish(4)
+    machine.handle(Begin())
+    assert machine.handle(Looked((8,), (10,))) == (ReadTile(0, 4),)
+    machine.handle(TileRead(120, 0.01))
+    assert machine.handle(Looked((8,), (10,))) == (ReadTile(1, 4),), "the next step is not touched"
+    machine.handle(TileRead(120, 0.01))
+    assert machine.handle(Looked((8,), (10,))) == (Done(4),)
+
+
+def test_sources_that_go_on_before_all_is_copied_end_it():
+    machine = follower(count=2)
+    machine.finish(4)
+    machine.handle(Begin())
+    machine.handle(Looked((8,), (10,)))
+    machine.handle(TileRead(120, 0.01))
+    machine.handle(Looked((8,), (10,)))
+    machine.handle(TileRead(120, 0.01))
+    (effect,) = machine.handle(Looked((9,), (10,)))
+    assert isinstance(effect, GiveUp) and "went beyond version 4" in effect.reason
+
+
+def test_an_announced_version_is_hashed_before_the_next_step_is_replayed():
+    machine = copied_at(4)
+    machine.announce(4)
+    machine.handle(Begin())
+    assert machine.handle(Looked((10,), (10,))) == (Hash(4),)
+    machine.handle(Hashed())
+    assert isinstance(machine.handle(Looked((10,), (10,)))[-1], ReadGradients)
+
+
+def test_an_announcement_between_reading_and_replaying_still_counts():
+    machine = copied_at(4)
+    machine.handle(Begin())
+    machine.handle(Looked((10,), (10,)))
+    machine.announce(4)
+    machine.handle(GradientsRead((header(5),), 40, 0.01))
+    assert machine.handle(Looked((10,), (10,))) == (Hash(4),)
+
+
+def test_a_version_that_is_past_cannot_be_hashed_and_is_reported():
+    machine = copied_at(4)
+    machine.announce(3)
+    machine.handle(Begin())
+    effects = machine.handle(Looked((8,), (-1,)))
+    assert isinstance(effects[0], HashMissed) and effects[0].version == 3 and "stands at 4" in effects[0].reason
+
+
+def test_a_rank_without_a_share_is_at_any_version():
+    machine = Follower((), plan_revision=1, depth=2)
+    assert machine.handle(Begin())[0] == Converged(0)
+    machine.announce(7)
+    assert machine.handle(Begin()) == (Hash(7),)
+    machine.finish(9)
+    assert machine.handle(Hashed()) == (Done(9),)
+
+
+def test_convergence_is_estimated_from_copying_replaying_and_step_time():
+    machine = follower(count=4)
+    assert machine.estimate() is None
+    machine.pace.copied(1.0, 10)
+    assert machine.estimate() == pytest.approx(4.0)
+    machine.pace.step_s = 10.0
+    machine.pace.replayed(2.0, 10)
+    slowed = machine.estimate()
+    assert slowed is not None and 4.0 < slowed < 10.0
+    machine.pace.step_s = 8.0
+    assert machine.estimate() == inf, "replaying everything takes as long as a step"

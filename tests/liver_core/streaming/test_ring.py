@@ -1,0 +1,141 @@
+"""The source's ring: what its counters promise holds at every moment, for readers that nobody waits for."""
+
+from __future__ import annotations
+
+import platform
+import threading
+import time
+
+import pytest
+import torch
+
+from liver_core.certificate import MASK, CertificatePlan
+from liver_core.layout import Box, ResidentBox
+from liver_core.streaming.header import HEADER_BYTES, StepHeader
+from liver_core.streaming.ring import COUNTER, HEADERS, NEVER, SLOTS, SourceRing, ring_kind, slot_of
+
+CPU = torch.device("cpu")
+ELEMENTS = 30_000
+
+
+def header(version: int, revision: int = 0) -> StepHeader:
+    return StepHeader(version, revision, float(version), 1.0, (), {}, True)
+
+
+def ring(elements: int = 5, depth: int = 2, version: int = 3) -> SourceRing:
+    return SourceRing(elements, depth, 0, version=version, device=CPU)
+
+
+def test_a_published_step_lies_in_its_slot_with_header_and_counter():
+    made = ring()
+    regions = made.regions
+    assert (int(regions[COUNTER][0]), regions[SLOTS].tolist()) == (6, [NEVER, NEVER])
+    gradients = torch.arange(5.0)
+    made.publish(gradients, header(4))
+    gradients.zero_()
+    assert (int(regions[COUNTER][0]), regions[SLOTS].tolist()) == (6, [8, NEVER])
+    assert regions[ring_kind(0)].tolist() == [0, 1, 2, 3, 4], "the slot has a copy of its own"
+    assert StepHeader.decode(regions[HEADERS][:HEADER_BYTES].numpy().tobytes()) == header(4)
+    made.stepping(3)
+    assert int(regions[COUNTER][0]) == 7
+    made.stepped(4)
+    assert int(regions[COUNTER][0]) == 8
+    made.publish(gradients, header(5))
+    assert regions[SLOTS].tolist() == [8, 10]
+
+
+def test_all_memory_is_in_the_regions_and_the_regions_keep_their_place():
+    made = ring()
+    places = {kind: tensor.data_ptr() for kind, tensor in made.regions.items()}
+    for version in range(4, 9):
+        made.publish(torch.ones(5), header(version))
+        made.stepping(version - 1)
+        made.stepped(version)
+    assert {kind: tensor.data_ptr() for kind, tensor in made.regions.items()} == places
+    assert made.bytes == 8 + 2 * (8 + HEADER_BYTES + 5 * 4)
+
+
+def test_a_slot_is_invalid_before_anything_of_it_changes_and_valid_only_after_all_of_it(monkeypatch):
+    made = ring(depth=1)
+    made.publish(torch.ones(5), header(4))
+    made.stepping(3)
+    made.stepped(4)
+    slots, seen = made.regions[SLOTS], []
+    original = torch.Tensor.copy_
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *rest: (seen.append(int(slots[0])), original(self, *rest)))
+    made.publish(torch.ones(5), header(5))
+    monkeypatch.undo()
+    assert seen == [9, 9], "gradient and header are written under the odd counter of their version"
+    assert int(slots[0]) == 10
+
+
+def test_a_reader_that_nobody_waits_for_believes_nothing_mixed():
+    made = ring(ELEMENTS, depth=2, version=0)
+    regions, over, wrong, believed = made.regions, threading.Event(), [], []
+
+    def read() -> None:
+        while not over.is_set():
+            for slot in range(2):
+                before = int(regions[SLOTS][slot])
+                gradients, data = regions[ring_kind(slot)].clone(), regions[HEADERS].clone()
+                if before < 0 or before % 2 or int(regions[SLOTS][slot]) != before:
+                    continue
+                found = StepHeader.decode(data[slot * HEADER_BYTES : (slot + 1) * HEADER_BYTES].numpy().tobytes())
+                believed.append(before // 2)
+                if found.version != before // 2 or not bool((gradients == float(found.version)).all()):
+                    wrong.append(before)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    deadline, version = time.monotonic() + 20, 0
+    while (len(set(believed)) < 60 or version < 300) and time.monotonic() < deadline:
+        version += 1
+        made.publish(torch.full((ELEMENTS,), float(version)), header(version))
+        made.stepping(version - 1)
+        made.stepped(version)
+    over.set()
+    reader.join(10)
+    assert not reader.is_alive()
+    assert not wrong
+    assert len(set(believed)) >= 60
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda made: made.publish(torch.ones(5), header(5)), "version 5"),
+        (lambda made: made.publish(torch.ones(5), header(4, revision=1)), "plan revision 1"),
+        (lambda made: made.publish(torch.ones(6), header(4)), "6 elements"),
+        (lambda made: made.stepping(4), "stands at 3"),
+        (lambda made: made.stepped(5), "from 3"),
+        (lambda made: ring(depth=0), "depth"),
+    ],
+)
+def test_calls_out_of_order_are_refused_before_anything_is_written(call, text: str):
+    made = ring()
+    with pytest.raises(ValueError, match=text):
+        call(made)
+    assert (int(made.regions[COUNTER][0]), made.regions[SLOTS].tolist()) == (6, [NEVER, NEVER])
+
+
+def test_host_memory_whose_stores_may_be_reordered_is_refused(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(RuntimeError, match="aarch64"):
+        ring()
+
+
+def test_the_sum_of_a_slot_is_the_hash_of_its_gradient_and_none_once_it_is_overwritten():
+    plan = CertificatePlan([ResidentBox("w", Box((0,), (5,)), 0)], {"w": (5,)})
+    made, gradients = ring(depth=2), torch.randn(5)
+    made.publish(gradients, header(4))
+    assert made.slot_sum(4, plan) == int(plan.sums(gradients, "grad").sum()) & MASK
+    assert made.slot_sum(2, plan) is None and made.slot_sum(5, plan) is None and made.slot_sum(6, plan) is None
+    original = plan.sums
+
+    def overwritten_meanwhile(region: torch.Tensor, kind: str):
+        sums = original(region, kind)
+        made.regions[SLOTS][slot_of(4, 2)] = 11
+        return sums
+
+    plan.sums = overwritten_meanwhile
+    assert made.slot_sum(4, plan) is None
