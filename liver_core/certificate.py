@@ -109,6 +109,14 @@ def compare(source: np.ndarray, target: np.ndarray, parameters: Sequence[str], k
     return [Mismatch(name, kind, ours, theirs) for name, ours, theirs in pairs if ours != theirs]
 
 
+def chained_sums(sums: Mapping[int, int]) -> int:
+    """One number over the sums of several steps, each weighted by its number: which step had which sum counts.
+
+    Linear modulo 2^64, so that the parts of several ranks add up to the whole.
+    """
+    return sum((step * WEYL | 1) * part for step, part in sums.items()) & MASK
+
+
 def _slabs(resident: ResidentBox, shape: tuple[int, ...], index: int) -> Iterator[_Slab]:
     """A box as slabs: dims that it spans whole are folded into the row, the last one left is the row number."""
     box = resident.box

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from liver_core.handoff.messages import CutoverDeadlines, StoreAddress
+from liver_core.handoff.messages import CutoverDeadlines, Rung, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.training.request import Request
 from tests.real_ranks import PRELOAD, serve_store
@@ -75,9 +75,17 @@ class Cluster:
         self.roster = roster
         return roster
 
-    def handoff(self, layout: str, nodes: Iterable[str], *, timeout_s: float = 60, deadline_s: float = 60) -> Any:
+    def handoff(
+        self,
+        layout: str,
+        nodes: Iterable[str],
+        *,
+        timeout_s: float = 60,
+        deadline_s: float = 60,
+        rung: Rung = Rung.STOP_AND_COPY,
+    ) -> Any:
         """Hand the job over to another layout and members; returns the Request. Raises AssertionError with reasons."""
-        request = self.open(layout, nodes, deadline_s=deadline_s)
+        request = self.open(layout, nodes, deadline_s=deadline_s, rung=rung)
         self.await_stage(self.members(request), request, "prepared", timeout_s)
         self.complete(request, timeout_s=timeout_s)
         return request
@@ -89,10 +97,18 @@ class Cluster:
         self.command(self.members(request), "retire", request.handoff_id)
         self.roster = request.target
 
-    def open(self, layout: str, nodes: Iterable[str], *, deadline_s: float = 60, cutover: Any = None) -> Any:
+    def open(
+        self,
+        layout: str,
+        nodes: Iterable[str],
+        *,
+        deadline_s: float = 60,
+        cutover: Any = None,
+        rung: Rung = Rung.STOP_AND_COPY,
+    ) -> Any:
         """Begin a handoff: newcomers are started, survivors and leavers are told to prepare."""
         roster = self.next_roster(layout, nodes)
-        request = self.request(self.roster, roster, deadline_s=deadline_s, cutover=cutover)
+        request = self.request(self.roster, roster, deadline_s=deadline_s, cutover=cutover, rung=rung)
         assert self.roster is not None
         for member in roster.members:
             if member not in self.roster.members:
@@ -117,6 +133,7 @@ class Cluster:
         deadline_s: float = 60,
         cutover: Any = None,
         checkpoint: str | None = None,
+        rung: Rung = Rung.STOP_AND_COPY,
     ) -> Any:
         return Request(
             job_id="job",
@@ -129,6 +146,7 @@ class Cluster:
             deadline_utc=time.time() + deadline_s,
             cutover=cutover or CutoverDeadlines(),
             checkpoint=checkpoint,
+            rung=rung,
         )
 
     def new_store(self) -> int:

@@ -13,7 +13,7 @@ from uuid import UUID
 from agent.driver.node import Node
 from agent.driver.ranks import Launch, RankHost
 from agent.driver.records import SlotMemory, slot_from_json, slot_to_json
-from agent.driver.wire import core_decision, core_reason, core_stage, utc, wire_reason, wire_roster, wire_store
+from agent.driver.wire import core_decision, core_reason, core_stage, utc, wire_reason, wire_roster, wire_rung, wire_store
 from agent.journal import Table
 from agent.protocol.base import RankStage as WireStage
 from agent.protocol.jobfile import JobFile
@@ -257,6 +257,7 @@ class JobSlots:
                 target=wire_roster(order.target),
                 store=wire_store(order.store),
                 deadline_utc=utc(order.deadline_utc),
+                rung=wire_rung(order.rung),
             ),
         )
 

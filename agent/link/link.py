@@ -3,7 +3,9 @@
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from enum import StrEnum
 
 import httpx
@@ -19,6 +21,9 @@ TIMEOUT_S = 10.0
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 5.0
 POLL_LEAST_S = 0.05
+"""What comes together is said together."""
+SPACING_S = 0.25
+"""Least time between two syncs that only this agent wants: a node shares its cores with the ranks it serves."""
 POLL_MOST_S = 60.0
 WAKE_SILENCE_S = 60.0
 ORDERS_BYTES_MAX = 64 * 1024 * 1024
@@ -87,6 +92,7 @@ class ServiceLink:
         wake = asyncio.create_task(self._listen())
         try:
             while True:
+                began = time.monotonic()
                 pause_s = await self._round()
                 # News does not cut a backoff short: a service that is away is not asked more often for it.
                 news = self._news if self.state is LinkState.CONNECTED else self._awake
@@ -96,6 +102,9 @@ class ServiceLink:
                 except TimeoutError:
                     continue
                 await asyncio.sleep(POLL_LEAST_S)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, began + SPACING_S - time.monotonic())):
+                        await self._awake.wait()
         finally:
             wake.cancel()
             await asyncio.gather(wake, return_exceptions=True)

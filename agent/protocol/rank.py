@@ -19,6 +19,7 @@ from agent.protocol.base import (
     RankStage,
     Reason,
     Roster,
+    Rung,
     Seconds,
     ShortText,
     Step,
@@ -44,6 +45,7 @@ class Prepare(Message):
     target: Roster
     store: StoreAddress
     deadline_utc: Utc | None
+    rung: Rung = Rung.STOP_AND_COPY
 
 
 class Permit(Message):

@@ -18,7 +18,7 @@ from agent.protocol import base, rank, sync
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import own_identity
 from agent.worker.control import ControlSocket, log
-from liver_core.handoff.messages import CutoverDeadlines, Decision, Reason, StoreAddress
+from liver_core.handoff.messages import CutoverDeadlines, Decision, Reason, Rung, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.training.boundary import StepTotals
 from liver_core.training.job import TrainingJob
@@ -175,6 +175,7 @@ class Worker:
             store=StoreAddress(command.store.host, command.store.port),
             deadline_utc=command.deadline_utc.timestamp() if command.deadline_utc is not None else time.time() + 600.0,
             cutover=CutoverDeadlines(),
+            rung=Rung(command.rung),
         )
         if self.loop is not None and self.loop.active is not None:
             self.loop.prepare(request)

@@ -40,7 +40,7 @@ from liver_core.worlds.megatron import MegatronWorld
 
 if TYPE_CHECKING:
     from liver_core.training.job import TrainState
-    from liver_core.training.prepare import ActiveWorld
+    from liver_core.training.next_world import ActiveWorld
 
 SMALL_STATE_FILE = "liver_small_state.json"
 COMPLETE_FILE = "metadata.json"

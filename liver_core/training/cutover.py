@@ -47,7 +47,8 @@ from liver_core.handoff.messages import Decision, Reason
 from liver_core.tensors.megatron import GRAD
 from liver_core.tensors.step import measure_gradients
 from liver_core.training.exchange import ExchangeTimeout
-from liver_core.training.prepare import ActiveWorld, NextWorld
+from liver_core.training.next_world import ActiveWorld, NextWorld
+from liver_core.training.target_stream import StreamFailed
 from liver_core.transport.protocol import TransportError
 from liver_core.worlds.groups import limited, plainly
 
@@ -100,6 +101,7 @@ class CutoverRun:
         self._joined = False
         self._refused: Reason | None = None
         self._until = self._compare_until = 0.0
+        self._version = 0
 
     def run(self, version: int) -> Outcome:
         """From the agreed boundary to an ending. Bounded by the machine's deadlines; never raises for what peers do."""
@@ -157,9 +159,13 @@ class CutoverRun:
         if following.request.source is None:
             self._held = Level.STATE
             return StateRead(self._held, source_lost=True)
+        self._version = version
         state_kinds, grad_kinds = self._kinds()
         published = self._tried(lambda: self._publish(state_kinds))
-        has_state = published and self._tried(lambda: self._fetch(state_kinds))
+        if following.streams:
+            has_state = published and self._tried(self._catch_up)
+        else:
+            has_state = published and self._tried(lambda: self._fetch(state_kinds))
         if has_state:
             self._held = Level.STATE
             self.probe("state read")
@@ -204,9 +210,24 @@ class CutoverRun:
         self.boundary = self.boundary_of()
         # A store that is gone must not keep this rank out of the collectives that the others enter.
         spoken = self._tried(lambda: self._speak("boundary", self.boundary))
-        self._certify_source("state", kinds)
+        self._certify_source("state", self._source_state(kinds))
         if not spoken:
             raise self.problems[-1]
+
+    def _source_state(self, kinds: Sequence[str]) -> torch.Tensor:
+        """As a source: the part of this rank in what the state hashes to. Where it streamed it was certified at the
+        announced version, and only the gradients of the steps since then are left to be compared."""
+        following = self.following
+        assert self.active is not None and following.source_certificate is not None
+        if not following.streams:
+            return self._hashed(following.source_certificate, self.active.live.regions, kinds)
+        assert following.source_stream is not None and following.verdict is not None
+        try:
+            return _word(following.source_stream.chain(following.verdict.version, self._version, self._until))
+        except TimeoutError as error:
+            # The others wait in the collective; what this rank adds there makes the comparison fail.
+            self.problems.append(_Lost(self._reason("certificate", str(error)), source=False))
+            return _word(1)
 
     def _publish_gradients(self) -> None:
         """As a source: measure the gradients and publish norm and certificate; a newcomer waits for the norm."""
@@ -217,20 +238,38 @@ class CutoverRun:
         self.probe("norm")
         state = self.active.state
         norm = self._collective("gradient norm", lambda: measure_gradients(state))
-        self._certify_source("gradients", (GRAD,))
+        started = self.clock()
+        assert self.following.source_certificate is not None
+        hashed = self._hashed(self.following.source_certificate, self.active.live.regions, (GRAD,))
+        self._add("hash_source_s", started)
+        self._certify_source("gradients", hashed)
         self._speak("norm", norm)
         self.boundary["norm"] = norm
 
-    def _certify_source(self, name: str, kinds: Sequence[str]) -> None:
+    def _certify_source(self, name: str, whole: torch.Tensor) -> None:
         """Sum the source world's certificate over its ranks and post it for newcomers."""
-        assert self.active is not None and self.following.source_certificate is not None
+        assert self.active is not None
         started = self.clock()
-        whole = self._hashed(self.following.source_certificate, self.active.live.regions, kinds)
         everyone = self.active.world.everyone
         self._collective(f"{name} certificate", lambda: dist.all_reduce(whole, group=everyone))
         self.certificates[name] = whole
         self._speak(f"certificate/{name}", whole.tolist())
         self._add("certify_source_s", started)
+
+    def _catch_up(self) -> None:
+        """As a target of a stream: reach the version of this boundary, which is at most one step away."""
+        stream = self.following.target_stream
+        if stream is None:
+            return
+        started = self.clock()
+        try:
+            stream.finish(self._version, self._until)
+        except StreamFailed as error:
+            raise _Lost(self._reason("catch up", str(error)), source=False) from error
+        finally:
+            self._add("catch_up_s", started)
+        self.measures |= stream.measures()
+        self.measures["bytes_moved"] = self.measures["bytes_streamed"]
 
     def _fetch(self, kinds: Sequence[str]) -> None:
         """As a target: everything of these kinds, from this process and from the other sources."""
@@ -252,6 +291,8 @@ class CutoverRun:
         except TransportError as error:
             raise _Lost(self._reason("read", str(error), tile=error.kind or ""), source=True) from error
         self.measures["bytes_moved"] = self.measures.get("bytes_moved", 0.0) + report.bytes
+        if following.streams:
+            self.measures["gradient_bytes_at_cutover"] = float(report.bytes)
         self.measures["read_s"] = self.measures.get("read_s", 0.0) + report.seconds
 
     # Certificates, barrier, decision.
@@ -278,17 +319,21 @@ class CutoverRun:
         """Parameter/kind pairs whose sums over the target world are not those of the source world."""
         following = self.following
         assert following.world is not None and following.manifest is not None
-        state_kinds, grad_kinds = self._kinds()
+        state_kinds, _ = self._kinds()
         arrived, with_state, with_gradients = self._arrived()
         size = following.world.layout.world_size
         if with_state < size:
             raise _Lost(
                 self._reason("certificate", f"only {with_state} of {size} targets hold the state"), source=False
             )
-        expected, kinds = self._expected("state"), state_kinds
+        parameters = following.manifest.parameters
+        names = [f"{spec.name}/{kind}" for kind in state_kinds for spec in parameters]
+        if following.streams:
+            names = ["gradients of the steps streamed"]
+        expected = self._expected("state")
         if with_gradients == size:
-            expected, kinds = torch.cat([expected, self._expected("gradients")]), (*state_kinds, *grad_kinds)
-        names = [f"{spec.name}/{kind}" for kind in kinds for spec in following.manifest.parameters]
+            expected = torch.cat([expected, self._expected("gradients")])
+            names += [f"{spec.name}/{GRAD}" for spec in parameters]
         same = (arrived[: len(expected)] == expected).tolist()
         return [name for name, equal in zip(names, same, strict=True) if not equal]
 
@@ -300,11 +345,10 @@ class CutoverRun:
         """
         following = self.following
         assert following.world is not None and following.live is not None and following.certificate is not None
-        state_kinds, grad_kinds = self._kinds()
         levels = (Level.STATE, Level.EVERYTHING)
+        gradients = self._hashed(following.certificate, following.live.regions, (GRAD,))
         parts = [
-            self._hashed(following.certificate, following.live.regions, kinds) * (self._held >= level)
-            for kinds, level in zip((state_kinds, grad_kinds), levels, strict=True)
+            part * (self._held >= level) for part, level in zip((self._target_state(), gradients), levels, strict=True)
         ]
         counts = torch.tensor([self._held >= level for level in levels], dtype=torch.int64)
         whole, group = torch.cat([*parts, counts]), following.world.everyone
@@ -315,6 +359,15 @@ class CutoverRun:
         except RuntimeError as error:
             raise _Lost(self._reason("certificate", f"a target is gone: {plainly(error)}"), source=False) from error
         return whole[:-2], int(whole[-2]), int(whole[-1])
+
+    def _target_state(self) -> torch.Tensor:
+        """As a target: the part of this rank in what `_source_state` is compared with."""
+        following = self.following
+        assert following.certificate is not None and following.live is not None
+        if not following.streams:
+            return self._hashed(following.certificate, following.live.regions, self._kinds()[0])
+        assert following.target_stream is not None and following.verdict is not None
+        return _word(following.target_stream.chain(following.verdict.version, self._version))
 
     def _expected(self, name: str) -> torch.Tensor:
         """What the source world's certificate says; a newcomer reads it from the store."""
@@ -394,6 +447,8 @@ class CutoverRun:
         self.measures[name] = self.measures.get(name, 0.0) + self.clock() - started
 
     def _certificate_text(self) -> str:
+        if self.following.verdict is not None and self.following.streams:
+            return self.following.verdict.certificate
         whole = self.certificates.get("state")
         return "" if whole is None else f"{int(whole.sum()) & (2**64 - 1):016x}"
 
@@ -405,6 +460,11 @@ class _Lost(Exception):
         super().__init__(str(reason))
         self.reason = reason
         self.source = source
+
+
+def _word(value: int) -> torch.Tensor:
+    """int64 [1] with the bits of an unsigned 64-bit number."""
+    return torch.tensor([value - 2**64 if value >= 2**63 else value], dtype=torch.int64)
 
 
 def _copy_runs(source: torch.Tensor, target: torch.Tensor, runs) -> None:

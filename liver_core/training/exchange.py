@@ -37,6 +37,27 @@ class Exchange:
         """Set `name`; values are JSON, at most 64 MiB."""
         self._guard(name, lambda: self._store.set(self._key(name), json.dumps(value, separators=(",", ":"))))
 
+    def peek(self, name: str) -> Any | None:
+        """The value of `name`, or None where it is not there yet."""
+        key = self._key(name)
+        if not self._guard(name, lambda: self._store.check([key])):
+            return None
+        return json.loads(self._guard(name, lambda: self._store.get(key)))
+
+    def there(self, names: Sequence[str]) -> bool:
+        """Whether all of `names` are there."""
+        keys = [self._key(name) for name in names]
+        return self._guard(names[0], lambda: self._store.check(keys))
+
+    def count(self, name: str, more: int) -> int:
+        """Add `more` to a counter that starts at 0; its new value."""
+        return self._guard(name, lambda: self._store.add(self._key(name), more))
+
+    def settle(self, name: str, value: Any) -> Any:
+        """Set `name` unless it is set; what it holds now. Values are JSON."""
+        text = json.dumps(value, separators=(",", ":"))
+        return json.loads(self._guard(name, lambda: self._store.compare_set(self._key(name), "", text)))
+
     def wait(self, name: str, deadline: float) -> Any:
         """The value of `name`, waited for until `deadline` (time.monotonic seconds)."""
         return self.wait_any((name,), deadline)[1]

@@ -36,10 +36,13 @@ from liver_core.training.exchange import Cancelled, ExchangeTimeout
 from liver_core.training.job import TrainingJob
 from liver_core.training.listener import Listener
 from liver_core.training.mailbox import Mailbox
-from liver_core.training.prepare import ActiveWorld, NextWorld, Preparation, PrepareFailed, PrepareSettings
+from liver_core.training.next_world import ActiveWorld, NextWorld
+from liver_core.training.prepare import Preparation, PrepareFailed, PrepareSettings
 from liver_core.training.request import Request
 from liver_core.training.retire import Retiring
+from liver_core.training.saying import Saying
 from liver_core.training.small_state import Progress, collect, install, reseed
+from liver_core.training.source_stream import SourceStream
 from liver_core.worlds.groups import plainly
 from liver_core.worlds.megatron import activate
 
@@ -103,6 +106,8 @@ class RankLoop:
         self.checkpoint_rule = checkpoints
         self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed)
         self._lock = threading.Lock()
+        self._saying = Saying(listener)
+        self._stage = self._saying.stage
         self.decided: tuple[str, Decision] = ("", Decision.UNDECIDED)
         self._switched = False
         self._cutting = False
@@ -268,8 +273,13 @@ class RankLoop:
     def _apply(self, active: ActiveWorld, totals: StepTotals, started: float, reduced: float) -> None:
         """The optimizer step in the world that reduced the gradients."""
         self._phase = "optimizer step"
-        apply_step(active.state, measure_gradients(active.state))
+        norm, stream = measure_gradients(active.state), self._stream()
+        if stream is not None and stream.attached:
+            stream.before_step(active, self.progress.step + 1, norm, statistics.median(self.timings.steps or [0.0]))
+        apply_step(active.state, norm)
         settle_moments(active.live, active.state.model, active.world)
+        if stream is not None and stream.attached:
+            stream.after_step(self.progress.step + 1)
         ended = time.monotonic()
         self._advance(active, totals, ended - started)
         self.timings.steps.append(ended - started)
@@ -303,7 +313,7 @@ class RankLoop:
     # Handing over.
 
     def _hand_over(self, active: ActiveWorld, following: NextWorld, totals: StepTotals, reduced: float) -> None:
-        self._stage(following.request, "cutting_over")
+        self._saying.cutting_over(following.request)
         outcome = self._cutover(following, active, totals).run(self.progress.step)
         outcome.measures["reduced_at_utc"] = time.time() - (time.monotonic() - reduced)
         outcome.measures["median_step_s"] = statistics.median(self.timings.steps or [0.0])
@@ -425,7 +435,7 @@ class RankLoop:
     # Upkeep.
 
     def _maintain(self) -> None:
-        """Deal with aborts and retired worlds; called between steps."""
+        """Deal with aborts, retired worlds, and a stream that wants to see the steps; called between steps."""
         following = self.following
         if following is not None:
             reason = self.mailbox.take_abort(following.request.handoff_id)
@@ -435,6 +445,14 @@ class RankLoop:
             if self.retiring is not None and self.retiring.handoff_id == handoff_id and not self._switched:
                 retiring, self.retiring = self.retiring, None
                 retiring.free_in_background()
+        stream = self._stream()
+        if stream is not None and not stream.attached:
+            stream.attach(self.progress.step)
+
+    def _stream(self) -> SourceStream | None:
+        """What publishes the steps of this rank, while a handoff wants them."""
+        following = self.following or (self.preparation.made if self.preparation is not None else None)
+        return None if following is None else following.source_stream
 
     def _drop_following(self, reason: Reason) -> None:
         following, self.following, self.preparation = self.following, None, None
@@ -482,14 +500,3 @@ class RankLoop:
         if self.member in request.target.members:
             return request.target.members.index(self.member)
         return request.source.members.index(self.member) if request.source is not None else 0
-
-    def _stage(
-        self,
-        request: Request,
-        stage: str,
-        *,
-        reason: Reason | None = None,
-        measures: dict[str, float] | None = None,
-        certificate: str = "",
-    ) -> None:
-        self.listener.stage(request, stage, reason=reason, measures=dict(measures or {}), certificate=certificate)

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from liver_core.certificate import CertificatePlan
-from liver_core.handoff.messages import StoreAddress
-from liver_core.layout import Manifest, Member, ParameterSpec, Roster
-from liver_core.reshard import RankPlan, missing_elements, plan_digest, plan_rank
+import torch
+
+from liver_core.handoff.messages import Rung, StoreAddress
+from liver_core.layout import Manifest, Member, ParameterSpec
+from liver_core.reshard import missing_elements, plan_digest, plan_rank
+from liver_core.streaming.budget import DEPTH_LEAST, ring_bytes
+from liver_core.streaming.ring import SourceRing
 from liver_core.tensors.checkpoint import load_checkpoint
 from liver_core.tensors.megatron import (
+    GRAD,
     LiveState,
     adopt,
     allocate,
@@ -25,15 +28,18 @@ from liver_core.tensors.megatron import (
     discover_kinds,
     distributed_optimizer,
     fill_initial,
-    free,
     merge_manifest,
 )
+from liver_core.training.certify import Certifier, propose_verdict, read_verdict
 from liver_core.training.exchange import Cancelled, Exchange
-from liver_core.training.job import TrainingJob, TrainState
+from liver_core.training.job import TrainingJob
+from liver_core.training.next_world import ActiveWorld, NextWorld, Verdict, certificate_plan, extra_bytes, rank_in
 from liver_core.training.request import Request
-from liver_core.transport.protocol import Read, Transport
+from liver_core.training.source_stream import SourceStream
+from liver_core.training.target_stream import LiveTarget, StreamRefused
+from liver_core.transport.protocol import Transport
 from liver_core.worlds.groups import connect_store, plainly
-from liver_core.worlds.megatron import MegatronWorld, bring_up, building, retire
+from liver_core.worlds.megatron import bring_up, building
 from liver_core.worlds.released import released, trim
 
 
@@ -59,61 +65,10 @@ class PrepareSettings:
     collective_s: float = 20.0
 
 
-@dataclass(slots=True)
-class ActiveWorld:
-    """The world this rank trains in."""
-
-    world: MegatronWorld
-    state: TrainState
-    live: LiveState
-
-
-@dataclass(slots=True)
-class NextWorld:
-    """What preparation made: for a target its world, state, plan and endpoint; for a leaver only the endpoint.
-
-    `small` is the small state of the checkpoint that was loaded, `boundary` what the source world posted at its
-    boundary. `measures` are seconds per phase and bytes; `extra_bytes` is what this rank holds more than before.
-    """
-
-    request: Request
-    exchange: Exchange
-    transport: Transport | None
-    source_rank: int | None
-    target_rank: int | None
-    manifest: Manifest | None = None
-    world: MegatronWorld | None = None
-    state: TrainState | None = None
-    live: LiveState | None = None
-    plan: RankPlan | None = None
-    certificate: CertificatePlan | None = None
-    source_certificate: CertificatePlan | None = None
-    small: dict[str, Any] | None = None
-    boundary: dict[str, Any] = field(default_factory=dict)
-    measures: dict[str, float] = field(default_factory=dict)
-    extra_bytes: int = 0
-
-    def reads(self, kinds: Sequence[str]) -> list[Read]:
-        """The remote reads of these kinds, all peers."""
-        assert self.plan is not None
-        return [Read(part.source_rank, kind, part.runs) for part in self.plan.remote for kind in kinds]
-
-    def drop(self) -> None:
-        """Give everything back; g is as if nothing had happened."""
-        if self.transport is not None:
-            self.transport.close()
-        if self.world is not None:
-            retire(self.world)
-        if self.live is not None:
-            free(self.live)
-        self.state = self.live = None
-
-
-def rank_in(roster: Roster | None, member: Member) -> int | None:
-    """The rank of `member` in `roster`, None when it is not a member."""
-    if roster is None or member not in roster.members:
-        return None
-    return roster.members.index(member)
+RING_DEPTH = 4
+STREAMING_SHARE = 0.6
+"""Of the time to the deadline; after it the state is copied in the pause instead."""
+_POLL_S = 0.005
 
 
 class Preparation:
@@ -138,23 +93,24 @@ class Preparation:
         self.aborted = aborted
         self.probe = probe
         self.deadline = time.monotonic() + max(0.0, request.deadline_utc - time.time())
+        self.made: NextWorld | None = None
         self._phase = "connect"
 
     def run(self) -> NextWorld:
         """Build. Raises PrepareFailed naming the phase, or Cancelled; nothing is left behind in either case."""
-        made: NextWorld | None = None
         try:
-            made = self._connect()
+            made = self.made = self._connect()
             self._build(made)
             return made
         except Cancelled:
-            self._drop(made)
+            self._drop()
             raise
         except Exception as error:
-            self._drop(made)
+            self._drop()
             raise PrepareFailed(self._phase, f"{type(error).__name__}: {plainly(error)}") from error
 
-    def _drop(self, made: NextWorld | None) -> None:
+    def _drop(self) -> None:
+        made, self.made = self.made, None
         if made is not None:
             made.drop()
 
@@ -179,6 +135,7 @@ class Preparation:
                 made.target_rank is not None and self.request.source is not None,
             ),
             ("load state", self._load, made.target_rank is not None and self.request.source is None),
+            ("stream", self._stream, self.request.streams),
         )
         for phase, action, wanted in steps:
             if self.aborted():
@@ -196,12 +153,81 @@ class Preparation:
         live = self.active.live
         made.manifest = live.manifest
         made.transport = self._endpoint(f"s{made.source_rank}")
-        made.transport.register(sources=live.regions)
-        made.transport.start_progress()
         made.source_certificate = certificate_plan(live)
+        sources = dict(live.regions)
+        if self.request.streams:
+            sources |= self._open_ring(made, live)
+        made.transport.register(sources=sources)
+        made.transport.start_progress()
         made.exchange.post(f"address/{made.source_rank}", made.transport.address().decode())
         if made.source_rank == 0:
             made.exchange.post("manifest", live.manifest.to_json())
+
+    def _open_ring(self, made: NextWorld, live: LiveState) -> dict[str, torch.Tensor]:
+        """The ring of this source, which its steps fill from the next one on. Returns what to register."""
+        assert made.source_rank is not None and made.source_certificate is not None
+        region, numel = live.regions[GRAD], live.shards.region_numel
+        budget = self.settings.extra_bytes_max
+        depth = RING_DEPTH if budget is None or ring_bytes(numel, RING_DEPTH) <= budget // 4 else DEPTH_LEAST
+        ring = SourceRing(numel, depth, self.request.plan_revision, version=0, device=region.device)
+        made.measures["ring_bytes"] = float(ring.bytes)
+        made.source_stream = SourceStream(
+            live,
+            made.source_certificate,
+            ring,
+            rank=made.source_rank,
+            plan_revision=self.request.plan_revision,
+            connect=self._own_exchange,
+        )
+        made.exchange.post(f"ring/{made.source_rank}", depth)
+        return ring.regions
+
+    def _own_exchange(self) -> Exchange:
+        """An exchange of its own for one more thread."""
+        store = connect_store(self.request.store, timeout_s=self.settings.bring_up_s)
+        return Exchange(store, self.request.handoff_id, self.aborted)
+
+    def _stream(self, made: NextWorld) -> None:
+        """Have the state stream until it is certified; every rank of the handoff leaves with the same verdict."""
+        refusal, certifier = "", None
+        if made.target_rank is not None:
+            refusal, certifier = self._start_stream(made)
+        if refusal:
+            propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, refusal))
+        gives_up_at = time.monotonic() + STREAMING_SHARE * self._left()
+        while (verdict := read_verdict(made.exchange)) is None:
+            if self.aborted():
+                raise Cancelled("aborted while the state streamed")
+            if certifier is not None:
+                certifier.advance()
+                assert made.target_stream is not None
+                text = made.target_stream.failure
+                if time.monotonic() > gives_up_at:
+                    text = (
+                        text or f"not certified in {STREAMING_SHARE:.0%} of the time: {made.target_stream.describe()}"
+                    )
+                if text:
+                    propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, text))
+            self._left()
+            time.sleep(_POLL_S)
+        made.verdict = verdict
+        if made.target_stream is not None:
+            made.measures |= made.target_stream.measures()
+        if not made.streams:
+            made.end_streams()
+
+    def _start_stream(self, made: NextWorld) -> tuple[str, Certifier | None]:
+        """Have this target stream. Returns why it cannot, or the one who certifies what arrives."""
+        assert made.manifest is not None and made.target_rank is not None and self.request.source is not None
+        try:
+            made.target_stream = LiveTarget(made, self.active, self.settings.extra_bytes_max, self.deadline)
+        except StreamRefused as refused:
+            return str(refused), None
+        sizes = (self.request.source.layout.world_size, self.request.target.layout.world_size)
+        certifier = Certifier(
+            made.exchange, made.target_stream, made.manifest, rank=made.target_rank, sources=sizes[0], targets=sizes[1]
+        )
+        return "", certifier
 
     def _endpoint(self, place: str) -> Transport:
         name = f"{self.request.job_id}/{self.request.generation}/{place}"
@@ -315,23 +341,3 @@ class Preparation:
         if left <= 0:
             raise TimeoutError("the handoff's deadline has passed")
         return left
-
-
-def certificate_plan(live: LiveState) -> CertificatePlan:
-    """Where in this rank's regions which element of which parameter lies, worked out before the pause.
-
-    What tensor parallelism replicates is counted on its first rank only, so that sums over any layout are equal.
-    """
-    specs = {spec.name: spec for spec in live.manifest.parameters}
-    first = live.layout.coordinates(live.rank).tp == 0
-    counted = [box for box in live.resident() if first or specs[box.parameter].tp_dim is not None]
-    return CertificatePlan(counted, {name: spec.shape for name, spec in specs.items()})
-
-
-def extra_bytes(live: LiveState) -> int:
-    """Bytes that a next world takes on this rank: parameter and gradient buffers, masters, moments."""
-    buffer = live.optimizer.buffers[0]
-    whole = [tensor for tensor in (buffer.param_data, buffer.grad_data) if tensor is not None]
-    spans = {tensor.untyped_storage()._cdata for tensor in whole}
-    apart = [region for region in live.regions.values() if region.untyped_storage()._cdata not in spans]
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*whole, *apart))

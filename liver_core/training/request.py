@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from liver_core.handoff.messages import CutoverDeadlines, StoreAddress
+from liver_core.handoff.messages import CutoverDeadlines, Rung, StoreAddress
 from liver_core.layout import Roster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a rank needs to know of a handoff order. `source` None: a first start, or a start from a checkpoint."""
+    """What a rank needs to know of a handoff order. `source` None: a first start, or a start from a checkpoint.
+
+    `rung`: how the state is to move from a living source. LIVE falls back to STOP_AND_COPY, with a reason, where a rank
+    finds that it cannot stream.
+    """
 
     job_id: str
     handoff_id: str
@@ -22,3 +26,9 @@ class Request:
     deadline_utc: float
     cutover: CutoverDeadlines = field(default_factory=CutoverDeadlines)
     checkpoint: str | None = None
+    rung: Rung = Rung.STOP_AND_COPY
+
+    @property
+    def streams(self) -> bool:
+        """Whether state is to stream while the source world trains."""
+        return self.source is not None and self.rung is Rung.LIVE

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 
 from liver_core.tensors.megatron import free
-from liver_core.training.prepare import ActiveWorld, NextWorld
+from liver_core.training.next_world import ActiveWorld, NextWorld
 from liver_core.worlds.megatron import retire
 
 
@@ -24,6 +24,7 @@ class Retiring:
         threading.Thread(target=self._free, name="retire", daemon=True).start()
 
     def _free(self) -> None:
+        self.following.end_streams()
         if self.following.transport is not None:
             self.following.transport.close()
         if self.old is not None:

@@ -19,6 +19,8 @@ READY_S = 120.0
 CORPUS_S = 120.0
 CORPUS_BYTES = 2_000_000
 SERVICE = "service"
+# In a fleet the service has a machine of its own; here it shares two cores with the ranks, and lets them go first.
+SERVICE_NICE = 5
 # A demo grows onto a new node sooner than an operator would want: nobody waits for a fleet to settle here.
 SERVICE_ENVIRONMENT = {"LIVER_SERVICE_GROW_SETTLE_S": "1", "LIVER_SERVICE_AGENT_POLL_S": "0.5"}
 
@@ -55,7 +57,7 @@ class Cluster:
     def start_service(self) -> None:
         """A real `liver serve` on a free port of loopback."""
         command = [sys.executable, "-m", "service.cli.main", "serve", "--port", "0", "--data-dir", str(self.folder)]
-        self.service = self._processes.start(SERVICE, "service", command, SERVICE_ENVIRONMENT)
+        self.service = self._processes.start(SERVICE, "service", command, SERVICE_ENVIRONMENT, nice=SERVICE_NICE)
 
     def await_service(self) -> Api:
         """Its API once it answers."""

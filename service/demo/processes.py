@@ -49,15 +49,21 @@ class Processes:
         self._groups: dict[str, list[Started]] = {}
 
     def start(
-        self, group: str, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
+        self,
+        group: str,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        nice: int = 0,
     ) -> Started:
-        """Start one process of a group, with its output in a log of its own."""
+        """Start one process of a group, with its output in a log of its own, and `nice` more than this process."""
         log = self._folder / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("LIVER_")}
         with log.open("ab") as output:
             process = subprocess.Popen(
-                command,
+                [*(("nice", "-n", str(nice)) if nice else ()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

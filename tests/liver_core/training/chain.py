@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
+from liver_core.handoff.messages import Rung
 from liver_core.layout import Manifest, Member
 from tests.liver_core.training.global_state import assemble, assemble_weights
 from tests.rank_cluster import Cluster, RankSetup
@@ -65,7 +66,14 @@ class Chain:
         return min(step for number, step, *_ in self.steps if number == generation)
 
 
-def run_chain(setup: RankSetup, worlds: tuple[World, ...], *, steps_each: int = 3, steps_last: int = 3) -> Chain:
+def run_chain(
+    setup: RankSetup,
+    worlds: tuple[World, ...],
+    *,
+    steps_each: int = 3,
+    steps_last: int = 3,
+    rung: Rung = Rung.STOP_AND_COPY,
+) -> Chain:
     """Launch the first world and hand the job over to each of the others after a few steps."""
     measures: dict[int, list[dict[str, float]]] = {}
     opened_at: dict[int, int] = {}
@@ -75,7 +83,7 @@ def run_chain(setup: RankSetup, worlds: tuple[World, ...], *, steps_each: int = 
         for world, following in itertools.pairwise(worlds):
             cluster.await_step(world.first, step + steps_each)
             opened_at[cluster.generation + 1] = cluster.steps(world.first)[-1][1]
-            request = cluster.handoff(following.layout, following.nodes)
+            request = cluster.handoff(following.layout, following.nodes, rung=rung)
             stages = [cluster.stages(member, request.handoff_id)[-1] for member in request.target.members]
             measures[request.generation] = [said for _, _, said in stages]
             step = max(row[1] for row in cluster.steps(following.first))

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from liver_core.handoff.messages import Rung
 from tests.liver_core.training.chain import Chain, World, load_with_megatron, run_chain, run_undisturbed
 from tests.liver_core.training.global_state import differences
 from tests.rank_cluster import RankSetup
@@ -39,15 +40,23 @@ LOSS_TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2}
 """Absolute, for a mean loss of about 5 over 8 x 32 tokens: rounding in another order of summation."""
 
 
-@pytest.fixture(scope="module", params=["fp32", "bf16"])
-def setup(request: pytest.FixtureRequest, corpus: str, tmp_path_factory: pytest.TempPathFactory) -> RankSetup:
-    folder = tmp_path_factory.mktemp(f"boundary-{request.param}")
-    return RankSetup(small_gpt(corpus, precision=request.param), record=True, checkpoint_at_boundary=str(folder))
+MODES = [(precision, rung) for rung in (Rung.STOP_AND_COPY, Rung.LIVE) for precision in ("fp32", "bf16")]
+
+
+@pytest.fixture(scope="module", params=MODES, ids=lambda mode: "-".join(mode))
+def mode(request: pytest.FixtureRequest) -> tuple[str, Rung]:
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def chain(setup: RankSetup) -> Chain:
-    return run_chain(setup, WORLDS)
+def setup(mode: tuple[str, Rung], corpus: str, tmp_path_factory: pytest.TempPathFactory) -> RankSetup:
+    folder = tmp_path_factory.mktemp("boundary")
+    return RankSetup(small_gpt(corpus, precision=mode[0]), record=True, checkpoint_at_boundary=str(folder))
+
+
+@pytest.fixture(scope="module")
+def chain(setup: RankSetup, mode: tuple[str, Rung]) -> Chain:
+    return run_chain(setup, WORLDS, rung=mode[1])
 
 
 @pytest.fixture(scope="module")
@@ -135,6 +144,16 @@ def test_no_byte_moves_that_a_rank_holds_already(chain: Chain, generation: int):
     for said in chain.measures[generation]:
         assert said.get("bytes_moved", 0.0) == said["bytes_planned"] == said["bytes_lower_bound"]
         assert said["extra_bytes_peak"] > 0
+
+
+@every_handoff
+def test_what_streams_leaves_only_gradients_for_the_pause(chain: Chain, mode: tuple[str, Rung], generation: int):
+    for said in chain.measures[generation]:
+        streamed = said.get("bytes_streamed", 0.0)
+        assert (streamed > 0) == (mode[1] is Rung.LIVE and said["bytes_planned"] > 0)
+        if mode[1] is Rung.LIVE:
+            # Three of four kinds have arrived before: master and two moments.
+            assert said.get("gradient_bytes_at_cutover", 0.0) * 4 == said["bytes_planned"]
 
 
 def test_losses_after_a_handoff_stay_within_what_two_layouts_differ_by(corpus: str):

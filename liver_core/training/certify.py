@@ -1,0 +1,112 @@
+"""How the ranks of a live handoff agree that the state has arrived: everybody hashes at one version announced ahead.
+
+The first target announces a version once every target has converged, adds up what sources and targets say of it, and
+writes the verdict, which is the same for all. Whoever cannot stream writes the verdict STOP_AND_COPY with its reason;
+the first verdict stands. No collective is used, so that nothing here meets the collectives of the steps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from liver_core.certificate import MASK
+from liver_core.handoff.messages import Rung
+from liver_core.layout import Manifest
+from liver_core.tensors.megatron import GRAD
+from liver_core.training.exchange import Exchange
+from liver_core.training.next_world import Verdict
+
+if TYPE_CHECKING:
+    from liver_core.training.target_stream import LiveTarget
+
+ATTEMPTS_MAX = 8
+NOTICE_S = 0.1
+"""Least time between an announcement and its version: every rank must have heard of it by then."""
+
+
+class CertificateRefused(RuntimeError):
+    """What arrived is not what the sources had, or no version was ever met; the text names parameter and kind."""
+
+
+def propose_verdict(exchange: Exchange, verdict: Verdict) -> None:
+    """Write the verdict unless there is one."""
+    exchange.settle("verdict", verdict.to_json())
+
+
+def read_verdict(exchange: Exchange) -> Verdict | None:
+    """The verdict, None while there is none."""
+    found = exchange.peek("verdict")
+    return None if found is None else Verdict.from_json(found)
+
+
+class Certifier:
+    """One target's part; the first target's is also to announce and to add up. `advance` never waits."""
+
+    def __init__(
+        self, exchange: Exchange, stream: LiveTarget, manifest: Manifest, *, rank: int, sources: int, targets: int
+    ):
+        self._exchange = exchange
+        self._stream = stream
+        self._manifest = manifest
+        self._rank = rank
+        self._names = [f"source/{index}" for index in range(sources)] + [f"target/{index}" for index in range(targets)]
+        self._sources = sources
+        self._targets = targets
+        self._attempt = 1
+        self._announced: int | None = None
+        self._counted = False
+        self._leading: int | None = None
+        self._lead_attempt = 1
+
+    def advance(self) -> None:
+        """Do what can be done now. Raises CertificateRefused."""
+        if not self._counted and self._stream.converged:
+            self._counted = True
+            self._exchange.count("converged", 1)
+        self._answer()
+        if self._rank == 0:
+            self._lead()
+
+    def _answer(self) -> None:
+        if self._announced is None:
+            found = self._exchange.peek(f"certify/{self._attempt}")
+            if found is None:
+                return
+            self._announced = int(found)
+            self._stream.announce(self._announced)
+        done, sums = self._stream.hashed(self._announced)
+        if done:
+            self._exchange.post(f"certified/{self._attempt}/target/{self._rank}", sums)
+            self._attempt, self._announced = self._attempt + 1, None
+
+    def _lead(self) -> None:
+        if self._leading is None:
+            if self._exchange.count("converged", 0) < self._targets:
+                return
+            if self._lead_attempt > ATTEMPTS_MAX:
+                raise CertificateRefused(f"no version was met by all ranks in {ATTEMPTS_MAX} announcements")
+            ahead = 2 + math.ceil(NOTICE_S / max(self._stream.step_s, 1e-3)) * (self._lead_attempt > 1)
+            self._leading = self._stream.version + ahead
+            self._exchange.post(f"certify/{self._lead_attempt}", self._leading)
+            return
+        keys = [f"certified/{self._lead_attempt}/{name}" for name in self._names]
+        if not self._exchange.there(keys):
+            return
+        found = [self._exchange.peek(key) for key in keys]
+        parts: list[list[int]] = [part for part in found if part is not None]
+        version, self._leading, self._lead_attempt = self._leading, None, self._lead_attempt + 1
+        if len(parts) == len(keys):
+            propose_verdict(self._exchange, self._compared(version, parts))
+
+    def _compared(self, version: int, parts: list[list[int]]) -> Verdict:
+        sums = [[sum(column) & MASK for column in zip(*some, strict=True)] for some in self._sides(parts)]
+        kinds = [kind.name for kind in self._manifest.kinds if kind.name != GRAD]
+        names = [f"{spec.name}/{kind}" for kind in kinds for spec in self._manifest.parameters]
+        bad = [name for name, ours, theirs in zip(names, *sums, strict=True) if ours != theirs]
+        if bad:
+            raise CertificateRefused(f"{len(bad)} differ at version {version}, first {bad[0]}")
+        return Verdict(Rung.LIVE, version=version, certificate=f"{sum(sums[0]) & MASK:016x}")
+
+    def _sides(self, parts: list[list[int]]) -> tuple[list[list[int]], list[list[int]]]:
+        return parts[: self._sources], parts[self._sources :]

@@ -1,0 +1,134 @@
+"""The worlds of one rank: the one it trains in, and the one that a handoff prepares beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from liver_core.certificate import CertificatePlan
+from liver_core.handoff.messages import Rung
+from liver_core.layout import Manifest, Member, Roster
+from liver_core.reshard import RankPlan
+from liver_core.tensors.megatron import LiveState, free
+from liver_core.training.exchange import Exchange
+from liver_core.training.job import TrainState
+from liver_core.training.request import Request
+from liver_core.transport.protocol import Read, Transport
+from liver_core.worlds.megatron import MegatronWorld, retire
+
+if TYPE_CHECKING:
+    from liver_core.training.source_stream import SourceStream
+    from liver_core.training.target_stream import LiveTarget
+
+
+@dataclass(slots=True)
+class ActiveWorld:
+    """The world this rank trains in."""
+
+    world: MegatronWorld
+    state: TrainState
+    live: LiveState
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the state of one handoff moves, the same for all its ranks: LIVE, certified at `version` with `certificate`,
+    or STOP_AND_COPY for `reason`."""
+
+    rung: Rung
+    reason: str = ""
+    version: int = 0
+    certificate: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rung": str(self.rung), "reason": self.reason, "version": self.version, "certificate": self.certificate}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Verdict:
+        return Verdict(Rung(value["rung"]), str(value["reason"]), int(value["version"]), str(value["certificate"]))
+
+
+@dataclass(slots=True)
+class NextWorld:
+    """What preparation made: for a target its world, state, plan and endpoint; for a leaver only the endpoint.
+
+    `small` is the small state of the checkpoint that was loaded, `boundary` what the source world posted at its
+    boundary. `verdict` says how the state moves, once all ranks have agreed on it. `measures` are seconds per phase
+    and bytes; `extra_bytes` is what this rank holds more than before.
+    """
+
+    request: Request
+    exchange: Exchange
+    transport: Transport | None
+    source_rank: int | None
+    target_rank: int | None
+    manifest: Manifest | None = None
+    world: MegatronWorld | None = None
+    state: TrainState | None = None
+    live: LiveState | None = None
+    plan: RankPlan | None = None
+    certificate: CertificatePlan | None = None
+    source_certificate: CertificatePlan | None = None
+    source_stream: SourceStream | None = None
+    target_stream: LiveTarget | None = None
+    verdict: Verdict | None = None
+    small: dict[str, Any] | None = None
+    boundary: dict[str, Any] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
+    extra_bytes: int = 0
+
+    def reads(self, kinds: Sequence[str]) -> list[Read]:
+        """The remote reads of these kinds, all peers."""
+        assert self.plan is not None
+        return [Read(part.source_rank, kind, part.runs) for part in self.plan.remote for kind in kinds]
+
+    @property
+    def streams(self) -> bool:
+        """Whether the state streams, so that only the last gradients are left for the pause."""
+        return self.verdict is not None and self.verdict.rung is Rung.LIVE
+
+    def end_streams(self) -> None:
+        """End the threads that stream; nothing reads or fills a ring any more."""
+        if self.target_stream is not None:
+            self.target_stream.close()
+        if self.source_stream is not None:
+            self.source_stream.close()
+
+    def drop(self) -> None:
+        """Give everything back; g is as if nothing had happened."""
+        self.end_streams()
+        if self.transport is not None:
+            self.transport.close()
+        if self.world is not None:
+            retire(self.world)
+        if self.live is not None:
+            free(self.live)
+        self.state = self.live = None
+
+
+def rank_in(roster: Roster | None, member: Member) -> int | None:
+    """The rank of `member` in `roster`, None when it is not a member."""
+    if roster is None or member not in roster.members:
+        return None
+    return roster.members.index(member)
+
+
+def certificate_plan(live: LiveState) -> CertificatePlan:
+    """Where in this rank's regions which element of which parameter lies, worked out before the pause.
+
+    What tensor parallelism replicates is counted on its first rank only, so that sums over any layout are equal.
+    """
+    specs = {spec.name: spec for spec in live.manifest.parameters}
+    first = live.layout.coordinates(live.rank).tp == 0
+    counted = [box for box in live.resident() if first or specs[box.parameter].tp_dim is not None]
+    return CertificatePlan(counted, {name: spec.shape for name, spec in specs.items()})
+
+
+def extra_bytes(live: LiveState) -> int:
+    """Bytes that a next world takes on this rank: parameter and gradient buffers, masters, moments."""
+    buffer = live.optimizer.buffers[0]
+    whole = [tensor for tensor in (buffer.param_data, buffer.grad_data) if tensor is not None]
+    spans = {tensor.untyped_storage()._cdata for tensor in whole}
+    apart = [region for region in live.regions.values() if region.untyped_storage()._cdata not in spans]
+    return sum(tensor.numel() * tensor.element_size() for tensor in (*whole, *apart))

@@ -1,0 +1,181 @@
+"""What a source rank does for a live handoff beside its steps: it fills the ring, and says what its state hashes to.
+
+The main thread calls `attach`, `before_step` and `after_step`; everything else runs in a thread of its own. A hash is
+taken at exactly the version that the target world announced, while the main thread runs forward and backward passes: a
+step that would change the state waits for it, and that wait is measured.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from liver_core.certificate import MASK, CertificatePlan, chained_sums
+from liver_core.streaming.header import StepHeader
+from liver_core.streaming.ring import SourceRing
+from liver_core.tensors.megatron import GRAD, LiveState, distributed_optimizer, element_scalars, has_stepped
+from liver_core.tensors.step import hyper_parameters
+from liver_core.training.exchange import Exchange, ExchangeTimeout
+from liver_core.training.next_world import ActiveWorld
+
+POLL_S = 0.01
+HASH_WAIT_S_MAX = 30.0
+"""How long a step may wait for a hash: far above any hash, so that a thread that is stuck shows as an error."""
+
+
+class SourceStream:
+    """See the module. `version` is the number of steps applied, None before `attach` and inside a step."""
+
+    def __init__(
+        self,
+        live: LiveState,
+        plan: CertificatePlan,
+        ring: SourceRing,
+        *,
+        rank: int,
+        plan_revision: int,
+        connect: Callable[[], Exchange],
+    ) -> None:
+        self.ring = ring
+        self.wait_s = 0.0
+        self.hash_s = 0.0
+        self.failure = ""
+        self._revision = plan_revision
+        self._live = live
+        self._plan = plan
+        self._rank = rank
+        self._connect = connect
+        self._changed = threading.Condition()
+        self._version: int | None = None
+        self._hashing = False
+        self._published: list[int] = []
+        self._sums: dict[int, int] = {}
+        self._closed = False
+        ring.stepping(ring.version)
+        self._thread = threading.Thread(target=self._run, name="source-stream", daemon=True)
+        self._thread.start()
+
+    # The main thread.
+
+    @property
+    def attached(self) -> bool:
+        """Whether steps are published."""
+        return self._version is not None or bool(self._published)
+
+    def attach(self, version: int) -> None:
+        """From now on every step is published; called between two steps, when `version` of them are applied."""
+        # Until now the counter was odd: who looked at it saw a source inside a step.
+        self.ring.version = version - 1
+        self.after_step(version)
+
+    def before_step(self, active: ActiveWorld, version: int, norm: float, step_s: float) -> None:
+        """The gradients of the step to `version` are reduced and have the total norm `norm`; nothing is applied yet."""
+        started = time.monotonic()
+        optimizer = distributed_optimizer(active.state.optimizer)
+        header = StepHeader(
+            version=version,
+            plan_revision=self._revision,
+            norm=norm,
+            clip=optimizer.config.clip_grad,
+            groups=tuple(hyper_parameters(active.state)),
+            scalars=element_scalars(active.live),
+            stepped=has_stepped(active.live),
+            step_s=step_s,
+        )
+        overwritten = version - self.ring.depth
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._may_overwrite(overwritten), HASH_WAIT_S_MAX):
+                self.failure = f"the gradients of step {overwritten} were not hashed within {HASH_WAIT_S_MAX:.0f} s"
+        self.ring.publish(active.live.regions[GRAD], header)
+        with self._changed:
+            self._published.append(version)
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: not self._hashing, HASH_WAIT_S_MAX):
+                self.failure = f"the state of version {version - 1} was not hashed within {HASH_WAIT_S_MAX:.0f} s"
+            self._version = None
+            self.ring.stepping(version - 1)
+        self.wait_s += time.monotonic() - started
+
+    def after_step(self, version: int) -> None:
+        """The step to `version` is applied."""
+        with self._changed:
+            self.ring.stepped(version)
+            self._version = version
+            self._changed.notify_all()
+
+    def chain(self, after: int, upto: int, until: float) -> int:
+        """One number over the gradients of the steps after `after` up to `upto`, summed modulo 2^64 over this rank.
+
+        Waits until `until` (time.monotonic seconds) for the last of them to be hashed. Raises TimeoutError.
+        """
+        wanted = range(after + 1, upto + 1)
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: all(v in self._sums for v in wanted), max(0.0, until - time.monotonic())
+            ):
+                raise TimeoutError(
+                    f"the gradients of steps {after + 1} to {upto} were not hashed: {self.failure or 'late'}"
+                )
+            return chained_sums({version: self._sums[version] for version in wanted})
+
+    def close(self) -> None:
+        """End the thread. The ring stays readable as long as its endpoint."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _may_overwrite(self, version: int) -> bool:
+        """A slot is given to a later step only once its gradients were hashed, or when nobody hashes any more."""
+        return version in self._sums or version not in self._published or self._closed or bool(self.failure)
+
+    # The thread.
+
+    def _run(self) -> None:
+        try:
+            exchange = self._connect()
+            attempt = 1
+            while not self._closed:
+                announced = exchange.peek(f"certify/{attempt}")
+                if announced is not None:
+                    exchange.post(f"certified/{attempt}/source/{self._rank}", self._hash_at(int(announced)))
+                    attempt += 1
+                self._sum_gradients()
+                with self._changed:
+                    self._changed.wait(POLL_S)
+        except (ExchangeTimeout, OSError) as error:
+            with self._changed:
+                self.failure = str(error)
+                self._changed.notify_all()
+
+    def _hash_at(self, version: int) -> list[int] | None:
+        """uint64 sums over this rank's state, kinds by parameters, at exactly `version`; None when it is past."""
+        while not self._closed:
+            with self._changed:
+                if self._version == version:
+                    self._hashing = True
+                    break
+                if self._version is not None and self._version > version:
+                    return None
+                self._changed.wait(POLL_S)
+            self._sum_gradients()
+        started = time.monotonic()
+        try:
+            kinds = [kind.name for kind in self._live.manifest.kinds if kind.name != GRAD]
+            return [int(part) for kind in kinds for part in self._plan.sums(self._live.regions[kind], kind)]
+        finally:
+            with self._changed:
+                self.hash_s += time.monotonic() - started
+                self._hashing = False
+                self._changed.notify_all()
+
+    def _sum_gradients(self) -> None:
+        with self._changed:
+            waiting = [version for version in self._published if version not in self._sums]
+        for version in waiting:
+            part = self.ring.slot_sum(version, self._plan)
+            if part is None:
+                raise OSError(f"the gradients of step {version} were overwritten before they were hashed")
+            with self._changed:
+                self._sums[version] = part & MASK
+                self._changed.notify_all()

@@ -1,0 +1,238 @@
+"""One target rank's stream in a live handoff: made at the end of preparation, followed until the boundary, then ended.
+
+Puts `liver_core.streaming` together with this rank's plan, endpoint and regions, and keeps what the certificate needs:
+the hash at the announced version and the sums of every gradient replayed since.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from liver_core.certificate import MASK, CertificatePlan, chained_sums
+from liver_core.streaming.budget import BudgetRefused, derive
+from liver_core.streaming.follow import Follower
+from liver_core.streaming.header import StepHeader
+from liver_core.streaming.replay import Replayer
+from liver_core.streaming.target import Following, StreamEnd, StreamResult, TargetStream
+from liver_core.streaming.tiles import LOCAL, Span, cut_tiles
+from liver_core.tensors.megatron import GRAD, LiveState, UnsupportedState
+from liver_core.tensors.replay import check_replay, replayer
+from liver_core.training.next_world import ActiveWorld, NextWorld
+from liver_core.transport.protocol import Read, ReadReport, Transport
+
+TILE_ELEMENTS = 1 << 20
+"""At most: a tile of a few MB is read in milliseconds, so that a step seldom comes in between."""
+
+
+class StreamFailed(RuntimeError):
+    """The stream cannot give what is asked of it; the text says why."""
+
+
+class StreamRefused(RuntimeError):
+    """The state of this rank cannot stream; the text says why and what to change."""
+
+
+class _Counted:
+    """An endpoint's reads, counted by what they are for."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.state_bytes = 0
+        self.ring_bytes = 0
+
+    def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
+        report = self._transport.read(reads, deadline)
+        if any(read.kind.startswith("ring") for read in reads):
+            self.ring_bytes += report.bytes
+        elif not all(read.kind in ("counter", "slots") for read in reads):
+            self.state_bytes += report.bytes
+        return report
+
+
+class _Summing:
+    """Replays, and before each replay of the whole share takes the sum of its gradients."""
+
+    def __init__(self, inner: Replayer, live: LiveState, plan: CertificatePlan, whole: Callable[[], bool]) -> None:
+        self._inner = inner
+        self._live = live
+        self._plan = plan
+        self._whole = whole
+        self.sums: dict[int, int] = {}
+
+    def replay(self, spans: Sequence[Span], header: StepHeader) -> None:
+        if self._whole():
+            parts = self._plan.sums(self._live.regions[GRAD], GRAD)
+            self.sums[header.version] = sum(int(part) for part in parts) & MASK
+        self._inner.replay(spans, header)
+
+
+class LiveTarget:
+    """See the module. `converged`: everything is here and at most one step behind."""
+
+    def __init__(
+        self, made: NextWorld, active: ActiveWorld | None, extra_bytes_max: int | None, deadline: float
+    ) -> None:
+        """Raises StreamRefused. `deadline` is the handoff's, in time.monotonic() seconds."""
+        live, plan, certificate = made.live, made.plan, made.certificate
+        assert live is not None and plan is not None and certificate is not None and made.manifest is not None
+        self._made = made
+        self._deadline = deadline
+        self._hashes: dict[int, list[int] | None] = {}
+        self._result: StreamResult | None = None
+        self._plan = certificate
+        self._live = live
+        self._kinds = tuple(kind.name for kind in made.manifest.kinds if kind.name != GRAD)
+        self._counted = None if made.transport is None else _Counted(made.transport)
+        self._planned_bytes = plan.remote_elements * sum(
+            kind.bytes_per_element for kind in made.manifest.kinds if kind.name != GRAD
+        )
+        tile_elements = self._refuse_or_size(made, extra_bytes_max)
+        following = self._following(made, active, tile_elements)
+        if made.transport is not None:
+            made.transport.register(targets=following.targets())
+        self._follower = Follower(following.tiles, plan_revision=made.request.plan_revision, depth=following.depth)
+        self._summing = _Summing(
+            replayer(live, window_elements=tile_elements), live, certificate, lambda: not self._follower.todo
+        )
+        self._stream = TargetStream(
+            self._counted,  # type: ignore[arg-type]
+            following,
+            self._follower,
+            self._summing,  # type: ignore[arg-type]
+            on_converged=self._note_converged,
+            on_hash=self._hash,
+            on_hash_missed=lambda version, reason: self._hashes.update({version: None}),
+        )
+        self._started = time.monotonic()
+        self.converge_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="target-stream", daemon=True)
+        self._thread.start()
+
+    @property
+    def converged(self) -> bool:
+        return self.converge_s > 0
+
+    @property
+    def version(self) -> int:
+        """What everything resident stands at."""
+        return self._follower.version
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step of the source world as it says, 0 before it was heard."""
+        return self._follower.pace.step_s
+
+    @property
+    def failure(self) -> str:
+        """Why the stream has ended before its time, or nothing."""
+        result = self._result
+        return "" if result is None or result.end is StreamEnd.DONE else f"{result.end}: {result.reason}"
+
+    def announce(self, version: int) -> None:
+        """Hash at exactly `version`."""
+        self._stream.announce(version)
+
+    def hashed(self, version: int) -> tuple[bool, list[int] | None]:
+        """Whether the announcement was dealt with, and the sums, kinds by parameters; None when it was missed."""
+        return version in self._hashes, self._hashes.get(version)
+
+    def finish(self, version: int, until: float) -> None:
+        """Reach exactly `version` by `until` (time.monotonic seconds) and end. Raises StreamFailed."""
+        self._stream.finish(version)
+        self._thread.join(max(0.0, until - time.monotonic()))
+        result = self._result
+        if result is None:
+            self.close()
+            raise StreamFailed(f"version {version} was not reached in time: {self.describe()}")
+        if result.end is not StreamEnd.DONE or result.version != version:
+            raise StreamFailed(f"{result.end} at version {result.version}, not {version}: {result.reason}")
+
+    def chain(self, after: int, upto: int) -> int:
+        """`certificate.chained_sums` of the gradients replayed after version `after` up to `upto`.
+
+        A step that was not summed counts as nothing, which makes the comparison fail.
+        """
+        return chained_sums({version: self._summing.sums.get(version, 0) for version in range(after + 1, upto + 1)})
+
+    def describe(self) -> str:
+        """Where the stream is, for people."""
+        status = self._stream.status()
+        estimate = "unknown" if status.estimate_s is None else f"{status.estimate_s:.1f} s"
+        return (
+            f"at version {status.version}, lag {status.lag}, {status.todo_elements} elements missing, "
+            f"estimate {estimate}, {status.counts.torn} torn reads, {status.counts.losses} lost slots"
+        )
+
+    def measures(self) -> dict[str, float]:
+        """Seconds and bytes so far, for the report."""
+        counted, counts = self._counted, self._follower.counts
+        moved = 0 if counted is None else counted.state_bytes
+        return {
+            "converge_s": self.converge_s,
+            "bytes_streamed": float(min(moved, self._planned_bytes)),
+            "bytes_reread": float(max(0, moved - self._planned_bytes)),
+            "bytes_replayed": float(0 if counted is None else counted.ring_bytes),
+            "replays": float(counts.replays),
+            "torn_reads": float(counts.torn),
+        }
+
+    def close(self) -> None:
+        """End the thread, wherever it is. Its endpoint may be used by another thread afterwards."""
+        self._stream.stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join(15.0)
+
+    def _run(self) -> None:
+        self._result = self._stream.run(self._deadline)
+
+    def _note_converged(self, version: int) -> None:
+        self.converge_s = self.converge_s or time.monotonic() - self._started
+
+    def _hash(self, version: int) -> None:
+        self._hashes[version] = [
+            int(part) for kind in self._kinds for part in self._plan.sums(self._live.regions[kind], kind)
+        ]
+
+    def _refuse_or_size(self, made: NextWorld, extra_bytes_max: int | None) -> int:
+        """Elements of a tile; StreamRefused where this rank cannot stream at all."""
+        if made.plan is not None and made.plan.remote and (made.transport is None or not made.transport.one_sided):
+            raise StreamRefused("a source can be read over gloo only, and streaming needs one-sided reads")
+        try:
+            check_replay(self._live)
+            sizes = derive(
+                extra_bytes_max,
+                taken_bytes=made.extra_bytes + int(made.measures.get("ring_bytes", 0)),
+                source_numel=0,
+                target_numel=self._live.shards.region_numel,
+            )
+        except (UnsupportedState, BudgetRefused) as error:
+            raise StreamRefused(str(error)) from error
+        made.measures["extra_bytes_peak"] = max(
+            made.measures.get("extra_bytes_peak", 0.0),
+            float(made.extra_bytes + sizes.bytes) + made.measures.get("ring_bytes", 0.0),
+        )
+        return min(sizes.tile_elements, TILE_ELEMENTS)
+
+    def _following(self, made: NextWorld, active: ActiveWorld | None, tile_elements: int) -> Following:
+        plan, request = made.plan, made.request
+        assert plan is not None and request.source is not None
+        leaving = {
+            rank: request.deadline_utc
+            for rank, member in enumerate(request.source.members)
+            if member not in request.target.members
+        }
+        places = [
+            (part.region_offset, part.region_offset + part.numel) for part in self._live.shards.parameters if part.numel
+        ]
+        depths: dict[int, Any] = {
+            part.source_rank: made.exchange.wait(f"ring/{part.source_rank}", self._deadline) for part in plan.remote
+        }
+        local = None
+        if active is not None and made.source_stream is not None:
+            local = {**active.live.regions, **made.source_stream.ring.regions}
+            depths[LOCAL] = made.source_stream.ring.depth
+        tiles = cut_tiles(plan, places, tile_elements, leaving=leaving)
+        return Following(tiles, depths, self._live.regions, self._kinds, local=local)
