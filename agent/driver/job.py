@@ -15,8 +15,9 @@ from typing import Any
 from uuid import UUID
 
 from agent.driver.births import Births
-from agent.driver.lead import Lead, Pulse
+from agent.driver.lead import Lead
 from agent.driver.node import Node
+from agent.driver.planning import Pulse
 from agent.driver.ranks import RankHost
 from agent.driver.rumours import Rumours
 from agent.driver.slots import JobSlots

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
 from agent.driver.node import Node
-from agent.driver.planning import NoPlan, Plan, Wait, estimate_parameters, plan_loss
+from agent.driver.planning import Learned, NoPlan, Plan, Pulse, Wait, ladder_inputs, plan_loss
 from agent.driver.progress import LostTime, Progress, from_mirror
 from agent.driver.records import proposer_from_json, proposer_to_json
 from agent.driver.wire import (
@@ -26,6 +26,7 @@ from agent.driver.wire import (
 )
 from agent.journal import Table
 from agent.protocol.base import HandoffCause, HandoffState, StoreAddress
+from agent.protocol.base import Rung as WireRung
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder
 from agent.supervisor.slots import StoreKey
@@ -34,7 +35,6 @@ from agent.supervisor.zygote_client import ZygoteError
 from liver_core.handoff import (
     CutoverDeadlines,
     HandoffId,
-    LadderInputs,
     Order,
     Proposal,
     Proposer,
@@ -42,6 +42,7 @@ from liver_core.handoff import (
     Reason,
     Report,
     Rung,
+    RungChoice,
     Stage,
     choose_rung,
 )
@@ -64,8 +65,8 @@ from liver_core.layout import Member, Roster
 MIRRORS_MAX = 64
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 10.0
-BYTES_PER_PARAMETER = 12
-"""An fp32 master and two fp32 moments: what travels, by decision D7."""
+LIVE_RUNGS = (Rung.LIVE, Rung.STOP_AND_COPY)
+"""Rungs on which the job goes on without a restart; the others are the service's to take."""
 
 _log = logging.getLogger(__name__)
 _ENDED_STATES = {Stage.ACTIVE: HandoffState.ACTIVE, Stage.ABORTED: HandoffState.ABORTED}
@@ -84,16 +85,6 @@ class Intent:
     notice_at: float | None
     rung: Rung = Rung.STOP_AND_COPY
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Pulse:
-    """How the job steps on this node: the last step, how long ago it ended, and the median seconds of one."""
-
-    step: int
-    step_age_s: float
-    median_step_s: float
-    checkpoint_step: int | None
 
 
 class Lead:
@@ -121,8 +112,7 @@ class Lead:
         self._failures = 0
         self._retry_at = float("-inf")
         self._recent: dict[str, Progress] = {}
-        self._measured_bandwidth: float | None = None
-        self._measured_prepare_s: float | None = None
+        self._learned = Learned()
 
     def restore(self) -> None:
         """What the journal kept: the proposer's record, and the mirrors, which are sent again."""
@@ -288,8 +278,8 @@ class Lead:
 
     async def _open(self, order: JobOrder, wanted: Intent) -> None:
         """Choose the rung; where it is a live one, have a store first, then open."""
-        choice = choose_rung(self._ladder_inputs(order, wanted))
-        if choice.rung is not Rung.STOP_AND_COPY:
+        choice = self._choose(order, wanted)
+        if choice.rung not in LIVE_RUNGS:
             self._say(f"no live handoff without {', '.join(sorted(wanted.leaving))}: {choice.reason}")
             return
         intent = replace(wanted, rung=choice.rung, reason=f"{wanted.plan.reason}; {choice.reason}")
@@ -297,6 +287,12 @@ class Lead:
         self._proposer.record = replace(self._proposer.record, highest_generation=used)
         self._say(f"opening handoff {intent.handoff_id} to {intent.plan.layout}: {intent.reason}")
         self._opening = (intent, asyncio.create_task(self._host_store(intent, used + 1)))
+
+    def _choose(self, order: JobOrder, wanted: Intent) -> RungChoice:
+        left_s = wanted.deadline_utc - self._node.now() if wanted.notice_at is not None else None
+        pulse, settings = self._pulse(), self._node.settings
+        where = (order, wanted.source, wanted.plan, wanted.leaving, left_s)
+        return choose_rung(ladder_inputs(*where, pulse=pulse, learned=self._learned, settings=settings))
 
     async def _host_store(self, intent: Intent, generation: int) -> None:
         try:
@@ -367,25 +363,6 @@ class Lead:
             changed_utc=utc(now),
         )
 
-    def _ladder_inputs(self, order: JobOrder, wanted: Intent) -> LadderInputs:
-        pulse, settings = self._pulse(), self._node.settings
-        staying = set(wanted.source.node_ids()) - wanted.leaving
-        age = None if pulse.checkpoint_step is None else max(0, pulse.step - pulse.checkpoint_step)
-        pressing = wanted.notice_at is not None
-        return LadderInputs(
-            bytes_to_move=estimate_parameters(order.spec.model) * BYTES_PER_PARAMETER,
-            bandwidth_bytes_per_s=self._measured_bandwidth or settings.bandwidth_bytes_per_s,
-            prepare_s=self._measured_prepare_s or settings.prepare_s,
-            step_s=pulse.median_step_s,
-            seconds_to_boundary=pulse.median_step_s,
-            seconds_to_deadline=wanted.deadline_utc - self._node.now() if pressing else None,
-            margin_s=settings.margin_s,
-            sources_whole=True,
-            nodes_left=len(staying | {member.node_id for member in wanted.plan.members}),
-            nodes_least=order.spec.nodes.min,
-            checkpoint_age_steps=age,
-        )
-
     # The machine.
 
     def _new_proposer(self, record: ProposerRecord) -> Proposer:
@@ -438,6 +415,8 @@ class Lead:
         if ended.stage is Stage.ACTIVE:
             progress.marks.setdefault("retired", self._node.now())
             self._learn(progress)
+        elif progress.mirror.rung is WireRung.LIVE:
+            self._learn_failure(progress, ended.reason)
         self._recent[ended.handoff_id] = progress
         while len(self._recent) > 8:
             del self._recent[next(iter(self._recent))]
@@ -445,11 +424,24 @@ class Lead:
 
     def _learn(self, progress: Progress) -> None:
         """The next ladder uses what this handoff measured."""
-        measures = progress.mirror.measures
-        self._measured_bandwidth = measures.bandwidth_bytes_per_s or self._measured_bandwidth
+        measures, streamed = progress.mirror.measures, progress.mirror.rung is WireRung.LIVE
+        if measures.bandwidth_bytes_per_s and not streamed:  # What streams beside training tells nothing of the link.
+            self._learned = replace(self._learned, bandwidth_bytes_per_s=measures.bandwidth_bytes_per_s)
         ready_s = measures.phases_s.get("to_ready")
         if ready_s is not None and math.isfinite(ready_s):
-            self._measured_prepare_s = ready_s
+            built_s = max(0.0, ready_s - measures.phases_s.get("stream", 0.0))
+            self._learned = replace(self._learned, prepare_s=built_s)
+        follow_s = [said["follow_s"] for said in progress.measures.values() if "follow_s" in said]
+        if follow_s:
+            self._learned = replace(self._learned, follow_s=max(follow_s))
+
+    def _learn_failure(self, progress: Progress, reason: Reason) -> None:
+        """Streaming is not tried again in the world in which it failed, nor where the optimizer refuses it."""
+        if reason.phase == "replay":
+            self._learned = replace(self._learned, replay_refusal=reason.text)
+        elif reason.phase == "stream":
+            parent = progress.mirror.parent
+            self._learned = replace(self._learned, stream_failure=reason.text, failed_in=parent)
 
     # The mirror.
 

@@ -10,6 +10,8 @@ from agent.protocol.sync import HandoffMeasures
 
 PHASES_MAX = 60
 EXTRA_MAX = 60
+PER_STEP = {"follow_s"}
+"""Seconds of one step, shown apart from the phases of the handoff."""
 NOT_PHASES = {"median_step_s", "optimizer_s", "first_step_s", "pause_s"}
 
 
@@ -22,7 +24,7 @@ def merge_measures(ranks: Iterable[Mapping[str, float]], driver: HandoffMeasures
     phases = {
         name.removesuffix("_s"): max(0.0, largest[name])
         for name in names
-        if name.endswith("_s") and name not in NOT_PHASES
+        if name.endswith("_s") and name not in NOT_PHASES | PER_STEP
     }
     pause_s = _pause(said, largest)
     step_s = largest.get("median_step_s", 0.0)

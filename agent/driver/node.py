@@ -17,7 +17,10 @@ from agent.supervisor.supervisor import Supervisor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverSettings:
-    """Seconds, bytes per second. `bandwidth_bytes_per_s` and `prepare_s` are guesses until a handoff measured them."""
+    """Seconds, bytes per second. `bandwidth_bytes_per_s` and `prepare_s` are guesses until a handoff measured them.
+
+    Streaming is guessed to get `stream_share` of the bandwidth, and a replay to take `replay_share` of a step.
+    """
 
     handoff_deadline_s: float = 180.0
     start_deadline_s: float = 240.0
@@ -32,6 +35,9 @@ class DriverSettings:
     bandwidth_bytes_per_s: float = 500e6
     prepare_s: float = 5.0
     margin_s: float = 2.0
+    stream_share: float = 0.5
+    replay_share: float = 0.1
+    one_sided: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

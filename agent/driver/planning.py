@@ -6,13 +6,19 @@ Pure: everything known comes in, a decision with its reason comes out.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from agent.driver.node import DriverSettings
 from agent.driver.wire import core_layout, core_members
 from agent.protocol.jobfile import ModelShape
 from agent.protocol.sync import JobOrder
+from liver_core.handoff import LadderInputs
 from liver_core.layout import Member, ParallelLayout, Roster
 
 SERVICE_WAIT_S = 3.0
 """How long a plan that no standing plan covers is left to the service, before the layouts by count are used."""
+BYTES_PER_PARAMETER = 12
+"""An fp32 master and two fp32 moments: what travels, by decision D7."""
+GRADIENT_BYTES_PER_PARAMETER = 4
+"""What a target reads of each step that it follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,32 @@ class NoPlan:
     """There is no world to go to live; what is left, checkpoint rung or suspension, the service decides."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """How the job steps on this node: the last step, how long ago it ended, and the median seconds of one."""
+
+    step: int
+    step_age_s: float
+    median_step_s: float
+    checkpoint_step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learned:
+    """What earlier handoffs of the job measured; None or empty where none did. Seconds, bytes per second.
+
+    `stream_failure` is why streaming failed in generation `failed_in`; in another world it is tried again.
+    `replay_refusal` holds for the job's life, as its optimizer does.
+    """
+
+    bandwidth_bytes_per_s: float | None = None
+    prepare_s: float | None = None
+    follow_s: float | None = None
+    replay_refusal: str = ""
+    stream_failure: str = ""
+    failed_in: int = 0
 
 
 def lead_candidates(order: JobOrder, active: Roster, leaving: Iterable[str]) -> tuple[str, ...]:
@@ -67,6 +99,47 @@ def estimate_parameters(model: ModelShape) -> int:
     ffn = model.ffn_hidden_size or 4 * model.hidden_size
     layer = 4 * model.hidden_size**2 + 3 * model.hidden_size * ffn * (model.num_experts or 1)
     return model.num_layers * layer + 2 * model.padded_vocab_size * model.hidden_size
+
+
+def ladder_inputs(
+    order: JobOrder,
+    source: Roster,
+    plan: Plan,
+    leaving: frozenset[str],
+    left_s: float | None,
+    *,
+    pulse: Pulse,
+    learned: Learned,
+    settings: DriverSettings,
+) -> LadderInputs:
+    """What the ladder chooses from. Guesses of the settings stand where nothing was measured; `left_s` None: nothing
+    presses. Whether a rank can stream at all it finds out itself, and falls to the next rung with its reason."""
+    parameters = estimate_parameters(order.spec.model)
+    bandwidth = learned.bandwidth_bytes_per_s or settings.bandwidth_bytes_per_s
+    follow_s = GRADIENT_BYTES_PER_PARAMETER * parameters / bandwidth + settings.replay_share * pulse.median_step_s
+    going = [member for member in source.members if member.node_id in leaving]
+    staying = set(source.node_ids()) - leaving
+    age = None if pulse.checkpoint_step is None else max(0, pulse.step - pulse.checkpoint_step)
+    bytes_to_move = BYTES_PER_PARAMETER * parameters
+    return LadderInputs(
+        bytes_to_move=bytes_to_move,
+        bandwidth_bytes_per_s=bandwidth,
+        prepare_s=learned.prepare_s or settings.prepare_s,
+        step_s=pulse.median_step_s,
+        seconds_to_boundary=pulse.median_step_s,
+        seconds_to_deadline=left_s,
+        margin_s=settings.margin_s,
+        sources_whole=True,
+        nodes_left=len(staying | {member.node_id for member in plan.members}),
+        nodes_least=order.spec.nodes.min,
+        checkpoint_age_steps=age,
+        stream_share=settings.stream_share,
+        follow_s=learned.follow_s if learned.follow_s is not None else follow_s,
+        one_sided=settings.one_sided,
+        replay_refusal=learned.replay_refusal,
+        stream_failure=learned.stream_failure if learned.failed_in == source.generation else "",
+        bytes_only_leaving=bytes_to_move * len(going) // len(source.members),
+    )
 
 
 def _plan_by_count(order: JobOrder, active: Roster, leaving: frozenset[str]) -> Plan | NoPlan:

@@ -1,11 +1,18 @@
 """The fallback ladder: which rung fits into the time that is left, and why (handoff.md section 6).
 
-Pure. Estimates come in as numbers; the first rung that fits with margin is taken, and every rung passed over is named.
+Pure. Estimates come in as numbers; the first rung that fits with margin is taken, and every rung passed over is named
+with its reason. Drop-step and rescue are estimated, but taken only by a host that says it can execute them.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from liver_core.handoff.messages import Rung
+
+EXECUTED = frozenset({Rung.LIVE, Rung.STOP_AND_COPY, Rung.CHECKPOINT, Rung.SUSPEND})
+"""What this version can carry out."""
+CERTIFY_STEPS = 2
+"""The version at which both sides hash is announced so many steps ahead (handoff.md section 4)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +21,10 @@ class LadderInputs:
 
     `seconds_to_deadline` is None when nothing forces the change. `sources_whole`: every rank of g is alive.
     `prepare_s` is the building of g+1, which overlaps with training. `checkpoint_age_steps` is None without one.
+    Streaming gets `stream_share` (0..1) of the bandwidth, and needs `follow_s` for each step of g: reading its
+    gradients and replaying them. `one_sided`: the transport reads without the source's help. `replay_refusal` is why
+    the optimizer cannot be replayed exactly, `stream_failure` why streaming failed before in this world; empty: nothing
+    is known against it. `bytes_only_leaving` is what no survivor holds. `executed`: what this version carries out.
     """
 
     bytes_to_move: int
@@ -27,52 +38,159 @@ class LadderInputs:
     nodes_left: int
     nodes_least: int
     checkpoint_age_steps: int | None
+    stream_share: float
+    follow_s: float
+    one_sided: bool
+    replay_refusal: str
+    stream_failure: str
+    bytes_only_leaving: int
+    executed: frozenset[Rung] = EXECUTED
 
 
 @dataclass(frozen=True, slots=True)
 class RungChoice:
-    """The rung taken, the seconds it is estimated to need, and what was said about every rung above it."""
+    """The rung taken, the seconds it is estimated to need, and what was said about it and about every rung above it."""
 
     rung: Rung
     estimate_s: float
-    reason: str
+    said: tuple[tuple[Rung, str], ...]
+
+    @property
+    def reason(self) -> str:
+        """All of it in one line."""
+        return "; ".join(f"{rung}: {text}" for rung, text in self.said)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What one rung needs; `refusal` is empty when nothing but time can be against it."""
+
+    seconds: float
+    refusal: str = ""
 
 
 def choose_rung(inputs: LadderInputs) -> RungChoice:
-    """The least disturbing rung that fits."""
+    """The least disturbing rung that fits. Raises ValueError naming a number that cannot be."""
     _check(inputs)
-    said = ["live: not in this version"]
-    if inputs.nodes_left < inputs.nodes_least:
-        said.append(f"suspend: {inputs.nodes_left} nodes are left, the job needs {inputs.nodes_least}")
-        return RungChoice(Rung.SUSPEND, 0.0, "; ".join(said))
-    refusal, estimate_s = _stop_and_copy(inputs)
-    if refusal is None:
-        said.append(f"stop_and_copy: {_fit(inputs, estimate_s)}")
-        return RungChoice(Rung.STOP_AND_COPY, estimate_s, "; ".join(said))
-    said.append(f"stop_and_copy: {refusal}")
-    if inputs.checkpoint_age_steps is None:
-        said.append("checkpoint: none was written, the job starts from its first step")
-        return RungChoice(Rung.CHECKPOINT, inputs.prepare_s, "; ".join(said))
-    lost_s = inputs.checkpoint_age_steps * inputs.step_s
-    said.append(f"checkpoint: {inputs.checkpoint_age_steps} steps ({lost_s:.1f} s) are done again")
-    return RungChoice(Rung.CHECKPOINT, inputs.prepare_s + lost_s, "; ".join(said))
+    said: list[tuple[Rung, str]] = []
+    for rung, estimated in _ESTIMATES:
+        estimate = estimated(inputs)
+        refusal = _refusal(rung, estimate, inputs)
+        if not refusal:
+            return RungChoice(rung, estimate.seconds, (*said, (rung, _fit(inputs, estimate.seconds))))
+        said.append((rung, refusal))
+    estimate_s, text = _checkpoint(inputs)
+    if _too_few_nodes(inputs):
+        said.append((Rung.CHECKPOINT, _too_few_nodes(inputs)))
+        return RungChoice(Rung.SUSPEND, 0.0, (*said, (Rung.SUSPEND, "until there are nodes again")))
+    return RungChoice(Rung.CHECKPOINT, estimate_s, (*said, (Rung.CHECKPOINT, text)))
 
 
-def _stop_and_copy(inputs: LadderInputs) -> tuple[str | None, float]:
-    """Why stop-and-copy cannot be (None when it can), and its seconds until the leavers are free."""
+def _refusal(rung: Rung, estimate: Estimate, inputs: LadderInputs) -> str:
+    """Why this rung is passed over; empty when it fits."""
+    refusal = _too_few_nodes(inputs) or _without_state(inputs) or estimate.refusal or _late(inputs, estimate.seconds)
+    if refusal or rung in inputs.executed:
+        return refusal
+    return f"not in this version; it {_fit(inputs, estimate.seconds)}"
+
+
+def _too_few_nodes(inputs: LadderInputs) -> str:
+    if inputs.nodes_left >= inputs.nodes_least:
+        return ""
+    return f"{inputs.nodes_left} nodes are left, the job needs {inputs.nodes_least}"
+
+
+def _without_state(inputs: LadderInputs) -> str:
+    """What is against every rung that reads a living world."""
     if not inputs.sources_whole:
-        return "a rank of the running world is lost", 0.0
+        return "a rank of the running world is lost"
     if inputs.bytes_to_move and not inputs.bandwidth_bytes_per_s:
-        return "no bandwidth was measured", 0.0
-    copy_s = inputs.bytes_to_move / inputs.bandwidth_bytes_per_s if inputs.bytes_to_move else 0.0
-    # Preparing runs while g trains; the copy starts at the first boundary after it, on average half a step later and
-    # at worst a whole one.
-    boundary_s = max(inputs.seconds_to_boundary, inputs.prepare_s + inputs.step_s)
-    estimate_s = boundary_s + copy_s
+        return "no bandwidth was measured"
+    return ""
+
+
+def _live(inputs: LadderInputs) -> Estimate:
+    """Built, converged and certified while g trains; then the next boundary, and the last step's gradients."""
+    stream = _stream(inputs)
+    if stream.refusal:
+        return stream
+    certified_s = inputs.prepare_s + stream.seconds + CERTIFY_STEPS * inputs.step_s
+    # Ready comes at any moment of a step: the boundary after it is a whole step away at worst.
+    boundary_s = max(inputs.seconds_to_boundary, certified_s + inputs.step_s)
+    return Estimate(boundary_s + inputs.follow_s)
+
+
+def _drop_step(inputs: LadderInputs) -> Estimate:
+    """Converged as on the live rung, but the step under way, which outlasts the deadline, is dropped and redone."""
+    stream = _stream(inputs)
+    if stream.refusal:
+        return stream
     left_s = inputs.seconds_to_deadline
-    if left_s is not None and estimate_s + inputs.margin_s > left_s:
-        return f"needs {estimate_s:.1f} s and {inputs.margin_s:.1f} s of margin, {left_s:.1f} s are left", estimate_s
-    return None, estimate_s
+    if left_s is None or inputs.step_s <= left_s:
+        left = "nothing presses" if left_s is None else f"{left_s:.1f} s are left"
+        return Estimate(0.0, f"a step takes {inputs.step_s:.1f} s, {left}: no step need be dropped")
+    # The state cannot change before the boundary that is out of reach: once copied, it stays what it is.
+    bandwidth = inputs.stream_share * inputs.bandwidth_bytes_per_s
+    return Estimate(inputs.prepare_s + _copy_s(inputs.bytes_to_move, bandwidth))
+
+
+def _stop_and_copy(inputs: LadderInputs) -> Estimate:
+    """Preparing runs while g trains; the copy starts at the first boundary after it, at worst a whole step later."""
+    boundary_s = max(inputs.seconds_to_boundary, inputs.prepare_s + inputs.step_s)
+    return Estimate(boundary_s + _copy_s(inputs.bytes_to_move, inputs.bandwidth_bytes_per_s))
+
+
+def _rescue(inputs: LadderInputs) -> Estimate:
+    """What no survivor holds goes into host memory at the boundary; the new world is built when they are gone."""
+    return Estimate(inputs.seconds_to_boundary + _copy_s(inputs.bytes_only_leaving, inputs.bandwidth_bytes_per_s))
+
+
+def _checkpoint(inputs: LadderInputs) -> tuple[float, str]:
+    if inputs.checkpoint_age_steps is None:
+        return inputs.prepare_s, "none was written, the job starts from its first step"
+    lost_s = inputs.checkpoint_age_steps * inputs.step_s
+    return inputs.prepare_s + lost_s, f"{inputs.checkpoint_age_steps} steps ({lost_s:.1f} s) are done again"
+
+
+_ESTIMATES: tuple[tuple[Rung, Callable[[LadderInputs], Estimate]], ...] = (
+    (Rung.LIVE, _live),
+    (Rung.DROP_STEP, _drop_step),
+    (Rung.STOP_AND_COPY, _stop_and_copy),
+    (Rung.RESCUE, _rescue),
+)
+
+
+def _stream(inputs: LadderInputs) -> Estimate:
+    """Seconds until what was copied has caught up with the steps done meanwhile.
+
+    While copying takes c seconds in all, t / step_s steps pass in t = c + (t / step_s) * follow_s seconds.
+    """
+    if not inputs.one_sided:
+        return Estimate(0.0, "the transport has no one-sided reads")
+    if inputs.replay_refusal:
+        return Estimate(0.0, f"steps cannot be replayed: {inputs.replay_refusal}")
+    if inputs.stream_failure:
+        return Estimate(0.0, f"it failed before in this world: {inputs.stream_failure}")
+    bandwidth = inputs.stream_share * inputs.bandwidth_bytes_per_s
+    if inputs.bytes_to_move and not bandwidth:
+        return Estimate(0.0, "no bandwidth is left beside training")
+    if inputs.follow_s and inputs.follow_s >= inputs.step_s:
+        text = f"following a step takes {inputs.follow_s:.2f} s, a step {inputs.step_s:.2f} s: it never converges"
+        return Estimate(0.0, text)
+    copying = 1.0 - inputs.follow_s / inputs.step_s if inputs.follow_s else 1.0
+    return Estimate(_copy_s(inputs.bytes_to_move, bandwidth) / copying)
+
+
+def _copy_s(count: int, bytes_per_s: float) -> float:
+    """Seconds to copy `count` bytes; 0.0 where a refusal says that there is no bandwidth."""
+    return count / bytes_per_s if bytes_per_s else 0.0
+
+
+def _late(inputs: LadderInputs, estimate_s: float) -> str:
+    left_s = inputs.seconds_to_deadline
+    if left_s is None or estimate_s + inputs.margin_s <= left_s:
+        return ""
+    return f"needs {estimate_s:.1f} s and {inputs.margin_s:.1f} s of margin, {left_s:.1f} s are left"
 
 
 def _fit(inputs: LadderInputs, estimate_s: float) -> str:
@@ -82,6 +200,18 @@ def _fit(inputs: LadderInputs, estimate_s: float) -> str:
 
 
 def _check(inputs: LadderInputs) -> None:
-    for name in ("bytes_to_move", "bandwidth_bytes_per_s", "prepare_s", "step_s", "seconds_to_boundary", "margin_s"):
+    for name in (
+        "bytes_to_move",
+        "bandwidth_bytes_per_s",
+        "prepare_s",
+        "step_s",
+        "seconds_to_boundary",
+        "margin_s",
+        "stream_share",
+        "follow_s",
+        "bytes_only_leaving",
+    ):
         if getattr(inputs, name) < 0:
             raise ValueError(f"{name}: must not be negative, is {getattr(inputs, name)}")
+    if inputs.stream_share > 1:
+        raise ValueError(f"stream_share: must not exceed 1, is {inputs.stream_share}")

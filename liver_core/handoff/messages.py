@@ -58,7 +58,9 @@ class Rung(StrEnum):
     """The fallback ladder (handoff.md section 6), least disturbing first."""
 
     LIVE = "live"
+    DROP_STEP = "drop_step"
     STOP_AND_COPY = "stop_and_copy"
+    RESCUE = "rescue"
     CHECKPOINT = "checkpoint"
     SUSPEND = "suspend"
 

@@ -7,7 +7,18 @@ from uuid import uuid4
 import pytest
 
 from agent.driver.measures import merge_measures
-from agent.driver.planning import NoPlan, Plan, Wait, estimate_parameters, lead_candidates, plan_loss
+from agent.driver.node import DriverSettings
+from agent.driver.planning import (
+    Learned,
+    NoPlan,
+    Plan,
+    Pulse,
+    Wait,
+    estimate_parameters,
+    ladder_inputs,
+    lead_candidates,
+    plan_loss,
+)
 from agent.driver.progress import LostTime
 from agent.driver.records import SlotMemory, proposer_from_json, proposer_to_json, slot_from_json, slot_to_json
 from agent.driver.wire import core_roster
@@ -26,6 +37,7 @@ from liver_core.handoff import (
     Rung,
     Stage,
     StoreAddress,
+    choose_rung,
 )
 from liver_core.handoff.participant_events import EndedHandoff
 from liver_core.handoff.proposer_events import HandoffEnded
@@ -88,6 +100,41 @@ def test_a_node_that_will_go_never_leads(order: JobOrder) -> None:
 
 def test_parameters_are_guessed_in_the_right_order_of_magnitude(order: JobOrder) -> None:
     assert 4_000_000 < estimate_parameters(order.spec.model) < 10_000_000
+
+
+def rung_for(order: JobOrder, left_s: float | None, *, step_s: float = 0.5, learned: Learned | None = None) -> Rung:
+    found = plan(order, "b")
+    assert isinstance(found, Plan)
+    pulse = Pulse(100, 0.1, step_s, 90)
+    where = (order, ACTIVE, found, frozenset({"b"}), left_s)
+    return choose_rung(ladder_inputs(*where, pulse=pulse, learned=learned or Learned(), settings=DriverSettings())).rung
+
+
+def test_a_handoff_is_live_unless_something_is_known_against_it(order: JobOrder) -> None:
+    assert rung_for(order, None) is Rung.LIVE
+    assert rung_for(order, 25.0) is Rung.LIVE
+    assert rung_for(order, 9.0) is Rung.STOP_AND_COPY
+    assert rung_for(order, 3.0) is Rung.CHECKPOINT
+    assert rung_for(order, None, step_s=0.0) is Rung.STOP_AND_COPY
+    assert rung_for(order, None, learned=Learned(replay_refusal="fused AdamW")) is Rung.STOP_AND_COPY
+    assert rung_for(order, None, learned=Learned(follow_s=0.6)) is Rung.STOP_AND_COPY
+    assert rung_for(order, 25.0, learned=Learned(prepare_s=22.0)) is Rung.STOP_AND_COPY
+    assert rung_for(order, 25.0, learned=Learned(prepare_s=23.0)) is Rung.CHECKPOINT
+
+
+def test_streaming_that_failed_is_not_tried_again_in_the_same_world(order: JobOrder) -> None:
+    assert rung_for(order, None, learned=Learned(stream_failure="ring", failed_in=1)) is Rung.STOP_AND_COPY
+    assert rung_for(order, None, learned=Learned(stream_failure="ring", failed_in=2)) is Rung.LIVE
+
+
+def test_the_ladder_counts_the_leavers_share_of_the_bytes_and_the_nodes_that_are_left(order: JobOrder) -> None:
+    found = plan(order, "b")
+    assert isinstance(found, Plan)
+    where = (order, ACTIVE, found, frozenset({"b"}), 25.0)
+    inputs = ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=Learned(), settings=DriverSettings())
+    assert inputs.bytes_to_move == 12 * estimate_parameters(order.spec.model)
+    assert inputs.bytes_only_leaving == inputs.bytes_to_move // 4
+    assert (inputs.nodes_left, inputs.nodes_least, inputs.checkpoint_age_steps) == (3, 1, 10)
 
 
 def test_measures_take_the_longest_phase_the_sum_of_bytes_and_the_pause_over_all_ranks() -> None:

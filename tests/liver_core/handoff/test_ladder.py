@@ -1,11 +1,13 @@
-"""The first rung that fits is taken, and it is said why the others are not. Pure."""
+"""The first rung that fits is taken, and it is said of every rung above it why it is not. Pure."""
 
 from dataclasses import replace
 
 import pytest
 
 from liver_core.handoff import LadderInputs, Rung, choose_rung
+from liver_core.handoff.ladder import EXECUTED
 
+EVERYTHING = frozenset(Rung)
 ROOMY = LadderInputs(
     bytes_to_move=10_000_000_000,
     bandwidth_bytes_per_s=1e9,
@@ -18,57 +20,136 @@ ROOMY = LadderInputs(
     nodes_left=3,
     nodes_least=2,
     checkpoint_age_steps=40,
+    stream_share=0.5,
+    follow_s=1.0,
+    one_sided=True,
+    replay_refusal="",
+    stream_failure="",
+    bytes_only_leaving=4_000_000_000,
 )
+TWO_SIDED = replace(ROOMY, one_sided=False)
+LONG_STEPS = replace(ROOMY, step_s=300.0, seconds_to_boundary=200.0)
 
 
-def test_with_time_enough_the_state_is_copied_at_a_boundary():
+def test_with_time_enough_the_state_streams_while_the_job_trains():
     choice = choose_rung(ROOMY)
-    assert choice.rung is Rung.STOP_AND_COPY
-    assert choice.estimate_s == 35.0
-    assert choice.reason == (
-        "live: not in this version; stop_and_copy: needs 35.0 s of the 105.0 s left, margin 10.0 s"
-    )
+    assert choice.rung is Rung.LIVE
+    # 20 s to build, 20 s to copy at half the bandwidth, 5 of them more for the steps done meanwhile, two steps to the
+    # certificate, one to the boundary, and its gradients.
+    assert choice.estimate_s == 20.0 + 20.0 / (1 - 1 / 5) + 3 * 5.0 + 1.0
+    assert choice.reason == "live: needs 61.0 s of the 105.0 s left, margin 10.0 s"
 
 
-def test_the_margin_counts():
-    assert choose_rung(replace(ROOMY, seconds_to_deadline=45.0)).rung is Rung.STOP_AND_COPY
-    assert choose_rung(replace(ROOMY, seconds_to_deadline=44.9)).rung is Rung.CHECKPOINT
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        (replace(ROOMY, seconds_to_deadline=71.0), Rung.LIVE),
+        (replace(ROOMY, seconds_to_deadline=70.9), Rung.STOP_AND_COPY),
+        (replace(ROOMY, seconds_to_deadline=45.0), Rung.STOP_AND_COPY),
+        (replace(ROOMY, seconds_to_deadline=44.9), Rung.CHECKPOINT),
+        (replace(ROOMY, seconds_to_boundary=94.0), Rung.LIVE),
+        (replace(TWO_SIDED, seconds_to_boundary=85.0), Rung.STOP_AND_COPY),
+        (replace(TWO_SIDED, seconds_to_boundary=85.1), Rung.CHECKPOINT),
+        (replace(ROOMY, seconds_to_boundary=94.1), Rung.CHECKPOINT),
+        (replace(ROOMY, stream_share=0.25), Rung.LIVE),
+        (replace(ROOMY, stream_share=0.2), Rung.STOP_AND_COPY),
+        (replace(ROOMY, stream_share=0.0), Rung.STOP_AND_COPY),
+        (replace(ROOMY, follow_s=4.9), Rung.STOP_AND_COPY),
+        (replace(ROOMY, follow_s=5.0, seconds_to_deadline=None), Rung.STOP_AND_COPY),
+        (replace(ROOMY, step_s=0.0, follow_s=0.1), Rung.STOP_AND_COPY),
+        (replace(ROOMY, seconds_to_deadline=None), Rung.LIVE),
+        (replace(ROOMY, seconds_to_deadline=None, bytes_to_move=0, bandwidth_bytes_per_s=0.0, follow_s=0.0), Rung.LIVE),
+        (replace(TWO_SIDED, seconds_to_deadline=None), Rung.STOP_AND_COPY),
+        (replace(ROOMY, replay_refusal="fused AdamW"), Rung.STOP_AND_COPY),
+        (replace(ROOMY, stream_failure="fell out of the ring"), Rung.STOP_AND_COPY),
+        (replace(ROOMY, sources_whole=False), Rung.CHECKPOINT),
+        (replace(ROOMY, bandwidth_bytes_per_s=0.0), Rung.CHECKPOINT),
+        (replace(ROOMY, nodes_left=1), Rung.SUSPEND),
+        (replace(ROOMY, nodes_left=1, sources_whole=False, checkpoint_age_steps=None), Rung.SUSPEND),
+        (LONG_STEPS, Rung.CHECKPOINT),
+        (replace(LONG_STEPS, executed=EVERYTHING), Rung.DROP_STEP),
+        (replace(LONG_STEPS, executed=EVERYTHING, one_sided=False), Rung.CHECKPOINT),
+        (replace(LONG_STEPS, executed=EVERYTHING, one_sided=False, seconds_to_boundary=90.0), Rung.RESCUE),
+        (replace(LONG_STEPS, executed=EVERYTHING, seconds_to_deadline=49.9), Rung.CHECKPOINT),
+        (replace(ROOMY, seconds_to_deadline=25.0, executed=EVERYTHING), Rung.RESCUE),
+        (replace(ROOMY, seconds_to_deadline=16.9, executed=EVERYTHING), Rung.CHECKPOINT),
+        (replace(ROOMY, seconds_to_deadline=25.0), Rung.CHECKPOINT),
+    ],
+)
+def test_the_first_rung_that_fits_is_taken_and_all_above_it_are_named(inputs: LadderInputs, expected: Rung):
+    choice = choose_rung(inputs)
+    assert choice.rung is expected, choice.reason
+    rungs = list(Rung)
+    assert [rung for rung, _ in choice.said] == rungs[: rungs.index(expected) + 1]
+    assert all(text for _, text in choice.said)
 
 
-def test_a_boundary_that_is_far_away_counts():
-    assert choose_rung(replace(ROOMY, seconds_to_boundary=90.0)).rung is Rung.CHECKPOINT
+@pytest.mark.parametrize(
+    ("inputs", "rung", "text"),
+    [
+        (TWO_SIDED, Rung.LIVE, "the transport has no one-sided reads"),
+        (replace(ROOMY, replay_refusal="fused AdamW"), Rung.LIVE, "steps cannot be replayed: fused AdamW"),
+        (replace(ROOMY, stream_failure="ring"), Rung.LIVE, "it failed before in this world: ring"),
+        (
+            replace(ROOMY, follow_s=6.0),
+            Rung.LIVE,
+            "following a step takes 6.00 s, a step 5.00 s: it never converges",
+        ),
+        (
+            replace(ROOMY, seconds_to_deadline=50.0),
+            Rung.LIVE,
+            "needs 61.0 s and 10.0 s of margin, 50.0 s are left",
+        ),
+        (TWO_SIDED, Rung.DROP_STEP, "the transport has no one-sided reads"),
+        (
+            replace(ROOMY, seconds_to_deadline=50.0),
+            Rung.DROP_STEP,
+            "a step takes 5.0 s, 50.0 s are left: no step need be dropped",
+        ),
+        (LONG_STEPS, Rung.DROP_STEP, "not in this version; it needs 40.0 s of the 105.0 s left, margin 10.0 s"),
+        (
+            replace(ROOMY, seconds_to_deadline=25.0),
+            Rung.STOP_AND_COPY,
+            "needs 35.0 s and 10.0 s of margin, 25.0 s are left",
+        ),
+        (
+            replace(ROOMY, seconds_to_deadline=25.0),
+            Rung.RESCUE,
+            "not in this version; it needs 7.0 s of the 25.0 s left, margin 10.0 s",
+        ),
+        (replace(ROOMY, seconds_to_deadline=25.0), Rung.CHECKPOINT, "40 steps (200.0 s) are done again"),
+        (
+            replace(ROOMY, sources_whole=False, checkpoint_age_steps=None),
+            Rung.CHECKPOINT,
+            "none was written, the job starts from its first step",
+        ),
+        (replace(ROOMY, sources_whole=False), Rung.RESCUE, "a rank of the running world is lost"),
+        (replace(ROOMY, bandwidth_bytes_per_s=0.0), Rung.STOP_AND_COPY, "no bandwidth was measured"),
+        (replace(ROOMY, nodes_left=1), Rung.CHECKPOINT, "1 nodes are left, the job needs 2"),
+        (replace(ROOMY, seconds_to_deadline=None), Rung.LIVE, "needs 61.0 s, nothing presses"),
+    ],
+)
+def test_what_is_said_of_a_rung_names_its_numbers(inputs: LadderInputs, rung: Rung, text: str):
+    assert dict(choose_rung(inputs).said)[rung] == text
 
 
-def test_when_time_is_short_the_checkpoint_is_taken_and_the_loss_is_named():
-    choice = choose_rung(replace(ROOMY, seconds_to_deadline=25.0))
-    assert choice.rung is Rung.CHECKPOINT
-    assert "stop_and_copy: needs 35.0 s and 10.0 s of margin, 25.0 s are left" in choice.reason
-    assert "checkpoint: 40 steps (200.0 s) are done again" in choice.reason
+def test_this_version_never_takes_a_rung_that_it_cannot_execute():
+    assert {Rung.DROP_STEP, Rung.RESCUE} == EVERYTHING - EXECUTED
+    assert {choose_rung(replace(LONG_STEPS, seconds_to_deadline=left)).rung for left in (None, 900.0, 60.0, 1.0)} == {
+        Rung.LIVE,
+        Rung.STOP_AND_COPY,
+        Rung.CHECKPOINT,
+    }
 
 
-def test_a_lost_source_leaves_only_the_checkpoint():
-    choice = choose_rung(replace(ROOMY, sources_whole=False, checkpoint_age_steps=None))
-    assert choice.rung is Rung.CHECKPOINT
-    assert "a rank of the running world is lost" in choice.reason
-    assert "none was written" in choice.reason
-
-
-def test_without_a_measured_bandwidth_nothing_is_promised():
-    assert "no bandwidth was measured" in choose_rung(replace(ROOMY, bandwidth_bytes_per_s=0.0)).reason
-
-
-def test_nothing_presses_when_nobody_set_a_deadline():
-    choice = choose_rung(replace(ROOMY, seconds_to_deadline=None, bytes_to_move=0, bandwidth_bytes_per_s=0.0))
-    assert choice.rung is Rung.STOP_AND_COPY
-    assert choice.reason.endswith("nothing presses")
-
-
-def test_with_too_few_nodes_the_job_is_suspended():
-    choice = choose_rung(replace(ROOMY, nodes_left=1))
-    assert choice.rung is Rung.SUSPEND
-    assert "1 nodes are left, the job needs 2" in choice.reason
-
-
-def test_a_negative_number_is_refused_by_name():
-    with pytest.raises(ValueError, match="step_s: must not be negative, is -1"):
-        choose_rung(replace(ROOMY, step_s=-1))
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"step_s": -1}, "step_s: must not be negative, is -1"),
+        ({"follow_s": -0.1}, "follow_s: must not be negative"),
+        ({"stream_share": 1.5}, "stream_share: must not exceed 1"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused_by_name(changes: dict, complaint: str):
+    with pytest.raises(ValueError, match=complaint):
+        choose_rung(replace(ROOMY, **changes))
