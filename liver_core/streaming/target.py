@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Protocol
 
 import torch
 
@@ -40,11 +41,10 @@ from liver_core.streaming.follow import (
     TileRead,
 )
 from liver_core.streaming.header import HEADER_BYTES, HeaderError, StepHeader
-from liver_core.streaming.replay import Replayer
 from liver_core.streaming.ring import COUNTER, HEADERS, SLOTS, ring_kind, slot_of
 from liver_core.streaming.tiles import LOCAL, Span, Tile
 from liver_core.transport.memory import copy_runs
-from liver_core.transport.protocol import Read, Runs, Transport, TransportError
+from liver_core.transport.protocol import Read, ReadReport, Runs, TransportError
 
 _log = logging.getLogger(__name__)
 GRAD = "grad"
@@ -147,6 +147,18 @@ class Following:
         return {COUNTER: self.landing.counters, SLOTS: self.landing.slots, HEADERS: self.landing.headers, **rings}
 
 
+class Reader(Protocol):
+    """The part of a `Transport` that streaming uses."""
+
+    def read(self, reads: Sequence[Read], deadline: float) -> ReadReport: ...
+
+
+class Stepper(Protocol):
+    """What replays: a `Replayer`, or one with something before or after it. Gradients have landed, not yet clipped."""
+
+    def replay(self, spans: Sequence[Span], header: StepHeader) -> None: ...
+
+
 class TargetStream:
     """One target rank's stream. `run` in a thread of its own; the other methods from any thread.
 
@@ -156,10 +168,10 @@ class TargetStream:
 
     def __init__(
         self,
-        transport: Transport | None,
+        transport: Reader | None,
         following: Following,
         follower: Follower,
-        replayer: Replayer,
+        replayer: Stepper,
         *,
         on_converged: Callable[[int], None] = lambda version: None,
         on_hash: Callable[[int], None] = lambda version: None,
