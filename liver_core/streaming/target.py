@@ -241,7 +241,10 @@ class TargetStream:
             )
 
     def run(self, deadline: float) -> StreamResult:
-        """Stream until done, told to stop, or `deadline` (of `clock`). Never raises for what sources do."""
+        """Stream until done, told to stop, or `deadline` (of `clock`), which is looked at between reads.
+
+        Ends with a result whatever happens; a read that fails leaves what is resident as it was.
+        """
         self._deadline = deadline
         event: FollowEvent = Begin()
         try:
@@ -339,7 +342,8 @@ class TargetStream:
         moved = 0
         if remote:
             assert self._transport is not None, "there are remote peers and no transport"
-            moved += self._transport.read(remote, min(self._deadline, self._clock() + self._read_s)).bytes
+            # Not cut short by the stream's deadline: a read that times out can cost the endpoint.
+            moved += self._transport.read(remote, self._clock() + self._read_s).bytes
         for peer, kind, runs in wanted:
             if peer == LOCAL:
                 moved += copy_runs(Read(peer, kind, runs), self._following.local[kind], self._landings[kind])
