@@ -10,7 +10,10 @@ from typing import assert_never
 from liver_core.handoff.boundary import ready_tag
 from liver_core.handoff.messages import Decision, HandoffId, Order, Phase, Promise, Reason, Stage
 from liver_core.handoff.participant_events import (
+    BEFORE_BOUNDARY,
+    BEFORE_PERMISSION,
     ENDED_MAX,
+    OF_ONE_REVISION,
     AbortRank,
     ClearReadyTag,
     EndedHandoff,
@@ -31,7 +34,7 @@ from liver_core.handoff.participant_events import (
     StopRank,
     Tick,
 )
-from liver_core.handoff.participant_report import Truth, build_report
+from liver_core.handoff.participant_report import STAGE_OF_STATE, Truth, build_report
 from liver_core.handoff.refusals import amend_refusal, is_stale, prepare_refusal
 from liver_core.layout import Member
 
@@ -39,26 +42,6 @@ RETIRE_GRACE_S = 600.0
 """A proposer that never says retire must not make a rank hold two worlds for ever."""
 
 Effects = tuple[ParticipantEffect, ...]
-
-
-_STAGE_OF_STATE = {
-    ParticipantState.IDLE: Stage.IDLE,
-    ParticipantState.RESTORING: Stage.PREPARING,
-    ParticipantState.STOPPING: Stage.PREPARING,
-    ParticipantState.PREPARING: Stage.PREPARING,
-    ParticipantState.READY: Stage.READY,
-    ParticipantState.PERMITTED: Stage.READY,
-    ParticipantState.ABORTING: Stage.PREPARING,
-    ParticipantState.CUTTING_OVER: Stage.CUTTING_OVER,
-    ParticipantState.ACTIVE: Stage.ACTIVE,
-}
-_OF_ONE_REVISION = (RankStage.PREPARING, RankStage.PREPARED, RankStage.READY, RankStage.ABORTED)
-_BEFORE_BOUNDARY = (
-    ParticipantState.STOPPING,
-    ParticipantState.PREPARING,
-    ParticipantState.READY,
-    ParticipantState.PERMITTED,
-)
 
 
 class Participant:
@@ -76,6 +59,8 @@ class Participant:
         self.record = record
         self.state = ParticipantState.IDLE
         self._report_seq = 0
+        # Why the ranks took the next rung; not journalled, since the rank says it again to a restarted agent.
+        self._fallback: Reason | None = None
 
     def start(self, now: float) -> Effects:
         """Re-adopt: asks the rank for its true stage (QueryRank) when the record holds a promise or a world."""
@@ -151,25 +136,29 @@ class Participant:
         assert promise is not None and self.record.order is not None
         if order.plan_revision == promise.plan_revision:
             return (self._report(now),)
+        if self.state is ParticipantState.ABORTING:
+            return (self._report(now),)
+        if self.state not in BEFORE_PERMISSION:
+            # The boundary of the promised revision may be first, or was: only what was promised counts.
+            text = f"revision {order.plan_revision} is not taken: revision {promise.plan_revision} is {self.state}"
+            return (self._report(now, self._because("amend", text)),)
         refusal = amend_refusal(order, self.record.order, self.member, now)
         if refusal is not None:
             return self._abort(refusal, now)  # What was promised is not wanted any more, and the new cannot be.
-        match self.state:
-            case ParticipantState.PREPARING | ParticipantState.READY | ParticipantState.STOPPING:
-                return self._take_revision(order, now)
-            case _:
-                return (self._report(now),)  # Permission was given: the boundary of this revision may be first.
+        return self._take_revision(order, now)
 
     def _take_revision(self, order: Order, now: float) -> Effects:
         promise = Promise(order.handoff_id, order.generation, order.plan_revision, Phase.PREPARE)
         persist = self._persist(promise=promise, order=order)
         if self.state is ParticipantState.STOPPING:
             return (persist, self._report(now))
+        self._fallback = None
         self.state = ParticipantState.PREPARING
         return (persist, PrepareRank(order), self._report(now))
 
     def _promise(self, order: Order, now: float) -> Effects:
         """Bind this member to the handoff: on disk first, then the rank, then the word."""
+        self._fallback = None
         retire: Effects = ()
         if self.record.promise is not None:
             retire = (RetireRank(self.record.promise.handoff_id),)
@@ -205,7 +194,7 @@ class Participant:
         match self.state:
             case ParticipantState.STOPPING:
                 return self._end(Stage.ABORTED, reason, now)
-            case ParticipantState.PREPARING | ParticipantState.READY | ParticipantState.PERMITTED:
+            case _ if self.state in BEFORE_BOUNDARY:
                 promise = self.record.promise
                 assert promise is not None
                 # The tag first: dropping a world takes longer than the next boundary.
@@ -237,15 +226,19 @@ class Participant:
         if self.state is ParticipantState.STOPPING:
             return ()  # Only its end counts now, and that comes as RankDied.
         foreign = event.handoff_id not in ("", promise.handoff_id)
-        older = event.plan_revision not in (None, promise.plan_revision) and event.stage in _OF_ONE_REVISION
+        older = event.plan_revision not in (None, promise.plan_revision) and event.stage in OF_ONE_REVISION
         if foreign or older or event.stage is RankStage.TRAINING:
             return self._on_rank_elsewhere(event, promise, now)
         match event.stage:
             case RankStage.PREPARING:
                 return self._adopt_preparing(promise, now)
+            case RankStage.STREAMING:
+                return self._adopt_streaming(promise, now)
             case RankStage.PREPARED:
+                self._fallback = event.reason
                 return self._adopt_prepared(promise, now)
             case RankStage.READY:
+                self._fallback = event.reason
                 return self._adopt_ready(promise, now)
             case RankStage.CUTTING_OVER:
                 return self._adopt_cutting_over(now)
@@ -291,9 +284,19 @@ class Participant:
         self.state = ParticipantState.PREPARING
         return (self._report(now),)
 
+    def _adopt_streaming(self, promise: Promise, now: float) -> Effects:
+        match self.state:
+            case ParticipantState.RESTORING if promise.phase is Phase.ABORT:
+                return self._abort_again(promise, now)
+            case ParticipantState.RESTORING | ParticipantState.PREPARING:
+                self.state = ParticipantState.STREAMING
+                return (self._report(now),)
+            case _:
+                return ()
+
     def _adopt_prepared(self, promise: Promise, now: float) -> Effects:
         match self.state:
-            case ParticipantState.PREPARING:
+            case ParticipantState.PREPARING | ParticipantState.STREAMING:
                 self.state = ParticipantState.READY
                 return (self._report(now),)
             case ParticipantState.RESTORING:
@@ -412,7 +415,7 @@ class Participant:
         if self.state is ParticipantState.ABORTING:
             reason = self.record.reason or self._because("abort", "aborted")
             return (AbortRank(promise.handoff_id, reason), self._report(now))
-        if self.state in _BEFORE_BOUNDARY and now > order.deadline_utc:
+        if self.state in BEFORE_BOUNDARY and now > order.deadline_utc:
             return self._abort(self._because(str(self.state), "the deadline passed before the boundary"), now)
         kept_until = order.deadline_utc + order.cutover.store_s + RETIRE_GRACE_S
         if self.state is ParticipantState.ACTIVE and now > kept_until:
@@ -469,11 +472,11 @@ class Participant:
     def _refuse(self, order: Order, reason: Reason | None, now: float) -> SendReport:
         return self._report_of(order, Stage.ABORTED, reason, Decision.UNDECIDED, now)
 
-    def _report(self, now: float) -> SendReport:
-        """The truth about the promised handoff."""
-        return self._report_of(
-            self.record.order, _STAGE_OF_STATE[self.state], self.record.reason, self.record.decision, now
-        )
+    def _report(self, now: float, refusal: Reason | None = None) -> SendReport:
+        """The truth about the promised handoff; `refusal` says why the order that it answers is not taken."""
+        stage = STAGE_OF_STATE[self.state]
+        reason = refusal or self.record.reason or (self._fallback if stage is Stage.READY else None)
+        return self._report_of(self.record.order, stage, reason, self.record.decision, now)
 
     def _report_of(
         self, order: Order | None, stage: Stage, reason: Reason | None, decision: Decision, now: float

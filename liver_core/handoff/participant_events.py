@@ -15,7 +15,8 @@ class RankStage(StrEnum):
 
     TRAINING = "training"  # steps in its world and holds nothing of any handoff
     PREPARING = "preparing"
-    PREPARED = "prepared"  # the target world is built and connected; no ready tag is set
+    STREAMING = "streaming"  # live rung: built and connected; the state streams in and is not certified yet
+    PREPARED = "prepared"  # built and connected, and certified where it streamed; no ready tag is set
     READY = "ready"  # the ready tag is set
     CUTTING_OVER = "cutting_over"  # the boundary was agreed: from here only the decision record rules
     ACTIVE = "active"  # GO, and the first step in the target world is done
@@ -31,11 +32,30 @@ class ParticipantState(StrEnum):
     RESTORING = "restoring"  # the agent restarted; the rank was asked where it stands
     STOPPING = "stopping"  # checkpoint rung: the rank of the world that is given up is being ended
     PREPARING = "preparing"
-    READY = "ready"  # built and connected; no permission yet
+    STREAMING = "streaming"  # built; the state has not converged yet
+    READY = "ready"  # built, connected and certified where it streamed; no permission yet
     PERMITTED = "permitted"  # the ready tag is set, or about to be
     ABORTING = "aborting"  # the rank was told to drop it; the boundary may have been first
     CUTTING_OVER = "cutting_over"
     ACTIVE = "active"  # first step in the target world done; what the source world held is kept until retire
+
+
+OF_ONE_REVISION = (
+    RankStage.PREPARING,
+    RankStage.STREAMING,
+    RankStage.PREPARED,
+    RankStage.READY,
+    RankStage.ABORTED,
+)
+"""Stages that are true of one plan revision only."""
+
+BEFORE_PERMISSION = (
+    ParticipantState.STOPPING,
+    ParticipantState.PREPARING,
+    ParticipantState.STREAMING,
+    ParticipantState.READY,
+)
+BEFORE_BOUNDARY = (*BEFORE_PERMISSION, ParticipantState.PERMITTED)
 
 
 # Events.
@@ -55,7 +75,8 @@ class RankReported:
     the truth.
 
     `generation` counts with TRAINING only: the world that the rank steps in. `handoff_id` is empty when the rank holds
-    nothing of any handoff. `plan_revision` None means: not said, taken for the current one.
+    nothing of any handoff. `plan_revision` None means: not said, taken for the current one. A `reason` with PREPARED or
+    READY is why the rank could not stream on the live rung: the ranks have agreed to take the next rung instead.
     """
 
     handoff_id: HandoffId

@@ -3,8 +3,22 @@
 from dataclasses import dataclass
 
 from liver_core.handoff.messages import Decision, Order, Reason, Report, Stage, WorldStage
-from liver_core.handoff.participant_events import ParticipantRecord
+from liver_core.handoff.participant_events import ParticipantRecord, ParticipantState
 from liver_core.layout import Member
+
+STAGE_OF_STATE = {
+    ParticipantState.IDLE: Stage.IDLE,
+    ParticipantState.RESTORING: Stage.PREPARING,
+    ParticipantState.STOPPING: Stage.PREPARING,
+    ParticipantState.PREPARING: Stage.PREPARING,
+    ParticipantState.STREAMING: Stage.STREAMING,
+    ParticipantState.READY: Stage.READY,
+    ParticipantState.PERMITTED: Stage.READY,
+    ParticipantState.ABORTING: Stage.PREPARING,
+    ParticipantState.CUTTING_OVER: Stage.CUTTING_OVER,
+    ParticipantState.ACTIVE: Stage.ACTIVE,
+}
+"""What a participant says of itself in each state."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,10 +157,14 @@ class Proposer:
             return "handoff_id: no such handoff is open"
         if self.record.phase is not Phase.PREPARE:
             return f"the handoff is {self.state}: the notice becomes the next handoff"
-        if (proposal.parent, proposal.source, proposal.rung) != (current.parent, current.source, current.rung):
-            return "source: a revision keeps parent, source and rung"
-        if current.rung is Rung.CHECKPOINT:
-            return "rung: a restart from a checkpoint is cancelled and opened again"
+        if current.rung is Rung.CHECKPOINT or proposal.rung is Rung.CHECKPOINT:
+            return "rung: a restart from a checkpoint is opened as a handoff of its own"
+        kept = (current.parent, current.source, current.store, current.cutover)
+        if (proposal.parent, proposal.source, proposal.store, proposal.cutover) != kept:
+            return "source: a revision keeps parent, source, store and cutover deadlines"
+        if proposal.deadline_utc > current.deadline_utc:
+            late_s = proposal.deadline_utc - current.deadline_utc
+            return f"deadline_utc: a revision only brings it nearer, this one is {late_s:.1f} s later"
         return self._proposal_refusal(proposal, now)
 
     def _on_cancel(self, reason: Reason, now: float) -> Effects:

@@ -57,7 +57,12 @@ class Open:
 
 @dataclass(frozen=True, slots=True)
 class Amend:
-    """Another notice: a new plan under the same `handoff_id`; what arrived is kept. Refused after permission."""
+    """Another notice: a new plan under the same `handoff_id` and generation, as the next plan revision.
+
+    It keeps parent, source, store and cutover deadlines; target, cause and rung (live or stop-and-copy) may change, and
+    the deadline may only come nearer. Refused after permission: cancel and open again, or, past the boundary, open the
+    next handoff in the next world. Capacity that appears is no reason to amend.
+    """
 
     proposal: Proposal
 

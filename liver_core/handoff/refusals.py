@@ -35,8 +35,11 @@ def amend_refusal(order: Order, promised: Order, member: Member, now: float) -> 
     """Why a newer revision of the promised handoff is not taken, or None."""
     if (order.generation, order.parent) != (promised.generation, promised.parent):
         text = f"a revision keeps generation {promised.generation} of parent {promised.parent}"
-    elif (order.source, order.rung) != (promised.source, promised.rung):
-        text = "a revision keeps the source roster and the rung"
+    elif order.source != promised.source or order.takes_over != promised.takes_over:
+        text = "a revision keeps the source roster, and whether its state is taken over"
+    elif order.deadline_utc > promised.deadline_utc:
+        late_s = order.deadline_utc - promised.deadline_utc
+        text = f"deadline_utc: a revision only brings it nearer, this one is {late_s:.1f} s later"
     else:
         text = _part_refusal(order, member) or _deadline_refusal(order, now)
     return None if text is None else Reason(text, "prepare")

@@ -96,7 +96,7 @@ class Scene:
             case "handoff" | "service":
                 host.handle(Open(proposal))
             case "amend" if current is not None:
-                host.handle(Amend(replace(proposal, handoff_id=current.handoff_id)))
+                host.handle(Amend(sim.amendment(current, members, current.deadline_utc, current.rung)))
             case _:
                 sim.wanted = members
                 host.handle(Cancel(Reason("another notice came", "supersede")))

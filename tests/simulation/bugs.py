@@ -10,7 +10,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from liver_core.handoff import Cutover, Decision, Order, Participant, Phase, Proposal, Proposer, Reason, Stage, refusals
+from liver_core.handoff import (
+    Cutover,
+    Decision,
+    LadderInputs,
+    Order,
+    Participant,
+    Phase,
+    Promise,
+    Proposal,
+    Proposer,
+    Reason,
+    Stage,
+    ladder,
+    refusals,
+)
 from liver_core.handoff.cutover import (
     ApplyStepInTarget,
     CertificateCompared,
@@ -106,6 +120,30 @@ class AmendsAtAnyTime(Proposer):
         return self._proposal_refusal(proposal, now)
 
 
+class MovesTheDeadlineLater(Proposer):
+    """An amendment may bring any deadline."""
+
+    def _amend_refusal(self, proposal: Proposal, now: float) -> str | None:
+        current = self.record.proposal
+        sooner = proposal if current is None else replace(proposal, deadline_utc=current.deadline_utc)
+        return super()._amend_refusal(sooner, now)
+
+
+class ReadyWhileItStreams(Participant):
+    """Built is taken for ready."""
+
+    def _adopt_streaming(self, promise: Promise, now: float) -> tuple[ParticipantEffect, ...]:
+        return self._adopt_prepared(promise, now)
+
+
+class FallsSilently(Participant):
+    """Why the ranks took the next rung is not passed on."""
+
+    def _adopt_prepared(self, promise: Promise, now: float) -> tuple[ParticipantEffect, ...]:
+        self._fallback = None
+        return super()._adopt_prepared(promise, now)
+
+
 class StepsBeforeTheBarrier(Cutover):
     def _on_certificate(self, event: CertificateCompared, now: float) -> CutoverEffects:
         effects = super()._on_certificate(event, now)
@@ -163,6 +201,15 @@ def _most_are_ready(tally: Tally, plan_revision: int) -> bool:
     return len(ready) >= len(tally.members) - 1
 
 
+def _ready_in_any_revision(tally: Tally, member: Member, plan_revision: int) -> bool:
+    report = tally._reports.get(member)
+    return report is not None and report.stage is Stage.READY and tally._is_ours(report)
+
+
+def _always_converges(inputs: LadderInputs) -> ladder.Estimate:
+    return ladder.Estimate(0.0)
+
+
 def _one_has_switched(tally: Tally) -> bool:
     return any(tally._has_switched(member) for member in tally.members)
 
@@ -174,6 +221,9 @@ REQUIRED = {
     "speak before persist": Bug(Machines(participant=SpeaksBeforeItPersists)),
     "stale roster": Bug(patches=((refusals, "_roster_refusal", _any_roster),)),
     "amend after GO": Bug(Machines(proposer=AmendsAtAnyTime)),
+    "stale revision counted in the tally": Bug(patches=((Tally, "_is_ready", _ready_in_any_revision),), first_seed=500),
+    "deadline moved later by amend": Bug(Machines(proposer=MovesTheDeadlineLater)),
+    "ready while it streams": Bug(Machines(participant=ReadyWhileItStreams)),
     "step before the barrier": Bug(Machines(cutover=StepsBeforeTheBarrier)),
     "certificate skipped": Bug(Machines(cutover=SkipsTheCertificate)),
     "GO read before it is set": Bug(Machines(cutover=ReadsGoBeforeItIsSet)),
@@ -186,6 +236,8 @@ MORE = {
     "own wish believed": Bug(Machines(cutover=BelievesItsOwnWish)),
     "leaver leaves early": Bug(Machines(cutover=LeavesEarly)),
     "no answer taken for no": Bug(Machines(cutover=StepsInTheSourceWhenLate)),
+    "next rung taken in silence": Bug(Machines(participant=FallsSilently)),
+    "ladder forgets what streaming needs": Bug(patches=((ladder, "_stream", _always_converges),)),
     "permission before all are ready": Bug(patches=((Tally, "all_ready", _most_are_ready),)),
     "retired before all are active": Bug(patches=((Tally, "all_switched", _one_has_switched),)),
 }

@@ -16,14 +16,16 @@ _OVER = "the host stops asking and ticking when the cutover has ended"
 
 _PARTICIPANT: dict[tuple[str, str], str] = {
     ("aborting", "active left"): _IN_ORDER,
-    ("active", "aborted cutting_over left prepared preparing ready other"): _IN_ORDER,
-    ("cutting_over", "prepared preparing ready training other"): _IN_ORDER,
-    ("idle", "preparing prepared ready cutting_over active left aborted"): _NOTHING_PROMISED,
-    ("permitted", "active left preparing training other"): _IN_ORDER,
+    ("active", "aborted cutting_over left prepared preparing ready streaming other"): _IN_ORDER,
+    ("cutting_over", "prepared preparing ready streaming training other"): _IN_ORDER,
+    ("idle", "preparing streaming prepared ready cutting_over active left aborted"): _NOTHING_PROMISED,
+    ("permitted", "active left preparing streaming training other"): _IN_ORDER,
     ("preparing", "active cutting_over left ready"): _PERMITTED_FIRST,
     ("ready", "active cutting_over left ready"): _PERMITTED_FIRST,
-    ("ready", "preparing training other"): _IN_ORDER,
-    ("stopping", "preparing prepared ready cutting_over active left aborted"): _NOT_TOLD,
+    ("ready", "preparing streaming training other"): _IN_ORDER,
+    ("streaming", "active cutting_over left ready"): _PERMITTED_FIRST,
+    ("streaming", "preparing training other"): _IN_ORDER,
+    ("stopping", "preparing streaming prepared ready cutting_over active left aborted"): _NOT_TOLD,
 }
 _CUTOVER: dict[tuple[str, str], str] = {
     ("waiting", "StateRead CertificateCompared BarrierPassed BarrierFailed DecisionRead StoreUnreachable"): _NOT_ASKED,

@@ -25,6 +25,9 @@ FAULTS = (
     "service gone",
     "build fails",
     "build stalls",
+    "stream stalls",
+    "stream fails",
+    "stream aborts",
     "corrupt",
     "slow read",
     "gradients late",
@@ -34,7 +37,7 @@ FAULTS = (
     "rank slow to answer",
     "late order",
 )
-TRIGGERS = ("preparing", "prepared", "ready", "cutting_over", "active")
+TRIGGERS = ("preparing", "streaming", "prepared", "ready", "cutting_over", "active")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,17 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
+class Link:
+    """What the ladder is told: the transport, the seconds of a copy without training, the share of a step that it takes
+    to follow one, and why the optimizer cannot be replayed."""
+
+    one_sided: bool = False
+    copy_s: float = 0.5
+    follow_share: float = 0.2
+    replay_refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """One run, as drawn."""
 
@@ -70,6 +84,7 @@ class Plan:
     intents: tuple[Intent, ...]
     faults: tuple[Fault, ...]
     chaos_s: float
+    link: Link = Link()
 
 
 def draw_plan(random: Random) -> Plan:
@@ -83,16 +98,20 @@ def draw_plan(random: Random) -> Plan:
     if random.random() < 0.4:
         kind = random.choice(("handoff", "handoff", "stale", "stale", "restart"))
         intents.append(Intent(1 + 14 * random.random() ** 2, SERVICE, kind, _world(random, members)))
-    if random.random() < 0.35:
-        kind = random.choice(("amend", "cancel"))
-        intents.append(Intent(2 + 6 * random.random(), LEAD, kind, _world(random, members)))
+    if random.random() < 0.5:
+        kind = random.choice(("amend", "amend", "amend", "cancel"))
+        intents.append(Intent(1 + 6 * random.random(), LEAD, kind, _world(random, members)))
     count = random.choice((0, 1, 1, 2, 2, 3, 4))
     faults = tuple(_fault(random, members) for _ in range(count))
     lossy = random.random() < 0.5
     network = (0.15 * random.random(), 0.2 * random.random(), 0.6 * random.random()) if lossy else (0.0, 0.0, 0.05)
-    return Plan(
-        members, first, 0.3 + random.random(), 7 + 9 * random.random(), network, tuple(intents), faults, chaos_s
-    )
+    step_s, deadline_s = 0.3 + random.random(), 7 + 9 * random.random()
+    return Plan(members, first, step_s, deadline_s, network, tuple(intents), faults, chaos_s, _link(random))
+
+
+def _link(random: Random) -> Link:
+    refusal = "the fused optimizer steps a tile otherwise than the whole" if random.random() < 0.1 else ""
+    return Link(random.random() < 0.8, 0.2 + random.random(), random.random(), refusal)
 
 
 def _world(random: Random, members: tuple[Member, ...]) -> tuple[Member, ...]:

@@ -14,6 +14,7 @@ from liver_core.handoff import (
     HandoffId,
     Order,
     Reason,
+    Rung,
     agreed,
     boundary_pair,
     pack,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
 COLLECTIVE_TIMEOUT_S = 3.0
 JOIN_TIMEOUT_S = 15.0
-_BUILDING = (RankStage.PREPARING, RankStage.PREPARED, RankStage.READY)
+_BUILDING = (RankStage.PREPARING, RankStage.STREAMING, RankStage.PREPARED, RankStage.READY)
 
 
 class SimWorld:
@@ -125,6 +126,7 @@ class SimRank:
         self.order: Order | None = None
         self.stage = RankStage.TRAINING
         self.build_number = 0
+        self.rung = Rung.STOP_AND_COPY  # how the state truly moves, once all ranks have agreed on it
         self.tag = 0
         self.reason: Reason | None = None
         self.cutover: Cutover | None = None
@@ -157,6 +159,7 @@ class SimRank:
             return
         self.order = order
         self.stage = RankStage.PREPARING
+        self.rung = Rung.STOP_AND_COPY
         self.tag = 0
         self.reason = None
         self.decision = self.decision_read = Decision.UNDECIDED
@@ -188,6 +191,17 @@ class SimRank:
         self.cutover_tick_later()
         if not order.takes_over:
             self.held_version = int(order.checkpoint)
+        if order.takes_over and order.rung is Rung.LIVE:
+            self.stage = RankStage.STREAMING
+            self.say()
+            sim.convergence(order).enter(self)
+            return
+        self.stage = RankStage.PREPARED
+        self.say()
+
+    def streamed(self, verdict: Rung, reason: Reason | None) -> None:
+        """All ranks have agreed how the state moves: it is certified, or it is copied at the boundary after all."""
+        self.rung, self.reason = verdict, reason
         self.stage = RankStage.PREPARED
         self.say()
 
@@ -332,6 +346,7 @@ class SimRank:
             return
         self.simulation.truth.boundary_passed(self, self.order)
         self.stage = RankStage.CUTTING_OVER
+        self.reason = None
         self.cutover_version = version
         self.say()
         self.cutover_event(BoundaryAgreed(version))
@@ -414,7 +429,8 @@ class SimRank:
         if any(rank is None or not rank.alive for rank in sources):
             name = "a source" if lost is None else str(lost)
             reason = Reason(f"{name} is gone", "read", self.cutover_rank)
-            level = Level.NOTHING if sim.chance(0.4) else Level.STATE
+            # What has streamed in needs no source any more; only the last gradients do.
+            level = Level.NOTHING if self.rung is not Rung.LIVE and sim.chance(0.4) else Level.STATE
             if level is Level.STATE:
                 self._hold(sources)
             self.cutover_event(StateRead(level, source_lost=True, reason=reason))

@@ -32,6 +32,7 @@ class Summary:
     steps: int = 0
     events: int = 0
     endings: Counter[str] = field(default_factory=Counter)
+    boundaries: Counter[str] = field(default_factory=Counter)
     pairs: Counter[Pair] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
@@ -40,6 +41,7 @@ class Summary:
         self.steps += other.steps
         self.events += other.events
         self.endings += other.endings
+        self.boundaries += other.boundaries
         self.pairs += other.pairs
         self.failures += other.failures
 
@@ -61,6 +63,7 @@ def run_seeds(start: int, count: int, bug: str | None = None) -> Summary:
             summary.steps += simulation.truth.steps
             summary.events += simulation.clock.events
             summary.pairs += simulation.coverage.pairs
+            summary.boundaries.update(simulation.truth.boundaries())
             summary.endings.update(f"{ended.stage} ({ended.decision})" for ended in simulation.truth.ended)
     return summary
 
@@ -100,6 +103,8 @@ def print_summary(summary: Summary, seconds: float) -> None:
     )
     for ending, count in sorted(summary.endings.items()):
         print(f"handoffs   {count:7d} {ending}")
+    for boundary, count in sorted(summary.boundaries.items()):
+        print(f"boundaries {count:7d} {boundary}")
     met = len(set(summary.pairs) & pairs)
     print(f"coverage   {len(pairs)} (state, event) pairs: {met} met, {len(IMPOSSIBLE)} declared impossible")
     for pair in unmet_pairs(summary):

@@ -14,6 +14,7 @@ from liver_core.handoff import (
     Cutover,
     CutoverDeadlines,
     HandoffId,
+    LadderInputs,
     Order,
     Participant,
     ParticipantRecord,
@@ -24,23 +25,27 @@ from liver_core.handoff import (
     Reason,
     Rung,
     StoreAddress,
+    choose_rung,
 )
 from liver_core.handoff.participant_events import RankReported
+from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import Amend, Cancel, Open
 from liver_core.layout import Member, ParallelLayout, Roster
 from tests.simulation.agents import ProposerHost, SimAgent, is_bound
 from tests.simulation.clock import Clock
+from tests.simulation.convergence import Convergence
 from tests.simulation.coverage import Coverage
 from tests.simulation.network import Network
 from tests.simulation.plans import LEAD, SERVICE, Fault, Intent, Plan, draw_plan
 from tests.simulation.ranks import Barrier, SimRank, SimWorld
 from tests.simulation.store import SimStore
-from tests.simulation.truth import Truth, Violation
+from tests.simulation.truth import CHECKPOINT_EVERY, Truth, Violation
 
 CUTOVER_DEADLINES = CutoverDeadlines(target_s=3.0, source_s=4.5, store_s=8.0)
 REST_WITHIN_S = 260.0
 THINK_S = 1.5
 EVENTS_MAX = 20_000
+BYTES_PER_S = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,7 @@ class Simulation:
         self.orders: dict[tuple[str, Phase], Order] = {}
         self.stores: dict[str, SimStore] = {}
         self.barriers: dict[tuple[str, int], Barrier] = {}
+        self.convergences: dict[tuple[str, int], Convergence] = {}
         self.worlds: dict[int, SimWorld] = {}
         self.armed: list[tuple[str, Member]] = []
         self.waiting_faults = [fault for fault in self.plan.faults if fault.trigger]
@@ -137,7 +143,10 @@ class Simulation:
         if order.handoff_id not in self.stores:
             self.stores[order.handoff_id] = SimStore(self, order)
             self.stores[order.handoff_id].version = int(order.checkpoint or 0)
-        return self.stores[order.handoff_id]
+        store = self.stores[order.handoff_id]
+        if order.plan_revision > store.order.plan_revision:
+            store.order = order
+        return store
 
     def barrier(self, order: Order) -> Barrier:
         """The barrier of the target world."""
@@ -145,6 +154,13 @@ class Simulation:
         if key not in self.barriers:
             self.barriers[key] = Barrier(self, order)
         return self.barriers[key]
+
+    def convergence(self, order: Order) -> Convergence:
+        """Where the ranks of this revision agree how the state moves."""
+        key = (order.handoff_id, order.plan_revision)
+        if key not in self.convergences:
+            self.convergences[key] = Convergence(self, order)
+        return self.convergences[key]
 
     def world_of(self, order: Order) -> SimWorld:
         """The target world, made by the first rank that switches to it."""
@@ -183,6 +199,12 @@ class Simulation:
         if self.takes_fault("build stalls", member):
             return 1e6
         return 0.3 + 2.5 * self.random.random()
+
+    def stream_s(self, member: Member) -> float:
+        """Seconds until what streams to a rank has converged; a stalled stream never does."""
+        if self.takes_fault("stream stalls", member):
+            return 1e6
+        return 0.2 + 2.0 * self.random.random()
 
     def read_s(self, rank: SimRank, until: float) -> float:
         """Seconds that a read takes; a slow one ends a little before or after its deadline."""
@@ -328,23 +350,80 @@ class Simulation:
         match intent.kind:
             case "handoff" if intent.host == LEAD:
                 self.wanted = intent.members
-                if current is not None and self.random.random() < 0.6:
-                    host.handle(Cancel(Reason("another notice came", "supersede")))
-                elif current is not None:
-                    host.handle(Open(self._proposal(self.worlds[1].roster, intent.members, Rung.STOP_AND_COPY)))
+                if current is not None:
+                    self._another_notice(host, current, intent.members)
             case "cancel":
                 host.handle(Cancel(Reason("another notice came", "supersede")))
             case "amend":
-                parent = self.worlds[1] if current is None else self.worlds.get(current.parent, self.worlds[1])
-                amended = self._proposal(parent.roster, intent.members, Rung.STOP_AND_COPY)
-                if current is not None:
-                    amended = replace(amended, handoff_id=current.handoff_id)
-                host.handle(Amend(amended))
+                self._amend(host, current, intent.members)
             case "stale":
                 host.handle(Open(self._proposal(self.stale_roster, intent.members, Rung.STOP_AND_COPY)))
-            case kind:
-                rung = Rung.CHECKPOINT if kind == "restart" else Rung.STOP_AND_COPY
-                host.handle(Open(self._proposal(self.worlds[max(self.worlds)].roster, intent.members, rung)))
+            case "restart" if self._restarting():
+                pass
+            case "restart":
+                host.handle(Open(self._proposal(self.worlds[max(self.worlds)].roster, intent.members, Rung.CHECKPOINT)))
+            case _:
+                newest = self.worlds[max(self.worlds)].roster
+                host.handle(Open(self._proposal(newest, intent.members, self.choose())))
+
+    def _another_notice(self, host: ProposerHost, current: Proposal, members: tuple[Member, ...]) -> None:
+        """As the driver does: amend until permission is given, then take it back, then let it go on; or a mistake."""
+        if self.random.random() < 0.3:
+            host.handle(Open(self._proposal(self.worlds[1].roster, members, Rung.STOP_AND_COPY)))
+        elif host.proposer.state is ProposerState.PREPARING:
+            self._amend(host, current, members)
+        else:
+            host.handle(Cancel(Reason("another notice came", "supersede")))
+
+    def _amend(self, host: ProposerHost, current: Proposal | None, members: tuple[Member, ...]) -> None:
+        """A nearer deadline, now and then a later one, which must be refused; the rung is chosen anew for it."""
+        if current is None:
+            host.handle(Amend(self._proposal(self.worlds[1].roster, members, Rung.STOP_AND_COPY)))
+            return
+        deadline_utc = current.deadline_utc - 2.0 + 2.6 * self.random.random()
+        rung = self.choose(deadline_utc - self.clock.now)
+        amended = self.amendment(current, members, min(deadline_utc, current.deadline_utc), rung)
+        host.handle(Amend(replace(amended, deadline_utc=deadline_utc)))
+        if host.proposer.record.proposal == amended:
+            self.wanted = members
+
+    def choose(self, left_s: float | None = None) -> Rung:
+        """What the ladder says of a change of the world that runs now."""
+        link, step_s = self.plan.link, self.step_s
+        inputs = LadderInputs(
+            bytes_to_move=int(link.copy_s * BYTES_PER_S),
+            bandwidth_bytes_per_s=BYTES_PER_S,
+            prepare_s=1.5,
+            step_s=step_s,
+            seconds_to_boundary=step_s,
+            seconds_to_deadline=max(0.0, self.plan.deadline_s if left_s is None else left_s),
+            margin_s=0.5,
+            sources_whole=True,
+            nodes_left=len(self.plan.members),
+            nodes_least=2,
+            checkpoint_age_steps=CHECKPOINT_EVERY,
+            stream_share=0.5,
+            follow_s=link.follow_share * step_s,
+            one_sided=link.one_sided,
+            replay_refusal=link.replay_refusal,
+            stream_failure=self.truth.stream_failures.get(max(self.worlds), ""),
+            bytes_only_leaving=0,
+        )
+        choice = choose_rung(inputs)
+        if self.plan.intents:
+            self.note(f"ladder: {choice.reason}")
+        return choice.rung
+
+    def amendment(self, current: Proposal, members: tuple[Member, ...], deadline_utc: float, rung: Rung) -> Proposal:
+        """The open proposal with another target."""
+        return replace(
+            current,
+            layout=ParallelLayout(dp=len(members)),
+            members=members,
+            plan_digest=f"{current.plan_digest}+",
+            deadline_utc=deadline_utc,
+            rung=rung,
+        )
 
     def _proposal(self, source: Roster, members: tuple[Member, ...], rung: Rung) -> Proposal:
         self.handoffs += 1
@@ -374,20 +453,28 @@ class Simulation:
             return
         if world is not None:
             if self.wanted is not None and world.roster.members != self.wanted and self.chaos:
-                host.handle(Open(self._proposal(world.roster, self.wanted, Rung.STOP_AND_COPY)))
+                host.handle(Open(self._proposal(world.roster, self.wanted, self.choose())))
             return
         if self.broken_since is not None and self.clock.now - self.broken_since > 4:
             self._restart_from_checkpoint(host)
 
     def _restart_from_checkpoint(self, host: ProposerHost) -> None:
         up = [member for member, agent in self.agents.items() if agent.node_up]
-        if len(up) < 2:
+        if len(up) < 2 or self._restarting():
             return
         newest = self.worlds[max(self.worlds)].roster
         host.handle(Open(self._proposal(newest, tuple(up[:2]), Rung.CHECKPOINT)))
         for member in newest.members:
             if not self.agents[member].node_up:
                 host.lose(member, "the node is gone")
+
+    def _restarting(self) -> bool:
+        """Restarts of a job have one authority, the service's row of it: no second one is opened beside an open one.
+
+        Two of the same given-up world could both go, for its members are free as soon as they have ended.
+        """
+        open_now = [host.proposer.record.proposal for host in self.hosts.values() if not host.gone]
+        return any(proposal is not None and proposal.rung is Rung.CHECKPOINT for proposal in open_now)
 
     # Rest.
 

@@ -29,7 +29,7 @@ class SimStore:
     def ask(self, rank: SimRank, machine: Cutover | None, wish: Decision) -> None:
         """Compare-and-set `undecided -> wish`; a wish of UNDECIDED only reads."""
         sim = self.simulation
-        if not self._reaches(rank) or sim.random.random() < sim.network.loss:
+        if not self.reaches(rank) or sim.random.random() < sim.network.loss:
             self._fail(rank, machine)
             return
         sim.clock.after(0.01 + 0.1 * sim.random.random(), self._serve, rank, machine, wish)
@@ -44,12 +44,13 @@ class SimStore:
             sim.note(f"decision of {self.order.handoff_id}: {wish} (by {rank.member.node_id})")
             sim.truth.decided(self.order, wish, sim.target_ranks(self.order), self.version)
         # The answer may get lost although the write was done.
-        if not self._reaches(rank) or sim.random.random() < sim.network.loss:
+        if not self.reaches(rank) or sim.random.random() < sim.network.loss:
             self._fail(rank, machine)
             return
         sim.clock.after(0.01 + 0.1 * sim.random.random(), rank.answer, machine, DecisionRead(self.record))
 
-    def _reaches(self, rank: SimRank) -> bool:
+    def reaches(self, rank: SimRank) -> bool:
+        """Whether the rank would get an answer now."""
         return self.alive and self.cut_off.get(rank.member.node_id, 0.0) <= self.simulation.clock.now
 
     def _fail(self, rank: SimRank, machine: Cutover | None) -> None:

@@ -41,6 +41,12 @@ def test_a_short_run_meets_every_kind_of_ending(short_run):
     )
 
 
+def test_a_short_run_reaches_the_boundary_on_every_rung_and_by_amended_plans(short_run):
+    assert {"live", "live, amended", "stop_and_copy", "stop_and_copy, amended", "stop_and_copy after live"} <= set(
+        short_run.boundaries
+    )
+
+
 def test_no_pair_that_is_declared_impossible_is_ever_met(short_run):
     assert wrongly_declared(short_run) == []
     assert set(IMPOSSIBLE) <= every_pair()
@@ -67,6 +73,9 @@ def test_all_bugs_that_were_asked_for_are_planted():
         "speak before persist",
         "stale roster",
         "amend after GO",
+        "stale revision counted in the tally",
+        "deadline moved later by amend",
+        "ready while it streams",
         "step before the barrier",
         "certificate skipped",
         "GO read before it is set",

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from liver_core.handoff import Decision, Order, Phase, Report, Stage
+from liver_core.handoff import Decision, Order, Phase, Report, Rung, Stage
+from liver_core.handoff.ladder import EXECUTED
 from liver_core.handoff.participant_events import ParticipantRecord, RankStage
 from liver_core.handoff.proposer_events import HandoffEnded, ProposerRecord
 
@@ -16,6 +17,13 @@ if TYPE_CHECKING:
     from tests.simulation.ranks import SimRank, SimWorld
 
 CHECKPOINT_EVERY = 5
+BUSY = (
+    RankStage.PREPARING,
+    RankStage.STREAMING,
+    RankStage.PREPARED,
+    RankStage.READY,
+    RankStage.CUTTING_OVER,
+)
 
 
 class Violation(AssertionError):
@@ -35,10 +43,14 @@ class Truth:
         self.promised: dict[tuple[Member, int], str] = {}  # (member, generation) -> handoff
         self.bound: dict[Member, str] = {}  # member -> the handoff it last said it is promised to
         self.revision_at_boundary: dict[str, int] = {}
+        self.rung_at_boundary: dict[str, tuple[Rung, Rung]] = {}  # handoff -> rung ordered, and rung taken
+        self.deadlines: dict[str, float] = {}  # handoff -> of its newest revision
+        self.parents: dict[str, int] = {}  # handoff -> generation of its source
         self.certified: dict[str, set[Member]] = {}
         self.first_steps: dict[str, set[Member]] = {}
         self.said_ready: set[tuple[str, int, Member]] = set()
         self.ended: list[HandoffEnded] = []
+        self.stream_failures: dict[int, str] = {}  # generation of the source -> why the live rung failed there
         self.steps = 0
 
     def value(self, version: int) -> int:
@@ -93,6 +105,22 @@ class Truth:
         revision = self.revision_at_boundary.setdefault(order.handoff_id, order.plan_revision)
         if revision != order.plan_revision:
             raise Violation(f"amended: {rank} cuts over in revision {order.plan_revision}, others in {revision}")
+        _, rung = self.rung_at_boundary.setdefault(order.handoff_id, (order.rung, rank.rung))
+        if rung is not rank.rung:
+            raise Violation(f"mixed rungs: {rank} cuts over {rank.rung}, others {rung}")
+
+    def streams(self, rank: SimRank, one_sided: bool) -> None:
+        """`rank` begins to stream."""
+        if not one_sided:
+            raise Violation(f"ladder: {rank} streams over a transport that has no one-sided reads")
+
+    def boundaries(self) -> list[str]:
+        """The agreed boundaries of this run by rung, and by whether the plan was amended before."""
+        return [
+            f"{'restart' if wanted is Rung.CHECKPOINT else 'live' if rung is Rung.LIVE else _copied(wanted)}"
+            f"{', amended' if self.revision_at_boundary[handoff_id] > 1 else ''}"
+            for handoff_id, (wanted, rung) in self.rung_at_boundary.items()
+        ]
 
     # Promises, the journal and words.
 
@@ -100,6 +128,7 @@ class Truth:
         """A participant says something: all of it must be on its disk, and true of its rank."""
         if report.stage is Stage.READY:
             self.said_ready.add((report.handoff_id, report.plan_revision, report.member))
+            self._ready_is_true(report, rank)
         if report.stage is Stage.ABORTED and rank is not None and rank.alive and rank.holds(report.handoff_id):
             raise Violation(f"aborted is said while {rank} is {rank.stage} in {report.handoff_id}")
         if report.promise != journal.promise:
@@ -114,6 +143,18 @@ class Truth:
         owner = self.promised.setdefault((report.member, promise.generation), promise.handoff_id)
         if owner != promise.handoff_id:
             raise Violation(f"H6: {report.member} took generation {promise.generation} for two handoffs")
+
+    def _ready_is_true(self, report: Report, rank: SimRank | None) -> None:
+        """Ready: built, and certified where it streams; a fall to the next rung is named."""
+        if rank is None or not rank.alive or rank.order is None or rank.order.handoff_id != report.handoff_id:
+            return
+        if rank.order.plan_revision != report.plan_revision:
+            return
+        if rank.stage in (RankStage.PREPARING, RankStage.STREAMING):
+            raise Violation(f"ready is said while {rank} is {rank.stage} in {report.handoff_id}")
+        fell = rank.order.rung is Rung.LIVE and rank.rung is not Rung.LIVE
+        if fell and rank.stage in (RankStage.PREPARED, RankStage.READY) and report.reason is None:
+            raise Violation(f"H7: {rank} fell to {rank.rung} in {report.handoff_id} without a reason")
 
     def agent_restored(self, member: Member, journal: ParticipantRecord) -> None:
         """A participant came back from its journal: no spoken promise may be forgotten."""
@@ -133,6 +174,13 @@ class Truth:
         owner = self.burned.setdefault((order.proposer_id, order.generation), order.handoff_id)
         if owner != order.handoff_id:
             raise Violation(f"H6: {order.proposer_id} used generation {order.generation} for two handoffs")
+        self.parents[order.handoff_id] = order.parent
+        if order.rung not in EXECUTED:
+            raise Violation(f"ladder: {order.handoff_id} is on {order.rung}, which nobody executes")
+        if order.deadline_utc > self.deadlines.get(order.handoff_id, order.deadline_utc):
+            raise Violation(f"amended: the deadline of {order.handoff_id} is later in revision {order.plan_revision}")
+        if order.phase is not Phase.ABORT:  # Whoever is dropped by a revision is told so under the one before.
+            self.deadlines[order.handoff_id] = order.deadline_utc
         if order.phase is Phase.PERMIT:
             self._all_said_ready(order)
         if order.phase is Phase.RETIRE and set(order.target.members) - self.first_steps.get(order.handoff_id, set()):
@@ -144,7 +192,7 @@ class Truth:
     def rank_prepares(self, rank: SimRank, order: Order) -> None:
         """A rank is told to prepare; only one handoff at a time, for the roster that it truly steps in."""
         held = rank.order
-        busy = rank.stage in (RankStage.PREPARING, RankStage.PREPARED, RankStage.READY, RankStage.CUTTING_OVER)
+        busy = rank.stage in BUSY
         if held is not None and busy and held.handoff_id != order.handoff_id:
             raise Violation(f"two promises: {rank} prepares {order.handoff_id} while it holds {held.handoff_id}")
         if held is not None and rank.stage is RankStage.CUTTING_OVER and held.plan_revision != order.plan_revision:
@@ -169,7 +217,13 @@ class Truth:
         if ended.stage not in (Stage.ACTIVE, Stage.ABORTED, Stage.BROKEN):
             raise Violation(f"H7: {ended.handoff_id} ended {ended.stage}")
         reason = ended.reason
+        if reason.phase == "stream":
+            self.stream_failures[self.parents[ended.handoff_id]] = reason.text
         asked_for = ended.stage is Stage.ACTIVE or reason.phase in ("supersede", "amend")
         anonymous = reason.rank is None and not asked_for
         if not reason.text or not reason.phase or anonymous:
             raise Violation(f"H7: {ended.handoff_id} ended {ended.stage} with a reason that names no rank: {reason}")
+
+
+def _copied(wanted: Rung) -> str:
+    return "stop_and_copy after live" if wanted is Rung.LIVE else "stop_and_copy"

@@ -123,6 +123,7 @@ def participant_in(state: ParticipantState, member: Member = A) -> Any:
         return machine
     steps = {
         ParticipantState.PREPARING: OrderReceived(order()),
+        ParticipantState.STREAMING: rank_says(RankStage.STREAMING),
         ParticipantState.READY: rank_says(RankStage.PREPARED),
         ParticipantState.PERMITTED: OrderReceived(order(Phase.PERMIT)),
         ParticipantState.CUTTING_OVER: rank_says(RankStage.CUTTING_OVER),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from liver_core.handoff import Decision, ParticipantRecord, Phase, Reason, Stage
+from liver_core.handoff import Decision, ParticipantRecord, Phase, Reason, Rung, Stage
 from liver_core.handoff.participant import RETIRE_GRACE_S
 from liver_core.handoff.participant_events import (
     AbortRank,
@@ -252,7 +252,113 @@ def test_a_newer_revision_is_prepared_until_permission():
 
 
 @pytest.mark.parametrize(
-    "changes", [{"target": roster(2, B)}, {"source": roster(1, B, A)}, {"parent": 0}, {"deadline_utc": 1.0}]
+    "state", [ParticipantState.PREPARING, ParticipantState.STREAMING, ParticipantState.READY, ParticipantState.STOPPING]
+)
+def test_a_newer_revision_is_on_disk_before_the_rank_or_the_proposer_hears_of_it(state):
+    rung = Rung.CHECKPOINT if state is ParticipantState.STOPPING else Rung.STOP_AND_COPY
+    machine = participant_in(state)
+    effects = take(machine, order(plan_revision=2, deadline_utc=DEADLINE - 1, rung=rung))
+    assert isinstance(effects[0], Persist)
+    assert effects[0].record.promise.plan_revision == 2
+    assert effects[0].record.order.deadline_utc == DEADLINE - 1
+    (report,) = reports_in(effects)
+    assert (report.stage, report.plan_revision) == (Stage.PREPARING, 2)
+    assert kinds(machine.handle(Tick(), DEADLINE - 0.5))[0] is Persist, "the nearer deadline counts"
+
+
+def test_an_older_revision_that_comes_late_changes_nothing():
+    machine = participant_in(ParticipantState.READY)
+    take(machine, order(plan_revision=2))
+    for phase in (Phase.PREPARE, Phase.PERMIT):
+        assert kinds(take(machine, order(phase))) == [SendReport]
+    assert machine.state is ParticipantState.PREPARING
+    assert machine.record.promise.plan_revision == 2
+
+
+@pytest.mark.parametrize(
+    ("state", "stage"),
+    [
+        (ParticipantState.PERMITTED, Stage.READY),
+        (ParticipantState.CUTTING_OVER, Stage.CUTTING_OVER),
+        (ParticipantState.ACTIVE, Stage.ACTIVE),
+    ],
+)
+def test_a_newer_revision_is_refused_with_the_reason_once_permission_was_given(state, stage):
+    machine = participant_in(state)
+    before = machine.record
+    effects = take(machine, order(plan_revision=2))
+    assert kinds(effects) == [SendReport]
+    (report,) = reports_in(effects)
+    assert (report.stage, report.plan_revision) == (stage, 1)
+    assert (report.reason.phase, report.reason.text) == ("amend", f"revision 2 is not taken: revision 1 is {state}")
+    assert machine.record == before
+
+
+def test_a_revision_may_take_the_next_rung():
+    machine = participant()
+    take(machine, order(rung=Rung.LIVE))
+    machine.handle(rank_says(RankStage.STREAMING), NOW)
+    assert PrepareRank(order(plan_revision=2)) in take(machine, order(plan_revision=2))
+
+
+# Streaming.
+
+
+def test_ready_is_said_only_when_what_streams_is_certified():
+    machine = participant_in(ParticipantState.PREPARING)
+    (report,) = reports_in(machine.handle(rank_says(RankStage.STREAMING), NOW))
+    assert report.stage is Stage.STREAMING
+    assert kinds(take(machine, order(Phase.PERMIT))) == [SendReport], "no permission before it is ready"
+    assert machine.handle(rank_says(RankStage.STREAMING), NOW) == ()
+    (report,) = reports_in(machine.handle(rank_says(RankStage.PREPARED), NOW))
+    assert (report.stage, report.reason) == (Stage.READY, None)
+
+
+def test_a_stream_that_fails_names_why_and_the_next_rung_is_taken_in_the_same_handoff():
+    machine = participant_in(ParticipantState.STREAMING)
+    why = Reason("tile 7 fell out of the ring", "stream", 2, "7")
+    (report,) = reports_in(machine.handle(rank_says(RankStage.PREPARED, reason=why), NOW))
+    assert (report.stage, report.reason) == (Stage.READY, why)
+    (report,) = reports_in(take(machine, order(Phase.PERMIT)))
+    assert (report.stage, report.reason) == (Stage.READY, why)
+    machine.handle(rank_says(RankStage.CUTTING_OVER), NOW)
+    (report,) = reports_in(machine.handle(rank_says(RankStage.ACTIVE), NOW))
+    assert (report.stage, report.reason) == (Stage.ACTIVE, None), "it is no fault of the world that is active"
+
+
+def test_why_the_next_rung_was_taken_belongs_to_one_revision():
+    machine = participant_in(ParticipantState.STREAMING)
+    machine.handle(rank_says(RankStage.PREPARED, reason=WHY), NOW)
+    take(machine, order(plan_revision=2))
+    (report,) = reports_in(machine.handle(rank_says(RankStage.PREPARED, plan_revision=2), NOW))
+    assert (report.stage, report.reason) == (Stage.READY, None)
+
+
+def test_a_stream_may_also_abort_the_handoff():
+    machine = participant_in(ParticipantState.STREAMING)
+    why = Reason("the certificate differs", "stream", 0)
+    (report,) = reports_in(machine.handle(rank_says(RankStage.ABORTED, reason=why), NOW))
+    assert (report.stage, report.reason) == (Stage.ABORTED, why)
+    assert machine.state is ParticipantState.IDLE
+
+
+def test_the_deadline_and_an_abort_end_a_stream():
+    for event, now in ((Tick(), DEADLINE + 1), (OrderReceived(order(Phase.ABORT)), NOW)):
+        machine = participant_in(ParticipantState.STREAMING)
+        assert kinds(machine.handle(event, now)) == [Persist, AbortRank, SendReport]
+        assert machine.state is ParticipantState.ABORTING
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"target": roster(2, B)},
+        {"source": roster(1, B, A)},
+        {"parent": 0},
+        {"deadline_utc": 1.0},
+        {"deadline_utc": DEADLINE + 0.1},
+        {"rung": Rung.CHECKPOINT},
+    ],
 )
 def test_a_revision_that_cannot_be_aborts_what_was_promised(changes):
     machine = participant_in(ParticipantState.READY, C)
@@ -280,6 +386,9 @@ def test_nothing_is_said_after_a_restart_before_the_rank_has_answered():
     [
         (ParticipantState.PREPARING, RankStage.TRAINING, ParticipantState.PREPARING, PrepareRank),
         (ParticipantState.PREPARING, RankStage.PREPARING, ParticipantState.PREPARING, SendReport),
+        (ParticipantState.PREPARING, RankStage.STREAMING, ParticipantState.STREAMING, SendReport),
+        (ParticipantState.STREAMING, RankStage.PREPARING, ParticipantState.PREPARING, SendReport),
+        (ParticipantState.ABORTING, RankStage.STREAMING, ParticipantState.ABORTING, AbortRank),
         (ParticipantState.PREPARING, RankStage.PREPARED, ParticipantState.READY, SendReport),
         (ParticipantState.PERMITTED, RankStage.PREPARED, ParticipantState.PERMITTED, SetReadyTag),
         (ParticipantState.PERMITTED, RankStage.READY, ParticipantState.PERMITTED, SetReadyTag),

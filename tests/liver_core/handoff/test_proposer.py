@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from liver_core.handoff import Decision, Phase, ProposerRecord, Reason, Rung, Stage
+from liver_core.handoff import Decision, Phase, ProposerRecord, Reason, Rung, Stage, StoreAddress
 from liver_core.handoff.participant_events import OrderReceived, ParticipantState, RankStage
 from liver_core.handoff.proposer import GIVE_UP_S, RESEND_S, ProposerState
 from liver_core.handoff.proposer_events import (
@@ -268,13 +268,65 @@ def test_an_amendment_before_permission_is_a_new_revision_and_says_goodbye_to_wh
     [
         (permitted(), proposal(members=(A, B)), "the notice becomes the next handoff"),
         (opened(), proposal(handoff_id=H2), "no such handoff is open"),
-        (opened(), proposal(source=roster(1, B, A)), "a revision keeps parent, source and rung"),
-        (opened(), proposal(rung=Rung.CHECKPOINT), "a revision keeps parent, source and rung"),
+        (opened(), proposal(source=roster(1, B, A)), "a revision keeps parent, source, store and cutover deadlines"),
+        (opened(), proposal(store=StoreAddress("127.0.0.1", 4001)), "a revision keeps parent, source, store"),
+        (opened(), proposal(rung=Rung.CHECKPOINT), "a restart from a checkpoint is opened as a handoff of its own"),
+        (opened(), proposal(deadline_utc=DEADLINE + 1.5), "a revision only brings it nearer, this one is 1.5 s later"),
+        (opened(), proposal(deadline_utc=NOW), "deadline_utc: has passed"),
     ],
 )
 def test_an_amendment_that_cannot_be_is_refused(machine, wanted, complaint):
     (effect,) = feed(machine, Amend(wanted))
     assert isinstance(effect, Refused) and complaint in effect.reason.text
+
+
+def test_an_amendment_may_bring_the_deadline_nearer_and_take_the_next_rung():
+    machine = proposer()
+    feed(machine, Open(proposal(rung=Rung.LIVE)))
+    nearer = proposal(members=(A, B), deadline_utc=DEADLINE - 40, rung=Rung.STOP_AND_COPY, cause="second notice")
+    orders = [effect.order for effect in feed(machine, Amend(nearer)) if isinstance(effect, SendOrder)]
+    said = {(order.plan_revision, order.rung, order.deadline_utc, order.cause) for order in orders[1:]}
+    assert said == {(2, Rung.STOP_AND_COPY, DEADLINE - 40, "second notice")}
+    assert {order.generation for order in orders} == {2}, "the generation stays"
+    (refused,) = feed(machine, Amend(replace(nearer, deadline_utc=DEADLINE)))
+    assert isinstance(refused, Refused), "what came nearer does not go away again"
+
+
+def test_ready_of_an_older_revision_gives_no_permission_and_its_abort_ends_nothing():
+    machine = opened()
+    feed(machine, Amend(proposal(plan_digest="d2")))
+    feed(machine, *(truth(ParticipantState.READY, member) for member in (A, B, C)))
+    assert machine.state is ProposerState.PREPARING
+    feed(machine, truth(ParticipantState.ABORTING, A))
+    assert machine.state is ProposerState.PREPARING
+
+
+def test_an_amended_handoff_goes_when_all_are_ready_for_the_newer_revision():
+    machine = opened()
+    machines = {member: participant(member) for member in (A, B, C)}
+    for answering in machines.values():
+        answering.handle(OrderReceived(order()), NOW)
+    orders = {
+        effect.member: effect.order
+        for effect in feed(machine, Amend(proposal(deadline_utc=DEADLINE - 10)))
+        if isinstance(effect, SendOrder)
+    }
+    for member, answering in machines.items():
+        assert machine.state is ProposerState.PREPARING
+        answering.handle(OrderReceived(orders[member]), NOW)
+        said = reports_in(answering.handle(rank_says(RankStage.PREPARED, plan_revision=2), NOW))
+        feed(machine, *map(ReportReceived, said))
+    assert machine.state is ProposerState.PERMITTED
+    assert machine.record.plan_revision == 2
+
+
+def test_whoever_still_streams_is_waited_for_and_named_when_the_deadline_passes():
+    machine = opened()
+    feed(machine, truth(ParticipantState.READY, A), truth(ParticipantState.READY, B))
+    feed(machine, truth(ParticipantState.STREAMING, C))
+    assert machine.state is ProposerState.PREPARING
+    machine.handle(Tick(), DEADLINE + 1)
+    assert machine.record.reason.text == "the deadline passed before all were ready; c/0 is streaming"
 
 
 def test_a_restarted_host_repeats_the_orders_of_its_open_handoff():

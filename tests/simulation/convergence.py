@@ -1,0 +1,90 @@
+"""What the ranks of one plan revision agree on while the state streams: certified everywhere, or the next rung. Pure.
+
+The verdict is written to the store once, so that all ranks leave with the same; who cannot reach it asks again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from liver_core.handoff import Order, Reason, Rung
+from liver_core.handoff.participant_events import RankStage
+
+if TYPE_CHECKING:
+    from liver_core.layout import Member
+    from tests.simulation.ranks import SimRank
+    from tests.simulation.simulation import Simulation
+
+ASK_AGAIN_S = 0.5
+STREAMING_SHARE = 0.6
+"""Of the time to the deadline; whoever has not converged by then asks for the next rung."""
+
+
+class Convergence:
+    """One per revision of a handoff on the live rung."""
+
+    def __init__(self, simulation: Simulation, order: Order) -> None:
+        self.simulation = simulation
+        self.order = order
+        self.store = simulation.store(order)
+        self.converged: set[Member] = set()
+        self.verdict: Rung | None = None
+        self.reason: Reason | None = None
+
+    def enter(self, rank: SimRank) -> None:
+        """`rank` is built. It streams if it is a target, and waits for the verdict in any case."""
+        sim = self.simulation
+        number = rank.build_number
+        sim.truth.streams(rank, sim.plan.link.one_sided)
+        self._ask(rank, number)
+        if rank.member not in self.order.target.members:
+            return
+        left_s = self.order.deadline_utc - sim.clock.now
+        stream_s = sim.stream_s(rank.member)
+        if stream_s > STREAMING_SHARE * left_s:
+            late = Reason("did not converge in time", "stream", rank.cutover_rank)
+            sim.clock.after(max(0.0, STREAMING_SHARE * left_s), self._write, rank, number, Rung.STOP_AND_COPY, late)
+        else:
+            sim.clock.after(stream_s, self._converge, rank, number)
+
+    def _converge(self, rank: SimRank, number: int) -> None:
+        sim = self.simulation
+        if not self._counts(rank, number):
+            return
+        if sim.takes_fault("stream aborts", rank.member):
+            rank._drop(Reason("a tile could not be read", "stream", rank.cutover_rank, "decoder.layers.0/master"))
+        elif sim.takes_fault("stream fails", rank.member):
+            text = Reason("the certificate differs", "stream", rank.cutover_rank, "decoder.layers.0/master")
+            self._write(rank, number, Rung.STOP_AND_COPY, text)
+        else:
+            self._write(rank, number, Rung.LIVE, None)
+
+    def _write(self, rank: SimRank, number: int, wish: Rung, reason: Reason | None) -> None:
+        """Compare-and-set on the verdict; LIVE is written when the last target has converged."""
+        sim = self.simulation
+        if not self._counts(rank, number):
+            return
+        if not self.store.reaches(rank):
+            sim.clock.after(ASK_AGAIN_S, self._write, rank, number, wish, reason)
+            return
+        if wish is Rung.LIVE:
+            self.converged.add(rank.member)
+            if len(self.converged) < len(self.order.target.members):
+                return
+        if self.verdict is None:
+            self.verdict, self.reason = wish, reason
+            why = "" if reason is None else f": {reason}"
+            sim.note(f"verdict of {self.order.handoff_id} revision {self.order.plan_revision}: {wish}{why}")
+
+    def _ask(self, rank: SimRank, number: int) -> None:
+        sim = self.simulation
+        if not self._counts(rank, number):
+            return
+        if self.verdict is not None and self.store.reaches(rank):
+            rank.streamed(self.verdict, self.reason)
+        else:
+            sim.clock.after(ASK_AGAIN_S * (0.2 + sim.random.random()), self._ask, rank, number)
+
+    def _counts(self, rank: SimRank, number: int) -> bool:
+        """Whether the rank still streams for this revision."""
+        return rank.alive and rank.build_number == number and rank.stage is RankStage.STREAMING
