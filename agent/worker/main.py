@@ -197,7 +197,7 @@ class Worker:
             rank.StageReport(
                 handoff_id=uuid.UUID(request.handoff_id),
                 generation=request.generation,
-                rank=self._rank_for(request),
+                rank=request.rank_of(self.member),
                 stage=self.stage_now,
                 reason=None if reason is None else wire_reason(reason),
                 measures={name: float(value) for name, value in measures.items()},
@@ -233,11 +233,6 @@ class Worker:
         handoff_id, decision = ("", Decision.UNDECIDED) if self.loop is None else self.loop.decided
         read = handoff_id == request.handoff_id and decision is not Decision.UNDECIDED
         return base.HandoffDecision(str(decision)) if read else None
-
-    def _rank_for(self, request: Request) -> int:
-        if self.member in request.target.members:
-            return request.target.members.index(self.member)
-        return request.source.members.index(self.member) if request.source is not None else self.rank
 
     def _hello(self) -> rank.Hello:
         identity = own_identity()

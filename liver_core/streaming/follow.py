@@ -447,7 +447,7 @@ class Follower:
 
     @property
     def _poll_s(self) -> float:
-        return max(self.limits.poll_s, min(self.pace.step_s / 10, 0.05))
+        return max(self.limits.poll_s, min(self.pace.step_s / 6, 0.05))
 
 
 @dataclass(slots=True)

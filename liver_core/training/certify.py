@@ -86,7 +86,9 @@ class Certifier:
                 return
             if self._lead_attempt > ATTEMPTS_MAX:
                 raise CertificateRefused(f"no version was met by all ranks in {ATTEMPTS_MAX} announcements")
-            ahead = 2 + math.ceil(NOTICE_S / max(self._stream.step_s, 1e-3)) * (self._lead_attempt > 1)
+            # Before a step was heard of, nobody knows how long one takes; then half the notice is a guess like any.
+            step_s = self._stream.step_s or NOTICE_S / 2
+            ahead = max(1, math.ceil(self._lead_attempt * NOTICE_S / step_s))
             self._leading = self._stream.version + ahead
             self._exchange.post(f"certify/{self._lead_attempt}", self._leading)
             return

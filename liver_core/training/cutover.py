@@ -59,6 +59,9 @@ Probe = Callable[[str], None]
 _READING_SHARE = 0.7
 _COMPARING_SHARE = 0.85
 
+IN_PAUSE_POLL_S = 0.002
+"""How late a newcomer may see what the source world posts while training stands still."""
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -430,7 +433,7 @@ class CutoverRun:
     def _wait(self, name: str) -> Any:
         """What the source world posts under `name`; it posts "lost" instead when it has lost a rank."""
         try:
-            found, value = self.following.exchange.wait_any((name, "lost"), self._until)
+            found, value = self.following.exchange.wait_any((name, "lost"), self._until, poll_s=IN_PAUSE_POLL_S)
         except ExchangeTimeout as error:
             raise _Lost(self._reason(name, str(error)), source=True) from error
         if found != name:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from liver_core.handoff.messages import Decision
 
-_POLL_S = 0.002
+_POLL_LEAST_S, _POLL_MOST_S = 0.001, 0.02
 
 
 class ExchangeTimeout(TimeoutError):
@@ -58,12 +58,13 @@ class Exchange:
         text = json.dumps(value, separators=(",", ":"))
         return json.loads(self._guard(name, lambda: self._store.compare_set(self._key(name), "", text)))
 
-    def wait(self, name: str, deadline: float) -> Any:
-        """The value of `name`, waited for until `deadline` (time.monotonic seconds)."""
-        return self.wait_any((name,), deadline)[1]
+    def wait(self, name: str, deadline: float, *, poll_s: float = _POLL_MOST_S) -> Any:
+        """The value of `name`, waited for until `deadline` (time.monotonic seconds), seen at most `poll_s` late."""
+        return self.wait_any((name,), deadline, poll_s=poll_s)[1]
 
-    def wait_any(self, names: Sequence[str], deadline: float) -> tuple[str, Any]:
+    def wait_any(self, names: Sequence[str], deadline: float, *, poll_s: float = _POLL_MOST_S) -> tuple[str, Any]:
         """The first of `names` that is there, and its value."""
+        pause_s = _POLL_LEAST_S
         while True:
             if self.cancelled():
                 raise Cancelled(f"aborted while waiting for {names[0]}")
@@ -75,19 +76,22 @@ class Exchange:
             if left <= 0:
                 raise ExchangeTimeout(f"{names[0]} was not posted in time")
             # Asked again and again rather than waited for: a wait cannot be cancelled, and c10d logs each that ends.
-            time.sleep(min(left, _POLL_S))
+            time.sleep(min(left, pause_s))
+            pause_s = min(2 * pause_s, poll_s)
 
     def gather(self, name: str, size: int, deadline: float) -> None:
         """Count this rank in and wait for all `size` ranks. Unlike a group's own bring-up it can be cancelled."""
         key = self._key(name)
         self._guard(name, lambda: self._store.add(key, 1))
+        pause_s = _POLL_LEAST_S
         while (there := self._guard(name, lambda: self._store.add(key, 0))) < size:
             if self.cancelled():
                 raise Cancelled(f"aborted while waiting for {name}")
             left = deadline - time.monotonic()
             if left <= 0:
                 raise ExchangeTimeout(f"{name}: only {there} of {size} ranks came in time")
-            time.sleep(min(left, _POLL_S))
+            time.sleep(min(left, pause_s))
+            pause_s = min(2 * pause_s, _POLL_MOST_S)
 
     def decide(self, wish: Decision) -> Decision:
         """One compare-and-set on the decision record, from nothing to `wish`; the answer is what it holds now."""

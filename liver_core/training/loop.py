@@ -31,7 +31,7 @@ from liver_core.tensors.megatron import settle_moments
 from liver_core.tensors.step import apply_step, measure_gradients, refresh_weights
 from liver_core.training.boundary import StepTotals, agree, total
 from liver_core.training.cursor import DataCursor, chained, digest_part
-from liver_core.training.cutover import CutoverRun, Outcome, Probe
+from liver_core.training.cutover import IN_PAUSE_POLL_S, CutoverRun, Outcome, Probe
 from liver_core.training.exchange import Cancelled, ExchangeTimeout
 from liver_core.training.job import TrainingJob
 from liver_core.training.listener import Listener
@@ -133,7 +133,9 @@ class RankLoop:
             if busy is not None and busy.request.handoff_id == request.handoff_id:
                 return
             if busy is not None:
-                reason = Reason(f"still preparing handoff {busy.request.handoff_id}", "prepare", self._rank(request))
+                reason = Reason(
+                    f"still preparing handoff {busy.request.handoff_id}", "prepare", request.rank_of(self.member)
+                )
                 self._stage(request, "aborted", reason=reason)
                 return
             self.preparation = self._preparation(request)
@@ -209,7 +211,7 @@ class RankLoop:
         self._prepare(self.preparation)
         following = self.following
         if following is None:
-            raise Ended("aborted", Reason("preparation failed", "prepare", self._rank(request)))
+            raise Ended("aborted", Reason("preparation failed", "prepare", request.rank_of(self.member)))
         self._await_permission(request)
         version = self._await_boundary(following)
         self._finish_cutover(self._cutover(following).run(version), None, 0.0)
@@ -220,7 +222,7 @@ class RankLoop:
             while self.mailbox.wishes.ready != (request.handoff_id, request.plan_revision):
                 reason = self.mailbox.aborts.get(request.handoff_id)
                 if reason is None and time.time() >= deadline:
-                    reason = Reason("no permission before the deadline", "ready", self._rank(request))
+                    reason = Reason("no permission before the deadline", "ready", request.rank_of(self.member))
                 if reason is not None:
                     self._drop_following(reason)
                     raise Ended("aborted", reason)
@@ -234,9 +236,11 @@ class RankLoop:
         following.exchange.cancelled = lambda: request.handoff_id in self.mailbox.aborts
         deadline = time.monotonic() + max(0.0, request.deadline_utc - time.time())
         try:
-            following.boundary = following.exchange.wait("boundary", deadline)
+            following.boundary = following.exchange.wait("boundary", deadline, poll_s=IN_PAUSE_POLL_S)
         except (Cancelled, ExchangeTimeout) as error:
-            reason = self.mailbox.take_abort(request.handoff_id) or Reason(str(error), "boundary", self._rank(request))
+            reason = self.mailbox.take_abort(request.handoff_id) or Reason(
+                str(error), "boundary", request.rank_of(self.member)
+            )
             self._drop_following(reason)
             raise Ended("aborted", reason) from error
         return int(following.boundary["version"])
@@ -325,7 +329,7 @@ class RankLoop:
     ) -> CutoverRun:
         request = following.request
         machine = Cutover(
-            rank=self._rank(request),
+            rank=request.rank_of(self.member),
             in_source=following.source_rank is not None,
             in_target=following.target_rank is not None,
             deadlines=request.cutover,
@@ -400,8 +404,7 @@ class RankLoop:
         self.retiring = Retiring(following.request.handoff_id, old, following)
         self._switched = True
         if not redo:
-            loss, tokens, digest = boundary["totals"]
-            self._advance(self.active, StepTotals(loss, tokens, digest), time.monotonic() - started)
+            self._advance(self.active, StepTotals(*boundary["totals"]), time.monotonic() - started)
         self._certificate = outcome.certificate
 
     def _note_first_forward(self) -> None:
@@ -481,7 +484,9 @@ class RankLoop:
             made = preparation.run()
         except (PrepareFailed, Cancelled) as error:
             phase = error.phase if isinstance(error, PrepareFailed) else "prepare"
-            reason = self.mailbox.take_abort(request.handoff_id) or Reason(str(error), phase, self._rank(request))
+            reason = self.mailbox.take_abort(request.handoff_id) or Reason(
+                str(error), phase, request.rank_of(self.member)
+            )
             with self._lock:
                 self.preparation = None
             self._stage(request, "aborted", reason=reason)
@@ -490,13 +495,6 @@ class RankLoop:
         self._stage(request, "prepared", measures=made.measures)
 
     def _is_for(self, agreement: Agreement | None, following: NextWorld) -> bool:
-        if agreement is None or agreement.phase is not BoundaryPhase.READY:
-            return False
         request = following.request
-        return agreement.tag == ready_tag(HandoffId(request.handoff_id), request.plan_revision)
-
-    def _rank(self, request: Request) -> int:
-        """The rank that reasons name: of the target world where this process has one there, else of the source."""
-        if self.member in request.target.members:
-            return request.target.members.index(self.member)
-        return request.source.members.index(self.member) if request.source is not None else 0
+        tag = ready_tag(HandoffId(request.handoff_id), request.plan_revision)
+        return agreement is not None and agreement.phase is BoundaryPhase.READY and agreement.tag == tag

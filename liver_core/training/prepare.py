@@ -68,7 +68,7 @@ class PrepareSettings:
 RING_DEPTH = 4
 STREAMING_SHARE = 0.6
 """Of the time to the deadline; after it the state is copied in the pause instead."""
-_POLL_S = 0.005
+_POLL_S = 0.02
 
 
 class Preparation:
@@ -200,14 +200,9 @@ class Preparation:
                 raise Cancelled("aborted while the state streamed")
             if certifier is not None:
                 certifier.advance()
-                assert made.target_stream is not None
-                text = made.target_stream.failure
-                if time.monotonic() > gives_up_at:
-                    text = (
-                        text or f"not certified in {STREAMING_SHARE:.0%} of the time: {made.target_stream.describe()}"
-                    )
-                if text:
-                    propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, text))
+            problem = self._stream_problem(made, late=time.monotonic() > gives_up_at)
+            if problem:
+                propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, problem))
             self._left()
             time.sleep(_POLL_S)
         made.verdict = verdict
@@ -215,6 +210,20 @@ class Preparation:
             made.measures |= made.target_stream.measures()
         if not made.streams:
             made.end_streams()
+        elif made.transport is not None:
+            # Everybody is connected and reads one-sidedly: from here on no thread has to serve.
+            made.transport.stop_progress()
+
+    def _stream_problem(self, made: NextWorld, *, late: bool) -> str:
+        """Why this rank's part of the stream has failed, or nothing."""
+        source, target = made.source_stream, made.target_stream
+        if source is not None and source.failure:
+            return f"source rank {made.source_rank}: {source.failure}"
+        if target is not None and target.failure:
+            return f"target rank {made.target_rank}: {target.failure}"
+        if target is not None and late:
+            return f"target rank {made.target_rank}: not certified in time: {target.describe()}"
+        return ""
 
     def _start_stream(self, made: NextWorld) -> tuple[str, Certifier | None]:
         """Have this target stream. Returns why it cannot, or the one who certifies what arrives."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from liver_core.handoff.messages import CutoverDeadlines, Rung, StoreAddress
-from liver_core.layout import Roster
+from liver_core.layout import Member, Roster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,3 +32,11 @@ class Request:
     def streams(self) -> bool:
         """Whether state is to stream while the source world trains."""
         return self.source is not None and self.rung is Rung.LIVE
+
+    def rank_of(self, member: Member) -> int:
+        """The rank that reasons name: of the target world where `member` has one there, else of the source, else 0."""
+        if member in self.target.members:
+            return self.target.members.index(member)
+        if self.source is not None and member in self.source.members:
+            return self.source.members.index(member)
+        return 0

@@ -19,7 +19,7 @@ from liver_core.tensors.step import hyper_parameters
 from liver_core.training.exchange import Exchange, ExchangeTimeout
 from liver_core.training.next_world import ActiveWorld
 
-POLL_S = 0.01
+POLL_S = 0.02
 HASH_WAIT_S_MAX = 30.0
 """How long a step may wait for a hash: far above any hash, so that a thread that is stuck shows as an error."""
 
@@ -143,7 +143,7 @@ class SourceStream:
                 self._sum_gradients()
                 with self._changed:
                     self._changed.wait(POLL_S)
-        except (ExchangeTimeout, OSError) as error:
+        except (ExchangeTimeout, OSError, RuntimeError, ValueError) as error:
             with self._changed:
                 self.failure = str(error)
                 self._changed.notify_all()

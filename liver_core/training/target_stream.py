@@ -98,10 +98,10 @@ class LiveTarget:
             replayer(live, window_elements=tile_elements), live, certificate, lambda: not self._follower.todo
         )
         self._stream = TargetStream(
-            self._counted,  # type: ignore[arg-type]
+            self._counted,
             following,
             self._follower,
-            self._summing,  # type: ignore[arg-type]
+            self._summing,
             on_converged=self._note_converged,
             on_hash=self._hash,
             on_hash_missed=lambda version, reason: self._hashes.update({version: None}),

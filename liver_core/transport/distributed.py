@@ -31,7 +31,10 @@ ROUND_RUNS_MAX = 4096
 ROUNDS_IN_FLIGHT = 4
 """Staging at a reader is at most twice ROUND_BYTES_MAX for each round in flight, 32 MiB; at a source 8 MiB."""
 
-INBOX_PERIOD_S = 0.001
+INBOX_BUSY_PERIOD_S, INBOX_IDLE_PERIOD_S = 0.001, 0.03
+INBOX_BUSY_S = 1.0
+"""So long after a request the next one is looked for often. Every look is a round trip to the store, which most
+endpoints, read over a nearer transport, would make for nothing."""
 SERVE_S_MAX = 10.0
 LOST_REQUEST_S = 10.0
 """How long a source waits for the body of a request that was numbered but never written: its reader died between."""
@@ -284,10 +287,12 @@ class _Server:
         self._staging = torch.empty(0, dtype=torch.uint8)
 
     def run(self, stop: threading.Event) -> None:
-        while not stop.wait(INBOX_PERIOD_S):
+        busy_until = 0.0
+        while not stop.wait(INBOX_BUSY_PERIOD_S if time.monotonic() < busy_until else INBOX_IDLE_PERIOD_S):
             try:
                 for data in self._inbox.take():
                     self._answer(data)
+                    busy_until = time.monotonic() + INBOX_BUSY_S
             except (RuntimeError, dist.DistError):
                 return  # The store is gone, and every reader learns it from the store too.
 

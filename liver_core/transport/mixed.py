@@ -80,6 +80,9 @@ class MixedTransport:
     def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
         self._check_open(Phase.READ)
         start = time.monotonic()
+        sides = {self._peers[read.peer][1] for read in reads if read.peer in self._peers}
+        if len(sides) == 1 and all(read.peer in self._peers for read in reads):
+            return sides.pop().read(reads, deadline)
         known = {peer: address.regions for peer, (address, _) in self._peers.items()}
         check_reads(reads, known, self._regions.targets)
         parts = [[read for read in reads if self._peers[read.peer][1] is side] for side in (self._near, self._far)]
