@@ -5,28 +5,33 @@ Whose turn it is and what the plan is are decided in `planning`, how a handoff g
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from uuid import UUID, uuid4
+from dataclasses import replace
+from uuid import uuid4
 
 from agent.driver.node import Node
-from agent.driver.planning import Learned, NoPlan, Plan, Pulse, Wait, ladder_inputs, plan_loss
-from agent.driver.progress import LostTime, Progress, from_mirror
+from agent.driver.planning import (
+    Answer,
+    Intent,
+    Learned,
+    NoPlan,
+    Plan,
+    Pulse,
+    Wait,
+    answer_to_another_notice,
+    ladder_inputs,
+    plan_loss,
+)
+from agent.driver.progress import LostTime, Progress, first_mirror, from_mirror, learned_from
 from agent.driver.records import proposer_from_json, proposer_to_json
 from agent.driver.wire import (
     core_layout,
     core_members,
     core_store,
     utc,
-    wire_reason,
-    wire_roster,
-    wire_rung,
-    wire_store,
 )
 from agent.journal import Table
 from agent.protocol.base import HandoffCause, HandoffState, StoreAddress
-from agent.protocol.base import Rung as WireRung
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder
 from agent.supervisor.slots import StoreKey
@@ -48,6 +53,7 @@ from liver_core.handoff import (
 )
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import (
+    Amend,
     Cancel,
     HandoffEnded,
     MemberLost,
@@ -68,23 +74,11 @@ RETRY_MAX_S = 10.0
 LIVE_RUNGS = (Rung.LIVE, Rung.STOP_AND_COPY)
 """Rungs on which the job goes on without a restart; the others are the service's to take."""
 
+Leaving = dict[str, tuple[float, float]]
+"""Each node that will go: when its notice was heard, and by when its state must be elsewhere."""
+
 _log = logging.getLogger(__name__)
 _ENDED_STATES = {Stage.ACTIVE: HandoffState.ACTIVE, Stage.ABORTED: HandoffState.ABORTED}
-
-
-@dataclass(frozen=True, slots=True)
-class Intent:
-    """A handoff to open, before it has a store. `notice_at`: when the first of its notices was heard."""
-
-    handoff_id: str
-    cause: HandoffCause
-    plan: Plan
-    source: Roster
-    leaving: frozenset[str]
-    deadline_utc: float
-    notice_at: float | None
-    rung: Rung = Rung.STOP_AND_COPY
-    reason: str = ""
 
 
 class Lead:
@@ -156,36 +150,21 @@ class Lead:
         ended = {ended.handoff_id for ended in self._proposer.record.ended}
         return handoff_id == self.open_id or handoff_id in ended
 
-    async def answer_loss(self, order: JobOrder, active: Roster, leaving: dict[str, tuple[float, float]]) -> None:
-        """Nodes will go: open a handoff without them, or end the open one that does not answer all of them.
-
-        `leaving` maps each node to when its notice was heard and by when its state must be elsewhere.
-        """
+    async def answer_loss(self, order: JobOrder, active: Roster, leaving: Leaving) -> None:
+        """Nodes will go: open a handoff without them, or amend or end the open one that does not answer all of them."""
         nodes = frozenset(leaving)
         if self._opening is not None or self._node.now() < self._retry_at:
             return
         if self._proposer.state is not ProposerState.IDLE:
             if self.progress is not None and not nodes <= self.progress.leaving:
-                await self._supersede(nodes - self.progress.leaving)
+                await self._answer_another(order, leaving)
             return
-        now = self._node.now()
-        if self._no_plan_since is None:
-            self._no_plan_since = now
-        waited_s = now - self._no_plan_since
-        plan = plan_loss(order, active, nodes, waited_s=waited_s, service_is_there=self._node.service_is_there())
-        match plan:
-            case Wait(reason=reason) | NoPlan(reason=reason):
-                self._say(reason)
-            case Plan():
-                self._no_plan_since = None
-                heard_at = min(heard for heard, _ in leaving.values())
-                safe_by = min(safe for _, safe in leaving.values())
-                await self._open(
-                    order, Intent(str(uuid4()), HandoffCause.NOTICE, plan, active, nodes, safe_by, heard_at)
-                )
+        wanted = self._plan(order, active, leaving)
+        if isinstance(wanted, Intent):
+            await self._open(order, wanted)
 
     async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder) -> None:
-        """Open what the service proposes."""
+        """Open what the service proposes, such as capacity that appeared; while a handoff is open it waits."""
         if not self.is_idle or self.knows(str(wanted.handoff_id)):
             return
         layout, members = core_layout(wanted.target.layout), core_members(wanted.target.members)
@@ -266,6 +245,65 @@ class Lead:
 
     # Opening.
 
+    def _plan(self, order: JobOrder, active: Roster, leaving: Leaving) -> Intent | Wait | NoPlan:
+        """The handoff that answers all these notices."""
+        nodes, now = frozenset(leaving), self._node.now()
+        if self._no_plan_since is None:
+            self._no_plan_since = now
+        waited_s = now - self._no_plan_since
+        plan = plan_loss(order, active, nodes, waited_s=waited_s, service_is_there=self._node.service_is_there())
+        if not isinstance(plan, Plan):
+            self._say(plan.reason)
+            return plan
+        self._no_plan_since = None
+        heard_at = min(heard for heard, _ in leaving.values())
+        safe_by = min(safe for _, safe in leaving.values())
+        return Intent(str(uuid4()), HandoffCause.NOTICE, plan, active, nodes, safe_by, heard_at)
+
+    async def _answer_another(self, order: JobOrder, leaving: Leaving) -> None:
+        """More nodes go than the open handoff answers."""
+        assert self.progress is not None
+        more = frozenset(leaving) - self.progress.leaving
+        answer = answer_to_another_notice(self._proposer.state, ranks_amend=self._node.settings.ranks_amend)
+        if answer is Answer.AMEND and await self._amend(order, leaving, more):
+            return
+        await self._supersede(more)
+
+    async def _amend(self, order: JobOrder, leaving: Leaving, more: frozenset[str]) -> bool:
+        """A newer revision of the open handoff, for all that go; False when there can be none. While the service is
+        asked for a plan the open handoff goes on."""
+        current, progress = self._proposer.record.proposal, self.progress
+        assert current is not None and current.source is not None and progress is not None
+        # A handoff of the service may answer nodes that no notice is known of here.
+        wanted = self._plan(order, current.source, leaving)
+        if isinstance(wanted, Wait):
+            return True
+        if isinstance(wanted, NoPlan) or not progress.leaving <= wanted.leaving:
+            return False
+        wanted = replace(wanted, deadline_utc=min(wanted.deadline_utc, current.deadline_utc))
+        choice = self._choose(order, wanted)
+        if choice.rung not in LIVE_RUNGS:
+            return False
+        amended = replace(
+            current,
+            layout=wanted.plan.layout,
+            members=wanted.plan.members,
+            plan_digest=wanted.plan.digest,
+            cause=str(wanted.cause),
+            rung=choice.rung,
+            deadline_utc=wanted.deadline_utc,
+        )
+        effects = self._proposer.handle(Amend(amended), self._node.now())
+        if self._proposer.record.proposal is not amended:
+            await self._carry_out(effects)
+            return False
+        text = f"{', '.join(sorted(more))} will go too: {wanted.plan.reason}; {choice.reason}"
+        self._say(f"amending handoff {current.handoff_id} to {wanted.plan.layout}: {text}")
+        progress.amend(self._proposer.record, more, wanted.notice_at, text)
+        await self._carry_out(effects)
+        await self._mirror_open()
+        return True
+
     async def _supersede(self, more: frozenset[str]) -> None:
         assert self.progress is not None
         if self.progress.superseded:
@@ -333,35 +371,12 @@ class Lead:
             leavers = frozenset(set(intent.source.members) - set(intent.plan.members))
             # Counted from the end of the last whole step, so that the step under way is not taken for lost.
             lost_time = LostTime(now - pulse.step_age_s, pulse.step, pulse.median_step_s)
-            self.progress = Progress(self._first_mirror(intent, proposal, now), lost_time, intent.notice_at, leavers)
+            mirror = first_mirror(intent, proposal, self._proposer.record.generation, self._node.node_id, now)
+            self.progress = Progress(mirror, lost_time, intent.notice_at, leavers)
             # On disk before the proposal: an agent killed in between must still be able to tell of it.
             await self._journal_mirror(self.progress.mirror)
         await self._carry_out(effects)
         await self._mirror_open()
-
-    def _first_mirror(self, intent: Intent, proposal: Proposal, now: float) -> HandoffMirror:
-        generation = self._proposer.record.generation
-        return HandoffMirror(
-            handoff_id=UUID(intent.handoff_id),
-            job_id=self._job_id,
-            parent=proposal.parent,
-            generation=generation,
-            plan_digest=proposal.plan_digest,
-            proposer=self._node.node_id,
-            cause=intent.cause,
-            state=HandoffState.PREPARING,
-            stage="prepare",
-            rung=wire_rung(intent.rung),
-            source=wire_roster(intent.source),
-            target=wire_roster(Roster(self._job_id, generation, proposal.layout, proposal.members)),
-            leaving=tuple(sorted(intent.leaving)),
-            store=wire_store(proposal.store),
-            store_node=self._node.node_id,
-            reason=wire_reason(Reason(intent.reason[:2_000], "open")),
-            opened_utc=utc(now),
-            deadline_utc=utc(intent.deadline_utc),
-            changed_utc=utc(now),
-        )
 
     # The machine.
 
@@ -411,37 +426,14 @@ class Lead:
             self._retry_at = self._node.now() + min(RETRY_MAX_S, RETRY_FIRST_S * 2.0**self._failures)
         if progress is None:
             return
-        progress.reason, progress.decision = ended.reason, ended.decision
+        progress.take_end(ended)
         if ended.stage is Stage.ACTIVE:
             progress.marks.setdefault("retired", self._node.now())
-            self._learn(progress)
-        elif progress.mirror.rung is WireRung.LIVE:
-            self._learn_failure(progress, ended.reason)
+        self._learned = learned_from(progress, self._learned, ended)
         self._recent[ended.handoff_id] = progress
         while len(self._recent) > 8:
             del self._recent[next(iter(self._recent))]
         await self._mirror(progress, _ENDED_STATES.get(ended.stage, HandoffState.BROKEN), str(ended.stage))
-
-    def _learn(self, progress: Progress) -> None:
-        """The next ladder uses what this handoff measured."""
-        measures, streamed = progress.mirror.measures, progress.mirror.rung is WireRung.LIVE
-        if measures.bandwidth_bytes_per_s and not streamed:  # What streams beside training tells nothing of the link.
-            self._learned = replace(self._learned, bandwidth_bytes_per_s=measures.bandwidth_bytes_per_s)
-        ready_s = measures.phases_s.get("to_ready")
-        if ready_s is not None and math.isfinite(ready_s):
-            built_s = max(0.0, ready_s - measures.phases_s.get("stream", 0.0))
-            self._learned = replace(self._learned, prepare_s=built_s)
-        follow_s = [said["follow_s"] for said in progress.measures.values() if "follow_s" in said]
-        if follow_s:
-            self._learned = replace(self._learned, follow_s=max(follow_s))
-
-    def _learn_failure(self, progress: Progress, reason: Reason) -> None:
-        """Streaming is not tried again in the world in which it failed, nor where the optimizer refuses it."""
-        if reason.phase == "replay":
-            self._learned = replace(self._learned, replay_refusal=reason.text)
-        elif reason.phase == "stream":
-            parent = progress.mirror.parent
-            self._learned = replace(self._learned, stream_failure=reason.text, failed_in=parent)
 
     # The mirror.
 

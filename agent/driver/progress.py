@@ -3,17 +3,21 @@
 Pure: moments come in as seconds since 1970. Every change makes a new mirror with a higher number.
 """
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
+from uuid import UUID
 
 from agent.driver.measures import merge_measures
-from agent.driver.wire import utc, wire_decision, wire_reason
-from agent.protocol.base import HandoffState
+from agent.driver.planning import Intent, Learned
+from agent.driver.wire import utc, wire_decision, wire_reason, wire_roster, wire_rung, wire_store
+from agent.protocol.base import HandoffState, Rung
 from agent.protocol.sync import HandoffMeasures, HandoffMirror
-from liver_core.handoff import Decision, Phase, ProposerRecord, Reason, Report, Stage
-from liver_core.layout import Member
+from liver_core.handoff import Decision, Phase, Proposal, ProposerRecord, Reason, Report, Stage
+from liver_core.handoff.proposer_events import HandoffEnded
+from liver_core.layout import Member, Roster
 
 STEPS_AFTER = 5
 """`lost_s` is taken this many steps after the cutover."""
@@ -73,6 +77,7 @@ class Progress:
     measures: dict[Member, Mapping[str, float]] = field(default_factory=dict)
     certificates: dict[Member, str] = field(default_factory=dict)
     superseded: bool = False
+    fallback: Reason | None = None  # why the ranks took the rung below the live one
     decision: Decision = Decision.UNDECIDED
     reason: Reason | None = None
 
@@ -86,10 +91,34 @@ class Progress:
         self.stages[report.member] = report.stage
         if report.decision is not Decision.UNDECIDED:
             self.decision = report.decision
+        fell = report.reason if report.stage is Stage.READY else None
+        if fell is not None and self.fallback is None and report.plan_revision == self.mirror.plan_revision:
+            self.fallback, self.reason = fell, replace(fell, text=_fell_text(fell))
         if report.stage in (Stage.CUTTING_OVER, Stage.ACTIVE, Stage.LEFT):
             self.marks.setdefault("boundary", now)
         if self.leavers and all(self.stages.get(member) is Stage.LEFT for member in self.leavers):
             self.marks.setdefault("safe", now)
+
+    def amend(self, record: ProposerRecord, more: frozenset[str], notice_at: float | None, reason: str) -> None:
+        """The plan has a newer revision, for `more` nodes that go too. What was reported of the older one is void."""
+        proposal = record.proposal
+        assert proposal is not None
+        target = Roster(proposal.job_id, record.generation, proposal.layout, proposal.members)
+        self.mirror = self.mirror.model_copy(
+            update={
+                "plan_revision": record.plan_revision,
+                "plan_digest": proposal.plan_digest,
+                "target": wire_roster(target),
+                "leaving": tuple(sorted(self.leaving | more)),
+                "rung": wire_rung(proposal.rung),
+                "deadline_utc": utc(proposal.deadline_utc),
+            }
+        )
+        self.notice_at = min((at for at in (self.notice_at, notice_at) if at is not None), default=None)
+        source = () if proposal.source is None else proposal.source.members
+        self.leavers = frozenset(source) - frozenset(proposal.members)
+        self.reason, self.fallback = Reason(reason[:2_000], "amend"), None
+        self.stages.clear()
 
     def take_record(self, record: ProposerRecord, now: float) -> None:
         """What the proposer decided."""
@@ -104,6 +133,12 @@ class Progress:
             case Phase.RETIRE:
                 self.marks.setdefault("active", now)
 
+    def take_end(self, ended: HandoffEnded) -> None:
+        """How the handoff ended; that it fell to another rung on the way is still said."""
+        self.decision, self.reason = ended.decision, ended.reason
+        if self.fallback is not None:
+            self.reason = replace(ended.reason, text=f"{ended.reason.text}; {_fell_text(self.fallback)}")
+
     def next_mirror(self, state: HandoffState, stage: str, now: float) -> HandoffMirror:
         """The mirror as of now."""
         self.mirror = self.mirror.model_copy(
@@ -115,6 +150,7 @@ class Progress:
                 "reason": wire_reason(self.reason) if self.reason is not None else self.mirror.reason,
                 "changed_utc": utc(now),
                 "superseded": self.superseded,
+                "rung": self.mirror.rung if self.fallback is None else Rung.STOP_AND_COPY,
                 "measures": self._measures(),
             }
         )
@@ -129,6 +165,8 @@ class Progress:
                 return HandoffState.CUTTING_OVER
             case Phase.PERMIT:
                 return HandoffState.READY
+            case Phase.PREPARE if Stage.STREAMING in self.stages.values():
+                return HandoffState.STREAMING
             case _:
                 return HandoffState.PREPARING
 
@@ -157,6 +195,60 @@ class Progress:
         if self.notice_at is None or mark not in self.marks:
             return None
         return max(0.0, self.marks[mark] - self.notice_at)
+
+
+def first_mirror(intent: Intent, proposal: Proposal, generation: int, node_id: str, now: float) -> HandoffMirror:
+    """The mirror of a handoff that was just opened by the agent of `node_id`, which hosts its store as well."""
+    return HandoffMirror(
+        handoff_id=UUID(intent.handoff_id),
+        job_id=proposal.job_id,
+        parent=proposal.parent,
+        generation=generation,
+        plan_digest=proposal.plan_digest,
+        proposer=node_id,
+        cause=intent.cause,
+        state=HandoffState.PREPARING,
+        stage="prepare",
+        rung=wire_rung(intent.rung),
+        source=wire_roster(intent.source),
+        target=wire_roster(Roster(proposal.job_id, generation, proposal.layout, proposal.members)),
+        leaving=tuple(sorted(intent.leaving)),
+        store=wire_store(proposal.store),
+        store_node=node_id,
+        reason=wire_reason(Reason(intent.reason[:2_000], "open")),
+        opened_utc=utc(now),
+        deadline_utc=utc(intent.deadline_utc),
+        changed_utc=utc(now),
+    )
+
+
+def _fell_text(why: Reason) -> str:
+    return f"fell to {Rung.STOP_AND_COPY}: {why}"
+
+
+def learned_from(progress: Progress, learned: Learned, ended: HandoffEnded) -> Learned:
+    """What the next ladder knows after this handoff."""
+    if ended.stage is Stage.ACTIVE:
+        learned = _measured(progress, learned)
+    why = progress.fallback or (ended.reason if progress.mirror.rung is Rung.LIVE else None)
+    match why:
+        case Reason(phase="replay", text=text):
+            return replace(learned, replay_refusal=text)
+        case Reason(phase="stream", text=text):
+            return replace(learned, stream_failure=text, failed_in=progress.mirror.parent)
+        case _:
+            return learned
+
+
+def _measured(progress: Progress, learned: Learned) -> Learned:
+    measures, streamed = progress.mirror.measures, progress.mirror.rung is Rung.LIVE
+    if measures.bandwidth_bytes_per_s and not streamed:  # What streams beside training tells nothing of the link.
+        learned = replace(learned, bandwidth_bytes_per_s=measures.bandwidth_bytes_per_s)
+    ready_s = measures.phases_s.get("to_ready")
+    if ready_s is not None and math.isfinite(ready_s):
+        learned = replace(learned, prepare_s=max(0.0, ready_s - measures.phases_s.get("stream", 0.0)))
+    follow_s = [said["follow_s"] for said in progress.measures.values() if "follow_s" in said]
+    return replace(learned, follow_s=max(follow_s)) if follow_s else learned
 
 
 def from_mirror(mirror: HandoffMirror) -> Progress:

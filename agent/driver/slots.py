@@ -13,7 +13,16 @@ from uuid import UUID
 from agent.driver.node import Node
 from agent.driver.ranks import Launch, RankHost
 from agent.driver.records import SlotMemory, slot_from_json, slot_to_json
-from agent.driver.wire import core_decision, core_reason, core_stage, utc, wire_reason, wire_roster, wire_rung, wire_store
+from agent.driver.wire import (
+    core_decision,
+    core_reason,
+    core_stage,
+    utc,
+    wire_reason,
+    wire_roster,
+    wire_rung,
+    wire_store,
+)
 from agent.journal import Table
 from agent.protocol.base import RankStage as WireStage
 from agent.protocol.jobfile import JobFile
@@ -162,8 +171,10 @@ class JobSlots:
         decision = core_decision(report.decision)
         if decision is Decision.UNDECIDED and stage in (RankStage.ACTIVE, RankStage.LEFT):
             decision = Decision.GO
-        event = RankReported(HandoffId(str(report.handoff_id)), report.generation, stage, decision, reason)
-        await self.feed(slot, event)
+        handoff_id = HandoffId(str(report.handoff_id))
+        await self.feed(
+            slot, RankReported(handoff_id, report.generation, stage, decision, reason, report.plan_revision)
+        )
 
     async def take_death(self, slot: int, reason: Reason) -> None:
         """The slot's process has ended, or could not be started."""

@@ -10,6 +10,7 @@ from liver_core.layout import Member, ParallelLayout, Roster
 
 _RANK_STAGES = {
     base.RankStage.PREPARING: RankStage.PREPARING,
+    base.RankStage.STREAMING: RankStage.STREAMING,
     base.RankStage.PREPARED: RankStage.PREPARED,
     base.RankStage.READY: RankStage.READY,
     base.RankStage.CUTTING_OVER: RankStage.CUTTING_OVER,

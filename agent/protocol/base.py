@@ -117,6 +117,7 @@ class RankStage(StrEnum):
     STARTING = "starting"
     TRAINING = "training"
     PREPARING = "preparing"
+    STREAMING = "streaming"
     PREPARED = "prepared"
     READY = "ready"
     CUTTING_OVER = "cutting_over"

@@ -120,7 +120,8 @@ class StageReport(Message):
     generation: Generation
     rank: Rank
     stage: RankStage
-    reason: Reason | None = None
+    reason: Reason | None = Field(default=None, description="With prepared: why the rank fell to the next rung.")
+    plan_revision: int | None = Field(default=None, ge=1, description="Of the prepare that this stage belongs to.")
     plan_digest: Digest = ""
     decision: HandoffDecision | None = Field(default=None, description="What the decision record says, once read.")
     measures: dict[ShortText, float] = Field(default_factory=dict, max_length=128)

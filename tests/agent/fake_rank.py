@@ -226,6 +226,7 @@ class FakeRank:
                 ),
                 stage=stage,
                 reason=reason,
+                plan_revision=self.order.plan_revision,
                 decision=HandoffDecision.GO if stage in (RankStage.ACTIVE, RankStage.LEFT) else None,
                 measures=moved,
             )

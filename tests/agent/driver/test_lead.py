@@ -1,0 +1,271 @@
+"""The leading side of a job against the participants' own machines: what another notice does to an open handoff."""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from agent.driver.lead import Lead, Leaving
+from agent.driver.node import DriverSettings, Node
+from agent.driver.planning import Answer, Pulse, answer_to_another_notice
+from agent.driver.wire import core_roster
+from agent.protocol.base import HandoffCause, HandoffState, Layout, Placement, Rung, StoreAddress
+from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder
+from liver_core.handoff import Order, Participant, ParticipantRecord, Phase, Reason, Stage
+from liver_core.handoff.participant_events import OrderReceived, RankReported, RankStage, SendReport
+from liver_core.handoff.proposer import ProposerState
+from liver_core.layout import Member
+from tests.agent.stub_service import JOB_ID, StubService, members_of, roster_of
+from tests.agent.waiting import fake_job
+
+FOUR = ("a", "b", "c", "d")
+ACTIVE = core_roster(roster_of(1, FOUR))
+START_S = 1_700_000_000.0
+
+
+class Journal:
+    """In memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str], dict] = {}
+
+    def put(self, table: str, key: str, data: dict) -> None:
+        self.kept[table, key] = data
+
+    def items(self, table: str) -> list[tuple[str, dict]]:
+        return [(key, data) for (owner, key), data in self.kept.items() if owner == table]
+
+    def delete(self, table: str, key: str) -> None:
+        del self.kept[table, key]
+
+
+class Stores:
+    """Every store can be had."""
+
+    async def host(self, key: object, address: str) -> StoreAddress:
+        return StoreAddress(host=address, port=4_000)
+
+
+class Scene:
+    """The lead on node a, and a participant per member; ranks do what the test says."""
+
+    def __init__(self, order: JobOrder, settings: DriverSettings) -> None:
+        self.order = order
+        self.now = START_S
+        self.mirrors: list[HandoffMirror] = []
+        self.sent: list[tuple[Member, Order]] = []
+        self.participants = {
+            member: Participant(
+                job_id=JOB_ID,
+                member=member,
+                agent_incarnation=1,
+                record=ParticipantRecord(active=ACTIVE, highest_generation=1),
+            )
+            for member in ACTIVE.members
+        }
+        self.posted: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
+        node = SimpleNamespace(
+            node_id="a",
+            incarnation=1,
+            private_address="127.0.0.1",
+            journal=Journal(),
+            stores=Stores(),
+            outbox=SimpleNamespace(put_handoff=self.mirrors.append),
+            poke=lambda: None,
+            now=lambda: self.now,
+            service_is_there=lambda: False,
+            settings=settings,
+        )
+        self.lead = Lead(
+            cast(Node, node),
+            JOB_ID,
+            send_order=self._send,
+            post=self.posted.put_nowait,
+            pulse=lambda: Pulse(100, 0.1, 0.5, 90),
+        )
+
+    async def _send(self, member: Member, order: Order) -> None:
+        self.sent.append((member, order))
+
+    async def notice(self, ends_in_s: float, *nodes: str) -> None:
+        """These nodes will go."""
+        leaving: Leaving = dict.fromkeys(nodes, (self.now, START_S + ends_in_s))
+        await self.lead.answer_loss(self.order, ACTIVE, leaving)
+        if self.lead.open_id and self.state is ProposerState.IDLE:
+            opened = await asyncio.wait_for(self.posted.get(), timeout=10.0)
+            await opened()
+
+    @property
+    def state(self) -> ProposerState:
+        return self.lead._proposer.state
+
+    async def deliver(self, *said: RankStage, reason: Reason | None = None) -> None:
+        """All orders that were sent, then what each rank of the newest revision says; reports go back shuffled."""
+        sent, self.sent = self.sent, []
+        reports = []
+        for member, order in sent:
+            reports += self._feed(member, OrderReceived(order))
+        for member, participant in self.participants.items():
+            for each in said:
+                promise = participant.record.promise
+                if promise is None:
+                    continue
+                order = participant.record.order
+                leaves = each is RankStage.ACTIVE and order is not None and member not in order.target.members
+                stage = RankStage.LEFT if leaves else each
+                event = RankReported(promise.handoff_id, 1, stage, reason=reason, plan_revision=promise.plan_revision)
+                reports += self._feed(member, event)
+        random.Random(0).shuffle(reports)
+        for report in reports:
+            await self.lead.take_report(report)
+
+    def _feed(self, member: Member, event: Any) -> list[Any]:
+        effects = self.participants[member].handle(event, self.now)
+        return [effect.report for effect in effects if isinstance(effect, SendReport)]
+
+    def revisions(self) -> set[int]:
+        return {item.record.promise.plan_revision for item in self.participants.values() if item.record.promise}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobOrder:
+    return StubService(fake_job(tmp_path), FOUR).order()
+
+
+def scene(job: JobOrder, *, ranks_amend: bool = True) -> Scene:
+    return Scene(job, DriverSettings(ranks_amend=ranks_amend))
+
+
+def test_another_notice_amends_the_handoff_that_is_still_preparing(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(60.0, "d")
+        await now.deliver(RankStage.PREPARING)
+        opened = now.mirrors[-1]
+        now.now += 1.0
+        await now.notice(40.0, "c", "d")
+        amended = now.mirrors[-1]
+        assert (amended.handoff_id, amended.generation) == (opened.handoff_id, opened.generation)
+        assert (opened.plan_revision, amended.plan_revision) == (1, 2)
+        assert (opened.leaving, amended.leaving) == (("d",), ("c", "d"))
+        assert str(amended.target.layout) == "TP1xPP2xDP1"
+        assert amended.deadline_utc is not None and amended.deadline_utc.timestamp() == START_S + 40.0
+        assert amended.reason is not None and "c will go too" in amended.reason.text
+        assert not amended.superseded
+        assert {order.deadline_utc for _, order in now.sent} == {START_S + 40.0}
+        await now.deliver(RankStage.PREPARED)
+        assert now.revisions() == {2}
+        assert now.state is ProposerState.PERMITTED
+
+    asyncio.run(run())
+
+
+def test_a_deadline_that_lies_later_does_not_move_the_open_one(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(40.0, "d")
+        leaving: Leaving = {"d": (START_S, START_S + 90.0), "c": (START_S, START_S + 80.0)}
+        await now.lead.answer_loss(job, ACTIVE, leaving)
+        amended = now.mirrors[-1]
+        assert amended.plan_revision == 2
+        assert amended.deadline_utc is not None and amended.deadline_utc.timestamp() == START_S + 40.0
+
+    asyncio.run(run())
+
+
+def test_after_permission_another_notice_takes_it_back(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(60.0, "d")
+        await now.deliver(RankStage.PREPARED)
+        assert now.state is ProposerState.PERMITTED
+        await now.notice(60.0, "c", "d")
+        assert now.mirrors[-1].superseded
+        assert now.state is ProposerState.ABORTING
+        assert {order.phase for _, order in now.sent[-4:]} == {Phase.ABORT}
+
+    asyncio.run(run())
+
+
+def test_where_ranks_cannot_amend_the_handoff_is_superseded(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job, ranks_amend=False)
+        await now.notice(60.0, "d")
+        await now.notice(60.0, "c", "d")
+        assert now.mirrors[-1].superseded
+        assert now.state is ProposerState.ABORTING
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("state", list(ProposerState))
+def test_only_what_is_still_preparing_is_amended(state: ProposerState) -> None:
+    expected = Answer.AMEND if state is ProposerState.PREPARING else Answer.SUPERSEDE
+    assert answer_to_another_notice(state, ranks_amend=True) is expected
+    assert answer_to_another_notice(state, ranks_amend=False) is Answer.SUPERSEDE
+
+
+def test_capacity_that_appears_neither_amends_nor_delays_an_open_handoff(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(60.0, "d")
+        before, mirrors = now.lead._proposer.record, len(now.mirrors)
+        wanted = HandoffOrder(
+            handoff_id=UUID(int=1),
+            parent=1,
+            cause=HandoffCause.GROW,
+            target=Placement(layout=Layout(pp=4), members=members_of(("a", "b", "c", "e"))),
+            plan_digest="grow",
+            reason="a node appeared",
+            proposed_utc=now.mirrors[-1].opened_utc,
+        )
+        await now.lead.answer_proposal(job, ACTIVE, wanted)
+        assert now.lead._proposer.record == before
+        assert len(now.mirrors) == mirrors
+
+    asyncio.run(run())
+
+
+def test_a_handoff_is_live_and_its_streaming_and_its_fall_are_shown(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(60.0, "d")
+        assert {order.rung for _, order in now.sent} == {"live"}
+        assert now.mirrors[-1].rung is Rung.LIVE
+        assert now.mirrors[-1].reason is not None and "live: needs" in now.mirrors[-1].reason.text
+        await now.deliver(RankStage.STREAMING)
+        assert now.mirrors[-1].state is HandoffState.STREAMING
+        why = Reason("tile 7 fell out of the ring", "stream", 2, "7")
+        await now.deliver(RankStage.PREPARED, reason=why)
+        assert now.mirrors[-1].rung is Rung.STOP_AND_COPY
+        await now.deliver(RankStage.READY, RankStage.CUTTING_OVER, RankStage.ACTIVE, reason=why)
+        await now.deliver()
+        done = now.mirrors[-1]
+        assert (done.state, done.rung) == (HandoffState.ACTIVE, Rung.STOP_AND_COPY)
+        assert done.reason is not None and done.reason.text.endswith(
+            "fell to stop_and_copy: rank 2, stream, tile 7: tile 7 fell out of the ring"
+        )
+
+    asyncio.run(run())
+
+
+def test_after_streaming_has_failed_the_next_handoff_of_that_world_copies_in_the_pause(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(60.0, "d")
+        await now.deliver(RankStage.STREAMING)
+        await now.deliver(RankStage.ABORTED, reason=Reason("the certificate differs", "stream", 0))
+        assert (now.state, now.mirrors[-1].state) == (ProposerState.IDLE, HandoffState.ABORTED)
+        now.now += 10.0
+        await now.notice(60.0, "d")
+        assert now.mirrors[-1].rung is Rung.STOP_AND_COPY
+        assert now.mirrors[-1].reason is not None
+        assert "live: it failed before in this world: the certificate differs" in now.mirrors[-1].reason.text
+        assert now.lead._proposer.record.ended[-1].stage is Stage.ABORTED
+
+    asyncio.run(run())
