@@ -132,6 +132,7 @@ class SimRank:
         self.cutover: Cutover | None = None
         self.cutover_rank = 0
         self.cutover_version = 0
+        self.agreed = False  # in the boundary that was agreed; a moment later it cuts over
         self.boundary_version: int | None = None  # agreed by the sources before this newcomer was permitted
         self.held_version = -1
         self.held_value = -1
@@ -221,6 +222,8 @@ class SimRank:
             self.begin_cutover(self.boundary_version)
 
     def withdraw(self, handoff_id: HandoffId) -> None:
+        if self.agreed:
+            return  # Tag and boundary are under one lock: the answer is that it cuts over.
         if self.order is not None and self.order.handoff_id == handoff_id and self.stage is RankStage.READY:
             self.tag = 0
             self.stage = RankStage.PREPARED
@@ -229,6 +232,8 @@ class SimRank:
     def abort(self, handoff_id: HandoffId, reason: Reason) -> None:
         if self.order is None or self.order.handoff_id != handoff_id:
             self.simulation.rank_says(self, RankReported(handoff_id, self.generation, RankStage.ABORTED, reason=reason))
+        elif self.agreed:
+            pass
         elif self.stage in _BUILDING:
             # The tag goes at once; dropping a world may take seconds, in which g trains on.
             self.tag = 0
@@ -338,6 +343,7 @@ class SimRank:
 
     def begin_cutover(self, version: int) -> None:
         """The boundary was agreed (or, for a newcomer, the store said so)."""
+        self.agreed = False
         if not self.alive or self.cutover is None or self.stage not in (RankStage.PREPARED, RankStage.READY):
             return
         assert self.order is not None
@@ -377,6 +383,8 @@ class SimRank:
             self.simulation.clock.after(max(0.05, due + 0.01), self._cutover_tick, self.cutover)
 
     def _cutover_tick(self, machine: Cutover) -> None:
+        if self.agreed:
+            return
         if self.alive and machine is self.cutover and self.simulation.clock.now >= machine.next_deadline:
             self.cutover_event(Tick())
 

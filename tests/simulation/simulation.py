@@ -186,6 +186,7 @@ class Simulation:
         version = ranks[0].version
         self.store(order).version = version
         for rank in ranks:
+            rank.agreed = True
             self.clock.after(0.02 * self.random.random(), rank.begin_cutover, version)
         for member in order.target.members:
             newcomer = self.agents[member].rank
