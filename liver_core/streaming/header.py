@@ -25,7 +25,7 @@ class StepHeader:
     groups: {"key", "lr", "weight_decay"} of each parameter group, keyed by content (`tensors.step.hyper_parameters`).
     scalars: per-element optimizer state that is no moment, before the step (`tensors.megatron.element_scalars`).
     stepped: whether moments existed before the step (`tensors.megatron.has_stepped`).
-    step_s: seconds of the step before, for the estimate of convergence.
+    step_s: seconds of the step before; usual_step_s: of an undisturbed one. For the estimate and the throttle.
     """
 
     version: int
@@ -36,6 +36,7 @@ class StepHeader:
     scalars: Mapping[str, Any]
     stepped: bool
     step_s: float = 0.0
+    usual_step_s: float = 0.0
 
     def encode(self) -> bytes:
         """HEADER_BYTES bytes, padded with blanks. Floats survive bit for bit (shortest round-trip representation)."""
@@ -58,6 +59,7 @@ class StepHeader:
                 scalars=dict(value["scalars"]),
                 stepped=bool(value["stepped"]),
                 step_s=float(value["step_s"]),
+                usual_step_s=float(value["usual_step_s"]),
             )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise HeaderError(f"not a header: {error!r}") from None

@@ -279,7 +279,7 @@ class RankLoop:
         self._phase = "optimizer step"
         norm, stream = measure_gradients(active.state), self._stream()
         if stream is not None and stream.attached:
-            stream.before_step(active, self.progress.step + 1, norm, statistics.median(self.timings.steps or [0.0]))
+            stream.before_step(active, self.progress.step + 1, norm, self.timings.steps)
         apply_step(active.state, norm)
         settle_moments(active.live, active.state.model, active.world)
         if stream is not None and stream.attached:

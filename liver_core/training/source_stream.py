@@ -7,9 +7,10 @@ step that would change the state waits for it, and that wait is measured.
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
 from liver_core.streaming.header import StepHeader
@@ -52,6 +53,7 @@ class SourceStream:
         self._published: list[int] = []
         self._sums: dict[int, int] = {}
         self._closed = False
+        self._usual_step_s = 0.0
         ring.stepping(ring.version)
         self._thread = threading.Thread(target=self._run, name="source-stream", daemon=True)
         self._thread.start()
@@ -69,9 +71,13 @@ class SourceStream:
         self.ring.version = version - 1
         self.after_step(version)
 
-    def before_step(self, active: ActiveWorld, version: int, norm: float, step_s: float) -> None:
-        """The gradients of the step to `version` are reduced and have the total norm `norm`; nothing is applied yet."""
+    def before_step(self, active: ActiveWorld, version: int, norm: float, steps: Sequence[float]) -> None:
+        """The gradients of the step to `version` are reduced and have the total norm `norm`; nothing is applied yet.
+
+        `steps`: seconds of the last steps, newest last.
+        """
         started = time.monotonic()
+        self._usual_step_s = self._usual_step_s or (statistics.median(steps) if steps else 0.0)
         optimizer = distributed_optimizer(active.state.optimizer)
         header = StepHeader(
             version=version,
@@ -81,7 +87,8 @@ class SourceStream:
             groups=tuple(hyper_parameters(active.state)),
             scalars=element_scalars(active.live),
             stepped=has_stepped(active.live),
-            step_s=step_s,
+            step_s=steps[-1] if steps else 0.0,
+            usual_step_s=self._usual_step_s,
         )
         overwritten = version - self.ring.depth
         with self._changed:

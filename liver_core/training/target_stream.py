@@ -27,6 +27,16 @@ TILE_ELEMENTS = 1 << 20
 """At most: a tile of a few MB is read in milliseconds, so that a step seldom comes in between."""
 
 
+SHARE_LEAST = 0.1
+SLOWED, UNDISTURBED = 1.10, 1.03
+"""Steps that take more than the first times their usual length mean that streaming takes too much; below the second it
+may take more again."""
+
+
+PATIENCE = 0.25
+"""The part of the time to the deadline in which streaming gives way."""
+
+
 class StreamFailed(RuntimeError):
     """The stream cannot give what is asked of it; the text says why."""
 
@@ -53,13 +63,21 @@ class _Counted:
 
 
 class _Summing:
-    """Replays, and before each replay of the whole share takes the sum of its gradients."""
+    """Replays, and before each replay of the whole share takes the sum of its gradients. `heard` gets every header."""
 
-    def __init__(self, inner: Replayer, live: LiveState, plan: CertificatePlan, whole: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        inner: Replayer,
+        live: LiveState,
+        plan: CertificatePlan,
+        whole: Callable[[], bool],
+        heard: Callable[[StepHeader], None],
+    ) -> None:
         self._inner = inner
         self._live = live
         self._plan = plan
         self._whole = whole
+        self._heard = heard
         self.sums: dict[int, int] = {}
 
     def replay(self, spans: Sequence[Span], header: StepHeader) -> None:
@@ -67,6 +85,7 @@ class _Summing:
             parts = self._plan.sums(self._live.regions[GRAD], GRAD)
             self.sums[header.version] = sum(int(part) for part in parts) & MASK
         self._inner.replay(spans, header)
+        self._heard(header)
 
 
 class LiveTarget:
@@ -95,8 +114,13 @@ class LiveTarget:
             made.transport.register(targets=following.targets())
         self._follower = Follower(following.tiles, plan_revision=made.request.plan_revision, depth=following.depth)
         self._summing = _Summing(
-            replayer(live, window_elements=tile_elements), live, certificate, lambda: not self._follower.todo
+            replayer(live, window_elements=tile_elements),
+            live,
+            certificate,
+            lambda: not self._follower.todo,
+            self._throttle,
         )
+        self._share = 1.0
         self._stream = TargetStream(
             self._counted,
             following,
@@ -187,6 +211,21 @@ class LiveTarget:
 
     def _run(self) -> None:
         self._result = self._stream.run(self._deadline)
+
+    def _throttle(self, header: StepHeader) -> None:
+        """Give way while steps take longer than usual: less by a third at once, more again by little."""
+        if not header.usual_step_s:
+            return
+        if time.monotonic() - self._started > PATIENCE * (self._deadline - self._started):
+            # Whoever gives way for too long does not arrive at all.
+            self._stream.set_share(1.0)
+            return
+        slower = header.step_s / header.usual_step_s
+        if slower > SLOWED:
+            self._share = max(SHARE_LEAST, self._share / 1.5)
+        elif slower < UNDISTURBED:
+            self._share = min(1.0, self._share * 1.2)
+        self._stream.set_share(self._share)
 
     def _note_converged(self, version: int) -> None:
         self.converge_s = self.converge_s or time.monotonic() - self._started

@@ -1,5 +1,6 @@
 """The demo's report and its bounds. Pure: everything in it comes from what was measured, nothing is a constant."""
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,6 +8,8 @@ from datetime import datetime
 from typing import Any
 
 PAUSE_STEPS_MAX = 3.0
+LOSS_ULPS = 4
+"""Below so many units in the last place of an fp32 loss, "the same" and "rounded in another order" are one thing."""
 AS_TODAY_OVER_PAUSE_MIN = 50.0
 AS_TODAY_OVER_LOST_MIN = 10.0
 HANDOFF_FIELDS = (
@@ -99,10 +102,11 @@ def broken_bounds(report: dict[str, Any]) -> list[str]:
     difference = undisturbed["max_abs_loss_diff_before"]
     if difference != 0.0:
         found.append(f"losses before the first handoff differ from an undisturbed run by {difference:g}")
-    if undisturbed["max_abs_loss_diff_after"] > undisturbed["layout_noise"]:
+    if undisturbed["max_abs_loss_diff_after"] > max(undisturbed["layout_noise"], undisturbed["loss_resolution"]):
         found.append(
             f"losses after the first handoff differ by {undisturbed['max_abs_loss_diff_after']:g}, more than two "
-            f"undisturbed runs in different layouts do ({undisturbed['layout_noise']:g})"
+            f"undisturbed runs in different layouts do ({undisturbed['layout_noise']:g}) and more than {LOSS_ULPS} "
+            f"units in the last place ({undisturbed['loss_resolution']:g})"
         )
     if report["sample_digest"] != report["sample_digest_undisturbed"]:
         found.append("the samples trained on are not those of an undisturbed run")
@@ -180,11 +184,17 @@ def _undisturbed(steps: dict[int, dict[str, Any]], same: Reference, other: Refer
         "max_abs_loss_diff_before": max(before),
         "max_abs_loss_diff_after": max(after),
         "layout_noise": max(noise),
+        "loss_resolution": LOSS_ULPS * _fp32_ulp(max(same.losses.values())),
         "steps_before": len(before),
         "steps_after": len(after),
         "layouts": [same.layout, other.layout],
         "median_step_s": {run.layout: statistics.median(run.seconds.values()) for run in (same, other)},
     }
+
+
+def _fp32_ulp(value: float) -> float:
+    """The distance from a positive number to the next one that fp32 can hold."""
+    return 2.0 ** (math.frexp(value)[1] - 24)
 
 
 def _median(values: Sequence[float | None]) -> float | None:
