@@ -9,7 +9,8 @@ SHELL := /bin/bash
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
-# Seeds that `make sim` runs; the handoff machine is called clean only after 20,000.
+# Seeds that `make sim` runs, on two processes; the handoff machine is called clean only after 20,000. A change of a
+# machine deserves more: make sim SEEDS=100000
 SEEDS ?= 20000
 # Processes that share the fast suites. The real suite always runs alone: its tests start up to eight processes each.
 WORKERS ?= 2

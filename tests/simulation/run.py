@@ -1,6 +1,7 @@
 """Run many seeds: `python -m tests.simulation.run --seeds 20000 [--start S] [--bug NAME]`; exits 1 when one fails.
 
-`--replay SEED` runs one seed and prints what happened in it.
+Each seed is one run of the handoff machines, and one of a target that follows sources which change while it reads.
+`--replay SEED` runs one seed of the machines and prints what happened in it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from tests.simulation import streaming
 from tests.simulation.bugs import BUGS, Bug
 from tests.simulation.coverage import Pair, every_pair
 from tests.simulation.impossible import IMPOSSIBLE
@@ -34,6 +36,7 @@ class Summary:
     endings: Counter[str] = field(default_factory=Counter)
     boundaries: Counter[str] = field(default_factory=Counter)
     pairs: Counter[Pair] = field(default_factory=Counter)
+    streams: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
     def add(self, other: Summary) -> None:
@@ -43,6 +46,7 @@ class Summary:
         self.endings += other.endings
         self.boundaries += other.boundaries
         self.pairs += other.pairs
+        self.streams += other.streams
         self.failures += other.failures
 
 
@@ -68,6 +72,16 @@ def run_seeds(start: int, count: int, bug: str | None = None) -> Summary:
     return summary
 
 
+def run_both(start: int, count: int, bug: str | None = None) -> Summary:
+    """The machines, and, unless a bug is planted in them, streaming from the same seeds."""
+    summary = run_seeds(start, count, bug)
+    if bug is None:
+        report = streaming.run_seeds(start, count)
+        summary.streams += report.outcomes
+        summary.failures += [f"streaming seed {seed}: {text}" for seed, text in report.failures]
+    return summary
+
+
 def run_in_parallel(start: int, count: int, bug: str | None, workers: int) -> Summary:
     """The same over a few processes."""
     tasks = [
@@ -77,10 +91,10 @@ def run_in_parallel(start: int, count: int, bug: str | None, workers: int) -> Su
     summary = Summary()
     if workers == 1:
         for task in tasks:
-            summary.add(run_seeds(*task))
+            summary.add(run_both(*task))
         return summary
     with multiprocessing.get_context("spawn").Pool(workers) as pool:
-        for part in pool.starmap(run_seeds, tasks, chunksize=4):
+        for part in pool.starmap(run_both, tasks, chunksize=4):
             summary.add(part)
     return summary
 
@@ -105,6 +119,8 @@ def print_summary(summary: Summary, seconds: float) -> None:
         print(f"handoffs   {count:7d} {ending}")
     for boundary, count in sorted(summary.boundaries.items()):
         print(f"boundaries {count:7d} {boundary}")
+    for outcome, count in sorted(summary.streams.items()):
+        print(f"streams    {count:7d} {outcome.rstrip(',')}")
     met = len(set(summary.pairs) & pairs)
     print(f"coverage   {len(pairs)} (state, event) pairs: {met} met, {len(IMPOSSIBLE)} declared impossible")
     for pair in unmet_pairs(summary):
