@@ -19,10 +19,12 @@ from agent.driver.planning import (
     lead_candidates,
     plan_loss,
 )
-from agent.driver.progress import LostTime
+from agent.driver.progress import LostTime, Progress, learned_from
 from agent.driver.records import SlotMemory, proposer_from_json, proposer_to_json, slot_from_json, slot_to_json
 from agent.driver.wire import core_roster
-from agent.protocol.sync import HandoffMeasures, JobOrder
+from agent.protocol.base import HandoffCause, HandoffState
+from agent.protocol.base import Rung as WireRung
+from agent.protocol.sync import HandoffMeasures, HandoffMirror, JobOrder
 from liver_core.handoff import (
     CutoverDeadlines,
     Decision,
@@ -146,6 +148,48 @@ def test_measures_take_the_longest_phase_the_sum_of_bytes_and_the_pause_over_all
     assert merged.pause_s == pytest.approx(1.0)
     assert merged.pause_steps == pytest.approx(2.0)
     assert merged.extra == {"peak_rss": 7.0}
+
+
+def test_seconds_of_one_step_are_no_phase_and_are_shown_apart() -> None:
+    merged = merge_measures([{"follow_s": 0.2, "stream_s": 3.0}, {"follow_s": 0.3}], HandoffMeasures())
+    assert merged.phases_s == {"stream": 3.0}
+    assert merged.extra == {"follow_s": 0.3}
+
+
+def measured(**phases_s: float) -> Progress:
+    """A handoff that ended, of which these phases are known."""
+    now = datetime.now(UTC)
+    measures = HandoffMeasures(phases_s=phases_s, bandwidth_bytes_per_s=1e9)
+    mirror = HandoffMirror(
+        handoff_id=uuid4(),
+        job_id="fake-job",
+        parent=1,
+        generation=2,
+        proposer="a",
+        cause=HandoffCause.NOTICE,
+        state=HandoffState.ACTIVE,
+        rung=WireRung.LIVE,
+        target=roster_of(2, FOUR[:3]),
+        opened_utc=now,
+        changed_utc=now,
+        measures=measures,
+    )
+    return Progress(mirror, LostTime(0.0, 0, 1.0), None, measures={ACTIVE.members[0]: {"follow_s": 0.2}})
+
+
+def test_the_next_ladder_knows_what_a_handoff_measured_and_why_it_fell() -> None:
+    done = HandoffEnded(HandoffId("h"), 2, Stage.ACTIVE, Decision.GO, Reason("all did", "retire"))
+    learned = learned_from(measured(to_ready=9.0, stream=4.0), Learned(), done)
+    # The bandwidth beside training is not that of the link.
+    assert learned == Learned(prepare_s=5.0, follow_s=0.2)
+    progress = measured()
+    progress.fallback = Reason("fused AdamW", "replay", 0)
+    assert learned_from(progress, Learned(), done).replay_refusal == "fused AdamW"
+    aborted = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("ring", "stream", 0))
+    failed = learned_from(measured(), Learned(), aborted)
+    assert (failed.stream_failure, failed.failed_in) == ("ring", 1)
+    elsewhere = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("dead", "prepare", 0))
+    assert learned_from(measured(), Learned(), elsewhere) == Learned()
 
 
 def test_lost_time_is_what_five_steps_after_the_cutover_came_late() -> None:
