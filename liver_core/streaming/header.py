@@ -66,4 +66,4 @@ class StepHeader:
 
     def same_step(self, other: StepHeader) -> bool:
         """Whether two sources say the same of one step; their step times may differ."""
-        return replace(self, step_s=0.0) == replace(other, step_s=0.0)
+        return replace(self, step_s=0.0, usual_step_s=0.0) == replace(other, step_s=0.0, usual_step_s=0.0)
