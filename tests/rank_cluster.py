@@ -207,6 +207,17 @@ class Cluster:
             event[2:5] for event in list(self.ranks[member].events) if event[0] == "stage" and event[1] == handoff_id
         ]
 
+    def verdict(self, member: Member, request: Any, timeout_s: float = 20) -> tuple[str, str]:
+        """Rung and reason that the ranks of a prepared handoff agreed on, as one of them says."""
+        rank = self.ranks[member]
+        self.command([member], "tell_verdict")
+
+        def said() -> list[tuple[str, str]]:
+            return [event[2:] for event in list(rank.events) if event[:2] == ("verdict", request.handoff_id)]
+
+        self.wait_for(lambda: bool(said()), timeout_s, f"verdict of {member}")
+        return said()[-1]
+
     def steps(self, member: Member) -> list[tuple[int, int, float, int, int]]:
         """(generation, step, loss, consumed samples, digest) reported by one rank."""
         return [event[1:] for event in list(self.ranks[member].events) if event[0] == "step"]

@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from liver_core.layout import Member
@@ -28,7 +28,7 @@ class Fault:
     """At the `nth` passage of `point` from now on. "tell" only reports the passage; "hold" waits for a release."""
 
     point: str
-    action: str  # "kill" | "stall" | "hold" | "tell" | "raise" | "corrupt"
+    action: str  # one of those in Recorder._cause
     nth: int = 1
 
 
@@ -54,6 +54,8 @@ class RankSetup:
     transport: str = "nixl"
     extra_bytes_max: int | None = None
     bring_up_s: float = 20.0
+    hold_at: tuple[int, ...] = ()  # held after these steps with the next step's gradients reduced, until released
+    stream: dict[str, Any] = field(default_factory=dict)  # of StreamSettings
     pace_s: float = 0.0  # waited in every step, so that an undisturbed run of as many steps is short
     job: str = "liver_core.training.gpt:GptJob"
 
@@ -100,6 +102,7 @@ def _run_rank(
 ) -> dict[str, Any]:
     from liver_core.training.loop import CheckpointRule, RankLoop
     from liver_core.training.prepare import PrepareSettings
+    from liver_core.training.target_stream import StreamSettings
 
     job = make_job(setup)
     recorder = Recorder(setup, listener, faults)
@@ -109,6 +112,7 @@ def _run_rank(
         extra_bytes_max=setup.extra_bytes_max,
         bring_up_s=setup.bring_up_s,
         collective_s=setup.bring_up_s,
+        stream=StreamSettings(**setup.stream),
     )
     rule = None if setup.checkpoints is None else CheckpointRule(*setup.checkpoints)
     loop = RankLoop(job, member, settings, listener, last_step=setup.last_step, checkpoints=rule, probe=recorder.probe)
@@ -167,6 +171,20 @@ class Recorder:
     def release(self) -> None:
         self.released.set()
 
+    def set_stream(self, settings: dict[str, Any]) -> None:
+        """How the next handoff streams."""
+        from liver_core.training.target_stream import StreamSettings
+
+        self.loop.settings = replace(self.loop.settings, stream=StreamSettings(**settings))
+
+    def tell_verdict(self) -> None:
+        """Say how the state of the prepared handoff moves, and why."""
+        following = self.loop.following
+        verdict = None if following is None else following.verdict
+        if following is not None:
+            said = ("", "") if verdict is None else (str(verdict.rung), verdict.reason)
+            self.listener.send("verdict", following.request.handoff_id, *said)
+
     def probe(self, point: str) -> None:
         if point == "boundary" and self.loop.active is not None:
             self._at_boundary()
@@ -180,6 +198,8 @@ class Recorder:
             self._at_step()
             if self.setup.pace_s:
                 threading.Event().wait(self.setup.pace_s)
+            if self.loop.progress.step in self.setup.hold_at:
+                self._hold(f"step {self.loop.progress.step}")
         for entry in list(self.armed):
             if entry[0].point == point:
                 entry[1] += 1
@@ -195,16 +215,29 @@ class Recorder:
             case "tell":
                 self.listener.send("passed", fault.point)
             case "hold":
-                self.released.clear()
-                self.listener.send("held", fault.point)
-                if not self.released.wait(HOLD_S_MAX):
-                    raise AssertionError(f"held at {fault.point} and never released")
+                self._hold(fault.point)
             case "corrupt":
-                self.loop.following.live.regions["exp_avg"].view(-1)[3] += 1.0
+                made = self.loop.following or self.loop.preparation.made
+                made.live.regions["exp_avg"].view(-1)[3] += 1.0
+            case "corrupt gradients":
+                made = self.loop.following or self.loop.preparation.made
+                made.live.regions["grad"].view(-1)[3] += 1.0
+            case "corrupt slot":
+                made = self.loop.following or self.loop.preparation.made
+                ring = made.source_stream.ring
+                newest = int(ring.regions["slots"].max()) // 2
+                ring.regions[f"ring{newest % ring.depth}"].view(-1)[3] += 1.0
+                self.listener.send("passed", fault.point)
             case "raise":
                 raise ValueError(f"planted at {fault.point}")
             case _:
                 raise ValueError(fault.action)
+
+    def _hold(self, point: str) -> None:
+        self.released.clear()
+        self.listener.send("held", point)
+        if not self.released.wait(HOLD_S_MAX):
+            raise AssertionError(f"held at {point} and never released")
 
     def _at_boundary(self) -> None:
         active = self.loop.active

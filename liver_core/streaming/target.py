@@ -162,8 +162,9 @@ class Stepper(Protocol):
 class TargetStream:
     """One target rank's stream. `run` in a thread of its own; the other methods from any thread.
 
-    on_converged(version), on_hash(version) and on_hash_missed(version, reason) are called in that thread. on_hash
-    hashes what stands at exactly `version`; meanwhile the ring fills. `read_s` bounds one read.
+    on_tile(number), on_converged(version), on_hash(version) and on_hash_missed(version, reason) are called in that
+    thread. on_tile: the bytes have landed and are not believed yet. on_hash hashes what stands at exactly `version`;
+    meanwhile the ring fills. `read_s` bounds one read.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class TargetStream:
         follower: Follower,
         replayer: Stepper,
         *,
+        on_tile: Callable[[int], None] = lambda number: None,
         on_converged: Callable[[int], None] = lambda version: None,
         on_hash: Callable[[int], None] = lambda version: None,
         on_hash_missed: Callable[[int, str], None] = lambda version, reason: None,
@@ -184,6 +186,7 @@ class TargetStream:
         self._following = following
         self._follower = follower
         self._replayer = replayer
+        self._on_tile = on_tile
         self._on_converged = on_converged
         self._on_hash = on_hash
         self._on_hash_missed = on_hash_missed
@@ -292,6 +295,7 @@ class TargetStream:
                 reads, kinds = self._following.tiles[tile].reads, self._following.kinds
                 moved = self._read([(read.peer, kind, read.runs) for read in reads for kind in kinds])
                 answer: FollowEvent = TileRead(moved, self._clock() - started)
+                self._on_tile(tile)
             case ReadGradients(version=version, tiles=tiles, peers=peers):
                 answer = self._read_gradients(version, tiles, peers)
             case Replay(header=header, tiles=tiles):

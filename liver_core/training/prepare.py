@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -36,7 +36,7 @@ from liver_core.training.job import TrainingJob
 from liver_core.training.next_world import ActiveWorld, NextWorld, Verdict, certificate_plan, extra_bytes, rank_in
 from liver_core.training.request import Request
 from liver_core.training.source_stream import SourceStream
-from liver_core.training.target_stream import LiveTarget, StreamRefused
+from liver_core.training.target_stream import LiveTarget, StreamRefused, StreamSettings
 from liver_core.transport.protocol import Transport
 from liver_core.worlds.groups import connect_store, plainly
 from liver_core.worlds.megatron import bring_up, building
@@ -56,16 +56,16 @@ class PrepareFailed(RuntimeError):
 class PrepareSettings:
     """`host`: local address for groups and transport. `extra_bytes_max`: budget for everything a handoff adds to this
     rank, None for no limit. `bring_up_s`: seconds that one group may take to come up, `collective_s` one collective.
-    `transport`: makes this rank's endpoint from its name and the target generation's store."""
+    `transport`: makes this rank's endpoint from its name and the target generation's store. `stream`: how to stream."""
 
     host: str
     transport: Callable[[str, StoreAddress], Transport]
     extra_bytes_max: int | None = None
     bring_up_s: float = 20.0
     collective_s: float = 20.0
+    stream: StreamSettings = field(default_factory=StreamSettings)
 
 
-RING_DEPTH = 4
 STREAMING_SHARE = 0.6
 """Of the time to the deadline; after it the state is copied in the pause instead."""
 _POLL_S = 0.02
@@ -168,7 +168,8 @@ class Preparation:
         assert made.source_rank is not None and made.source_certificate is not None
         region, numel = live.regions[GRAD], live.shards.region_numel
         budget = self.settings.extra_bytes_max
-        depth = RING_DEPTH if budget is None or ring_bytes(numel, RING_DEPTH) <= budget // 4 else DEPTH_LEAST
+        wanted = self.settings.stream.ring_depth
+        depth = wanted if budget is None or ring_bytes(numel, wanted) <= budget // 4 else DEPTH_LEAST
         ring = SourceRing(numel, depth, self.request.plan_revision, version=0, device=region.device)
         made.measures["ring_bytes"] = float(ring.bytes)
         made.source_stream = SourceStream(
@@ -178,6 +179,7 @@ class Preparation:
             rank=made.source_rank,
             plan_revision=self.request.plan_revision,
             connect=self._own_exchange,
+            probe=self.probe,
         )
         made.exchange.post(f"ring/{made.source_rank}", depth)
         return ring.regions
@@ -229,7 +231,14 @@ class Preparation:
         """Have this target stream. Returns why it cannot, or the one who certifies what arrives."""
         assert made.manifest is not None and made.target_rank is not None and self.request.source is not None
         try:
-            made.target_stream = LiveTarget(made, self.active, self.settings.extra_bytes_max, self.deadline)
+            made.target_stream = LiveTarget(
+                made,
+                self.active,
+                self.settings.stream,
+                extra_bytes_max=self.settings.extra_bytes_max,
+                deadline=self.deadline,
+                probe=self.probe,
+            )
         except StreamRefused as refused:
             return str(refused), None
         sizes = (self.request.source.layout.world_size, self.request.target.layout.world_size)

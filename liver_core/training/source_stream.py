@@ -37,6 +37,7 @@ class SourceStream:
         rank: int,
         plan_revision: int,
         connect: Callable[[], Exchange],
+        probe: Callable[[str], None] = lambda point: None,
     ) -> None:
         self.ring = ring
         self.wait_s = 0.0
@@ -47,6 +48,7 @@ class SourceStream:
         self._plan = plan
         self._rank = rank
         self._connect = connect
+        self._probe = probe
         self._changed = threading.Condition()
         self._version: int | None = None
         self._hashing = False
@@ -168,6 +170,7 @@ class SourceStream:
             self._sum_gradients()
         started = time.monotonic()
         try:
+            self._probe("hash source")
             kinds = [kind.name for kind in self._live.manifest.kinds if kind.name != GRAD]
             return [int(part) for kind in kinds for part in self._plan.sums(self._live.regions[kind], kind)]
         finally:
@@ -186,3 +189,4 @@ class SourceStream:
             with self._changed:
                 self._sums[version] = part & MASK
                 self._changed.notify_all()
+            self._probe("gradients summed")

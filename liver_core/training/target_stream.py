@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
-from liver_core.streaming.budget import BudgetRefused, derive
+from liver_core.streaming.budget import BudgetRefused, derive, replay_bytes
 from liver_core.streaming.follow import Follower
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.replay import Replayer
@@ -23,10 +24,6 @@ from liver_core.tensors.replay import check_replay, replayer
 from liver_core.training.next_world import ActiveWorld, NextWorld
 from liver_core.transport.protocol import Read, ReadReport, Transport
 
-TILE_ELEMENTS = 1 << 20
-"""At most: a tile of a few MB is read in milliseconds, so that a step seldom comes in between."""
-
-
 SHARE_LEAST = 0.1
 SLOWED, UNDISTURBED = 1.10, 1.03
 """Steps that take more than the first times their usual length mean that streaming takes too much; below the second it
@@ -35,6 +32,17 @@ may take more again."""
 
 PATIENCE = 0.25
 """The part of the time to the deadline in which streaming gives way."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """`tile_elements`: at most; a tile of a few MB is read in milliseconds, so that a step seldom comes in between.
+    `ring_depth`: slots of a source's ring, where the budget allows. `share`: most of its time that a target's thread
+    may work, above 0 and at most 1."""
+
+    tile_elements: int = 1 << 20
+    ring_depth: int = 4
+    share: float = 1.0
 
 
 class StreamFailed(RuntimeError):
@@ -72,15 +80,19 @@ class _Summing:
         plan: CertificatePlan,
         whole: Callable[[], bool],
         heard: Callable[[StepHeader], None],
+        *,
+        probe: Callable[[str], None],
     ) -> None:
         self._inner = inner
         self._live = live
         self._plan = plan
         self._whole = whole
         self._heard = heard
+        self._probe = probe
         self.sums: dict[int, int] = {}
 
     def replay(self, spans: Sequence[Span], header: StepHeader) -> None:
+        self._probe("replay")
         if self._whole():
             parts = self._plan.sums(self._live.regions[GRAD], GRAD)
             self.sums[header.version] = sum(int(part) for part in parts) & MASK
@@ -92,13 +104,22 @@ class LiveTarget:
     """See the module. `converged`: everything is here and at most one step behind."""
 
     def __init__(
-        self, made: NextWorld, active: ActiveWorld | None, extra_bytes_max: int | None, deadline: float
+        self,
+        made: NextWorld,
+        active: ActiveWorld | None,
+        settings: StreamSettings,
+        *,
+        extra_bytes_max: int | None,
+        deadline: float,
+        probe: Callable[[str], None] = lambda point: None,
     ) -> None:
         """Raises StreamRefused. `deadline` is the handoff's, in time.monotonic() seconds."""
         live, plan, certificate = made.live, made.plan, made.certificate
         assert live is not None and plan is not None and certificate is not None and made.manifest is not None
         self._made = made
+        self._settings = settings
         self._deadline = deadline
+        self._probe = probe
         self._hashes: dict[int, list[int] | None] = {}
         self._result: StreamResult | None = None
         self._plan = certificate
@@ -119,13 +140,16 @@ class LiveTarget:
             certificate,
             lambda: not self._follower.todo,
             self._throttle,
+            probe=probe,
         )
-        self._share = 1.0
+        self._share = settings.share
         self._stream = TargetStream(
             self._counted,
             following,
             self._follower,
             self._summing,
+            share=settings.share,
+            on_tile=self._note_tile,
             on_converged=self._note_converged,
             on_hash=self._hash,
             on_hash_missed=lambda version, reason: self._hashes.update({version: None}),
@@ -222,15 +246,21 @@ class LiveTarget:
             return
         slower = header.step_s / header.usual_step_s
         if slower > SLOWED:
-            self._share = max(SHARE_LEAST, self._share / 1.5)
+            self._share = max(min(SHARE_LEAST, self._settings.share), self._share / 1.5)
         elif slower < UNDISTURBED:
-            self._share = min(1.0, self._share * 1.2)
+            self._share = min(self._settings.share, self._share * 1.2)
         self._stream.set_share(self._share)
 
     def _note_converged(self, version: int) -> None:
         self.converge_s = self.converge_s or time.monotonic() - self._started
 
+    def _note_tile(self, number: int) -> None:
+        last = len(self._follower.tiles) - 1
+        names = {last // 2: "middle tile", last: "last tile", 0: "first tile"}
+        self._probe(names.get(number, "tile"))
+
     def _hash(self, version: int) -> None:
+        self._probe("hash target")
         self._hashes[version] = [
             int(part) for kind in self._kinds for part in self._plan.sums(self._live.regions[kind], kind)
         ]
@@ -249,11 +279,12 @@ class LiveTarget:
             )
         except (UnsupportedState, BudgetRefused) as error:
             raise StreamRefused(str(error)) from error
+        tile_elements = min(sizes.tile_elements, self._settings.tile_elements)
         made.measures["extra_bytes_peak"] = max(
             made.measures.get("extra_bytes_peak", 0.0),
-            float(made.extra_bytes + sizes.bytes) + made.measures.get("ring_bytes", 0.0),
+            float(made.extra_bytes + replay_bytes(tile_elements)) + made.measures.get("ring_bytes", 0.0),
         )
-        return min(sizes.tile_elements, TILE_ELEMENTS)
+        return tile_elements
 
     def _following(self, made: NextWorld, active: ActiveWorld | None, tile_elements: int) -> Following:
         plan, request = made.plan, made.request

@@ -1,0 +1,63 @@
+"""The reference GPT under other optimizers: the class inside Megatron's DistributedOptimizer is exchanged.
+
+Megatron asserts Adam when its optimizer is made and cares no more afterwards; so does this project, which finds moments
+by looking at the optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from liver_core.tensors.megatron import distributed_optimizer
+from liver_core.training.gpt import GptJob
+from tests.liver_core.streaming.optimizers import Lion
+
+JOBS = {
+    "adam": "liver_core.training.gpt:GptJob",
+    "sgd": "tests.liver_core.training.stream_jobs:SgdJob",
+    "lion": "tests.liver_core.training.stream_jobs:LionJob",
+    "fused": "tests.liver_core.training.stream_jobs:FusedJob",
+}
+"""Entry point by the name of the optimizer."""
+
+
+class SgdJob(GptJob):
+    """SGD with momentum: one moment, no count of steps."""
+
+    def build(self, world: Any) -> Any:
+        return _exchanged(super().build(world), torch.optim.SGD, {"momentum": 0.9})
+
+
+class LionJob(GptJob):
+    """A class of the user's own, with one moment of another name."""
+
+    def build(self, world: Any) -> Any:
+        return _exchanged(super().build(world), Lion, {"betas": (0.9, 0.99)})
+
+
+class FusedJob(GptJob):
+    """AdamW in its fused CPU implementation, whose steps on parts of a tensor are not the step on the whole one."""
+
+    def build(self, world: Any) -> Any:
+        settings = {"betas": (0.9, 0.999), "eps": 1e-8, "fused": True}
+        return _exchanged(super().build(world), torch.optim.AdamW, settings)
+
+
+def _exchanged(state: Any, kind: Any, settings: dict[str, Any]) -> Any:
+    """The inner optimizer becomes one of class `kind` over the same tensors; groups keep rates and Megatron's keys."""
+    distributed = distributed_optimizer(state.optimizer)
+    before = distributed.optimizer
+    made = kind([torch.nn.Parameter(torch.zeros(1))], lr=1e-3, **settings)
+    defaults = {key: value for key, value in made.param_groups[0].items() if key != "params"}
+    # Set, not added: Megatron's fp32 shards are views, which add_param_group refuses.
+    made.param_groups = [
+        defaults | {key: value for key, value in group.items() if key not in before.defaults or key in _RATES}
+        for group in before.param_groups
+    ]
+    distributed.optimizer = made
+    return state
+
+
+_RATES = ("params", "lr", "weight_decay")
