@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-service test-real check format sim bench clean distclean
+.PHONY: help setup demo test test-fast test-service test-real check format sim bench bench-handoff clean distclean
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
@@ -16,6 +16,8 @@ SEEDS ?= 20000
 WORKERS ?= 2
 # More arguments for pytest; for example: make test-fast PYTEST_ARGS='-k planner -x'
 PYTEST_ARGS ?=
+# More arguments for the handoff benchmark; for example: make bench-handoff BENCH_ARGS='--sizes 16MB,64MB --repeats 2'
+BENCH_ARGS ?=
 
 BIN := .venv/bin
 SERVICE_BIN := .venv-service/bin
@@ -25,7 +27,7 @@ REPORTS := build/reports
 TORCH_FREE_TESTS := $(wildcard tests/service tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
-	@echo "LiveR: targets (variables: PYTHON, SEEDS, WORKERS, PYTEST_ARGS)"
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, WORKERS, PYTEST_ARGS, BENCH_ARGS)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
@@ -63,6 +65,9 @@ sim: setup ## Run the handoff simulator over SEEDS seeds (20,000 by default).
 
 bench: setup ## Measure the transports between real processes (the demo measures a handoff against a restart).
 	$(BIN)/python -m tests.benchmarks.transport
+
+bench-handoff: setup ## Measure handoffs, live, by stop-and-copy and by restart (hours; BENCH_ARGS='--sizes 16MB'); writes build/reports/handoff.json.
+	$(BIN)/python -m tests.benchmarks.handoff --report $(REPORTS)/handoff.json $(BENCH_ARGS)
 
 clean: ## Remove build results and caches; keep the environments.
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,152 @@
+"""The job that the handoff benchmark trains, sized by bytes of state, and what it needs in memory. Pure.
+
+Bytes of state are those of the whole job: masters, two moments and gradients in fp32, 16 bytes a parameter.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from liver_core.layout import ParallelLayout
+from liver_core.streaming.budget import replay_bytes, ring_bytes
+
+BYTES_PER_PARAMETER = 16
+CHECKPOINT_BYTES_PER_PARAMETER = 12
+GLOBAL_BATCH, MICRO_BATCH, SEQ_LENGTH = 8, 4, 64
+TOKENS = GLOBAL_BATCH * SEQ_LENGTH
+SEED = 1234
+LAYERS, VOCABULARY = 12, 264
+RING_DEPTH = 4
+TILE_ELEMENTS = 1 << 20
+BUDGET_OVER_NEED = 1.5
+RESIDENT_BYTES_PER_PROCESS = 400 << 20
+"""What a rank process takes before it has any state: torch, Megatron and NIXL, mostly not shared."""
+FLOPS_PER_SECOND = 20e9
+"""A slow pair of cores, for time limits only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One way from layout to layout; each letter is a node."""
+
+    name: str
+    source: str
+    source_nodes: str
+    target: str
+    target_nodes: str
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.source} -> {self.target}"
+
+
+CHANGES = (
+    Change("reshape", "TP2xPP2", "abcd", "TP2xDP2", "abcd"),
+    Change("shrink", "TP2xDP2", "abcd", "PP3", "abc"),
+    Change("grow", "PP3", "abc", "TP2xPP2", "abcd"),
+)
+"""A closed round: each begins where the one before it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """`parameters` of the whole job; `arguments` are those of GptJob but for the data."""
+
+    hidden: int
+    ffn: int
+
+    @property
+    def parameters(self) -> int:
+        return LAYERS * self.layer_parameters + 2 * VOCABULARY * self.hidden + self.hidden
+
+    @property
+    def layer_parameters(self) -> int:
+        return 4 * self.hidden**2 + 3 * self.hidden * self.ffn + 2 * self.hidden
+
+    @property
+    def state_bytes(self) -> int:
+        return BYTES_PER_PARAMETER * self.parameters
+
+    def arguments(self, data_prefix: str) -> dict[str, Any]:
+        return {
+            "num_layers": LAYERS,
+            "hidden_size": self.hidden,
+            "ffn_hidden_size": self.ffn,
+            "num_attention_heads": 4,
+            "padded_vocab_size": VOCABULARY,
+            "seq_length": SEQ_LENGTH,
+            "precision": "fp32",
+            "lr": 2e-4,
+            "warmup_steps": 50,
+            "adam_eps": 1e-5,
+            "data_prefix": data_prefix,
+        }
+
+    def rank_parameters(self, layout: str) -> int:
+        """Of the fullest rank: its part of the parameters, before the optimizer cuts them over data parallel ranks."""
+        parallel = ParallelLayout.parse(layout)
+        stage = LAYERS // parallel.pp * self.layer_parameters + VOCABULARY * self.hidden + self.hidden
+        if parallel.pp == 1:
+            stage += VOCABULARY * self.hidden
+        return math.ceil(stage / parallel.tp)
+
+    def world_bytes(self, layout: str) -> int:
+        """Of all ranks: parameters and gradients on every replica, moments once."""
+        parallel = ParallelLayout.parse(layout)
+        return self.parameters * (8 * parallel.dp + 8)
+
+
+def parse_bytes(text: str) -> int:
+    """ "64MB" -> 64 000 000; k, M and G with or without i (powers of 1024). Raises ValueError."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kMG])(i?)B", text.strip())
+    if found is None:
+        raise ValueError(f"size {text!r}: a number with kB, MB, GB, kiB, MiB or GiB")
+    number, unit, binary = found.groups()
+    return round(float(number) * (1024 if binary else 1000) ** ("kMG".index(unit) + 1))
+
+
+def model_of(state_bytes: int) -> Model:
+    """The model whose state comes nearest; hidden and FFN sizes are multiples of 8. Raises ValueError."""
+    wanted = state_bytes / BYTES_PER_PARAMETER
+    hidden = max(8, 8 * round(math.sqrt(wanted / (13 * LAYERS)) / 8))
+    beside_ffn = LAYERS * (4 * hidden**2 + 2 * hidden) + (2 * VOCABULARY + 1) * hidden
+    ffn = 8 * round((wanted - beside_ffn) / (3 * hidden * LAYERS) / 8)
+    if ffn < 8:
+        raise ValueError(f"{state_bytes} bytes of state are too few for {LAYERS} layers and {VOCABULARY} tokens")
+    return Model(hidden, ffn)
+
+
+def extra_bytes_needed(model: Model) -> int:
+    """What the hardest of the changes adds to a rank: its part of the next world, its ring, one replayed tile."""
+    return max(_extra_bytes_of(model, change) for change in CHANGES)
+
+
+def _extra_bytes_of(model: Model, change: Change) -> int:
+    target, source = ParallelLayout.parse(change.target), ParallelLayout.parse(change.source)
+    here = model.rank_parameters(change.target)
+    next_world = 8 * here + 8 * math.ceil(here / target.dp)
+    ring = ring_bytes(math.ceil(model.rank_parameters(change.source) / source.dp), RING_DEPTH)
+    return next_world + ring + replay_bytes(min(here, TILE_ELEMENTS))
+
+
+def extra_bytes_budget(model: Model) -> int:
+    """What each rank may take more than it has; BUDGET_OVER_NEED times what it needs."""
+    return int(BUDGET_OVER_NEED * extra_bytes_needed(model))
+
+
+def memory_needed(model: Model, mode: str, restarts: int) -> int:
+    """Bytes of the whole machine at the worst moment. `mode`: live, stop_and_copy or restart."""
+    if mode == "restart":
+        world = max(model.world_bytes(change.target) for change in CHANGES)
+        kept = (restarts + 2) * CHECKPOINT_BYTES_PER_PARAMETER * model.parameters
+        return world + kept + 5 * RESIDENT_BYTES_PER_PROCESS
+    rings = RING_DEPTH * 4 * model.parameters if mode == "live" else 0
+    worlds = max(model.world_bytes(change.source) + model.world_bytes(change.target) for change in CHANGES)
+    return worlds + rings + 6 * RESIDENT_BYTES_PER_PROCESS
+
+
+def step_s_at_most(model: Model) -> float:
+    """Seconds of a step on a slow and busy machine, for time limits only."""
+    return 0.5 + 6 * model.parameters * TOKENS / FLOPS_PER_SECOND
