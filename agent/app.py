@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Coroutine
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -316,6 +317,7 @@ def notice_source(settings: Settings) -> NoticeSource:
             return NoneSource()
 
 
+@cache
 def agent_version() -> str:
     """The installed release, or that it runs from a source tree."""
     try:

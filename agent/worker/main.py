@@ -199,6 +199,7 @@ class Worker:
                 generation=request.generation,
                 rank=request.rank_of(self.member),
                 stage=self.stage_now,
+                plan_revision=request.plan_revision,
                 reason=None if reason is None else wire_reason(reason),
                 measures={name: float(value) for name, value in measures.items()},
                 certificate=certificate or None,

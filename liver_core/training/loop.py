@@ -10,8 +10,7 @@ import logging
 import statistics
 import threading
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from liver_core.handoff.boundary import Agreement, BoundaryPhase, ready_tag
@@ -43,11 +42,11 @@ from liver_core.training.retire import Retiring
 from liver_core.training.saying import Saying
 from liver_core.training.small_state import Progress, collect, install, reseed
 from liver_core.training.source_stream import SourceStream
+from liver_core.training.timings import Timings
 from liver_core.worlds.groups import plainly
 from liver_core.worlds.megatron import activate
 
 _log = logging.getLogger(__name__)
-_WINDOW_STEPS = 32
 
 
 class Ended(Exception):
@@ -66,14 +65,6 @@ class CheckpointRule:
     path: str
     every_steps: int
     keep: int
-
-
-@dataclass(slots=True)
-class Timings:
-    """Of this world's ordinary steps, in seconds: whole steps and their part after the boundary."""
-
-    steps: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))
-    optimizer: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))
 
 
 class RankLoop:
@@ -474,8 +465,13 @@ class RankLoop:
             self.active,
             self.settings,
             aborted=lambda: request.handoff_id in aborts,
-            probe=self.probe,
+            probe=lambda point: self._probe_preparation(request, point),
         )
+
+    def _probe_preparation(self, request: Request, point: str) -> None:
+        if point == "stream" and request.streams:
+            self._stage(request, "streaming")
+        self.probe(point)
 
     def _prepare(self, preparation: Preparation) -> None:
         request = preparation.request
@@ -492,7 +488,7 @@ class RankLoop:
             self._stage(request, "aborted", reason=reason)
             return
         self.following = made
-        self._stage(request, "prepared", measures=made.measures)
+        self._stage(request, "prepared", reason=made.why_it_fell, measures=made.measures)
 
     def _is_for(self, agreement: Agreement | None, following: NextWorld) -> bool:
         request = following.request

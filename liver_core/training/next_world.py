@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from liver_core.certificate import CertificatePlan
-from liver_core.handoff.messages import Rung
+from liver_core.handoff.messages import Reason, Rung
 from liver_core.layout import Manifest, Member, Roster
 from liver_core.reshard import RankPlan
 from liver_core.tensors.megatron import LiveState, free
@@ -34,19 +34,26 @@ class ActiveWorld:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """How the state of one handoff moves, the same for all its ranks: LIVE, certified at `version` with `certificate`,
-    or STOP_AND_COPY for `reason`."""
+    or STOP_AND_COPY for `reason`, found in `phase` ("stream", or "replay" for an optimizer that cannot be replayed)."""
 
     rung: Rung
     reason: str = ""
+    phase: str = "stream"
     version: int = 0
     certificate: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        return {"rung": str(self.rung), "reason": self.reason, "version": self.version, "certificate": self.certificate}
+        return asdict(self) | {"rung": str(self.rung)}
 
     @staticmethod
     def from_json(value: dict[str, Any]) -> Verdict:
-        return Verdict(Rung(value["rung"]), str(value["reason"]), int(value["version"]), str(value["certificate"]))
+        return Verdict(
+            Rung(value["rung"]),
+            str(value["reason"]),
+            str(value["phase"]),
+            int(value["version"]),
+            str(value["certificate"]),
+        )
 
 
 @dataclass(slots=True)
@@ -87,6 +94,12 @@ class NextWorld:
     def streams(self) -> bool:
         """Whether the state streams, so that only the last gradients are left for the pause."""
         return self.verdict is not None and self.verdict.rung is Rung.LIVE
+
+    @property
+    def why_it_fell(self) -> Reason | None:
+        """Why the state is copied in the pause although it was to stream."""
+        verdict = self.verdict
+        return None if verdict is None or self.streams else Reason(verdict.reason, verdict.phase)
 
     def end_streams(self) -> None:
         """End the threads that stream; nothing reads or fills a ring any more."""

@@ -7,6 +7,7 @@ writes nothing of it, draws no random number. The order of steps is the same on 
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -66,6 +67,7 @@ class PrepareSettings:
     stream: StreamSettings = field(default_factory=StreamSettings)
 
 
+_log = logging.getLogger(__name__)
 STREAMING_SHARE = 0.6
 """Of the time to the deadline; after it the state is copied in the pause instead."""
 _POLL_S = 0.02
@@ -191,11 +193,7 @@ class Preparation:
 
     def _stream(self, made: NextWorld) -> None:
         """Have the state stream until it is certified; every rank of the handoff leaves with the same verdict."""
-        refusal, certifier = "", None
-        if made.target_rank is not None:
-            refusal, certifier = self._start_stream(made)
-        if refusal:
-            propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, refusal))
+        certifier = None if made.target_rank is None else self._start_stream(made)
         gives_up_at = time.monotonic() + STREAMING_SHARE * self._left()
         while (verdict := read_verdict(made.exchange)) is None:
             if self.aborted():
@@ -211,6 +209,7 @@ class Preparation:
         if made.target_stream is not None:
             made.measures |= made.target_stream.measures()
         if not made.streams:
+            _log.warning("handoff %s: state is copied in the pause: %s", self.request.handoff_id, verdict.reason)
             made.end_streams()
         elif made.transport is not None:
             # Everybody is connected and reads one-sidedly: from here on no thread has to serve.
@@ -227,8 +226,8 @@ class Preparation:
             return f"target rank {made.target_rank}: not certified in time: {target.describe()}"
         return ""
 
-    def _start_stream(self, made: NextWorld) -> tuple[str, Certifier | None]:
-        """Have this target stream. Returns why it cannot, or the one who certifies what arrives."""
+    def _start_stream(self, made: NextWorld) -> Certifier | None:
+        """Have this target stream. Returns the one who certifies what arrives; None, and a verdict, where it cannot."""
         assert made.manifest is not None and made.target_rank is not None and self.request.source is not None
         try:
             made.target_stream = LiveTarget(
@@ -240,12 +239,15 @@ class Preparation:
                 probe=self.probe,
             )
         except StreamRefused as refused:
-            return str(refused), None
+            propose_verdict(
+                made.exchange,
+                Verdict(Rung.STOP_AND_COPY, f"target rank {made.target_rank}: {refused}", refused.phase),
+            )
+            return None
         sizes = (self.request.source.layout.world_size, self.request.target.layout.world_size)
-        certifier = Certifier(
+        return Certifier(
             made.exchange, made.target_stream, made.manifest, rank=made.target_rank, sources=sizes[0], targets=sizes[1]
         )
-        return "", certifier
 
     def _endpoint(self, place: str) -> Transport:
         name = f"{self.request.job_id}/{self.request.generation}/{place}"

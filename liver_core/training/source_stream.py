@@ -1,8 +1,8 @@
 """What a source rank does for a live handoff beside its steps: it fills the ring, and says what its state hashes to.
 
-The main thread calls `attach`, `before_step` and `after_step`; everything else runs in a thread of its own. A hash is
-taken at exactly the version that the target world announced, while the main thread runs forward and backward passes: a
-step that would change the state waits for it, and that wait is measured.
+The main thread calls `attach`, `before_step` and `after_step`. One thread sums the gradients of each step, another one
+talks to the store, so that a store that does not answer holds up no step. The state is hashed at exactly the version
+that the target world announced, while forward and backward passes run: a step that would change it waits, measured.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class SourceStream:
         self._closed = False
         self._usual_step_s = 0.0
         ring.stepping(ring.version)
-        self._thread = threading.Thread(target=self._run, name="source-stream", daemon=True)
-        self._thread.start()
+        for name, action in (("source-certify", self._certify), ("source-sum", self._sum)):
+            threading.Thread(target=self._guarded, args=(action,), name=name, daemon=True).start()
 
     # The main thread.
 
@@ -76,9 +76,22 @@ class SourceStream:
     def before_step(self, active: ActiveWorld, version: int, norm: float, steps: Sequence[float]) -> None:
         """The gradients of the step to `version` are reduced and have the total norm `norm`; nothing is applied yet.
 
-        `steps`: seconds of the last steps, newest last.
+        `steps`: seconds of the last steps, newest last. Never raises: a step that cannot be published costs the stream,
+        not the training.
         """
         started = time.monotonic()
+        try:
+            self._publish(active, version, norm, steps)
+        except Exception as error:
+            self._fail(f"step {version} could not be published: {type(error).__name__}: {error}")
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._hashing, HASH_WAIT_S_MAX):
+                self._fail(f"the state of version {version - 1} was not hashed within {HASH_WAIT_S_MAX:.0f} s")
+            self._version = None
+            self.ring.stepping(version - 1)
+        self.wait_s += time.monotonic() - started
+
+    def _publish(self, active: ActiveWorld, version: int, norm: float, steps: Sequence[float]) -> None:
         self._usual_step_s = self._usual_step_s or (statistics.median(steps) if steps else 0.0)
         optimizer = distributed_optimizer(active.state.optimizer)
         header = StepHeader(
@@ -95,16 +108,11 @@ class SourceStream:
         overwritten = version - self.ring.depth
         with self._changed:
             if not self._changed.wait_for(lambda: self._may_overwrite(overwritten), HASH_WAIT_S_MAX):
-                self.failure = f"the gradients of step {overwritten} were not hashed within {HASH_WAIT_S_MAX:.0f} s"
+                self._fail(f"the gradients of step {overwritten} were not hashed within {HASH_WAIT_S_MAX:.0f} s")
         self.ring.publish(active.live.regions[GRAD], header)
         with self._changed:
             self._published.append(version)
             self._changed.notify_all()
-            if not self._changed.wait_for(lambda: not self._hashing, HASH_WAIT_S_MAX):
-                self.failure = f"the state of version {version - 1} was not hashed within {HASH_WAIT_S_MAX:.0f} s"
-            self._version = None
-            self.ring.stepping(version - 1)
-        self.wait_s += time.monotonic() - started
 
     def after_step(self, version: int) -> None:
         """The step to `version` is applied."""
@@ -116,13 +124,15 @@ class SourceStream:
     def chain(self, after: int, upto: int, until: float) -> int:
         """One number over the gradients of the steps after `after` up to `upto`, summed modulo 2^64 over this rank.
 
-        Waits until `until` (time.monotonic seconds) for the last of them to be hashed. Raises TimeoutError.
+        Waits until `until` (time.monotonic seconds) for the last of them to be hashed. Raises TimeoutError, at once
+        where the stream has failed.
         """
         wanted = range(after + 1, upto + 1)
         with self._changed:
-            if not self._changed.wait_for(
-                lambda: all(v in self._sums for v in wanted), max(0.0, until - time.monotonic())
-            ):
+            self._changed.wait_for(
+                lambda: self.failure or all(v in self._sums for v in wanted), max(0.0, until - time.monotonic())
+            )
+            if any(v not in self._sums for v in wanted):
                 raise TimeoutError(
                     f"the gradients of steps {after + 1} to {upto} were not hashed: {self.failure or 'late'}"
                 )
@@ -138,24 +148,36 @@ class SourceStream:
         """A slot is given to a later step only once its gradients were hashed, or when nobody hashes any more."""
         return version in self._sums or version not in self._published or self._closed or bool(self.failure)
 
-    # The thread.
+    def _fail(self, text: str) -> None:
+        """The first failure stands."""
+        with self._changed:
+            self.failure = self.failure or text
+            self._changed.notify_all()
 
-    def _run(self) -> None:
+    # The threads.
+
+    def _guarded(self, action: Callable[[], None]) -> None:
         try:
-            exchange = self._connect()
-            attempt = 1
-            while not self._closed:
-                announced = exchange.peek(f"certify/{attempt}")
-                if announced is not None:
-                    exchange.post(f"certified/{attempt}/source/{self._rank}", self._hash_at(int(announced)))
-                    attempt += 1
-                self._sum_gradients()
-                with self._changed:
-                    self._changed.wait(POLL_S)
+            action()
         except (ExchangeTimeout, OSError, RuntimeError, ValueError) as error:
+            self._fail(str(error))
+
+    def _certify(self) -> None:
+        exchange = self._connect()
+        attempt = 1
+        while not self._closed:
+            announced = exchange.peek(f"certify/{attempt}")
+            if announced is not None:
+                exchange.post(f"certified/{attempt}/source/{self._rank}", self._hash_at(int(announced)))
+                attempt += 1
             with self._changed:
-                self.failure = str(error)
-                self._changed.notify_all()
+                self._changed.wait(POLL_S)
+
+    def _sum(self) -> None:
+        while not self._closed:
+            self._sum_gradients()
+            with self._changed:
+                self._changed.wait(POLL_S)
 
     def _hash_at(self, version: int) -> list[int] | None:
         """uint64 sums over this rank's state, kinds by parameters, at exactly `version`; None when it is past."""
@@ -167,7 +189,6 @@ class SourceStream:
                 if self._version is not None and self._version > version:
                     return None
                 self._changed.wait(POLL_S)
-            self._sum_gradients()
         started = time.monotonic()
         try:
             self._probe("hash source")

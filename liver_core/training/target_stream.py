@@ -50,7 +50,11 @@ class StreamFailed(RuntimeError):
 
 
 class StreamRefused(RuntimeError):
-    """The state of this rank cannot stream; the text says why and what to change."""
+    """The state of this rank cannot stream; the text says why and what to change. `phase`: "stream" or "replay"."""
+
+    def __init__(self, text: str, phase: str = "stream") -> None:
+        super().__init__(text)
+        self.phase = phase
 
 
 class _Counted:
@@ -277,7 +281,9 @@ class LiveTarget:
                 source_numel=0,
                 target_numel=self._live.shards.region_numel,
             )
-        except (UnsupportedState, BudgetRefused) as error:
+        except UnsupportedState as error:
+            raise StreamRefused(str(error), "replay") from error
+        except BudgetRefused as error:
             raise StreamRefused(str(error)) from error
         tile_elements = min(sizes.tile_elements, self._settings.tile_elements)
         made.measures["extra_bytes_peak"] = max(
