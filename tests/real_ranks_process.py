@@ -219,6 +219,11 @@ class Recorder:
             case "corrupt":
                 made = self.loop.following or self.loop.preparation.made
                 made.live.regions["exp_avg"].view(-1)[3] += 1.0
+            case "corrupt replica":
+                made = self.loop.following or self.loop.preparation.made
+                whole = {spec.name for spec in made.manifest.parameters if spec.tp_dim is None}
+                part = next(part for part in made.live.shards.parameters if part.name in whole and part.numel)
+                made.live.regions["exp_avg"].view(-1)[part.region_offset] += 1.0
             case "corrupt gradients":
                 made = self.loop.following or self.loop.preparation.made
                 made.live.regions["grad"].view(-1)[3] += 1.0
@@ -226,7 +231,7 @@ class Recorder:
                 made = self.loop.following or self.loop.preparation.made
                 ring = made.source_stream.ring
                 newest = int(ring.regions["slots"].max()) // 2
-                ring.regions[f"ring{newest % ring.depth}"].view(-1)[3] += 1.0
+                ring.regions[f"ring{newest % ring.depth}"].add_(1.0)
                 self.listener.send("passed", fault.point)
             case "raise":
                 raise ValueError(f"planted at {fault.point}")

@@ -189,6 +189,8 @@ class SourceStream:
                 if self._version is not None and self._version > version:
                     return None
                 self._changed.wait(POLL_S)
+        else:
+            return None
         started = time.monotonic()
         try:
             self._probe("hash source")
