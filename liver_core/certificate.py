@@ -57,13 +57,23 @@ class _Slab:
 class CertificatePlan:
     """Where every element of a region lies in its global parameter; made ahead, so that the pause only does sums.
 
-    `boxes` must not overlap. What several ranks hold (tensor-parallel replicas) has to be counted on one of them, by
-    the caller, or the sums depend on the layout. Memory: one small record for each box, none for elements.
+    `boxes` must not overlap. Where several ranks hold the same (tensor-parallel replicas) sums over all of them depend
+    on the layout: the caller counts on one rank, and says with `times` as how many. Memory: one small record for each
+    box, none for elements.
     """
 
-    def __init__(self, boxes: Iterable[ResidentBox], shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """`shapes` are global; sums come in its order. Raises ValueError for a box outside its parameter."""
+    def __init__(
+        self,
+        boxes: Iterable[ResidentBox],
+        shapes: Mapping[str, tuple[int, ...]],
+        times: Mapping[str, int] | None = None,
+    ) -> None:
+        """`shapes` are global; sums come in its order, multiplied by `times`, which is 1 for a parameter not named.
+
+        Raises ValueError for a box outside its parameter.
+        """
         self.parameters = tuple(shapes)
+        self._times = [1 if times is None else times.get(name, 1) for name in shapes]
         index = {name: at for at, name in enumerate(self.parameters)}
         self._slabs = tuple(slab for box in boxes for slab in _slabs(box, shapes[box.parameter], index[box.parameter]))
         self.elements = sum(slab.rows * slab.width for slab in self._slabs)
@@ -85,7 +95,8 @@ class CertificatePlan:
             for slab in self._slabs:
                 for values, positions in _chunks(slab, bits, keys[slab.index], scratch[0]):
                     totals[slab.index] += _mixed_sum(values, positions, scratch[1])
-        return np.array([total & MASK for total in totals], dtype=np.uint64)
+        counted = zip(totals, self._times, strict=True)
+        return np.array([total * times & MASK for total, times in counted], dtype=np.uint64)
 
 
 def certificate(

@@ -127,15 +127,22 @@ def rank_in(roster: Roster | None, member: Member) -> int | None:
     return roster.members.index(member)
 
 
-def certificate_plan(live: LiveState) -> CertificatePlan:
-    """Where in this rank's regions which element of which parameter lies, worked out before the pause.
+def source_certificate_plan(live: LiveState, copies: int) -> CertificatePlan:
+    """Where in a source's regions which element of which parameter lies, worked out before the pause.
 
-    What tensor parallelism replicates is counted on its first rank only, so that sums over any layout are equal.
+    What tensor parallelism replicates is counted on its first rank only, as the `copies` that the target world will
+    hold: so that there every replica is certified, while sums over any source layout are equal.
     """
     specs = {spec.name: spec for spec in live.manifest.parameters}
     first = live.layout.coordinates(live.rank).tp == 0
     counted = [box for box in live.resident() if first or specs[box.parameter].tp_dim is not None]
-    return CertificatePlan(counted, {name: spec.shape for name, spec in specs.items()})
+    times = {name: copies for name, spec in specs.items() if spec.tp_dim is None}
+    return CertificatePlan(counted, {name: spec.shape for name, spec in specs.items()}, times)
+
+
+def target_certificate_plan(live: LiveState) -> CertificatePlan:
+    """The same of a target, where every copy is counted."""
+    return CertificatePlan(live.resident(), {spec.name: spec.shape for spec in live.manifest.parameters})
 
 
 def extra_bytes(live: LiveState) -> int:

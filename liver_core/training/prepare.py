@@ -34,7 +34,15 @@ from liver_core.tensors.megatron import (
 from liver_core.training.certify import Certifier, propose_verdict, read_verdict
 from liver_core.training.exchange import Cancelled, Exchange
 from liver_core.training.job import TrainingJob
-from liver_core.training.next_world import ActiveWorld, NextWorld, Verdict, certificate_plan, extra_bytes, rank_in
+from liver_core.training.next_world import (
+    ActiveWorld,
+    NextWorld,
+    Verdict,
+    extra_bytes,
+    rank_in,
+    source_certificate_plan,
+    target_certificate_plan,
+)
 from liver_core.training.request import Request
 from liver_core.training.source_stream import SourceStream
 from liver_core.training.target_stream import LiveTarget, StreamRefused, StreamSettings
@@ -155,7 +163,7 @@ class Preparation:
         live = self.active.live
         made.manifest = live.manifest
         made.transport = self._endpoint(f"s{made.source_rank}")
-        made.source_certificate = certificate_plan(live)
+        made.source_certificate = source_certificate_plan(live, self.request.target.layout.tp)
         sources = dict(live.regions)
         if self.request.streams:
             sources |= self._open_ring(made, live)
@@ -327,7 +335,7 @@ class Preparation:
         for region in made.live.regions.values():
             # Touched now, so that the pause pays for no page fault.
             region.zero_()
-        made.certificate = certificate_plan(made.live)
+        made.certificate = target_certificate_plan(made.live)
 
     def _plan(self, made: NextWorld) -> None:
         assert made.manifest is not None and self.request.source is not None and made.target_rank is not None

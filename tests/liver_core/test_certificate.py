@@ -119,6 +119,16 @@ def test_kinds_and_parameters_of_the_same_content_have_different_sums():
     assert len({int(value) for value in (*master, *moment)}) == 4
 
 
+def test_what_one_rank_counts_several_times_is_what_as_many_ranks_count_once():
+    region, boxes = torch.randn(24), [ResidentBox("b", Box((0,), (24,)), 0)]
+    once = CertificatePlan(boxes, {"b": (24,)}).sums(region, "master")
+    thrice = CertificatePlan(boxes, {"b": (24,)}, {"b": 3}).sums(region, "master")
+    assert (thrice == combine([once, once, once])).all()
+    damaged = region.clone()
+    damaged[5] += 1.0
+    assert (thrice != combine([once, once, CertificatePlan(boxes, {"b": (24,)}).sums(damaged, "master")])).all()
+
+
 def test_padding_is_ignored_and_absent_parameters_sum_to_zero():
     region = torch.ones(100)
     boxes = [ResidentBox("b", Box((0,), (24,)), 50)]

@@ -107,7 +107,7 @@ def test_a_store_that_stalls_while_state_streams_does_not_stall_the_steps(job: L
     job.trains_on()
 
 
-@pytest.mark.parametrize("action", ["corrupt"])
+@pytest.mark.parametrize("action", ["corrupt", "corrupt replica"])
 def test_a_tile_that_arrived_damaged_is_refused_by_name(job: LiveTrio, action: str):
     request, newcomer = job.attempt(Fault("hash target", action))
     reason = job.reason(SURVIVOR, request, "aborted")
