@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -66,6 +67,8 @@ class Options:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write the report after every size, print it. 1 where a case failed, 2 where it was never begun."""
     options = parse(arguments)
+    # So that ranks and stores are ended also where this process is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     started = time.monotonic()
     found: dict[str, Any] = {"cases": [], "raw_bandwidth": {}, "steady": {"by_size": []}, **circumstances()}
     with tempfile.TemporaryDirectory(prefix="liver-bench-") as folder:

@@ -220,8 +220,13 @@ def summary(
     targets = [next(m for s, _, m in said if s == "active") for said in stages.values() if said_active(said)]
     step_s = statistics.median(late[0] - early[0] for early, late in pairwise(before))
     reduced = [m["reduced_at_utc"] for m in final.values() if "reduced_at_utc" in m]
-    optimizer = statistics.median(m["optimizer_s"] for m in final.values() if "optimizer_s" in m)
-    pause_s = max(m["first_forward_at_utc"] for m in targets) - max(reduced) - optimizer
+    usual = [m["optimizer_s"] for m in final.values() if "optimizer_s" in m]
+    # The pause begins when the last rank has reduced. What the others take from there to the end of a usual step
+    # includes waiting for that one, so the least of them is the optimizer's own time; the median would make a pause
+    # short, even negative, where ranks are far apart.
+    optimizer = min(usual)
+    stood_s = max(m["first_forward_at_utc"] for m in targets) - max(reduced)
+    pause_s = stood_s - optimizer
     lost = LostTime(before[-1][0], before[-1][2], step_s)
     for end, of, step in steps:
         lost.stepped(of, generation, step, end)
@@ -258,6 +263,7 @@ def summary(
         "rung_taken": str(Rung.LIVE if live else Rung.STOP_AND_COPY),
         "rung_reason": next((reason for reason, _ in prepared if reason), None),
         "optimizer_s": optimizer,
+        "pause_less_median_optimizer_s": stood_s - statistics.median(usual),
         "pause_parts_s": {name: max(m.get(name, 0.0) for m in targets) for name in _PARTS},
     }
 
