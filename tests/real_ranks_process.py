@@ -177,6 +177,10 @@ class Recorder:
 
         self.loop.settings = replace(self.loop.settings, stream=StreamSettings(**settings))
 
+    def set_budget(self, extra_bytes_max: int | None) -> None:
+        """What the next handoff may take."""
+        self.loop.settings = replace(self.loop.settings, extra_bytes_max=extra_bytes_max)
+
     def tell_verdict(self) -> None:
         """Say how the state of the prepared handoff moves, and why."""
         following = self.loop.following

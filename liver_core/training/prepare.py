@@ -17,7 +17,7 @@ import torch
 from liver_core.handoff.messages import Rung, StoreAddress
 from liver_core.layout import Manifest, Member, ParameterSpec
 from liver_core.reshard import missing_elements, plan_digest, plan_rank
-from liver_core.streaming.budget import DEPTH_LEAST, ring_bytes
+from liver_core.streaming.budget import BudgetRefused, derive
 from liver_core.streaming.ring import SourceRing
 from liver_core.tensors.checkpoint import load_checkpoint
 from liver_core.tensors.megatron import (
@@ -138,6 +138,7 @@ class Preparation:
             ("agree on the manifest", self._agree_manifest, True),
             ("warm up", self._warm_up, made.target_rank is not None and self.active is None),
             ("lay out state", self._lay_out, made.target_rank is not None),
+            ("open endpoint", self._open_endpoint, made.source_rank is not None),
             ("plan", self._plan, made.target_rank is not None and self.request.source is not None),
             (
                 "connect to sources",
@@ -158,30 +159,50 @@ class Preparation:
                 made.measures[phase.replace(" ", "_") + "_s"] = time.monotonic() - started
 
     def _offer(self, made: NextWorld) -> None:
-        """Register this rank's live regions and publish where they are; nothing is read before the boundary."""
-        assert self.active is not None and made.source_rank is not None
+        """As a source: say what there is."""
+        assert self.active is not None
         live = self.active.live
         made.manifest = live.manifest
-        made.transport = self._endpoint(f"s{made.source_rank}")
         made.source_certificate = source_certificate_plan(live, self.request.target.layout.tp)
-        sources = dict(live.regions)
-        if self.request.streams:
-            sources |= self._open_ring(made, live)
-        made.transport.register(sources=sources)
-        made.transport.start_progress()
-        made.exchange.post(f"address/{made.source_rank}", made.transport.address().decode())
         if made.source_rank == 0:
             made.exchange.post("manifest", live.manifest.to_json())
 
+    def _open_endpoint(self, made: NextWorld) -> None:
+        """As a source: register this rank's live regions, and its ring, and publish where they are. After the next
+        world's own memory, so that the ring gets what the budget leaves."""
+        assert self.active is not None and made.source_rank is not None
+        made.transport = self._endpoint(f"s{made.source_rank}")
+        sources = dict(self.active.live.regions)
+        if self.request.streams:
+            sources |= self._open_ring(made, self.active.live)
+        made.transport.register(sources=sources)
+        made.transport.start_progress()
+        made.exchange.post(f"address/{made.source_rank}", made.transport.address().decode())
+
     def _open_ring(self, made: NextWorld, live: LiveState) -> dict[str, torch.Tensor]:
-        """The ring of this source, which its steps fill from the next one on. Returns what to register."""
+        """The ring of this source, which its steps fill from the next one on. Returns what to register, nothing where
+        the budget has no room for a ring: then nobody streams."""
         assert made.source_rank is not None and made.source_certificate is not None
         region, numel = live.regions[GRAD], live.shards.region_numel
-        budget = self.settings.extra_bytes_max
-        wanted = self.settings.stream.ring_depth
-        depth = wanted if budget is None or ring_bytes(numel, wanted) <= budget // 4 else DEPTH_LEAST
-        ring = SourceRing(numel, depth, self.request.plan_revision, version=0, device=region.device)
-        made.measures["ring_bytes"] = float(ring.bytes)
+        try:
+            sizes = derive(
+                self.settings.extra_bytes_max,
+                taken_bytes=made.extra_bytes,
+                source_numel=numel,
+                target_numel=0 if made.live is None else made.live.shards.region_numel,
+                depth_wanted=self.settings.stream.ring_depth,
+            )
+        except BudgetRefused as refused:
+            propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, f"source rank {made.source_rank}: {refused}"))
+            made.exchange.post(f"ring/{made.source_rank}", 0)
+            return {}
+        ring = SourceRing(numel, sizes.depth, self.request.plan_revision, version=0, device=region.device)
+        made.measures |= {"ring_bytes": float(ring.bytes), "ring_depth": float(ring.depth)}
+        made.measures["extra_bytes_peak"] = max(
+            made.measures.get("extra_bytes_peak", 0.0), float(made.extra_bytes + ring.bytes)
+        )
+        if self.settings.extra_bytes_max is not None:
+            made.measures["extra_bytes_budget"] = float(self.settings.extra_bytes_max)
         made.source_stream = SourceStream(
             live,
             made.source_certificate,
@@ -191,7 +212,7 @@ class Preparation:
             connect=self._own_exchange,
             probe=self.probe,
         )
-        made.exchange.post(f"ring/{made.source_rank}", depth)
+        made.exchange.post(f"ring/{made.source_rank}", ring.depth)
         return ring.regions
 
     def _own_exchange(self) -> Exchange:

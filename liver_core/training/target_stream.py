@@ -15,7 +15,7 @@ from typing import Any
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
 from liver_core.streaming.budget import BudgetRefused, derive, replay_bytes
 from liver_core.streaming.follow import Follower
-from liver_core.streaming.header import StepHeader
+from liver_core.streaming.header import HeaderError, StepHeader
 from liver_core.streaming.replay import Replayer
 from liver_core.streaming.target import Following, StreamEnd, StreamResult, TargetStream
 from liver_core.streaming.tiles import LOCAL, Span, cut_tiles
@@ -281,11 +281,12 @@ class LiveTarget:
                 source_numel=0,
                 target_numel=self._live.shards.region_numel,
             )
-        except UnsupportedState as error:
+        except (UnsupportedState, HeaderError) as error:
             raise StreamRefused(str(error), "replay") from error
         except BudgetRefused as error:
             raise StreamRefused(str(error)) from error
         tile_elements = min(sizes.tile_elements, self._settings.tile_elements)
+        made.measures["tile_elements"] = float(tile_elements)
         made.measures["extra_bytes_peak"] = max(
             made.measures.get("extra_bytes_peak", 0.0),
             float(made.extra_bytes + replay_bytes(tile_elements)) + made.measures.get("ring_bytes", 0.0),
@@ -306,6 +307,10 @@ class LiveTarget:
         depths: dict[int, Any] = {
             part.source_rank: made.exchange.wait(f"ring/{part.source_rank}", self._deadline) for part in plan.remote
         }
+        if without := [rank for rank, depth in depths.items() if not depth]:
+            raise StreamRefused(f"source ranks {without} have no room for a ring")
+        if made.source_rank is not None and made.source_stream is None:
+            raise StreamRefused("there is no room for this rank's own ring")
         local = None
         if active is not None and made.source_stream is not None:
             local = {**active.live.regions, **made.source_stream.ring.regions}

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from liver_core.streaming.header import HEADER_BYTES
 from liver_core.tensors.megatron import distributed_optimizer
 from liver_core.training.gpt import GptJob
 from tests.liver_core.streaming.optimizers import Lion
@@ -19,6 +20,8 @@ JOBS = {
     "sgd": "tests.liver_core.training.stream_jobs:SgdJob",
     "lion": "tests.liver_core.training.stream_jobs:LionJob",
     "fused": "tests.liver_core.training.stream_jobs:FusedJob",
+    "wordy": "tests.liver_core.training.stream_jobs:WordyJob",
+    "very wordy": "tests.liver_core.training.stream_jobs:VeryWordyJob",
 }
 """Entry point by the name of the optimizer."""
 
@@ -43,6 +46,24 @@ class FusedJob(GptJob):
     def build(self, world: Any) -> Any:
         settings = {"betas": (0.9, 0.999), "eps": 1e-8, "fused": True}
         return _exchanged(super().build(world), torch.optim.AdamW, settings)
+
+
+class WordyJob(GptJob):
+    """Its parameter groups have so much to say that a step does not fit into the header of a slot; one group does."""
+
+    remark = HEADER_BYTES * 2 // 3
+
+    def build(self, world: Any) -> Any:
+        state = super().build(world)
+        for group in distributed_optimizer(state.optimizer).optimizer.param_groups:
+            group["remark"] = "x" * self.remark
+        return state
+
+
+class VeryWordyJob(WordyJob):
+    """Not even one group fits."""
+
+    remark = HEADER_BYTES
 
 
 def _exchanged(state: Any, kind: Any, settings: dict[str, Any]) -> Any:
