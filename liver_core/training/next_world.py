@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,9 @@ from liver_core.worlds.megatron import MegatronWorld, retire
 if TYPE_CHECKING:
     from liver_core.training.source_stream import SourceStream
     from liver_core.training.target_stream import LiveTarget
+
+
+COLLECT_AFTER_S = 1.0
 
 
 @dataclass(slots=True)
@@ -117,7 +122,12 @@ class NextWorld:
             retire(self.world)
         if self.live is not None:
             free(self.live)
-        self.state = self.live = None
+        self.world = self.state = self.live = self.target_stream = self.source_stream = None
+        # Modules and optimizer refer to each other in circles, and through them to sockets and threads of the groups.
+        # Not at once: whoever drops it still has it in hand, an exception on its way for example.
+        later = threading.Timer(COLLECT_AFTER_S, gc.collect)
+        later.daemon = True
+        later.start()
 
 
 def rank_in(roster: Roster | None, member: Member) -> int | None:

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from liver_core.handoff.messages import Rung
+from liver_core.layout import Member
 from tests.liver_core.training.stream_trio import STREAM, LiveTrio, live_setup
 from tests.liver_core.training.trio import LEAVER, SURVIVOR, assert_trained_as_if_nothing_had_happened
 from tests.real_ranks_process import Fault
@@ -25,7 +26,7 @@ POINTS = ("first tile", "middle tile", "last tile", "hash target")
 
 @pytest.fixture(scope="module")
 def job(corpus: str) -> Iterator[LiveTrio]:
-    with LiveTrio(live_setup(corpus)) as trio:
+    with LiveTrio(live_setup(corpus, memory=True)) as trio:
         trio.begin()
         yield trio
 
@@ -146,6 +147,35 @@ def test_a_slot_of_a_ring_that_is_damaged_after_it_was_summed_is_refused_at_the_
     job.trains_on()
 
 
+def test_a_target_that_was_overtaken_after_the_certificate_is_refused_at_the_boundary(job: LiveTrio):
+    """It has copied everything again, at a version that nobody certified."""
+    request, newcomer = job.ready()
+    job.live(request)
+    job.arm(newcomer, "replay", "hold")
+    job.await_passage(newcomer, "replay")
+    job.await_step(SURVIVOR, job.steps(SURVIVOR)[-1][1] + 2 * STREAM["ring_depth"])
+    job.arm(newcomer, "replay", "tell", 3)
+    job.command([newcomer], "release")
+    job.wait_for(lambda: ("passed", "replay") in job.ranks[newcomer].events, 20, "replay after everything was copied")
+    job.permit(request)
+    assert "gradients of the steps streamed" in job.reason(newcomer, request, "aborted")
+    for member in (SURVIVOR, LEAVER):
+        assert "rank" in job.reason(member, request, "aborted")
+    job.trains_on()
+
+
+def test_the_store_dies_after_the_certificate(job: LiveTrio):
+    request, newcomer = job.ready()
+    job.live(request)
+    job.kill_store()
+    job.trains_on()
+    job.permit_newcomers(request)
+    reason = job.reason(newcomer, request, "aborted")
+    assert "the store is gone" in reason and "boundary" in reason and "rank 1" in reason
+    job.aborted(request, "the store is gone", LEAVER, SURVIVOR)
+    job.trains_on()
+
+
 def test_it_is_withdrawn_after_the_certificate_while_the_stream_follows(job: LiveTrio):
     request, newcomer = job.ready()
     job.live(request)
@@ -154,5 +184,19 @@ def test_it_is_withdrawn_after_the_certificate_while_the_stream_follows(job: Liv
     job.trains_on()
 
 
+def test_so_many_attempts_leave_no_thread_and_no_open_file_behind(job: LiveTrio):
+    """A few belong to the attempt before this one; each held four threads and a socket or two of its groups."""
+    request, _ = job.ready()
+    job.aborted(request, "enough was seen", LEAVER, SURVIVOR)
+    for member in (LEAVER, SURVIVOR):
+        before = next(event[3] for event in job.ranks[member].events if event[0] == "resident")
+        job.wait_for(lambda m=member, b=before: _few_more(job, m, b), 10, f"end of what attempts held on {member}")
+
+
 def test_after_all_this_every_step_was_that_of_a_job_left_alone(job: LiveTrio):
     assert_trained_as_if_nothing_had_happened(job)
+
+
+def _few_more(job: LiveTrio, member: Member, before: dict[str, int]) -> bool:
+    now = [event[3] for event in list(job.ranks[member].events) if event[0] == "resident"][-1]
+    return all(now[name] <= before[name] + 10 for name in before)
