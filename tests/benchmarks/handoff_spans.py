@@ -60,6 +60,7 @@ class SpannedJob(GptJob):
                 "wall_s": dict(self._spent.wall_s),
                 "cpu_s": dict(self._spent.cpu_s),
                 "copied_bytes": self._spent.copied_bytes,
+                "parameters": sum(parameter.numel() for parameter in state.model.parameters()),
             }
             with (self._folder / f"{world.generation}-{world.rank}.jsonl").open("a") as lines:
                 lines.write(json.dumps(line) + "\n")
@@ -136,11 +137,15 @@ def measure_steady(model: Model, data_prefix: str, folder: Path) -> dict[str, An
             timeout_s=limit_s(model),
             deadline_s=limit_s(model),
         )
-        cluster.stop(limit_s(model))
+        first_own = cluster.steps(LEAD)[-1][1] + 2
+        cluster.await_step(LEAD, first_own, limit_s(model))
         ranks = [_lines(folder / f"{roster.generation}-{rank}.jsonl") for rank in range(len(roster.members))]
         after = [
             _lines(path)[-1] for path in folder.glob("*.jsonl") if not path.name.startswith(f"{roster.generation}-")
         ]
+    parameters = sum(lines[0]["parameters"] for lines in ranks)
+    # Norms are on every tensor parallel rank and count once in the model.
+    assert model.parameters <= parameters <= 1.02 * model.parameters, f"{parameters} parameters, not {model.parameters}"
     windows = [(lines[0], next(line for line in lines if line["step"] == last)) for lines in ranks]
     return steady_summary(model.state_bytes, windows, sum(line["copied_bytes"] for line in after))
 
@@ -172,4 +177,5 @@ def steady_summary(
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """Whole lines only: the rank may be writing one."""
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
