@@ -239,11 +239,8 @@ def summary(
     after = [end for end, of, _ in steps if of == generation][STEPS_AFTER:]
     settled_s = statistics.median(late - early for early, late in pairwise(after))
     since = prepared_at - max(m.get("stream_s", 0.0) for _, m in prepared)
-    read_s = max(m.get("read_s", 0.0) for m in targets)
     boundary = max(reduced)
     steps_before = sum(1 for end, of, _ in steps if of != generation)
-    # Of the pause alone: while training goes on a read gives way to the steps.
-    read_in_pause = sum(m.get("gradient_bytes_at_cutover", m.get("bytes_moved", 0.0)) for m in targets)
     live = any("gradient_bytes_at_cutover" in m for m in targets)
     return {
         "pause_s": pause_s,
@@ -255,14 +252,7 @@ def summary(
         "steps_before_cutover": steps_before,
         "open_to_boundary_s": boundary - before[-1][0],
         "converge_s": max((m["converge_s"] for m in targets if "converge_s" in m), default=None),
-        "gradient_bytes_at_cutover": sum(m.get("gradient_bytes_at_cutover", 0.0) for m in targets),
-        **{name: sum(m.get(name, 0.0) for m in targets) for name in _SUMMED},
-        "bandwidth_bytes_per_s": read_in_pause / read_s if read_s else None,
-        "extra_bytes_peak": max(m.get("extra_bytes_peak", m.get("ring_bytes", 0.0)) for m in final.values()),
-        "extra_bytes_budget": max(
-            (m["extra_bytes_budget"] for m in targets if "extra_bytes_budget" in m), default=None
-        ),
-        "ring_bytes": max(m.get("ring_bytes", 0.0) for m in final.values()),
+        **_bytes(list(final.values()), targets),
         "torn_reads": sum(m.get("torn_reads", 0.0) for m in targets),
         "step_time_ratio_streaming": _streaming_ratio([before[-1], *steps], since, boundary, step_s),
         "first_step_ratio": max(m["first_step_s"] for m in targets) / settled_s,
@@ -271,6 +261,22 @@ def summary(
         "optimizer_s": optimizer,
         "pause_less_median_optimizer_s": stood_s - statistics.median(usual),
         "pause_parts_s": {name: max(m.get(name, 0.0) for m in targets) for name in _PARTS},
+    }
+
+
+def _bytes(final: Sequence[dict[str, float]], targets: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """What moved, how fast in the pause alone (while training goes on a read gives way to the steps), what it took."""
+    read_s = max(m.get("read_s", 0.0) for m in targets)
+    read_in_pause = sum(m.get("gradient_bytes_at_cutover", m.get("bytes_moved", 0.0)) for m in targets)
+    return {
+        "gradient_bytes_at_cutover": sum(m.get("gradient_bytes_at_cutover", 0.0) for m in targets),
+        **{name: sum(m.get(name, 0.0) for m in targets) for name in _SUMMED},
+        "bandwidth_bytes_per_s": read_in_pause / read_s if read_s else None,
+        "extra_bytes_peak": max(m.get("extra_bytes_peak", m.get("ring_bytes", 0.0)) for m in final),
+        "extra_bytes_budget": max(
+            (m["extra_bytes_budget"] for m in targets if "extra_bytes_budget" in m), default=None
+        ),
+        "ring_bytes": max(m.get("ring_bytes", 0.0) for m in final),
     }
 
 

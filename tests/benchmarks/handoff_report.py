@@ -31,7 +31,7 @@ LIVE_FIELDS = (
     "first_step_ratio",
 )
 COPY_FIELDS = ("pause_steps", "lost_s", "bytes_moved", "bytes_lower_bound", "extra_bytes_peak", "extra_bytes_budget")
-_WORST = ("bytes_moved", "extra_bytes_peak")
+_WORST = ("bytes_moved", "bytes_reread", "extra_bytes_peak")
 """Of these the greatest of the repeats is given, of all others the median."""
 
 
