@@ -117,6 +117,9 @@ class CutoverRun:
             effect = effects.popleft()
             if isinstance(effect, ApplyStepInSource) and self.source_broken is not None:
                 effect = FallToCheckpoint(self.source_broken)
+            elif isinstance(effect, ApplyStepInSource) and self.problems and self.following.target_rank is None:
+                # The machine of a rank that only gives knows the others' vote; why that failed, this rank knows better.
+                effect = ApplyStepInSource(self.problems[0].reason)
             if isinstance(effect, Ending):
                 return Outcome(effect, self.decision, self.boundary, self.measures, self._certificate_text())
             event = self._timed(effect)

@@ -164,6 +164,18 @@ def test_a_target_that_was_overtaken_after_the_certificate_is_refused_at_the_bou
     job.trains_on()
 
 
+def test_a_source_that_can_sum_its_gradients_no_more_is_refused_at_the_boundary(job: LiveTrio):
+    request, newcomer = job.ready()
+    job.live(request)
+    job.arm(LEAVER, "gradients summed", "raise")
+    job.trains_on()
+    job.permit(request)
+    reasons = [job.reason(member, request, "aborted") for member in (LEAVER, SURVIVOR, newcomer)]
+    assert "were not hashed: planted at gradients summed" in reasons[0], reasons
+    assert all("gradients of the steps streamed" in reason for reason in reasons[1:]), reasons
+    job.trains_on()
+
+
 def test_the_store_dies_after_the_certificate(job: LiveTrio):
     request, newcomer = job.ready()
     job.live(request)
