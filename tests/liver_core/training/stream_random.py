@@ -26,15 +26,18 @@ Trace = dict[str, dict[int, tuple[int, str]]]
 
 @dataclass(frozen=True)
 class Link:
-    """One world of a story, and how the state streams into it."""
+    """One world of a story, and how the state streams into it: begun after `steps_before` steps of the world before,
+    permitted when it has followed `steps_followed` more after the certificate."""
 
     layout: str
     nodes: tuple[str, ...]
     stream: dict[str, Any]
     steps_before: int
+    steps_followed: int = 0
 
     def __str__(self) -> str:
-        return f"{self.layout} on {','.join(self.nodes)} with {self.stream} after {self.steps_before} steps"
+        nodes, steps = ",".join(self.nodes), f"{self.steps_before} and {self.steps_followed} steps"
+        return f"{self.layout} on {nodes} with {self.stream} after {steps}"
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def _link(chance: random.Random, present: tuple[str, ...], number: int) -> Link:
         "ring_depth": chance.choice((2, 3, 4, 8)),
         "share": chance.choice((1.0, 1.0, 0.5, 0.2)),
     }
-    return Link(layout, tuple(nodes), stream, chance.randint(0, 3))
+    return Link(layout, tuple(nodes), stream, chance.randint(0, 3), chance.choice((0, 0, 2, 7)))
 
 
 def setup_of(story: Story, corpus: str, **changes: Any) -> RankSetup:
@@ -104,6 +107,7 @@ def told_live(story: Story, setup: RankSetup) -> Told:
             request = cluster.open(link.layout, link.nodes, rung=Rung.LIVE)
             cluster.await_stage(cluster.members(request), request, "prepared", 60)
             verdicts[request.generation] = cluster.verdict(request.target.members[0], request)
+            _await_steps(cluster, link.steps_followed)
             cluster.complete(request)
         return _told(cluster, story, verdicts)
 
