@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 import time
 import traceback
 import uuid
@@ -26,11 +27,13 @@ from liver_core.training.loop import CheckpointRule, RankLoop
 from liver_core.training.prepare import PrepareSettings
 from liver_core.training.request import Request
 from liver_core.training.small_state import Progress
-from liver_core.transport.endpoint import make_endpoint
+from liver_core.transport.endpoint import make_endpoint, warm_up
 from liver_core.worlds.megatron import prepare_process
 
 # A rank that hangs is named by the agent's watchdog long before; this only bounds a collective nobody watches.
 _COLLECTIVE_S = 600.0
+
+_WARM_UP_AFTER_S = 1.0
 _EXIT = {"finished": 0, "stopped": 0, "left": 0, "aborted": 3, "broken": 4}
 
 
@@ -57,6 +60,7 @@ class Worker:
         self.rank = spec.rank
         self.step_now = 0
         self.first_prepare: list[Request] = []
+        self.warmed = False
         self.loop: RankLoop | None = None
 
     def run(self) -> int:
@@ -189,6 +193,7 @@ class Worker:
     ) -> None:
         self.stage_now = base.RankStage(stage)
         if stage == "active":
+            self._warm_up_once()
             self.generation = request.generation
             self.rank = request.target.members.index(self.member)
         text = f"handoff {request.handoff_id} to generation {request.generation}: {stage}"
@@ -206,6 +211,14 @@ class Worker:
                 decision=self._decision(request),
             )
         )
+
+    def _warm_up_once(self) -> None:
+        """Load the transport while nothing presses, so that the first handoff does not have to."""
+        if not self.warmed:
+            self.warmed = True
+            later = threading.Timer(_WARM_UP_AFTER_S, warm_up, (self.spec.private_address,))
+            later.daemon = True
+            later.start()
 
     def step(self, generation: int, progress: Progress, totals: StepTotals, seconds: float) -> None:
         self.step_now = progress.step

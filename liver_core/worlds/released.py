@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
 _KEEP_BYTES = 4096
 # Storage address -> bytes it had when it was released. An address that is used again is overwritten at its release.
@@ -97,7 +97,7 @@ class _ReleaseMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        touched = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor)]
+        touched = _tensors_in(args, kwargs)
         hollow = any(storage_is_released(tensor) for tensor in touched)
         if not hollow:
             return self._after(func(*args, **kwargs))
@@ -119,13 +119,24 @@ class _ReleaseMode(TorchDispatchMode):
                 storage.resize_(0)
 
     def _after(self, result):
-        for tensor in tree_flatten(result)[0]:
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().nbytes() > _KEEP_BYTES:
-                storage = tensor.untyped_storage()
+        for tensor in _tensors_in((result,), {}):
+            storage = tensor.untyped_storage()
+            if storage.nbytes() > _KEEP_BYTES:
                 self.peak_bytes = max(self.peak_bytes, storage.nbytes())
                 _SIZES[storage._cdata] = storage.nbytes()
                 storage.resize_(0)
         return result
+
+
+def _tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments or results, also those in lists: operators nest no deeper."""
+    found = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [item for item in value if isinstance(item, torch.Tensor)]
+    return found
 
 
 def _is_view(func) -> bool:
@@ -134,7 +145,7 @@ def _is_view(func) -> bool:
 
 def _hollow_result(func, args, kwargs):
     """The result of a functional operation on released inputs: right shape and dtype, no content."""
-    source = next(leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, torch.Tensor))
+    source = _tensors_in(args, kwargs)[0]
     name = func._schema.name.removeprefix("aten::")
     if name not in ("clone", "_to_copy", "zeros_like", "empty_like", "ones_like"):
         raise RuntimeError(
