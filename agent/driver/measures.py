@@ -4,7 +4,6 @@ Pure. Names of the ranks' measures: `*_s` seconds, `bytes_*` bytes, `*_utc` mome
 """
 
 from collections.abc import Iterable, Mapping
-from statistics import median
 
 from agent.protocol.sync import HandoffMeasures
 
@@ -51,10 +50,13 @@ def merge_measures(ranks: Iterable[Mapping[str, float]], driver: HandoffMeasures
 
 
 def _pause(said: tuple[Mapping[str, float], ...], largest: Mapping[str, float]) -> float | None:
-    """Latest first forward in g+1 minus latest end of gradient reduction in g, minus an ordinary optimizer time."""
+    """Latest first forward in g+1 minus latest end of gradient reduction in g, minus an ordinary optimizer time.
+
+    That time is the least over ranks: the others' has in it how long they waited for the rank that reduced last.
+    """
     if "first_forward_at_utc" in largest and "reduced_at_utc" in largest:
         optimizer = [measures["optimizer_s"] for measures in said if "optimizer_s" in measures]
-        usual_s = median(optimizer) if optimizer else 0.0
+        usual_s = min(optimizer, default=0.0)
         return max(0.0, largest["first_forward_at_utc"] - largest["reduced_at_utc"] - usual_s)
     return largest.get("pause_s")
 

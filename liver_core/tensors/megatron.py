@@ -361,10 +361,17 @@ def readopt_moments(live: LiveState, names: dict[torch.nn.Parameter, str]) -> No
 
 
 def allocate(live: LiveState) -> int:
-    """Give released regions and Megatron's parameter and gradient buffers their memory. Returns bytes allocated."""
+    """Give released regions and Megatron's parameter and gradient buffers their memory, zeroed. Returns bytes allocated.
+
+    All of it is written to once here, also what a gather or a backward pass fills later: no pause pays for page faults.
+    """
     buffer = live.optimizer.buffers[0]
     wanted = [tensor for tensor in (buffer.param_data, buffer.grad_data, *live.regions.values()) if tensor is not None]
-    return restore(wanted)
+    allocated = restore(wanted)
+    with torch.no_grad():
+        for tensor in wanted:
+            tensor.zero_()
+    return allocated
 
 
 def free(live: LiveState) -> int:

@@ -353,9 +353,6 @@ class Preparation:
         made.measures["extra_bytes_peak"] = max(made.measures.get("extra_bytes_peak", 0.0), float(allocated))
         if budget is not None:
             made.measures["extra_bytes_budget"] = float(budget)
-        for region in made.live.regions.values():
-            # Touched now, so that the pause pays for no page fault.
-            region.zero_()
         made.certificate = target_certificate_plan(made.live)
 
     def _plan(self, made: NextWorld) -> None:

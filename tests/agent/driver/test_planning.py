@@ -142,6 +142,7 @@ def test_the_ladder_counts_the_leavers_share_of_the_bytes_and_the_nodes_that_are
 def test_measures_take_the_longest_phase_the_sum_of_bytes_and_the_pause_over_all_ranks() -> None:
     first = {"build_s": 2.0, "bytes_moved": 10.0, "reduced_at_utc": 100.0, "optimizer_s": 0.1, "median_step_s": 0.5}
     second = {"build_s": 3.0, "bytes_moved": 5.0, "read_s": 0.5, "first_forward_at_utc": 101.1, "peak_rss": 7.0}
+    second["optimizer_s"] = 0.4  # waited for the other rank in it, which is no optimizer time
     merged = merge_measures([first, second], HandoffMeasures(phases_s={"to_ready": 4.0}))
     assert merged.phases_s == {"build": 3.0, "read": 0.5, "to_ready": 4.0}
     assert (merged.bytes_moved, merged.bandwidth_bytes_per_s) == (15, 30.0)
