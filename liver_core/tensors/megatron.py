@@ -361,7 +361,7 @@ def readopt_moments(live: LiveState, names: dict[torch.nn.Parameter, str]) -> No
 
 
 def allocate(live: LiveState) -> int:
-    """Give released regions and Megatron's parameter and gradient buffers their memory, zeroed. Returns bytes allocated.
+    """Give released regions and Megatron's parameter and gradient buffers their memory, zeroed. Returns bytes.
 
     All of it is written to once here, also what a gather or a backward pass fills later: no pause pays for page faults.
     """

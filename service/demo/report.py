@@ -10,8 +10,8 @@ from typing import Any
 PAUSE_STEPS_MAX = 3.0
 LOSS_ULPS = 4
 """Below so many units in the last place of an fp32 loss, "the same" and "rounded in another order" are one thing."""
-AS_TODAY_OVER_PAUSE_MIN = 50.0
-AS_TODAY_OVER_LOST_MIN = 10.0
+AS_TODAY_OVER_PAUSE_MIN = 200.0
+AS_TODAY_OVER_LOST_MIN = 30.0
 HANDOFF_FIELDS = (
     "handoff_id",
     "generation",

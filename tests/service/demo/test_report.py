@@ -125,7 +125,7 @@ def test_a_long_pause_breaks_a_bound_and_a_poor_ratio_misses_a_target_with_their
 
 
 def test_a_handoff_that_lost_nothing_has_no_ratio_and_misses_no_target(measured: Measured):
-    free = dataclasses.replace(measured, handoffs=[handoff(2, lost_s=-0.1)])
+    free = dataclasses.replace(measured, handoffs=[handoff(2, pause_s=0.1, lost_s=-0.1)])
     report = build_report(free)
     assert report["ratios"]["as_today_over_lost"] is None
     assert missed_targets(report) == []
