@@ -240,7 +240,9 @@ class Preparation:
         if not made.streams:
             _log.warning("handoff %s: state is copied in the pause: %s", self.request.handoff_id, verdict.reason)
             made.end_streams()
-        elif made.transport is not None:
+        elif made.target_stream is not None:
+            made.target_stream.certified()
+        if made.streams and made.transport is not None:
             # Everybody is connected and reads one-sidedly: from here on no thread has to serve.
             made.transport.stop_progress()
 

@@ -123,6 +123,7 @@ class LiveTarget:
         self._made = made
         self._settings = settings
         self._deadline = deadline
+        self._certified = False
         self._probe = probe
         self._hashes: dict[int, list[int] | None] = {}
         self._result: StreamResult | None = None
@@ -240,9 +241,14 @@ class LiveTarget:
     def _run(self) -> None:
         self._result = self._stream.run(self._deadline)
 
+    def certified(self) -> None:
+        """The verdict is here: from now on nothing gives way, since a step that is missed cannot be certified again."""
+        self._certified = True
+        self._stream.set_share(1.0)
+
     def _throttle(self, header: StepHeader) -> None:
         """Give way while steps take longer than usual: less by a third at once, more again by little."""
-        if not header.usual_step_s:
+        if not header.usual_step_s or self._certified:
             return
         if time.monotonic() - self._started > PATIENCE * (self._deadline - self._started):
             # Whoever gives way for too long does not arrive at all.

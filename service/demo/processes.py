@@ -58,6 +58,8 @@ class Processes:
         nice: int = 0,
     ) -> Started:
         """Start one process of a group, with its output in a log of its own, and `nice` more than this process."""
+        # Known before it is started: an interrupt in the middle of a start must not leave a process behind.
+        self._groups.setdefault(group, [])
         log = self._folder / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("LIVER_")}
@@ -71,7 +73,7 @@ class Processes:
                 start_new_session=True,
             )
         started = Started(name, process, log)
-        self._groups.setdefault(group, []).append(started)
+        self._groups[group].append(started)
         return started
 
     def finish(self, started: Started, timeout_s: float) -> None:
@@ -99,7 +101,10 @@ class Processes:
                 item.process.wait(KILL_S)
 
     def close(self) -> None:
-        """End everything, the newest group first."""
+        """End everything, the newest group first. All are told before any is waited for: their last words overlap."""
+        for started in reversed([item for group in self._groups.values() for item in group]):
+            with suppress(ProcessLookupError):
+                started.process.terminate()
         for group in reversed(list(self._groups)):
             self.end(group)
 

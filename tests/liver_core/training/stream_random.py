@@ -83,7 +83,7 @@ def _link(chance: random.Random, present: tuple[str, ...], number: int) -> Link:
     chance.shuffle(nodes)
     stream = {
         "tile_elements": chance.choice((1 << 10, 1 << 12, 10_007, 1 << 15, 1 << 20)),
-        "ring_depth": chance.choice((2, 3, 4, 8)),
+        "ring_depth": chance.choice((4, 8)),
         "share": chance.choice((1.0, 1.0, 0.5, 0.2)),
     }
     return Link(layout, tuple(nodes), stream, chance.randint(0, 3), chance.choice((0, 0, 2, 7)))
