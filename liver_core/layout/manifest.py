@@ -156,14 +156,16 @@ class BucketRule:
     align_elements: every parameter starts at a multiple of this, counted from the start of its bucket.
     end_multiple: a bucket's end is padded to a multiple of lcm(end_multiple, DP x CP).
     elements_max: a bucket closes once it holds at least this many elements; None is one bucket. As in Megatron it
-        counts only on the first pipeline stage and in the first model chunk: all others have one bucket. Megatron's
-        own default depends on DP, so a job that overlaps gradient reduction must set `bucket_size` itself.
+        counts only on the first pipeline stage and in the first model chunk: all others have one bucket.
+    elements_max_per_dp: with larger DP the limit is this times DP where that is more, as in Megatron's own default
+        (40 million, and a million per data-parallel rank).
     high_bandwidth_padding: `pad_buckets_for_high_nccl_busbw`, the end is also a multiple of 2**16.
     """
 
     align_elements: int = 64
     end_multiple: int = 128
     elements_max: int | None = None
+    elements_max_per_dp: int = 0
     high_bandwidth_padding: bool = False
 
     def __post_init__(self) -> None:
@@ -175,6 +177,15 @@ class BucketRule:
             )
         if self.elements_max is not None and self.elements_max < 1:
             raise LayoutError("bucket_rule.elements_max", f"must be at least 1 or null, is {self.elements_max}")
+        if self.elements_max_per_dp < 0 or (self.elements_max_per_dp and self.elements_max is None):
+            raise LayoutError(
+                "bucket_rule.elements_max_per_dp",
+                f"must not be negative, and 0 where elements_max is null, is {self.elements_max_per_dp}",
+            )
+
+    def elements_max_at(self, dp: int) -> int | None:
+        """The limit of a bucket in a layout of that DP size, None for no limit."""
+        return None if self.elements_max is None else max(self.elements_max, self.elements_max_per_dp * dp)
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name."""
@@ -188,6 +199,7 @@ class BucketRule:
             align_elements=reader.integer("align_elements"),
             end_multiple=reader.integer("end_multiple"),
             elements_max=reader.optional_integer("elements_max"),
+            elements_max_per_dp=reader.integer("elements_max_per_dp", 0),
             high_bandwidth_padding=reader.boolean("high_bandwidth_padding", default=False),
         )
         reader.finish()

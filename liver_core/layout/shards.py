@@ -115,7 +115,7 @@ def stage_buckets(manifest: Manifest, layout: ParallelLayout, stage: int) -> tup
     for chunk in range(layout.vpp):
         held = [local for local in stage_parameters(manifest, layout, stage) if local.chunk == chunk]
         # DistributedDataParallel turns bucketing off on later stages, and the caller on later chunks.
-        elements_max = rule.elements_max if stage == 0 and chunk == 0 else None
+        elements_max = rule.elements_max_at(layout.dp) if stage == 0 and chunk == 0 else None
         groups = _cut_into_buckets(manifest, layout, held[::-1], elements_max)
         for index, group in enumerate(groups):
             last_start, last = group[-1]

@@ -83,9 +83,11 @@ def manifests(draw) -> Manifest:
     found.append(spec("last", last[0], last[1], blocks=last[2], place="last"))
     if tied:
         found.append(spec("copy", first[0], first[1], blocks=first[2], place="last", order=1, tied_to="first"))
+    elements_max = draw(st.none() | st.integers(1, 2000))
     rule = BucketRule(
         align_elements=draw(st.sampled_from([1, 8, 64])),
         end_multiple=draw(st.sampled_from([64, 128])),
-        elements_max=draw(st.none() | st.integers(1, 2000)),
+        elements_max=elements_max,
+        elements_max_per_dp=0 if elements_max is None else draw(st.sampled_from([0, 0, 100, 1000])),
     )
     return Manifest(tuple(found), 12, KINDS, rule)

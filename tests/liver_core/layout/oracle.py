@@ -53,7 +53,9 @@ def chunk_buffer(
     """(ids of a whole gradient buffer, its buckets as absolute ranges)."""
     rule, ids = manifest.bucket_rule, element_ids(manifest)
     divisor = math.lcm(layout.dp * layout.cp, rule.end_multiple, 2**16 if rule.high_bandwidth_padding else 1)
-    elements_max = rule.elements_max if stage == 0 and chunk == 0 else None
+    elements_max = None
+    if stage == 0 and chunk == 0 and rule.elements_max is not None:
+        elements_max = max(rule.elements_max, layout.dp * rule.elements_max_per_dp)
     shared = {name for spec in manifest.parameters if spec.tied_to for name in (spec.name, spec.tied_to)}
     placed, buckets, position, bucket_start = [], [], 0, 0
     for spec in reversed(chunk_parameters(manifest, layout, stage, chunk)):

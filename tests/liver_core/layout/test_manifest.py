@@ -42,6 +42,7 @@ def test_every_field_changes_the_digest():
         gpt(vocab=256),
         gpt(gated=False),
         gpt(rule=BucketRule(elements_max=100)),
+        gpt(rule=BucketRule(elements_max=100, elements_max_per_dp=50)),
         replace(manifest, kinds=KINDS[:2]),
         gpt(tied=True),
     ]
@@ -50,7 +51,7 @@ def test_every_field_changes_the_digest():
 
 def test_the_same_digest_is_computed_on_every_machine_and_python():
     found = Manifest((spec("w", (4, 2), 0, place="first"),), 0, KINDS[:1])
-    assert found.digest() == "12c5cb6ea4672314d57c49a862c4e4394abe566930f51147a61139ff7afe46d0"
+    assert found.digest() == "7232edd08c76eba4a121fc3fee88b3393d2192ea0d3ab590b87c7bf58d066616"
 
 
 def test_canonical_json_refuses_floats():
@@ -109,6 +110,8 @@ def test_an_impossible_manifest_is_refused(parameters, num_layers, text):
         ({"align_elements": 0}, "bucket_rule.align_elements"),
         ({"align_elements": 64, "end_multiple": 100}, "bucket_rule.end_multiple"),
         ({"elements_max": 0}, "bucket_rule.elements_max"),
+        ({"elements_max_per_dp": 1}, "bucket_rule.elements_max_per_dp"),
+        ({"elements_max": 1, "elements_max_per_dp": -1}, "bucket_rule.elements_max_per_dp"),
     ],
 )
 def test_an_impossible_bucket_rule_is_refused(rule, field):

@@ -134,7 +134,8 @@ def on_the_cpu(monkeypatch):
 @given(manifest=manifests(), layout=layouts(chunks=CHUNKS, tps=TENSOR_PARALLEL, ranks_max=12), high=st.booleans())
 def test_shards_are_those_of_megatrons_gradient_buffer_and_distributed_optimizer(on_the_cpu, manifest, layout, high):
     # Megatron has its alignment built in; ours is a field.
-    rule = BucketRule(elements_max=manifest.bucket_rule.elements_max, high_bandwidth_padding=high)
+    limits = (manifest.bucket_rule.elements_max, manifest.bucket_rule.elements_max_per_dp)
+    rule = BucketRule(elements_max=limits[0], elements_max_per_dp=limits[1], high_bandwidth_padding=high)
     manifest = type(manifest)(manifest.parameters, manifest.num_layers, manifest.kinds, rule)
     tied = {name for each in manifest.parameters if each.tied_to for name in (each.name, each.tied_to)}
     for rank in range(0, layout.world_size, layout.tp):
@@ -149,7 +150,7 @@ def test_shards_are_those_of_megatrons_gradient_buffer_and_distributed_optimizer
                 if local.chunk == chunk
             ]
             # DistributedDataParallel: "disable_bucketing or pp_rank > 0" means one bucket.
-            elements_max = rule.elements_max if at.pp == 0 and chunk == 0 else None
+            elements_max = rule.elements_max_at(layout.dp) if at.pp == 0 and chunk == 0 else None
             shard = at.dp * layout.cp + at.cp
             buckets, ranges = megatron_ranges(
                 held, rule=rule, elements_max=elements_max, shard=shard, shards=layout.dp * layout.cp

@@ -116,6 +116,13 @@ def test_a_bucket_that_holds_exactly_its_maximum_closes():
     assert len(shard_ranges(manifest, ParallelLayout(), 0).buckets) == 2
 
 
+def test_the_default_limit_of_a_bucket_grows_with_dp():
+    rule = BucketRule(elements_max=100, elements_max_per_dp=100)
+    manifest = Manifest(tuple(spec(f"p{i}", (64,), layer=0, order=i) for i in range(8)), 1, KINDS, rule)
+    counts = [len(shard_ranges(manifest, ParallelLayout(dp=dp), 0).buckets) for dp in (1, 2, 4)]
+    assert counts == [4, 2, 2], "at least 100, 200 and 400 elements, in parameters of 64"
+
+
 def test_only_the_first_stage_and_chunk_has_more_than_one_bucket():
     manifest = gpt(layers=4, rule=BucketRule(elements_max=1))
     layout = ParallelLayout(pp=2, vpp=2)
