@@ -90,6 +90,7 @@ def proposer_to_json(record: ProposerRecord) -> dict[str, Any]:
         "proposal": None if record.proposal is None else _proposal_to_json(record.proposal),
         "generation": record.generation,
         "plan_revision": record.plan_revision,
+        "target_revision": record.target_revision,
         "phase": str(record.phase),
         "reason": _optional(record.reason),
         "ended": [
@@ -112,6 +113,7 @@ def proposer_from_json(data: dict[str, Any]) -> ProposerRecord:
         proposal=None if data["proposal"] is None else _proposal_from_json(data["proposal"]),
         generation=data["generation"],
         plan_revision=data["plan_revision"],
+        target_revision=data["target_revision"],
         phase=Phase(data["phase"]),
         reason=_reason(data["reason"]),
         ended=tuple(

@@ -198,8 +198,10 @@ class Order:
     `source` is the roster of the parent generation, None only when the job has no world yet. On the checkpoint rung the
     source is given up, not read: its members end their ranks, so that two worlds can never step side by side, and every
     target loads `checkpoint` (empty: the job starts from its first step), pinned here so that all load the same.
-    `deadline_utc` and `issued_at` are seconds since 1970, UTC; after `deadline_utc` a participant that has not reached
-    the boundary aborts by itself.
+    `target_revision` is the plan revision in which target and rung became what they are: while it stays, a newer
+    revision only brings the deadline nearer, and a rank keeps what it has built and received. `deadline_utc` and
+    `issued_at` are seconds since 1970, UTC; after `deadline_utc` a participant that has not reached the boundary aborts
+    by itself.
     """
 
     job_id: str
@@ -211,6 +213,7 @@ class Order:
     phase: Phase
     source: Roster | None
     target: Roster
+    target_revision: int
     store: StoreAddress
     cause: str
     rung: Rung
@@ -235,6 +238,7 @@ class Order:
             "phase": str(self.phase),
             "source": None if self.source is None else self.source.to_json(),
             "target": self.target.to_json(),
+            "target_revision": self.target_revision,
             "store": self.store.to_json(),
             "cause": self.cause,
             "rung": str(self.rung),
@@ -253,6 +257,7 @@ class Order:
             phase=fields.choice("phase", Phase),
             source=fields.optional("source", _roster_from_json),
             target=_roster_from_json(fields.value("target"), "target"),
+            target_revision=fields.integer("target_revision", least=1),
             store=StoreAddress.from_json(fields.value("store")),
             cause=fields.text("cause"),
             rung=fields.choice("rung", Rung),
@@ -348,6 +353,8 @@ def _check_order(order: Order) -> None:
     """What the fields of an Order must hold together."""
     if order.generation <= order.parent:
         raise MessageError("generation", f"must be above parent {order.parent}, is {order.generation}")
+    if order.target_revision > order.plan_revision:
+        raise MessageError("target_revision", f"must be at most {order.plan_revision}, is {order.target_revision}")
     if order.target.generation != order.generation:
         raise MessageError("target.generation", f"must be {order.generation}, is {order.target.generation}")
     if order.target.job_id != order.job_id:

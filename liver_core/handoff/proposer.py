@@ -111,6 +111,7 @@ class Proposer:
             proposal=proposal,
             generation=generation,
             plan_revision=1,
+            target_revision=1,
             phase=Phase.PREPARE,
             reason=None,
         )
@@ -147,7 +148,10 @@ class Proposer:
         goodbyes = tuple(
             SendOrder(member, replace(self._order(now), phase=Phase.ABORT, reason=reason)) for member in dropped
         )
-        self.record = replace(self.record, proposal=proposal, plan_revision=self.record.plan_revision + 1)
+        revision, target_revision = self.record.plan_revision + 1, self.record.target_revision
+        if _wanted_of_ranks(proposal) != _wanted_of_ranks(self.record.proposal):
+            target_revision = revision
+        self.record = replace(self.record, proposal=proposal, plan_revision=revision, target_revision=target_revision)
         self.tally = self.tally.amended(proposal)
         return (*self._enter(now), *goodbyes, *self._orders(now))
 
@@ -317,6 +321,7 @@ class Proposer:
             phase=self.record.phase,
             source=proposal.source,
             target=Roster(self.job_id, self.record.generation, proposal.layout, proposal.members),
+            target_revision=self.record.target_revision,
             store=proposal.store,
             cause=proposal.cause,
             rung=proposal.rung,
@@ -345,6 +350,11 @@ class Proposer:
         """When every rank that reached the boundary has a decision or has fallen, and had time to say so."""
         assert self.record.proposal is not None
         return self.record.proposal.deadline_utc + self.record.proposal.cutover.store_s + GIVE_UP_S
+
+
+def _wanted_of_ranks(proposal: Proposal) -> tuple[object, ...]:
+    """What ranks have to build again when it changes; parent, source and store are the same in all revisions."""
+    return (proposal.layout, proposal.members, proposal.rung)
 
 
 def _members(proposal: Proposal) -> tuple[Member, ...]:

@@ -158,6 +158,11 @@ class SimRank:
         if self.stage is RankStage.CUTTING_OVER:
             self.say()
             return
+        if same and held is not None and held.target_revision == order.target_revision and self.stage in _BUILDING:
+            # Only the deadline is nearer: what was built and has arrived is kept.
+            self.order, self.tag = order, 0
+            self.say()
+            return
         self.order = order
         self.stage = RankStage.PREPARING
         self.rung = Rung.STOP_AND_COPY

@@ -150,14 +150,14 @@ class Simulation:
 
     def barrier(self, order: Order) -> Barrier:
         """The barrier of the target world."""
-        key = (order.handoff_id, order.plan_revision)
+        key = (order.handoff_id, order.target_revision)
         if key not in self.barriers:
             self.barriers[key] = Barrier(self, order)
         return self.barriers[key]
 
     def convergence(self, order: Order) -> Convergence:
-        """Where the ranks of this revision agree how the state moves."""
-        key = (order.handoff_id, order.plan_revision)
+        """Where the ranks of this target agree how the state moves."""
+        key = (order.handoff_id, order.target_revision)
         if key not in self.convergences:
             self.convergences[key] = Convergence(self, order)
         return self.convergences[key]
@@ -377,12 +377,18 @@ class Simulation:
             host.handle(Cancel(Reason("another notice came", "supersede")))
 
     def _amend(self, host: ProposerHost, current: Proposal | None, members: tuple[Member, ...]) -> None:
-        """A nearer deadline, now and then a later one, which must be refused; the rung is chosen anew for it."""
+        """A nearer deadline, now and then a later one, which must be refused; the rung is chosen anew for it.
+
+        Some bring the deadline nearer and change nothing else.
+        """
         if current is None:
             host.handle(Amend(self._proposal(self.worlds[1].roster, members, Rung.STOP_AND_COPY)))
             return
-        deadline_utc = current.deadline_utc - 2.0 + 2.6 * self.random.random()
+        later_s = -2.0 + 2.6 * self.random.random()
+        deadline_utc = current.deadline_utc + later_s
         rung = self.choose(deadline_utc - self.clock.now)
+        if later_s < -1.5:
+            members, rung = current.members, current.rung
         amended = self.amendment(current, members, min(deadline_utc, current.deadline_utc), rung)
         host.handle(Amend(replace(amended, deadline_utc=deadline_utc)))
         if host.proposer.record.proposal == amended:

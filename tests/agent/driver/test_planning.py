@@ -227,6 +227,7 @@ def handoff_order() -> Order:
         phase=Phase.PREPARE,
         source=ACTIVE,
         target=Roster("fake-job", 2, ParallelLayout(pp=3), ACTIVE.members[:3]),
+        target_revision=1,
         store=StoreAddress("127.0.0.1", 1_234),
         cause="notice",
         rung=Rung.STOP_AND_COPY,
@@ -269,5 +270,7 @@ def test_a_slot_and_a_proposer_come_back_from_the_journal_as_they_were() -> None
         cutover=CutoverDeadlines(),
     )
     end = HandoffEnded(order.handoff_id, 2, Stage.ACTIVE, Decision.GO, reason)
-    proposer = ProposerRecord(highest_generation=3, proposal=proposal, generation=3, plan_revision=1, ended=(end,))
+    proposer = ProposerRecord(
+        highest_generation=3, proposal=proposal, generation=3, plan_revision=4, target_revision=2, ended=(end,)
+    )
     assert proposer_from_json(proposer_to_json(proposer)) == proposer

@@ -56,6 +56,7 @@ def order(phase: Phase = Phase.PREPARE, **changes: object) -> Order:
         phase=phase,
         source=G1,
         target=roster(generation, A, C),
+        target_revision=1,
         store=StoreAddress("127.0.0.1", 4000),
         cause="notice",
         rung=Rung.STOP_AND_COPY,

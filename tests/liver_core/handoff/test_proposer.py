@@ -292,6 +292,19 @@ def test_an_amendment_may_bring_the_deadline_nearer_and_take_the_next_rung():
     assert isinstance(refused, Refused), "what came nearer does not go away again"
 
 
+def test_only_a_revision_that_changes_layout_members_or_rung_makes_ranks_build_again():
+    machine = proposer()
+    feed(machine, Open(proposal(rung=Rung.LIVE)))
+    nearer = proposal(rung=Rung.LIVE, deadline_utc=DEADLINE - 1, plan_digest="d2", cause="second notice")
+    said = []
+    for wanted in (nearer, replace(nearer, members=(A, B)), replace(nearer, members=(A, B), deadline_utc=DEADLINE - 2)):
+        sent = [effect.order for effect in feed(machine, Amend(wanted)) if isinstance(effect, SendOrder)]
+        said.append((sent[-1].plan_revision, sent[-1].target_revision))
+    assert said == [(2, 1), (3, 3), (4, 3)]
+    feed(machine, Amend(replace(nearer, members=(A, B), deadline_utc=DEADLINE - 3, rung=Rung.STOP_AND_COPY)))
+    assert (machine.record.plan_revision, machine.record.target_revision) == (5, 5)
+
+
 def test_ready_of_an_older_revision_gives_no_permission_and_its_abort_ends_nothing():
     machine = opened()
     feed(machine, Amend(proposal(plan_digest="d2")))
