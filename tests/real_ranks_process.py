@@ -254,7 +254,11 @@ class Recorder:
         from liver_core.training.small_state import collect
 
         if self.setup.record:
-            record = self._keep("source", active.world, active.live, active.live.regions)
+            import torch
+
+            # As Megatron has them: what the region holds is for the code under test to put there.
+            gradients = {"grad": torch.cat(active.live.gradients)}
+            record = self._keep("source", active.world, active.live, active.live.regions | gradients)
             record["weights"] = local_weights(active.state)
             record["small"] = collect(self.loop.job, active.state, active.live, self.loop.progress)
         if self.setup.checkpoint_at_boundary:

@@ -7,6 +7,7 @@ Not here: who reads (`target`), and what a header holds (`header`).
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 
 import torch
 
@@ -85,8 +86,9 @@ class SourceRing:
         """Bytes of all regions."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.regions.values())
 
-    def publish(self, gradients: torch.Tensor, header: StepHeader) -> None:
-        """Put the gradient of the step to `header.version` into its slot. `gradients` is the flat fp32 region.
+    def publish(self, gradients: Sequence[torch.Tensor], header: StepHeader) -> None:
+        """Put the gradient of the step to `header.version` into its slot. `gradients` are flat fp32 parts; laid end to
+        end they are the region.
 
         A reader still in the slot's former content finds out by the slot's counter. Only for a step that will be
         applied here: a target replays what it finds. Raises ValueError for a version that is not the next one, a
@@ -97,13 +99,15 @@ class SourceRing:
                 f"header of version {header.version}, plan revision {header.plan_revision}; "
                 f"expected {self.version + 1} and {self.plan_revision}"
             )
-        if gradients.numel() != self.region_numel:
-            raise ValueError(f"gradients have {gradients.numel()} elements, the ring has {self.region_numel}")
+        sizes = [part.numel() for part in gradients]
+        if sum(sizes) != self.region_numel:
+            raise ValueError(f"gradients have {sum(sizes)} elements, the ring has {self.region_numel}")
         slot = slot_of(header.version, self.depth)
         encoded = torch.frombuffer(bytearray(header.encode()), dtype=torch.uint8)
         with torch.no_grad():
             self._slots[slot].fill_(2 * header.version - 1)
-            self._rings[slot].copy_(gradients)
+            for window, part in zip(self._rings[slot].split(sizes), gradients, strict=True):
+                window.copy_(part)
             self._headers[slot * HEADER_BYTES : (slot + 1) * HEADER_BYTES].copy_(_staged(encoded, self._headers))
             self._slots[slot].fill_(2 * header.version)
 

@@ -35,6 +35,7 @@ from liver_core.tensors.megatron import (
     readopt_moments,
     unwrapped,
 )
+from liver_core.tensors.step import gather_weights
 from liver_core.worlds.groups import default_group
 from liver_core.worlds.megatron import MegatronWorld
 
@@ -57,8 +58,9 @@ def _metadata(world: MegatronWorld) -> dict[str, Any]:
 def snapshot(world: MegatronWorld, state: TrainState) -> dict[str, Any]:
     """The sharded state dict at this boundary with every tensor copied: training may go on while it is written.
 
-    A collective of the world: optimizer state is gathered over data-parallel ranks. Main thread only.
+    A collective of the world: weights and optimizer state are gathered over data-parallel ranks. Main thread only.
     """
+    gather_weights(state)
     module = unwrapped(state.model)
     model = module.sharded_state_dict(metadata=_metadata(world))
     optimizer = distributed_optimizer(state.optimizer).sharded_state_dict(model, metadata=_metadata(world))

@@ -2,7 +2,7 @@
 
 The coordinate space comes from Megatron itself (`sharded_state_dict`); what each rank holds comes from the pure layout
 function and is checked against the live optimizer here. One of the few places that import Megatron-Core. Supported:
-DistributedOptimizer over one DDP chunk in one bucket, dense, fp32 or bf16 with fp32 masters and fp32 gradients.
+DistributedOptimizer over one DDP chunk in one buffer, dense, fp32 or bf16 with fp32 masters and fp32 gradients.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from liver_core.layout import (
     resident_boxes,
     shard_ranges,
 )
+from liver_core.tensors.buckets import one_view, pieces
 from liver_core.worlds.megatron import MegatronWorld
 from liver_core.worlds.released import discard, restore
 
@@ -50,7 +52,8 @@ class LiveState:
     """One rank's state in one world as flat fp32 regions, by kind; every region has the same offsets.
 
     `regions[kind]` has `shards.region_numel` elements and shares memory with Megatron's own tensors. Kinds are
-    "master", "grad" and the optimizer's moments under the names its own class gives them.
+    "master", "grad" and the optimizer's moments under the names its own class gives them. `gradients` is where Megatron
+    keeps the reduced gradients, bucket after bucket; "grad" lies apart from it where these do not follow each other.
     """
 
     manifest: Manifest
@@ -60,6 +63,7 @@ class LiveState:
     regions: dict[str, torch.Tensor]
     rank: int
     layout: ParallelLayout
+    gradients: tuple[torch.Tensor, ...] = ()
     settled: bool = False
 
     def resident(self) -> tuple[ResidentBox, ...]:
@@ -85,11 +89,9 @@ def distributed_optimizer(optimizer: Any) -> DistributedOptimizer:
     found: DistributedOptimizer = parts[0]
     if found.config.fp16 or found.grad_scaler is not None:
         raise UnsupportedState("optimizer: fp16 with a gradient scaler is not supported; use bf16 or fp32")
-    if len(found.buffers) != 1 or len(found.buffers[0].buckets) != 1:
-        raise UnsupportedState(
-            "gradient buckets: live handoff needs one bucket a rank; set overlap_grad_reduce=False "
-            "(several buckets and several dtypes are not supported yet)"
-        )
+    if len(found.buffers) != 1:
+        dtypes = ", ".join(str(buffer.param_dtype) for buffer in found.buffers)
+        raise UnsupportedState(f"gradient buffers: {dtypes}; live handoff needs one dtype and one DDP chunk a rank")
     if found.buffers[0].grad_dtype != torch.float32:
         raise UnsupportedState("grad_reduce_in_fp32: must be True, gradients are handed over in fp32")
     return found
@@ -158,7 +160,9 @@ def unwrapped(model: Any) -> Any:
     return model
 
 
-def merge_manifest(parts: list[tuple[ParameterSpec, ...]], num_layers: int, kinds: tuple[StateKind, ...]) -> Manifest:
+def merge_manifest(
+    parts: list[tuple[ParameterSpec, ...]], num_layers: int, kinds: tuple[StateKind, ...], rule: BucketRule
+) -> Manifest:
     """One manifest out of what the pipeline stages described. Raises StateMismatch where two ranks disagree.
 
     `order` becomes the position inside the place (first stage, one layer, last stage), the same in every layout.
@@ -176,7 +180,7 @@ def merge_manifest(parts: list[tuple[ParameterSpec, ...]], num_layers: int, kind
         ordered.append(
             ParameterSpec(spec.name, spec.shape, spec.dtype, spec.tp_dim, spec.blocks, spec.place, spec.layer, position)
         )
-    return Manifest(parameters=tuple(ordered), num_layers=num_layers, kinds=kinds, bucket_rule=BucketRule())
+    return Manifest(parameters=tuple(ordered), num_layers=num_layers, kinds=kinds, bucket_rule=rule)
 
 
 _PLACES = ("first", "layer", "last")
@@ -205,17 +209,20 @@ def _probe(optimizer: DistributedOptimizer) -> Mapping[str, Any]:
 def adopt(model: Any, optimizer: Any, manifest: Manifest, world: MegatronWorld) -> LiveState:
     """Lay regions over a world's live state, after checking it against the pure layout function.
 
-    Moments and bf16 masters are re-homed into flat buffers (content kept); fp32 masters and gradients already lie in
-    Megatron's flat buffers. In a world built with released storage the regions have no memory until `allocate`.
-    Raises StateMismatch naming the first parameter that lies elsewhere than the layout function says.
+    Moments and bf16 masters are re-homed into flat buffers (content kept), and so are fp32 masters where this rank's
+    pieces of the buckets do not follow each other; else they, and gradients, are views of Megatron's flat buffers. In a
+    world built with released storage the regions have no memory until `allocate`.
+    Raises StateMismatch naming the first bucket or parameter that lies elsewhere than the layout function says.
     """
     inner = distributed_optimizer(optimizer)
     shards = shard_ranges(manifest, world.layout, world.rank)
     names = local_names(model, manifest, world)
     _check_buffer(inner, shards, names)
-    live = LiveState(manifest, shards, inner, model, {}, world.rank, world.layout)
-    live.regions[GRAD] = _shard_view(inner, "grad_data", world)
-    live.regions[MASTER] = _adopt_masters(live, names, world)
+    gradients = pieces(inner, "grad_data", shards)
+    live = LiveState(manifest, shards, inner, model, {}, world.rank, world.layout, gradients)
+    whole = one_view(gradients)
+    live.regions[GRAD] = _flat(live) if whole is None else whole
+    live.regions[MASTER] = _adopt_masters(live, names)
     for kind in live.moments:
         _adopt_moment(live, kind, names)
     return live
@@ -238,12 +245,17 @@ def local_names(model: Any, manifest: Manifest, world: MegatronWorld) -> dict[to
 
 
 def _check_buffer(inner: DistributedOptimizer, shards: RankShards, names: dict[torch.nn.Parameter, str]) -> None:
-    """Every range that Megatron says this rank owns must be the range that the layout function says, and no other."""
+    """Every bucket must be the layout function's, and every range that Megatron says this rank owns, and no other."""
+    (per_bucket,) = inner.gbuf_ranges[0].values()
+    buckets = [(bucket.numel_unpadded, bucket.grad_data.numel()) for bucket in inner.buffers[0].buckets]
+    wanted = [(bucket.numel, bucket.padded_numel) for bucket in shards.buckets]
+    for number, (have, want) in enumerate(zip_longest(buckets, wanted)):
+        if have != want:
+            raise StateMismatch(f"gradient bucket {number}: Megatron has {have} (elements, padded), layout says {want}")
     actual = {
-        names[parameter]: (ranges["param"].start, ranges["param"].end, ranges["gbuf_local"].start)
-        for bucket in inner.gbuf_ranges[0].values()
-        for part in bucket
-        for parameter, ranges in part["param_map"].items()
+        names[parameter]: (ranges["param"].start, ranges["param"].end, part.region_offset + ranges["gbuf_local"].start)
+        for bucket, part in zip(per_bucket, shards.buckets, strict=True)
+        for parameter, ranges in bucket["param_map"].items()
     }
     expected = {entry.name: (entry.param_start, entry.param_stop, entry.region_offset) for entry in shards.parameters}
     for name in actual.keys() | expected.keys():
@@ -253,18 +265,18 @@ def _check_buffer(inner: DistributedOptimizer, shards: RankShards, names: dict[t
             )
 
 
-def _shard_view(inner: DistributedOptimizer, buffer_name: str, world: MegatronWorld) -> torch.Tensor:
-    data = getattr(inner.buffers[0], buffer_name)
-    group = inner.data_parallel_group
-    share = data.numel() // group.size()
-    return data[group.rank() * share : (group.rank() + 1) * share]
+def _flat(live: LiveState) -> torch.Tensor:
+    """A region with memory of its own."""
+    return torch.zeros(live.shards.region_numel, dtype=torch.float32, device=live.gradients[0].device)
 
 
-def _adopt_masters(live: LiveState, names: dict[torch.nn.Parameter, str], world: MegatronWorld) -> torch.Tensor:
+def _adopt_masters(live: LiveState, names: dict[torch.nn.Parameter, str]) -> torch.Tensor:
     inner = live.optimizer
     if not any(inner.model_float16_groups):
-        return _shard_view(inner, "param_data", world)
-    flat = torch.empty(live.shards.region_numel, dtype=torch.float32, device=live.regions[GRAD].device)
+        whole = one_view(pieces(inner, "param_data", live.shards))
+        if whole is not None:
+            return whole
+    flat = _flat(live)
     for main, _, window in _windows(live, names, flat):
         _rehome(main, window)
     return flat
@@ -294,8 +306,7 @@ def _rehome(tensor: torch.Tensor, window: torch.Tensor) -> None:
 
 def _adopt_moment(live: LiveState, kind: str, names: dict[torch.nn.Parameter, str]) -> None:
     """Re-home one moment into a flat region; where the optimizer never stepped the region stands ready, unused."""
-    flat = torch.zeros(live.shards.region_numel, dtype=torch.float32, device=live.regions[GRAD].device)
-    live.regions[kind] = flat
+    flat = live.regions[kind] = _flat(live)
     state = live.optimizer.optimizer.state
     for shard, _, window in _windows(live, names, flat):
         if kind in state.get(shard, {}):

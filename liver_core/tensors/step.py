@@ -32,6 +32,7 @@ def apply_step(state: TrainState, grad_norm: float) -> None:
     if optimizer.config.clip_grad > 0.0:
         clip_grad_by_total_norm_fp32([*optimizer.get_parameters()], optimizer.config.clip_grad, grad_norm)
     optimizer.step_with_ready_grads()
+    _gather_in_next_forward(state)
     if state.scheduler is not None:
         state.scheduler.step(increment=1)
 
@@ -41,7 +42,26 @@ def refresh_weights(state: TrainState) -> None:
     optimizer = distributed_optimizer(state.optimizer)
     with torch.no_grad():
         optimizer._copy_main_params_to_model_params()
-        state.model.start_param_sync()
+        state.model.start_param_sync(force_sync=True)
+
+
+def gather_weights(state: TrainState) -> None:
+    """Complete the model weights now, for whoever reads them between steps. A collective of the data-parallel ranks.
+
+    Between a step and the next forward pass a rank of a job with overlap_param_gather has only its own part of them.
+    """
+    if state.model.ddp_config.overlap_param_gather:
+        state.model.start_param_sync(force_sync=True)
+
+
+def _gather_in_next_forward(state: TrainState) -> None:
+    """Have weights that a step changed gathered by the forward pass that needs them; only with overlap_param_gather.
+
+    Megatron does so by itself unless something (a checkpoint, the start of a world) gathered between the reduction of
+    the gradients and the step: then its mark of what was gathered would stand for the weights before the step.
+    """
+    for group in state.model.bucket_groups:
+        group.param_gather_dispatched = False
 
 
 # `step` appears in groups only after a checkpoint was loaded (Megatron puts it there); element state has the true one.

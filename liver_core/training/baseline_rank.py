@@ -87,12 +87,14 @@ class Script:
         import torch.distributed as dist
 
         from liver_core.tensors import megatron
+        from liver_core.tensors.buckets import bucket_rule
 
         stages: list[Any] = [None] * self.world.layout.pp
         part = megatron.describe_parameters(self.state.model, self.world)
         dist.all_gather_object(stages, part, group=self.world.collection.pp)
-        kinds = megatron.discover_kinds(megatron.distributed_optimizer(self.state.optimizer))
-        manifest = megatron.merge_manifest(stages, self.state.config.num_layers, kinds)
+        optimizer = megatron.distributed_optimizer(self.state.optimizer)
+        kinds, rule = megatron.discover_kinds(optimizer), bucket_rule(optimizer)
+        manifest = megatron.merge_manifest(stages, self.state.config.num_layers, kinds, rule)
         return megatron.adopt(self.state.model, self.state.optimizer, manifest, self.world)
 
     def load(self) -> None:

@@ -44,6 +44,7 @@ from liver_core.handoff.cutover import (
     Tick,
 )
 from liver_core.handoff.messages import Decision, Reason
+from liver_core.tensors.buckets import collect_gradients
 from liver_core.tensors.megatron import GRAD
 from liver_core.tensors.step import measure_gradients
 from liver_core.training.exchange import ExchangeTimeout
@@ -245,6 +246,7 @@ class CutoverRun:
         state = self.active.state
         norm = self._collective("gradient norm", lambda: measure_gradients(state))
         started = self.clock()
+        collect_gradients(self.active.live)
         assert self.following.source_certificate is not None
         hashed = self._hashed(self.following.source_certificate, self.active.live.regions, (GRAD,))
         self._add("hash_source_s", started)

@@ -53,7 +53,22 @@ class GptArguments(BaseModel):
     clip_grad: float = Field(1.0, ge=0)
     adam_eps: float = Field(1e-8, gt=0)
     init_std: float = Field(0.02, gt=0)
+    overlap_grad_reduce: bool = Field(False, description="reduce each gradient bucket while backward goes on")
+    overlap_param_gather: bool = Field(False, description="gather the weights of each bucket while forward goes on")
+    ddp_bucket_size: int | None = Field(
+        None, ge=1, description="elements at which a gradient bucket is full; Megatron's default where not given"
+    )
     data_prefix: str = Field(description="path of the indexed dataset without .bin and .idx")
+
+    @model_validator(mode="after")
+    def _overlaps_agree(self) -> GptArguments:
+        for name, given in (
+            ("overlap_param_gather", self.overlap_param_gather),
+            ("ddp_bucket_size", self.ddp_bucket_size is not None),
+        ):
+            if given and not self.overlap_grad_reduce:
+                raise ValueError(f"{name}: needs overlap_grad_reduce; without it there is one bucket")
+        return self
 
     @model_validator(mode="after")
     def _heads_divide(self) -> GptArguments:
@@ -110,7 +125,10 @@ class GptJob(TrainingJob):
         mark_tensor_parallel(model)
         if self.args.precision == "bf16":
             model = model.bfloat16()
-        ddp = DistributedDataParallel(config, _ddp_config(), model, pg_collection=world.collection)
+        ddp = DistributedDataParallel(config, self._ddp_config(), model, pg_collection=world.collection)
+        if self.args.overlap_grad_reduce:
+            # Gradients are reduced in the last micro-batch's backward pass, not in those that accumulate.
+            config.no_sync_func = ddp.no_sync
         config.finalize_model_grads_func = functools.partial(finalize_model_grads, pg_collection=world.collection)
         optimizer = get_megatron_optimizer(
             self._optimizer_config(), [ddp], use_gloo_process_groups=False, pg_collection=world.collection
@@ -213,6 +231,15 @@ class GptJob(TrainingJob):
             deterministic_mode=False,
         )
 
+    def _ddp_config(self) -> DistributedDataParallelConfig:
+        return DistributedDataParallelConfig(
+            grad_reduce_in_fp32=True,
+            use_distributed_optimizer=True,
+            overlap_grad_reduce=self.args.overlap_grad_reduce,
+            overlap_param_gather=self.args.overlap_param_gather,
+            bucket_size=self.args.ddp_bucket_size,
+        )
+
     def _optimizer_config(self) -> OptimizerConfig:
         args = self.args
         return OptimizerConfig(
@@ -242,15 +269,6 @@ class GptJob(TrainingJob):
             wd_incr_steps=1,
             wd_incr_style="constant",
         )
-
-
-def _ddp_config() -> DistributedDataParallelConfig:
-    return DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True,
-        use_distributed_optimizer=True,
-        overlap_grad_reduce=False,
-        overlap_param_gather=False,
-    )
 
 
 def _mean_loss(loss_mask: torch.Tensor, output: torch.Tensor):

@@ -25,6 +25,7 @@ from liver_core.handoff.cutover import (
 )
 from liver_core.handoff.messages import Decision, HandoffId, Reason
 from liver_core.layout import Member
+from liver_core.tensors.buckets import spread_gradients
 from liver_core.tensors.checkpoint import CheckpointWriter
 from liver_core.tensors.megatron import settle_moments
 from liver_core.tensors.step import apply_step, measure_gradients, refresh_weights
@@ -383,6 +384,7 @@ class RankLoop:
         if redo:
             refresh_weights(following.state)
         else:
+            spread_gradients(following.live)
             apply_step(following.state, boundary["norm"])
             settle_moments(following.live, following.state.model, following.world)
         self.following = self.preparation = None

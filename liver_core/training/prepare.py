@@ -19,6 +19,7 @@ from liver_core.layout import Manifest, Member, ParameterSpec
 from liver_core.reshard import missing_elements, plan_digest, plan_rank
 from liver_core.streaming.budget import BudgetRefused, derive
 from liver_core.streaming.ring import SourceRing
+from liver_core.tensors.buckets import bucket_rule
 from liver_core.tensors.checkpoint import load_checkpoint
 from liver_core.tensors.megatron import (
     GRAD,
@@ -336,8 +337,9 @@ class Preparation:
             tuple(ParameterSpec.from_json(spec) for spec in made.exchange.wait(f"parameters/{rank}", self.deadline))
             for rank in stages
         ]
-        kinds = discover_kinds(distributed_optimizer(made.state.optimizer))
-        return merge_manifest(parts, made.state.config.num_layers, kinds)
+        optimizer = distributed_optimizer(made.state.optimizer)
+        rule = bucket_rule(optimizer)
+        return merge_manifest(parts, made.state.config.num_layers, discover_kinds(optimizer), rule)
 
     def _lay_out(self, made: NextWorld) -> None:
         """Regions over the new structure, then their memory, checked against the budget first."""

@@ -109,7 +109,7 @@ class SourceStream:
         with self._changed:
             if not self._changed.wait_for(lambda: self._may_overwrite(overwritten), HASH_WAIT_S_MAX):
                 self._fail(f"the gradients of step {overwritten} were not hashed within {HASH_WAIT_S_MAX:.0f} s")
-        self.ring.publish(active.live.regions[GRAD], header)
+        self.ring.publish(active.live.gradients, header)
         with self._changed:
             self._published.append(version)
             self._changed.notify_all()

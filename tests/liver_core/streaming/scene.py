@@ -161,7 +161,7 @@ class Scene:
             source.regions["grad"].copy_(gradients[torch.tensor(self.job.owned[0][rank])])
             header = source.header(version, 1, norm)
             if rings:
-                rings[rank].publish(source.regions["grad"], header)
+                rings[rank].publish((source.regions["grad"],), header)
                 rings[rank].stepping(self.version)
         for source in self.sources:
             source.step(norm)

@@ -31,7 +31,7 @@ def test_a_published_step_lies_in_its_slot_with_header_and_counter():
     regions = made.regions
     assert (int(regions[COUNTER][0]), regions[SLOTS].tolist()) == (6, [NEVER, NEVER])
     gradients = torch.arange(5.0)
-    made.publish(gradients, header(4))
+    made.publish((gradients,), header(4))
     gradients.zero_()
     assert (int(regions[COUNTER][0]), regions[SLOTS].tolist()) == (6, [8, NEVER])
     assert regions[ring_kind(0)].tolist() == [0, 1, 2, 3, 4], "the slot has a copy of its own"
@@ -40,7 +40,7 @@ def test_a_published_step_lies_in_its_slot_with_header_and_counter():
     assert int(regions[COUNTER][0]) == 7
     made.stepped(4)
     assert int(regions[COUNTER][0]) == 8
-    made.publish(gradients, header(5))
+    made.publish((gradients,), header(5))
     assert regions[SLOTS].tolist() == [8, 10]
 
 
@@ -48,7 +48,7 @@ def test_all_memory_is_in_the_regions_and_the_regions_keep_their_place():
     made = ring()
     places = {kind: tensor.data_ptr() for kind, tensor in made.regions.items()}
     for version in range(4, 9):
-        made.publish(torch.ones(5), header(version))
+        made.publish((torch.ones(5),), header(version))
         made.stepping(version - 1)
         made.stepped(version)
     assert {kind: tensor.data_ptr() for kind, tensor in made.regions.items()} == places
@@ -57,13 +57,13 @@ def test_all_memory_is_in_the_regions_and_the_regions_keep_their_place():
 
 def test_a_slot_is_invalid_before_anything_of_it_changes_and_valid_only_after_all_of_it(monkeypatch):
     made = ring(depth=1)
-    made.publish(torch.ones(5), header(4))
+    made.publish((torch.ones(5),), header(4))
     made.stepping(3)
     made.stepped(4)
     slots, seen = made.regions[SLOTS], []
     original = torch.Tensor.copy_
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *rest: (seen.append(int(slots[0])), original(self, *rest)))
-    made.publish(torch.ones(5), header(5))
+    made.publish((torch.ones(5),), header(5))
     monkeypatch.undo()
     assert seen == [9, 9], "gradient and header are written under the odd counter of their version"
     assert int(slots[0]) == 10
@@ -90,7 +90,7 @@ def test_a_reader_that_nobody_waits_for_believes_nothing_mixed():
     deadline, version = time.monotonic() + 20, 0
     while (len(set(believed)) < 60 or version < 300) and time.monotonic() < deadline:
         version += 1
-        made.publish(torch.full((ELEMENTS,), float(version)), header(version))
+        made.publish((torch.full((ELEMENTS,), float(version)),), header(version))
         made.stepping(version - 1)
         made.stepped(version)
     over.set()
@@ -103,9 +103,9 @@ def test_a_reader_that_nobody_waits_for_believes_nothing_mixed():
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda made: made.publish(torch.ones(5), header(5)), "version 5"),
-        (lambda made: made.publish(torch.ones(5), header(4, revision=1)), "plan revision 1"),
-        (lambda made: made.publish(torch.ones(6), header(4)), "6 elements"),
+        (lambda made: made.publish((torch.ones(5),), header(5)), "version 5"),
+        (lambda made: made.publish((torch.ones(5),), header(4, revision=1)), "plan revision 1"),
+        (lambda made: made.publish((torch.ones(6),), header(4)), "6 elements"),
         (lambda made: made.stepping(4), "stands at 3"),
         (lambda made: made.stepped(5), "from 3"),
         (lambda made: ring(depth=0), "depth"),
@@ -127,7 +127,7 @@ def test_host_memory_whose_stores_may_be_reordered_is_refused(monkeypatch):
 def test_the_sum_of_a_slot_is_the_hash_of_its_gradient_and_none_once_it_is_overwritten():
     plan = CertificatePlan([ResidentBox("w", Box((0,), (5,)), 0)], {"w": (5,)})
     made, gradients = ring(depth=2), torch.randn(5)
-    made.publish(gradients, header(4))
+    made.publish((gradients,), header(4))
     assert made.slot_sum(4, plan) == int(plan.sums(gradients, "grad").sum()) & MASK
     assert made.slot_sum(2, plan) is None and made.slot_sum(5, plan) is None and made.slot_sum(6, plan) is None
     original = plan.sums

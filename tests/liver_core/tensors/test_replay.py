@@ -72,7 +72,7 @@ def _replay_megatron(rank: int, port: int, corpus: str, precision: str) -> dict[
 def _two_worlds(port: int, corpus: str, precision: str) -> tuple[Any, Any, Any, Any]:
     """One process with two worlds of one rank: state and world of the first, and the live states of both."""
     from liver_core.handoff.messages import StoreAddress
-    from liver_core.layout import Member, ParallelLayout, Roster
+    from liver_core.layout import BucketRule, Member, ParallelLayout, Roster
     from liver_core.tensors import megatron
     from liver_core.tensors.step import refresh_weights
     from liver_core.worlds.groups import connect_store
@@ -91,7 +91,7 @@ def _two_worlds(port: int, corpus: str, precision: str) -> tuple[Any, Any, Any, 
             state = job.build(world)
         kinds = megatron.discover_kinds(megatron.distributed_optimizer(state.optimizer))
         parts = [megatron.describe_parameters(state.model, world)]
-        manifest = megatron.merge_manifest(parts, state.config.num_layers, kinds)
+        manifest = megatron.merge_manifest(parts, state.config.num_layers, kinds, BucketRule())
         made.append((state, world, megatron.adopt(state.model, state.optimizer, manifest, world)))
     (state, world, source), (_, _, target) = made
     megatron.fill_initial(source, job.initial_parameter, job.seed)
