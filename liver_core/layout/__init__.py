@@ -9,6 +9,7 @@ from liver_core.layout.errors import LayoutError
 from liver_core.layout.fit import check_fits
 from liver_core.layout.local import LocalParameter, local_parameters, stage_parameters
 from liver_core.layout.manifest import BucketRule, Manifest, ParameterSpec, Place, StateKind
+from liver_core.layout.pairs import paired_parameters
 from liver_core.layout.parallel import Coordinates, ParallelLayout
 from liver_core.layout.resident import ResidentBox, local_to_global_boxes, resident_boxes
 from liver_core.layout.roster import Member, Roster
@@ -37,6 +38,7 @@ __all__ = [
     "flat_range_to_boxes",
     "local_parameters",
     "local_to_global_boxes",
+    "paired_parameters",
     "region_numel",
     "resident_boxes",
     "shard_ranges",

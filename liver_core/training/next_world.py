@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from liver_core.certificate import CertificatePlan
 from liver_core.handoff.messages import Reason, Rung
-from liver_core.layout import Manifest, Member, Roster
+from liver_core.layout import Manifest, Member, ParallelLayout, Roster, paired_parameters
 from liver_core.reshard import RankPlan
 from liver_core.tensors.megatron import LiveState, free
 from liver_core.training.exchange import Exchange
@@ -137,22 +137,24 @@ def rank_in(roster: Roster | None, member: Member) -> int | None:
     return roster.members.index(member)
 
 
-def source_certificate_plan(live: LiveState, copies: int) -> CertificatePlan:
+def source_certificate_plan(live: LiveState, target: ParallelLayout) -> CertificatePlan:
     """Where in a source's regions which element of which parameter lies, worked out before the pause.
 
-    What tensor parallelism replicates is counted on its first rank only, as the `copies` that the target world will
+    What tensor parallelism replicates is counted on its first rank only, as the copies that the target world will
     hold: so that there every replica is certified, while sums over any source layout are equal.
     """
     specs = {spec.name: spec for spec in live.manifest.parameters}
     first = live.layout.coordinates(live.rank).tp == 0
     counted = [box for box in live.resident() if first or specs[box.parameter].tp_dim is not None]
-    times = {name: copies for name, spec in specs.items() if spec.tp_dim is None}
-    return CertificatePlan(counted, {name: spec.shape for name, spec in specs.items()}, times)
+    times = {name: target.tp for name, spec in specs.items() if spec.tp_dim is None}
+    paired = paired_parameters(live.manifest, live.layout, target)
+    return CertificatePlan(counted, {name: spec.shape for name, spec in specs.items()}, times, paired)
 
 
-def target_certificate_plan(live: LiveState) -> CertificatePlan:
+def target_certificate_plan(live: LiveState, source: ParallelLayout) -> CertificatePlan:
     """The same of a target, where every copy is counted."""
-    return CertificatePlan(live.resident(), {spec.name: spec.shape for spec in live.manifest.parameters})
+    shapes = {spec.name: spec.shape for spec in live.manifest.parameters}
+    return CertificatePlan(live.resident(), shapes, paired=paired_parameters(live.manifest, source, live.layout))
 
 
 def extra_bytes(live: LiveState) -> int:

@@ -164,7 +164,7 @@ class Preparation:
         assert self.active is not None
         live = self.active.live
         made.manifest = live.manifest
-        made.source_certificate = source_certificate_plan(live, self.request.target.layout.tp)
+        made.source_certificate = source_certificate_plan(live, self.request.target.layout)
         if made.source_rank == 0:
             made.exchange.post("manifest", live.manifest.to_json())
 
@@ -357,7 +357,8 @@ class Preparation:
         made.measures["extra_bytes_peak"] = max(made.measures.get("extra_bytes_peak", 0.0), float(allocated))
         if budget is not None:
             made.measures["extra_bytes_budget"] = float(budget)
-        made.certificate = target_certificate_plan(made.live)
+        if self.request.source is not None:
+            made.certificate = target_certificate_plan(made.live, self.request.source.layout)
 
     def _plan(self, made: NextWorld) -> None:
         assert made.manifest is not None and self.request.source is not None and made.target_rank is not None

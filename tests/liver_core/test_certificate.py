@@ -98,6 +98,42 @@ def test_structured_moves_that_cancel_in_linear_checksums_are_seen():
     )
 
 
+@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 9), cut=st.integers(1, 5), padding=st.integers(0, 2))
+def test_pairs_sum_alike_however_they_are_cut_and_to_words_of_two_elements(seed, rows, cut, padding):
+    whole, shape = random_bits(12 * rows, seed), (rows, 12)
+    boxes = [Box((0, 2 * cut), (rows, 12)), Box((0, 0), (rows, 2 * cut))]
+    parts = []
+    for box in boxes:
+        region, resident = laid_out(whole, shape, [box], padding=2 * padding)
+        parts.append(CertificatePlan(resident, {"w": shape}, paired={"w"}).sums(region, "master"))
+    words = whole.view(torch.int64)
+    assert int(combine(parts)[0]) == int(
+        certificate(words, [ResidentBox("w", Box((0,), (6 * rows,)), 0)], {"w": (6 * rows,)}, "master")[0]
+    )
+
+
+@settings(max_examples=300)
+@given(seed=st.integers(0, 2**32 - 1), at=st.integers(0, 479), other=st.integers(0, 479), bit=st.integers(0, 31))
+def test_a_flipped_bit_or_two_exchanged_elements_change_the_sum_of_pairs(seed, at, other, bit):
+    whole, shape = random_bits(480, seed), (40, 12)
+    plan = CertificatePlan([ResidentBox("w", Box((0, 0), shape), 0)], {"w": shape}, paired={"w"})
+    flipped, exchanged = whole.clone(), whole.clone()
+    flipped[at] = int(np.int32(np.uint32(int(whole[at]) & 0xFFFFFFFF) ^ np.uint32(1 << bit)))
+    exchanged[at], exchanged[other] = whole[other].item(), whole[at].item()
+    before = plan.sums(whole, "master")
+    assert plan.sums(flipped, "master") != before
+    assert (plan.sums(exchanged, "master") == before) == torch.equal(exchanged, whole)
+
+
+def test_half_a_pair_in_a_box_is_refused_and_other_widths_of_element_are_summed_one_by_one():
+    with pytest.raises(ValueError, match="whole pairs"):
+        CertificatePlan([ResidentBox("w", Box((1,), (5,)), 0)], {"w": (8,)}, paired={"w"})
+    boxes, region = [ResidentBox("w", Box((0,), (8,)), 0)], torch.randn(8, dtype=torch.float64)
+    assert CertificatePlan(boxes, {"w": (8,)}, paired={"w"}).sums(region, "master") == certificate(
+        region, boxes, {"w": (8,)}, "master"
+    )
+
+
 def test_zero_and_minus_zero_differ_and_so_do_payloads_of_nan():
     zero, minus = torch.zeros(24), torch.zeros(24)
     minus[5] = -0.0
