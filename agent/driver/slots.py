@@ -266,6 +266,7 @@ class JobSlots:
                 plan_digest=order.plan_digest,
                 source=wire_roster(order.source),
                 target=wire_roster(order.target),
+                target_revision=order.target_revision,
                 store=wire_store(order.store),
                 deadline_utc=utc(order.deadline_utc),
                 rung=wire_rung(order.rung),

@@ -33,7 +33,8 @@ Path = Annotated[str, Field(min_length=1, max_length=4_096)]
 
 
 class Prepare(Message):
-    """Build the world of `target` beside the one that trains. Repeating it changes nothing."""
+    """Build the world of `target` beside the one that trains. Repeating it changes nothing; a newer `plan_revision`
+    takes the place of an older one. `target_revision`: the revision in which target and rung became what they are."""
 
     type: Literal["prepare"] = "prepare"
     handoff_id: UUID
@@ -43,6 +44,7 @@ class Prepare(Message):
     plan_digest: Digest = ""
     source: Roster
     target: Roster
+    target_revision: int = Field(ge=1)
     store: StoreAddress
     deadline_utc: Utc | None
     rung: Rung = Rung.STOP_AND_COPY

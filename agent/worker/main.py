@@ -180,11 +180,14 @@ class Worker:
             deadline_utc=command.deadline_utc.timestamp() if command.deadline_utc is not None else time.time() + 600.0,
             cutover=CutoverDeadlines(),
             rung=Rung(command.rung),
+            target_revision=command.target_revision,
         )
-        if self.loop is not None and self.loop.active is not None:
+        if self.loop is None or self.loop.active is None:
+            self.rank = request.rank_of(self.member)
+        if self.loop is None or not self.first_prepare:
+            self.first_prepare[:] = [request]
+        if self.loop is not None:
             self.loop.prepare(request)
-        elif not self.first_prepare:
-            self.first_prepare.append(request)
 
     # What the loop says (liver_core.training.loop.Listener).
 

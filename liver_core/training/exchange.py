@@ -1,4 +1,4 @@
-"""Small JSON values that the ranks of a handoff leave for each other in the target generation's store.
+"""Small JSON values that the ranks of one target of a handoff leave for each other in the target generation's store.
 
 Only bring-up and the decision go through the store; no step ever reads it. Every wait has a deadline and names the key.
 """
@@ -26,11 +26,18 @@ class Cancelled(RuntimeError):
 
 
 class Exchange:
-    """Values of one handoff in one store. Not thread-safe: a TCPStore client is a mutex, each thread makes its own."""
+    """Values of one handoff in one store, as of the plan revision `target_revision` on: ranks that build for different
+    targets never meet. Not thread-safe: a TCPStore client is a mutex, each thread makes its own."""
 
-    def __init__(self, store: dist.Store, handoff_id: str, cancelled: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self,
+        store: dist.Store,
+        handoff_id: str,
+        target_revision: int = 1,
+        cancelled: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._store = store
-        self._prefix = f"handoff/{handoff_id}"
+        self._prefix = f"handoff/{handoff_id}/{target_revision}"
         self.cancelled = cancelled
 
     def post(self, name: str, value: Any) -> None:
@@ -80,12 +87,21 @@ class Exchange:
             pause_s = min(2 * pause_s, poll_s)
 
     def gather(self, name: str, size: int, deadline: float) -> None:
-        """Count this rank in and wait for all `size` ranks. Unlike a group's own bring-up it can be cancelled."""
-        key = self._key(name)
+        """Count this rank in and wait for all `size` ranks. Unlike a group's own bring-up it can be cancelled.
+
+        All go on or nobody does: whoever sees the last one come and whoever is cancelled settle it between them. After
+        somebody has left, the others wait to be cancelled too.
+        """
+        key, outcome = self._key(name), f"{name}/outcome"
         self._guard(name, lambda: self._store.add(key, 1))
         pause_s = _POLL_LEAST_S
-        while (there := self._guard(name, lambda: self._store.add(key, 0))) < size:
+        while True:
+            there = self._guard(name, lambda: self._store.add(key, 0))
+            if there >= size and self.settle(outcome, "complete") == "complete":
+                return
             if self.cancelled():
+                if self.settle(outcome, "left") == "complete":
+                    return
                 raise Cancelled(f"aborted while waiting for {name}")
             left = deadline - time.monotonic()
             if left <= 0:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import logging
 import statistics
-import threading
 import time
 from dataclasses import dataclass
 from typing import Any
 
-from liver_core.handoff.boundary import Agreement, BoundaryPhase, ready_tag
+from liver_core.handoff.boundary import Agreement, BoundaryPhase
 from liver_core.handoff.cutover import (
     ApplyStepInSource,
     ApplyStepInTarget,
@@ -23,7 +22,7 @@ from liver_core.handoff.cutover import (
     RedoBatchInTarget,
     Release,
 )
-from liver_core.handoff.messages import Decision, HandoffId, Reason
+from liver_core.handoff.messages import Decision, Reason
 from liver_core.layout import Member
 from liver_core.tensors.buckets import spread_gradients
 from liver_core.tensors.checkpoint import CheckpointWriter
@@ -31,19 +30,18 @@ from liver_core.tensors.megatron import settle_moments
 from liver_core.tensors.step import apply_step, measure_gradients, refresh_weights
 from liver_core.training.boundary import StepTotals, agree, total
 from liver_core.training.cursor import DataCursor, chained, digest_part
-from liver_core.training.cutover import IN_PAUSE_POLL_S, CutoverRun, Outcome, Probe
-from liver_core.training.exchange import Cancelled, ExchangeTimeout
+from liver_core.training.cutover import CutoverRun, Outcome, Probe
 from liver_core.training.job import TrainingJob
 from liver_core.training.listener import Listener
 from liver_core.training.mailbox import Mailbox
 from liver_core.training.next_world import ActiveWorld, NextWorld
-from liver_core.training.prepare import Preparation, PrepareFailed, PrepareSettings
+from liver_core.training.prepare import Preparation, PrepareSettings
 from liver_core.training.request import Request
 from liver_core.training.retire import Retiring
 from liver_core.training.saying import Saying
 from liver_core.training.small_state import Progress, collect, install, reseed
-from liver_core.training.source_stream import SourceStream
 from liver_core.training.timings import Timings
+from liver_core.training.upcoming import Dropped, Upcoming
 from liver_core.worlds.groups import plainly
 from liver_core.worlds.megatron import activate
 
@@ -90,21 +88,16 @@ class RankLoop:
         self.probe = probe
         self.mailbox = Mailbox()
         self.active: ActiveWorld | None = None
-        self.following: NextWorld | None = None
-        self.preparation: Preparation | None = None
         self.retiring: Retiring | None = None
         self.progress = Progress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self.timings = Timings()
         self.checkpoint_rule = checkpoints
         self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed)
-        self._lock = threading.Lock()
         self._saying = Saying(listener)
         self._stage = self._saying.stage
+        self.upcoming = Upcoming(member, self.mailbox, self._saying, self._preparation, lambda: self.active is not None)
         self.decided: tuple[str, Decision] = ("", Decision.UNDECIDED)
         self._switched = False
-        self._cutting = False
-        self._shown = False
-        self._owed = False
         self._certificate = ""
         self._phase = "start"
 
@@ -116,43 +109,30 @@ class RankLoop:
                 return part.handoff_id if isinstance(part, Retiring) else part.request.handoff_id
         return None
 
+    @property
+    def following(self) -> NextWorld | None:
+        """The next world, once it is built."""
+        return self.upcoming.following
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """What builds the next world, or has built it."""
+        return self.upcoming.preparation
+
     # Commands, from any thread.
 
     def prepare(self, request: Request) -> None:
-        """Begin to build the next world in the background. A repeated request changes nothing."""
-        with self._lock:
-            busy = self.preparation
-            if busy is not None and busy.request.handoff_id == request.handoff_id:
-                return
-            if busy is not None:
-                reason = Reason(
-                    f"still preparing handoff {busy.request.handoff_id}", "prepare", request.rank_of(self.member)
-                )
-                self._stage(request, "aborted", reason=reason)
-                return
-            self.preparation = self._preparation(request)
-        threading.Thread(target=self._prepare, args=(self.preparation,), name="prepare", daemon=True).start()
+        """Begin to build the next world, or take a newer plan revision of it. What was said before changes nothing."""
+        if self.active is None or request.generation > self.active.world.generation:
+            self.upcoming.prepare(request)
 
     def permit(self, handoff_id: str, plan_revision: int) -> None:
         """Show the ready tag from the next boundary on."""
-        with self._lock:
-            # Said before the tag is shown, so that it never comes after the news of the boundary.
-            if self.following is not None and self.following.request.handoff_id == handoff_id:
-                self._stage(self.following.request, "ready", measures=self.following.measures)
-            self.mailbox.permit(handoff_id, plan_revision)
+        self.upcoming.permit(handoff_id, plan_revision)
 
     def withdraw(self, handoff_id: str) -> None:
         """Show it no more; without effect when the boundary was first."""
-        self.mailbox.withdraw(handoff_id)
-        with self._lock:
-            following = self.following
-            if following is None or following.request.handoff_id != handoff_id or self._cutting:
-                return
-            if self._shown:
-                # Every rank may have agreed on the tag at this very moment; the boundary's outcome is the answer.
-                self._owed = True
-                return
-            self._stage(following.request, "prepared", measures=following.measures)
+        self.upcoming.withdraw(handoff_id)
 
     def retire(self, handoff_id: str) -> None:
         """Every rank of the new world has done its first step."""
@@ -198,44 +178,11 @@ class RankLoop:
 
     def _enter(self, request: Request) -> None:
         """A fresh process: build, wait for permission, then for the boundary of the source world, and cut over."""
-        self._stage(request, "preparing")
-        self.preparation = self._preparation(request)
-        self._prepare(self.preparation)
-        following = self.following
-        if following is None:
-            raise Ended("aborted", Reason("preparation failed", "prepare", request.rank_of(self.member)))
-        self._await_permission(request)
-        version = self._await_boundary(following)
-        self._finish_cutover(self._cutover(following).run(version), None, 0.0)
-
-    def _await_permission(self, request: Request) -> None:
-        deadline = time.time() + max(0.0, request.deadline_utc - time.time())
-        with self.mailbox.changed:
-            while self.mailbox.wishes.ready != (request.handoff_id, request.plan_revision):
-                reason = self.mailbox.aborts.get(request.handoff_id)
-                if reason is None and time.time() >= deadline:
-                    reason = Reason("no permission before the deadline", "ready", request.rank_of(self.member))
-                if reason is not None:
-                    self._drop_following(reason)
-                    raise Ended("aborted", reason)
-                self.mailbox.changed.wait(min(0.5, max(0.01, deadline - time.time())))
-
-    def _await_boundary(self, following: NextWorld) -> int:
-        """The version at which the source world stands; a world without a source starts at what it loaded."""
-        request = following.request
-        if request.source is None:
-            return 0 if following.small is None else int(following.small["step"])
-        following.exchange.cancelled = lambda: request.handoff_id in self.mailbox.aborts
-        deadline = time.monotonic() + max(0.0, request.deadline_utc - time.time())
         try:
-            following.boundary = following.exchange.wait("boundary", deadline, poll_s=IN_PAUSE_POLL_S)
-        except (Cancelled, ExchangeTimeout) as error:
-            reason = self.mailbox.take_abort(request.handoff_id) or Reason(
-                str(error), "boundary", request.rank_of(self.member)
-            )
-            self._drop_following(reason)
-            raise Ended("aborted", reason) from error
-        return int(following.boundary["version"])
+            following, version = self.upcoming.enter(request)
+        except Dropped as dropped:
+            raise Ended("aborted", dropped.reason) from dropped
+        self._finish_cutover(self._cutover(following).run(version), None, 0.0)
 
     def _step(self) -> None:
         """One global batch: train, agree, then step here or hand the step over."""
@@ -251,16 +198,9 @@ class RankLoop:
         self.probe("reduced")
         self._phase = "boundary"
         totals = total(result, digest_part(self.progress.step + 1, batches, world.coordinates), world.everyone)
-        with self._lock:
-            word, self._shown = self.mailbox.word(), True
-        agreement = agree(word, world.everyone)
-        following = self.following
-        with self._lock:
-            self._cutting = following is not None and self._is_for(agreement, following)
-            owed, self._shown, self._owed = self._owed, False, False
-            if owed and following is not None and not self._cutting:
-                self._stage(following.request, "prepared", measures=following.measures)
-        if following is not None and self._cutting:
+        agreement = agree(self.upcoming.word(), world.everyone)
+        following = self.upcoming.settle(agreement)
+        if following is not None:
             self._hand_over(active, following, totals, reduced)
             return
         self._apply(active, totals, started, reduced)
@@ -269,7 +209,7 @@ class RankLoop:
     def _apply(self, active: ActiveWorld, totals: StepTotals, started: float, reduced: float) -> None:
         """The optimizer step in the world that reduced the gradients."""
         self._phase = "optimizer step"
-        norm, stream = measure_gradients(active.state), self._stream()
+        norm, stream = measure_gradients(active.state), self.upcoming.stream()
         if stream is not None and stream.attached:
             stream.before_step(active, self.progress.step + 1, norm, self.timings.steps)
         apply_step(active.state, norm)
@@ -342,7 +282,6 @@ class RankLoop:
     def _finish_cutover(self, outcome: Outcome, totals: StepTotals | None, reduced: float) -> None:
         following = self.following
         assert following is not None
-        self._cutting = False
         self.decided = (following.request.handoff_id, outcome.decision)
         following.measures.update(outcome.measures)
         match outcome.ending:
@@ -352,19 +291,19 @@ class RankLoop:
                 self._switch(following, outcome, redo=True)
             case ApplyStepInSource(reason=reason):
                 assert self.active is not None and totals is not None
-                self._drop_following(reason)
+                self.upcoming.drop(reason)
                 self._apply(self.active, totals, reduced, reduced)
                 self._after_step(self.active, None)
             case Leave(reason=reason) if outcome.decision.goes:
                 self._leave(following, outcome, reason)
             case Leave(reason=reason):
-                self._drop_following(reason)
+                self.upcoming.drop(reason)
                 raise Ended("aborted", reason)
             case FallToCheckpoint(reason=reason):
                 self._stage(following.request, "broken", reason=reason, measures=following.measures)
                 raise Ended("broken", reason)
             case Release(reason=reason):
-                self._drop_following(reason)
+                self.upcoming.drop(reason)
                 if self.active is None:
                     raise Ended("aborted", reason)
 
@@ -387,8 +326,7 @@ class RankLoop:
             spread_gradients(following.live)
             apply_step(following.state, boundary["norm"])
             settle_moments(following.live, following.state.model, following.world)
-        self.following = self.preparation = None
-        self.mailbox.withdraw(following.request.handoff_id)
+        self.upcoming.take()
         self.timings = Timings()
         following.measures["switch_s"] = time.monotonic() - started
         if self.retiring is not None:
@@ -432,67 +370,30 @@ class RankLoop:
 
     def _maintain(self) -> None:
         """Deal with aborts, retired worlds, and a stream that wants to see the steps; called between steps."""
-        following = self.following
-        if following is not None:
-            reason = self.mailbox.take_abort(following.request.handoff_id)
-            if reason is not None:
-                self._drop_following(reason)
+        self.upcoming.drop_if_aborted()
         for handoff_id in self.mailbox.take_retired():
             if self.retiring is not None and self.retiring.handoff_id == handoff_id and not self._switched:
                 retiring, self.retiring = self.retiring, None
                 retiring.free_in_background()
-        stream = self._stream()
+        stream = self.upcoming.stream()
         if stream is not None and not stream.attached:
             stream.attach(self.progress.step)
-
-    def _stream(self) -> SourceStream | None:
-        """What publishes the steps of this rank, while a handoff wants them."""
-        following = self.following or (self.preparation.made if self.preparation is not None else None)
-        return None if following is None else following.source_stream
-
-    def _drop_following(self, reason: Reason) -> None:
-        following, self.following, self.preparation = self.following, None, None
-        if following is not None:
-            self.mailbox.withdraw(following.request.handoff_id)
-            following.drop()
-            self._stage(following.request, "aborted", reason=reason, measures=following.measures)
 
     def _preparation(self, request: Request) -> Preparation:
         # Asked by handoff, so that an abort which comes before the preparation has begun ends it too.
         aborts = self.mailbox.aborts
-        return Preparation(
+        preparation = Preparation(
             request,
             self.member,
             self.job,
             self.active,
             self.settings,
             aborted=lambda: request.handoff_id in aborts,
-            probe=lambda point: self._probe_preparation(request, point),
+            probe=lambda point: self._probe_preparation(preparation, point),
         )
+        return preparation
 
-    def _probe_preparation(self, request: Request, point: str) -> None:
-        if point == "stream" and request.streams:
-            self._stage(request, "streaming")
+    def _probe_preparation(self, preparation: Preparation, point: str) -> None:
+        if point == "stream" and preparation.request.streams:
+            self.upcoming.say(preparation, "streaming")
         self.probe(point)
-
-    def _prepare(self, preparation: Preparation) -> None:
-        request = preparation.request
-        self._stage(request, "preparing")
-        try:
-            made = preparation.run()
-        except (PrepareFailed, Cancelled) as error:
-            phase = error.phase if isinstance(error, PrepareFailed) else "prepare"
-            reason = self.mailbox.take_abort(request.handoff_id) or Reason(
-                str(error), phase, request.rank_of(self.member)
-            )
-            with self._lock:
-                self.preparation = None
-            self._stage(request, "aborted", reason=reason)
-            return
-        self.following = made
-        self._stage(request, "prepared", reason=made.why_it_fell, measures=made.measures)
-
-    def _is_for(self, agreement: Agreement | None, following: NextWorld) -> bool:
-        request = following.request
-        tag = ready_tag(HandoffId(request.handoff_id), request.plan_revision)
-        return agreement is not None and agreement.phase is BoundaryPhase.READY and agreement.tag == tag

@@ -6,6 +6,8 @@ A wish that was shown at a boundary cannot be taken back until that boundary is 
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from liver_core.handoff.boundary import NOTHING_WANTED, TAG_MAX, BoundaryPhase, pack, ready_tag
@@ -35,6 +37,22 @@ class Mailbox:
         with self.changed:
             self.wishes.ready = (handoff_id, plan_revision)
             self.changed.notify_all()
+
+    def permits(self, handoff_id: str) -> bool:
+        """Whether any revision of this handoff has permission."""
+        with self.changed:
+            return self.wishes.ready is not None and self.wishes.ready[0] == handoff_id
+
+    def wake(self) -> None:
+        """Have whoever waits look again."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def wait_for(self, condition: Callable[[], bool], deadline: float) -> None:
+        """Until `condition` holds, looked at when woken and twice a second, or `deadline` (time.monotonic seconds)."""
+        with self.changed:
+            while not condition() and (left_s := deadline - time.monotonic()) > 0:
+                self.changed.wait(min(0.5, left_s))
 
     def withdraw(self, handoff_id: str) -> None:
         """Show it no more; without effect on a boundary under way."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -33,7 +34,7 @@ from liver_core.tensors.megatron import (
     merge_manifest,
 )
 from liver_core.training.certify import Certifier, propose_verdict, read_verdict
-from liver_core.training.exchange import Cancelled, Exchange
+from liver_core.training.exchange import Cancelled, Exchange, ExchangeTimeout
 from liver_core.training.job import TrainingJob
 from liver_core.training.next_world import (
     ActiveWorld,
@@ -76,6 +77,10 @@ class PrepareSettings:
     stream: StreamSettings = field(default_factory=StreamSettings)
 
 
+class Overtaken(RuntimeError):
+    """What this rank built with failed because others have gone on to a newer plan revision."""
+
+
 _log = logging.getLogger(__name__)
 STREAMING_SHARE = 0.6
 """Of the time to the deadline; after it the state is copied in the pause instead."""
@@ -83,7 +88,10 @@ _POLL_S = 0.02
 
 
 class Preparation:
-    """One preparation; `run` does it, and ends at its next wait once `aborted` says so."""
+    """One preparation; `run` does it, and ends at its next wait once `aborted` says so, or once it is `superseded`.
+
+    `stage` is what was last said of it, "preparing", "streaming" or "prepared".
+    """
 
     def __init__(
         self,
@@ -101,35 +109,56 @@ class Preparation:
         self.job = job
         self.active = active
         self.settings = settings
-        self.aborted = aborted
         self.probe = probe
-        self.deadline = time.monotonic() + max(0.0, request.deadline_utc - time.time())
+        self.deadline = _moment(request.deadline_utc)
         self.made: NextWorld | None = None
+        self.stage = "preparing"
+        self.superseded = False
+        self._told_to_abort = aborted
+        self._amending = threading.Lock()
         self._phase = "connect"
 
+    def aborted(self) -> bool:
+        """Whether there is no use in going on."""
+        return self.superseded or self._told_to_abort()
+
+    def amend(self, request: Request) -> None:
+        """A newer plan revision of the same target, with a nearer deadline; from any thread."""
+        with self._amending:
+            self.request, self.deadline = request, _moment(request.deadline_utc)
+            if self.made is not None:
+                self.made.request = request
+                if self.made.target_stream is not None:
+                    self.made.target_stream.hasten(self.deadline)
+
     def run(self) -> NextWorld:
-        """Build. Raises PrepareFailed naming the phase, or Cancelled; nothing is left behind in either case."""
+        """Build. Raises PrepareFailed naming the phase, Overtaken, or Cancelled; nothing is left behind in any case."""
         try:
-            made = self.made = self._connect()
+            made = self._connect()
             self._build(made)
             return made
         except Cancelled:
             self._drop()
             raise
         except Exception as error:
+            overtaken = self.made is not None and was_overtaken(self.made)
             self._drop()
-            raise PrepareFailed(self._phase, f"{type(error).__name__}: {plainly(error)}") from error
+            text = f"{type(error).__name__}: {plainly(error)}"
+            raise (Overtaken(text) if overtaken else PrepareFailed(self._phase, text)) from error
 
     def _drop(self) -> None:
         made, self.made = self.made, None
-        if made is not None:
+        if made is not None and self.superseded:
+            give_way(made)
+        elif made is not None:
             made.drop()
 
     def _connect(self) -> NextWorld:
-        store = connect_store(self.request.store, timeout_s=min(self._left(), self.settings.bring_up_s))
-        exchange = Exchange(store, self.request.handoff_id, self.aborted)
+        exchange = self._own_exchange()
         source_rank, target_rank = rank_in(self.request.source, self.member), rank_in(self.request.target, self.member)
-        return NextWorld(self.request, exchange, None, source_rank, target_rank)
+        with self._amending:
+            self.made = NextWorld(self.request, exchange, None, source_rank, target_rank)
+            return self.made
 
     def _build(self, made: NextWorld) -> None:
         steps: tuple[tuple[str, Callable[[NextWorld], None], bool], ...] = (
@@ -197,7 +226,7 @@ class Preparation:
             propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, f"source rank {made.source_rank}: {refused}"))
             made.exchange.post(f"ring/{made.source_rank}", 0)
             return {}
-        ring = SourceRing(numel, sizes.depth, self.request.plan_revision, version=0, device=region.device)
+        ring = SourceRing(numel, sizes.depth, self.request.target_revision, version=0, device=region.device)
         made.measures |= {"ring_bytes": float(ring.bytes), "ring_depth": float(ring.depth)}
         made.measures["extra_bytes_peak"] = max(
             made.measures.get("extra_bytes_peak", 0.0), float(made.extra_bytes + ring.bytes)
@@ -209,7 +238,7 @@ class Preparation:
             made.source_certificate,
             ring,
             rank=made.source_rank,
-            plan_revision=self.request.plan_revision,
+            plan_revision=self.request.target_revision,
             connect=self._own_exchange,
             probe=self.probe,
         )
@@ -217,20 +246,21 @@ class Preparation:
         return ring.regions
 
     def _own_exchange(self) -> Exchange:
-        """An exchange of its own for one more thread."""
-        store = connect_store(self.request.store, timeout_s=self.settings.bring_up_s)
-        return Exchange(store, self.request.handoff_id, self.aborted)
+        """An exchange of its own for the thread that calls."""
+        store = connect_store(self.request.store, timeout_s=min(self._left(), self.settings.bring_up_s))
+        return Exchange(store, self.request.handoff_id, self.request.target_revision, self.aborted)
 
     def _stream(self, made: NextWorld) -> None:
         """Have the state stream until it is certified; every rank of the handoff leaves with the same verdict."""
         certifier = None if made.target_rank is None else self._start_stream(made)
-        gives_up_at = time.monotonic() + STREAMING_SHARE * self._left()
+        begun = time.monotonic()
         while (verdict := read_verdict(made.exchange)) is None:
             if self.aborted():
                 raise Cancelled("aborted while the state streamed")
             if certifier is not None:
                 certifier.advance()
-            problem = self._stream_problem(made, late=time.monotonic() > gives_up_at)
+            late = time.monotonic() > begun + STREAMING_SHARE * (self.deadline - begun)
+            problem = self._stream_problem(made, late=late)
             if problem:
                 propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, problem))
             self._left()
@@ -281,8 +311,13 @@ class Preparation:
             made.exchange, made.target_stream, made.manifest, rank=made.target_rank, sources=sizes[0], targets=sizes[1]
         )
 
+    @property
+    def _name(self) -> str:
+        """What groups and endpoints are called by: those of another target never meet with these."""
+        return f"{self.request.job_id}/{self.request.generation}/{self.request.target_revision}"
+
     def _endpoint(self, place: str) -> Transport:
-        name = f"{self.request.job_id}/{self.request.generation}/{place}"
+        name = f"{self._name}/{place}"
         return self.settings.transport(name, self.request.store)
 
     def _bring_up(self, made: NextWorld) -> None:
@@ -295,6 +330,7 @@ class Preparation:
             self.request.target,
             made.target_rank,
             store,
+            name=self._name,
             host=self.settings.host,
             timeout_s=min(self._left(), self.settings.bring_up_s),
             collective_s=self.settings.collective_s,
@@ -376,7 +412,9 @@ class Preparation:
         made.transport.register(targets=made.live.regions)
         for part in made.plan.remote:
             address = made.exchange.wait(f"address/{part.source_rank}", self.deadline)
-            made.transport.connect(part.source_rank, address.encode(), self.deadline)
+            # It answers at once or is gone; a wait for the deadline could not be cancelled.
+            answers_until = min(self.deadline, time.monotonic() + self.settings.bring_up_s)
+            made.transport.connect(part.source_rank, address.encode(), answers_until)
 
     def _load(self, made: NextWorld) -> None:
         """Without a living source: the state of a checkpoint, or a fresh one from global coordinates."""
@@ -392,3 +430,24 @@ class Preparation:
         if left <= 0:
             raise TimeoutError("the handoff's deadline has passed")
         return left
+
+
+def give_way(made: NextWorld) -> None:
+    """Drop what was made for an older plan revision. Those who still build it are told first, in the store, so that
+    they do not take it for a failure that their agent has to hear of."""
+    with contextlib.suppress(ExchangeTimeout):
+        made.exchange.post("overtaken", True)
+    made.drop()
+
+
+def was_overtaken(made: NextWorld) -> bool:
+    """Whether a rank that built the same world has given way to a newer plan revision."""
+    try:
+        return made.exchange.peek("overtaken") is not None
+    except ExchangeTimeout:
+        return False
+
+
+def _moment(at_utc: float) -> float:
+    """`at_utc`, seconds since 1970, in time.monotonic() seconds; not before now."""
+    return time.monotonic() + max(0.0, at_utc - time.time())

@@ -13,7 +13,8 @@ class Request:
     """What a rank needs to know of a handoff order. `source` None: a first start, or a start from a checkpoint.
 
     `rung`: how the state is to move from a living source. LIVE falls back to STOP_AND_COPY, with a reason, where a rank
-    finds that it cannot stream.
+    finds that it cannot stream. `target_revision`: the plan revision in which target and rung became what they are;
+    ranks that build for the same one meet, and what they name in the store carries it.
     """
 
     job_id: str
@@ -27,11 +28,16 @@ class Request:
     cutover: CutoverDeadlines = field(default_factory=CutoverDeadlines)
     checkpoint: str | None = None
     rung: Rung = Rung.STOP_AND_COPY
+    target_revision: int = 1
 
     @property
     def streams(self) -> bool:
         """Whether state is to stream while the source world trains."""
         return self.source is not None and self.rung is Rung.LIVE
+
+    def names(self, member: Member) -> bool:
+        """Whether `member` has a part in it."""
+        return member in self.target.members or (self.source is not None and member in self.source.members)
 
     def rank_of(self, member: Member) -> int:
         """The rank that reasons name: of the target world where `member` has one there, else of the source, else 0."""

@@ -138,7 +138,7 @@ class LiveTarget:
         following = self._following(made, active, tile_elements)
         if made.transport is not None:
             made.transport.register(targets=following.targets())
-        self._follower = Follower(following.tiles, plan_revision=made.request.plan_revision, depth=following.depth)
+        self._follower = Follower(following.tiles, plan_revision=made.request.target_revision, depth=following.depth)
         self._summing = _Summing(
             replayer(live, window_elements=tile_elements),
             live,
@@ -245,6 +245,10 @@ class LiveTarget:
         """The verdict is here: from now on nothing gives way, since a step that is missed cannot be certified again."""
         self._certified = True
         self._stream.set_share(1.0)
+
+    def hasten(self, deadline: float) -> None:
+        """The handoff's deadline is nearer, in time.monotonic() seconds."""
+        self._deadline = deadline
 
     def _throttle(self, header: StepHeader) -> None:
         """Give way while steps take longer than usual: less by a third at once, more again by little."""

@@ -101,20 +101,29 @@ def prepare_process() -> None:
 
 
 def bring_up(
-    roster: Roster, rank: int, store: dist.Store, *, host: str, timeout_s: float, collective_s: float = 600.0
+    roster: Roster,
+    rank: int,
+    store: dist.Store,
+    *,
+    host: str,
+    timeout_s: float,
+    collective_s: float = 600.0,
+    name: str = "",
 ) -> MegatronWorld:
     """Make all groups of `roster` that contain `rank`; touches nothing of the active world.
 
+    `name` is what the groups are called by, new in this process; empty: job and generation.
     Every rank of the roster must call this concurrently. Raises BringUpFailed naming the group that did not complete.
     """
     layout = roster.layout
+    name = name or f"{roster.job_id}/{roster.generation}"
     memberships = _memberships(layout, rank)
     wanted = _bring_up_order(layout)
     made = make_groups(
         store,
         wanted,
         rank,
-        prefix=f"{roster.job_id}/{roster.generation}",
+        prefix=name,
         host=host,
         timeout_s=timeout_s,
         collective_s=collective_s,
@@ -123,10 +132,9 @@ def bring_up(
         **{name: made.get(ranks) if ranks else None for name, ranks in memberships.items()}
     )
     whole = tuple(range(layout.world_size))
-    name = f"{roster.job_id}/{roster.generation}/background"
     try:
         background = make_group(
-            store, whole, rank, name=name, host=host, timeout_s=timeout_s, collective_s=collective_s
+            store, whole, rank, name=f"{name}/background", host=host, timeout_s=timeout_s, collective_s=collective_s
         )
     except BaseException:
         destroy_groups(made.values())

@@ -60,7 +60,7 @@ MIRROR = sync.HandoffMirror(
         ),
         rank.Prepare(
             handoff_id=ID, parent=1, generation=2, plan_revision=1, source=ROSTER, target=TARGET,
-            store=StoreAddress(host="h", port=1), deadline_utc=NOW,
+            target_revision=1, store=StoreAddress(host="h", port=1), deadline_utc=NOW,
         ),
         peer.Envelope(
             sender="a", receiver="b", agent_incarnation=ID, job_id="j-1", issued_utc=NOW, kind=peer.PeerKind.ORDER,
