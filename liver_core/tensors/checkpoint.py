@@ -63,9 +63,24 @@ def snapshot(world: MegatronWorld, state: TrainState) -> dict[str, Any]:
     gather_weights(state)
     module = unwrapped(state.model)
     model = module.sharded_state_dict(metadata=_metadata(world))
-    optimizer = distributed_optimizer(state.optimizer).sharded_state_dict(model, metadata=_metadata(world))
+    optimizer = _sharded_optimizer(distributed_optimizer(state.optimizer), model, world)
     copied: Any = dict_list_map_inplace(_copied, {"model": model, "optimizer": optimizer})
     return copied
+
+
+def _sharded_optimizer(optimizer: Any, model: dict[str, Any], world: MegatronWorld, **how: Any) -> Any:
+    """Megatron's own description around a defect of megatron-core 0.16.1 with several buckets: optimizer state is
+    gathered without the padding at the ends of buckets, and then looked up at places that count it, so that all
+    parameters behind the first padding are shifted. Meanwhile padding counts as elements here."""
+    parts = [part for buffer in optimizer.buffers for part in (buffer, *buffer.buckets)]
+    counted = [part.numel_unpadded for part in parts]
+    try:
+        for part in parts:
+            part.numel_unpadded = part.grad_data.numel()
+        return optimizer.sharded_state_dict(model, metadata=_metadata(world), **how)
+    finally:
+        for part, numel in zip(parts, counted, strict=True):
+            part.numel_unpadded = numel
 
 
 def _copied(value: Any) -> Any:
@@ -118,7 +133,7 @@ def load_checkpoint(path: str, world: MegatronWorld, state: TrainState, live: Li
     model = module.sharded_state_dict(metadata=_metadata(world))
     wanted = {
         "model": model,
-        "optimizer": optimizer.sharded_state_dict(model, is_loading=True, metadata=_metadata(world)),
+        "optimizer": _sharded_optimizer(optimizer, model, world, is_loading=True),
     }
     try:
         loaded: Any = dist_checkpointing.load(wanted, path)

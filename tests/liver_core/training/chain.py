@@ -72,18 +72,22 @@ def run_chain(
     *,
     steps_each: int = 3,
     steps_last: int = 3,
-    rung: Rung = Rung.STOP_AND_COPY,
+    rung: Rung | tuple[Rung, ...] = Rung.STOP_AND_COPY,
 ) -> Chain:
-    """Launch the first world and hand the job over to each of the others after a few steps."""
+    """Launch the first world and hand the job over to each of the others after a few steps.
+
+    `rung`: how, or one for each handoff.
+    """
+    rungs = (rung,) * (len(worlds) - 1) if isinstance(rung, Rung) else rung
     measures: dict[int, list[dict[str, float]]] = {}
     opened_at: dict[int, int] = {}
     with Cluster(setup) as cluster:
         cluster.launch(worlds[0].layout, worlds[0].nodes)
         step = 0
-        for world, following in itertools.pairwise(worlds):
+        for (world, following), how in zip(itertools.pairwise(worlds), rungs, strict=True):
             cluster.await_step(world.first, step + steps_each)
             opened_at[cluster.generation + 1] = cluster.steps(world.first)[-1][1]
-            request = cluster.handoff(following.layout, following.nodes, rung=rung)
+            request = cluster.handoff(following.layout, following.nodes, rung=how)
             stages = [cluster.stages(member, request.handoff_id)[-1] for member in request.target.members]
             measures[request.generation] = [said for _, _, said in stages]
             step = max(row[1] for row in cluster.steps(following.first))
@@ -140,6 +144,20 @@ def load_with_megatron(setup: RankSetup, checkpoints: list[tuple[str, str]]) -> 
         {rank: loaded[index] for rank, loaded in enumerate(by_rank) if loaded[index] is not None}
         for index in range(len(checkpoints))
     ]
+
+
+def assert_as_megatron_loads(oracle: dict[int, dict[str, Any]], switched: dict[int, Any], gathered: dict[int, Any]):
+    """What Megatron's loader made of every rank is what the recorded ranks of a handoff hold, bit for bit."""
+    assert oracle.keys() == switched.keys()
+    for rank, loaded in oracle.items():
+        ours = switched[rank]["megatron"]
+        assert ours.keys() == loaded["megatron"].keys() and ours
+        for name, tensors in loaded["megatron"].items():
+            assert tensors.keys() == ours[name].keys() == {"param", "exp_avg", "exp_avg_sq", "step"}
+            for kind, tensor in tensors.items():
+                assert tensor.tobytes() == ours[name][kind].tobytes(), f"rank {rank}: {kind} of {name}"
+        for name, bits in loaded["weights"].items():
+            assert bits.tobytes() == gathered[rank]["weights"][name].tobytes(), f"rank {rank}: weight {name}"
 
 
 def _load_all(rank: int, port: int, setup: RankSetup, checkpoints: list[tuple[str, str]]) -> list[Any]:

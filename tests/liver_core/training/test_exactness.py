@@ -9,11 +9,17 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from liver_core.handoff.messages import Rung
-from tests.liver_core.training.chain import Chain, World, load_with_megatron, run_chain, run_undisturbed
+from tests.liver_core.training.chain import (
+    Chain,
+    World,
+    assert_as_megatron_loads,
+    load_with_megatron,
+    run_chain,
+    run_undisturbed,
+)
 from tests.liver_core.training.global_state import differences
 from tests.rank_cluster import RankSetup
 from tests.real_ranks import run_alone
@@ -103,17 +109,7 @@ def test_every_local_tensor_is_what_megatrons_own_loader_puts_there(
     chain: Chain, loaded_by_megatron: dict[int, dict], generation: int
 ):
     switched, gathered = chain.records[("switched", generation)], chain.records[("target", generation)]
-    oracle = loaded_by_megatron[generation]
-    assert oracle.keys() == switched.keys()
-    for rank, loaded in oracle.items():
-        ours = switched[rank]["megatron"]
-        assert ours.keys() == loaded["megatron"].keys() and ours
-        for name, tensors in loaded["megatron"].items():
-            assert tensors.keys() == ours[name].keys() == {"param", "exp_avg", "exp_avg_sq", "step"}
-            for kind, tensor in tensors.items():
-                assert tensor.tobytes() == ours[name][kind].tobytes(), f"rank {rank}: {kind} of {name}"
-        for name, bits in loaded["weights"].items():
-            assert np.array_equal(bits, gathered[rank]["weights"][name]), f"rank {rank}: weight {name}"
+    assert_as_megatron_loads(loaded_by_megatron[generation], switched, gathered)
 
 
 def test_the_step_handed_over_gives_the_bits_that_the_old_world_would_have_computed(chain: Chain, twin: Chain):

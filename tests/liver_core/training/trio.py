@@ -1,4 +1,7 @@
-"""The smallest handoff with every part in it: PP2 on a and b to TP2 on b and a newcomer. a leaves, b survives."""
+"""The smallest handoff with every part in it: PP2 on a and b to TP2 on b and a newcomer. a leaves, b survives.
+
+The first layout can be another one of two ranks.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,13 @@ def trio_setup(corpus: str, **changes: Any) -> RankSetup:
 class Trio(Cluster):
     """A job on a and b that is asked again and again to hand over to b and somebody new."""
 
-    def __init__(self, setup: RankSetup) -> None:
+    def __init__(self, setup: RankSetup, layout: str = "PP2") -> None:
         super().__init__(setup)
+        self.layout = layout
         self.newcomers = 0
 
     def begin(self) -> None:
-        self.launch("PP2", "ab")
+        self.launch(self.layout, "ab")
         self.await_step(SURVIVOR, 2)
 
     def attempt(self, *faults: Fault, cutover: CutoverDeadlines = UNHURRIED) -> tuple[Any, Member]:
@@ -83,7 +87,7 @@ def assert_trained_as_if_nothing_had_happened(trio: Trio) -> None:
     """Stop the job and compare every step's state on a and b, bit for bit, with a run that was left alone."""
     results = trio.stop()
     last = min(results[member]["step"] for member in (LEAVER, SURVIVOR))
-    alone = run_undisturbed(trio.setup, "PP2", last, pace_s=0.0)
+    alone = run_undisturbed(trio.setup, trio.layout, last, pace_s=0.0)
     for member in (LEAVER, SURVIVOR):
         ours, theirs = results[member]["trace"], alone.traces[member.node_id]
         changed = [step for step in theirs if ours[step][1] != theirs[step][1]]
