@@ -116,8 +116,11 @@ def test_no_byte_moves_twice_and_what_streams_leaves_only_gradients_for_the_paus
 def test_in_the_same_layout_every_later_step_is_bit_for_bit_that_of_a_job_left_alone(
     corpus: str, precision: str, rung: Rung
 ):
-    """Nothing but places changes, so weights gathered late, or gradients put in the wrong bucket, show in the bits."""
-    setup = overlapped(corpus, arguments={"precision": precision}, trace=True)
+    """Nothing but places changes, so weights gathered late, or gradients put in the wrong bucket, show in the bits.
+
+    Recording gathers the next world's weights before GO: they must be gathered again after the step.
+    """
+    setup = overlapped(corpus, arguments={"precision": precision}, trace=True, record=True)
     worlds = (World("DP2", "ab"), World("DP2", "cb"), World("DP2", "bd"))
     chain = run_chain(setup, worlds, rung=rung)
     alone = run_undisturbed(setup, "DP2", chain.steps[-1][1])
