@@ -15,10 +15,10 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from liver_core.handoff.messages import CutoverDeadlines, Rung, StoreAddress
+from liver_core.handoff.messages import CutoverDeadlines, Reason, Rung, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.training.request import Request
 from tests.real_ranks import PRELOAD, serve_store
@@ -92,7 +92,7 @@ class Cluster:
 
     def complete(self, request: Any, *, timeout_s: float = 60) -> None:
         """Everybody is prepared: permit, wait until the next world trains, retire the old one."""
-        self.command(self.members(request), "permit", request.handoff_id, 1)
+        self.command(self.members(request), "permit", request.handoff_id, request.plan_revision)
         self.await_stage(request.target.members, request, "active", timeout_s)
         self.command(self.members(request), "retire", request.handoff_id)
         self.roster = request.target
@@ -115,6 +115,30 @@ class Cluster:
                 self.start(member, request)
         self.command(self.roster.members, "prepare", request)
         return request
+
+    def amend(self, request: Any, layout: str, nodes: Iterable[str], *, deadline_s: float | None = None) -> Any:
+        """A newer plan revision of an open handoff; `deadline_s` from now on, else as before. Returns the new Request.
+
+        Who is new is started, who has no part any more is told so, all others are told to prepare.
+        """
+        members = tuple(Member(node, 0) for node in nodes)
+        target = Roster("job", request.generation, ParallelLayout.parse(layout), members)
+        revision = request.plan_revision + 1
+        newer = replace(
+            request,
+            plan_revision=revision,
+            target=target,
+            target_revision=request.target_revision if target == request.target else revision,
+            deadline_utc=request.deadline_utc if deadline_s is None else time.time() + deadline_s,
+        )
+        before, after = self.members(request), self.members(newer)
+        reason = Reason("no part in the amended plan", "amend")
+        self.command([member for member in before if member not in after], "abort", request.handoff_id, reason)
+        for member in after:
+            if member not in before:
+                self.start(member, newer)
+        self.command([member for member in after if member in before], "prepare", newer)
+        return newer
 
     def members(self, request: Any) -> tuple[Member, ...]:
         """Everybody who has a part in a handoff."""
@@ -201,11 +225,10 @@ class Cluster:
 
     # Watching.
 
-    def stages(self, member: Member, handoff_id: str) -> list[tuple[str, Any, dict]]:
-        """(stage, reason, measures) of one rank in one handoff, oldest first."""
-        return [
-            event[2:5] for event in list(self.ranks[member].events) if event[0] == "stage" and event[1] == handoff_id
-        ]
+    def stages(self, member: Member, handoff_id: str, plan_revision: int | None = None) -> list[tuple[str, Any, dict]]:
+        """(stage, reason, measures) of one rank in one handoff, oldest first; of one plan revision, or of all."""
+        said = [event for event in list(self.ranks[member].events) if event[0] == "stage" and event[1] == handoff_id]
+        return [event[2:5] for event in said if plan_revision in (None, event[6])]
 
     def verdict(self, member: Member, request: Any, timeout_s: float = 20) -> tuple[str, str]:
         """Rung and reason that the ranks of a prepared handoff agreed on, as one of them says."""
@@ -226,11 +249,12 @@ class Cluster:
         members = tuple(members)
 
         def there() -> bool:
-            seen = {member: [name for name, *_ in self.stages(member, request.handoff_id)] for member in members}
+            heard = {member: self.stages(member, request.handoff_id, request.plan_revision) for member in members}
+            seen = {member: [name for name, *_ in said] for member, said in heard.items()}
             for member, names in seen.items():
                 bad = {"aborted", "broken"} & set(names) - {stage}
                 if bad:
-                    raise AssertionError(f"{member}: {self.stages(member, request.handoff_id)[-1]}")
+                    raise AssertionError(f"{member}: {heard[member][-1]}")
             return all(stage in names for names in seen.values())
 
         self.wait_for(there, timeout_s, f"{stage} on {[member.node_id for member in members]}")

@@ -85,7 +85,8 @@ class PipeListener:
             self._pipe.send(event)
 
     def stage(self, request: Any, stage: str, *, reason: Any, measures: dict[str, float], certificate: str) -> None:
-        self.send("stage", request.handoff_id, stage, None if reason is None else str(reason), measures, certificate)
+        why = None if reason is None else str(reason)
+        self.send("stage", request.handoff_id, stage, why, measures, certificate, request.plan_revision)
 
     def step(self, generation: int, progress: Any, totals: Any, seconds: float) -> None:
         self.send("step", generation, progress.step, totals.loss, progress.cursor.consumed, progress.digest)
@@ -167,6 +168,9 @@ class Recorder:
 
     def arm(self, fault: Fault) -> None:
         self.armed.append([fault, 0])
+
+    def disarm(self) -> None:
+        self.armed.clear()
 
     def release(self) -> None:
         self.released.set()

@@ -179,10 +179,10 @@ class Preparation:
             ("stream", self._stream, self.request.streams),
         )
         for phase, action, wanted in steps:
-            if self.aborted():
-                raise Cancelled(f"aborted before {phase}")
             self._phase = phase
             self.probe(phase)
+            if self.aborted():
+                raise Cancelled(f"aborted before {phase}")
             started = time.monotonic()
             if wanted:
                 action(made)

@@ -1,0 +1,259 @@
+"""A handoff under way is amended: more leavers, another layout, other newcomers, a nearer deadline.
+
+One job is handed over live again and again, and each time the plan is amended in another phase, with more nodes going
+or coming. It always ends in the world of the newest revision. The last test compares every step's state, bit for bit,
+with stop-and-copy at the same steps, every step's samples with what the cursor alone says, and looks for leftovers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from liver_core.handoff.messages import Rung
+from liver_core.layout import Member
+from tests.liver_core.training.stream_random import (
+    Link,
+    Story,
+    first_difference,
+    told_by_stop_and_copy,
+)
+from tests.liver_core.training.stream_trio import STREAM
+from tests.rank_cluster import Cluster, RankSetup
+from tests.real_ranks import run_alone
+from tests.real_ranks_model import small_gpt
+from tests.real_ranks_process import Fault
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+
+STAYS = Member("s", 0)
+"""The node that is in every world."""
+
+
+def member(node: str) -> Member:
+    return Member(node, 0)
+
+
+class AmendedJob(Cluster):
+    """Remembers the worlds that it went through."""
+
+    def __init__(self, setup: RankSetup) -> None:
+        super().__init__(setup)
+        self.links: list[Link] = []
+
+    def begin(self, layout: str, nodes: Sequence[str]) -> None:
+        self.launch(layout, nodes)
+        self.links.append(Link(layout, tuple(nodes), {}, 0))
+        self.trains_on(3)
+
+    def live(self, layout: str, nodes: Sequence[str], **named: Any) -> Any:
+        return self.open(layout, nodes, rung=Rung.LIVE, **named)
+
+    def prepared(self, request: Any) -> None:
+        self.await_stage(self.members(request), request, "prepared", 40)
+
+    def ends_in(self, request: Any, layout: str, nodes: Sequence[str]) -> None:
+        """The newest revision streams, is permitted, and its world trains."""
+        self.prepared(request)
+        assert self.verdict(request.target.members[0], request) == (str(Rung.LIVE), "")
+        self.switches_to(request, layout, nodes)
+
+    def switches_to(self, request: Any, layout: str, nodes: Sequence[str]) -> None:
+        self.complete(request)
+        assert request.target.members == tuple(member(node) for node in nodes)
+        self.links.append(Link(layout, tuple(nodes), {}, 0))
+        self.trains_on(3)
+
+    def trains_on(self, steps: int) -> None:
+        self.await_step(STAYS, self.steps(STAYS)[-1][1] + steps)
+
+    def said(self, who: Member, request: Any, plan_revision: int) -> list[str]:
+        return [stage for stage, *_ in self.stages(who, request.handoff_id, plan_revision)]
+
+    def let_go(self, who: Member, point: str) -> None:
+        """Release a rank that is held, and forget that it was."""
+        self.command([who], "release")
+        self.ranks[who].events.remove(("held", point))
+
+
+@pytest.fixture(scope="module")
+def job(corpus: str) -> Iterator[AmendedJob]:
+    setup = RankSetup(
+        small_gpt(corpus), trace=True, memory=True, pace_s=0.1, stream={**STREAM, "tile_elements": 1 << 14}
+    )
+    with AmendedJob(setup) as amended:
+        amended.begin("PP2", "sa")
+        yield amended
+
+
+def test_a_newcomer_more_while_the_newcomer_of_the_older_revision_prepares(job: AmendedJob):
+    job.faults["b"] = (Fault("bring up groups", "hold"),)
+    first = job.live("TP2", "sb")
+    job.await_passage(member("b"), "bring up groups")
+    newer = job.amend(first, "PP3", "sbc")
+    job.let_go(member("b"), "bring up groups")
+    job.ends_in(newer, "PP3", "sbc")
+    for who in (STAYS, member("a"), member("b")):
+        assert job.said(who, first, 1) == ["preparing"], "an older revision ends in silence"
+
+
+def test_a_leaver_more_while_models_are_built(job: AmendedJob):
+    """The others wait in a collective for the one that is held; it breaks for them, which ends nothing."""
+    job.arm(member("b"), "build model", "hold")
+    first = job.live("PP2", "sb")
+    job.await_passage(member("b"), "build model")
+    newer = job.amend(first, "TP1", "s")
+    job.let_go(member("b"), "build model")
+    job.ends_in(newer, "TP1", "s")
+
+
+def test_a_rank_whose_build_breaks_because_others_were_amended_first_waits_for_its_own_order(job: AmendedJob):
+    """Only the newcomer has the newer revision when it lets the others down; they have it when they wait for it."""
+    job.faults["d"] = (Fault("build model", "hold"), Fault("offer state", "tell"))
+    job.arm(STAYS, "build model", "tell")
+    first = job.live("PP2", "sd")
+    job.await_passage(member("d"), "build model")
+    job.await_passage(STAYS, "build model")
+    job.ranks[STAYS].events.remove(("passed", "build model"))
+    commanded, job.command = job.command, _only_to(job, member("d"))
+    newer = job.amend(first, "PP2", "ds")
+    job.command = commanded
+    job.let_go(member("d"), "build model")
+    job.wait_for(lambda: job.said(member("d"), newer, 2) == ["preparing"], 20, "the newer revision at the newcomer")
+    job.trains_on(5)
+    assert job.said(STAYS, first, 1) == ["preparing"], "it told its agent of a failure that is none"
+    job.command([STAYS], "prepare", newer)
+    job.ends_in(newer, "PP2", "ds")
+
+
+def test_another_layout_while_state_streams(job: AmendedJob):
+    job.arm(STAYS, "middle tile", "hold")
+    first = job.live("TP2", "sd")
+    job.await_passage(STAYS, "middle tile")
+    newer = job.amend(first, "DP2", "sd")
+    job.let_go(STAYS, "middle tile")
+    job.ends_in(newer, "DP2", "sd")
+    assert job.said(STAYS, first, 1) == ["preparing", "streaming"]
+    assert job.said(STAYS, newer, 2)[:3] == ["preparing", "streaming", "prepared"]
+
+
+def test_other_newcomers_when_all_are_prepared_and_the_one_that_is_dropped_leaves_with_a_reason(job: AmendedJob):
+    first = job.live("PP3", "sde")
+    job.prepared(first)
+    newer = job.amend(first, "TP2", "sf")
+    job.wait_for(lambda: job.ranks[member("e")].result is not None, 20, "end of the newcomer that is dropped")
+    result = job.ranks[member("e")].result
+    assert result is not None and result["how"] == "aborted" and "no part in the amended plan" in result["reason"]
+    job.ends_in(newer, "TP2", "sf")
+    assert "ready" not in job.said(STAYS, first, 1)
+
+
+def test_permission_that_was_taken_back_before_the_boundary(job: AmendedJob):
+    """Not all have permission, so that the boundary cannot come. Once the tags are gone, the plan is amended."""
+    first = job.live("PP2", "sg")
+    job.prepared(first)
+    job.command([STAYS, member("g")], "permit", first.handoff_id, 1)
+    job.await_stage([STAYS], first, "ready", 10)
+    job.trains_on(3)
+    job.command([STAYS, member("g")], "withdraw", first.handoff_id)
+    job.wait_for(lambda: job.said(STAYS, first, 1)[-2:] == ["ready", "prepared"], 10, "word that the tag is gone")
+    newer = job.amend(first, "PP2", "gs")
+    job.command([member("f")], "permit", first.handoff_id, 1)  # Late: it is void, and shown at no boundary.
+    job.ends_in(newer, "PP2", "gs")
+
+
+@pytest.mark.parametrize(("point", "layout"), [("middle tile", "TP2"), ("prepared", "PP2")])
+def test_a_nearer_deadline_keeps_what_is_built_and_has_arrived(job: AmendedJob, point: str, layout: str):
+    nodes = "gs"
+    job.arm(STAYS, "build model", "tell")
+    if point != "prepared":
+        job.arm(STAYS, point, "hold")
+    first = job.live(layout, nodes)
+    if point == "prepared":
+        job.prepared(first)
+    else:
+        job.wait_for(lambda: ("held", point) in list(job.ranks[STAYS].events), 30, point)
+    job.arm(STAYS, "build model", "hold")
+    newer = job.amend(first, layout, nodes, deadline_s=30)
+    if point != "prepared":
+        job.let_go(STAYS, point)
+    assert newer.target_revision == 1 and newer.deadline_utc < first.deadline_utc
+    job.ends_in(newer, layout, nodes)
+    assert ("held", "build model") not in job.ranks[STAYS].events, "it was built again"
+    job.ranks[STAYS].events.remove(("passed", "build model"))
+    job.command([STAYS], "disarm")
+    assert job.said(STAYS, newer, 2)[0] == {"middle tile": "streaming"}.get(point, point)
+
+
+def test_revisions_that_follow_each_other_at_once_and_one_that_a_rank_never_heard_of(job: AmendedJob):
+    job.arm(member("g"), "build model", "hold")
+    first = job.live("PP2", "sg")
+    job.await_passage(member("g"), "build model")
+    commanded, job.command = job.command, _only_to(job, STAYS)
+    second = job.amend(first, "TP1", "g")
+    job.command = commanded
+    third = job.amend(second, "PP2", "sg")
+    fourth = job.amend(third, "PP2", "sg", deadline_s=30)
+    assert [each.target_revision for each in (first, second, third, fourth)] == [1, 2, 3, 3]
+    job.let_go(member("g"), "build model")
+    job.ends_in(fourth, "PP2", "sg")
+    assert job.said(member("g"), second, 2) == []
+
+
+def test_a_revision_that_comes_too_late_leaves_the_older_one_to_finish(job: AmendedJob):
+    """The boundary is agreed, and the newcomer has not heard of it yet: neither takes anything newer."""
+    first = job.live("TP2", "sh")
+    job.prepared(first)
+    job.arm(STAYS, "boundary", "hold")
+    job.command(job.members(first), "permit", first.handoff_id, 1)
+    job.await_passage(STAYS, "boundary")
+    late = job.amend(first, "PP2", "hs")
+    job.let_go(STAYS, "boundary")
+    job.await_stage(first.target.members, first, "active", 30)
+    job.switches_to(first, "TP2", "sh")
+    assert job.said(STAYS, late, 2) == job.said(member("h"), late, 2) == []
+
+
+def test_every_step_held_the_bits_that_stop_and_copy_gives_and_used_each_sample_once(job: AmendedJob):
+    before = next(event[3] for event in job.ranks[STAYS].events if event[0] == "resident" and event[1] == 2)
+    job.wait_for(lambda: _no_more(job, before), 15, "end of what amended handoffs held")
+    job.stop()
+    traces = {
+        rank.member.node_id: rank.result["trace"] for rank in job.all_ranks if rank.result and rank.result["trace"]
+    }
+    rows = {step: (generation, consumed, digest) for generation, step, _, consumed, digest in job.steps(STAYS)}
+    assert {step: row[1:] for step, row in rows.items()} == run_alone(_undisturbed_samples, len(rows))
+    firsts = {generation: min(step for step in rows if rows[step][0] == generation) for generation, *_ in rows.values()}
+    handed_at = {generation: step - 1 for generation, step in firsts.items() if generation > 1}
+    assert list(firsts) == list(range(1, len(job.links) + 1)), "an amended handoff burns one generation"
+    story = Story(0, "adam", "fp32", 2, tuple(job.links))
+    setup = RankSetup(job.setup.job_arguments, trace=True)
+    copied = told_by_stop_and_copy(story, setup, handed_at)
+    assert not first_difference(traces, copied.traces)
+
+
+def _only_to(job: AmendedJob, who: Member) -> Any:
+    """`job.command` for one rank alone, as when the others' orders are still on their way."""
+    command = job.command
+    return lambda members, *rest: command([each for each in members if each == who], *rest)
+
+
+def _no_more(job: AmendedJob, before: dict[str, int]) -> bool:
+    """As many groups as the first world had, and a thread, socket or two of the last handoff at most."""
+    now = [event[3] for event in list(job.ranks[STAYS].events) if event[0] == "resident"][-1]
+    same = now["groups"] <= before["groups"] and now["group names"] <= before["group names"]
+    return same and all(now[name] <= before[name] + 10 for name in before)
+
+
+def _undisturbed_samples(steps: int) -> dict[int, tuple[int, int]]:
+    """Step -> samples consumed and chained digest, as the cursor alone says."""
+    from liver_core.training.cursor import DataCursor, chained, expected_digest
+
+    cursor, digest, expected = DataCursor(0, 8, 2), 0, {}
+    for step in range(1, steps + 1):
+        digest = chained(digest, expected_digest(step, cursor))
+        cursor = cursor.advanced()
+        expected[step] = (cursor.consumed, digest)
+    return expected
