@@ -5,7 +5,15 @@ Pure. Every error names the field and the rule it breaks; nothing is coerced exc
 
 from typing import Annotated, Any, Self
 
-from pydantic import AwareDatetime, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AwareDatetime,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from agent.protocol.base import Identifier, Layout, Message
 
@@ -101,6 +109,31 @@ class ModelShape(JobPart):
         return self
 
 
+class DdpRules(JobPart):
+    """How gradients and weights travel between data-parallel ranks, as Megatron's DistributedDataParallel names it."""
+
+    overlap_grad_reduce: bool = False
+    overlap_param_gather: bool = False
+    bucket_size: int | None = Field(
+        default=None, ge=1, le=2**40, description="Elements at which a gradient bucket is full."
+    )
+
+    @field_validator("overlap_param_gather", "bucket_size")
+    @classmethod
+    def _needs_overlap(cls, value: bool | int | None, info: ValidationInfo) -> bool | int | None:
+        if value and not info.data.get("overlap_grad_reduce"):
+            raise ValueError(f"ddp.{info.field_name} needs ddp.overlap_grad_reduce; without it there is one bucket")
+        return value
+
+    def arguments(self) -> dict[str, Any]:
+        """By the names that a job's class gets them under."""
+        return {
+            "overlap_grad_reduce": self.overlap_grad_reduce,
+            "overlap_param_gather": self.overlap_param_gather,
+            "ddp_bucket_size": self.bucket_size,
+        }
+
+
 class CheckpointRule(JobPart):
     """Where checkpoints go and how often one is written in the background."""
 
@@ -147,6 +180,7 @@ class JobFile(JobPart):
     name: Identifier
     entrypoint: Annotated[str, StringConstraints(pattern=ENTRYPOINT_PATTERN, max_length=256)] = DEFAULT_ENTRYPOINT
     model: ModelShape
+    ddp: DdpRules | None = Field(default=None, description="The job gets these too, where they are given.")
     args: dict[str, Any] = Field(default_factory=dict, max_length=256, description="Further arguments of the job.")
     workdir: Annotated[str, StringConstraints(min_length=1, max_length=4_096)] | None = None
     environment: dict[Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME, max_length=128)], str] = Field(
@@ -170,8 +204,9 @@ class JobFile(JobPart):
         return self
 
     def job_args(self) -> dict[str, Any]:
-        """What the entrypoint's class is called with as `args`: the model section, then `args` over it."""
-        return self.model.model_dump(exclude_none=True) | self.args
+        """What the entrypoint's class is called with as `args`: the sections model and ddp, then `args` over them."""
+        ddp = {} if self.ddp is None else self.ddp.arguments()
+        return self.model.model_dump(exclude_none=True) | ddp | self.args
 
 
 def job_file_schema() -> dict[str, Any]:
@@ -182,6 +217,7 @@ def job_file_schema() -> dict[str, Any]:
 __all__ = [
     "DEFAULT_ENTRYPOINT",
     "CheckpointRule",
+    "DdpRules",
     "JobFile",
     "LayoutRules",
     "ModelShape",

@@ -1,0 +1,29 @@
+"""What a job's class is called with, out of the sections of a job file."""
+
+from agent.protocol.jobfile import JobFile
+from tests.service.fake_agent import JOB
+
+SETTINGS = {"overlap_grad_reduce": True, "overlap_param_gather": True, "bucket_size": 5000}
+
+
+def arguments(**changes) -> dict:
+    return JobFile.model_validate(JOB | changes).job_args()
+
+
+def test_what_ddp_says_reaches_the_job_by_megatrons_names():
+    expected = {"overlap_grad_reduce": True, "overlap_param_gather": True, "ddp_bucket_size": 5000}
+    assert arguments(ddp=SETTINGS) == arguments() | expected
+
+
+def test_a_job_that_says_nothing_of_ddp_gets_nothing_of_it():
+    assert not arguments().keys() & {"overlap_grad_reduce", "overlap_param_gather", "ddp_bucket_size", "bucket_size"}
+
+
+def test_arguments_win_over_every_section():
+    given = {"num_layers": 3, "ddp_bucket_size": 7}
+    assert given.items() <= arguments(ddp=SETTINGS, args=given).items()
+
+
+def test_a_job_file_with_ddp_is_the_same_after_a_round_trip():
+    file = JobFile.model_validate(JOB | {"ddp": SETTINGS})
+    assert JobFile.model_validate_json(file.model_dump_json()) == file
