@@ -42,16 +42,19 @@ class Link:
 
 @dataclass(frozen=True)
 class Story:
-    """One job: optimizer, precision, samples of a micro-batch (of 8 in a step), and its worlds."""
+    """One job: optimizer, precision, samples of a micro-batch (of 8 in a step), its worlds, and the size of a gradient
+    bucket (None is one bucket and no overlap)."""
 
     seed: int
     optimizer: str
     precision: str
     micro_batch: int
     links: tuple[Link, ...]
+    bucket_size: int | None = None
 
     def __str__(self) -> str:
         head = f"seed {self.seed}: {self.optimizer}, {self.precision}, micro-batch {self.micro_batch}"
+        head += "" if self.bucket_size is None else f", overlapped in buckets of {self.bucket_size}"
         return "\n  then ".join((head, *map(str, self.links)))
 
 
@@ -66,13 +69,15 @@ class Told:
 
 
 def random_story(seed: int, handoffs: int = HANDOFFS) -> Story:
-    """Optimizer, precision and accumulation go round with the seed, so that few seeds meet all of them."""
+    """Optimizer, precision, accumulation and buckets go round with the seed, so that few seeds meet all of them."""
     chance = random.Random(f"story {seed}")
     optimizers = ("adam", "sgd", "lion")
     links = [_link(chance, (), 0)]
     for number in range(1, handoffs + 1):
         links.append(_link(chance, links[-1].nodes, number))
-    return Story(seed, optimizers[seed % 3], ("fp32", "bf16")[seed // 3 % 2], (2, 1)[seed % 2], tuple(links))
+    bucket_size = (None, 20_000, 3_000, 1)[seed % 4]
+    precision, micro_batch = ("fp32", "bf16")[seed // 3 % 2], (2, 1)[seed % 2]
+    return Story(seed, optimizers[seed % 3], precision, micro_batch, tuple(links), bucket_size)
 
 
 def _link(chance: random.Random, present: tuple[str, ...], number: int) -> Link:
@@ -91,6 +96,8 @@ def _link(chance: random.Random, present: tuple[str, ...], number: int) -> Link:
 
 def setup_of(story: Story, corpus: str, **changes: Any) -> RankSetup:
     arguments = small_gpt(corpus, precision=story.precision)
+    if story.bucket_size is not None:
+        arguments |= {"overlap_grad_reduce": True, "overlap_param_gather": True, "ddp_bucket_size": story.bucket_size}
     return RankSetup(arguments, micro_batch=story.micro_batch, job=JOBS[story.optimizer], trace=True, **changes)
 
 

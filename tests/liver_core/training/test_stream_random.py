@@ -1,8 +1,8 @@
 """However state streams, what a job holds after every step is bit for bit what stop-and-copy at the same steps gives.
 
-Each seed is a job with its own optimizer, precision and accumulation that goes through several random worlds, each with
-its own tile size, ring depth and throttle. Stop-and-copy is judged against undisturbed runs and by Megatron's loader in
-`test_exactness`.
+Each seed is a job with its own optimizer, precision, accumulation and gradient buckets that goes through several random
+worlds, each with its own tile size, ring depth and throttle. Stop-and-copy is judged against undisturbed runs and by
+Megatron's loader in `test_exactness`.
 """
 
 from __future__ import annotations
