@@ -11,14 +11,12 @@ from uuid import uuid4
 
 from agent.driver.node import Node
 from agent.driver.planning import (
-    Answer,
     Intent,
     Learned,
     NoPlan,
     Plan,
     Pulse,
     Wait,
-    answer_to_another_notice,
     ladder_inputs,
     plan_loss,
 )
@@ -71,6 +69,8 @@ from liver_core.layout import Member, Roster
 MIRRORS_MAX = 64
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 10.0
+SOONER_LEAST_S = 1.0
+"""A deadline that is nearer by less is not worth a revision."""
 LIVE_RUNGS = (Rung.LIVE, Rung.STOP_AND_COPY)
 """Rungs on which the job goes on without a restart; the others are the service's to take."""
 
@@ -156,8 +156,8 @@ class Lead:
         if self._opening is not None or self._node.now() < self._retry_at:
             return
         if self._proposer.state is not ProposerState.IDLE:
-            if self.progress is not None and not nodes <= self.progress.leaving:
-                await self._answer_another(order, leaving)
+            if self.progress is not None:
+                await self._answer_another(order, leaving, nodes - self.progress.leaving)
             return
         wanted = self._plan(order, active, leaving)
         if isinstance(wanted, Intent):
@@ -260,14 +260,27 @@ class Lead:
         safe_by = min(safe for _, safe in leaving.values())
         return Intent(str(uuid4()), HandoffCause.NOTICE, plan, active, nodes, safe_by, heard_at)
 
-    async def _answer_another(self, order: JobOrder, leaving: Leaving) -> None:
-        """More nodes go than the open handoff answers."""
-        assert self.progress is not None
-        more = frozenset(leaving) - self.progress.leaving
-        answer = answer_to_another_notice(self._proposer.state, ranks_amend=self._node.settings.ranks_amend)
-        if answer is Answer.AMEND and await self._amend(order, leaving, more):
+    async def _answer_another(self, order: JobOrder, leaving: Leaving, more: frozenset[str]) -> None:
+        """What is known by now, against the open handoff: `more` nodes go than it answers, or one goes sooner.
+
+        It is amended until permission is given; then it is taken back for more nodes, which is refused past the
+        boundary: the notice becomes the next handoff. Capacity that appears waits until no handoff is open.
+        """
+        preparing = self._proposer.state is ProposerState.PREPARING
+        if not more:
+            if preparing:
+                await self._hasten(leaving)
+        elif not (preparing and await self._amend(order, leaving, more)):
+            await self._supersede(more)
+
+    async def _hasten(self, leaving: Leaving) -> None:
+        """A node goes sooner than the open handoff allows: the same plan until then, of which ranks keep everything."""
+        current, now = self._proposer.record.proposal, self._node.now()
+        node, (heard_at, safe_by) = min(leaving.items(), key=lambda item: item[1][1])
+        if current is None or not now < safe_by < current.deadline_utc - SOONER_LEAST_S:
             return
-        await self._supersede(more)
+        text = f"{node} goes {current.deadline_utc - safe_by:.1f} s sooner than was known"
+        await self._revise(replace(current, deadline_utc=safe_by), frozenset(), heard_at, text)
 
     async def _amend(self, order: JobOrder, leaving: Leaving, more: frozenset[str]) -> bool:
         """A newer revision of the open handoff, for all that go; False when there can be none. While the service is
@@ -284,22 +297,30 @@ class Lead:
         choice = self._choose(order, wanted)
         if choice.rung not in LIVE_RUNGS:
             return False
+        # Ranks keep what they have of a target that stays; when time is short they take the next rung by themselves.
+        same = (wanted.plan.layout, wanted.plan.members) == (current.layout, current.members)
         amended = replace(
             current,
             layout=wanted.plan.layout,
             members=wanted.plan.members,
             plan_digest=wanted.plan.digest,
             cause=str(wanted.cause),
-            rung=choice.rung,
+            rung=current.rung if same else choice.rung,
             deadline_utc=wanted.deadline_utc,
         )
+        text = f"{', '.join(sorted(more))} will go too: {wanted.plan.reason}; {choice.reason}"
+        return await self._revise(amended, more, wanted.notice_at, text)
+
+    async def _revise(self, amended: Proposal, more: frozenset[str], notice_at: float | None, text: str) -> bool:
+        """Make `amended` the newest revision of the open handoff; False where it was refused."""
+        progress = self.progress
+        assert progress is not None
         effects = self._proposer.handle(Amend(amended), self._node.now())
         if self._proposer.record.proposal is not amended:
             await self._carry_out(effects)
             return False
-        text = f"{', '.join(sorted(more))} will go too: {wanted.plan.reason}; {choice.reason}"
-        self._say(f"amending handoff {current.handoff_id} to {wanted.plan.layout}: {text}")
-        progress.amend(self._proposer.record, more, wanted.notice_at, text)
+        self._say(f"amending handoff {amended.handoff_id} to {amended.layout}: {text}")
+        progress.amend(self._proposer.record, more, notice_at, text)
         await self._carry_out(effects)
         await self._mirror_open()
         return True

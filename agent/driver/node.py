@@ -20,8 +20,6 @@ class DriverSettings:
     """Seconds, bytes per second. `bandwidth_bytes_per_s` and `prepare_s` are guesses until a handoff measured them.
 
     Streaming is guessed to get `stream_share` of the bandwidth, and a replay to take `replay_share` of a step.
-    `ranks_amend`: rank processes take a newer plan revision of the handoff that they prepare; where they do not,
-    another notice aborts the handoff as superseded, and it is opened again for all.
     """
 
     handoff_deadline_s: float = 180.0
@@ -40,7 +38,6 @@ class DriverSettings:
     stream_share: float = 0.5
     replay_share: float = 0.1
     one_sided: bool = True
-    ranks_amend: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

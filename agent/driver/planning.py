@@ -5,7 +5,6 @@ Pure: everything known comes in, a decision with its reason comes out.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 
 from agent.driver.node import DriverSettings
 from agent.driver.wire import core_layout, core_members
@@ -13,7 +12,6 @@ from agent.protocol.base import HandoffCause
 from agent.protocol.jobfile import ModelShape
 from agent.protocol.sync import JobOrder
 from liver_core.handoff import LadderInputs, Rung
-from liver_core.handoff.proposer import ProposerState
 from liver_core.layout import Member, ParallelLayout, Roster
 
 SERVICE_WAIT_S = 3.0
@@ -87,19 +85,6 @@ class Learned:
     replay_refusal: str = ""
     stream_failure: str = ""
     failed_in: int = 0
-
-
-class Answer(StrEnum):
-    """What another notice does to the handoff that is open."""
-
-    AMEND = "amend"
-    SUPERSEDE = "supersede"
-
-
-def answer_to_another_notice(state: ProposerState, *, ranks_amend: bool) -> Answer:
-    """Amend until permission is given; then take it back, which is refused past the boundary: the notice becomes the
-    next handoff. Only nodes that go are an answer's cause: capacity that appears waits until no handoff is open."""
-    return Answer.AMEND if ranks_amend and state is ProposerState.PREPARING else Answer.SUPERSEDE
 
 
 def lead_candidates(order: JobOrder, active: Roster, leaving: Iterable[str]) -> tuple[str, ...]:

@@ -165,7 +165,8 @@ class JobSlots:
         if promise is not None and promise.handoff_id != str(report.handoff_id):
             return
         self._hellos.pop(slot, None)
-        if report.stage in SETTLED_STAGES:
+        older = promise is not None and report.plan_revision not in (None, promise.plan_revision)
+        if report.stage in SETTLED_STAGES and not older:
             self._host.settle(slot)
         reason = None if report.reason is None else core_reason(report.reason, str(report.stage))
         decision = core_decision(report.decision)

@@ -199,7 +199,8 @@ class Worker:
             self._warm_up_once()
             self.generation = request.generation
             self.rank = request.target.members.index(self.member)
-        text = f"handoff {request.handoff_id} to generation {request.generation}: {stage}"
+        which = f" (revision {request.plan_revision})" if request.plan_revision > 1 else ""
+        text = f"handoff {request.handoff_id}{which} to generation {request.generation}: {stage}"
         log(f"{text}{f' ({reason})' if reason else ''}")
         self.control.say(
             rank.StageReport(

@@ -177,7 +177,7 @@ class StubService:
             store_node=self.store_node,
             store=self.store,
             lead_order=tuple(sorted(nodes, key=lambda name: name in self.notices)),
-            standing_plans=tuple(self._standing_plan(name) for name in nodes),
+            standing_plans=self._standing_plans(),
             layouts_by_count=LayoutByCount(
                 choices=tuple(
                     LayoutForCount(nodes=count, layout=Layout(pp=count), reason="pipeline only")
@@ -188,11 +188,22 @@ class StubService:
             notices=tuple(fact for fact in self.notices.values() if fact.node_id in nodes),
         )
 
-    def _standing_plan(self, leaving: str) -> StandingPlan:
-        staying = tuple(name for name in self.roster.node_ids() if name != leaving)
+    def _standing_plans(self) -> tuple[StandingPlan, ...]:
+        """For the loss of each node beside those that are known to go, as the service makes them."""
+        nodes = self.roster.node_ids()
+        going = tuple(name for name in nodes if name in self.notices)
+        losses = dict.fromkeys(tuple(dict.fromkeys((*going, name))) for name in nodes)
+        return tuple(self._standing_plan(frozenset(leaving)) for leaving in losses)
+
+    def _standing_plan(self, leaving: frozenset[str]) -> StandingPlan:
+        staying = tuple(name for name in self.roster.node_ids() if name not in leaving)
         target = Placement(layout=Layout(pp=len(staying)), members=members_of(staying)) if staying else None
         return StandingPlan(
-            parent=self.generation, leaving=(leaving,), target=target, plan_digest="standing", reason="one node less"
+            parent=self.generation,
+            leaving=tuple(sorted(leaving)),
+            target=target,
+            plan_digest="standing",
+            reason="one node less",
         )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,10 +13,10 @@ import pytest
 
 from agent.driver.lead import Lead, Leaving
 from agent.driver.node import DriverSettings, Node
-from agent.driver.planning import Answer, Pulse, answer_to_another_notice
+from agent.driver.planning import Pulse
 from agent.driver.wire import core_roster
 from agent.protocol.base import HandoffCause, HandoffState, Layout, Placement, Rung, StoreAddress
-from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder
+from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder, LayoutByCount, LayoutForCount
 from liver_core.handoff import Order, Participant, ParticipantRecord, Phase, Reason, Stage
 from liver_core.handoff.participant_events import OrderReceived, RankReported, RankStage, SendReport
 from liver_core.handoff.proposer import ProposerState
@@ -137,8 +138,8 @@ def job(tmp_path: Path) -> JobOrder:
     return StubService(fake_job(tmp_path), FOUR).order()
 
 
-def scene(job: JobOrder, *, ranks_amend: bool = True) -> Scene:
-    return Scene(job, DriverSettings(ranks_amend=ranks_amend))
+def scene(job: JobOrder) -> Scene:
+    return Scene(job, DriverSettings())
 
 
 def test_another_notice_amends_the_handoff_that_is_still_preparing(job: JobOrder) -> None:
@@ -192,22 +193,48 @@ def test_after_permission_another_notice_takes_it_back(job: JobOrder) -> None:
     asyncio.run(run())
 
 
-def test_where_ranks_cannot_amend_the_handoff_is_superseded(job: JobOrder) -> None:
+def test_a_node_that_goes_sooner_brings_the_deadline_nearer_and_ranks_keep_what_they_have(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job, ranks_amend=False)
+        now = scene(job)
         await now.notice(60.0, "d")
-        await now.notice(60.0, "c", "d")
-        assert now.mirrors[-1].superseded
-        assert now.state is ProposerState.ABORTING
+        await now.deliver(RankStage.STREAMING)
+        before = now.lead._proposer.record
+        await now.notice(59.5, "d")
+        assert now.lead._proposer.record == before, "half a second is not worth a revision"
+        await now.notice(30.0, "d")
+        after, mirror = now.lead._proposer.record, now.mirrors[-1]
+        assert before.proposal is not None
+        assert after.proposal == replace(before.proposal, deadline_utc=START_S + 30.0)
+        assert (after.plan_revision, after.target_revision, mirror.plan_revision) == (2, 1, 2)
+        assert mirror.reason is not None and "d goes 30.0 s sooner" in mirror.reason.text
+        assert {(order.deadline_utc, order.target_revision) for _, order in now.sent} == {(START_S + 30.0, 1)}
+        await now.deliver(RankStage.PREPARED)
+        assert now.state is ProposerState.PERMITTED
+        await now.notice(10.0, "d")
+        assert now.state is ProposerState.PERMITTED, "what has permission is not taken back for that"
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("state", list(ProposerState))
-def test_only_what_is_still_preparing_is_amended(state: ProposerState) -> None:
-    expected = Answer.AMEND if state is ProposerState.PREPARING else Answer.SUPERSEDE
-    assert answer_to_another_notice(state, ranks_amend=True) is expected
-    assert answer_to_another_notice(state, ranks_amend=False) is Answer.SUPERSEDE
+def test_another_notice_that_leaves_the_target_as_it_is_lets_ranks_keep_what_they_have(job: JobOrder) -> None:
+    """Three nodes are no use to this job, so that without d, and without c as well, it runs on a and b."""
+
+    async def run() -> None:
+        pairs = tuple(LayoutForCount(nodes=count, layout=Layout(pp=2), reason="pairs only") for count in (2, 3))
+        of_pairs = job.model_copy(
+            update={"standing_plans": (), "layouts_by_count": LayoutByCount(choices=pairs), "lead_order": FOUR}
+        )
+        now = scene(of_pairs)
+        await now.notice(60.0, "d")
+        await now.deliver(RankStage.STREAMING)
+        await now.notice(50.0, "c", "d")
+        record = now.lead._proposer.record
+        assert (record.plan_revision, record.target_revision) == (2, 1)
+        assert (now.mirrors[-1].leaving, now.mirrors[-1].plan_revision) == (("c", "d"), 2)
+        await now.deliver(RankStage.PREPARED)
+        assert now.state is ProposerState.PERMITTED
+
+    asyncio.run(run())
 
 
 def test_capacity_that_appears_neither_amends_nor_delays_an_open_handoff(job: JobOrder) -> None:
