@@ -16,21 +16,26 @@ from typing import Any
 from agent.app import Agent
 from agent.notices.imds_server import ImdsServer
 from agent.protocol.base import HandoffState
+from agent.protocol.jobfile import JobFile
 from agent.protocol.sync import HandoffMirror, Provider, RankStatus
-from agent.settings import Settings
+from agent.settings import DEFAULT_PRELOAD, DEFAULT_RANK_ENTRY, DEFAULT_STORE_ENTRY, Settings
 from agent.supervisor.process import ProcessIdentity, read_start_time
 from tests.agent.stub_service import JOB_ID, TOKEN, StubService
 from tests.agent.waiting import fake_job, quick_directory
 
+FAKE_RANKS = ("tests.agent.fake_rank,tests.agent.fake_store", "tests.agent.fake_rank:run", "tests.agent.fake_store:run")
+REAL_RANKS = (DEFAULT_PRELOAD, DEFAULT_RANK_ENTRY, DEFAULT_STORE_ENTRY)
+"""What a node imports once, the entry of a rank and that of a store."""
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 class Cluster:
     """Nodes by name, started one by one."""
 
-    def __init__(self, directory: Path, service: StubService) -> None:
+    def __init__(self, directory: Path, service: StubService, ranks: tuple[str, str, str] = FAKE_RANKS) -> None:
         self.directory = directory
         self.service = service
+        self.ranks = ranks
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self.metadata: dict[str, ImdsServer] = {}
         (directory / "token").write_text(TOKEN + "\n")
@@ -39,17 +44,17 @@ class Cluster:
         """A new agent for the node; it takes over what the one before left."""
         if name not in self.metadata:
             self.metadata[name] = ImdsServer().start()
+        preload, rank_entry, store_entry = self.ranks
         command = [
             *(sys.executable, "-m", "agent.main", "--service-url", self.service.url, "--node-id", name),
             *("--token-file", str(self.directory / "token"), "--run-dir", str(self.directory / name)),
-            *("--provider", "aws", "--preload", "tests.agent.fake_rank,tests.agent.fake_store"),
-            *("--rank-entry", "tests.agent.fake_rank:run"),
+            *("--provider", "aws", "--preload", preload, "--rank-entry", rank_entry),
         ]
         environment = {
             **os.environ,
             "LIVER_AGENT_AWS_IMDS_URL": self.metadata[name].url,
             "LIVER_AGENT_NOTICE_INTERVAL_S": "0.1",
-            "LIVER_AGENT_STORE_ENTRY": "tests.agent.fake_store:run",
+            "LIVER_AGENT_STORE_ENTRY": store_entry,
         }
         with (self.directory / f"{name}.log").open("ab") as log:
             self.agents[name] = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
@@ -143,12 +148,18 @@ def settings_of(run_dir: Path) -> Settings:
 
 @contextmanager
 def cluster(
-    *names: str, spares: tuple[str, ...] = (), faults: dict[str, str] | None = None, steps: int = 1_000_000
+    *names: str,
+    spares: tuple[str, ...] = (),
+    faults: dict[str, str] | None = None,
+    steps: int = 1_000_000,
+    job: JobFile | None = None,
+    ranks: tuple[str, str, str] = FAKE_RANKS,
 ) -> Iterator[Cluster]:
-    """A job on these nodes; `spares` run agents but hold no rank yet."""
+    """A job on these nodes, by default one of fake ranks; `spares` run agents but hold no rank yet."""
     directory = quick_directory()
-    service = StubService(fake_job(directory, faults=faults, steps=steps), names).start()
-    this = Cluster(directory, service)
+    service = StubService(job or fake_job(directory, faults=faults, steps=steps), names).start()
+    service.told |= set(spares)
+    this = Cluster(directory, service, ranks)
     try:
         for name in (*names, *spares):
             this.start_agent(name)
@@ -163,4 +174,4 @@ def identity_of(rank: RankStatus) -> ProcessIdentity:
     return ProcessIdentity(rank.pid, read_start_time(rank.pid) or -1.0)
 
 
-__all__ = ["JOB_ID", "Cluster", "cluster", "identity_of"]
+__all__ = ["JOB_ID", "REAL_RANKS", "Cluster", "cluster", "identity_of"]

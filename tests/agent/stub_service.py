@@ -48,6 +48,7 @@ class StubService:
         self.store: StoreAddress | None = None
         self.store_node: str | None = None
         self.told = set(members)
+        self.spares: tuple[str, ...] = ()  # what standing plans take for who goes
         self.peers: dict[str, str] = {}
         self.notices: dict[str, NoticeFact] = {}
         self.handoff: HandoffOrder | None = None
@@ -196,7 +197,9 @@ class StubService:
         return tuple(self._standing_plan(frozenset(leaving)) for leaving in losses)
 
     def _standing_plan(self, leaving: frozenset[str]) -> StandingPlan:
-        staying = tuple(name for name in self.roster.node_ids() if name not in leaving)
+        nodes = self.roster.node_ids()
+        spares = tuple(name for name in self.spares if name not in nodes)
+        staying = (*(name for name in nodes if name not in leaving), *spares)
         target = Placement(layout=Layout(pp=len(staying)), members=members_of(staying)) if staying else None
         return StandingPlan(
             parent=self.generation,

@@ -1,0 +1,26 @@
+"""The reference job, whose second world is not built before a test says so: until `args["held_until"]` is a file."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from liver_core.training.gpt import GptJob
+
+HELD_S_MAX = 60.0
+
+
+class HeldJob(GptJob):
+    """Made by the rank's entry from a job file."""
+
+    def __init__(self, args: dict[str, Any], **numbers: int) -> None:
+        self._held_until = Path(args.pop("held_until"))
+        super().__init__(args, **numbers)
+
+    def build(self, world: Any) -> Any:
+        pause, polls = threading.Event(), 0
+        while world.generation > 1 and not self._held_until.exists() and polls < HELD_S_MAX / 0.05:
+            pause.wait(0.05)
+            polls += 1
+        return super().build(world)
