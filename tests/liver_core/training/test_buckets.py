@@ -34,6 +34,7 @@ from tests.liver_core.training.trio import (
     trio_setup,
 )
 from tests.rank_cluster import Cluster, RankSetup
+from tests.real_ranks import run_alone
 from tests.real_ranks_model import small_gpt
 from tests.real_ranks_process import Fault
 
@@ -51,7 +52,7 @@ THOROUGH = [("fp32", (COPIED, LIVE, COPIED)), ("bf16", (LIVE, COPIED, LIVE))]
 
 def overlapped(corpus: str, **changes: Any) -> RankSetup:
     """A batch of 8 by 1: every layout here accumulates gradients over two micro-batches or more."""
-    arguments = small_gpt(corpus, **OVERLAPPED, **changes.pop("arguments", {}))
+    arguments = small_gpt(corpus, **OVERLAPPED | changes.pop("arguments", {}))
     return RankSetup(arguments, micro_batch=1, **changes)
 
 
@@ -112,15 +113,16 @@ def test_no_byte_moves_twice_and_what_streams_leaves_only_gradients_for_the_paus
                 assert said.get("gradient_bytes_at_cutover", 0.0) * 4 == said["bytes_planned"]
 
 
-@pytest.mark.parametrize(("precision", "rung"), [("fp32", Rung.LIVE), ("bf16", Rung.STOP_AND_COPY)])
+@pytest.mark.parametrize(("precision", "rung", "gathers"), [("fp32", LIVE, True), ("bf16", COPIED, False)])
 def test_in_the_same_layout_every_later_step_is_bit_for_bit_that_of_a_job_left_alone(
-    corpus: str, precision: str, rung: Rung
+    corpus: str, precision: str, rung: Rung, gathers: bool
 ):
     """Nothing but places changes, so weights gathered late, or gradients put in the wrong bucket, show in the bits.
 
     Recording gathers the next world's weights before GO: they must be gathered again after the step.
     """
-    setup = overlapped(corpus, arguments={"precision": precision}, trace=True, record=True)
+    arguments = {"precision": precision, "overlap_param_gather": gathers}
+    setup = overlapped(corpus, arguments=arguments, trace=True, record=True)
     worlds = (World("DP2", "ab"), World("DP2", "cb"), World("DP2", "bd"))
     chain = run_chain(setup, worlds, rung=rung)
     alone = run_undisturbed(setup, "DP2", chain.steps[-1][1])
@@ -139,7 +141,7 @@ def test_in_the_same_layout_every_later_step_is_bit_for_bit_that_of_a_job_left_a
 
 
 def test_an_abort_before_go_leaves_the_old_world_bit_for_bit_as_it_was(corpus: str):
-    """The newcomer dies between boundary and decision; another handoff is aborted while everybody is prepared."""
+    """The newcomer dies between boundary and decision; another one would cut its buckets otherwise."""
     setup = replace(trio_setup(corpus), job_arguments=small_gpt(corpus, num_layers=2, **OVERLAPPED))
     with Trio(setup, "DP2") as job:
         job.begin()
@@ -149,7 +151,11 @@ def test_an_abort_before_go_leaves_the_old_world_bit_for_bit_as_it_was(corpus: s
             assert "rank" in job.reason(member, request, "aborted")
         job.kill(newcomer)
         job.trains_on()
-        request, _ = job.ready()
+        job.setup = replace(setup, job_arguments=setup.job_arguments | {"ddp_bucket_size": 5000})
+        request, newcomer = job.attempt()
+        reason = job.reason(newcomer, request, "aborted")
+        assert "rank 1, lay out state: StateMismatch: gradient bucket 0: Megatron has (" in reason, reason
+        job.setup = setup
         job.abort(request)
         job.trains_on()
         assert_trained_as_if_nothing_had_happened(job)
@@ -200,3 +206,25 @@ def test_a_checkpoint_between_two_steps_holds_whole_weights_and_comes_back_in_an
     assert [(row[1], row[3], row[4]) for row in chain.steps] == [
         (row[1], row[3], row[4]) for row in alone.steps if row[1] > 2
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"overlap_grad_reduce": False}, "overlap_param_gather: needs overlap_grad_reduce"),
+        ({"overlap_grad_reduce": False, "overlap_param_gather": False}, "ddp_bucket_size: needs overlap_grad_reduce"),
+        ({"ddp_bucket_size": 0}, "ddp_bucket_size\n  Input should be greater than or equal to 1"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused_by_name(corpus: str, settings: dict[str, Any], said: str):
+    assert said in run_alone(_refusal, small_gpt(corpus, **OVERLAPPED | settings))
+
+
+def _refusal(arguments: dict[str, Any]) -> str:
+    from liver_core.training.gpt import GptJob
+
+    try:
+        GptJob(arguments, global_batch=8, micro_batch=1, seed=7)
+    except ValueError as error:
+        return str(error)
+    return "accepted"

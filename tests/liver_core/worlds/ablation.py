@@ -1,7 +1,7 @@
 """Run the CPU patches with one of them left out: `python -m tests.liver_core.worlds.ablation PREFIX`. Prints JSON.
 
 A fresh interpreter imports torch and Megatron unpatched, then forks one child for each patch. The scenarios name what a
-patch is for: `train` builds a world and takes a step, `checkpoint` saves and loads it with Megatron.
+patch is for: `train` builds a world and takes a step with several buckets and both overlaps, `checkpoint` saves it.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ def _train(prefix: str) -> tuple[Any, Any]:
     world = bring_up(roster, 0, store, host="127.0.0.1", timeout_s=20)
     activate(world)
     seed_streams(world, seed=1, step=0)
-    job = GptJob(small_gpt(prefix, num_layers=1), global_batch=2, micro_batch=1, seed=7)
+    overlaps = {"overlap_grad_reduce": True, "overlap_param_gather": True, "ddp_bucket_size": 1}
+    job = GptJob(small_gpt(prefix, num_layers=1, **overlaps), global_batch=2, micro_batch=1, seed=7)
     with building(world):
         state = job.build(world)
     with torch.no_grad():
