@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import inf, log
 
 from liver_core.streaming.header import StepHeader
+from liver_core.streaming.pace import Pace
 from liver_core.streaming.tiles import Tile
 
 # Events.
@@ -207,7 +207,7 @@ class Follower:
         self.converged = False
         self.ended: Done | GiveUp | None = None
         self.counts = FollowCounts()
-        self.pace = _Pace()
+        self.pace = Pace()
         self._elements = [tile.elements for tile in self.tiles]
         self._peers_of = [frozenset(tile.peers) for tile in self.tiles]
         self._resident_elements = 0
@@ -325,7 +325,7 @@ class Follower:
         if self.todo and self._stand(self.todo[-1]):
             self._doing = _Doing.TILE
             return (*missed, ReadTile(self.todo[-1], self.version))
-        return (*missed, *self._converge(), Sleep(self._poll_s))
+        return (*missed, *self._converge(), self._sleep())
 
     def _ending(self) -> tuple[FollowEffect, ...] | None:
         """Why the version to finish at cannot be reached any more, or None."""
@@ -439,57 +439,14 @@ class Follower:
             return (self.ended,)
         first = () if self.converged else (Converged(0),)
         self.converged = True
-        return (*first, Sleep(self._poll_s))
+        return (*first, self._sleep())
 
     def _give_up(self, reason: str) -> tuple[FollowEffect, ...]:
         self.ended = GiveUp(reason)
         return (self.ended,)
 
-    @property
-    def _poll_s(self) -> float:
-        return max(self.limits.poll_s, min(self.pace.step_s / 6, 0.05))
-
-
-@dataclass(slots=True)
-class _Pace:
-    """Smoothed seconds per element, and the seconds of a step of the source world."""
-
-    copy_s: float | None = None
-    fetch_s: float = 0.0
-    replay_s: float | None = None
-    step_s: float = 0.0
-
-    def copied(self, seconds: float, elements: int) -> None:
-        self.copy_s = _smoothed(self.copy_s, seconds / max(elements, 1))
-
-    def fetched(self, seconds: float, elements: int) -> None:
-        self.fetch_s = _smoothed(self.fetch_s or None, seconds / max(elements, 1))
-
-    def replayed(self, seconds: float, elements: int) -> None:
-        self.replay_s = _smoothed(self.replay_s, seconds / max(elements, 1))
-
-    def estimate(self, todo: int, elements: int) -> float | None:
-        """Of each step, the resident share x takes x * load for its replay; the rest copies.
-
-        With T the seconds to copy everything at full speed, dx/dt = (1 - load * x) / T.
-        """
-        if not todo:
-            return 0.0
-        if self.copy_s is None:
-            return None
-        whole, at = self.copy_s * elements, 1 - todo / elements
-        if self.replay_s is None or self.step_s <= 0:
-            return whole * (1 - at)
-        load = (self.replay_s + self.fetch_s) * elements / self.step_s
-        if load >= 1:
-            return inf
-        return whole * (1 - at) if load < 1e-9 else whole * log((1 - load * at) / (1 - load)) / load
-
-    def __str__(self) -> str:
-        parts = (("copy", self.copy_s), ("fetch", self.fetch_s), ("replay", self.replay_s))
-        per_element = ", ".join(f"{name} {(value or 0.0) * 1e9:.3g} ns" for name, value in parts)
-        return f"{per_element} an element, step {self.step_s:.3g} s"
-
-
-def _smoothed(old: float | None, new: float) -> float:
-    return new if old is None else 0.7 * old + 0.3 * new
+    def _sleep(self) -> Sleep:
+        """Until the next look; with a version to finish at training stands still, and waits for it."""
+        if self._finish_at is not None:
+            return Sleep(self.limits.poll_s)
+        return Sleep(self.pace.sleep(self.limits.poll_s, idle=not self.todo))

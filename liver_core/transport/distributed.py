@@ -169,6 +169,9 @@ class TorchDistributedTransport:
             )
             self._thread.start()
 
+    def calm(self) -> None:
+        return
+
     def stop_progress(self) -> None:
         if self._thread is not None:
             self._stop.set()

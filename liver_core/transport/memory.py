@@ -109,6 +109,9 @@ class InMemoryTransport:
     def start_progress(self) -> None:
         self._check_open(Phase.SERVE)
 
+    def calm(self) -> None:
+        return
+
     def stop_progress(self) -> None:
         return
 

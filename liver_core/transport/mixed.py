@@ -54,6 +54,10 @@ class MixedTransport:
         self._near.start_progress()
         self._far.start_progress()
 
+    def calm(self) -> None:
+        self._near.calm()
+        self._far.calm()
+
     def stop_progress(self) -> None:
         self._near.stop_progress()
         self._far.stop_progress()

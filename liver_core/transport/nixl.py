@@ -36,7 +36,7 @@ BATCH_BYTES_MAX = 16 << 20
 
 BATCH_RUNS_MAX = 8192
 IN_FLIGHT_PER_PEER_MAX = 2
-PROGRESS_PERIOD_S = 0.001
+PROGRESS_PERIOD_S, CALM_PERIOD_S = 0.001, 0.02
 WIRE_UP_READS = 16
 """UCX sets up its lanes around the first reads, and until it has, a read may wait for the source to poll once more.
 
@@ -114,6 +114,7 @@ class NixlTransport:
         self._open = True
         self._why_no_reads = ""
         self._stop = threading.Event()
+        self._period_s = PROGRESS_PERIOD_S
         self._thread: threading.Thread | None = None
 
     def register(
@@ -155,10 +156,15 @@ class NixlTransport:
         self._check_open(Phase.SERVE)
         if self._thread is None:
             self._stop.clear()
+            self._period_s = PROGRESS_PERIOD_S
             self._thread = threading.Thread(
                 target=self._poll, args=(self._serving(),), name="nixl-progress", daemon=True
             )
             self._thread.start()
+
+    def calm(self) -> None:
+        # Wired up, a read needs nothing of its source; a peer that only now finds a lane unsettled waits a little.
+        self._period_s = CALM_PERIOD_S
 
     def stop_progress(self) -> None:
         if self._thread is not None:
@@ -317,7 +323,7 @@ class NixlTransport:
             self._reader = None
 
     def _poll(self, server: Agent) -> None:
-        while not self._stop.wait(PROGRESS_PERIOD_S):
+        while not self._stop.wait(self._period_s):
             server.progress()
 
     def _check_open(self, phase: Phase) -> None:

@@ -109,6 +109,7 @@ class Transport(Protocol):
         start_progress()             before any peer connects
         register(targets=...)        where reads land; at any time before the read, also after connect
         connect(peer, address, ...)  once for every peer that will be read from, ahead of the pause
+        calm()                       once every peer is connected
         read(...)                    as often as wanted
         stop_progress()              when no peer connects or reads any more
         close()
@@ -150,6 +151,10 @@ class Transport(Protocol):
 
     def start_progress(self) -> None:
         """Serve peers from a thread of the transport's own. Calling it twice is the same as once."""
+        ...
+
+    def calm(self) -> None:
+        """Every peer that will read has connected: serve them with as little CPU as reads need. May be called twice."""
         ...
 
     def stop_progress(self) -> None:

@@ -67,7 +67,7 @@ def test_a_source_that_dies_ends_the_stream_and_is_named():
 
 def test_a_stream_ends_at_its_deadline_and_when_it_is_told_to():
     scene, _ = in_one_process(1, "adam", Sizes(2, 300, 1.0))
-    result = scene.targets[0].stream.run(time.monotonic() + 0.1)
+    result = scene.targets[0].stream.run(time.monotonic() + 0.5)
     assert result.end is StreamEnd.TIMED_OUT and result.whole
     scene.targets[1].stream.stop()
     result = scene.targets[1].stream.run(inf)
