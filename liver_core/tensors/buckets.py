@@ -1,13 +1,12 @@
 """Gradient buckets of one rank: Megatron's rule for them, and the rank's pieces of them as one region.
 
 Each bucket is divided over the data-parallel ranks by itself, so what a rank owns lies in one piece a bucket. Where the
-pieces follow each other (one bucket, or one data-parallel rank) the region is a view of Megatron's buffer. Elsewhere it
-has memory of its own: masters live in it, gradients are copied there and back when a handoff wants them.
+pieces follow each other (one bucket, or one data-parallel rank) the region is a view of Megatron's buffer. Elsewhere
+fp32 masters have memory of their own, and gradients are moved together inside Megatron's buffer for a handoff.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -57,19 +56,46 @@ def one_view(parts: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
     return parts[0].as_strided((sum(part.numel() for part in parts),), (1,))
 
 
+def region_over(buffer: torch.Tensor, parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Where a rank's pieces of a gradient buffer lie end to end when they are collected: a view of the buffer.
+
+    In place where they do so by themselves, else at the buffer's front, which nobody reads any more once gradients are
+    reduced: it is other ranks' parts of the first buckets, or this rank's own.
+    """
+    whole = one_view(parts)
+    return buffer[: sum(part.numel() for part in parts)] if whole is None else whole
+
+
 def collect_gradients(live: LiveState) -> None:
-    """As a source, before others read the region: put the reduced gradients there. Nothing to do where it is a view."""
-    for piece, window in _apart(live):
-        window.copy_(piece)
+    """As a source, before others read the region: move the reduced gradients there; no step until `return_gradients`.
+
+    No place in the region lies behind the piece that goes there, so going up overwrites nothing still to be moved.
+    """
+    for piece, window in _moves(live):
+        _move(piece, window)
+    live.collected = True
+
+
+def return_gradients(live: LiveState) -> None:
+    """As a source whose step is not handed over after all: gradients that were collected go back, bit for bit."""
+    if live.collected:
+        spread_gradients(live)
 
 
 def spread_gradients(live: LiveState) -> None:
-    """As a target, before the step that was handed over: put the gradients of the region into Megatron's buckets."""
-    for piece, window in _apart(live):
-        piece.copy_(window)
+    """As a target, before the step that was handed over: move gradients from the region to Megatron's buckets."""
+    for piece, window in reversed(_moves(live)):
+        _move(window, piece)
+    live.collected = False
 
 
-def _apart(live: LiveState) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    region = live.regions["grad"]
-    if region.untyped_storage()._cdata != live.gradients[0].untyped_storage()._cdata:
-        yield from zip(live.gradients, region.split([piece.numel() for piece in live.gradients]), strict=True)
+def _moves(live: LiveState) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    windows = live.regions["grad"].split([piece.numel() for piece in live.gradients])
+    return list(zip(live.gradients, windows, strict=True))
+
+
+def _move(source: torch.Tensor, target: torch.Tensor) -> None:
+    apart = abs(int(source.storage_offset()) - int(target.storage_offset()))
+    if apart:
+        # Torch refuses to copy between parts that overlap.
+        target.copy_(source.clone() if apart < source.numel() else source)

@@ -30,7 +30,7 @@ from liver_core.layout import (
     resident_boxes,
     shard_ranges,
 )
-from liver_core.tensors.buckets import one_view, pieces
+from liver_core.tensors.buckets import one_view, pieces, region_over
 from liver_core.worlds.megatron import MegatronWorld
 from liver_core.worlds.released import discard, restore
 
@@ -53,7 +53,7 @@ class LiveState:
 
     `regions[kind]` has `shards.region_numel` elements and shares memory with Megatron's own tensors. Kinds are
     "master", "grad" and the optimizer's moments under the names its own class gives them. `gradients` is where Megatron
-    keeps the reduced gradients, bucket after bucket; "grad" lies apart from it where these do not follow each other.
+    keeps the reduced gradients, bucket after bucket; `collected` while they lie in the region "grad" instead.
     """
 
     manifest: Manifest
@@ -65,6 +65,7 @@ class LiveState:
     layout: ParallelLayout
     gradients: tuple[torch.Tensor, ...] = ()
     settled: bool = False
+    collected: bool = False
 
     def resident(self) -> tuple[ResidentBox, ...]:
         """What the regions hold, in global coordinates."""
@@ -220,8 +221,7 @@ def adopt(model: Any, optimizer: Any, manifest: Manifest, world: MegatronWorld) 
     _check_buffer(inner, shards, names)
     gradients = pieces(inner, "grad_data", shards)
     live = LiveState(manifest, shards, inner, model, {}, world.rank, world.layout, gradients)
-    whole = one_view(gradients)
-    live.regions[GRAD] = _flat(live) if whole is None else whole
+    live.regions[GRAD] = region_over(inner.buffers[0].grad_data, gradients)
     live.regions[MASTER] = _adopt_masters(live, names)
     for kind in live.moments:
         _adopt_moment(live, kind, names)

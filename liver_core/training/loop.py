@@ -24,7 +24,7 @@ from liver_core.handoff.cutover import (
 )
 from liver_core.handoff.messages import Decision, Reason
 from liver_core.layout import Member
-from liver_core.tensors.buckets import spread_gradients
+from liver_core.tensors.buckets import return_gradients, spread_gradients
 from liver_core.tensors.checkpoint import CheckpointWriter
 from liver_core.tensors.megatron import settle_moments
 from liver_core.tensors.step import apply_step, measure_gradients, refresh_weights
@@ -198,7 +198,9 @@ class RankLoop:
         self.probe("reduced")
         self._phase = "boundary"
         totals = total(result, digest_part(self.progress.step + 1, batches, world.coordinates), world.everyone)
-        agreement = agree(self.upcoming.word(), world.everyone)
+        word = self.upcoming.word()
+        self.probe("asked")
+        agreement = agree(word, world.everyone)
         following = self.upcoming.settle(agreement)
         if following is not None:
             self._hand_over(active, following, totals, reduced)
@@ -292,6 +294,7 @@ class RankLoop:
             case ApplyStepInSource(reason=reason):
                 assert self.active is not None and totals is not None
                 self.upcoming.drop(reason)
+                return_gradients(self.active.live)
                 self._apply(self.active, totals, reduced, reduced)
                 self._after_step(self.active, None)
             case Leave(reason=reason) if outcome.decision.goes:

@@ -4,34 +4,44 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is not installed: there are no buffers")
 
 from liver_core.layout import BucketRule, Manifest, ParallelLayout, shard_ranges  # noqa: E402
-from liver_core.tensors.buckets import bucket_rule, collect_gradients, one_view, pieces, spread_gradients  # noqa: E402
+from liver_core.tensors.buckets import (  # noqa: E402
+    bucket_rule,
+    collect_gradients,
+    one_view,
+    pieces,
+    region_over,
+    return_gradients,
+)
 from tests.liver_core.layout.models import KINDS, spec  # noqa: E402
 
 
-def manifest(elements_max: int | None) -> Manifest:
-    """Five parameters of 100 elements; with a limit of 150 buckets of 256, 256 and 128, padding included."""
-    parameters = tuple(spec(f"p{i}", (100,), layer=0, order=i) for i in range(5))
+def manifest(elements_max: int | None, sizes: tuple[int, ...] = (100,) * 5) -> Manifest:
+    """Of parameters of 100 elements a limit of 150 makes buckets of 256, 256 and 128, padding included."""
+    parameters = tuple(spec(f"p{i}", (size,), layer=0, order=i) for i, size in enumerate(sizes))
     return Manifest(parameters, 1, KINDS, BucketRule(elements_max=elements_max))
 
 
-def world(dp: int, rank: int, elements_max: int | None = 150) -> Any:
-    """What the functions look at of a live world: shards, pieces of a numbered buffer, a region of its own."""
-    shards = shard_ranges(manifest(elements_max), ParallelLayout(dp=dp), rank)
+def world(dp: int, rank: int, held: Manifest) -> Any:
+    """What the functions look at of a live world, over a buffer whose elements are numbered."""
+    shards = shard_ranges(held, ParallelLayout(dp=dp), rank)
     buffer, buckets, start = torch.arange(float(sum(b.padded_numel for b in shards.buckets))), [], 0
     for bucket in shards.buckets:
         buckets.append(SimpleNamespace(grad_data=buffer[start : start + bucket.padded_numel]))
         start += bucket.padded_numel
     optimizer = SimpleNamespace(buffers=[SimpleNamespace(buckets=buckets)])
     parts = pieces(optimizer, "grad_data", shards)
-    return SimpleNamespace(gradients=parts, buffer=buffer, regions={"grad": torch.zeros(shards.region_numel)})
+    regions = {"grad": region_over(buffer, parts)}
+    return SimpleNamespace(gradients=parts, buffer=buffer, regions=regions, collected=False)
 
 
 def test_a_rank_owns_its_share_of_every_bucket():
-    assert [part.tolist() for part in world(2, 1).gradients] == [
+    assert [part.tolist() for part in world(2, 1, manifest(150)).gradients] == [
         list(range(128, 256)),
         list(range(384, 512)),
         list(range(576, 640)),
@@ -42,33 +52,29 @@ def test_a_rank_owns_its_share_of_every_bucket():
     ("dp", "elements_max", "joined"), [(1, 150, True), (2, None, True), (2, 150, False), (4, 150, False)]
 )
 def test_pieces_are_one_view_only_where_they_follow_each_other(dp: int, elements_max: int | None, joined: bool):
-    live = world(dp, dp - 1, elements_max)
+    live = world(dp, dp - 1, manifest(elements_max))
     whole = one_view(live.gradients)
     assert (whole is not None) == joined
     if whole is not None:
         assert torch.equal(whole, torch.cat(live.gradients))
-        assert whole.untyped_storage().data_ptr() == live.buffer.untyped_storage().data_ptr()
+    region = live.regions["grad"]
+    assert region.untyped_storage().data_ptr() == live.buffer.untyped_storage().data_ptr(), "no memory of its own"
 
 
-def test_gradients_go_to_the_region_and_back_in_the_order_of_the_buckets():
-    live = world(2, 0)
-    before = live.buffer.clone()
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_gradients_that_are_collected_and_returned_are_what_they_were(data: st.DataObject):
+    dp = data.draw(st.integers(1, 6))
+    sizes = data.draw(st.lists(st.integers(1, 3000), min_size=1, max_size=8))
+    held = manifest(data.draw(st.none() | st.integers(1, 4000)), tuple(sizes))
+    live = world(dp, data.draw(st.integers(0, dp - 1)), held)
+    expected = torch.cat(live.gradients)
+    return_gradients(live)
+    assert torch.equal(torch.cat(live.gradients), expected), "nothing was collected, nothing is moved"
     collect_gradients(live)
-    assert torch.equal(live.regions["grad"], torch.cat(live.gradients))
-    live.regions["grad"].neg_()
-    spread_gradients(live)
-    owned = torch.zeros(640, dtype=torch.bool)
-    for start, stop in ((0, 128), (256, 384), (512, 576)):
-        owned[start:stop] = True
-    assert torch.equal(live.buffer, torch.where(owned, -before, before)), "and nothing of other ranks is touched"
-
-
-def test_where_the_region_is_a_view_nothing_is_copied(monkeypatch: pytest.MonkeyPatch):
-    live = world(1, 0)
-    live.regions["grad"] = one_view(live.gradients)
-    monkeypatch.setattr(torch.Tensor, "copy_", None)
-    collect_gradients(live)
-    spread_gradients(live)
+    assert torch.equal(live.regions["grad"], expected)
+    return_gradients(live)
+    assert torch.equal(torch.cat(live.gradients), expected)
 
 
 @pytest.mark.parametrize(
