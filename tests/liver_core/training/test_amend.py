@@ -150,23 +150,57 @@ def test_other_newcomers_when_all_are_prepared_and_the_one_that_is_dropped_leave
     assert "ready" not in job.said(STAYS, first, 1)
 
 
-def test_permission_that_was_taken_back_before_the_boundary(job: AmendedJob):
-    """Not all have permission, so that the boundary cannot come. Once the tags are gone, the plan is amended."""
+def test_a_rank_that_comes_to_groups_which_another_has_left_does_not_wait_in_vain_for_them(job: AmendedJob):
+    """The survivor has counted itself in when it is amended; the newcomer is the last to come, and hears of it late."""
+    job.faults["g"] = (Fault("bring up groups", "hold"),)
+    job.arm(STAYS, "bring up groups", "tell")
     first = job.live("PP2", "sg")
+    for who in (member("g"), STAYS):
+        job.await_passage(who, "bring up groups")
+    commanded, job.command = job.command, _only_to(job, STAYS)
+    newer = job.amend(first, "TP2", "gs")
+    job.command = commanded
+    job.wait_for(lambda: "preparing" in job.said(STAYS, newer, 2), 20, "the newer revision at the survivor")
+    job.let_go(member("g"), "bring up groups")
+    job.trains_on(2)
+    job.command([member("f"), member("g")], "prepare", newer)
+    job.await_stage(job.members(newer), newer, "prepared", 0.75 * job.setup.bring_up_s)
+    job.ends_in(newer, "TP2", "gs")
+
+
+def test_permission_that_is_taken_back_too_late_leaves_the_older_revision_to_finish(job: AmendedJob):
+    """One rank has taken it back and knows a newer plan, but both have shown their tags at the boundary under way."""
+    first = job.live("PP2", "sh")
     job.prepared(first)
-    job.command([STAYS, member("g")], "permit", first.handoff_id, 1)
-    job.await_stage([STAYS], first, "ready", 10)
-    job.trains_on(3)
-    job.command([STAYS, member("g")], "withdraw", first.handoff_id)
-    job.wait_for(lambda: job.said(STAYS, first, 1)[-2:] == ["ready", "prepared"], 10, "word that the tag is gone")
-    newer = job.amend(first, "PP2", "gs")
-    job.command([member("f")], "permit", first.handoff_id, 1)  # Late: it is void, and shown at no boundary.
-    job.ends_in(newer, "PP2", "gs")
+    other = _at_a_boundary(job, first, job.members(first))
+    job.command([STAYS], "withdraw", first.handoff_id)
+    newer = job.amend(first, "PP2", "hs")
+    job.let_go(other, "asked")
+    job.await_stage(first.target.members, first, "active", 30)
+    job.switches_to(first, "PP2", "sh")
+    for who in job.members(newer):
+        assert job.said(who, newer, 2) == []
+
+
+def test_permission_that_is_taken_back_in_time_lets_the_plan_be_amended_after_the_boundary(job: AmendedJob):
+    """One rank has shown its tag at the boundary under way, the other has not: nothing is agreed there."""
+    first = job.live("TP2", "hs")
+    job.prepared(first)
+    other = _at_a_boundary(job, first, [STAYS])
+    job.command([STAYS], "withdraw", first.handoff_id)
+    newer = job.amend(first, "PP2", "hs")
+    job.let_go(other, "asked")
+    job.prepared(newer)
+    assert job.said(STAYS, first, 1)[-2:] == ["ready", "prepared"], "it says that the tag is gone when it knows"
+    job.command(job.members(newer), "permit", first.handoff_id, 1)
+    job.trains_on(2)
+    assert "ready" not in job.said(STAYS, newer, 2), "permission of an older revision is void"
+    job.ends_in(newer, "PP2", "hs")
 
 
 @pytest.mark.parametrize(("point", "layout"), [("middle tile", "TP2"), ("prepared", "PP2")])
 def test_a_nearer_deadline_keeps_what_is_built_and_has_arrived(job: AmendedJob, point: str, layout: str):
-    nodes = "gs"
+    nodes = "is"
     job.arm(STAYS, "build model", "tell")
     if point != "prepared":
         job.arm(STAYS, point, "hold")
@@ -188,32 +222,32 @@ def test_a_nearer_deadline_keeps_what_is_built_and_has_arrived(job: AmendedJob, 
 
 
 def test_revisions_that_follow_each_other_at_once_and_one_that_a_rank_never_heard_of(job: AmendedJob):
-    job.arm(member("g"), "build model", "hold")
-    first = job.live("PP2", "sg")
-    job.await_passage(member("g"), "build model")
+    job.arm(member("i"), "build model", "hold")
+    first = job.live("PP2", "si")
+    job.await_passage(member("i"), "build model")
     commanded, job.command = job.command, _only_to(job, STAYS)
-    second = job.amend(first, "TP1", "g")
+    second = job.amend(first, "TP1", "i")
     job.command = commanded
-    third = job.amend(second, "PP2", "sg")
-    fourth = job.amend(third, "PP2", "sg", deadline_s=30)
+    third = job.amend(second, "PP2", "si")
+    fourth = job.amend(third, "PP2", "si", deadline_s=30)
     assert [each.target_revision for each in (first, second, third, fourth)] == [1, 2, 3, 3]
-    job.let_go(member("g"), "build model")
-    job.ends_in(fourth, "PP2", "sg")
-    assert job.said(member("g"), second, 2) == []
+    job.let_go(member("i"), "build model")
+    job.ends_in(fourth, "PP2", "si")
+    assert job.said(member("i"), second, 2) == []
 
 
 def test_a_revision_that_comes_too_late_leaves_the_older_one_to_finish(job: AmendedJob):
     """The boundary is agreed, and the newcomer has not heard of it yet: neither takes anything newer."""
-    first = job.live("TP2", "sh")
+    first = job.live("TP2", "sj")
     job.prepared(first)
     job.arm(STAYS, "boundary", "hold")
     job.command(job.members(first), "permit", first.handoff_id, 1)
     job.await_passage(STAYS, "boundary")
-    late = job.amend(first, "PP2", "hs")
+    late = job.amend(first, "PP2", "js")
     job.let_go(STAYS, "boundary")
     job.await_stage(first.target.members, first, "active", 30)
-    job.switches_to(first, "TP2", "sh")
-    assert job.said(STAYS, late, 2) == job.said(member("h"), late, 2) == []
+    job.switches_to(first, "TP2", "sj")
+    assert job.said(STAYS, late, 2) == job.said(member("j"), late, 2) == []
 
 
 def test_every_step_held_the_bits_that_stop_and_copy_gives_and_used_each_sample_once(job: AmendedJob):
@@ -232,6 +266,25 @@ def test_every_step_held_the_bits_that_stop_and_copy_gives_and_used_each_sample_
     setup = RankSetup(job.setup.job_arguments, trace=True)
     copied = told_by_stop_and_copy(story, setup, handed_at)
     assert not first_difference(traces, copied.traces)
+
+
+def _at_a_boundary(job: AmendedJob, request: Any, permitted: Sequence[Member]) -> Member:
+    """Give permission, and hold the world at a boundary at which all have shown what they want and nobody knows what
+    was agreed. Returns the rank that is held, for which STAYS waits."""
+    assert job.roster is not None
+    (other,) = (who for who in job.roster.members if who != STAYS)
+    job.arm(other, "asked", "hold")
+    job.await_passage(other, "asked")
+    job.command(permitted, "permit", request.handoff_id, 1)
+    job.await_stage([STAYS], request, "ready", 10)
+    job.arm(STAYS, "asked", "tell")
+    job.arm(other, "asked", "hold")
+    job.ranks[other].events.remove(("held", "asked"))
+    job.command([other], "release")
+    for who in (STAYS, other):
+        job.await_passage(who, "asked")
+    job.ranks[STAYS].events.remove(("passed", "asked"))
+    return other
 
 
 def _only_to(job: AmendedJob, who: Member) -> Any:
