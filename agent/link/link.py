@@ -22,7 +22,7 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 5.0
 POLL_LEAST_S = 0.05
 """What comes together is said together."""
-SPACING_S = 0.25
+SPACING_S = 0.5
 """Least time between two syncs that only this agent wants: a node shares its cores with the ranks it serves."""
 POLL_MOST_S = 60.0
 WAKE_SILENCE_S = 60.0

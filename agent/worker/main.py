@@ -21,6 +21,9 @@ from agent.supervisor.process import own_identity
 from agent.worker.control import ControlSocket, log
 from liver_core.handoff.messages import CutoverDeadlines, Decision, Reason, Rung, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
+from liver_core.streaming.header import HeaderError
+from liver_core.tensors.megatron import UnsupportedState
+from liver_core.tensors.replay import check_replay
 from liver_core.training.boundary import StepTotals
 from liver_core.training.job import TrainingJob
 from liver_core.training.loop import CheckpointRule, RankLoop
@@ -217,12 +220,23 @@ class Worker:
         )
 
     def _warm_up_once(self) -> None:
-        """Load the transport while nothing presses, so that the first handoff does not have to."""
+        """Do once and soon what the first handoff would have to do under pressure."""
         if not self.warmed:
             self.warmed = True
-            later = threading.Timer(_WARM_UP_AFTER_S, warm_up, (self.spec.private_address,))
+            later = threading.Timer(_WARM_UP_AFTER_S, self._warm_up)
             later.daemon = True
             later.start()
+
+    def _warm_up(self) -> None:
+        """Load the transport, and find out whether this job's optimizer steps can be replayed."""
+        warm_up(self.spec.private_address)
+        active = self.loop.active if self.loop is not None else None
+        if active is None:
+            return
+        try:
+            check_replay(active.live)
+        except (UnsupportedState, HeaderError) as error:
+            log(f"handoffs of this job will copy state in the pause: {error}")
 
     def step(self, generation: int, progress: Progress, totals: StepTotals, seconds: float) -> None:
         self.step_now = progress.step
