@@ -196,6 +196,7 @@ class Agent:
             outbox=self._outbox,
             budget=warning_budget(settings.provider, settings.gcp_notice_s),
             poke=link.poke,
+            mention=link.mention,
             service_is_there=link.is_there,
             now=time.time,
         )

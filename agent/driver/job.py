@@ -271,7 +271,7 @@ class JobDriver:
             case StageReport():
                 await self._send_measures(slot, event)
                 await self.slots.take_stage(slot, event)
-                self._node.poke()
+                self._node.mention()
             case StepReport():
                 self._take_step(event)
                 await self.lead.take_step(event.generation, event.step)

@@ -455,6 +455,7 @@ class Lead:
         while len(self._recent) > 8:
             del self._recent[next(iter(self._recent))]
         await self._mirror(progress, _ENDED_STATES.get(ended.stage, HandoffState.BROKEN), str(ended.stage))
+        self._node.poke()
 
     # The mirror.
 
@@ -471,7 +472,7 @@ class Lead:
     async def _mirror(self, progress: Progress, state: HandoffState, stage: str) -> None:
         mirror = progress.next_mirror(state, stage, self._node.now())
         self._node.outbox.put_handoff(mirror)
-        self._node.poke()
+        self._node.mention()
         await self._journal_mirror(mirror)
 
     async def _journal_mirror(self, mirror: HandoffMirror) -> None:

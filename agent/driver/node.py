@@ -57,6 +57,7 @@ class Node:
     outbox: Outbox
     budget: WarningBudget
     poke: Callable[[], None]
+    mention: Callable[[], None]
     service_is_there: Callable[[], bool]
     now: Callable[[], float]
     settings: DriverSettings = field(default_factory=DriverSettings)

@@ -22,8 +22,9 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 5.0
 POLL_LEAST_S = 0.05
 """What comes together is said together."""
-SPACING_S = 0.5
-"""Least time between two syncs that only this agent wants: a node shares its cores with the ranks it serves."""
+SPACING_S, CALM_S = 0.25, 1.0
+"""Least time between two syncs that only this agent wants, and that only tell of progress: a node, and here and there
+the service too, shares its cores with ranks that train."""
 POLL_MOST_S = 60.0
 WAKE_SILENCE_S = 60.0
 ORDERS_BYTES_MAX = 64 * 1024 * 1024
@@ -49,7 +50,8 @@ class ServiceAway(Exception):
 
 
 class ServiceLink:
-    """`make_report(seq)` gives the next report, `take_orders` gets each answer. Call `poke` when there is news."""
+    """`make_report(seq)` gives the next report, `take_orders` gets each answer. Call `poke` when there is news,
+    `mention` when something goes on as it should."""
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class ServiceLink:
             timeout=TIMEOUT_S,
         )
         self._news = asyncio.Event()
+        self._prompt = asyncio.Event()
         self._awake = asyncio.Event()
         self._report_seq = 0
         self._away_rounds = 0
@@ -82,6 +85,11 @@ class ServiceLink:
 
     def poke(self) -> None:
         """There is something to say or to ask: sync soon."""
+        self._prompt.set()
+        self._news.set()
+
+    def mention(self) -> None:
+        """There is progress to show: sync within a second or so."""
         self._news.set()
 
     async def run(self) -> None:
@@ -102,9 +110,10 @@ class ServiceLink:
                 except TimeoutError:
                     continue
                 await asyncio.sleep(POLL_LEAST_S)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(max(0.0, began + SPACING_S - time.monotonic())):
-                        await self._awake.wait()
+                for reason, spacing_s in ((self._prompt, CALM_S), (self._awake, SPACING_S)):
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(max(0.0, began + spacing_s - time.monotonic())):
+                            await reason.wait()
         finally:
             wake.cancel()
             await asyncio.gather(wake, return_exceptions=True)
@@ -139,6 +148,7 @@ class ServiceLink:
     async def _round(self) -> float:
         """One sync and what follows from it; returns how long to wait for news."""
         self._news.clear()
+        self._prompt.clear()
         self._awake.clear()
         try:
             orders = await self.sync()

@@ -78,6 +78,7 @@ class Scene:
             stores=Stores(),
             outbox=SimpleNamespace(put_handoff=self.mirrors.append),
             poke=lambda: None,
+            mention=lambda: None,
             now=lambda: self.now,
             service_is_there=lambda: False,
             settings=settings,

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from agent.link.link import LinkRefused, LinkState, ServiceLink
+from agent.link.link import CALM_S, SPACING_S, LinkRefused, LinkState, ServiceLink
 from agent.protocol.errors import version_problem
 from agent.protocol.sync import NodeInfo, Provider, SyncOrders, SyncReport
 from tests.agent.waiting import eventually
@@ -130,6 +131,22 @@ def test_the_wake_stream_makes_the_agent_sync_long_before_its_poll(service: Serv
         await eventually(lambda: agent.orders, "orders")
         service.wake.set()
         await eventually(lambda: len(agent.orders) >= 2, "orders after the wake event")
+
+    run_while(service.url, check)
+
+
+def test_progress_is_told_within_a_second_or_so_and_news_does_not_wait_for_it(service: Service) -> None:
+    async def check(agent: Agent) -> None:
+        await eventually(lambda: agent.orders, "orders")
+        began = time.monotonic()
+        agent.link.mention()
+        await eventually(lambda: len(agent.orders) == 2, "orders after progress")
+        assert time.monotonic() - began > CALM_S / 2
+        began = time.monotonic()
+        agent.link.mention()
+        agent.link.poke()
+        await eventually(lambda: len(agent.orders) == 3, "orders after news")
+        assert time.monotonic() - began < CALM_S / 2 + SPACING_S
 
     run_while(service.url, check)
 
