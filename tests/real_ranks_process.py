@@ -11,6 +11,7 @@ import importlib
 import multiprocessing
 import os
 import signal
+import statistics
 import threading
 import time
 import traceback
@@ -192,6 +193,12 @@ class Recorder:
         if following is not None:
             said = ("", "") if verdict is None else (str(verdict.rung), verdict.reason)
             self.listener.send("verdict", following.request.handoff_id, *said)
+
+    def tell_optimizer(self) -> None:
+        """Say how long the part of a step after its boundary takes in the active world, seconds."""
+        active, taken = self.loop.active, list(self.loop.timings.optimizer)
+        if active is not None and taken:
+            self.listener.send("optimizer", active.world.generation, statistics.median(taken))
 
     def probe(self, point: str) -> None:
         if point == "boundary" and self.loop.active is not None:

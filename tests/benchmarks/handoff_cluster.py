@@ -197,7 +197,21 @@ def measure_handoff(cluster: StampedCluster, model: Model, change: Change, rung:
         steps=[step for step in cluster.step_ends[LEAD] if step[0] > before[-1][0]],
         generation=request.generation,
         prepared_at=cluster.prepared_at[request.handoff_id],
+        next_optimizer_s=_optimizer_s(cluster, request, limit_s(model)),
     )
+
+
+def _optimizer_s(cluster: StampedCluster, request: Any, longest_s: float) -> float:
+    """What `summary` calls `optimizer_s`, of the settled steps of the next world."""
+    members = request.target.members
+    cluster.command(members, "tell_optimizer")
+
+    def said() -> list[float]:
+        words = [word for member in members for word in list(cluster.ranks[member].events) if word[0] == "optimizer"]
+        return [seconds for _, generation, seconds in words if generation == request.generation]
+
+    cluster.wait_for(lambda: len(said()) >= len(members), longest_s, "optimizer seconds of the next world")
+    return min(said())
 
 
 def _of(cluster: StampedCluster, generation: int) -> list[tuple[float, int, int]]:
@@ -214,12 +228,16 @@ def summary(
     steps: Sequence[Step],
     generation: int,
     prepared_at: float,
+    next_optimizer_s: float | None = None,
 ) -> dict[str, Any]:
     """The numbers of one handoff. Pure.
 
     stages: of each member (stage, reason, measures). before: its last undisturbed steps, steps: all that came after,
     each (end in seconds since 1970, generation, step). Times in seconds, bytes over all ranks but for the extra bytes,
-    which are those of the fullest rank; a part of the pause is that of the slowest rank.
+    which are those of the fullest rank; a part of the pause is that of the slowest rank. `next_optimizer_s`: what the
+    optimizer takes in the next world, which applies the step handed over. `pause_s` takes off what it takes in the
+    source world, as the product does; where layouts differ in it, `pause_less_next_optimizer_s` is what the handoff
+    itself costs.
     """
     final = {member: next(m for stage, _, m in said if stage in ("active", "left")) for member, said in stages.items()}
     prepared = [(reason, m) for said in stages.values() for stage, reason, m in said if stage == "prepared"]
@@ -259,6 +277,8 @@ def summary(
         "rung_taken": str(Rung.LIVE if live else Rung.STOP_AND_COPY),
         "rung_reason": next((reason for reason, _ in prepared if reason), None),
         "optimizer_s": optimizer,
+        "next_optimizer_s": next_optimizer_s,
+        "pause_less_next_optimizer_s": None if next_optimizer_s is None else stood_s - next_optimizer_s,
         "pause_less_median_optimizer_s": stood_s - statistics.median(usual),
         "pause_parts_s": {name: max(m.get(name, 0.0) for m in targets) for name in _PARTS},
     }
