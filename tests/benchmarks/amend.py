@@ -24,14 +24,17 @@ from tests.real_ranks_model import build_corpus, small_gpt
 
 NODES = "abc"
 WAIT_S = 60.0
+PARTS = ("bring_up_groups_s", "build_model_s", "open_endpoint_s", "connect_to_sources_s", "stream_s")
+"""What the slowest rank needed for each, in the amended plan."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     repeats = parser.parse_args().repeats
+    parts: dict[str, list[float]] = {}
     ways: dict[str, Callable[[Cluster, str], float]] = {
-        "amended": amended,
+        "amended": lambda cluster, newcomer: amended(cluster, newcomer, parts),
         "given up, opened again": opened_again,
         "nearer deadline only": hastened,
     }
@@ -45,17 +48,20 @@ def main() -> None:
                 for index, (way, run) in enumerate(ways.items()):
                     spent[way].append(run(cluster, f"n{number}{index}"))
     print(f"seconds until all are prepared, median (least to most) of {repeats}; load {os.getloadavg()[0]:.1f}")
-    for way, seconds in spent.items():
+    for way, seconds in (spent | parts).items():
         print(f"{way:24} {median(seconds):6.2f} ({min(seconds):.2f} to {max(seconds):.2f})")
 
 
-def amended(cluster: Cluster, newcomer: str) -> float:
+def amended(cluster: Cluster, newcomer: str, parts: dict[str, list[float]]) -> float:
     """The newcomer and the survivor take the newer revision."""
     first = _prepared(cluster, newcomer)
     started = time.monotonic()
     newer = cluster.amend(first, "TP2", ["a", newcomer])
     cluster.await_stage(cluster.members(newer), newer, "prepared", WAIT_S)
     seconds = time.monotonic() - started
+    said = [cluster.stages(member, newer.handoff_id, 2)[-1][2] for member in cluster.members(newer)]
+    for name in PARTS:
+        parts.setdefault(f"  {name.removesuffix('_s')}", []).append(max(each.get(name, 0.0) for each in said))
     _give_up(cluster, newer)
     return seconds
 

@@ -12,17 +12,11 @@ from typing import Any
 
 import pytest
 
-from liver_core.handoff.messages import Rung
 from liver_core.layout import Member
-from tests.liver_core.training.stream_random import (
-    Link,
-    Story,
-    first_difference,
-    told_by_stop_and_copy,
-)
+from tests.liver_core.training.amended import AmendedJob, member
+from tests.liver_core.training.stream_random import Story
 from tests.liver_core.training.stream_trio import STREAM
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks import run_alone
+from tests.rank_cluster import RankSetup
 from tests.real_ranks_model import small_gpt
 from tests.real_ranks_process import Fault
 
@@ -30,52 +24,6 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 
 STAYS = Member("s", 0)
 """The node that is in every world."""
-
-
-def member(node: str) -> Member:
-    return Member(node, 0)
-
-
-class AmendedJob(Cluster):
-    """Remembers the worlds that it went through."""
-
-    def __init__(self, setup: RankSetup) -> None:
-        super().__init__(setup)
-        self.links: list[Link] = []
-
-    def begin(self, layout: str, nodes: Sequence[str]) -> None:
-        self.launch(layout, nodes)
-        self.links.append(Link(layout, tuple(nodes), {}, 0))
-        self.trains_on(3)
-
-    def live(self, layout: str, nodes: Sequence[str], **named: Any) -> Any:
-        return self.open(layout, nodes, rung=Rung.LIVE, **named)
-
-    def prepared(self, request: Any) -> None:
-        self.await_stage(self.members(request), request, "prepared", 40)
-
-    def ends_in(self, request: Any, layout: str, nodes: Sequence[str]) -> None:
-        """The newest revision streams, is permitted, and its world trains."""
-        self.prepared(request)
-        assert self.verdict(request.target.members[0], request) == (str(Rung.LIVE), "")
-        self.switches_to(request, layout, nodes)
-
-    def switches_to(self, request: Any, layout: str, nodes: Sequence[str]) -> None:
-        self.complete(request)
-        assert request.target.members == tuple(member(node) for node in nodes)
-        self.links.append(Link(layout, tuple(nodes), {}, 0))
-        self.trains_on(3)
-
-    def trains_on(self, steps: int) -> None:
-        self.await_step(STAYS, self.steps(STAYS)[-1][1] + steps)
-
-    def said(self, who: Member, request: Any, plan_revision: int) -> list[str]:
-        return [stage for stage, *_ in self.stages(who, request.handoff_id, plan_revision)]
-
-    def let_go(self, who: Member, point: str) -> None:
-        """Release a rank that is held, and forget that it was."""
-        self.command([who], "release")
-        self.ranks[who].events.remove(("held", point))
 
 
 @pytest.fixture(scope="module")
@@ -253,19 +201,7 @@ def test_a_revision_that_comes_too_late_leaves_the_older_one_to_finish(job: Amen
 def test_every_step_held_the_bits_that_stop_and_copy_gives_and_used_each_sample_once(job: AmendedJob):
     before = next(event[3] for event in job.ranks[STAYS].events if event[0] == "resident" and event[1] == 2)
     job.wait_for(lambda: _no_more(job, before), 15, "end of what amended handoffs held")
-    job.stop()
-    traces = {
-        rank.member.node_id: rank.result["trace"] for rank in job.all_ranks if rank.result and rank.result["trace"]
-    }
-    rows = {step: (generation, consumed, digest) for generation, step, _, consumed, digest in job.steps(STAYS)}
-    assert {step: row[1:] for step, row in rows.items()} == run_alone(_undisturbed_samples, len(rows))
-    firsts = {generation: min(step for step in rows if rows[step][0] == generation) for generation, *_ in rows.values()}
-    handed_at = {generation: step - 1 for generation, step in firsts.items() if generation > 1}
-    assert list(firsts) == list(range(1, len(job.links) + 1)), "an amended handoff burns one generation"
-    story = Story(0, "adam", "fp32", 2, tuple(job.links))
-    setup = RankSetup(job.setup.job_arguments, trace=True)
-    copied = told_by_stop_and_copy(story, setup, handed_at)
-    assert not first_difference(traces, copied.traces)
+    job.held_what_stop_and_copy_gives(Story(0, "adam", "fp32", 2, ()))
 
 
 def _at_a_boundary(job: AmendedJob, request: Any, permitted: Sequence[Member]) -> Member:
@@ -298,15 +234,3 @@ def _no_more(job: AmendedJob, before: dict[str, int]) -> bool:
     now = [event[3] for event in list(job.ranks[STAYS].events) if event[0] == "resident"][-1]
     same = now["groups"] <= before["groups"] and now["group names"] <= before["group names"]
     return same and all(now[name] <= before[name] + 10 for name in before)
-
-
-def _undisturbed_samples(steps: int) -> dict[int, tuple[int, int]]:
-    """Step -> samples consumed and chained digest, as the cursor alone says."""
-    from liver_core.training.cursor import DataCursor, chained, expected_digest
-
-    cursor, digest, expected = DataCursor(0, 8, 2), 0, {}
-    for step in range(1, steps + 1):
-        digest = chained(digest, expected_digest(step, cursor))
-        cursor = cursor.advanced()
-        expected[step] = (cursor.consumed, digest)
-    return expected
