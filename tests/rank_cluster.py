@@ -72,6 +72,7 @@ class Cluster:
         self.await_stage(roster.members, request, "prepared", timeout_s)
         self.command(roster.members, "permit", request.handoff_id, 1)
         self.await_stage(roster.members, request, "active", timeout_s)
+        self.command(roster.members, "retire", request.handoff_id)
         self.roster = roster
         return roster
 

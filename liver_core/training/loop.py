@@ -34,7 +34,7 @@ from liver_core.training.cutover import CutoverRun, Outcome, Probe
 from liver_core.training.job import TrainingJob
 from liver_core.training.listener import Listener
 from liver_core.training.mailbox import Mailbox
-from liver_core.training.next_world import ActiveWorld, NextWorld
+from liver_core.training.next_world import COLLECT_AFTER_S, ActiveWorld, NextWorld
 from liver_core.training.prepare import Preparation, PrepareSettings
 from liver_core.training.request import Request
 from liver_core.training.retire import Retiring
@@ -334,7 +334,7 @@ class RankLoop:
         following.measures["switch_s"] = time.monotonic() - started
         if self.retiring is not None:
             # The word that the world before could go never came; two old worlds are not kept.
-            self.retiring.free_in_background()
+            self.retiring.free_in_background(after_s=COLLECT_AFTER_S)
         self.retiring = Retiring(following.request.handoff_id, old, following)
         self._switched = True
         if not redo:

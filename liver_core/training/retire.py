@@ -19,9 +19,12 @@ class Retiring:
     old: ActiveWorld | None
     following: NextWorld
 
-    def free_in_background(self) -> None:
-        """Free what the old world held: endpoints, groups, memory. Nobody waits for it."""
-        threading.Thread(target=self._free, name="retire", daemon=True).start()
+    def free_in_background(self, *, after_s: float = 0.0) -> None:
+        """Free what the old world held: endpoints, groups, memory. Nobody waits for it, but the collection of garbage
+        at its end stops all threads for some hundredths of a second."""
+        freeing = threading.Timer(after_s, self._free)
+        freeing.name, freeing.daemon = "retire", True
+        freeing.start()
 
     def _free(self) -> None:
         self.following.end_streams()

@@ -279,7 +279,6 @@ def summary(
         "optimizer_s": optimizer,
         "next_optimizer_s": next_optimizer_s,
         "pause_less_next_optimizer_s": None if next_optimizer_s is None else stood_s - next_optimizer_s,
-        "pause_less_median_optimizer_s": stood_s - statistics.median(usual),
         "pause_parts_s": {name: max(m.get(name, 0.0) for m in targets) for name in _PARTS},
     }
 
