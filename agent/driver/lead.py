@@ -20,7 +20,7 @@ from agent.driver.planning import (
     ladder_inputs,
     plan_loss,
 )
-from agent.driver.progress import LostTime, Progress, first_mirror, from_mirror, learned_from
+from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, from_mirror, learned_from
 from agent.driver.records import proposer_from_json, proposer_to_json
 from agent.driver.wire import (
     core_layout,
@@ -71,6 +71,7 @@ RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 10.0
 SOONER_LEAST_S = 1.0
 """A deadline that is nearer by less is not worth a revision."""
+AMENDABLE = (ProposerState.PREPARING, ProposerState.PERMITTED)
 LIVE_RUNGS = (Rung.LIVE, Rung.STOP_AND_COPY)
 """Rungs on which the job goes on without a restart; the others are the service's to take."""
 
@@ -263,14 +264,15 @@ class Lead:
     async def _answer_another(self, order: JobOrder, leaving: Leaving, more: frozenset[str]) -> None:
         """What is known by now, against the open handoff: `more` nodes go than it answers, or one goes sooner.
 
-        It is amended until permission is given; then it is taken back for more nodes, which is refused past the
-        boundary: the notice becomes the next handoff. Capacity that appears waits until no handoff is open.
+        It is amended until the boundary; past it the notice becomes the next handoff. One that cannot be amended is
+        given up for all notices. Permission is taken back for more nodes only. Capacity that appears waits.
         """
-        preparing = self._proposer.state is ProposerState.PREPARING
-        if not more:
-            if preparing:
-                await self._hasten(leaving)
-        elif not (preparing and await self._amend(order, leaving, more)):
+        state = self._proposer.state
+        if state is ProposerState.PREPARING and not more:
+            await self._hasten(leaving)
+        if not more or state is ProposerState.WITHDRAWING:
+            return
+        if state not in AMENDABLE or not await self._amend(order, leaving, more):
             await self._supersede(more)
 
     async def _hasten(self, leaving: Leaving) -> None:
@@ -313,17 +315,16 @@ class Lead:
 
     async def _revise(self, amended: Proposal, more: frozenset[str], notice_at: float | None, text: str) -> bool:
         """Make `amended` the newest revision of the open handoff; False where it was refused."""
-        progress = self.progress
-        assert progress is not None
+        assert self.progress is not None
         effects = self._proposer.handle(Amend(amended), self._node.now())
-        if self._proposer.record.proposal is not amended:
-            await self._carry_out(effects)
-            return False
-        self._say(f"amending handoff {amended.handoff_id} to {amended.layout}: {text}")
-        progress.amend(self._proposer.record, more, notice_at, text)
+        taken = amended in (self._proposer.record.proposal, self._proposer.record.pending)
+        if taken:
+            self._say(f"amending handoff {amended.handoff_id} to {amended.layout}: {text}")
+            self.progress.amendment = Amendment(more, notice_at, text)
         await self._carry_out(effects)
-        await self._mirror_open()
-        return True
+        if taken:
+            await self._mirror_open()
+        return taken
 
     async def _supersede(self, more: frozenset[str]) -> None:
         assert self.progress is not None

@@ -64,9 +64,19 @@ class LostTime:
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class Amendment:
+    """Why the plan of an open handoff gets a newer revision: `more` nodes go too, or one goes sooner."""
+
+    more: frozenset[str]
+    notice_at: float | None
+    reason: str
+
+
 @dataclass(slots=True)
 class Progress:
-    """One handoff. `marks`: first moment of ready, boundary, active, safe and retired."""
+    """One handoff. `marks`: first moment of ready, boundary, active, safe and retired. `amendment`: what the next plan
+    revision is for, from the moment it is wanted until it is taken."""
 
     mirror: HandoffMirror
     lost_time: LostTime
@@ -77,6 +87,7 @@ class Progress:
     measures: dict[Member, Mapping[str, float]] = field(default_factory=dict)
     certificates: dict[Member, str] = field(default_factory=dict)
     superseded: bool = False
+    amendment: Amendment | None = None
     fallback: Reason | None = None  # why the ranks took the rung below the live one
     decision: Decision = Decision.UNDECIDED
     reason: Reason | None = None
@@ -99,34 +110,38 @@ class Progress:
         if self.leavers and all(self.stages.get(member) is Stage.LEFT for member in self.leavers):
             self.marks.setdefault("safe", now)
 
-    def amend(self, record: ProposerRecord, more: frozenset[str], notice_at: float | None, reason: str) -> None:
-        """The plan has a newer revision, for `more` nodes that go too. What was reported of the older one is void."""
-        proposal = record.proposal
+    def _take_revision(self, record: ProposerRecord) -> None:
+        """The plan has a newer revision. What was reported of the older one is void."""
+        proposal, amendment = record.proposal, self.amendment or Amendment(frozenset(), None, "amended")
         assert proposal is not None
+        self.amendment = None
         target = Roster(proposal.job_id, record.generation, proposal.layout, proposal.members)
         self.mirror = self.mirror.model_copy(
             update={
                 "plan_revision": record.plan_revision,
                 "plan_digest": proposal.plan_digest,
                 "target": wire_roster(target),
-                "leaving": tuple(sorted(self.leaving | more)),
+                "leaving": tuple(sorted(self.leaving | amendment.more)),
                 "rung": wire_rung(proposal.rung),
                 "deadline_utc": utc(proposal.deadline_utc),
             }
         )
-        self.notice_at = min((at for at in (self.notice_at, notice_at) if at is not None), default=None)
+        self.notice_at = min((at for at in (self.notice_at, amendment.notice_at) if at is not None), default=None)
         source = () if proposal.source is None else proposal.source.members
         self.leavers = frozenset(source) - frozenset(proposal.members)
-        self.reason, self.fallback = Reason(reason[:2_000], "amend"), None
+        self.reason, self.fallback = Reason(amendment.reason[:2_000], "amend"), None
         self.stages.clear()
+        self.marks.pop("ready", None)
 
     def take_record(self, record: ProposerRecord, now: float) -> None:
         """What the proposer decided."""
         if record.proposal is None or record.proposal.handoff_id != str(self.mirror.handoff_id):
             return
+        if record.plan_revision > self.mirror.plan_revision:
+            self._take_revision(record)
         self.reason = record.reason or self.reason
         match record.phase:
-            case Phase.PREPARE | Phase.ABORT:
+            case Phase.PREPARE | Phase.WITHDRAW | Phase.ABORT:
                 pass
             case Phase.PERMIT:
                 self.marks.setdefault("ready", now)
@@ -163,7 +178,7 @@ class Progress:
                 return HandoffState.ACTIVE
             case Phase.PERMIT if "boundary" in self.marks:
                 return HandoffState.CUTTING_OVER
-            case Phase.PERMIT:
+            case Phase.PERMIT | Phase.WITHDRAW:
                 return HandoffState.READY
             case Phase.PREPARE if Stage.STREAMING in self.stages.values():
                 return HandoffState.STREAMING

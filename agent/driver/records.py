@@ -91,6 +91,7 @@ def proposer_to_json(record: ProposerRecord) -> dict[str, Any]:
         "generation": record.generation,
         "plan_revision": record.plan_revision,
         "target_revision": record.target_revision,
+        "pending": None if record.pending is None else _proposal_to_json(record.pending),
         "phase": str(record.phase),
         "reason": _optional(record.reason),
         "ended": [
@@ -114,6 +115,7 @@ def proposer_from_json(data: dict[str, Any]) -> ProposerRecord:
         generation=data["generation"],
         plan_revision=data["plan_revision"],
         target_revision=data["target_revision"],
+        pending=None if data["pending"] is None else _proposal_from_json(data["pending"]),
         phase=Phase(data["phase"]),
         reason=_reason(data["reason"]),
         ended=tuple(

@@ -18,10 +18,14 @@ HandoffId = NewType("HandoffId", str)
 
 
 class Phase(StrEnum):
-    """What an Order wants, in the order in which a handoff goes through them; `abort` ends it from anywhere."""
+    """What an Order wants, in the order in which a handoff goes through them; `abort` ends it from anywhere.
+
+    `withdraw` takes permission back, so that a newer plan revision can be prepared; past the boundary it does nothing.
+    """
 
     PREPARE = "prepare"
     PERMIT = "permit"
+    WITHDRAW = "withdraw"
     RETIRE = "retire"
     ABORT = "abort"
 

@@ -13,7 +13,9 @@ from liver_core.handoff.participant_events import (
     BEFORE_BOUNDARY,
     BEFORE_PERMISSION,
     ENDED_MAX,
+    MAY_SHOW_TAG,
     OF_ONE_REVISION,
+    RETIRE_GRACE_S,
     AbortRank,
     ClearReadyTag,
     EndedHandoff,
@@ -37,9 +39,6 @@ from liver_core.handoff.participant_events import (
 from liver_core.handoff.participant_report import STAGE_OF_STATE, Truth, build_report
 from liver_core.handoff.refusals import amend_refusal, is_stale, prepare_refusal
 from liver_core.layout import Member
-
-RETIRE_GRACE_S = 600.0
-"""A proposer that never says retire must not make a rank hold two worlds for ever."""
 
 Effects = tuple[ParticipantEffect, ...]
 
@@ -98,7 +97,7 @@ class Participant:
             return self._on_own_order(order, promise, now)
         ended = self._ended(order.handoff_id)
         if ended is not None:
-            return (self._answer_ended(order, ended, now),)
+            return (self._report_of(order, ended.stage, ended.reason, ended.decision, now),)
         refusal = prepare_refusal(order, self._settled(), self.member, self.job_id, expected, now)
         if order.phase is Phase.ABORT and order.job_id == self.job_id:
             return self._burn(order, now)
@@ -126,10 +125,20 @@ class Participant:
                 permitted = replace(promise, phase=Phase.PERMIT)
                 self.state = ParticipantState.PERMITTED
                 return (self._persist(promise=permitted), self._set_tag(permitted), self._report(now))
+            case Phase.WITHDRAW if order.plan_revision == promise.plan_revision:
+                return self._withdraw(promise, now)
             case Phase.RETIRE if self.state is ParticipantState.ACTIVE:
                 return self._retire(now)
             case _:
                 return (self._report(now),)
+
+    def _withdraw(self, promise: Promise, now: float) -> Effects:
+        """No permission of this revision counts any more; READY is said again once no tag of it can be agreed."""
+        if self.state not in (ParticipantState.READY, ParticipantState.PERMITTED):
+            return (self._report(now),)
+        clear = (ClearReadyTag(promise.handoff_id),) if self.state is ParticipantState.PERMITTED else ()
+        self.state = ParticipantState.WITHDRAWING if clear else self.state
+        return (self._persist(promise=replace(promise, phase=Phase.WITHDRAW)), *clear, self._report(now))
 
     def _on_newer_prepare(self, order: Order, now: float) -> Effects:
         promise = self.record.promise
@@ -198,7 +207,7 @@ class Participant:
                 promise = self.record.promise
                 assert promise is not None
                 # The tag first: dropping a world takes longer than the next boundary.
-                withdraw = (ClearReadyTag(promise.handoff_id),) if self.state is ParticipantState.PERMITTED else ()
+                withdraw = (ClearReadyTag(promise.handoff_id),) if self.state in MAY_SHOW_TAG else ()
                 self.state = ParticipantState.ABORTING
                 persist = self._persist(promise=replace(promise, phase=Phase.ABORT), reason=reason)
                 return (persist, *withdraw, AbortRank(promise.handoff_id, reason), self._report(now))
@@ -296,7 +305,7 @@ class Participant:
 
     def _adopt_prepared(self, promise: Promise, now: float) -> Effects:
         match self.state:
-            case ParticipantState.PREPARING | ParticipantState.STREAMING:
+            case ParticipantState.PREPARING | ParticipantState.STREAMING | ParticipantState.WITHDRAWING:
                 self.state = ParticipantState.READY
                 return (self._report(now),)
             case ParticipantState.RESTORING:
@@ -321,6 +330,9 @@ class Participant:
             case Phase.PERMIT:
                 self.state = ParticipantState.PERMITTED
                 return (self._set_tag(promise), self._report(now))
+            case Phase.WITHDRAW:
+                self.state = ParticipantState.WITHDRAWING
+                return (ClearReadyTag(promise.handoff_id), self._report(now))
             case _:
                 self.state = ParticipantState.READY
                 return (self._report(now),)
@@ -388,8 +400,7 @@ class Participant:
 
     def _died_unwatched(self, reason: Reason, now: float) -> Effects:
         """The rank ended while its agent was away. With permission given the boundary may have been reached."""
-        promise = self.record.promise
-        order = self.record.order
+        promise, order = self.record.promise, self.record.order
         assert promise is not None and order is not None
         nothing_built = self.record.active is not None or self.member not in order.target.members
         if not order.takes_over and promise.phase is Phase.PREPARE and nothing_built:
@@ -400,14 +411,12 @@ class Participant:
     def _stopped(self, now: float) -> Effects:
         """The rank of the world that is given up is gone: on disk, then on with this member's part."""
         assert self.record.order is not None
-        persist = self._persist(active=None)
-        return (persist, *self._set_out(self.record.order, now))
+        return (self._persist(active=None), *self._set_out(self.record.order, now))
 
     # Time.
 
     def _on_tick(self, now: float) -> Effects:
-        order = self.record.order
-        promise = self.record.promise
+        promise, order = self.record.promise, self.record.order
         if self.state is ParticipantState.RESTORING:
             return (QueryRank(),)
         if promise is None or order is None:
@@ -417,6 +426,8 @@ class Participant:
             return (AbortRank(promise.handoff_id, reason), self._report(now))
         if self.state in BEFORE_BOUNDARY and now > order.deadline_utc:
             return self._abort(self._because(str(self.state), "the deadline passed before the boundary"), now)
+        if self.state is ParticipantState.WITHDRAWING:
+            return (ClearReadyTag(promise.handoff_id), self._report(now))
         kept_until = order.deadline_utc + order.cutover.store_s + RETIRE_GRACE_S
         if self.state is ParticipantState.ACTIVE and now > kept_until:
             return self._retire(now)
@@ -465,9 +476,6 @@ class Participant:
 
     def _ended(self, handoff_id: HandoffId) -> EndedHandoff | None:
         return next((ended for ended in self.record.ended if ended.handoff_id == handoff_id), None)
-
-    def _answer_ended(self, order: Order, ended: EndedHandoff, now: float) -> SendReport:
-        return self._report_of(order, ended.stage, ended.reason, ended.decision, now)
 
     def _refuse(self, order: Order, reason: Reason | None, now: float) -> SendReport:
         return self._report_of(order, Stage.ABORTED, reason, Decision.UNDECIDED, now)

@@ -35,6 +35,7 @@ class ParticipantState(StrEnum):
     STREAMING = "streaming"  # built; the state has not converged yet
     READY = "ready"  # built, connected and certified where it streamed; no permission yet
     PERMITTED = "permitted"  # the ready tag is set, or about to be
+    WITHDRAWING = "withdrawing"  # the rank was told to take its tag back; the boundary may have been first
     ABORTING = "aborting"  # the rank was told to drop it; the boundary may have been first
     CUTTING_OVER = "cutting_over"
     ACTIVE = "active"  # first step in the target world done; what the source world held is kept until retire
@@ -55,8 +56,12 @@ BEFORE_PERMISSION = (
     ParticipantState.STREAMING,
     ParticipantState.READY,
 )
-BEFORE_BOUNDARY = (*BEFORE_PERMISSION, ParticipantState.PERMITTED)
+BEFORE_BOUNDARY = (*BEFORE_PERMISSION, ParticipantState.PERMITTED, ParticipantState.WITHDRAWING)
 
+MAY_SHOW_TAG = (ParticipantState.PERMITTED, ParticipantState.WITHDRAWING)
+
+RETIRE_GRACE_S = 600.0
+"""A proposer that never says retire must not make a rank hold two worlds for ever."""
 
 # Events.
 

@@ -14,6 +14,7 @@ STAGE_OF_STATE = {
     ParticipantState.STREAMING: Stage.STREAMING,
     ParticipantState.READY: Stage.READY,
     ParticipantState.PERMITTED: Stage.READY,
+    ParticipantState.WITHDRAWING: Stage.PREPARING,
     ParticipantState.ABORTING: Stage.PREPARING,
     ParticipantState.CUTTING_OVER: Stage.CUTTING_OVER,
     ParticipantState.ACTIVE: Stage.ACTIVE,

@@ -43,6 +43,7 @@ class ProposerState(StrEnum):
     IDLE = "idle"
     PREPARING = "preparing"
     PERMITTED = "permitted"
+    WITHDRAWING = "withdrawing"
     RETIRING = "retiring"
     ABORTING = "aborting"
 
@@ -50,6 +51,7 @@ class ProposerState(StrEnum):
 _STATE_OF_PHASE = {
     Phase.PREPARE: ProposerState.PREPARING,
     Phase.PERMIT: ProposerState.PERMITTED,
+    Phase.WITHDRAW: ProposerState.WITHDRAWING,
     Phase.RETIRE: ProposerState.RETIRING,
     Phase.ABORT: ProposerState.ABORTING,
 }
@@ -142,6 +144,13 @@ class Proposer:
         refusal = self._amend_refusal(proposal, now)
         if refusal is not None:
             return (Refused(proposal.handoff_id, Reason(refusal, "amend")),)
+        if self.record.phase is Phase.PREPARE:
+            return self._revise(proposal, now)
+        self.record = replace(self.record, phase=Phase.WITHDRAW, pending=proposal)
+        return (*self._enter(now), *self._orders(now))
+
+    def _revise(self, proposal: Proposal, now: float) -> Effects:
+        """The next plan revision; nobody has permission for the one before."""
         assert self.record.proposal is not None
         dropped = [member for member in self.tally.members if member not in _members(proposal)]
         reason = Reason("no part in the amended plan", "amend")
@@ -151,7 +160,14 @@ class Proposer:
         revision, target_revision = self.record.plan_revision + 1, self.record.target_revision
         if _wanted_of_ranks(proposal) != _wanted_of_ranks(self.record.proposal):
             target_revision = revision
-        self.record = replace(self.record, proposal=proposal, plan_revision=revision, target_revision=target_revision)
+        self.record = replace(
+            self.record,
+            proposal=proposal,
+            plan_revision=revision,
+            target_revision=target_revision,
+            phase=Phase.PREPARE,
+            pending=None,
+        )
         self.tally = self.tally.amended(proposal)
         return (*self._enter(now), *goodbyes, *self._orders(now))
 
@@ -159,7 +175,7 @@ class Proposer:
         current = self.record.proposal
         if current is None or current.handoff_id != proposal.handoff_id:
             return "handoff_id: no such handoff is open"
-        if self.record.phase is not Phase.PREPARE:
+        if self.record.phase in (Phase.RETIRE, Phase.ABORT) or self.tally.boundary_passed():
             return f"the handoff is {self.state}: the notice becomes the next handoff"
         if current.rung is Rung.CHECKPOINT or proposal.rung is Rung.CHECKPOINT:
             return "rung: a restart from a checkpoint is opened as a handoff of its own"
@@ -207,6 +223,8 @@ class Proposer:
                 return self._progress_preparing(now)
             case ProposerState.PERMITTED:
                 return self._progress_permitted(now)
+            case ProposerState.WITHDRAWING:
+                return self._progress_withdrawing(now)
             case ProposerState.RETIRING:
                 return self._progress_retiring(now)
             case ProposerState.ABORTING:
@@ -236,6 +254,24 @@ class Proposer:
         if now > self._last_moment:
             reason = self.tally.silent_reason("cutover", "no decision was reported")
             return self._finish(Stage.BROKEN, reason, now)
+        return ()
+
+    def _progress_withdrawing(self, now: float) -> Effects:
+        """When every tag is gone the plan is amended; when the boundary was first, it stays as it is."""
+        pending = self.record.pending
+        assert pending is not None
+        if self.tally.goes() or self.tally.boundary_passed():
+            self.record = replace(self.record, phase=Phase.PERMIT, pending=None)
+            return (*self._enter(now), *self._progress_permitted(now))
+        failure = self.tally.failure(self.record.plan_revision)
+        if failure is not None:
+            return self._abort(failure, now)
+        if now > min(self._deadline, pending.deadline_utc):
+            return self._abort(
+                self.tally.silent_reason("withdraw", "the deadline passed before all tags were gone"), now
+            )
+        if not self.tally.waiting(Phase.WITHDRAW, self.record.plan_revision):
+            return self._revise(pending, now)
         return ()
 
     def _progress_switched(self, now: float) -> Effects:
@@ -273,7 +309,7 @@ class Proposer:
         return ()
 
     def _abort(self, reason: Reason, now: float) -> Effects:
-        self.record = replace(self.record, phase=Phase.ABORT, reason=reason)
+        self.record = replace(self.record, phase=Phase.ABORT, reason=reason, pending=None)
         effects = (*self._enter(now), *self._orders(now))
         return (*effects, *self._progress_aborting(now))
 

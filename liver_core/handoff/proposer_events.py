@@ -107,7 +107,8 @@ class ProposerRecord:
     """All that must survive a restart of the host. `proposal` is the open handoff (None: none), `phase` what it wants.
 
     `highest_generation` is the highest number burned here, `target_revision` the plan revision in which the target and
-    the rung became what they are. At most ENDED_MAX `ended` are kept.
+    the rung became what they are, `pending` the plan for which permission is being taken back. At most ENDED_MAX
+    `ended` are kept.
     """
 
     highest_generation: int = 0
@@ -115,6 +116,7 @@ class ProposerRecord:
     generation: int = 0
     plan_revision: int = 0
     target_revision: int = 0
+    pending: Proposal | None = None
     phase: Phase = Phase.PREPARE
     reason: Reason | None = None
     ended: tuple["HandoffEnded", ...] = ()

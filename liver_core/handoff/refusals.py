@@ -7,7 +7,7 @@ from liver_core.handoff.messages import PROTOCOL_VERSION, Order, Phase, Promise,
 from liver_core.handoff.participant_events import ParticipantRecord
 from liver_core.layout import Member
 
-_PHASE_ORDER = {Phase.PREPARE: 0, Phase.PERMIT: 1, Phase.RETIRE: 2, Phase.ABORT: 3}
+_PHASE_ORDER = {Phase.PREPARE: 0, Phase.PERMIT: 1, Phase.WITHDRAW: 2, Phase.RETIRE: 3, Phase.ABORT: 4}
 
 
 def is_stale(order: Order, promise: Promise) -> bool:

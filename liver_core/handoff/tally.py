@@ -54,8 +54,15 @@ class Tally:
         return True
 
     def waiting(self, phase: Phase, plan_revision: int) -> tuple[Member, ...]:
-        """Who has not reported that the wanted phase is accepted or done."""
-        return tuple(member for member in self.members if not self._shows(member, phase, plan_revision))
+        """Who has not reported that the wanted phase is accepted or done.
+
+        Permission is taken back from the sources first: until their tags are gone the boundary may come, and then
+        whoever is only a target has to go with them.
+        """
+        waiting = tuple(member for member in self.members if not self._shows(member, phase, plan_revision))
+        if phase is Phase.WITHDRAW:
+            return tuple(member for member in waiting if member in self._source_ranks) or waiting
+        return waiting
 
     def all_ready(self, plan_revision: int) -> bool:
         """Everybody promised this revision and is built and connected."""
@@ -145,6 +152,9 @@ class Tally:
                 return self._is_ready(member, plan_revision)
             case Phase.PERMIT:
                 return report.stage in _SWITCHED
+            case Phase.WITHDRAW:
+                withdrawn = report.promise is not None and report.promise.phase is Phase.WITHDRAW
+                return withdrawn and self._is_ready(member, plan_revision)
             case Phase.RETIRE:
                 return self._is_free(member)
             case Phase.ABORT:

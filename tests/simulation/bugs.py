@@ -34,7 +34,13 @@ from liver_core.handoff.cutover import (
     Level,
     StateRead,
 )
-from liver_core.handoff.participant_events import ParticipantEffect, ParticipantEvent, ParticipantRecord, SendReport
+from liver_core.handoff.participant_events import (
+    ParticipantEffect,
+    ParticipantEvent,
+    ParticipantRecord,
+    ParticipantState,
+    SendReport,
+)
 from liver_core.handoff.participant_events import Tick as ParticipantTick
 from liver_core.handoff.proposer_events import PersistProposal, ProposerEffect, ProposerEvent
 from liver_core.handoff.tally import Tally
@@ -118,6 +124,23 @@ class AmendsAtAnyTime(Proposer):
             return "no such handoff is open"
         self.record = replace(self.record, phase=Phase.PREPARE)
         return self._proposal_refusal(proposal, now)
+
+
+class AmendsBeforeTheTagsAreGone(Proposer):
+    """One rank whose tag is gone is taken for all, newcomers included."""
+
+    def _progress_withdrawing(self, now: float) -> tuple[ProposerEffect, ...]:
+        assert self.record.pending is not None
+        return self._revise(self.record.pending, now)
+
+
+class SaysTooEarlyThatItsTagIsGone(Participant):
+    def _withdraw(self, promise: Promise, now: float) -> tuple[ParticipantEffect, ...]:
+        effects = super()._withdraw(promise, now)
+        if self.state is not ParticipantState.WITHDRAWING:
+            return effects
+        self.state = ParticipantState.READY
+        return (*effects[:-1], self._report(now))
 
 
 class MovesTheDeadlineLater(Proposer):
@@ -233,6 +256,8 @@ MORE = {
     "proposer speaks before persist": Bug(Machines(proposer=OpensBeforeItPersists)),
     "promise released before the rank has dropped": Bug(Machines(participant=ReleasesBeforeTheRankHas)),
     "deadline ignored": Bug(Machines(participant=NeverGivesUp), first_seed=500),
+    "amended before the tags are gone": Bug(Machines(proposer=AmendsBeforeTheTagsAreGone)),
+    "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone), first_seed=500),
     "own wish believed": Bug(Machines(cutover=BelievesItsOwnWish)),
     "leaver leaves early": Bug(Machines(cutover=LeavesEarly)),
     "no answer taken for no": Bug(Machines(cutover=StepsInTheSourceWhenLate)),

@@ -25,6 +25,7 @@ _PARTICIPANT: dict[tuple[str, str], str] = {
     ("ready", "preparing streaming training other"): _IN_ORDER,
     ("streaming", "active cutting_over left ready"): _PERMITTED_FIRST,
     ("streaming", "preparing training other"): _IN_ORDER,
+    ("withdrawing", "active left preparing streaming training other"): _IN_ORDER,
     ("stopping", "preparing streaming prepared ready cutting_over active left aborted"): _NOT_TOLD,
 }
 _CUTOVER: dict[tuple[str, str], str] = {

@@ -37,6 +37,7 @@ FAULTS = (
     "rank slow to answer",
     "late order",
 )
+ANOTHER_NOTICE = "another notice"
 TRIGGERS = ("preparing", "streaming", "prepared", "ready", "cutting_over", "active")
 
 
@@ -106,7 +107,11 @@ def draw_plan(random: Random) -> Plan:
     lossy = random.random() < 0.5
     network = (0.15 * random.random(), 0.2 * random.random(), 0.6 * random.random()) if lossy else (0.0, 0.0, 0.05)
     step_s, deadline_s = 0.3 + random.random(), 7 + 9 * random.random()
-    return Plan(members, first, step_s, deadline_s, network, tuple(intents), faults, chaos_s, _link(random))
+    link = _link(random)
+    if random.random() < 0.4:
+        # While permission is given and the boundary has not come.
+        faults += (Fault(ANOTHER_NOTICE, "ready", 0.5 * random.random(), random.choice(members), 1.0),)
+    return Plan(members, first, step_s, deadline_s, network, tuple(intents), faults, chaos_s, link)
 
 
 def _link(random: Random) -> Link:

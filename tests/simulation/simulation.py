@@ -255,6 +255,9 @@ class Simulation:
         agent = self.agents[fault.member]
         host = self.hosts[LEAD if fault.length_s < 7 else SERVICE]
         match fault.kind:
+            case "another notice" if self.hosts[LEAD].proposer.record.proposal is not None:
+                others = tuple(self.random.sample(self.plan.members, 2))
+                self._amend(self.hosts[LEAD], self.hosts[LEAD].proposer.record.proposal, others)
             case "agent crash":
                 agent.crash(fault.length_s if fault.length_s > 4 else 0.02 * fault.length_s)
             case "agent crash between effects":
@@ -368,10 +371,10 @@ class Simulation:
                 host.handle(Open(self._proposal(newest, intent.members, self.choose())))
 
     def _another_notice(self, host: ProposerHost, current: Proposal, members: tuple[Member, ...]) -> None:
-        """As the driver does: amend until permission is given, then take it back, then let it go on; or a mistake."""
+        """As the driver does: amend until the boundary, then let it go on; or a mistake, or it is taken back."""
         if self.random.random() < 0.3:
             host.handle(Open(self._proposal(self.worlds[1].roster, members, Rung.STOP_AND_COPY)))
-        elif host.proposer.state is ProposerState.PREPARING:
+        elif host.proposer.state is ProposerState.PREPARING or self.random.random() < 0.8:
             self._amend(host, current, members)
         else:
             host.handle(Cancel(Reason("another notice came", "supersede")))
@@ -391,7 +394,7 @@ class Simulation:
             members, rung = current.members, current.rung
         amended = self.amendment(current, members, min(deadline_utc, current.deadline_utc), rung)
         host.handle(Amend(replace(amended, deadline_utc=deadline_utc)))
-        if host.proposer.record.proposal == amended:
+        if amended in (host.proposer.record.proposal, host.proposer.record.pending):
             self.wanted = members
 
     def choose(self, left_s: float | None = None) -> Rung:

@@ -12,7 +12,7 @@ from tests.simulation.run import run_seeds, unmet_pairs, wrongly_declared
 from tests.simulation.simulation import Simulation, run_seed
 from tests.simulation.truth import Violation
 
-SEEDS = 300
+SEEDS = 500
 SEEDS_TO_FIND_A_BUG = 300
 
 

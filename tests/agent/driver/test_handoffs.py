@@ -88,6 +88,23 @@ def test_a_second_notice_amends_the_handoff_and_one_generation_answers_both() ->
         nodes.wait(lambda: nodes.rank("c") is None and nodes.rank("d") is None, "the end of both leavers")
 
 
+def test_a_second_notice_after_permission_takes_it_back_and_amends_the_handoff() -> None:
+    with cluster("a", "b", "c", spares=("e",), faults={"a": "long_step"}) as nodes:
+        nodes.service.spares = ("e",)
+        nodes.wait_training(1, ("a", "b", "c"))
+        nodes.announce("c")
+        first = nodes.wait_handoff(HandoffState.READY)
+        assert first.target.node_ids() == ("a", "b", "e")
+        newcomer = identity_of(nodes.wait(lambda: nodes.rank("e"), "the newcomer"))
+        nodes.announce("b")
+        done = nodes.wait_handoff(HandoffState.ACTIVE)
+        assert (done.handoff_id, done.generation, done.plan_revision) == (first.handoff_id, 2, 2)
+        assert (done.target.node_ids(), done.leaving, done.superseded) == (("a", "e"), ("b", "c"), False)
+        assert len(nodes.service.mirrors) == 1
+        nodes.wait_training(2, ("a", "e"))
+        assert identity_of(nodes.rank("e")) == newcomer  # type: ignore[arg-type]
+
+
 def test_a_rank_that_dies_while_preparing_aborts_the_handoff_with_its_name_and_the_world_is_told_lost() -> None:
     with cluster(*FOUR, faults={"b": "dies_preparing"}) as nodes:
         nodes.wait_training(1, FOUR)

@@ -180,16 +180,55 @@ def test_a_deadline_that_lies_later_does_not_move_the_open_one(job: JobOrder) ->
     asyncio.run(run())
 
 
-def test_after_permission_another_notice_takes_it_back(job: JobOrder) -> None:
+def test_after_permission_another_notice_takes_it_back_and_amends_the_handoff(job: JobOrder) -> None:
     async def run() -> None:
         now = scene(job)
         await now.notice(60.0, "d")
         await now.deliver(RankStage.PREPARED)
         assert now.state is ProposerState.PERMITTED
+        await now.deliver(RankStage.READY)
+        await now.notice(60.0, "c", "d")
+        assert now.state is ProposerState.WITHDRAWING
+        assert {order.phase for _, order in now.sent[-4:]} == {Phase.WITHDRAW}
+        assert (now.mirrors[-1].plan_revision, now.mirrors[-1].state) == (1, HandoffState.READY)
+        count = len(now.sent)
+        await now.notice(60.0, "c", "d")
+        assert len(now.sent) == count, "what is under way is not said again"
+        await now.deliver(RankStage.PREPARED)
+        assert (now.state, now.mirrors[-1].plan_revision) == (ProposerState.PREPARING, 2)
+        await now.deliver(RankStage.PREPARED)
+        assert now.state is ProposerState.PERMITTED
+        assert (now.mirrors[-1].leaving, now.mirrors[-1].superseded) == (("c", "d"), False)
+
+    asyncio.run(run())
+
+
+def test_a_boundary_that_comes_before_permission_is_taken_back_leaves_the_notice_to_the_next_handoff(
+    job: JobOrder,
+) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(60.0, "d")
+        await now.deliver(RankStage.PREPARED)
+        await now.deliver(RankStage.READY)
+        await now.notice(60.0, "c", "d")
+        await now.deliver(RankStage.CUTTING_OVER)
+        assert now.state is ProposerState.PERMITTED
+        await now.notice(60.0, "c", "d")
+        mirror = now.mirrors[-1]
+        assert (now.state, mirror.leaving, mirror.superseded) == (ProposerState.PERMITTED, ("d",), False)
+
+    asyncio.run(run())
+
+
+def test_an_open_handoff_that_cannot_be_amended_is_given_up_for_all_notices(job: JobOrder) -> None:
+    async def run() -> None:
+        only_three = LayoutByCount(choices=(LayoutForCount(nodes=3, layout=Layout(pp=3), reason="three or nothing"),))
+        now = scene(job.model_copy(update={"standing_plans": (), "layouts_by_count": only_three}))
+        await now.notice(60.0, "d")
         await now.notice(60.0, "c", "d")
         assert now.mirrors[-1].superseded
         assert now.state is ProposerState.ABORTING
-        assert {order.phase for _, order in now.sent[-4:]} == {Phase.ABORT}
 
     asyncio.run(run())
 

@@ -1,5 +1,6 @@
 """Plans, measures, mirrors and journal records: the pure parts of the driver."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -273,4 +274,5 @@ def test_a_slot_and_a_proposer_come_back_from_the_journal_as_they_were() -> None
     proposer = ProposerRecord(
         highest_generation=3, proposal=proposal, generation=3, plan_revision=4, target_revision=2, ended=(end,)
     )
+    assert proposer_from_json(proposer_to_json(replace(proposer, pending=proposal))).pending == proposal
     assert proposer_from_json(proposer_to_json(proposer)) == proposer

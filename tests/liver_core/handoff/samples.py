@@ -119,6 +119,10 @@ def participant_in(state: ParticipantState, member: Member = A) -> Any:
         machine = participant(member, machine.record)
         machine.start(2.0)
         return machine
+    if state is ParticipantState.WITHDRAWING:
+        machine = participant_in(ParticipantState.PERMITTED, member)
+        machine.handle(OrderReceived(order(Phase.WITHDRAW)), 2.0)
+        return machine
     if state is ParticipantState.STOPPING:
         machine.handle(OrderReceived(restart_order()), 1.0)
         return machine

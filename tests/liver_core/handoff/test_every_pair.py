@@ -111,6 +111,9 @@ def proposer_in(state: ProposerState):
     for wanted in (ProposerState.PERMITTED, ProposerState.RETIRING):
         if machine.state is state:
             break
+        if machine.state is ProposerState.PERMITTED and state is ProposerState.WITHDRAWING:
+            machine.handle(Amend(proposal(members=(A, B))), 2.0)
+            break
         reached = ParticipantState.READY if wanted is ProposerState.PERMITTED else ParticipantState.ACTIVE
         for report in reports_from(reached):
             machine.handle(report, 2.0)

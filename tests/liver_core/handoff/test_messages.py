@@ -64,7 +64,7 @@ def test_both_messages_carry_every_field_that_was_promised_from_the_first_day():
         ("generation", True, "generation: must be an integer, not bool"),
         ("plan_revision", "1", "plan_revision: must be an integer, not str"),
         ("target_revision", 2, "target_revision: must be at most 1, is 2"),
-        ("phase", "go", "phase: must be one of prepare, permit, retire, abort, is 'go'"),
+        ("phase", "go", "phase: must be one of prepare, permit, withdraw, retire, abort, is 'go'"),
         ("handoff_id", "", "handoff_id: must not be empty"),
         ("handoff_id", "x" * 65, "handoff_id: must have at most 64 characters, has 65"),
         ("deadline_utc", float("inf"), "deadline_utc: must be finite and not negative, is inf"),

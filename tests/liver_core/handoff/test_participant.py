@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from liver_core.handoff import Decision, ParticipantRecord, Phase, Reason, Rung, Stage
-from liver_core.handoff.participant import RETIRE_GRACE_S
 from liver_core.handoff.participant_events import (
+    RETIRE_GRACE_S,
     AbortRank,
     ClearReadyTag,
     OrderReceived,
@@ -249,6 +249,34 @@ def test_a_newer_revision_is_prepared_until_permission():
     permitted = participant_in(ParticipantState.PERMITTED)
     assert kinds(take(permitted, newer)) == [SendReport]
     assert permitted.record.promise is not None and permitted.record.promise.plan_revision == 1
+
+
+def test_permission_that_is_taken_back_is_gone_when_the_rank_says_so_and_never_comes_again():
+    machine = participant_in(ParticipantState.PERMITTED)
+    effects = take(machine, order(Phase.WITHDRAW))
+    assert kinds(effects) == [Persist, ClearReadyTag, SendReport]
+    assert effects[2].report.stage is Stage.PREPARING, "the boundary may be first, nobody knows yet"
+    assert kinds(machine.handle(Tick(), NOW)) == [ClearReadyTag, SendReport]
+    restarted = participant(A, machine.record)
+    restarted.start(NOW)
+    assert ClearReadyTag in kinds(restarted.handle(rank_says(RankStage.READY), NOW))
+    for each in (machine, restarted):
+        (report,) = reports_in(each.handle(rank_says(RankStage.PREPARED), NOW))
+        assert (report.stage, report.promise.phase) == (Stage.READY, Phase.WITHDRAW)
+        assert kinds(take(each, order(Phase.PERMIT))) == [SendReport]
+        assert PrepareRank in kinds(take(each, order(plan_revision=2, target=roster(2, A, B))))
+
+
+def test_permission_that_never_came_is_taken_back_all_the_same():
+    machine = participant_in(ParticipantState.READY)
+    assert kinds(take(machine, order(Phase.WITHDRAW))) == [Persist, SendReport]
+    assert kinds(take(machine, order(Phase.PERMIT))) == [SendReport]
+
+
+def test_a_boundary_before_permission_was_taken_back_counts():
+    machine = participant_in(ParticipantState.WITHDRAWING)
+    (report,) = reports_in(machine.handle(rank_says(RankStage.CUTTING_OVER), NOW))
+    assert (report.stage, report.promise.phase) == (Stage.CUTTING_OVER, Phase.PERMIT)
 
 
 @pytest.mark.parametrize(

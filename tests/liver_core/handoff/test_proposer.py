@@ -79,6 +79,19 @@ def permitted():
     return machine
 
 
+def past_the_boundary():
+    machine = permitted()
+    feed(machine, truth(ParticipantState.CUTTING_OVER, A))
+    return machine
+
+
+def withdrawn(member):
+    """What a member says once its tag is gone."""
+    machine = participant_in(ParticipantState.WITHDRAWING, member)
+    report = reports_in(machine.handle(rank_says(RankStage.PREPARED), NOW))[0]
+    return ReportReceived(replace(report, report_seq=9))
+
+
 def phases(effects):
     return {(effect.member, effect.order.phase) for effect in effects if isinstance(effect, SendOrder)}
 
@@ -266,7 +279,7 @@ def test_an_amendment_before_permission_is_a_new_revision_and_says_goodbye_to_wh
 @pytest.mark.parametrize(
     ("machine", "wanted", "complaint"),
     [
-        (permitted(), proposal(members=(A, B)), "the notice becomes the next handoff"),
+        (past_the_boundary(), proposal(members=(A, B)), "the notice becomes the next handoff"),
         (opened(), proposal(handoff_id=H2), "no such handoff is open"),
         (opened(), proposal(source=roster(1, B, A)), "a revision keeps parent, source, store and cutover deadlines"),
         (opened(), proposal(store=StoreAddress("127.0.0.1", 4001)), "a revision keeps parent, source, store"),
@@ -303,6 +316,40 @@ def test_only_a_revision_that_changes_layout_members_or_rung_makes_ranks_build_a
     assert said == [(2, 1), (3, 3), (4, 3)]
     feed(machine, Amend(replace(nearer, members=(A, B), deadline_utc=DEADLINE - 3, rung=Rung.STOP_AND_COPY)))
     assert (machine.record.plan_revision, machine.record.target_revision) == (5, 5)
+
+
+def test_after_permission_the_tags_are_taken_back_first_those_of_the_sources_before_newcomers_hear_of_it():
+    machine = permitted()
+    wanted = proposal(members=(A, B), deadline_utc=DEADLINE - 5)
+    assert phases(feed(machine, Amend(wanted))) == {(A, Phase.WITHDRAW), (B, Phase.WITHDRAW)}
+    assert machine.state is ProposerState.WITHDRAWING
+    assert feed(machine, truth(ParticipantState.WITHDRAWING, A)) == ()
+    feed(machine, withdrawn(A), withdrawn(B))
+    assert machine.record.plan_revision == 1
+    assert phases(feed(machine, Tick(), now=NOW + 2)) == {(C, Phase.WITHDRAW)}
+    effects = feed(machine, withdrawn(C))
+    assert phases(effects) == {(A, Phase.PREPARE), (B, Phase.PREPARE), (C, Phase.ABORT)}
+    record = machine.record
+    assert (record.proposal, record.pending, record.plan_revision, record.generation) == (wanted, None, 2, 2)
+
+
+def test_a_boundary_that_comes_before_the_tags_are_gone_leaves_the_plan_as_it_is():
+    machine = permitted()
+    before = machine.record
+    feed(machine, Amend(proposal(members=(A, B))), withdrawn(B))
+    feed(machine, truth(ParticipantState.CUTTING_OVER, A))
+    assert machine.record == before
+    (refused,) = feed(machine, Amend(proposal(members=(A, B))))
+    assert isinstance(refused, Refused) and "the notice becomes the next handoff" in refused.reason.text
+
+
+def test_taking_permission_back_goes_on_after_a_restart_and_ends_with_the_deadline():
+    machine = permitted()
+    feed(machine, Amend(proposal(members=(A, B), deadline_utc=DEADLINE - 5)))
+    restarted = proposer(machine.record)
+    assert phases(feed(restarted, Tick())) == {(A, Phase.WITHDRAW), (B, Phase.WITHDRAW)}
+    feed(restarted, Tick(), now=DEADLINE - 4)
+    assert restarted.state is ProposerState.ABORTING and restarted.record.pending is None
 
 
 def test_ready_of_an_older_revision_gives_no_permission_and_its_abort_ends_nothing():
