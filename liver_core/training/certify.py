@@ -18,6 +18,7 @@ from liver_core.training.exchange import Exchange
 from liver_core.training.next_world import Verdict
 
 if TYPE_CHECKING:
+    from liver_core.training.source_stream import SourceStream
     from liver_core.training.target_stream import LiveTarget
 
 ATTEMPTS_MAX = 8
@@ -44,8 +45,18 @@ class Certifier:
     """One target's part; the first target's is also to announce and to add up. `advance` never waits."""
 
     def __init__(
-        self, exchange: Exchange, stream: LiveTarget, manifest: Manifest, *, rank: int, sources: int, targets: int
-    ):
+        self,
+        exchange: Exchange,
+        stream: LiveTarget,
+        manifest: Manifest,
+        *,
+        rank: int,
+        sources: int,
+        targets: int,
+        beside: SourceStream | None = None,
+    ) -> None:
+        """`rank` is the target's; `beside`: the source in the same process, which knows how long a version stands."""
+        self._beside = beside
         self._exchange = exchange
         self._stream = stream
         self._manifest = manifest
@@ -86,10 +97,7 @@ class Certifier:
                 return
             if self._lead_attempt > ATTEMPTS_MAX:
                 raise CertificateRefused(f"no version was met by all ranks in {ATTEMPTS_MAX} announcements")
-            # Before a step was heard of, nobody knows how long one takes; then half the notice is a guess like any.
-            step_s = self._stream.step_s or NOTICE_S / 2
-            ahead = max(1, math.ceil(self._lead_attempt * NOTICE_S / step_s))
-            self._leading = self._stream.version + ahead
+            self._leading = self._stream.version + self._ahead()
             self._exchange.post(f"certify/{self._lead_attempt}", self._leading)
             return
         keys = [f"certified/{self._lead_attempt}/{name}" for name in self._names]
@@ -100,6 +108,15 @@ class Certifier:
         version, self._leading, self._lead_attempt = self._leading, None, self._lead_attempt + 1
         if len(parts) == len(keys):
             propose_verdict(self._exchange, self._compared(version, parts))
+
+    def _ahead(self) -> int:
+        """How many steps from now; none where the sources will still stand where they are when all have heard."""
+        beside = self._beside
+        if beside is not None and self._lead_attempt == 1 and beside.stands_for_s(self._stream.version) > NOTICE_S:
+            return 0
+        # Before a step was heard of, nobody knows how long one takes; then half the notice is a guess like any.
+        step_s = self._stream.step_s or NOTICE_S / 2
+        return max(1, math.ceil(self._lead_attempt * NOTICE_S / step_s))
 
     def _compared(self, version: int, parts: list[list[int]]) -> Verdict:
         sums = [[sum(column) & MASK for column in zip(*some, strict=True)] for some in self._sides(parts)]

@@ -380,7 +380,7 @@ class RankLoop:
                 retiring.free_in_background()
         stream = self.upcoming.stream()
         if stream is not None and not stream.attached:
-            stream.attach(self.progress.step)
+            stream.attach(self.progress.step, self.timings.steps)
 
     def _preparation(self, request: Request) -> Preparation:
         # Asked by handoff, so that an abort which comes before the preparation has begun ends it too.

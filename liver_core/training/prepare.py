@@ -314,7 +314,13 @@ class Preparation:
             return None
         sizes = (self.request.source.layout.world_size, self.request.target.layout.world_size)
         return Certifier(
-            made.exchange, made.target_stream, made.manifest, rank=made.target_rank, sources=sizes[0], targets=sizes[1]
+            made.exchange,
+            made.target_stream,
+            made.manifest,
+            rank=made.target_rank,
+            sources=sizes[0],
+            targets=sizes[1],
+            beside=made.source_stream,
         )
 
     @property

@@ -21,6 +21,8 @@ from liver_core.training.exchange import Exchange, ExchangeTimeout
 from liver_core.training.next_world import ActiveWorld
 
 POLL_S = 0.02
+STANDING_SHARE = 0.8
+"""Of a usual step: a part of the rest is the optimizer's, and steps differ."""
 HASH_WAIT_S_MAX = 30.0
 """How long a step may wait for a hash: far above any hash, so that a thread that is stuck shows as an error."""
 
@@ -56,6 +58,7 @@ class SourceStream:
         self._sums: dict[int, int] = {}
         self._closed = False
         self._usual_step_s = 0.0
+        self._stands_since = 0.0
         ring.stepping(ring.version)
         for name, action in (("source-certify", self._certify), ("source-sum", self._sum)):
             threading.Thread(target=self._guarded, args=(action,), name=name, daemon=True).start()
@@ -67,8 +70,12 @@ class SourceStream:
         """Whether steps are published."""
         return self._version is not None or bool(self._published)
 
-    def attach(self, version: int) -> None:
-        """From now on every step is published; called between two steps, when `version` of them are applied."""
+    def attach(self, version: int, steps: Sequence[float]) -> None:
+        """From now on every step is published; called between two steps, when `version` of them are applied.
+
+        `steps`: seconds of the last steps, newest last.
+        """
+        self._usual_step_s = statistics.median(steps) if steps else 0.0
         # Until now the counter was odd: who looked at it saw a source inside a step.
         self.ring.version = version - 1
         self.after_step(version)
@@ -119,7 +126,15 @@ class SourceStream:
         with self._changed:
             self.ring.stepped(version)
             self._version = version
+            self._stands_since = time.monotonic()
             self._changed.notify_all()
+
+    def stands_for_s(self, version: int) -> float:
+        """Seconds that this source is expected to stand at `version` from now on; 0 where it does not, or may not."""
+        with self._changed:
+            if self._version != version:
+                return 0.0
+            return max(0.0, self._stands_since + STANDING_SHARE * self._usual_step_s - time.monotonic())
 
     def chain(self, after: int, upto: int, until: float) -> int:
         """One number over the gradients of the steps after `after` up to `upto`, summed modulo 2^64 over this rank.

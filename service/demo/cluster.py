@@ -20,9 +20,9 @@ CORPUS_S = 120.0
 CORPUS_BYTES = 2_000_000
 SERVICE = "service"
 # In a fleet the service has a machine of its own; here it shares two cores with the ranks, and lets them go first.
-SERVICE_NICE = 5
+SERVICE_NICE = 15
 # A demo grows onto a new node sooner than an operator would want: nobody waits for a fleet to settle here.
-SERVICE_ENVIRONMENT = {"LIVER_SERVICE_GROW_SETTLE_S": "1", "LIVER_SERVICE_AGENT_POLL_S": "0.5"}
+SERVICE_ENVIRONMENT = {"LIVER_SERVICE_GROW_SETTLE_S": "1"}
 
 
 @dataclass(frozen=True, slots=True)
