@@ -267,10 +267,11 @@ class Lead:
         It is amended until the boundary; past it the notice becomes the next handoff. One that cannot be amended is
         given up for all notices. Permission is taken back for more nodes only. Capacity that appears waits.
         """
-        state = self._proposer.state
+        assert self.progress is not None
+        state, past = self._proposer.state, "boundary" in self.progress.marks
         if state is ProposerState.PREPARING and not more:
             await self._hasten(leaving)
-        if not more or state is ProposerState.WITHDRAWING:
+        if not more or past or state is ProposerState.WITHDRAWING:
             return
         if state not in AMENDABLE or not await self._amend(order, leaving, more):
             await self._supersede(more)

@@ -217,6 +217,7 @@ def test_a_boundary_that_comes_before_permission_is_taken_back_leaves_the_notice
         await now.notice(60.0, "c", "d")
         mirror = now.mirrors[-1]
         assert (now.state, mirror.leaving, mirror.superseded) == (ProposerState.PERMITTED, ("d",), False)
+        assert "refused" not in now.lead.said, "nobody asks for what comes too late"
 
     asyncio.run(run())
 
