@@ -127,6 +127,9 @@ class SimAgent:
             case SetReadyTag(handoff_id=handoff_id, plan_revision=revision, tag=tag):
                 self._command("permit", handoff_id, revision, tag)
             case ClearReadyTag(handoff_id=handoff_id):
+                if self.rank is not None and sim.chance(0.2):
+                    # It has shown its tag at a boundary to which others come late: the outcome is its answer.
+                    self.rank.commands_until = sim.clock.now + 4.0 * sim.random.random()
                 self._command("withdraw", handoff_id)
             case AbortRank(handoff_id=handoff_id, reason=reason):
                 if not self._command("abort", handoff_id, reason):
@@ -134,6 +137,8 @@ class SimAgent:
             case RetireRank(handoff_id=handoff_id):
                 self._command("retire", handoff_id)
             case StopRank():
+                if sim.chance(0.5):
+                    sim.repeat_old_orders(self)
                 if not self._command("stop"):
                     sim.clock.after(0.05, self._no_process)
             case QueryRank():

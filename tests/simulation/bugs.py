@@ -257,7 +257,7 @@ MORE = {
     "promise released before the rank has dropped": Bug(Machines(participant=ReleasesBeforeTheRankHas)),
     "deadline ignored": Bug(Machines(participant=NeverGivesUp), first_seed=500),
     "amended before the tags are gone": Bug(Machines(proposer=AmendsBeforeTheTagsAreGone)),
-    "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone), first_seed=500),
+    "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone), first_seed=1500),
     "own wish believed": Bug(Machines(cutover=BelievesItsOwnWish)),
     "leaver leaves early": Bug(Machines(cutover=LeavesEarly)),
     "no answer taken for no": Bug(Machines(cutover=StepsInTheSourceWhenLate)),

@@ -274,7 +274,7 @@ class SimRank:
     def stop(self) -> None:
         """A process takes its time to end; until then its world goes on."""
         self._hello_now_and_then()
-        slow_s = 2.0 * self.simulation.random.random() if self.simulation.chance(0.1) else 0.0
+        slow_s = 2.0 * self.simulation.random.random() if self.simulation.chance(0.3) else 0.0
         self.simulation.clock.after(slow_s, self.exit)
 
     def status(self) -> None:

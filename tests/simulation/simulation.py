@@ -258,6 +258,9 @@ class Simulation:
             case "another notice" if self.hosts[LEAD].proposer.record.proposal is not None:
                 others = tuple(self.random.sample(self.plan.members, 2))
                 self._amend(self.hosts[LEAD], self.hosts[LEAD].proposer.record.proposal, others)
+                self._make_it_worse(agent)
+                if self.random.random() < 0.5:
+                    self.waiting_faults.append(fault)  # And again at the next one.
             case "agent crash":
                 agent.crash(fault.length_s if fault.length_s > 4 else 0.02 * fault.length_s)
             case "agent crash between effects":
@@ -297,9 +300,21 @@ class Simulation:
                 for index in range(8):
                     self.clock.after(index * 0.4 * self.random.random(), self._hello, agent)
             case "late order":
-                self._repeat_old_orders(agent)
+                self.repeat_old_orders(agent)
             case kind:
                 self.armed.append((kind, fault.member))
+
+    def _make_it_worse(self, agent: SimAgent) -> None:
+        """While permission is taken back: nobody leads for a while and a rank breaks, or old orders come again."""
+        worse = self.random.random()
+        if worse < 0.2:
+            self.clock.after(0.2, self.hosts[LEAD].crash, 4.0)
+            if agent.rank is not None:
+                reason = Reason("the device failed", "train", 0)
+                self.clock.after(0.3 + self.random.random(), agent.rank.break_down, reason)
+        elif worse < 0.5:
+            for each in self.agents.values():
+                self.repeat_old_orders(each)
 
     def _hello(self, agent: SimAgent) -> None:
         """The rank connects anew and says where it stands."""
@@ -315,7 +330,7 @@ class Simulation:
     def _service_back(self) -> None:
         self.network.service_away = False
 
-    def _repeat_old_orders(self, agent: SimAgent) -> None:
+    def repeat_old_orders(self, agent: SimAgent) -> None:
         """Orders of any age arrive again."""
         for order in list(self.orders.values())[-8:]:
             self.clock.after(3 * self.random.random(), agent.receive, order)
