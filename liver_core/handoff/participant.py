@@ -58,6 +58,7 @@ class Participant:
         self.record = record
         self.state = ParticipantState.IDLE
         self._report_seq = 0
+        self._tag_heard = False  # whether the rank has said READY since permission
         # Why the ranks took the next rung; not journalled, since the rank says it again to a restarted agent.
         self._fallback: Reason | None = None
 
@@ -101,9 +102,7 @@ class Participant:
         refusal = prepare_refusal(order, self._settled(), self.member, self.job_id, expected, now)
         if order.phase is Phase.ABORT and order.job_id == self.job_id:
             return self._burn(order, now)
-        if refusal is not None:
-            return (self._refuse(order, refusal, now),)
-        return self._promise(order, now)
+        return self._promise(order, now) if refusal is None else (self._refuse(order, refusal, now),)
 
     def _settled(self) -> ParticipantRecord:
         """The record as a new handoff sees it: one that is active here binds no more, it is retired on the way."""
@@ -123,7 +122,7 @@ class Participant:
                 if not order.takes_over and self.member not in order.target.members:
                     return self._end(Stage.LEFT, self._because("permit", "no part in the target world"), now)
                 permitted = replace(promise, phase=Phase.PERMIT)
-                self.state = ParticipantState.PERMITTED
+                self.state, self._tag_heard = ParticipantState.PERMITTED, False
                 return (self._persist(promise=permitted), self._set_tag(permitted), self._report(now))
             case Phase.WITHDRAW if order.plan_revision == promise.plan_revision:
                 return self._withdraw(promise, now)
@@ -143,9 +142,7 @@ class Participant:
     def _on_newer_prepare(self, order: Order, now: float) -> Effects:
         promise = self.record.promise
         assert promise is not None and self.record.order is not None
-        if order.plan_revision == promise.plan_revision:
-            return (self._report(now),)
-        if self.state is ParticipantState.ABORTING:
+        if order.plan_revision == promise.plan_revision or self.state is ParticipantState.ABORTING:
             return (self._report(now),)
         if self.state not in BEFORE_PERMISSION:
             # The boundary of the promised revision may be first, or was: only what was promised counts.
@@ -247,7 +244,7 @@ class Participant:
                 self._fallback = event.reason
                 return self._adopt_prepared(promise, now)
             case RankStage.READY:
-                self._fallback = event.reason
+                self._fallback, self._tag_heard = event.reason, True
                 return self._adopt_ready(promise, now)
             case RankStage.CUTTING_OVER:
                 return self._adopt_cutting_over(now)
@@ -305,6 +302,8 @@ class Participant:
 
     def _adopt_prepared(self, promise: Promise, now: float) -> Effects:
         match self.state:
+            case ParticipantState.WITHDRAWING if not self._tag_heard:
+                return ()  # Said before it had permission: the tag may be set yet, and gone only after that.
             case ParticipantState.PREPARING | ParticipantState.STREAMING | ParticipantState.WITHDRAWING:
                 self.state = ParticipantState.READY
                 return (self._report(now),)
@@ -427,6 +426,7 @@ class Participant:
         if self.state in BEFORE_BOUNDARY and now > order.deadline_utc:
             return self._abort(self._because(str(self.state), "the deadline passed before the boundary"), now)
         if self.state is ParticipantState.WITHDRAWING:
+            self._tag_heard = True  # A rank that permission never reached says READY at no time.
             return (ClearReadyTag(promise.handoff_id), self._report(now))
         kept_until = order.deadline_utc + order.cutover.store_s + RETIRE_GRACE_S
         if self.state is ParticipantState.ACTIVE and now > kept_until:
@@ -471,8 +471,8 @@ class Participant:
         return Persist(self.record)
 
     def _set_tag(self, promise: Promise) -> SetReadyTag:
-        tag = ready_tag(promise.handoff_id, promise.plan_revision)
-        return SetReadyTag(promise.handoff_id, promise.plan_revision, tag)
+        handoff_id, revision = promise.handoff_id, promise.plan_revision
+        return SetReadyTag(handoff_id, revision, ready_tag(handoff_id, revision))
 
     def _ended(self, handoff_id: HandoffId) -> EndedHandoff | None:
         return next((ended for ended in self.record.ended if ended.handoff_id == handoff_id), None)

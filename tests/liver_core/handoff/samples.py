@@ -121,6 +121,7 @@ def participant_in(state: ParticipantState, member: Member = A) -> Any:
         return machine
     if state is ParticipantState.WITHDRAWING:
         machine = participant_in(ParticipantState.PERMITTED, member)
+        machine.handle(rank_says(RankStage.READY), 1.0)
         machine.handle(OrderReceived(order(Phase.WITHDRAW)), 2.0)
         return machine
     if state is ParticipantState.STOPPING:

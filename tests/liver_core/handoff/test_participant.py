@@ -267,6 +267,15 @@ def test_permission_that_is_taken_back_is_gone_when_the_rank_says_so_and_never_c
         assert PrepareRank in kinds(take(each, order(plan_revision=2, target=roster(2, A, B))))
 
 
+def test_what_the_rank_said_before_it_had_permission_does_not_tell_that_its_tag_is_gone():
+    machine = participant_in(ParticipantState.PERMITTED)
+    take(machine, order(Phase.WITHDRAW))
+    assert machine.handle(rank_says(RankStage.PREPARED), NOW) == ()
+    machine.handle(rank_says(RankStage.READY), NOW)
+    (report,) = reports_in(machine.handle(rank_says(RankStage.PREPARED), NOW))
+    assert report.stage is Stage.READY
+
+
 def test_permission_that_never_came_is_taken_back_all_the_same():
     machine = participant_in(ParticipantState.READY)
     assert kinds(take(machine, order(Phase.WITHDRAW))) == [Persist, SendReport]
