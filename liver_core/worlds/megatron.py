@@ -7,7 +7,6 @@ checked by `check_private_names` at start-up.
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,10 +31,6 @@ from liver_core.worlds.groups import (
     make_group,
     make_groups,
 )
-
-SWITCH_INTERVAL_S = 0.0005
-"""How long a background thread may keep Python from the training thread that asks for it: a step asks thousands of times,
-and all ranks wait for the one that waits."""
 
 # parallel_state global -> field of ProcessGroupCollection. Megatron 0.16 still reads a few of them although a
 # collection was passed (vocab-parallel cross entropy reads the tensor-parallel group), so one guarded place sets them.
@@ -103,7 +98,6 @@ def prepare_process() -> None:
         parallel_state._set_global_memory_buffer()
     # Half a million objects of torch and Megatron stay for good: no collection has to look at them again.
     gc.freeze()
-    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def bring_up(
