@@ -84,7 +84,7 @@ class Overtaken(RuntimeError):
 _log = logging.getLogger(__name__)
 STREAMING_SHARE = 0.6
 """Of the time to the deadline; after it the state is copied in the pause instead."""
-_POLL_S = 0.04
+_POLL_S = 0.02
 
 
 class Preparation:

@@ -20,7 +20,7 @@ from liver_core.tensors.step import hyper_parameters
 from liver_core.training.exchange import Exchange, ExchangeTimeout
 from liver_core.training.next_world import ActiveWorld
 
-POLL_S = 0.04
+POLL_S = 0.02
 STANDING_SHARE = 0.8
 """Of a usual step: a part of the rest is the optimizer's, and steps differ."""
 HASH_WAIT_S_MAX = 30.0
