@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ from tests.agent.waiting import eventually
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(200)]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A shell starts what runs in its background with SIGINT ignored, which every child inherits but for this."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_leaves_no_process_and_says_where_the_logs_are(tmp_path: Path):
     # The embedded server runs as another user and must be able to enter; every process of the demo inherits the name.
     tmp_path.chmod(0o755)
