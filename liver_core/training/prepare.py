@@ -253,16 +253,17 @@ class Preparation:
     def _stream(self, made: NextWorld) -> None:
         """Have the state stream until it is certified; every rank of the handoff leaves with the same verdict."""
         targets = self.request.target.layout.world_size
-        all_connected = made.exchange.count("connected", int(made.target_rank is not None)) >= targets
+        made.exchange.count("connected", int(made.target_rank is not None))
+        all_connected = False
         certifier = None if made.target_rank is None else self._start_stream(made)
         begun = time.monotonic()
         while (verdict := read_verdict(made.exchange)) is None:
             if self.aborted():
                 raise Cancelled("aborted while the state streamed")
-            if not all_connected:
-                all_connected = made.exchange.count("connected", 0) >= targets
-            if all_connected and made.transport is not None:
-                made.transport.calm()
+            if not all_connected and made.exchange.count("connected", 0) >= targets:
+                all_connected = True
+                if made.transport is not None:
+                    made.transport.calm()
             if certifier is not None:
                 certifier.advance()
             late = time.monotonic() > begun + STREAMING_SHARE * (self.deadline - begun)

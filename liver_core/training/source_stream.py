@@ -75,7 +75,7 @@ class SourceStream:
 
         `steps`: seconds of the last steps, newest last.
         """
-        self._usual_step_s = statistics.median(steps) if steps else 0.0
+        self._learn_usual_step(steps)
         # Until now the counter was odd: who looked at it saw a source inside a step.
         self.ring.version = version - 1
         self.after_step(version)
@@ -98,8 +98,13 @@ class SourceStream:
             self.ring.stepping(version - 1)
         self.wait_s += time.monotonic() - started
 
+    def _learn_usual_step(self, steps: Sequence[float]) -> None:
+        """From the first steps that are known: later ones may be slow because of the stream."""
+        if steps and not self._usual_step_s:
+            self._usual_step_s = statistics.median(steps)
+
     def _publish(self, active: ActiveWorld, version: int, norm: float, steps: Sequence[float]) -> None:
-        self._usual_step_s = self._usual_step_s or (statistics.median(steps) if steps else 0.0)
+        self._learn_usual_step(steps)
         optimizer = distributed_optimizer(active.state.optimizer)
         header = StepHeader(
             version=version,

@@ -161,18 +161,20 @@ class Upcoming:
 
     def drop(self, reason: Reason) -> None:
         """Give up what was built."""
-        with self._lock:
-            following, self.following, self.preparation = self.following, None, None
-            self._cutting = False
-        self._give_up(following, reason)
+        self._give_up(self._let_go(), reason)
 
     def take(self) -> None:
         """The world that was built is the active one now."""
+        following = self._let_go()
+        assert following is not None
+        self._mailbox.withdraw(following.request.handoff_id)
+
+    def _let_go(self) -> NextWorld | None:
+        """Nothing is wanted any more. Returns what was built."""
         with self._lock:
             following, self.following, self.preparation = self.following, None, None
             self._cutting = False
-        assert following is not None
-        self._mailbox.withdraw(following.request.handoff_id)
+            return following
 
     # A newcomer, in its main thread.
 

@@ -78,6 +78,11 @@ def test_a_deadline_in_the_past_moves_nothing(kind: str):
 
 
 @every_kind
+def test_a_calm_source_is_read_as_before(kind: str):
+    assert run_ranks(kind, 2, read_from_the_calm) == [True, True]
+
+
+@every_kind
 def test_closing_twice_is_closing_once_and_ends_everything_else(kind: str):
     assert run_ranks(kind, 2, close_twice) == [True, True]
 
@@ -355,6 +360,17 @@ def read_too_late(rank: Rank) -> bool:
     assert (caught.value.phase, caught.value.peer) == (Phase.READ, 1 - rank.rank)
     leave(rank, endpoint)
     return not target.any()
+
+
+def read_from_the_calm(rank: Rank) -> bool:
+    target = torch.zeros(NUMEL)
+    endpoint = connected(rank, {"master": numbers(rank.rank)}, {"master": target})
+    endpoint.calm()
+    endpoint.calm()
+    rank.exchange()
+    endpoint.read([Read(1 - rank.rank, "master", (Run(0, 0, NUMEL),))], soon())
+    leave(rank, endpoint)
+    return same_bits(target, numbers(1 - rank.rank))
 
 
 def close_twice(rank: Rank) -> bool:
