@@ -9,7 +9,6 @@ import contextlib
 import json
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
@@ -24,7 +23,6 @@ from agent.driver.slots import JobSlots
 from agent.driver.wire import core_reason, utc
 from agent.journal import JournalError, Table
 from agent.peer.server import PeerRefused
-from agent.protocol.base import Member as WireMember
 from agent.protocol.base import RankStage, Reason
 from agent.protocol.peer import Envelope, PeerKind, RankMeasures
 from agent.protocol.rank import Checkpointed, Finished, Hello, RankEvent, StageReport, StepReport
@@ -44,8 +42,6 @@ from liver_core.layout import Member
 
 TICK_S = 0.5
 INBOX_MAX = 100_000
-PROPOSERS_MAX = 16
-MEASURES_ATTEMPTS = 5
 _OVER = (RankStage.LEFT, RankStage.FINISHED)
 _log = logging.getLogger(__name__)
 Work = Callable[[], Awaitable[None]]
@@ -76,7 +72,7 @@ class JobDriver:
         self._finished: set[int] = set()
         self._last_row: StepRow | None = None
         self._checkpoint_step: int | None = None
-        self._proposers: OrderedDict[str, str] = OrderedDict()
+        self._measured: dict[int, tuple[str, RankMeasures]] = {}  # by slot, with the handoff that it is about
 
     def restore(self) -> None:
         """What the journal kept of this job."""
@@ -247,21 +243,14 @@ class JobDriver:
                 return lambda: self._take_order(slot, order)
             case PeerKind.REPORT:
                 report = Report.from_json(envelope.body)
-                return lambda: self.lead.take_report(report)
+                return lambda: self.lead.take_report(report, envelope.measured)
             case PeerKind.NOTICE:
                 fact = NoticeFact.model_validate_json(json.dumps(envelope.body))
                 return lambda: self.rumours.take(fact, asked_to_lead=True)
-            case PeerKind.MEASURES:
-                said = RankMeasures.model_validate_json(json.dumps(envelope.body))
-                return lambda: self.lead.take_measures(said)
             case other:
                 raise ValueError(f"kind: {other} is not spoken here, the agent that leads hosts the store itself")
 
     async def _take_order(self, slot: int, order: Order) -> None:
-        self._proposers[order.handoff_id] = order.proposer_id
-        self._proposers.move_to_end(order.handoff_id)
-        while len(self._proposers) > PROPOSERS_MAX:
-            self._proposers.popitem(last=False)
         await self.slots.take_order(slot, order)
 
     async def _take_rank_event(self, slot: int, event: RankEvent) -> None:
@@ -269,7 +258,9 @@ class JobDriver:
             case Hello():
                 await self.slots.take_hello(slot, event)
             case StageReport():
-                await self._send_measures(slot, event)
+                if event.measures or event.certificate:
+                    measured = RankMeasures(measures=event.measures, certificate=event.certificate)
+                    self._measured[slot] = (str(event.handoff_id), measured)
                 await self.slots.take_stage(slot, event)
                 self._node.mention()
             case StepReport():
@@ -398,34 +389,18 @@ class JobDriver:
         if member.node_id == self._node.node_id:
             self.post(lambda: self._take_order(member.slot, order))
             return
-        envelope = self._node.envelope(self.job_id, member.node_id, PeerKind.ORDER, order.to_json(), member.slot)
+        envelope = self._node.envelope(self.job_id, member.node_id, PeerKind.ORDER, order.to_json(), slot=member.slot)
         self._node.peers.send_newest(envelope, f"order/{member.slot}")
 
     async def _send_report(self, to: str, report: Report) -> None:
+        handoff_id, measured = self._measured.get(report.member.slot, ("", None))
+        if handoff_id != report.handoff_id:
+            measured = None
         if to == self._node.node_id:
-            self.post(lambda: self.lead.take_report(report))
+            self.post(lambda: self.lead.take_report(report, measured))
             return
-        envelope = self._node.envelope(self.job_id, to, PeerKind.REPORT, report.to_json())
+        envelope = self._node.envelope(self.job_id, to, PeerKind.REPORT, report.to_json(), measured=measured)
         self._node.peers.send_newest(envelope, f"report/{report.member.slot}")
-
-    async def _send_measures(self, slot: int, event: StageReport) -> None:
-        to = self._proposers.get(str(event.handoff_id))
-        if to is None or not (event.measures or event.certificate):
-            return
-        said = RankMeasures(
-            handoff_id=event.handoff_id,
-            member=WireMember(node_id=self._node.node_id, slot=slot),
-            stage=event.stage,
-            measures=event.measures,
-            certificate=event.certificate,
-            reported_utc=utc(self._node.now()),
-        )
-        if to == self._node.node_id:
-            self.post(lambda: self.lead.take_measures(said))
-            return
-        body = said.model_dump(mode="json")
-        envelope = self._node.envelope(self.job_id, to, PeerKind.MEASURES, body)
-        self._node.peers.send_newest(envelope, f"measures/{slot}/{event.stage}", attempts=MEASURES_ATTEMPTS)
 
     async def _tidy_stores(self, order: JobOrder) -> None:
         """End the stores of worlds that are over; one that a world or a handoff may still need stays."""

@@ -190,41 +190,25 @@ class Lead:
         if self._proposer.state is not ProposerState.IDLE:
             await self._feed(Cancel(Reason(text, "cancel")))
 
-    async def take_report(self, report: Report) -> None:
-        """A participant reported."""
+    async def take_report(self, report: Report, measured: RankMeasures | None) -> None:
+        """A participant reported, and its rank has `measured` so much; both may come after the handoff has ended."""
         progress = self._find(report.handoff_id)
-        if progress is None:
-            await self._feed(ReportReceived(report))
-            return
-        before = (dict(progress.stages), dict(progress.marks))
-        progress.take_report(report, self._node.now())
+        if progress is not None:
+            progress.take_report(report, measured, self._node.now())
         await self._feed(ReportReceived(report))
         # The report may have been the last one that the handoff waited for; then its end has been mirrored already.
-        if progress is self.progress and before != (progress.stages, progress.marks):
-            await self._mirror_open()
-
-    async def take_measures(self, said: RankMeasures) -> None:
-        """A rank told what it measured; it may come after the handoff has ended."""
-        progress = self._find(str(said.handoff_id))
-        if progress is None:
-            return
-        member = Member(said.member.node_id, said.member.slot)
-        progress.measures[member] = {**progress.measures.get(member, {}), **said.measures}
-        if said.certificate:
-            progress.certificates[member] = said.certificate
-        if progress is self.progress:
-            await self._mirror_open()
-        else:
-            await self._mirror(progress, progress.mirror.state, progress.mirror.stage)
+        if progress is not None and progress is self.progress:
+            await self._mirror_if_further()
 
     async def take_step(self, generation: int, step: int) -> None:
         """A rank of this node did a step."""
         for progress in (*self._recent.values(), *([self.progress] if self.progress else [])):
             if progress.lost_time.stepped(generation, progress.mirror.generation, step, self._node.now()):
-                await self._mirror(progress, progress.mirror.state, progress.mirror.stage)
+                progress.is_stale = True
 
     async def tick(self, unreachable: dict[str, float]) -> None:
         """About twice a second. `unreachable`: since when each node's agent has not been reached."""
+        await self._mirror_stale()
         if self._proposer.state is ProposerState.IDLE:
             return
         now = self._node.now()
@@ -470,6 +454,19 @@ class Lead:
         if self.progress is not None:
             record = self._proposer.record
             await self._mirror(self.progress, self.progress.state_of(record), str(record.phase))
+
+    async def _mirror_if_further(self) -> None:
+        """A state that is new is told at once; all else soon, so that many reports make few mirrors."""
+        progress = self.progress
+        if progress is not None and progress.state_of(self._proposer.record) is not progress.mirror.state:
+            await self._mirror_open()
+
+    async def _mirror_stale(self) -> None:
+        for progress in (*self._recent.values(), *([self.progress] if self.progress else [])):
+            if progress is self.progress and progress.is_stale:
+                await self._mirror_open()
+            elif progress.is_stale:
+                await self._mirror(progress, progress.mirror.state, progress.mirror.stage)
 
     async def _mirror(self, progress: Progress, state: HandoffState, stage: str) -> None:
         mirror = progress.next_mirror(state, stage, self._node.now())

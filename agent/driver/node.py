@@ -10,7 +10,7 @@ from agent.journal import Journal
 from agent.link.outbox import Outbox
 from agent.notices.budget import WarningBudget
 from agent.peer.client import PeerClient
-from agent.protocol.peer import Envelope, PeerKind
+from agent.protocol.peer import Envelope, PeerKind, RankMeasures
 from agent.supervisor.stores import Stores
 from agent.supervisor.supervisor import Supervisor
 
@@ -63,7 +63,14 @@ class Node:
     settings: DriverSettings = field(default_factory=DriverSettings)
 
     def envelope(
-        self, job_id: str, receiver: str, kind: PeerKind, body: dict[str, Any], slot: int | None = None
+        self,
+        job_id: str,
+        receiver: str,
+        kind: PeerKind,
+        body: dict[str, Any],
+        *,
+        slot: int | None = None,
+        measured: RankMeasures | None = None,
     ) -> Envelope:
         """A message of this node to another agent of the job."""
         return Envelope(
@@ -75,4 +82,5 @@ class Node:
             kind=kind,
             slot=slot,
             body=body,
+            measured=measured,
         )

@@ -14,6 +14,7 @@ from agent.driver.measures import merge_measures
 from agent.driver.planning import Intent, Learned
 from agent.driver.wire import utc, wire_decision, wire_reason, wire_roster, wire_rung, wire_store
 from agent.protocol.base import HandoffState, Rung
+from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMeasures, HandoffMirror
 from liver_core.handoff import Decision, Phase, Proposal, ProposerRecord, Reason, Report, Stage
 from liver_core.handoff.proposer_events import HandoffEnded
@@ -91,14 +92,20 @@ class Progress:
     fallback: Reason | None = None  # why the ranks took the rung below the live one
     decision: Decision = Decision.UNDECIDED
     reason: Reason | None = None
+    is_stale: bool = False  # something is known that the mirror does not have yet
 
     @property
     def leaving(self) -> frozenset[str]:
         """The nodes whose notices this handoff answers."""
         return frozenset(self.mirror.leaving)
 
-    def take_report(self, report: Report, now: float) -> None:
-        """What a participant says."""
+    def take_report(self, report: Report, measured: RankMeasures | None, now: float) -> None:
+        """What a participant says, and what its rank has measured."""
+        before = self.stages.get(report.member), len(self.marks), self.measures.get(report.member), self.reason
+        if measured is not None:
+            self.measures[report.member] = {**self.measures.get(report.member, {}), **measured.measures}
+            if measured.certificate:
+                self.certificates[report.member] = measured.certificate
         self.stages[report.member] = report.stage
         if report.decision is not Decision.UNDECIDED:
             self.decision = report.decision
@@ -109,6 +116,8 @@ class Progress:
             self.marks.setdefault("boundary", now)
         if self.leavers and all(self.stages.get(member) is Stage.LEFT for member in self.leavers):
             self.marks.setdefault("safe", now)
+        after = self.stages[report.member], len(self.marks), self.measures.get(report.member), self.reason
+        self.is_stale = self.is_stale or after != before
 
     def _take_revision(self, record: ProposerRecord) -> None:
         """The plan has a newer revision. What was reported of the older one is void."""
@@ -156,6 +165,7 @@ class Progress:
 
     def next_mirror(self, state: HandoffState, stage: str, now: float) -> HandoffMirror:
         """The mirror as of now."""
+        self.is_stale = False
         self.mirror = self.mirror.model_copy(
             update={
                 "mirror_seq": self.mirror.mirror_seq + 1,

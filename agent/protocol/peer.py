@@ -13,10 +13,8 @@ from pydantic import Field
 from agent.protocol.base import (
     PROTOCOL_VERSION,
     JobId,
-    Member,
     Message,
     NodeId,
-    RankStage,
     Reason,
     ShortText,
     StoreAddress,
@@ -28,18 +26,27 @@ ENVELOPE_BYTES_MAX = 4 * 1024 * 1024
 
 
 class PeerKind(StrEnum):
-    """What is inside: a handoff or store message, a `NoticeFact` for the agent that leads, or a `RankMeasures`."""
+    """What is inside: a handoff or store message, or a `NoticeFact` for the agent that leads."""
 
     ORDER = "order"
     REPORT = "report"
     STORE_REQUEST = "store_request"
     STORE_ANSWER = "store_answer"
     NOTICE = "notice"
-    MEASURES = "measures"
+
+
+class RankMeasures(Message):
+    """What one rank has measured so far in one handoff. Each says all of it, so the last one of a rank is the truth."""
+
+    measures: dict[ShortText, float] = Field(default_factory=dict, max_length=128)
+    certificate: ShortText | None = None
 
 
 class Envelope(Message):
-    """One message between two agents of a job. `body` is the JSON form of the message that `kind` names."""
+    """One message between two agents of a job. `body` is the JSON form of the message that `kind` names.
+
+    A report carries beside it what its rank has measured: the machine that takes the report never looks at that.
+    """
 
     protocol_version: int = PROTOCOL_VERSION
     sender: NodeId
@@ -50,6 +57,7 @@ class Envelope(Message):
     kind: PeerKind
     slot: int | None = Field(default=None, ge=0, lt=1_024, description="The receiver's slot that an order is for.")
     body: dict[str, Any]
+    measured: RankMeasures | None = None
 
 
 class StoreRequest(Message):
@@ -66,14 +74,3 @@ class StoreAnswer(Message):
     generation: int = Field(ge=1)
     store: StoreAddress | None = None
     reason: Reason | None = None
-
-
-class RankMeasures(Message):
-    """What one rank measured in one handoff, for the agent that leads it. The last one of a rank is the truth."""
-
-    handoff_id: UUID
-    member: Member
-    stage: RankStage
-    measures: dict[ShortText, float] = Field(default_factory=dict, max_length=128)
-    certificate: ShortText | None = None
-    reported_utc: Utc

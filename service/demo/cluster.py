@@ -57,7 +57,7 @@ class Cluster:
     def start_service(self) -> None:
         """A real `liver serve` on a free port of loopback."""
         command = [sys.executable, "-m", "service.cli.main", "serve", "--port", "0", "--data-dir", str(self.folder)]
-        self.service = self._processes.start(SERVICE, "service", command, SERVICE_ENVIRONMENT, nice=SERVICE_NICE)
+        self.service = self._processes.start(SERVICE, "service", command, SERVICE_ENVIRONMENT)
 
     def await_service(self) -> Api:
         """Its API once it answers."""
@@ -65,6 +65,7 @@ class Cluster:
         assert service is not None
         self.url = until("the start of the service", SERVICE_START_S, lambda: _said(service.log), service.check)
         until("the service", SERVICE_START_S, lambda: httpx.get(f"{self.url}/readyz").is_success, service.check)
+        self._processes.give_way(SERVICE, SERVICE_NICE)
         return Api(self.url, self.folder / "tokens" / "script.token")
 
     def start_node(self, node_id: str) -> Node:

@@ -54,10 +54,8 @@ class Processes:
         name: str,
         command: Sequence[str],
         environment: Mapping[str, str] | None = None,
-        *,
-        nice: int = 0,
     ) -> Started:
-        """Start one process of a group, with its output in a log of its own, and `nice` more than this process."""
+        """Start one process of a group, with its output in a log of its own."""
         # Known before it is started: an interrupt in the middle of a start must not leave a process behind.
         self._groups.setdefault(group, [])
         log = self._folder / f"{name}.log"
@@ -65,7 +63,7 @@ class Processes:
         inherited = {key: value for key, value in os.environ.items() if not key.startswith("LIVER_")}
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [*(("nice", "-n", str(nice)) if nice else ()), *command],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -107,6 +105,18 @@ class Processes:
                 started.process.terminate()
         for group in reversed(list(self._groups)):
             self.end(group)
+
+    def give_way(self, group: str, nice: int) -> None:
+        """Let every process of a group have the processor only where all others leave it; those it starts later too.
+
+        Linux may put every session into a scheduling group of its own (sched(7), autogroup). Then a process's own nice
+        value counts within its session alone, and the session's counts between the sessions.
+        """
+        for pid in self.marked(group):
+            with suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, pid, nice)
+            with suppress(OSError):  # No such file where the kernel has no such groups.
+                Path(f"/proc/{pid}/autogroup").write_text(str(nice))
 
     def marked(self, group: str) -> list[int]:
         """Living processes that carry the mark of a group."""

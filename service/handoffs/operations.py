@@ -1,6 +1,7 @@
 """Proposes and drops handoffs, and takes in what agents mirror, also of handoffs opened without this service."""
 
 import logging
+from dataclasses import dataclass
 from datetime import datetime
 from uuid import uuid4
 
@@ -9,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from agent.protocol.base import HandoffCause, HandoffState, Rung
 from agent.protocol.sync import HandoffMirror
-from service.handoffs.rules import Copy, is_newer
+from service.handoffs.rules import Copy, is_newer, orders_differ
 from service.handoffs.tables import HandoffRow
 from service.jobs.operations import Birth, activate, add_generation, burn, set_state
 from service.jobs.queries import active_row
@@ -20,6 +21,15 @@ from service.ledger.operations import charge_last_seconds
 from service.ledger.tables import Cause
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Mirrored:
+    """What came of one mirror. `refusal`: why it was not taken. `orders_differ`: whether agents are told something else
+    about the job now; all else is news only for whoever watches it."""
+
+    refusal: str | None = None
+    orders_differ: bool = False
 
 
 def propose_handoff(session: Session, job: JobRow, action: Action, *, plan_digest: str, now: datetime) -> HandoffRow:
@@ -59,25 +69,27 @@ def drop_handoff(row: HandoffRow, reason: str, *, now: datetime) -> None:
     row.changed_at = row.recorded_at = now
 
 
-def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:
-    """Store what an agent says about a handoff; None, or why it was not taken.
+def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> Mirrored:
+    """Store what an agent says about a handoff.
 
     The job's row is locked by the caller. A handoff that is active becomes the job's generation by compare-and-set.
     """
     if mirror.target.job_id != job.job_id or mirror.target.generation != mirror.generation:
-        return "target names another job or generation than the handoff"
+        return Mirrored("target names another job or generation than the handoff")
     row = session.get(HandoffRow, mirror.handoff_id, with_for_update={"key_share": True}, populate_existing=True)
     if row is not None and row.job_id != job.job_id:
-        return f"handoff {mirror.handoff_id} belongs to another job"
-    dropped_here = row is not None and row.generation is None and row.state == HandoffState.ABORTED
-    new = Copy(mirror.state, mirror.plan_revision, mirror.mirror_seq)
-    if row is not None and not dropped_here:
+        return Mirrored(f"handoff {mirror.handoff_id} belongs to another job")
+    # One that was dropped here before it had a generation is as good as unknown: agents that drive it are believed.
+    known = row is not None and (row.generation is not None or row.state != HandoffState.ABORTED)
+    new, old = Copy(mirror.state, mirror.plan_revision, mirror.mirror_seq), None
+    if row is not None and known:
         old = Copy(HandoffState(row.state), row.plan_revision, row.mirror_seq)
         if not is_newer(new, old):
-            return None
+            return Mirrored()
     generation_taken = _make_room(session, job, mirror, now=now)
     if generation_taken is not None:
-        return generation_taken
+        return Mirrored(generation_taken, orders_differ=True)
+    opened = row is None or row.generation is None
     if row is None:
         row = HandoffRow(handoff_id=mirror.handoff_id, job_id=job.job_id, opened_at=mirror.opened_utc)
         session.add(row)
@@ -91,9 +103,9 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
     refusal = _activate_if_due(session, job, mirror, now=now) if mirror.state is HandoffState.ACTIVE else None
     if refusal is not None:
         row.reason = f"{row.reason}; not taken as the job's generation: {refusal}".removeprefix("; ")
-        return refusal
+        return Mirrored(refusal, orders_differ=True)
     _charge_pause(session, row, mirror, now=now)
-    return None
+    return Mirrored(orders_differ=opened or orders_differ(new, old))
 
 
 def _make_room(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:

@@ -33,9 +33,22 @@ def is_newer(new: Copy, old: Copy) -> bool:
     return _key(new) > _key(old)
 
 
+def orders_differ(new: Copy, old: Copy | None) -> bool:
+    """Whether the nodes of the job are told something else once `new` has replaced `old`.
+
+    They are told which nodes take part (a new handoff, or a new plan of it) and which generation is active (its end);
+    how far it is they know from each other. Telling a thousand nodes of each phase would cost a thousand syncs.
+    """
+    return old is None or (new.plan_revision, _end(new)) != (old.plan_revision, _end(old))
+
+
 def is_open(state: HandoffState) -> bool:
     """Whether it may still become active."""
     return state in OPEN
+
+
+def _end(copy: Copy) -> HandoffState | None:
+    return None if is_open(copy.state) else copy.state
 
 
 def _key(copy: Copy) -> tuple[bool, int, int, int]:

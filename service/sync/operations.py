@@ -37,7 +37,8 @@ from service.problems import ProblemError
 class Intake:
     """One report on its way into the database.
 
-    `changed`: jobs whose orders are different now. `due`: jobs whose reconciler should look again.
+    `changed`: jobs whose orders are different now. `due`: jobs whose reconciler should look again. `watched`: jobs with
+    news for whoever watches them, and for nobody else.
     """
 
     session: Session
@@ -47,6 +48,7 @@ class Intake:
     jobs: dict[str, JobRow]
     changed: set[str]
     due: set[str]
+    watched: set[str]
     refusals: list[Refusal]
 
     def refuse(self, part: str, key: object, reason: str) -> None:
@@ -66,7 +68,7 @@ def apply_report(session: Session, report: SyncReport, *, now: datetime) -> tupl
     session.flush()
     info = report.node
     lease = ensure_lease(session, node_id=info.node_id, pool=info.pool, slots=info.slots, now=now)
-    intake = Intake(session, report, node, now, {}, set(), set(), [])
+    intake = Intake(session, report, node, now, {}, set(), set(), set(), [])
     _lock_jobs(intake)
     _store_notices(intake, lease)
     _store_handoffs(intake)
@@ -116,10 +118,10 @@ def _store_handoffs(intake: Intake) -> None:
         job = intake.jobs.get(mirror.job_id)
         if job is None:
             continue
-        refusal = mirror_handoff(intake.session, job, mirror, now=intake.now)
-        if refusal is not None:
-            intake.refuse("handoffs", mirror.handoff_id, refusal)
-        intake.changed.add(job.job_id)
+        mirrored = mirror_handoff(intake.session, job, mirror, now=intake.now)
+        if mirrored.refusal is not None:
+            intake.refuse("handoffs", mirror.handoff_id, mirrored.refusal)
+        (intake.changed if mirrored.orders_differ else intake.watched).add(job.job_id)
 
 
 def _store_stores(intake: Intake) -> None:
@@ -291,7 +293,8 @@ def _wake(intake: Intake, *, all_jobs: bool) -> None:
         job = intake.jobs[job_id]
         if job.state not in ENDED:
             job.due_at = now
-            notify(session, [job_topic(job_id)])
+            intake.watched.add(job_id)
+    notify(session, map(job_topic, sorted(intake.watched - intake.changed)))
     if all_jobs:
         # A node came or changed: any job could want it. Rows that are locked elsewhere are skipped, since waiting for
         # them here could deadlock; their reconciler looks again within seconds anyway.

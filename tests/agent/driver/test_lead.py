@@ -16,6 +16,7 @@ from agent.driver.node import DriverSettings, Node
 from agent.driver.planning import Pulse
 from agent.driver.wire import core_roster
 from agent.protocol.base import HandoffCause, HandoffState, Layout, Placement, Rung, StoreAddress
+from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder, LayoutByCount, LayoutForCount
 from liver_core.handoff import Order, Participant, ParticipantRecord, Phase, Reason, Stage
 from liver_core.handoff.participant_events import OrderReceived, RankReported, RankStage, SendReport
@@ -106,7 +107,9 @@ class Scene:
     def state(self) -> ProposerState:
         return self.lead._proposer.state
 
-    async def deliver(self, *said: RankStage, reason: Reason | None = None) -> None:
+    async def deliver(
+        self, *said: RankStage, reason: Reason | None = None, measured: RankMeasures | None = None
+    ) -> None:
         """All orders that were sent, then what each rank of the newest revision says; reports go back shuffled."""
         sent, self.sent = self.sent, []
         reports = []
@@ -124,7 +127,7 @@ class Scene:
                 reports += self._feed(member, event)
         random.Random(0).shuffle(reports)
         for report in reports:
-            await self.lead.take_report(report)
+            await self.lead.take_report(report, measured)
 
     def _feed(self, member: Member, event: Any) -> list[Any]:
         effects = self.participants[member].handle(event, self.now)
@@ -318,6 +321,29 @@ def test_a_handoff_is_live_and_its_streaming_and_its_fall_are_shown(job: JobOrde
         assert done.reason is not None and done.reason.text.endswith(
             "fell to stop_and_copy: rank 2, stream, tile 7: tile 7 fell out of the ring"
         )
+
+    asyncio.run(run())
+
+
+def test_many_reports_of_one_state_make_one_mirror_which_says_all_that_was_measured(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(60.0, "d")
+        opened = len(now.mirrors)
+        await now.deliver(RankStage.PREPARING, measured=RankMeasures(measures={"build_model_s": 0.25}))
+        assert len(now.mirrors) == opened, "nothing that is urgent was said"
+        await now.lead.tick({})
+        assert len(now.mirrors) == opened + 1
+        assert now.mirrors[-1].measures.phases_s["build_model"] == 0.25
+        await now.lead.tick({})
+        assert len(now.mirrors) == opened + 1, "nothing new was said"
+        measured = RankMeasures(measures={"build_model_s": 0.5, "bytes_moved": 8.0}, certificate="c0ffee")
+        for stage in (RankStage.PREPARED, RankStage.READY, RankStage.CUTTING_OVER, RankStage.ACTIVE, RankStage.ACTIVE):
+            await now.deliver(stage, measured=measured)
+        ended = now.mirrors[-1]
+        assert ended.state is HandoffState.ACTIVE
+        assert ended.measures.phases_s["build_model"] == 0.5
+        assert (ended.measures.bytes_moved, ended.measures.certificate) == (32, "c0ffee")
 
     asyncio.run(run())
 

@@ -1,5 +1,6 @@
 """What a demo starts it also ends, by pid, whatever a process did to outlive its parent."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,3 +101,13 @@ def _is_gone(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def test_a_group_that_gives_way_does_so_for_every_session_too(processes: Processes):
+    started = processes.start("service", "sleep", python(SLEEP))
+    processes.give_way("service", 15)
+    pid = started.process.pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 15
+    autogroup = Path(f"/proc/{pid}/autogroup")
+    if autogroup.is_file():
+        assert autogroup.read_text().split()[-1] == "15"

@@ -3,7 +3,7 @@
 import itertools
 
 from agent.protocol.base import HandoffState
-from service.handoffs.rules import Copy, is_newer, is_open
+from service.handoffs.rules import Copy, is_newer, is_open, orders_differ
 
 
 def test_an_end_beats_what_is_open_whatever_the_sequence():
@@ -32,3 +32,13 @@ def test_of_two_different_copies_exactly_one_is_newer():
         if ended and one.mirror_seq == other.mirror_seq:
             continue
         assert is_newer(one, other) != is_newer(other, one)
+
+
+def test_nodes_are_told_of_new_handoffs_new_plans_and_ends_and_of_nothing_between():
+    ready = Copy(HandoffState.READY, 1, 5)
+    assert orders_differ(ready, None)
+    assert orders_differ(Copy(HandoffState.PREPARING, 2, 6), ready)
+    assert orders_differ(Copy(HandoffState.ACTIVE, 1, 6), ready)
+    assert orders_differ(Copy(HandoffState.ACTIVE, 1, 6), Copy(HandoffState.ABORTED, 1, 5))
+    assert not orders_differ(Copy(HandoffState.CUTTING_OVER, 1, 6), ready)
+    assert not orders_differ(Copy(HandoffState.ACTIVE, 1, 7), Copy(HandoffState.ACTIVE, 1, 6))

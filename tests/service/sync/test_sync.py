@@ -3,8 +3,9 @@
 from itertools import pairwise
 from uuid import uuid4
 
+import psycopg
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import URL, func, select
 
 from agent.protocol.base import HandoffState, Layout, RankStage, Reason
 from agent.protocol.sync import (
@@ -16,6 +17,7 @@ from agent.protocol.sync import (
     StoreHosted,
     SyncOrders,
 )
+from service.db.wake import CHANNEL
 from service.jobs.tables import RankLogRow, StepRow
 from service.ledger.tables import IntervalRow
 from service.nodes.tables import NodeRow
@@ -23,6 +25,11 @@ from service.notices.tables import NoticeRow
 from service.reconcilers import jobs
 from tests.service.conftest import bearer
 from tests.service.fake_agent import JOB, mirror, roster, step_row
+
+
+def connect(url: URL) -> psycopg.Connection:
+    conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    return psycopg.connect(conninfo, autocommit=True)
 
 
 @pytest.fixture
@@ -330,3 +337,28 @@ class TestLedger:
         causes = client.get("/api/v1/ledger", params={"job_id": job_id}).json()["causes"]
         seconds = {item["cause"]: item["slot_seconds"] for item in causes}
         assert (seconds["fallback_restart"], seconds["recompute"]) == (1.0, 1.0)
+
+
+def test_how_far_a_handoff_is_wakes_its_watchers_and_no_agent(running, context, clock):
+    job_id, agent, other = running
+    source = agent.roster()
+    target = roster(job_id, 2, Layout(tp=1, pp=1, dp=1), "b")
+    handoff_id = uuid4()
+
+    def said(state: HandoffState, seq: int) -> tuple[int, set[str]]:
+        topics = []
+        with connect(context.database.engine.url) as listening:
+            listening.execute(f"LISTEN {CHANNEL}")
+            copy = mirror(source, target, clock(), handoff_id=handoff_id, state=state, mirror_seq=seq)
+            orders = other.sync(handoffs=(copy,))
+            for notification in listening.notifies(timeout=0.2):
+                topics += notification.payload.split(",")
+        return orders.orders_seq, set(topics)
+
+    opened, topics = said(HandoffState.PREPARING, 1)
+    assert {"node/a", "node/b"} <= topics
+    for seq, state in enumerate((HandoffState.STREAMING, HandoffState.READY, HandoffState.CUTTING_OVER), start=2):
+        assert said(state, seq) == (opened, {f"job/{job_id}"})
+    active, topics = said(HandoffState.ACTIVE, 5)
+    assert active > opened and {"node/a", "node/b"} <= topics
+    assert said(HandoffState.ACTIVE, 6) == (active, {f"job/{job_id}"})
