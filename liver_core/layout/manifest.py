@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -100,7 +101,7 @@ class ParameterSpec:
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name."""
-        return asdict(self) | {"shape": list(self.shape)}
+        return {name: getattr(self, name) for name in self.__slots__} | {"shape": list(self.shape)}
 
     @classmethod
     def from_json(cls, data: object, path: str = "parameter") -> "ParameterSpec":
@@ -256,7 +257,7 @@ class Manifest:
 
     def digest(self) -> str:
         """sha256 of the canonical JSON."""
-        return digest_of(self.to_json())
+        return _digest(self)
 
     def to_json(self) -> dict[str, Any]:
         """All fields by name, parameters in model order."""
@@ -279,6 +280,12 @@ class Manifest:
         )
         reader.finish()
         return manifest
+
+
+@lru_cache(maxsize=16)
+def _digest(manifest: Manifest) -> str:
+    # Kept, because every handoff of a job asks for it again while the job trains.
+    return digest_of(manifest.to_json())
 
 
 def _check_manifest(manifest: Manifest) -> None:

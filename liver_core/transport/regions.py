@@ -141,6 +141,8 @@ def batches(table: Table, bytes_max: int, runs_max: int) -> list[Table]:
 
     Runs longer than `bytes_max` are split, so that one huge run cannot hold up deadlines or staging.
     """
+    if len(table) <= runs_max and table[:, 2].sum() <= bytes_max:
+        return [table]
     table = _split_long(table, bytes_max)
     ends = np.cumsum(table[:, 2])
     group = (ends - table[:, 2]) // bytes_max

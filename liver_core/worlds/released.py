@@ -95,6 +95,11 @@ class _ReleaseMode(TorchDispatchMode):
         super().__init__()
         self.peak_bytes = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Nothing is compiled within the block; torch's guard against it would be a tenth of each operation's cost.
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         touched = _tensors_in(args, kwargs)
