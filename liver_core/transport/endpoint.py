@@ -30,23 +30,25 @@ def make_endpoint(name: str, host: str, store: StoreAddress) -> Transport:
     far = TorchDistributedTransport(name, connect_store(store, timeout_s=_STORE_S), make_pair=_PairOn(host))
     if importlib.util.find_spec("nixl") is None:
         return far
-    from liver_core.transport.nixl import NixlTransport
-    from liver_core.transport.ucx import interface_of
-
-    return MixedTransport(name, near=NixlTransport(name, interface=interface_of(host)), far=far)
+    return MixedTransport(name, near=_near(name, host), far=far)
 
 
 def warm_up(host: str) -> None:
     """Load what the first endpoint of a process would load: libraries and UCX, tenths of a second. For any thread."""
     if importlib.util.find_spec("nixl") is None:
         return
-    from liver_core.transport.nixl import NixlTransport
-    from liver_core.transport.ucx import interface_of
-
-    endpoint = NixlTransport("warm-up", interface=interface_of(host))
+    endpoint = _near("warm-up", host)
     nothing = {"nothing": torch.zeros(1)}
     endpoint.register(sources=nothing, targets=nothing)
     endpoint.close()
+
+
+def _near(name: str, host: str) -> Transport:
+    """NIXL bound to `host`. With a GPU the choice of wires is left to UCX, since state then lies in its memory."""
+    from liver_core.transport.nixl import NixlTransport
+    from liver_core.transport.ucx import interface_of
+
+    return NixlTransport(name, interface=interface_of(host), host_memory_only=not torch.cuda.is_available())
 
 
 class _PairOn:

@@ -26,6 +26,7 @@ from liver_core.transport.ucx import (
     Descriptors,
     Where,
     check_attachable,
+    check_near,
     load_nixl,
     machine,
     ucx_environment,
@@ -104,7 +105,8 @@ class NixlTransport:
     ) -> None:
         self.name = name
         self._environment = ucx_environment(interface=interface, host_memory_only=host_memory_only)
-        self._must_attach = host_memory_only and not emulated_reads
+        self._host_memory_only = host_memory_only
+        self._emulated_reads = emulated_reads
         self._regions = Regions()
         self._token = torch.frombuffer(bytearray(token or os.urandom(TOKEN_BYTES)), dtype=torch.uint8)
         self._landing = torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
@@ -217,8 +219,8 @@ class NixlTransport:
         return self._reader
 
     def _introduce(self, peer: int, decoded: Address) -> _Peer:
-        if self._must_attach:
-            check_attachable(peer, decoded)
+        if not self._emulated_reads:
+            (check_attachable if self._host_memory_only else check_near)(peer, decoded)
         try:
             metadata = base64.b64decode(decoded.extra["metadata"])
             base = {kind: (int(at), int(device)) for kind, (at, device) in decoded.extra["base"].items()}

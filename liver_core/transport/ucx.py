@@ -158,15 +158,20 @@ class _Vector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-def check_attachable(peer: int, address: Address) -> None:
-    """Raise unless this process may read the peer's memory: UCX itself would silently fall back to emulated reads."""
-    try:
-        place, pid, at = address.extra["machine"], int(address.extra["pid"]), int(address.extra["token_at"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise TransportError(Phase.CONNECT, f"not an address: {error!r}", peer=peer) from None
-    if place != machine():
+def check_near(peer: int, address: Address) -> None:
+    """Raise unless the peer is on this machine: UCX itself would silently fall back to emulated reads over TCP."""
+    if address.extra.get("machine") != machine():
         text = f"{address.name!r} is on another machine or in another container, and reads over TCP are not allowed"
         raise TransportError(Phase.CONNECT, text, peer=peer)
+
+
+def check_attachable(peer: int, address: Address) -> None:
+    """Raise unless this process may read the peer's memory in the host, on this machine (`check_near`)."""
+    check_near(peer, address)
+    try:
+        pid, at = int(address.extra["pid"]), int(address.extra["token_at"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise TransportError(Phase.CONNECT, f"not an address: {error!r}", peer=peer) from None
     landing = ctypes.create_string_buffer(TOKEN_BYTES)
     local, remote = _Vector(ctypes.addressof(landing), TOKEN_BYTES), _Vector(at, TOKEN_BYTES)
     libc = ctypes.CDLL(None, use_errno=True)

@@ -12,7 +12,8 @@ import time
 import pytest
 import torch
 
-from liver_core.transport.protocol import Read, TransportError, TransportTimeout
+from liver_core.transport.nixl import NixlTransport
+from liver_core.transport.protocol import Read, Transport, TransportError, TransportTimeout
 from liver_core.transport.ucx import interface_of, ucx_environment
 from tests.liver_core.transport.ranks import Rank, Run, run_ranks
 from tests.liver_core.transport.test_contract import NUMEL, connected, leave, numbers, same_bits, soon
@@ -35,6 +36,7 @@ def test_over_tcp_a_read_that_timed_out_never_lands_later():
 
 def test_a_peer_on_another_machine_is_refused_without_rdma():
     assert run_ranks("nixl", 2, connect_to_another_machine) == [True, True]
+    assert run_ranks("nixl", 2, connect_to_another_machine_with_devices) == [True, True]
 
 
 def test_a_peer_whose_memory_may_not_be_read_is_refused_with_the_reason_of_the_kernel():
@@ -136,12 +138,17 @@ def connect_to_another_machine(rank: Rank) -> bool:
     return refused(rank, "machine", "another boot", "another machine")
 
 
+def connect_to_another_machine_with_devices(rank: Rank) -> bool:
+    rank.endpoints.append(NixlTransport(f"devices{rank.rank}", interface="lo", host_memory_only=False))
+    return refused(rank, "machine", "another boot", "another machine", endpoint=rank.endpoints[-1])
+
+
 def connect_to_a_stranger(rank: Rank) -> bool:
     return refused(rank, "token_at", 4096, "cross-memory attach: Bad address")
 
 
-def refused(rank: Rank, name: str, value: object, why: str) -> bool:
-    endpoint = rank.endpoint()
+def refused(rank: Rank, name: str, value: object, why: str, *, endpoint: Transport | None = None) -> bool:
+    endpoint = endpoint or rank.endpoint()
     endpoint.register(sources={"master": numbers(rank.rank)})
     endpoint.start_progress()
     address = json.loads(rank.exchange(endpoint.address())[1 - rank.rank] or b"")
