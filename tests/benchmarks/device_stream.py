@@ -135,7 +135,7 @@ def edges(rank: Rank, device: str) -> dict[str, int]:
                 region.fill_(float(version % 1024))
                 counter.fill_(2 * version)
             settle(device)
-            time.sleep(REST_S)
+            rank.hub.poll(REST_S)
         rank.exchange()
         return {}
     endpoint.register(targets={"master": region, COUNTER: counter})
