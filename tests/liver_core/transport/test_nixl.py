@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,6 +74,20 @@ def test_an_address_is_turned_into_the_device_that_has_it():
         interface_of("203.0.113.9")
 
 
+def halt(pid: int) -> None:
+    """SIGSTOP, and wait until every thread stands: the signal returns before a thread on another core has seen it."""
+    os.kill(pid, signal.SIGSTOP)
+    end = time.monotonic() + 5
+    while any(state != "T" for state in states(pid)):
+        assert time.monotonic() < end, f"process {pid} does not stop"
+
+
+def states(pid: int) -> list[str]:
+    """Of each thread, as proc(5) has it."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    return [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads]
+
+
 def read_without_progress(rank: Rank) -> bool:
     target = torch.zeros(NUMEL)
     endpoint = connected(rank, {"master": numbers(rank.rank)}, {"master": target})
@@ -90,7 +105,7 @@ def read_a_stopped_process(rank: Rank) -> bool:
     endpoint = connected(rank, {"master": numbers(rank.rank)}, {"master": target})
     other = int(rank.exchange(str(os.getpid()).encode())[1 - rank.rank] or 0)
     if rank.rank == 0:
-        os.kill(other, signal.SIGSTOP)
+        halt(other)
         try:
             endpoint.read([Read(1, "master", (Run(0, 0, NUMEL),))], soon(2))
         finally:
@@ -105,7 +120,7 @@ def time_out_and_wait(rank: Rank) -> bool:
     endpoint = connected(rank, {"master": numbers(rank.rank)}, {"master": target})
     other = int(rank.exchange(str(os.getpid()).encode())[1 - rank.rank] or 0)
     if rank.rank == 0:
-        os.kill(other, signal.SIGSTOP)
+        halt(other)
         try:
             with pytest.raises(TransportTimeout):
                 endpoint.read([Read(1, "master", (Run(0, 0, NUMEL),))], soon(0.3))
