@@ -21,6 +21,7 @@ from typing import Any, Self
 from liver_core.handoff.messages import CutoverDeadlines, Reason, Rung, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.training.request import Request
+from tests.net_islands import HUB
 from tests.real_ranks import PRELOAD, serve_store
 from tests.real_ranks_process import Fault, RankSetup, rank_process
 
@@ -167,7 +168,7 @@ class Cluster:
             plan_revision=1,
             source=source,
             target=target,
-            store=StoreAddress("127.0.0.1", self.new_store()),
+            store=StoreAddress(self.setup.host_of(HUB), self.new_store()),
             deadline_utc=time.time() + deadline_s,
             cutover=cutover or CutoverDeadlines(),
             checkpoint=checkpoint,
@@ -176,17 +177,19 @@ class Cluster:
 
     def new_store(self) -> int:
         ours, theirs = _context.Pipe()
-        process = _context.Process(target=serve_store, args=(theirs,), daemon=True)
+        prefix = self.setup.islands[0] if self.setup.islands is not None else None
+        process = _context.Process(target=serve_store, args=(theirs, prefix), daemon=True)
         process.start()
         self.stores.append(process)
         if not ours.poll(30):
             raise AssertionError("a store process did not start within 30 s")
         return ours.recv()
 
-    def kill_store(self) -> None:
-        """End the newest store, by pid."""
-        os.kill(self.stores[-1].pid, signal.SIGKILL)
-        self.stores[-1].join(5)
+    def kill_store(self, with_signal: int = signal.SIGKILL) -> None:
+        """End the newest store, by pid, or send it another signal."""
+        os.kill(self.stores[-1].pid, with_signal)
+        if with_signal == signal.SIGKILL:
+            self.stores[-1].join(5)
 
     def start(self, member: Member, request: Any) -> None:
         faults = self.faults.get(member.node_id, ())

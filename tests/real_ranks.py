@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tests.net_islands import HUB, enter
+
 PRELOAD = ["tests.real_ranks_preload"]
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOAD)
@@ -96,10 +98,13 @@ class RunningRanks:
                 pipe.close()
 
 
-def serve_store(pipe: Any) -> None:
-    """Entry of a store process: serve on a free port of loopback, tell the port, stay."""
+def serve_store(pipe: Any, prefix: str | None = None) -> None:
+    """Entry of a store process: serve on a free port of loopback, tell the port, stay. With `prefix` in the hub of
+    `net_islands`, whose address it can be reached at."""
     from torch.distributed import TCPStore
 
+    if prefix is not None:
+        enter(prefix, HUB)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     pipe.send(store.port)
     signal.pause()

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from liver_core.layout import Member
+from tests.net_islands import address_of, enter
 
 HOLD_S_MAX = 60.0
 
@@ -59,6 +60,11 @@ class RankSetup:
     stream: dict[str, Any] = field(default_factory=dict)  # of StreamSettings
     pace_s: float = 0.0  # waited in every step, so that an undisturbed run of as many steps is short
     job: str = "liver_core.training.gpt:GptJob"
+    islands: tuple[str, tuple[str, ...]] | None = None  # (prefix, names) of `net_islands`: each node is on its own
+
+    def host_of(self, node_id: str) -> str:
+        """The address that a node's ranks bind to."""
+        return "127.0.0.1" if self.islands is None else address_of(node_id, self.islands[1])
 
 
 def rank_process(pipe: Any, member: Member, request: Any, setup: RankSetup, faults: tuple[Fault, ...]) -> None:
@@ -67,6 +73,8 @@ def rank_process(pipe: Any, member: Member, request: Any, setup: RankSetup, faul
     # Megatron writes a checkpoint from a child of the rank, which multiprocessing forbids to a daemonic process.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
+        if setup.islands is not None:
+            enter(setup.islands[0], member.node_id)
         listener.send("result", _run_rank(pipe, listener, member, request, setup, faults))
     except BaseException:
         listener.send("error", traceback.format_exc())
@@ -109,8 +117,8 @@ def _run_rank(
     job = make_job(setup)
     recorder = Recorder(setup, listener, faults)
     settings = PrepareSettings(
-        host="127.0.0.1",
-        transport=make_transport(setup.transport),
+        host=setup.host_of(member.node_id),
+        transport=make_transport(setup.transport, setup.host_of(member.node_id)),
         extra_bytes_max=setup.extra_bytes_max,
         bring_up_s=setup.bring_up_s,
         collective_s=setup.bring_up_s,
@@ -131,7 +139,7 @@ def make_job(setup: RankSetup) -> Any:
     return factory(setup.job_arguments, global_batch=setup.global_batch, micro_batch=setup.micro_batch, seed=setup.seed)
 
 
-def make_transport(name: str) -> Callable[[str, Any], Any]:
+def make_transport(name: str, host: str = "127.0.0.1") -> Callable[[str, Any], Any]:
     """What makes a rank's endpoint from its name."""
     if name == "nixl":
         from liver_core.transport.nixl import NixlTransport
@@ -140,7 +148,7 @@ def make_transport(name: str) -> Callable[[str, Any], Any]:
     if name == "mixed":
         from liver_core.transport.endpoint import make_endpoint
 
-        return lambda endpoint, store: make_endpoint(endpoint, "127.0.0.1", store)
+        return lambda endpoint, store: make_endpoint(endpoint, host, store)
     raise ValueError(name)
 
 

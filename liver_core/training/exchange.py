@@ -15,6 +15,8 @@ import torch.distributed as dist
 from liver_core.handoff.messages import Decision
 
 _POLL_LEAST_S, _POLL_MOST_S = 0.001, 0.02
+STORE_ANSWER_S = 3.0
+"""A store that does not answer for so long counts as gone: it stalls, or the network to it is cut."""
 
 
 class ExchangeTimeout(TimeoutError):
@@ -27,16 +29,24 @@ class Cancelled(RuntimeError):
 
 class Exchange:
     """Values of one handoff in one store, as of the plan revision `target_revision` on: ranks that build for different
-    targets never meet. Not thread-safe: a TCPStore client is a mutex, each thread makes its own."""
+    targets never meet. Not thread-safe: a TCPStore client is a mutex, each thread makes its own.
+
+    `connect` opens, within so many seconds, a client that gives up where no answer comes. One that gave up is not asked
+    again, since its answer may still be on the way; for the decision, which must be learned, another is opened.
+    """
 
     def __init__(
         self,
-        store: dist.Store,
+        connect: Callable[[float], dist.Store],
         handoff_id: str,
         target_revision: int = 1,
         cancelled: Callable[[], bool] = lambda: False,
+        *,
+        connect_s: float = STORE_ANSWER_S,
     ) -> None:
-        self._store = store
+        self._connect = connect
+        self._store = connect(connect_s)
+        self._lost = ""
         self._prefix = f"handoff/{handoff_id}/{target_revision}"
         self.cancelled = cancelled
 
@@ -111,20 +121,34 @@ class Exchange:
 
     def decide(self, wish: Decision) -> Decision:
         """One compare-and-set on the decision record, from nothing to `wish`; the answer is what it holds now."""
+        self._renew("decision")
         held = self._guard("decision", lambda: self._store.compare_set(self._key("decision"), "", str(wish)))
         return Decision(held.decode())
 
     def decision(self) -> Decision:
         """What the decision record holds; UNDECIDED when nobody has decided."""
+        self._renew("decision")
         key = self._key("decision")
         if not self._guard("decision", lambda: self._store.check([key])):
             return Decision.UNDECIDED
         return Decision(self._guard("decision", lambda: self._store.get(key)).decode())
 
+    def _renew(self, name: str) -> None:
+        if not self._lost:
+            return
+        try:
+            self._store = self._connect(STORE_ANSWER_S)
+        except ConnectionError as error:
+            raise ExchangeTimeout(f"the store is gone at {name}: {error}") from error
+        self._lost = ""
+
     def _guard(self, name: str, action: Callable[[], Any]) -> Any:
+        if self._lost:
+            raise ExchangeTimeout(f"the store is gone at {name}: {self._lost}")
         try:
             return action()
         except (dist.DistError, RuntimeError) as error:
+            self._lost = str(error)
             raise ExchangeTimeout(f"the store is gone at {name}: {error}") from error
 
     def _key(self, name: str) -> str:

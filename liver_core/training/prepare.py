@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 
 from liver_core.handoff.messages import Rung, StoreAddress
 from liver_core.layout import Manifest, Member, ParameterSpec
@@ -34,7 +35,7 @@ from liver_core.tensors.megatron import (
     merge_manifest,
 )
 from liver_core.training.certify import Certifier, propose_verdict, read_verdict
-from liver_core.training.exchange import Cancelled, Exchange, ExchangeTimeout
+from liver_core.training.exchange import STORE_ANSWER_S, Cancelled, Exchange, ExchangeTimeout
 from liver_core.training.job import TrainingJob
 from liver_core.training.next_world import (
     ActiveWorld,
@@ -247,8 +248,12 @@ class Preparation:
 
     def _own_exchange(self) -> Exchange:
         """An exchange of its own for the thread that calls."""
-        store = connect_store(self.request.store, timeout_s=min(self._left(), self.settings.bring_up_s))
-        return Exchange(store, self.request.handoff_id, self.request.target_revision, self.aborted)
+        request, first_s = self.request, min(self._left(), self.settings.bring_up_s)
+
+        def connect(timeout_s: float) -> dist.Store:
+            return connect_store(request.store, timeout_s=timeout_s, answer_s=STORE_ANSWER_S)
+
+        return Exchange(connect, request.handoff_id, request.target_revision, self.aborted, connect_s=first_s)
 
     def _stream(self, made: NextWorld) -> None:
         """Have the state stream until it is certified; every rank of the handoff leaves with the same verdict."""

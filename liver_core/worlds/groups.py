@@ -6,7 +6,11 @@ is made and fails with a clear message when torch has moved. Not here: which gro
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import socket
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -119,16 +123,37 @@ def activate_default_group(group: dist.ProcessGroup | None) -> None:
     c10d._update_default_pg(group)
 
 
-def connect_store(address: StoreAddress, *, timeout_s: float) -> dist.TCPStore:
+def connect_store(address: StoreAddress, *, timeout_s: float, answer_s: float | None = None) -> dist.TCPStore:
     """Open a client connection to the generation's store.
 
     Every thread needs its own: one TCPStore client is a mutex, and a blocking wait of the preparing thread on a shared
     one would stall the training thread. Raises ConnectionError naming the address.
+
+    With `answer_s` an operation that gets no answer for so long fails (dist.DistNetworkError), and the client is of no
+    more use. Without it torch waits for ever for a store that stalls, or whose machine vanished without a word.
     """
     try:
-        return dist.TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
+        store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
     except (RuntimeError, dist.DistError) as error:
         raise ConnectionError(f"no store at {address.host}:{address.port} within {timeout_s:.1f} s: {error}") from error
+    if answer_s is not None:
+        _bound_answers(address.port, answer_s)
+    return store
+
+
+def _bound_answers(port: int, answer_s: float) -> None:
+    """Let what this process reads from and writes to `port` fail after `answer_s`: c10d offers no such setting.
+
+    Connections of other threads to the same store are among them; there too an answer comes at once or never, since
+    c10d asks poll(2) before it reads what it waits for.
+    """
+    limit = struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6))
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(descriptor))) as connection:
+            of_network = connection.family in (socket.AF_INET, socket.AF_INET6)
+            if of_network and connection.getpeername()[1] == port:
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 def make_group(

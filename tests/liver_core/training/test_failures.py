@@ -87,12 +87,13 @@ def test_a_leaver_that_dies_after_go_is_not_missed(job: Trio):
     assert {result["how"] for result in job.stop().values()} == {"stopped"}
 
 
-def test_a_store_that_dies_before_the_decision_makes_all_hold_and_then_fall(job: Trio):
+@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stalls"])
+def test_a_store_lost_before_the_decision_makes_all_hold_and_then_fall(job: Trio, with_signal: int):
     job.arm(SURVIVOR, "gradients read", "hold")
     request, newcomer = job.ready(cutover=SHORT)
     job.permit(request)
     job.await_passage(SURVIVOR, "gradients read")
-    job.kill_store()
+    job.kill_store(with_signal)
     job.command([SURVIVOR], "release")
     stood_at = job.steps(SURVIVOR)[-1][1]
     for member in (LEAVER, SURVIVOR, newcomer):
