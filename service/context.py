@@ -1,11 +1,12 @@
 """What every request and reconciler works with: settings, database, clock, wake hub; and who may call."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import Depends, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -16,6 +17,7 @@ from service.db.wake import WakeHub
 from service.problems import ProblemError
 from service.settings import Settings
 from service.tokens.operations import Caller, verify_token
+from service.tokens.recent import RecentAgents
 from service.tokens.tables import Role
 
 Clock = Callable[[], datetime]
@@ -35,6 +37,7 @@ class Context:
     hub: WakeHub
     clock: Clock
     session_key: bytes
+    recent_agents: RecentAgents = field(default_factory=RecentAgents)
 
     @property
     def sessions(self) -> sessionmaker[Session]:
@@ -42,7 +45,8 @@ class Context:
         return self.database.sessions
 
 
-def of_request(request: Request) -> Context:
+# This and the checks below wait for nothing. Were they not coroutines, each would be sent to a thread of its own.
+async def of_request(request: Request) -> Context:
     """The context of the application that serves this request."""
     return request.app.state.context
 
@@ -61,12 +65,14 @@ def transaction(context: ContextOf) -> Iterator[Session]:
 SessionOf = Annotated[Session, Depends(transaction, scope="function")]
 
 
-def caller_of(
+async def caller_of(
     context: ContextOf, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> Caller:
     """Who calls. 401 without a valid token. Uses its own short transaction: streams must not hold one."""
-    with context.sessions() as session:
-        caller = verify_token(session, credentials.credentials, now=context.clock()) if credentials else None
+    token = credentials.credentials if credentials else ""
+    caller = context.recent_agents.find(token, now=context.clock())
+    if caller is None:
+        caller = await run_in_threadpool(_verify, context, token)
     if caller is None:
         raise ProblemError(
             Problem(
@@ -76,6 +82,15 @@ def caller_of(
                 detail="send 'Authorization: Bearer TOKEN' with a token that is neither expired nor revoked",
             )
         )
+    return caller
+
+
+def _verify(context: Context, token: str) -> Caller | None:
+    now = context.clock()
+    with context.sessions() as session:
+        caller = verify_token(session, token, now=now)
+    if caller is not None:
+        context.recent_agents.keep(token, caller, now=now)
     return caller
 
 
@@ -95,12 +110,12 @@ def _require(caller: Caller, *roles: Role) -> Caller:
     return caller
 
 
-def require_agent(caller: CallerOf) -> Caller:
+async def require_agent(caller: CallerOf) -> Caller:
     """Only agents."""
     return _require(caller, Role.AGENT)
 
 
-def require_person(caller: CallerOf) -> Caller:
+async def require_person(caller: CallerOf) -> Caller:
     """People and scripts, not agents: an agent's token must not be able to read other jobs."""
     return _require(caller, Role.ADMIN, Role.SCRIPT)
 

@@ -5,8 +5,20 @@ from enum import StrEnum
 from typing import Annotated, Any
 from uuid import UUID
 
-from sqlalchemy import BigInteger, CheckConstraint, DateTime, MetaData, Sequence, Text, Uuid
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    CheckConstraint,
+    ColumnElement,
+    DateTime,
+    MetaData,
+    Sequence,
+    Text,
+    Uuid,
+    any_,
+    bindparam,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Instant = Annotated[datetime, mapped_column(DateTime(timezone=True))]
@@ -45,6 +57,13 @@ class Claimed:
 
 ORDERS_SEQUENCE = Sequence("orders_seq", metadata=Base.metadata)
 """One number per change of anything that agents are told."""
+
+
+def among(column: Any, name: str) -> ColumnElement[bool]:
+    """Whether `column`, a text, is in the list given as parameter `name`. Unlike IN it is one statement for any length,
+    which is compiled and prepared once."""
+    texts: BindParameter[Any] = bindparam(name, type_=ARRAY(Text()))
+    return column == any_(texts)
 
 
 def one_of(column: str, choices: type[StrEnum]) -> CheckConstraint:

@@ -1,18 +1,22 @@
 """Reads of handoffs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from agent.protocol.base import HandoffState, Placement
+from service.db.base import among
 from service.handoffs.rules import OPEN
 from service.handoffs.tables import HandoffRow
 from service.jobs.rules import OpenHandoff
 from service.jobs.tables import GenerationRow, JobRow
 
 LIST_MAX = 1_000
+# The states stand in the statement itself, or a prepared one could not use the partial index.
+_IS_OPEN = HandoffRow.state.in_(bindparam("open", OPEN, expanding=True, literal_execute=True))
+_OPEN = select(HandoffRow).where(among(HandoffRow.job_id, "job_ids"), _IS_OPEN)
 
 
 def list_handoffs(session: Session, *, job_id: str | None = None, limit: int = 100) -> Sequence[HandoffRow]:
@@ -25,8 +29,16 @@ def list_handoffs(session: Session, *, job_id: str | None = None, limit: int = 1
 
 def open_handoff(session: Session, job_id: str) -> HandoffRow | None:
     """The handoff that may still become active; the one that is furthest where several are known."""
-    rows = session.scalars(select(HandoffRow).where(HandoffRow.job_id == job_id, HandoffRow.state.in_(OPEN))).all()
-    return max(rows, key=lambda row: (OPEN.index(HandoffState(row.state)), row.opened_at), default=None)
+    return open_handoffs(session, [job_id]).get(job_id)
+
+
+def open_handoffs(session: Session, job_ids: Iterable[str]) -> dict[str, HandoffRow]:
+    """The same for several jobs, of those that have one."""
+    rows = session.scalars(_OPEN, {"job_ids": list(job_ids)}).all()
+    # The furthest comes last and stays.
+    return {
+        row.job_id: row for row in sorted(rows, key=lambda row: (OPEN.index(HandoffState(row.state)), row.opened_at))
+    }
 
 
 def last_ended(session: Session, job_id: str) -> HandoffRow | None:

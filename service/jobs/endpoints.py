@@ -85,7 +85,7 @@ def show(session: SessionOf, job_id: str) -> JobOut:
     handoff = open_handoff(session, job_id)
     return JobOut(
         **summary.model_dump(),
-        spec=JobFile.model_validate(row.spec),
+        spec=queries.job_file_of(row),
         generations=[GenerationOut.of(item) for item in queries.generations(session, job_id)],
         checkpoints=[CheckpointOut.of(item) for item in checkpoints],
         step_seconds=dict(queries.step_seconds(session, job_id)),

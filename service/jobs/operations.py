@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID, uuid4
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -20,6 +20,13 @@ from service.jobs.tables import ENDED, GenerationRow, JobMemberRow, JobRow, JobS
 from service.nodes.tables import NodeRow
 from service.planner.feasibility import rule_violations
 from service.problems import conflict, invalid, not_found
+
+_LOCK = (
+    select(JobRow)
+    .where(JobRow.job_id == bindparam("job_id"))
+    .with_for_update(key_share=True)
+    .execution_options(populate_existing=True)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,7 @@ def request_stop(session: Session, job_id: str, *, now: datetime) -> JobRow:
 
 def lock_job(session: Session, job_id: str) -> JobRow:
     """The job's row, locked until the end of the transaction. Raises 404."""
-    statement = select(JobRow).where(JobRow.job_id == job_id).with_for_update(key_share=True)
-    job = session.scalars(statement.execution_options(populate_existing=True)).one_or_none()
+    job = session.scalars(_LOCK, {"job_id": job_id}).one_or_none()
     if job is None:
         raise not_found("job", job_id)
     return job

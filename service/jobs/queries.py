@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from agent.protocol.base import RankStage, Roster
 from agent.protocol.jobfile import JobFile
+from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
 from service.jobs.rules import Checkpoint, JobView, Leaving
@@ -44,6 +45,9 @@ _STEP_SECONDS = text(
      GROUP BY g.layout HAVING count(*) >= 3 ORDER BY g.layout
     """
 )
+
+_JOB_FILES = Parsed(JobFile.model_validate, most=LIST_MAX)
+_ROSTERS: Parsed[Roster] = Parsed(lambda stored: Roster.model_validate(stored, strict=False), most=LIST_MAX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,7 @@ def situation(session: Session, job: JobRow, *, now: datetime) -> Situation:
     nodes = _nodes_for(session, job, world)
     noticed = open_notices(session, now=now, node_ids=[node.node_id for node in nodes])
     going = {item.node_id for item in noticed if takes_node(as_notice(item))}
-    spec = JobFile.model_validate(job.spec)
+    spec = job_file_of(job)
     inputs = PlanInputs(
         job=spec,
         nodes=tuple(
@@ -268,4 +272,9 @@ def _history(session: Session, job_id: str) -> tuple[LayoutUse, ...]:
 
 def roster_of(row: GenerationRow) -> Roster:
     """The roster as it was stored."""
-    return Roster.model_validate(row.roster, strict=False)
+    return _ROSTERS.of((row.job_id, row.generation), row.roster)
+
+
+def job_file_of(job: JobRow) -> JobFile:
+    """The job file as it was stored."""
+    return _JOB_FILES.of(job.job_id, job.spec)

@@ -3,16 +3,17 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from service.leases.tables import LeaseRow, PoolPriceRow
 
+_OPEN = select(LeaseRow).where(LeaseRow.node_id == bindparam("node_id"), LeaseRow.ended_at.is_(None))
+
 
 def open_lease(session: Session, node_id: str) -> LeaseRow | None:
     """The lease of a node's present life."""
-    statement = select(LeaseRow).where(LeaseRow.node_id == node_id, LeaseRow.ended_at.is_(None))
-    return session.scalars(statement).one_or_none()
+    return session.scalars(_OPEN, {"node_id": node_id}).one_or_none()
 
 
 def current_prices(session: Session, *, now: datetime) -> Sequence[PoolPriceRow]:

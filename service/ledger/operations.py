@@ -1,13 +1,39 @@
 """Writes the ledger, always inside the transaction that stores the fact it accounts for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select, text
 from sqlalchemy.orm import Session
 
 from service.leases.tables import LeaseRow
 from service.ledger.tables import Cause, IntervalRow
+
+_TAIL = (
+    select(IntervalRow)
+    .where(IntervalRow.lease_id == bindparam("lease_id"), IntervalRow.slot == bindparam("slot"))
+    .order_by(IntervalRow.ends_at.desc())
+    .limit(1)
+    .with_for_update(key_share=True)
+)
+# Tails are locked in the order of slots: a lateral subquery runs once for each row of the list, one after the other.
+_GROW = text(
+    """
+    WITH tail AS MATERIALIZED (
+         SELECT last.interval_id
+           FROM unnest(CAST(:causes AS text[]), CAST(:job_ids AS text[]), CAST(:generations AS bigint[]))
+                WITH ORDINALITY AS spent (cause, job_id, generation, place)
+          CROSS JOIN LATERAL (
+                SELECT * FROM ledger WHERE lease_id = :lease_id AND slot = spent.place - 1
+                 ORDER BY ends_at DESC LIMIT 1 FOR NO KEY UPDATE) AS last
+          WHERE last.ends_at < :until AND last.cause = spent.cause
+            AND last.job_id IS NOT DISTINCT FROM spent.job_id
+            AND last.generation IS NOT DISTINCT FROM spent.generation)
+    UPDATE ledger SET ends_at = :until FROM tail WHERE ledger.interval_id = tail.interval_id
+    RETURNING ledger.slot
+    """
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +43,21 @@ class Spent:
     cause: Cause
     job_id: str | None = None
     generation: int | None = None
+
+
+def account_all(session: Session, *, lease: LeaseRow, until: datetime, spent: Sequence[Spent]) -> None:
+    """`account` for each slot of a lease, from slot 0 on. Intervals that only grow, nearly all, take one statement."""
+    values = {
+        "lease_id": lease.lease_id,
+        "until": until,
+        "causes": [item.cause.value for item in spent],
+        "job_ids": [item.job_id for item in spent],
+        "generations": [item.generation for item in spent],
+    }
+    grown = set(session.execute(_GROW, values).scalars())
+    for slot, item in enumerate(spent):
+        if slot not in grown:
+            account(session, lease=lease, slot=slot, until=until, spent=item)
 
 
 def account(session: Session, *, lease: LeaseRow, slot: int, until: datetime, spent: Spent) -> None:
@@ -74,11 +115,4 @@ def charge_last_seconds(session: Session, *, lease: LeaseRow, slot: int, seconds
 
 
 def _tail(session: Session, *, lease_id: int, slot: int) -> IntervalRow | None:
-    statement = (
-        select(IntervalRow)
-        .where(IntervalRow.lease_id == lease_id, IntervalRow.slot == slot)
-        .order_by(IntervalRow.ends_at.desc())
-        .limit(1)
-        .with_for_update(key_share=True)
-    )
-    return session.scalars(statement).one_or_none()
+    return session.scalars(_TAIL, {"lease_id": lease_id, "slot": slot}).one_or_none()

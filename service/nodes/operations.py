@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import bindparam, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -16,6 +16,13 @@ from service.ledger.operations import Spent, account
 from service.ledger.tables import Cause
 from service.nodes.tables import IncarnationRow, NodeRow, NodeState
 from service.problems import ProblemError
+
+_LOCK = (
+    select(NodeRow)
+    .where(NodeRow.node_id == bindparam("node_id"))
+    .with_for_update(key_share=True)
+    .execution_options(populate_existing=True)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +40,12 @@ def lock_node(session: Session, report: SyncReport, *, now: datetime) -> Reporte
     Raises 409 for a report of an agent start that a later one has replaced: two agents under one name, or a message
     that was long on its way, must not overwrite what the present agent says.
     """
-    node_id = report.node.node_id
-    statement = select(NodeRow).where(NodeRow.node_id == node_id).with_for_update(key_share=True)
-    statement = statement.execution_options(populate_existing=True)
-    node = session.scalars(statement).one_or_none()
+    key = {"node_id": report.node.node_id}
+    node = session.scalars(_LOCK, key).one_or_none()
     is_new = node is None
     if node is None:
         session.execute(insert(NodeRow).values(_columns(report, now)).on_conflict_do_nothing())
-        node = session.scalars(statement).one()
+        node = session.scalars(_LOCK, key).one()
         _remember(session, report, now=now)
     elif node.agent_incarnation != report.agent_incarnation:
         if session.get(IncarnationRow, report.agent_incarnation) is not None:

@@ -16,17 +16,22 @@ LIST_MAX = 1_000
 
 def open_notices(session: Session, *, now: datetime, node_ids: Iterable[str] | None = None) -> tuple[NoticeRow, ...]:
     """Notices that still say something, of the given nodes or of all."""
-    horizon = now - max(GRACE_AFTER_DEADLINE, WITHOUT_DEADLINE_LASTS)
+    since = horizon(now)
     statement = (
         select(NoticeRow)
         .join(LeaseRow, LeaseRow.lease_id == NoticeRow.lease_id)
-        .where(LeaseRow.ended_at.is_(None), (NoticeRow.deadline_at > horizon) | (NoticeRow.first_seen_at > horizon))
+        .where(LeaseRow.ended_at.is_(None), (NoticeRow.deadline_at > since) | (NoticeRow.first_seen_at > since))
         .order_by(NoticeRow.notice_id)
     )
     if node_ids is not None:
         statement = statement.where(NoticeRow.node_id.in_(list(node_ids)))
     rows = session.scalars(statement).all()
     return tuple(row for row in rows if is_open(as_notice(row), now=now, lease_open=True))
+
+
+def horizon(now: datetime) -> datetime:
+    """A notice whose deadline and first sight are both before this is surely not open."""
+    return now - max(GRACE_AFTER_DEADLINE, WITHOUT_DEADLINE_LASTS)
 
 
 def recent_notices(session: Session, *, limit: int) -> Sequence[NoticeRow]:

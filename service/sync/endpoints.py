@@ -5,7 +5,7 @@ import json
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import ValidationError
@@ -54,35 +54,45 @@ async def read_report(request: Request) -> SyncReport:
                 )
             )
     try:
+        report = SyncReport.model_validate_json(bytes(body))
+    except ValidationError as error:
+        _check_version(body)
+        raise invalid(*field_problems(error)) from error
+    # Absent means the present version to the schema, but not here.
+    if report.protocol_version != PROTOCOL_VERSION or "protocol_version" not in report.model_fields_set:
+        _check_version(body)
+    return report
+
+
+def _check_version(body: bytearray) -> None:
+    """What is wrong with the whole, or with the version, is said before what is wrong with any part."""
+    try:
         seen = json.loads(body)
     except ValueError as error:
         raise invalid(FieldProblem(field="(whole)", rule=f"must be JSON: {error}")) from error
     version = seen.get("protocol_version") if isinstance(seen, dict) else None
     if version != PROTOCOL_VERSION:
         raise ProblemError(version_problem(version))
-    try:
-        return SyncReport.model_validate_json(bytes(body))
-    except ValidationError as error:
-        raise invalid(*field_problems(error)) from error
 
 
 @router.post(
     "/sync",
     operation_id="sync",
     summary="Report the state of one node, get its orders",
+    response_model=SyncOrders,
     openapi_extra=_BODY,
 )
-async def sync(context: ContextOf, report: Annotated[SyncReport, Depends(read_report)]) -> SyncOrders:
+async def sync(context: ContextOf, report: Annotated[SyncReport, Depends(read_report)]) -> Response:
     """Level-triggered and idempotent on (agent_incarnation, report_seq). 409: another protocol version, or another
     start of this node's agent has taken over."""
-    return await run_in_threadpool(_sync, context, report)
+    orders = await run_in_threadpool(_sync, context, report)
+    return Response(orders.model_dump_json(), media_type="application/json")
 
 
 def _sync(context: Context, report: SyncReport) -> SyncOrders:
     now = context.clock()
     with context.sessions.begin() as session:
-        node, refusals = apply_report(session, report, now=now)
-        return build_orders(session, report, refusals, node=node, poll_s=context.settings.agent_poll_s, now=now)
+        return build_orders(apply_report(session, report, now=now), poll_s=context.settings.agent_poll_s)
 
 
 @router.get(

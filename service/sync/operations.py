@@ -6,11 +6,11 @@ Lock order, here and in the reconcilers: the node, then jobs by id, then ledger 
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
 
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -20,17 +20,46 @@ from service.db.wake import RECONCILERS, job_topic, notify
 from service.handoffs.operations import mirror_handoff
 from service.jobs.membership import refresh_members
 from service.jobs.operations import burn, lock_job, set_state, touch
-from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobMemberRow, JobRow, JobState, RankLogRow
-from service.jobs.tables import StepRow as StepTable
+from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobMemberRow, JobRow, JobState
 from service.leases.operations import ensure_lease
 from service.leases.tables import LeaseRow
-from service.ledger.operations import Spent, account
+from service.ledger.operations import Spent, account_all
 from service.ledger.rules import SlotFacts, cause_of
 from service.ledger.tables import Cause
 from service.nodes.operations import lock_node, store_node
 from service.nodes.tables import NodeRow
 from service.notices.operations import record_notice
 from service.problems import ProblemError
+
+# Rows come as one array per column: one statement for any number of rows, compiled and prepared once. Several ranks
+# report one step; each knows only part of it, so what one leaves open another may fill.
+_ADD_STEPS = text(
+    """
+    INSERT INTO steps (job_id, generation, step, seconds, loss, consumed_samples, sample_digest, tokens, finished_at)
+    SELECT * FROM unnest(
+           CAST(:job_id AS text[]), CAST(:generation AS bigint[]), CAST(:step AS bigint[]), CAST(:seconds AS float8[]),
+           CAST(:loss AS float8[]), CAST(:consumed_samples AS bigint[]), CAST(:sample_digest AS text[]),
+           CAST(:tokens AS bigint[]), CAST(:finished_at AS timestamptz[]))
+    ON CONFLICT (job_id, generation, step) DO UPDATE
+       SET loss = coalesce(steps.loss, excluded.loss),
+           consumed_samples = coalesce(steps.consumed_samples, excluded.consumed_samples),
+           sample_digest = coalesce(steps.sample_digest, excluded.sample_digest),
+           tokens = coalesce(steps.tokens, excluded.tokens)
+     WHERE (steps.loss IS NULL AND excluded.loss IS NOT NULL)
+        OR (steps.consumed_samples IS NULL AND excluded.consumed_samples IS NOT NULL)
+        OR (steps.sample_digest IS NULL AND excluded.sample_digest IS NOT NULL)
+        OR (steps.tokens IS NULL AND excluded.tokens IS NOT NULL)
+    """
+)
+_ADD_LOGS = text(
+    """
+    INSERT INTO rank_logs (job_id, generation, rank, start_offset, text, recorded_at)
+    SELECT *, CAST(:now AS timestamptz) FROM unnest(
+           CAST(:job_id AS text[]), CAST(:generation AS bigint[]), CAST(:rank AS bigint[]),
+           CAST(:start_offset AS bigint[]), CAST(:text AS text[]))
+    ON CONFLICT DO NOTHING
+    """
+)
 
 
 @dataclass(slots=True)
@@ -50,32 +79,42 @@ class Intake:
     due: set[str]
     watched: set[str]
     refusals: list[Refusal]
+    generations: dict[tuple[str, int], GenerationRow | None] = field(default_factory=dict)
+
+    def generation(self, job_id: str, number: int) -> GenerationRow | None:
+        """A generation of a locked job, read once: from the time that the handoffs are stored no other is made."""
+        key = (job_id, number)
+        if key not in self.generations:
+            self.generations[key] = self.session.get(GenerationRow, key)
+        return self.generations[key]
 
     def refuse(self, part: str, key: object, reason: str) -> None:
         """This part is not taken; the agent is told once and must not send it again."""
         self.refusals.append(Refusal(part=part, key=str(key)[:256], reason=reason[:2_000]))
 
 
-def apply_report(session: Session, report: SyncReport, *, now: datetime) -> tuple[NodeRow, tuple[Refusal, ...]]:
+def apply_report(session: Session, report: SyncReport, *, now: datetime) -> Intake:
     """Store a report. Raises 409 for an agent start that has been replaced."""
     reporter = lock_node(session, report, now=now)
     node = reporter.node
+    intake = Intake(session, report, node, now, {}, set(), set(), set(), [])
     if not reporter.is_news:
         node.last_seen_at = now
-        return node, ()
+        return intake
     ranks_before = {_standing(rank["job_id"], rank["rank"], rank["stage"]) for rank in node.ranks}
     is_changed = store_node(node, report, now=now) or reporter.is_new
-    session.flush()
     info = report.node
-    lease = ensure_lease(session, node_id=info.node_id, pool=info.pool, slots=info.slots, now=now)
-    intake = Intake(session, report, node, now, {}, set(), set(), set(), [])
-    _lock_jobs(intake)
+    with session.no_autoflush:
+        # Neither reads what has been changed so far; all of it is written at once, below.
+        lease = ensure_lease(session, node_id=info.node_id, pool=info.pool, slots=info.slots, now=now)
+        _lock_jobs(intake)
     _store_notices(intake, lease)
     _store_handoffs(intake)
     _store_stores(intake)
-    _store_steps(intake)
-    _store_progress(intake)
-    _store_logs(intake)
+    with session.no_autoflush:
+        _store_steps(intake)
+        _store_progress(intake)
+        _store_logs(intake)
     _store_checkpoints(intake)
     _store_finished(intake)
     session.flush()
@@ -84,7 +123,7 @@ def apply_report(session: Session, report: SyncReport, *, now: datetime) -> tupl
     intake.due.update(job_id for job_id, _, _ in ranks_before ^ ranks_now)
     _wake(intake, all_jobs=is_changed)
     session.flush()
-    return node, tuple(intake.refusals)
+    return intake
 
 
 def _lock_jobs(intake: Intake) -> None:
@@ -126,7 +165,7 @@ def _store_handoffs(intake: Intake) -> None:
 
 def _store_stores(intake: Intake) -> None:
     for store in intake.report.stores:
-        row = intake.session.get(GenerationRow, (store.job_id, store.generation))
+        row = intake.generation(store.job_id, store.generation)
         if row is None or (row.store_node, row.store_host, row.store_port) == (
             intake.node.node_id, store.host, store.port,
         ):  # fmt: skip
@@ -140,15 +179,10 @@ def _store_steps(intake: Intake) -> None:
     for step in intake.report.steps:
         if step.job_id in intake.jobs:
             by_job[step.job_id].append(step)
+    unique = {(step.job_id, step.generation, step.step): step for steps in by_job.values() for step in steps}
+    if unique:
+        intake.session.execute(_ADD_STEPS, _by_column(_step_columns(step) for step in unique.values()))
     for job_id, steps in by_job.items():
-        unique = {(step.generation, step.step): step for step in steps}
-        statement = insert(StepTable).values([_step_columns(step) for step in unique.values()])
-        # Several ranks report one step; each knows only part of it, so what one leaves open another may fill.
-        fill = ("loss", "consumed_samples", "sample_digest", "tokens")
-        filled = {name: func.coalesce(getattr(StepTable, name), statement.excluded[name]) for name in fill}
-        intake.session.execute(
-            statement.on_conflict_do_update(index_elements=["job_id", "generation", "step"], set_=filled)
-        )
         last = max(steps, key=attrgetter("generation", "step"))
         _advance(intake, intake.jobs[job_id], generation=last.generation, step=last.step)
 
@@ -168,7 +202,7 @@ def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None
     """The job has made `step` in `generation`."""
     if generation != job.active_generation or job.state in ENDED:
         return
-    row = intake.session.get(GenerationRow, (job.job_id, generation))
+    row = intake.generation(job.job_id, generation)
     begun_at = (row.checkpoint_step or 0) if row is not None else 0
     if step > job.last_step:
         job.last_step = step
@@ -190,13 +224,12 @@ def _store_logs(intake: Intake) -> None:
             "rank": chunk.rank,
             "start_offset": chunk.offset,
             "text": chunk.text.replace("\x00", ""),
-            "recorded_at": intake.now,
         }
         for chunk in intake.report.logs
         if chunk.job_id in intake.jobs
     ]
     if rows:
-        intake.session.execute(insert(RankLogRow).values(rows).on_conflict_do_nothing())
+        intake.session.execute(_ADD_LOGS, _by_column(rows) | {"now": intake.now})
 
 
 def _store_checkpoints(intake: Intake) -> None:
@@ -262,13 +295,14 @@ def _store_finished(intake: Intake) -> None:
 def _account(intake: Intake, lease: LeaseRow) -> None:
     """Continue the ledger of each slot of this node up to now."""
     by_slot = {rank.slot: rank for rank in sorted(intake.report.ranks, key=attrgetter("generation"))}
+    spent: list[Spent] = []
     for slot in range(lease.slots):
         rank = by_slot.get(slot)
         job = intake.jobs.get(rank.job_id) if rank is not None else None
         if rank is None or job is None:
-            spent = Spent(Cause.IDLE)
+            spent.append(Spent(Cause.IDLE))
         else:
-            row = intake.session.get(GenerationRow, (job.job_id, rank.generation))
+            row = intake.generation(job.job_id, rank.generation)
             facts = SlotFacts(
                 stage=rank.stage,
                 generation=rank.generation,
@@ -279,8 +313,8 @@ def _account(intake: Intake, lease: LeaseRow) -> None:
             )
             cause = cause_of(facts)
             generation = rank.generation if row is not None else None
-            spent = Spent(cause) if cause is Cause.IDLE else Spent(cause, job.job_id, generation)
-        account(intake.session, lease=lease, slot=slot, until=intake.now, spent=spent)
+            spent.append(Spent(cause) if cause is Cause.IDLE else Spent(cause, job.job_id, generation))
+    account_all(intake.session, lease=lease, until=intake.now, spent=spent)
 
 
 def _wake(intake: Intake, *, all_jobs: bool) -> None:
@@ -313,6 +347,12 @@ def _standing(job_id: str, rank: int, stage: str) -> tuple[str, int, str]:
     """What of a rank a reconciler cares about: that it is there, and whether it is over."""
     over = (RankStage.FAILED, RankStage.BROKEN, RankStage.LEFT, RankStage.FINISHED, RankStage.ABORTED)
     return job_id, rank, stage if stage in over else "alive"
+
+
+def _by_column(rows: Iterable[dict[str, object]]) -> dict[str, object]:
+    """At least one row, as one list per column."""
+    every = list(rows)
+    return {name: [row[name] for row in every] for name in every[0]}
 
 
 def _step_columns(step: StepRow) -> dict[str, object]:

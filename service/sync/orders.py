@@ -1,14 +1,15 @@
 """What one node is told, derived from the committed rows and nothing else."""
 
-from collections.abc import Sequence
-from datetime import datetime
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy import Row, select, text
 
 from agent.protocol.base import HandoffCause, StoreAddress
-from agent.protocol.jobfile import JobFile
 from agent.protocol.sync import (
     DesiredState,
     GenerationSource,
@@ -18,23 +19,22 @@ from agent.protocol.sync import (
     LayoutForCount,
     NoticeFact,
     NoticeKind,
-    Refusal,
     SourceCheckpoint,
     SourceHandoff,
     SourceInit,
     StandingPlan,
     SyncOrders,
-    SyncReport,
 )
-from service.handoffs.queries import open_handoff, placement_of
+from service.db.base import among
+from service.db.parsed import Parsed
+from service.handoffs.queries import open_handoffs, placement_of
 from service.handoffs.tables import HandoffRow
-from service.jobs.queries import active_row, roster_of
-from service.jobs.tables import GenerationRow, JobMemberRow, JobRow, JobState, SourceKind
-from service.nodes.queries import nodes_by_id
-from service.nodes.tables import NodeRow, NodeState
-from service.notices.queries import as_notice, open_notices
-from service.notices.rules import takes_node
-from service.notices.tables import NoticeRow
+from service.jobs.queries import LIST_MAX, job_file_of, roster_of
+from service.jobs.tables import GenerationRow, JobRow, JobState, SourceKind
+from service.nodes.tables import NodeState
+from service.notices.queries import horizon
+from service.notices.rules import Notice, is_open, takes_node
+from service.sync.operations import Intake
 
 ALL_PLANS_UP_TO_NODES = 64
 """Larger jobs send each node only the plan for its own loss: all plans to all nodes would grow with the square."""
@@ -51,36 +51,100 @@ _DESIRED = {
     JobState.FAILED: DesiredState.STOP,
 }
 
+_JOBS = select(JobRow).where(among(JobRow.job_id, "job_ids"))
+# One row for each node that is told about a job, and for each notice about it that may be open.
+_TOLD = text(
+    """
+    SELECT told.job_id, nodes.node_id, nodes.peer_url, nodes.state, notices.notice_id, notices.kind, notices.source,
+           notices.deadline_at, notices.first_seen_at, notices.raw
+      FROM (SELECT job_id, node_id FROM job_members
+             WHERE job_id IN (SELECT unnest(CAST(:job_ids AS text[]))
+                              UNION SELECT job_id FROM job_members WHERE node_id = :node_id)
+            UNION ALL SELECT '', unnest(CAST(:node_ids AS text[]))) AS told
+      JOIN nodes ON nodes.node_id = told.node_id
+      LEFT JOIN (notices JOIN leases ON leases.lease_id = notices.lease_id AND leases.ended_at IS NULL)
+        ON notices.node_id = nodes.node_id
+       AND (notices.deadline_at > :horizon OR notices.first_seen_at > :horizon)
+    """
+)
+_PLANS: Parsed[tuple[StandingPlan, ...]] = Parsed(
+    lambda stored: tuple(StandingPlan.model_validate(item, strict=False) for item in stored), most=LIST_MAX
+)
+_LAYOUTS: Parsed[LayoutByCount] = Parsed(
+    lambda stored: LayoutByCount(choices=tuple(LayoutForCount.model_validate(item, strict=False) for item in stored)),
+    most=LIST_MAX,
+)
 
-def build_orders(
-    session: Session, report: SyncReport, refusals: tuple[Refusal, ...], *, node: NodeRow, poll_s: float, now: datetime
-) -> SyncOrders:
-    """All jobs that this node is part of, or still has ranks of."""
-    member_of = set(session.scalars(select(JobMemberRow.job_id).where(JobMemberRow.node_id == node.node_id)))
-    wanted = member_of | {rank.job_id for rank in report.ranks}
-    jobs = session.scalars(select(JobRow).where(JobRow.job_id.in_(wanted)).order_by(JobRow.job_id)).all()
+
+@dataclass(slots=True)
+class Neighbour:
+    """A node as the agents of its job are told of it, with what has been announced about it."""
+
+    node_id: str
+    peer_url: str
+    state: str
+    notices: list[Row[Any]] = field(default_factory=list)
+
+
+_Nodes = dict[str, Neighbour]
+
+
+def build_orders(intake: Intake, *, poll_s: float) -> SyncOrders:
+    """All jobs that the reporting node is part of, or still has ranks of."""
+    node, session = intake.node, intake.session
+    with_ranks = {rank.job_id for rank in intake.report.ranks}
+    told = _told(intake, node_id=node.node_id, job_ids=with_ranks)
+    wanted = with_ranks | {job_id for job_id, nodes in told.items() if node.node_id in nodes}
+    found = {job_id: job for job_id, job in intake.jobs.items() if job_id in wanted}
+    if wanted - found.keys():
+        missing = session.scalars(_JOBS, {"job_ids": list(wanted - found.keys())})
+        found |= {job.job_id: job for job in missing}
+    jobs = [found[job_id] for job_id in sorted(found)]
+    handoffs = open_handoffs(session, found) if found else {}
     return SyncOrders(
         orders_seq=max((job.orders_seq for job in jobs), default=0),
-        issued_utc=now,
+        issued_utc=intake.now,
         accepted_incarnation=UUID(str(node.agent_incarnation)),
         accepted_report_seq=node.report_seq,
-        jobs=tuple(_job_order(session, job, node.node_id, now=now) for job in jobs),
-        refusals=refusals,
+        jobs=tuple(_job_order(intake, job, told.get(job.job_id, {}), handoffs.get(job.job_id)) for job in jobs),
+        refusals=tuple(intake.refusals),
         poll_s=poll_s,
     )
 
 
-def _job_order(session: Session, job: JobRow, node_id: str, *, now: datetime) -> JobOrder:
-    active = active_row(session, job)
-    handoff = open_handoff(session, job.job_id)
+def _told(
+    intake: Intake, *, node_id: str | None = None, job_ids: Iterable[str] = (), node_ids: Iterable[str] = ()
+) -> dict[str, _Nodes]:
+    """By job the nodes that are told about it: of the given jobs, and of all those of which one node is told. The given
+    nodes come besides, under no job's name."""
+    values = {
+        "job_ids": list(job_ids),
+        "node_ids": list(node_ids),
+        "node_id": node_id,
+        "horizon": horizon(intake.now),
+    }
+    told: dict[str, _Nodes] = defaultdict(dict)
+    for row in intake.session.execute(_TOLD, values):
+        nodes = told[row.job_id]
+        if row.node_id not in nodes:
+            nodes[row.node_id] = Neighbour(row.node_id, row.peer_url, row.state)
+        if row.kind is not None and is_open(_notice(row), now=intake.now, lease_open=True):
+            nodes[row.node_id].notices.append(row)
+    return told
+
+
+def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow | None) -> JobOrder:
+    active = intake.generation(job.job_id, job.active_generation) if job.active_generation else None
     roster = roster_of(active) if active is not None else None
-    told = session.scalars(select(JobMemberRow.node_id).where(JobMemberRow.job_id == job.job_id)).all()
-    nodes = nodes_by_id(session, {*told, *(roster.node_ids() if roster else ())})
-    noticed = open_notices(session, now=now, node_ids=nodes)
-    going = {item.node_id for item in noticed if takes_node(as_notice(item))}
+    unknown = set(roster.node_ids()) - nodes.keys() if roster else set()
+    if unknown:
+        # Members of a world that has ended or lost them are still told to each other.
+        nodes = nodes | _told(intake, node_ids=unknown).get("", {})
+    noticed = sorted((item for node in nodes.values() for item in node.notices), key=attrgetter("notice_id"))
+    going = {item.node_id for item in noticed if takes_node(_notice(item))}
     return JobOrder(
         job_id=job.job_id,
-        spec=JobFile.model_validate(job.spec),
+        spec=job_file_of(job),
         peer_key=job.peer_key,
         desired=_DESIRED[JobState(job.state)],
         generation=active.generation if active else None,
@@ -88,29 +152,26 @@ def _job_order(session: Session, job: JobRow, node_id: str, *, now: datetime) ->
         source=_source(active) if active else None,
         roster=roster,
         next_generation=job.next_generation,
-        peers={key: row.peer_url for key, row in nodes.items()},
+        peers={node_id: node.peer_url for node_id, node in nodes.items()},
         store_node=active.store_node if active else None,
         store=_store(active) if active else None,
         lead_order=_lead_order(roster.node_ids() if roster else (), nodes, going),
-        standing_plans=_standing_plans(job, node_id, len(roster.node_ids()) if roster else 0),
-        layouts_by_count=LayoutByCount(
-            choices=tuple(LayoutForCount.model_validate(item, strict=False) for item in job.layouts_by_count)
-        ),
+        standing_plans=_standing_plans(job, intake.node.node_id, len(roster.node_ids()) if roster else 0),
+        layouts_by_count=_LAYOUTS.of(job.job_id, job.layouts_by_count),
         handoff=_handoff_order(handoff) if handoff is not None and handoff.proposer == "service" else None,
         notices=tuple(_notice_fact(item) for item in noticed),
         reason=job.reason[:2_000],
     )
 
 
-def _lead_order(members: Sequence[str], nodes: dict[str, NodeRow], going: set[str]) -> tuple[str, ...]:
+def _lead_order(members: Sequence[str], nodes: _Nodes, going: set[str]) -> tuple[str, ...]:
     """Who leads: members that stay and are heard, in rank order; then, for want of better, those that will go."""
     heard = [node_id for node_id in members if node_id in nodes and nodes[node_id].state == NodeState.READY]
     return tuple(sorted(heard, key=lambda node_id: node_id in going))
 
 
 def _standing_plans(job: JobRow, node_id: str, members: int) -> tuple[StandingPlan, ...]:
-    plans = [StandingPlan.model_validate(item, strict=False) for item in job.standing_plans]
-    plans = [plan for plan in plans if plan.parent == job.active_generation]
+    plans = [plan for plan in _PLANS.of(job.job_id, job.standing_plans) if plan.parent == job.active_generation]
     if members > ALL_PLANS_UP_TO_NODES:
         plans = [plan for plan in plans if node_id in plan.leaving]
     return tuple(plans)
@@ -147,7 +208,11 @@ def _handoff_order(row: HandoffRow) -> HandoffOrder:
     )
 
 
-def _notice_fact(row: NoticeRow) -> NoticeFact:
+def _notice(row: Row[Any]) -> Notice:
+    return Notice(row.node_id, NoticeKind(row.kind), row.deadline_at, row.first_seen_at)
+
+
+def _notice_fact(row: Row[Any]) -> NoticeFact:
     return NoticeFact(
         node_id=row.node_id,
         kind=NoticeKind(row.kind),

@@ -24,6 +24,7 @@ class Caller:
     token_id: str
     role: Role
     name: str
+    expires_at: datetime | None = None
 
 
 def create_token(session: Session, *, role: Role, name: str, now: datetime) -> str:
@@ -45,7 +46,7 @@ def verify_token(session: Session, token: str, *, now: datetime) -> Caller | Non
     matches = hmac.compare_digest(_hashed(secret), row.secret_sha256 if row else "0" * 64)
     if row is None or not matches or row.revoked_at is not None or (row.expires_at and row.expires_at <= now):
         return None
-    return Caller(token_id=row.token_id, role=Role(row.role), name=row.name)
+    return Caller(token_id=row.token_id, role=Role(row.role), name=row.name, expires_at=row.expires_at)
 
 
 def ensure_first_tokens(session: Session, *, folder: Path, now: datetime) -> tuple[Path, ...]:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from service.db.schema import metadata
 from service.db.upgrade import upgrade
 from service.leases.tables import LeaseRow
-from service.ledger.operations import Spent, account, charge_last_seconds
+from service.ledger.operations import Spent, account, account_all, charge_last_seconds
 from service.ledger.tables import Cause, IntervalRow
 from service.nodes.tables import NodeRow
 
@@ -104,6 +104,25 @@ class TestTheLedgerChain:
             account(session, lease=lease, slot=0, until=START + timedelta(seconds=seconds), spent=Spent(cause))
         rows = session.query(IntervalRow).order_by(IntervalRow.starts_at).all()
         assert [(row.cause, (row.ends_at - START).total_seconds()) for row in rows] == [("idle", 2), ("bootstrap", 3)]
+
+    def test_all_slots_at_once_are_what_each_slot_alone_would_be(self, session, lease):
+        job = {"job_id": "j", "generation": 1}
+        session.execute(text(_JOB))
+        rounds = (
+            (1, Spent(Cause.IDLE), Spent(Cause.PRODUCTIVE, **job)),
+            (2, Spent(Cause.IDLE), Spent(Cause.PRODUCTIVE, **job)),
+            (3, Spent(Cause.LOST), Spent(Cause.PRODUCTIVE, "j", 2)),
+            (2, Spent(Cause.LOST), Spent(Cause.PRODUCTIVE, "j", 2)),
+            (4, Spent(Cause.LOST), Spent(Cause.PRODUCTIVE)),
+        )
+        for seconds, *spent in rounds:
+            account_all(session, lease=lease, until=START + timedelta(seconds=seconds), spent=spent)
+        session.commit()
+        rows = session.query(IntervalRow).order_by(IntervalRow.slot, IntervalRow.starts_at).all()
+        assert [(row.slot, row.cause, row.generation, (row.ends_at - START).total_seconds()) for row in rows] == [
+            (0, "idle", None, 2), (0, "lost", None, 4),
+            (1, "productive", 1, 2), (1, "productive", 2, 3), (1, "productive", None, 4),
+        ]  # fmt: skip
 
     def test_a_pause_is_cut_from_the_end_of_productive_time_only(self, session, lease):
         account(session, lease=lease, slot=0, until=START + timedelta(seconds=10), spent=Spent(Cause.PRODUCTIVE))

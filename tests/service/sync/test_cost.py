@@ -1,0 +1,164 @@
+"""What a sync may cost: a bound on its SQL statements; and that what is kept between syncs is never older than said.
+
+`python -m tests.benchmarks.sync` measures the CPU; these keep it from creeping up unseen.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import event, select
+
+from agent.protocol.base import HandoffState, Layout, RankStage
+from agent.protocol.sync import LogChunk
+from service.jobs.tables import JobRow
+from service.ledger.tables import IntervalRow
+from service.reconcilers import jobs
+from service.reconcilers.nodes import NodeWatch
+from service.tokens.recent import FRESH
+from service.tokens.tables import TokenRow
+from tests.service.fake_agent import JOB, mirror, roster, step_row
+
+STEADY = 12
+"""Node, lease, job, generation; steps, logs; node and job written; ledger; whom to tell, handoffs. Now 11."""
+WITH_A_MIRROR = STEADY + 7
+IDLE = 5
+
+
+@contextmanager
+def statements(context) -> Iterator[list[str]]:
+    """Every statement that is sent to the database meanwhile."""
+    seen: list[str] = []
+
+    def keep(_connection, _cursor, statement: str, *_) -> None:
+        seen.append(statement)
+
+    event.listen(context.database.engine, "before_cursor_execute", keep)
+    try:
+        yield seen
+    finally:
+        event.remove(context.database.engine, "before_cursor_execute", keep)
+
+
+@pytest.fixture
+def training(client, context, make_agent, clock):
+    """Four agents whose job trains, and what one of them reports at a step."""
+    agents = {name: make_agent(name) for name in "abcd"}
+    client.post("/api/v1/jobs", json=JOB)
+    for agent in agents.values():
+        agent.sync()
+    clock.advance(3)
+    jobs.tick(context)
+    for agent in agents.values():
+        agent.sync()
+
+    def parts(name: str, step: int) -> dict:
+        order = agents[name].job_order()
+        rank = agents[name].rank(order, stage=RankStage.TRAINING, step=step)
+        log = LogChunk(job_id=order.job_id, generation=1, rank=rank.rank, offset=step, text="x")
+        rows = tuple(step_row(order.job_id, 1, number, clock(), loss=1.0) for number in (step - 1, step))
+        return {"ranks": (rank,), "steps": rows, "logs": (log,)}
+
+    for step in (2, 4):
+        for name in agents:
+            clock.advance(0.1)
+            agents[name].sync(**parts(name, step))
+        clock.advance(3)
+        jobs.tick(context)
+    assert agents["a"].sync(**parts("a", 4)).jobs[0].standing_plans
+    return agents, parts
+
+
+def test_a_steady_sync_takes_few_statements(training, context, clock):
+    agents, parts = training
+    clock.advance(1)
+    with statements(context) as seen:
+        agents["a"].sync(**parts("a", 6))
+    assert len(seen) <= STEADY, "\n".join(seen)
+    assert sum("FOR NO KEY UPDATE" in statement for statement in seen) == 3, "node, job, ledger: each locked once"
+
+
+def test_a_mirror_that_says_nothing_new_to_agents_takes_few_more(training, context, clock):
+    agents, parts = training
+    source = agents["a"].roster()
+    target = roster(source.job_id, 2, Layout(pp=3), "a", "b", "c")
+    said = mirror(source, target, clock(), state=HandoffState.STREAMING)
+    agents["a"].sync(**parts("a", 6), handoffs=(said,))
+    clock.advance(1)
+    with statements(context) as seen:
+        agents["a"].sync(**parts("a", 8), handoffs=(said.model_copy(update={"mirror_seq": 1}),))
+    assert len(seen) <= WITH_A_MIRROR, "\n".join(seen)
+
+
+def test_all_slots_of_a_node_are_accounted_for_by_one_statement(make_agent, context, clock):
+    agent = make_agent("a", slots=8)
+    agent.sync()
+    clock.advance(1)
+    agent.sync()
+    clock.advance(1)
+    with statements(context) as seen:
+        agent.sync()
+    assert len(seen) <= IDLE, "\n".join(seen)
+    with context.sessions() as session:
+        rows = session.scalars(select(IntervalRow).order_by(IntervalRow.slot)).all()
+    assert [(row.slot, row.cause, row.ends_at) for row in rows] == [(slot, "idle", clock()) for slot in range(8)]
+
+
+def test_an_agents_token_is_looked_up_once_in_a_while_and_a_scripts_every_time(training, client, context, clock):
+    agents, _ = training
+    clock.advance(FRESH.total_seconds())
+    with statements(context) as seen:
+        for _ in range(3):
+            agents["a"].sync()
+    assert sum("FROM tokens" in statement for statement in seen) == 1
+    with statements(context) as seen:
+        for _ in range(3):
+            client.get("/api/v1/jobs")
+    assert sum("FROM tokens" in statement for statement in seen) == 3
+
+
+def test_a_revoked_agents_token_works_for_no_more_than_five_seconds(training, client, context, clock):
+    agents, _ = training
+    clock.advance(FRESH.total_seconds())
+    agents["a"].sync()
+    with context.sessions.begin() as session:
+        for row in session.scalars(select(TokenRow)):
+            row.revoked_at = clock()
+    assert client.get("/api/v1/jobs").status_code == 401
+    clock.advance(5)
+    assert agents["a"].post(agents["a"].report()).status_code == 401
+
+
+def test_orders_follow_the_rows_although_what_was_read_is_kept(training, context):
+    agents, _ = training
+    before = agents["a"].sync().jobs[0]
+    with context.sessions.begin() as session:
+        job = session.get_one(JobRow, before.job_id)
+        job.standing_plans = job.standing_plans[:1]
+        job.layouts_by_count = job.layouts_by_count[:1]
+    after = agents["a"].sync().jobs[0]
+    assert after.standing_plans == before.standing_plans[:1]
+    assert after.layouts_by_count.choices == before.layouts_by_count.choices[:1]
+
+
+def test_members_of_a_world_that_is_over_are_still_told_each_others_addresses_and_notices(
+    training, client, context, clock
+):
+    agents, parts = training
+    agents["d"].sync(notices=(agents["d"].notice(),))
+    report = parts("a", 6)
+    job = f"/api/v1/jobs/{agents['a'].job_order().job_id}"
+    client.post(f"{job}/stop")
+    for agent in agents.values():
+        agent.sync()
+    watch = NodeWatch(context)
+    for _ in range(3):
+        clock.advance(1)
+        watch.tick()
+        jobs.tick(context)
+    assert client.get(job).json()["state"] == "stopped"
+    orders = agents["a"].sync(ranks=report["ranks"])
+    assert orders.jobs[0].desired == "stop"
+    assert sorted(orders.jobs[0].peers) == ["a", "b", "c", "d"]
+    assert [notice.node_id for notice in orders.jobs[0].notices] == ["d"]
+    assert orders.jobs[0].lead_order[-1] == "d"
