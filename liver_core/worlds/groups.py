@@ -132,13 +132,32 @@ def connect_store(address: StoreAddress, *, timeout_s: float, answer_s: float | 
     With `answer_s` an operation that gets no answer for so long fails (dist.DistNetworkError), and the client is of no
     more use. Without it torch waits for ever for a store that stalls, or whose machine vanished without a word.
     """
+    if answer_s is None:
+        return _open_store(address, timeout_s)
+    # Already the constructor asks the store something and waits for ever, so it has a thread, left to its fate.
+    made: list[dist.TCPStore | ConnectionError] = []
+
+    def make() -> None:
+        try:
+            made.append(_open_store(address, timeout_s))
+        except ConnectionError as error:
+            made.append(error)
+
+    thread = threading.Thread(target=make, name="connect-store", daemon=True)
+    thread.start()
+    thread.join(timeout_s + answer_s)
+    found = made[0] if made else ConnectionError(f"the store at {address.host}:{address.port} does not answer")
+    if isinstance(found, ConnectionError):
+        raise found
+    _bound_answers(address.port, answer_s)
+    return found
+
+
+def _open_store(address: StoreAddress, timeout_s: float) -> dist.TCPStore:
     try:
-        store = dist.TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
+        return dist.TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
     except (RuntimeError, dist.DistError) as error:
         raise ConnectionError(f"no store at {address.host}:{address.port} within {timeout_s:.1f} s: {error}") from error
-    if answer_s is not None:
-        _bound_answers(address.port, answer_s)
-    return store
 
 
 def _bound_answers(port: int, answer_s: float) -> None:
@@ -149,11 +168,17 @@ def _bound_answers(port: int, answer_s: float) -> None:
     """
     limit = struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6))
     for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(descriptor))) as connection:
-            of_network = connection.family in (socket.AF_INET, socket.AF_INET6)
-            if of_network and connection.getpeername()[1] == port:
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-                connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        with contextlib.suppress(OSError):
+            if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(descriptor))) as connection:
+                _limit_waits(connection, port, limit)
+
+
+def _limit_waits(connection: socket.socket, port: int, limit: bytes) -> None:
+    if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()[1] == port:
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            connection.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def make_group(
