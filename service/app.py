@@ -80,7 +80,8 @@ def create_app(settings: Settings, *, clock: Clock = utc_now, database: Database
     )  # fmt: skip
     app.state.context = context
     problems.install(app)
-    for noun in (jobs, nodes, notices, handoffs, ledger, leases, sync):
+    # Routes are tried in this order, and nearly all requests are agents'.
+    for noun in (sync, jobs, nodes, notices, handoffs, ledger, leases):
         app.include_router(noun.router)
     app.include_router(console.router, include_in_schema=False)
     _add_health(app, context)

@@ -1,14 +1,17 @@
 """Opens the database: the embedded PostgreSQL under the data directory, or the one a URL names."""
 
+import select
 import shutil
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, make_url, text
+import psycopg
+from sqlalchemy import Engine, create_engine, event, make_url, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, OperationalError
+from sqlalchemy.exc import ArgumentError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
 from service.settings import Settings
@@ -19,6 +22,10 @@ DISK_FREE_BYTES_MIN = 256 * 1024 * 1024
 SESSION_OPTIONS = (
     "-c timezone=utc -c statement_timeout=15000 -c lock_timeout=8000 -c idle_in_transaction_session_timeout=30000"
 )
+
+
+UNASKED_S_MAX = 1.0
+"""A connection that was used so recently and has nothing to read is taken to live without asking the server."""
 
 
 class StartError(Exception):
@@ -55,10 +62,10 @@ def connect(url: URL, *, pool_size: int, embedded: Any | None = None) -> Databas
         url,
         pool_size=pool_size,
         max_overflow=pool_size,
-        pool_pre_ping=True,
         pool_timeout=10,
         connect_args={"options": SESSION_OPTIONS, "connect_timeout": 5},
     )
+    _replace_lost_connections(engine)
     try:
         with engine.connect() as connection:
             version = int(connection.execute(text("SHOW server_version_num")).scalar_one())
@@ -70,6 +77,34 @@ def connect(url: URL, *, pool_size: int, embedded: Any | None = None) -> Databas
         engine.dispose()
         raise StartError(f"database server has version {version // 10_000}; at least PostgreSQL 15 is needed")
     return Database(engine=engine, sessions=sessionmaker(engine, expire_on_commit=False), embedded=embedded)
+
+
+def _replace_lost_connections(engine: Engine) -> None:
+    """Make sure that a connection from the pool lives before it is used; with one that does not, all are made anew.
+
+    This is the pool's own pre-ping, less the round trip where it tells nothing: of a connection that the server has
+    ended, the socket can be read. Only an end that nobody announced needs the round trip, and within a second of use
+    the statement itself would find out as late.
+    """
+
+    @event.listens_for(engine, "connect")
+    @event.listens_for(engine, "checkin")
+    def used(_connection: psycopg.Connection | None, record: Any) -> None:
+        record.info["used_at"] = monotonic()
+
+    @event.listens_for(engine, "checkout")
+    def check(connection: psycopg.Connection, record: Any, _proxy: Any) -> None:
+        try:
+            if monotonic() - record.info["used_at"] >= UNASKED_S_MAX or _can_be_read(connection.fileno()):
+                engine.dialect.do_ping(connection)  # type: ignore[arg-type]
+        except psycopg.Error as error:
+            raise InvalidatePoolError from error
+
+
+def _can_be_read(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def check_data_dir(data_dir: Path) -> None:

@@ -85,14 +85,14 @@ def _check_version(body: bytearray) -> None:
 async def sync(context: ContextOf, report: Annotated[SyncReport, Depends(read_report)]) -> Response:
     """Level-triggered and idempotent on (agent_incarnation, report_seq). 409: another protocol version, or another
     start of this node's agent has taken over."""
-    orders = await run_in_threadpool(_sync, context, report)
-    return Response(orders.model_dump_json(), media_type="application/json")
+    return Response(await run_in_threadpool(_sync, context, report), media_type="application/json")
 
 
-def _sync(context: Context, report: SyncReport) -> SyncOrders:
+def _sync(context: Context, report: SyncReport) -> str:
     now = context.clock()
     with context.sessions.begin() as session:
-        return build_orders(apply_report(session, report, now=now), poll_s=context.settings.agent_poll_s)
+        orders = build_orders(apply_report(session, report, now=now), poll_s=context.settings.agent_poll_s)
+    return orders.model_dump_json()
 
 
 @router.get(

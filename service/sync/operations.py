@@ -4,7 +4,6 @@ Lock order, here and in the reconcilers: the node, then jobs by id, then ledger 
 (agent_incarnation, report_seq); every fact has a key of its own besides, so a fact sent again changes nothing.
 """
 
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -33,8 +32,14 @@ from service.problems import ProblemError
 
 # Rows come as one array per column: one statement for any number of rows, compiled and prepared once. Several ranks
 # report one step; each knows only part of it, so what one leaves open another may fill.
-_ADD_STEPS = text(
+_ADD_ROWS = text(
     """
+    WITH logged AS (
+         INSERT INTO rank_logs (job_id, generation, rank, start_offset, text, recorded_at)
+         SELECT *, CAST(:now AS timestamptz) FROM unnest(
+                CAST(:log_job_id AS text[]), CAST(:log_generation AS bigint[]), CAST(:log_rank AS bigint[]),
+                CAST(:log_start_offset AS bigint[]), CAST(:log_text AS text[]))
+         ON CONFLICT DO NOTHING)
     INSERT INTO steps (job_id, generation, step, seconds, loss, consumed_samples, sample_digest, tokens, finished_at)
     SELECT * FROM unnest(
            CAST(:job_id AS text[]), CAST(:generation AS bigint[]), CAST(:step AS bigint[]), CAST(:seconds AS float8[]),
@@ -51,15 +56,16 @@ _ADD_STEPS = text(
         OR (steps.tokens IS NULL AND excluded.tokens IS NOT NULL)
     """
 )
-_ADD_LOGS = text(
-    """
-    INSERT INTO rank_logs (job_id, generation, rank, start_offset, text, recorded_at)
-    SELECT *, CAST(:now AS timestamptz) FROM unnest(
-           CAST(:job_id AS text[]), CAST(:generation AS bigint[]), CAST(:rank AS bigint[]),
-           CAST(:start_offset AS bigint[]), CAST(:text AS text[]))
-    ON CONFLICT DO NOTHING
-    """
-)
+_STEP_COLUMNS = {
+    name: name
+    for name in ("job_id", "generation", "step", "seconds", "loss", "consumed_samples", "sample_digest", "tokens")
+} | {"finished_at": "finished_utc"}
+_LOG_COLUMNS = {
+    "log_job_id": "job_id",
+    "log_generation": "generation",
+    "log_rank": "rank",
+    "log_start_offset": "offset",
+}
 
 
 @dataclass(slots=True)
@@ -112,9 +118,8 @@ def apply_report(session: Session, report: SyncReport, *, now: datetime) -> Inta
     _store_handoffs(intake)
     _store_stores(intake)
     with session.no_autoflush:
-        _store_steps(intake)
+        _store_rows(intake)
         _store_progress(intake)
-        _store_logs(intake)
     _store_checkpoints(intake)
     _store_finished(intake)
     session.flush()
@@ -174,17 +179,23 @@ def _store_stores(intake: Intake) -> None:
         intake.changed.add(store.job_id)
 
 
-def _store_steps(intake: Intake) -> None:
-    by_job: dict[str, list[StepRow]] = defaultdict(list)
-    for step in intake.report.steps:
-        if step.job_id in intake.jobs:
-            by_job[step.job_id].append(step)
-    unique = {(step.job_id, step.generation, step.step): step for steps in by_job.values() for step in steps}
-    if unique:
-        intake.session.execute(_ADD_STEPS, _by_column(_step_columns(step) for step in unique.values()))
-    for job_id, steps in by_job.items():
-        last = max(steps, key=attrgetter("generation", "step"))
-        _advance(intake, intake.jobs[job_id], generation=last.generation, step=last.step)
+def _store_rows(intake: Intake) -> None:
+    """Steps and logs. Of a step that is named twice the later row counts."""
+    steps = [step for step in intake.report.steps if step.job_id in intake.jobs]
+    logs = [chunk for chunk in intake.report.logs if chunk.job_id in intake.jobs]
+    if steps or logs:
+        unique = {(step.job_id, step.generation, step.step): step for step in steps}
+        values = {name: [getattr(step, part) for step in unique.values()] for name, part in _STEP_COLUMNS.items()}
+        values |= {name: [getattr(chunk, part) for chunk in logs] for name, part in _LOG_COLUMNS.items()}
+        values["log_text"] = [chunk.text.replace("\x00", "") for chunk in logs]
+        intake.session.execute(_ADD_ROWS, values | {"now": intake.now})
+    last: dict[str, StepRow] = {}
+    for step in steps:
+        reached = last.setdefault(step.job_id, step)
+        if (step.generation, step.step) > (reached.generation, reached.step):
+            last[step.job_id] = step
+    for job_id, step in last.items():
+        _advance(intake, intake.jobs[job_id], generation=step.generation, step=step.step)
 
 
 def _store_progress(intake: Intake) -> None:
@@ -214,22 +225,6 @@ def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None
         set_state(job, JobState.RUNNING, f"training since step {step}; {job.reason}", now=intake.now)
         job.failed_starts = 0
         intake.changed.add(job.job_id)
-
-
-def _store_logs(intake: Intake) -> None:
-    rows = [
-        {
-            "job_id": chunk.job_id,
-            "generation": chunk.generation,
-            "rank": chunk.rank,
-            "start_offset": chunk.offset,
-            "text": chunk.text.replace("\x00", ""),
-        }
-        for chunk in intake.report.logs
-        if chunk.job_id in intake.jobs
-    ]
-    if rows:
-        intake.session.execute(_ADD_LOGS, _by_column(rows) | {"now": intake.now})
 
 
 def _store_checkpoints(intake: Intake) -> None:
@@ -347,23 +342,3 @@ def _standing(job_id: str, rank: int, stage: str) -> tuple[str, int, str]:
     """What of a rank a reconciler cares about: that it is there, and whether it is over."""
     over = (RankStage.FAILED, RankStage.BROKEN, RankStage.LEFT, RankStage.FINISHED, RankStage.ABORTED)
     return job_id, rank, stage if stage in over else "alive"
-
-
-def _by_column(rows: Iterable[dict[str, object]]) -> dict[str, object]:
-    """At least one row, as one list per column."""
-    every = list(rows)
-    return {name: [row[name] for row in every] for name in every[0]}
-
-
-def _step_columns(step: StepRow) -> dict[str, object]:
-    return {
-        "job_id": step.job_id,
-        "generation": step.generation,
-        "step": step.step,
-        "seconds": step.seconds,
-        "loss": step.loss,
-        "consumed_samples": step.consumed_samples,
-        "sample_digest": step.sample_digest,
-        "tokens": step.tokens,
-        "finished_at": step.finished_utc,
-    }
