@@ -4,7 +4,7 @@ Pure: no threads, no clock, no randomness, no input or output. `README.md` besid
 process hosts which machine. Events and effects that share a name live in the modules of their machines.
 """
 
-from liver_core.handoff.boundary import Agreement, BoundaryPhase, agreed, boundary_pair, pack, ready_tag
+from liver_core.handoff.boundary import Agreement, BoundaryPhase, agreed, boundary_pair, drop_word, pack, ready_tag
 from liver_core.handoff.cutover import Cutover, decision_key
 from liver_core.handoff.fields import MessageError
 from liver_core.handoff.ladder import LadderInputs, RungChoice, choose_rung
@@ -57,6 +57,7 @@ __all__ = [
     "boundary_pair",
     "choose_rung",
     "decision_key",
+    "drop_word",
     "pack",
     "ready_tag",
 ]

@@ -16,12 +16,16 @@ TAG_MAX = 2**_TAG_BITS - 1
 
 
 class BoundaryPhase(IntEnum):
-    """What a rank wants of the boundary. A rank that has several wishes shows the greatest."""
+    """What a rank wants of the boundary. A rank that has several wishes shows the greatest.
+
+    DROP is shown between two parts of a step only, and nothing else is shown there.
+    """
 
     NONE = 0
     CHECKPOINT = 1
     READY = 2
     STOP = 3
+    DROP = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,15 @@ def ready_tag(handoff_id: HandoffId, plan_revision: int) -> int:
     """The tag of one revision of one handoff, in 1..TAG_MAX: equal on every rank without any exchange."""
     digest = hashlib.sha256(f"{handoff_id}/{plan_revision}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % TAG_MAX + 1
+
+
+def drop_word(word: int) -> int:
+    """What a rank that would show `word` at the end of its step shows between two parts of it, where its order allows
+    to drop the step: the same tag, or nothing where its greatest wish is another one than to cut over."""
+    asked = agreed(word, word)
+    if asked is None or asked.phase is not BoundaryPhase.READY:
+        return NOTHING_WANTED
+    return pack(asked.tag, BoundaryPhase.DROP)
 
 
 def pack(tag: int, phase: BoundaryPhase) -> int:

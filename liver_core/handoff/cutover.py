@@ -15,7 +15,7 @@ class Level(IntEnum):
     """What a target holds; the barrier of g+1 is the MIN over its ranks."""
 
     NOTHING = 0
-    STATE = 1  # masters and moments, but not the gradients, because a source was lost: GO-REDO is possible
+    STATE = 1  # masters and moments, not the gradients: a source was lost, or the step dropped. GO-REDO is possible
     EVERYTHING = 2  # and certified
 
 
@@ -40,14 +40,19 @@ class CutoverState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class BoundaryAgreed:
-    """All ranks of the source world held the same ready tag. A newcomer is told so by the store."""
+    """All ranks of the source world held the same ready tag. A newcomer is told so by the store.
+
+    `dropped`: in the middle of a step, which is given up. There are no gradients to be had, and to hold the state is all
+    that a target can; whoever goes on does the batch again.
+    """
 
     version: int
+    dropped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class StateRead:
-    """The reads are over. `level` STATE counts only with `source_lost`; a world loaded from a checkpoint has no source
+    """The reads are over. `level` STATE counts only with `source_lost`, or where the step was dropped; a world loaded from a checkpoint has no source
     at all and says (STATE, source_lost=True): it starts at the version it holds and does the batch."""
 
     level: Level
@@ -163,12 +168,19 @@ class ApplyStepInTarget:
 
 @dataclass(frozen=True, slots=True)
 class RedoBatchInTarget:
-    """GO-REDO: start the target world at the version held, drop the gradients, do the batch again."""
+    """GO-REDO: start the target world at the version held, without gradients, and do the batch again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyStepInSource:
     """NO-GO and this rank is a member of the source world: apply the step there and train on."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class RedoBatchInSource:
+    """NO-GO after the step was dropped, and this rank is a member of the source world: do the batch again there."""
 
     reason: Reason
 
@@ -203,6 +215,7 @@ CutoverEffect = (
     | ApplyStepInTarget
     | RedoBatchInTarget
     | ApplyStepInSource
+    | RedoBatchInSource
     | Leave
     | FallToCheckpoint
     | Release
@@ -233,6 +246,7 @@ class Cutover:
         self.decision = Decision.UNDECIDED
         self.vote: Level | None = None
         self._boundary_at = 0.0
+        self._dropped = False
         self._held = Level.NOTHING
         self._wish: Decision | None = None
         self._reason = Reason("everything is held and certified", "barrier")
@@ -255,8 +269,8 @@ class Cutover:
     def handle(self, event: CutoverEvent, now: float) -> tuple[CutoverEffect, ...]:
         """Take one event; the effects are to be carried out in order."""
         match event:
-            case BoundaryAgreed(version=version):
-                return self._on_boundary(version, now)
+            case BoundaryAgreed():
+                return self._on_boundary(event, now)
             case StateRead():
                 return self._on_state_read(event, now)
             case CertificateCompared():
@@ -288,12 +302,13 @@ class Cutover:
     def _awaits_barrier(self) -> bool:
         return self.state is CutoverState.VOTED and self.vote is not None and self._wish is None
 
-    def _on_boundary(self, version: int, now: float) -> tuple[CutoverEffect, ...]:
+    def _on_boundary(self, event: BoundaryAgreed, now: float) -> tuple[CutoverEffect, ...]:
         if self.state is not CutoverState.WAITING:
             return ()
         self.state = CutoverState.READING
         self._boundary_at = now
-        return (ReadState(version, until=self._own_deadline),)
+        self._dropped = event.dropped
+        return (ReadState(event.version, until=self._own_deadline),)
 
     def _on_state_read(self, event: StateRead, now: float) -> tuple[CutoverEffect, ...]:
         if self.state is not CutoverState.READING:
@@ -305,10 +320,11 @@ class Cutover:
             self.state = CutoverState.VOTED
             return (ReadDecision(not_before=now),)
         # Gradients that are missing while every source lives mean that g can do the step: no reason to redo a batch.
-        if event.level is Level.STATE and not event.source_lost:
+        if event.level is Level.STATE and not event.source_lost and not self._dropped:
             return self._enter_barrier(Level.NOTHING, now)
         if event.level is Level.NOTHING:
             return self._enter_barrier(Level.NOTHING, now)
+        assert event.level is Level.STATE or not self._dropped, "a dropped step has no gradients to be held"
         self.state = CutoverState.HELD
         self._held = event.level
         return (CompareCertificates(),)
@@ -335,7 +351,8 @@ class Cutover:
             case Level.EVERYTHING:
                 return self._propose(Decision.GO, self._reason)
             case Level.STATE:
-                text = "a source is lost, and every target holds the state before the step"
+                why = "the step was dropped" if self._dropped else "a source is lost"
+                text = f"{why}, and every target holds the state before the step"
                 return self._propose(Decision.GO_REDO, self._because("barrier", text))
             case _:
                 other = self._because("barrier", "another target does not hold the state")
@@ -371,6 +388,8 @@ class Cutover:
                 return (ApplyStepInTarget(),)
             case Decision.GO_REDO if self.in_target:
                 return (RedoBatchInTarget(),)
+            case Decision.NO_GO if self.in_source and self._dropped:
+                return (RedoBatchInSource(self._no_go_reason()),)
             case Decision.NO_GO if self.in_source:
                 return (ApplyStepInSource(self._no_go_reason()),)
             case Decision.NO_GO:

@@ -1,7 +1,7 @@
 """The fallback ladder: which rung fits into the time that is left, and why (handoff.md section 6).
 
 Pure. Estimates come in as numbers; the first rung that fits with margin is taken, and every rung passed over is named
-with its reason. Drop-step and rescue are estimated, but taken only by a host that says it can execute them.
+with its reason. Rescue is estimated, but taken only by a host that says it can execute it.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from liver_core.handoff.messages import Rung
 
-EXECUTED = frozenset({Rung.LIVE, Rung.STOP_AND_COPY, Rung.CHECKPOINT, Rung.SUSPEND})
+EXECUTED = frozenset({Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.CHECKPOINT, Rung.SUSPEND})
 """What this version can carry out."""
 CERTIFY_STEPS = 2
 """The version at which both sides hash is announced so many steps ahead (handoff.md section 4)."""
@@ -24,7 +24,8 @@ class LadderInputs:
     Streaming gets `stream_share` (0..1) of the bandwidth, and needs `follow_s` for each step of g: reading its
     gradients and replaying them. `one_sided`: the transport reads without the source's help. `replay_refusal` is why
     the optimizer cannot be replayed exactly, `stream_failure` why streaming failed before in this world; empty: nothing
-    is known against it. `bytes_only_leaving` is what no survivor holds. `executed`: what this version carries out.
+    is known against it. `bytes_only_leaving` is what no survivor holds. `part_s`: how far apart the places are at which
+    a step can be dropped, None where the job has none. `executed`: what this version carries out.
     """
 
     bytes_to_move: int
@@ -44,6 +45,7 @@ class LadderInputs:
     replay_refusal: str
     stream_failure: str
     bytes_only_leaving: int
+    part_s: float | None = None
     executed: frozenset[Rung] = EXECUTED
 
 
@@ -121,17 +123,24 @@ def _live(inputs: LadderInputs) -> Estimate:
 
 
 def _drop_step(inputs: LadderInputs) -> Estimate:
-    """Converged as on the live rung, but the step under way, which outlasts the deadline, is dropped and redone."""
+    """Copied as on the live rung, but the step under way is dropped where its next part ends, and redone in g+1.
+
+    A source publishes from the end of a part on, and ready comes at any moment of a part. No step is thrown away where
+    the boundary comes in time for the copy that is the next rung.
+    """
     stream = _stream(inputs)
     if stream.refusal:
         return stream
-    left_s = inputs.seconds_to_deadline
-    if left_s is None or inputs.step_s <= left_s:
-        left = "nothing presses" if left_s is None else f"{left_s:.1f} s are left"
-        return Estimate(0.0, f"a step takes {inputs.step_s:.1f} s, {left}: no step need be dropped")
-    # The state cannot change before the boundary that is out of reach: once copied, it stays what it is.
+    if inputs.part_s is None:
+        return Estimate(0.0, "the job's steps are not done in parts")
+    if inputs.seconds_to_deadline is None:
+        return Estimate(0.0, "nothing presses: no step need be dropped")
+    copied = _stop_and_copy(inputs)
+    if not _late(inputs, copied.seconds):
+        return Estimate(0.0, f"a copy at the boundary is done in {copied.seconds:.1f} s: no step need be dropped")
+    # The state does not change before the boundary that is out of reach: what is copied need not be followed.
     bandwidth = inputs.stream_share * inputs.bandwidth_bytes_per_s
-    return Estimate(inputs.prepare_s + _copy_s(inputs.bytes_to_move, bandwidth))
+    return Estimate(inputs.prepare_s + _copy_s(inputs.bytes_to_move, bandwidth) + 2 * inputs.part_s)
 
 
 def _stop_and_copy(inputs: LadderInputs) -> Estimate:
@@ -213,5 +222,7 @@ def _check(inputs: LadderInputs) -> None:
     ):
         if getattr(inputs, name) < 0:
             raise ValueError(f"{name}: must not be negative, is {getattr(inputs, name)}")
+    if inputs.part_s is not None and inputs.part_s < 0:
+        raise ValueError(f"part_s: must not be negative, is {inputs.part_s}")
     if inputs.stream_share > 1:
         raise ValueError(f"stream_share: must not exceed 1, is {inputs.stream_share}")

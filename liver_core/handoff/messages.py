@@ -68,6 +68,11 @@ class Rung(StrEnum):
     CHECKPOINT = "checkpoint"
     SUSPEND = "suspend"
 
+    @property
+    def streams(self) -> bool:
+        """Whether state is to stream while the source world trains."""
+        return self in (Rung.LIVE, Rung.DROP_STEP)
+
 
 @dataclass(frozen=True, slots=True)
 class Reason:

@@ -6,8 +6,9 @@ parallel_state. Dense models; experts are refused for now.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -136,10 +137,27 @@ class GptJob(TrainingJob):
         return TrainState(ddp, optimizer, self._scheduler(optimizer), config)
 
     def step(self, state: TrainState, world: MegatronWorld, batches: Sequence[MicroBatch]) -> StepResult:
-        state.model.zero_grad_buffer()
-        state.optimizer.zero_grad()
-        losses = self._schedule(world, state)(
-            forward_step_func=self._forward,
+        _zero_gradients(state)
+        losses = self._pass(state, world, batches, self._forward)
+        return self._result(world, batches, losses)
+
+    def step_in_parts(
+        self, state: TrainState, world: MegatronWorld, batches: Sequence[MicroBatch], every: int
+    ) -> Generator[None, None, StepResult]:
+        _zero_gradients(state)
+        forward, losses = functools.partial(self._forward, step_of=len(batches)), []
+        for start in range(0, len(batches), every):
+            last = start + every >= len(batches)
+            with _part_of_step(state, last=last):
+                losses += self._pass(state, world, batches[start : start + every], forward)
+            if not last:
+                yield
+        return self._result(world, batches, losses)
+
+    def _pass(self, state: TrainState, world: MegatronWorld, batches: Sequence[MicroBatch], forward: Any) -> list[Any]:
+        """Forward and backward; returns what the loss function said of each micro-batch, on the last stage only."""
+        return self._schedule(world, state)(
+            forward_step_func=forward,
             data_iterator=self._samples(batches),
             model=[state.model],
             num_microbatches=len(batches),
@@ -149,6 +167,8 @@ class GptJob(TrainingJob):
             forward_only=False,
             pg_collection=world.collection,
         )
+
+    def _result(self, world: MegatronWorld, batches: Sequence[MicroBatch], losses: list[Any]) -> StepResult:
         here = world.coordinates
         first_of_replica = here.tp == 0 and here.pp == 0 and here.cp == 0
         samples = sum(len(batch.sample_ids) for batch in batches)
@@ -184,10 +204,12 @@ class GptJob(TrainingJob):
             self._reader = SampleReader(self.args.data_prefix, seq_length=self.args.seq_length, seed=self.seed)
         return self._reader
 
-    def _forward(self, samples: Iterator[dict[str, torch.Tensor]], model: torch.nn.Module):
+    def _forward(self, samples: Iterator[dict[str, torch.Tensor]], model: torch.nn.Module, step_of: int | None = None):
+        """`step_of`: micro-batches of the whole step where the schedule is given a part of it."""
         batch = next(samples)
         output = model(batch["tokens"], batch["position_ids"], self._causal_mask(), labels=batch["labels"])
-        return output, functools.partial(_mean_loss, batch["loss_mask"])
+        loss = _mean_loss if step_of is None else functools.partial(_share_of_loss, step_of)
+        return output, functools.partial(loss, batch["loss_mask"])
 
     @functools.cached_property
     def _mask(self) -> torch.Tensor:
@@ -276,3 +298,37 @@ def _mean_loss(loss_mask: torch.Tensor, output: torch.Tensor):
     mask = loss_mask.view(-1).float()
     loss = (output.float().view(-1) * mask).sum() / mask.sum()
     return loss, {"loss": loss.detach().clone()}
+
+
+def _share_of_loss(step_of: int, loss_mask: torch.Tensor, output: torch.Tensor):
+    """As `_mean_loss`, divided here as Megatron divides it by the micro-batches that it is given. The tokens are what
+    Megatron wants to hear where it does not divide; nobody uses them."""
+    loss, said = _mean_loss(loss_mask, output)
+    return loss / step_of, torch.zeros((), dtype=torch.int), said
+
+
+def _zero_gradients(state: TrainState) -> None:
+    state.model.zero_grad_buffer()
+    state.optimizer.zero_grad()
+
+
+@contextlib.contextmanager
+def _part_of_step(state: TrainState, *, last: bool) -> Iterator[None]:
+    """Have Megatron's schedule do a part of a step: it divides no loss, and only the last part reduces gradients.
+
+    The schedule would divide by its own number of micro-batches, and would reduce after each call. Nothing else that the
+    reference job has looks at `calculate_per_token_loss` after the world is built.
+    """
+    config = state.config
+    divides, finalize, no_sync = config.calculate_per_token_loss, config.finalize_model_grads_func, config.no_sync_func
+    config.calculate_per_token_loss = True
+    if last:
+        config.finalize_model_grads_func = lambda models, _tokens, **named: finalize(models, None, **named)
+    else:
+        config.finalize_model_grads_func = config.no_sync_func = None
+    try:
+        with contextlib.nullcontext() if last else state.model.no_sync():
+            yield
+    finally:
+        config.calculate_per_token_loss, config.no_sync_func = divides, no_sync
+        config.finalize_model_grads_func = finalize

@@ -7,7 +7,7 @@ must not do: step the optimizer, keep state outside what it names here, or cache
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,17 @@ class TrainingJob(ABC):
     def step(self, state: TrainState, world: MegatronWorld, batches: Sequence[MicroBatch]) -> StepResult:
         """Forward, backward and gradient reduction for one global batch; not the optimizer step."""
 
+    def step_in_parts(
+        self, state: TrainState, world: MegatronWorld, batches: Sequence[MicroBatch], every: int
+    ) -> Generator[None, None, StepResult]:
+        """As `step`, bit for bit, but yields after every `every` micro-batches save the last, with no communication of
+        the step in flight. Only jobs with `drop_step` in their file need it.
+
+        Where the step is dropped the generator is closed; the step is then done again from its start, with the random
+        streams as they were there. So a part may change nothing but gradients and those streams.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def initial_parameter(self, spec: ParameterSpec, generator: torch.Generator) -> torch.Tensor:
         """The whole unsharded parameter `spec`, fp32, drawn from `generator` only: equal in every layout."""
@@ -88,6 +99,11 @@ class TrainingJob(ABC):
 
     def load_small_state(self, state: TrainState, small: Mapping[str, Any]) -> None:
         """Take over what `small_state` of the previous world, or of a checkpoint, gave."""
+
+    @classmethod
+    def has_parts(cls) -> bool:
+        """Whether a step of this job can be done in parts."""
+        return cls.step_in_parts is not TrainingJob.step_in_parts
 
     def on_step(self, step: int, loss: float, state: TrainState, world: MegatronWorld) -> None:
         """Hook for evaluation and logging, called on every rank after each optimizer step."""

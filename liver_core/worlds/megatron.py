@@ -7,9 +7,10 @@ checked by `check_private_names` at start-up.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import megatron.core
 import torch
@@ -19,7 +20,7 @@ from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEm
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
-from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
 
 from liver_core.layout import Coordinates, ParallelLayout, Roster
 from liver_core.worlds.groups import (
@@ -253,3 +254,26 @@ def seed_streams(world: MegatronWorld, *, seed: int, step: int) -> None:
     here = world.coordinates
     place = (seed * 1_000_003 + step) * 1_000_003 + here.dp * 65_536 + here.pp * 256
     model_parallel_cuda_manual_seed(place % 2**31, tp_rank=here.tp, ep_rank=0, etp_rank=here.tp)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """Where the streams that `seed_streams` sets stand. `device` is None without a GPU."""
+
+    host: torch.Tensor
+    device: torch.Tensor | None
+    tracked: Mapping[str, Any]
+
+
+def random_state() -> RandomState:
+    """A copy of this process's random streams, to go back to."""
+    device = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
+    return RandomState(torch.get_rng_state(), device, get_cuda_rng_tracker().get_states())
+
+
+def restore_random_state(state: RandomState) -> None:
+    """Have the streams draw again what they have drawn since `state` was taken."""
+    torch.set_rng_state(state.host)
+    if state.device is not None:
+        torch.cuda.set_rng_state(state.device)
+    get_cuda_rng_tracker().set_states(dict(state.tracked))

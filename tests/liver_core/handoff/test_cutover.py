@@ -22,6 +22,7 @@ from liver_core.handoff.cutover import (
     ProposeDecision,
     ReadDecision,
     ReadState,
+    RedoBatchInSource,
     RedoBatchInTarget,
     Release,
     StateRead,
@@ -219,3 +220,47 @@ def test_a_world_from_a_checkpoint_starts_by_redoing_the_batch():
     drive(machine, BoundaryAgreed(40), StateRead(Level.STATE, source_lost=True), CertificateCompared(True))
     drive(machine, BarrierPassed(Level.STATE))
     assert drive(machine, DecisionRead(Decision.GO_REDO)) == (RedoBatchInTarget(),)
+
+
+def dropped(*, in_source: bool = True, in_target: bool = True) -> Cutover:
+    machine = cutover(in_source=in_source, in_target=in_target)
+    drive(machine, BoundaryAgreed(5, dropped=True))
+    return machine
+
+
+def test_after_a_dropped_step_the_state_is_all_that_a_target_needs_and_the_batch_is_redone():
+    machine = dropped()
+    assert drive(machine, StateRead(Level.STATE)) == (CompareCertificates(),)
+    assert drive(machine, CertificateCompared(True)) == (EnterBarrier(Level.STATE, until=TARGET),)
+    (effect,) = drive(machine, BarrierPassed(Level.STATE))
+    text = "the step was dropped, and every target holds the state before the step"
+    assert effect == ProposeDecision(Decision.GO_REDO, Reason(text, "barrier", 1))
+    assert drive(machine, DecisionRead(Decision.GO_REDO)) == (RedoBatchInTarget(),)
+
+
+@pytest.mark.parametrize("in_target", [True, False])
+def test_no_go_after_a_dropped_step_makes_the_old_world_do_the_batch_again(in_target: bool):
+    machine = dropped(in_target=in_target)
+    drive(machine, StateRead(Level.NOTHING if in_target else Level.EVERYTHING, reason=WHY))
+    if in_target:
+        assert wish_of(drive(machine, BarrierFailed(WHY))) is Decision.NO_GO
+    (effect,) = drive(machine, DecisionRead(Decision.NO_GO))
+    assert isinstance(effect, RedoBatchInSource)
+    assert effect.reason.rank == 1
+
+
+def test_a_newcomer_leaves_after_no_go_though_a_step_was_dropped():
+    machine = dropped(in_source=False)
+    drive(machine, StateRead(Level.STATE), CertificateCompared(True))
+    (effect,) = drive(machine, DecisionRead(Decision.NO_GO))
+    assert isinstance(effect, Leave)
+
+
+def test_nobody_goes_with_gradients_after_a_dropped_step():
+    machine = dropped()
+    with pytest.raises(AssertionError, match="no gradients"):
+        drive(machine, StateRead(Level.EVERYTHING))
+    machine = dropped()
+    drive(machine, StateRead(Level.STATE), CertificateCompared(True))
+    (effect,) = drive(machine, DecisionRead(Decision.GO))
+    assert isinstance(effect, FallToCheckpoint)

@@ -29,6 +29,7 @@ ROOMY = LadderInputs(
 )
 TWO_SIDED = replace(ROOMY, one_sided=False)
 LONG_STEPS = replace(ROOMY, step_s=300.0, seconds_to_boundary=200.0)
+IN_PARTS = replace(LONG_STEPS, part_s=10.0)
 
 
 def test_with_time_enough_the_state_streams_while_the_job_trains():
@@ -67,10 +68,17 @@ def test_with_time_enough_the_state_streams_while_the_job_trains():
         (replace(ROOMY, nodes_left=1), Rung.SUSPEND),
         (replace(ROOMY, nodes_left=1, sources_whole=False, checkpoint_age_steps=None), Rung.SUSPEND),
         (LONG_STEPS, Rung.CHECKPOINT),
-        (replace(LONG_STEPS, executed=EVERYTHING), Rung.DROP_STEP),
-        (replace(LONG_STEPS, executed=EVERYTHING, one_sided=False), Rung.CHECKPOINT),
-        (replace(LONG_STEPS, executed=EVERYTHING, one_sided=False, seconds_to_boundary=90.0), Rung.RESCUE),
-        (replace(LONG_STEPS, executed=EVERYTHING, seconds_to_deadline=49.9), Rung.CHECKPOINT),
+        (IN_PARTS, Rung.DROP_STEP),
+        (replace(IN_PARTS, one_sided=False), Rung.CHECKPOINT),
+        (replace(IN_PARTS, executed=EVERYTHING, one_sided=False, seconds_to_boundary=90.0), Rung.RESCUE),
+        (replace(IN_PARTS, seconds_to_deadline=None), Rung.LIVE),
+        (replace(IN_PARTS, part_s=22.5), Rung.DROP_STEP),
+        (replace(IN_PARTS, part_s=27.6), Rung.CHECKPOINT),
+        (replace(IN_PARTS, seconds_to_deadline=70.0), Rung.DROP_STEP),
+        (replace(IN_PARTS, seconds_to_deadline=69.9), Rung.CHECKPOINT),
+        # A boundary that is near does not help where the copy after it comes too late.
+        (replace(IN_PARTS, step_s=70.0, seconds_to_boundary=1.0), Rung.DROP_STEP),
+        (replace(IN_PARTS, step_s=65.0, seconds_to_boundary=1.0), Rung.STOP_AND_COPY),
         (replace(ROOMY, seconds_to_deadline=25.0, executed=EVERYTHING), Rung.RESCUE),
         (replace(ROOMY, seconds_to_deadline=16.9, executed=EVERYTHING), Rung.CHECKPOINT),
         (replace(ROOMY, seconds_to_deadline=25.0), Rung.CHECKPOINT),
@@ -104,9 +112,24 @@ def test_the_first_rung_that_fits_is_taken_and_all_above_it_are_named(inputs: La
         (
             replace(ROOMY, seconds_to_deadline=50.0),
             Rung.DROP_STEP,
-            "a step takes 5.0 s, 50.0 s are left: no step need be dropped",
+            "the job's steps are not done in parts",
         ),
-        (LONG_STEPS, Rung.DROP_STEP, "not in this version; it needs 40.0 s of the 105.0 s left, margin 10.0 s"),
+        (
+            replace(ROOMY, seconds_to_deadline=50.0, part_s=1.0),
+            Rung.DROP_STEP,
+            "a copy at the boundary is done in 35.0 s: no step need be dropped",
+        ),
+        (
+            replace(ROOMY, seconds_to_deadline=None, replay_refusal="", follow_s=5.0),
+            Rung.DROP_STEP,
+            "following a step takes 5.00 s, a step 5.00 s: it never converges",
+        ),
+        (IN_PARTS, Rung.DROP_STEP, "needs 60.0 s of the 105.0 s left, margin 10.0 s"),
+        (
+            replace(IN_PARTS, part_s=30.0),
+            Rung.DROP_STEP,
+            "needs 100.0 s and 10.0 s of margin, 105.0 s are left",
+        ),
         (
             replace(ROOMY, seconds_to_deadline=25.0),
             Rung.STOP_AND_COPY,
@@ -134,7 +157,7 @@ def test_what_is_said_of_a_rung_names_its_numbers(inputs: LadderInputs, rung: Ru
 
 
 def test_this_version_never_takes_a_rung_that_it_cannot_execute():
-    assert {Rung.DROP_STEP, Rung.RESCUE} == EVERYTHING - EXECUTED
+    assert {Rung.RESCUE} == EVERYTHING - EXECUTED
     assert {choose_rung(replace(LONG_STEPS, seconds_to_deadline=left)).rung for left in (None, 900.0, 60.0, 1.0)} == {
         Rung.LIVE,
         Rung.STOP_AND_COPY,
@@ -147,6 +170,7 @@ def test_this_version_never_takes_a_rung_that_it_cannot_execute():
     [
         ({"step_s": -1}, "step_s: must not be negative, is -1"),
         ({"follow_s": -0.1}, "follow_s: must not be negative"),
+        ({"part_s": -0.1}, "part_s: must not be negative"),
         ({"stream_share": 1.5}, "stream_share: must not exceed 1"),
     ],
 )

@@ -82,3 +82,19 @@ def _exchanged(state: Any, kind: Any, settings: dict[str, Any]) -> Any:
 
 
 _RATES = ("params", "lr", "weight_decay")
+
+
+class InPartsJob(GptJob):
+    """Does every step in parts of `every` micro-batches."""
+
+    def __init__(self, args: dict[str, Any], **named: Any) -> None:
+        self.every = args["every"]
+        super().__init__({name: value for name, value in args.items() if name != "every"}, **named)
+
+    def step(self, state: Any, world: Any, batches: Any) -> Any:
+        parts = self.step_in_parts(state, world, batches, self.every)
+        while True:
+            try:
+                next(parts)
+            except StopIteration as end:
+                return end.value
