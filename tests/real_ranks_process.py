@@ -59,6 +59,7 @@ class RankSetup:
     hold_at: tuple[int, ...] = ()  # held after these steps with the next step's gradients reduced, until released
     stream: dict[str, Any] = field(default_factory=dict)  # of StreamSettings
     pace_s: float = 0.0  # waited in every step, so that an undisturbed run of as many steps is short
+    drop_every: int | None = None  # micro-batches between two places at which a step can be dropped
     job: str = "liver_core.training.gpt:GptJob"
     islands: tuple[str, tuple[str, ...]] | None = None  # (prefix, names) of `net_islands`: each node is on its own
 
@@ -125,7 +126,16 @@ def _run_rank(
         stream=StreamSettings(**setup.stream),
     )
     rule = None if setup.checkpoints is None else CheckpointRule(*setup.checkpoints)
-    loop = RankLoop(job, member, settings, listener, last_step=setup.last_step, checkpoints=rule, probe=recorder.probe)
+    loop = RankLoop(
+        job,
+        member,
+        settings,
+        listener,
+        last_step=setup.last_step,
+        checkpoints=rule,
+        drop_every=setup.drop_every,
+        probe=recorder.probe,
+    )
     recorder.loop = loop
     threading.Thread(target=_obey, args=(pipe, loop, recorder), daemon=True).start()
     ended = loop.run(request)

@@ -42,8 +42,8 @@ class CutoverState(StrEnum):
 class BoundaryAgreed:
     """All ranks of the source world held the same ready tag. A newcomer is told so by the store.
 
-    `dropped`: in the middle of a step, which is given up. There are no gradients to be had, and to hold the state is all
-    that a target can; whoever goes on does the batch again.
+    `dropped`: in the middle of a step, which is given up. There are no gradients to be had, so all that a target can
+    hold is the state, and whoever goes on does the batch again.
     """
 
     version: int
@@ -52,8 +52,9 @@ class BoundaryAgreed:
 
 @dataclass(frozen=True, slots=True)
 class StateRead:
-    """The reads are over. `level` STATE counts only with `source_lost`, or where the step was dropped; a world loaded from a checkpoint has no source
-    at all and says (STATE, source_lost=True): it starts at the version it holds and does the batch."""
+    """The reads are over. `level` STATE counts only with `source_lost` or where the step was dropped. A world loaded
+    from a checkpoint has no source at all and says (STATE, source_lost=True): it starts at the version it holds and
+    does the batch."""
 
     level: Level
     source_lost: bool = False

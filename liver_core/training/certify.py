@@ -54,8 +54,13 @@ class Certifier:
         sources: int,
         targets: int,
         beside: SourceStream | None = None,
+        steps_outlast: bool = False,
     ) -> None:
-        """`rank` is the target's; `beside`: the source in the same process, which knows how long a version stands."""
+        """`rank` is the target's; `beside`: the source in the same process, which knows how long a version stands.
+
+        `steps_outlast`: a step takes longer than there is time, so that only the version where all stand can be met.
+        """
+        self._steps_outlast = steps_outlast
         self._beside = beside
         self._exchange = exchange
         self._stream = stream
@@ -113,6 +118,8 @@ class Certifier:
         """How many steps from now; none where the sources will still stand where they are when all have heard."""
         beside = self._beside
         if beside is not None and self._lead_attempt == 1 and beside.stands_for_s(self._stream.version) > NOTICE_S:
+            return 0
+        if self._steps_outlast and not 0 < self._stream.step_s <= self._lead_attempt * NOTICE_S:
             return 0
         # Before a step was heard of, nobody knows how long one takes; then half the notice is a guess like any.
         step_s = self._stream.step_s or NOTICE_S / 2

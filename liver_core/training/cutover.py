@@ -37,6 +37,7 @@ from liver_core.handoff.cutover import (
     ProposeDecision,
     ReadDecision,
     ReadState,
+    RedoBatchInSource,
     RedoBatchInTarget,
     Release,
     StateRead,
@@ -53,7 +54,8 @@ from liver_core.training.target_stream import StreamFailed
 from liver_core.transport.protocol import TransportError
 from liver_core.worlds.groups import limited, plainly
 
-Ending = ApplyStepInTarget | RedoBatchInTarget | ApplyStepInSource | Leave | FallToCheckpoint | Release
+TrainOn = ApplyStepInSource | RedoBatchInSource
+Ending = ApplyStepInTarget | RedoBatchInTarget | TrainOn | Leave | FallToCheckpoint | Release
 Probe = Callable[[str], None]
 
 # By when, in parts of the seconds that a target has, reading and comparing must be over: the rest is for the barrier.
@@ -106,21 +108,23 @@ class CutoverRun:
         self._refused: Reason | None = None
         self._until = self._compare_until = 0.0
         self._version = 0
+        self._dropped = False
 
-    def run(self, version: int) -> Outcome:
+    def run(self, boundary: BoundaryAgreed) -> Outcome:
         """From the agreed boundary to an ending. Bounded by the machine's deadlines; never raises for what peers do."""
-        effects: deque[CutoverEffect] = deque(self.machine.handle(BoundaryAgreed(version), self.clock()))
+        self._dropped = boundary.dropped
+        effects: deque[CutoverEffect] = deque(self.machine.handle(boundary, self.clock()))
         while True:
             if not effects:
                 time.sleep(max(0.0, min(self.machine.next_deadline - self.clock(), 0.05)))
                 effects.extend(self.machine.handle(Tick(), self.clock()))
                 continue
             effect = effects.popleft()
-            if isinstance(effect, ApplyStepInSource) and self.source_broken is not None:
+            if isinstance(effect, TrainOn) and self.source_broken is not None:
                 effect = FallToCheckpoint(self.source_broken)
-            elif isinstance(effect, ApplyStepInSource) and self.problems and self.following.target_rank is None:
+            elif isinstance(effect, TrainOn) and self.problems and self.following.target_rank is None:
                 # The machine of a rank that only gives knows the others' vote; why that failed, this rank knows better.
-                effect = ApplyStepInSource(self.problems[0].reason)
+                effect = type(effect)(self.problems[0].reason)
             if isinstance(effect, Ending):
                 return Outcome(effect, self.decision, self.boundary, self.measures, self._certificate_text())
             event = self._timed(effect)
@@ -153,7 +157,7 @@ class CutoverRun:
     # Reading.
 
     def _read_state(self, version: int, until: float) -> StateRead:
-        """Source: publish this boundary. Target: read masters and moments, then gradients.
+        """Source: publish this boundary. Target: read masters and moments, then gradients unless the step was dropped.
 
         What a rank owes the source world it does whatever happens to it as a target: every living source runs the same
         collectives, so that on NO-GO the source world still stands.
@@ -176,7 +180,7 @@ class CutoverRun:
         if has_state:
             self._held = Level.STATE
             self.probe("state read")
-        measured = published and self._tried(self._publish_gradients)
+        measured = published and not self._dropped and self._tried(self._publish_gradients)
         if has_state and measured and self._tried(lambda: self._fetch(grad_kinds)):
             self._held = Level.EVERYTHING
             self.probe("gradients read")

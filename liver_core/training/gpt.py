@@ -316,8 +316,8 @@ def _zero_gradients(state: TrainState) -> None:
 def _part_of_step(state: TrainState, *, last: bool) -> Iterator[None]:
     """Have Megatron's schedule do a part of a step: it divides no loss, and only the last part reduces gradients.
 
-    The schedule would divide by its own number of micro-batches, and would reduce after each call. Nothing else that the
-    reference job has looks at `calculate_per_token_loss` after the world is built.
+    The schedule would divide by its own number of micro-batches, and would reduce after each call. Nothing else in the
+    reference job looks at `calculate_per_token_loss` once the world is built.
     """
     config = state.config
     divides, finalize, no_sync = config.calculate_per_token_loss, config.finalize_model_grads_func, config.no_sync_func

@@ -16,9 +16,11 @@ from liver_core.handoff.boundary import Agreement, BoundaryPhase
 from liver_core.handoff.cutover import (
     ApplyStepInSource,
     ApplyStepInTarget,
+    BoundaryAgreed,
     Cutover,
     FallToCheckpoint,
     Leave,
+    RedoBatchInSource,
     RedoBatchInTarget,
     Release,
 )
@@ -35,6 +37,7 @@ from liver_core.training.job import TrainingJob
 from liver_core.training.listener import Listener
 from liver_core.training.mailbox import Mailbox
 from liver_core.training.next_world import COLLECT_AFTER_S, ActiveWorld, NextWorld
+from liver_core.training.parts import check_parts, do_step
 from liver_core.training.prepare import Preparation, PrepareSettings
 from liver_core.training.request import Request
 from liver_core.training.retire import Retiring
@@ -78,13 +81,18 @@ class RankLoop:
         *,
         last_step: int | None = None,
         checkpoints: CheckpointRule | None = None,
+        drop_every: int | None = None,
         probe: Probe = lambda point: None,
     ) -> None:
+        """`drop_every`: do steps in parts of so many micro-batches, between which one can be dropped. Raises ValueError
+        where the job has no parts."""
+        check_parts(job, drop_every)
         self.job = job
         self.member = member
         self.settings = settings
         self.listener = listener
         self.last_step = last_step
+        self.drop_every = drop_every
         self.probe = probe
         self.mailbox = Mailbox()
         self.active: ActiveWorld | None = None
@@ -98,6 +106,7 @@ class RankLoop:
         self.upcoming = Upcoming(member, self.mailbox, self._saying, self._preparation, lambda: self.active is not None)
         self.decided: tuple[str, Decision] = ("", Decision.UNDECIDED)
         self._switched = False
+        self._step_began = 0.0
         self._certificate = ""
         self._phase = "start"
 
@@ -182,7 +191,8 @@ class RankLoop:
             following, version = self.upcoming.enter(request)
         except Dropped as dropped:
             raise Ended("aborted", dropped.reason) from dropped
-        self._finish_cutover(self._cutover(following).run(version), None, 0.0)
+        boundary = BoundaryAgreed(version, dropped=bool(following.boundary.get("dropped")))
+        self._finish_cutover(self._cutover(following).run(boundary), None, 0.0)
 
     def _step(self) -> None:
         """One global batch: train, agree, then step here or hand the step over."""
@@ -190,10 +200,14 @@ class RankLoop:
         active = self.active
         assert active is not None
         world, started = active.world, time.monotonic()
+        self._step_began = started
         self._phase = "training"
         self._note_first_forward()
         batches = self.progress.cursor.batches(world.coordinates.dp, world.layout.dp)
-        result = self.job.step(active.state, world, batches)
+        result = do_step(self.job, active, batches, self.drop_every, self._drops)
+        if result is None:
+            self._drop_step(active)
+            return
         reduced = time.monotonic()
         self.probe("reduced")
         self._phase = "boundary"
@@ -207,6 +221,18 @@ class RankLoop:
             return
         self._apply(active, totals, started, reduced)
         self._after_step(active, agreement)
+
+    def _drops(self, place: int) -> bool:
+        """At a place between two parts of a step: whether all ranks agree to drop it. What waits for a boundary, and
+        does not change the world, is done here too: the next one may be too far away."""
+        active, self._phase = self.active, "boundary"
+        assert active is not None
+        self._maintain()
+        self.probe(f"part {place}")
+        word = self.upcoming.word_between_parts()
+        following = self.upcoming.settle(agree(word, active.world.everyone))
+        self._phase = "training"
+        return following is not None
 
     def _apply(self, active: ActiveWorld, totals: StepTotals, started: float, reduced: float) -> None:
         """The optimizer step in the world that reduced the gradients."""
@@ -250,12 +276,23 @@ class RankLoop:
 
     # Handing over.
 
-    def _hand_over(self, active: ActiveWorld, following: NextWorld, totals: StepTotals, reduced: float) -> None:
+    def _drop_step(self, active: ActiveWorld) -> None:
+        """All ranks have dropped the step under way: hand over the state before it."""
+        following, dropped = self.following, time.monotonic()
+        assert following is not None
+        following.measures["dropped_s"] = dropped - self._step_began
+        self._hand_over(active, following, None, dropped)
+
+    def _hand_over(self, active: ActiveWorld, following: NextWorld, totals: StepTotals | None, reduced: float) -> None:
+        """`totals` of the step that is handed over, None where it was dropped; `reduced`: when that came to an end."""
         self._saying.cutting_over(following.request)
-        outcome = self._cutover(following, active, totals).run(self.progress.step)
+        boundary = BoundaryAgreed(self.progress.step, dropped=totals is None)
+        outcome = self._cutover(following, active, totals).run(boundary)
         outcome.measures["reduced_at_utc"] = time.time() - (time.monotonic() - reduced)
         outcome.measures["median_step_s"] = statistics.median(self.timings.steps or [0.0])
-        outcome.measures["optimizer_s"] = statistics.median(self.timings.optimizer or [0.0])
+        # No optimizer step is part of the pause where there were no gradients to apply.
+        usual_s = statistics.median(self.timings.optimizer or [0.0])
+        outcome.measures["optimizer_s"] = 0.0 if totals is None else usual_s
         self._finish_cutover(outcome, totals, reduced)
 
     def _cutover(
@@ -271,13 +308,12 @@ class RankLoop:
         )
 
         def boundary() -> dict[str, Any]:
-            assert active is not None and totals is not None
+            assert active is not None
             small = collect(self.job, active.state, active.live, self.progress)
-            return {
-                "version": self.progress.step,
-                "small": small,
-                "totals": [totals.loss, totals.tokens, totals.sample_digest],
-            }
+            posted = {"version": self.progress.step, "small": small}
+            if totals is None:
+                return posted | {"dropped": True}
+            return posted | {"totals": [totals.loss, totals.tokens, totals.sample_digest]}
 
         return CutoverRun(following, active, machine, boundary_of=boundary, probe=self.probe)
 
@@ -297,6 +333,8 @@ class RankLoop:
                 return_gradients(self.active.live)
                 self._apply(self.active, totals, reduced, reduced)
                 self._after_step(self.active, None)
+            case RedoBatchInSource(reason=reason):
+                self.upcoming.drop(reason)
             case Leave(reason=reason) if outcome.decision.goes:
                 self._leave(following, outcome, reason)
             case Leave(reason=reason):
@@ -372,7 +410,7 @@ class RankLoop:
     # Upkeep.
 
     def _maintain(self) -> None:
-        """Deal with aborts, retired worlds, and a stream that wants to see the steps; called between steps."""
+        """Deal with aborts, retired worlds, and a stream that wants to see the steps; between steps or their parts."""
         self.upcoming.drop_if_aborted()
         for handoff_id in self.mailbox.take_retired():
             if self.retiring is not None and self.retiring.handoff_id == handoff_id and not self._switched:
@@ -380,7 +418,7 @@ class RankLoop:
                 retiring.free_in_background()
         stream = self.upcoming.stream()
         if stream is not None and not stream.attached:
-            stream.attach(self.progress.step, self.timings.steps)
+            stream.attach(self.progress.step, self.timings.steps, since=self._step_began)
 
     def _preparation(self, request: Request) -> Preparation:
         # Asked by handoff, so that an abort which comes before the preparation has begun ends it too.

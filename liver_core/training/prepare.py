@@ -327,6 +327,7 @@ class Preparation:
             sources=sizes[0],
             targets=sizes[1],
             beside=made.source_stream,
+            steps_outlast=self.request.rung is Rung.DROP_STEP,
         )
 
     @property

@@ -12,9 +12,10 @@ from liver_core.layout import Member, Roster
 class Request:
     """What a rank needs to know of a handoff order. `source` None: a first start, or a start from a checkpoint.
 
-    `rung`: how the state is to move from a living source. LIVE falls back to STOP_AND_COPY, with a reason, where a rank
-    finds that it cannot stream. `target_revision`: the plan revision in which target and rung became what they are;
-    ranks that build for the same one meet, and what they name in the store carries it.
+    `rung`: how the state is to move from a living source. Where a rank finds that it cannot stream, all of them copy it
+    in the pause, with a reason; on DROP_STEP the step under way is dropped all the same. `target_revision`: the plan
+    revision in which target and rung became what they are; ranks that build for the same one meet, and what they name
+    in the store carries it.
     """
 
     job_id: str
@@ -33,7 +34,7 @@ class Request:
     @property
     def streams(self) -> bool:
         """Whether state is to stream while the source world trains."""
-        return self.source is not None and self.rung is Rung.LIVE
+        return self.source is not None and self.rung.streams
 
     def names(self, member: Member) -> bool:
         """Whether `member` has a part in it."""

@@ -70,15 +70,16 @@ class SourceStream:
         """Whether steps are published."""
         return self._version is not None or bool(self._published)
 
-    def attach(self, version: int, steps: Sequence[float]) -> None:
-        """From now on every step is published; called between two steps, when `version` of them are applied.
+    def attach(self, version: int, steps: Sequence[float], *, since: float) -> None:
+        """From now on every step is published; called before one is applied, when `version` of them are.
 
-        `steps`: seconds of the last steps, newest last.
+        `steps`: seconds of the last steps, newest last. `since`: when the one under way began (time.monotonic seconds).
         """
         self._learn_usual_step(steps)
         # Until now the counter was odd: who looked at it saw a source inside a step.
         self.ring.version = version - 1
         self.after_step(version)
+        self._stands_since = since
 
     def before_step(self, active: ActiveWorld, version: int, norm: float, steps: Sequence[float]) -> None:
         """The gradients of the step to `version` are reduced and have the total norm `norm`; nothing is applied yet.

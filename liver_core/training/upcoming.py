@@ -12,8 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from liver_core.handoff.boundary import Agreement, BoundaryPhase, agreed, ready_tag
-from liver_core.handoff.messages import HandoffId, Reason
+from liver_core.handoff.boundary import NOTHING_WANTED, Agreement, BoundaryPhase, agreed, drop_word, ready_tag
+from liver_core.handoff.messages import HandoffId, Reason, Rung
 from liver_core.layout import Member
 from liver_core.training.cutover import IN_PAUSE_POLL_S
 from liver_core.training.exchange import Cancelled, ExchangeTimeout
@@ -126,6 +126,14 @@ class Upcoming:
             word = self._mailbox.word()
             asked = agreed(word, word)
             self._shown = asked is not None and asked.phase is BoundaryPhase.READY
+            return word
+
+    def word_between_parts(self) -> int:
+        """What this rank shows between two parts of a step, as `word` does at its end: whether it may be dropped."""
+        with self._lock:
+            drops = self.following is not None and self.following.request.rung is Rung.DROP_STEP
+            word = drop_word(self._mailbox.word()) if drops else NOTHING_WANTED
+            self._shown = word != NOTHING_WANTED
             return word
 
     def settle(self, agreement: Agreement | None) -> NextWorld | None:
@@ -323,4 +331,5 @@ class Upcoming:
 
 def _is_for(agreement: Agreement | None, request: Request) -> bool:
     tag = ready_tag(HandoffId(request.handoff_id), request.plan_revision)
-    return agreement is not None and agreement.phase is BoundaryPhase.READY and agreement.tag == tag
+    phases = (BoundaryPhase.READY, BoundaryPhase.DROP)
+    return agreement is not None and agreement.phase in phases and agreement.tag == tag

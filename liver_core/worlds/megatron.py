@@ -268,7 +268,7 @@ class RandomState:
 def random_state() -> RandomState:
     """A copy of this process's random streams, to go back to."""
     device = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
-    return RandomState(torch.get_rng_state(), device, get_cuda_rng_tracker().get_states())
+    return RandomState(torch.get_rng_state(), device, _tracker().get_states())
 
 
 def restore_random_state(state: RandomState) -> None:
@@ -276,4 +276,9 @@ def restore_random_state(state: RandomState) -> None:
     torch.set_rng_state(state.host)
     if state.device is not None:
         torch.cuda.set_rng_state(state.device)
-    get_cuda_rng_tracker().set_states(dict(state.tracked))
+    _tracker().set_states(dict(state.tracked))
+
+
+def _tracker() -> Any:
+    """Megatron's, which it makes on demand; its annotation says None."""
+    return get_cuda_rng_tracker()

@@ -26,12 +26,14 @@ from liver_core.handoff import (
     refusals,
 )
 from liver_core.handoff.cutover import (
+    ApplyStepInSource,
     ApplyStepInTarget,
     CertificateCompared,
     CutoverEffect,
     CutoverState,
     Leave,
     Level,
+    RedoBatchInSource,
     StateRead,
 )
 from liver_core.handoff.participant_events import (
@@ -203,6 +205,23 @@ class LeavesEarly(Cutover):
         return (Leave(Reason("published everything", "read", self.rank)),)
 
 
+class AppliesWhatWasDropped(Cutover):
+    """NO-GO is taken for the usual one, after which the source world has only the step to apply."""
+
+    def _decide(self, decision: Decision) -> CutoverEffects:
+        effects = super()._decide(decision)
+        return tuple(
+            ApplyStepInSource(effect.reason) if isinstance(effect, RedoBatchInSource) else effect for effect in effects
+        )
+
+
+class GoesWithoutGradients(Cutover):
+    def _on_state_read(self, event: StateRead, now: float) -> CutoverEffects:
+        if self._dropped and event.level is Level.STATE:
+            self._dropped, event = False, replace(event, level=Level.EVERYTHING)
+        return super()._on_state_read(event, now)
+
+
 class StepsInTheSourceWhenLate(Cutover):
     """A source that cannot read the decision assumes NO-GO instead of holding."""
 
@@ -260,6 +279,8 @@ MORE = {
     "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone), first_seed=1500),
     "own wish believed": Bug(Machines(cutover=BelievesItsOwnWish)),
     "leaver leaves early": Bug(Machines(cutover=LeavesEarly)),
+    "dropped step applied": Bug(Machines(cutover=AppliesWhatWasDropped)),
+    "dropped step handed over": Bug(Machines(cutover=GoesWithoutGradients)),
     "no answer taken for no": Bug(Machines(cutover=StepsInTheSourceWhenLate)),
     "next rung taken in silence": Bug(Machines(participant=FallsSilently)),
     "ladder forgets what streaming needs": Bug(patches=((ladder, "_stream", _always_converges),)),

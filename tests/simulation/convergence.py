@@ -21,7 +21,7 @@ STREAMING_SHARE = 0.6
 
 
 class Convergence:
-    """One per revision of a handoff on the live rung."""
+    """One per revision of a handoff whose state streams."""
 
     def __init__(self, simulation: Simulation, order: Order) -> None:
         self.simulation = simulation
@@ -57,17 +57,17 @@ class Convergence:
             text = Reason("the certificate differs", "stream", rank.cutover_rank, "decoder.layers.0/master")
             self._write(rank, number, Rung.STOP_AND_COPY, text)
         else:
-            self._write(rank, number, Rung.LIVE, None)
+            self._write(rank, number, self.order.rung, None)
 
     def _write(self, rank: SimRank, number: int, wish: Rung, reason: Reason | None) -> None:
-        """Compare-and-set on the verdict; LIVE is written when the last target has converged."""
+        """Compare-and-set on the verdict; the rung of the order is written when the last target has converged."""
         sim = self.simulation
         if not self._counts(rank, number):
             return
         if not self.store.reaches(rank):
             sim.clock.after(ASK_AGAIN_S, self._write, rank, number, wish, reason)
             return
-        if wish is Rung.LIVE:
+        if wish.streams:
             self.converged.add(rank.member)
             if len(self.converged) < len(self.order.target.members):
                 return

@@ -38,6 +38,7 @@ FAULTS = (
     "late order",
 )
 ANOTHER_NOTICE = "another notice"
+LONG_FROM_S = 1.1
 TRIGGERS = ("preparing", "streaming", "prepared", "ready", "cutting_over", "active")
 
 
@@ -86,6 +87,7 @@ class Plan:
     faults: tuple[Fault, ...]
     chaos_s: float
     link: Link = Link()
+    parts: int = 1  # of a step, between which it can be dropped
 
 
 def draw_plan(random: Random) -> Plan:
@@ -108,10 +110,14 @@ def draw_plan(random: Random) -> Plan:
     network = (0.15 * random.random(), 0.2 * random.random(), 0.6 * random.random()) if lossy else (0.0, 0.0, 0.05)
     step_s, deadline_s = 0.3 + random.random(), 7 + 9 * random.random()
     link = _link(random)
+    parts = 1
+    if step_s > LONG_FROM_S:
+        # Some jobs have steps that hardly fit a deadline; they can be dropped between two parts.
+        step_s, parts = 3 + 20 * (step_s - LONG_FROM_S), 4
     if random.random() < 0.4:
         # While permission is given and the boundary has not come.
         faults += (Fault(ANOTHER_NOTICE, "ready", 0.5 * random.random(), random.choice(members), 1.0),)
-    return Plan(members, first, step_s, deadline_s, network, tuple(intents), faults, chaos_s, link)
+    return Plan(members, first, step_s, deadline_s, network, tuple(intents), faults, chaos_s, link, parts)
 
 
 def _link(random: Random) -> Link:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, assert_never
 
 from liver_core.handoff import (
+    Agreement,
     BoundaryPhase,
     Cutover,
     Decision,
@@ -17,6 +18,7 @@ from liver_core.handoff import (
     Rung,
     agreed,
     boundary_pair,
+    drop_word,
     pack,
 )
 from liver_core.handoff.boundary import NOTHING_WANTED
@@ -37,6 +39,7 @@ from liver_core.handoff.cutover import (
     ProposeDecision,
     ReadDecision,
     ReadState,
+    RedoBatchInSource,
     RedoBatchInTarget,
     Release,
     StateRead,
@@ -66,6 +69,7 @@ class SimWorld:
         self.at_boundary: dict[Member, SimRank] = {}
         self.dead = False
         self.steps = 0
+        self.begun = 0  # steps that all ranks began; those that were dropped too
 
     def join(self, rank: SimRank) -> None:
         """A rank goes on to the next step; the boundary comes when all have."""
@@ -77,27 +81,64 @@ class SimWorld:
         self.at_boundary[rank.member] = rank
         if len(self.at_boundary) == len(self.roster.members):
             self.simulation.note(f"generation {self.generation} trains at version {rank.version}")
-            self.simulation.clock.after(self.simulation.step_s, self.boundary)
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        self.begun += 1
+        self._do_part(1, self.begun)
+
+    def _do_part(self, part: int, step: int) -> None:
+        parts = self.simulation.plan.parts
+        following = self.boundary if part == parts else self._between_parts
+        arguments = () if part == parts else (part, step)
+        self.simulation.clock.after(self.simulation.step_s / parts, following, *arguments)
+
+    def _between_parts(self, part: int, step: int) -> None:
+        """No gradient is whole: only a step that all want to drop ends here."""
+        assert step == self.begun
+        ranks = self._met()
+        if ranks is None:
+            return
+        agreement = self._agreed([rank.word_between_parts() for rank in ranks])
+        if agreement is None:
+            self._do_part(part + 1, step)
+            return
+        assert agreement.phase is BoundaryPhase.DROP
+        self.simulation.note(f"step of generation {self.generation} dropped at version {ranks[0].version}")
+        self._hand_over(ranks, dropped=True)
 
     def boundary(self) -> None:
         """After the gradients are reduced, before the step."""
-        ranks = [self.at_boundary[member] for member in self.roster.members]
-        if self.dead or any(not rank.alive or rank.world is not self for rank in ranks):
-            self.collapse()
+        ranks = self._met()
+        if ranks is None:
             return
         self.steps += 1
-        pairs = [boundary_pair(rank.word()) for rank in ranks]
-        agreement = agreed(min(pair[0] for pair in pairs), -min(pair[1] for pair in pairs))
+        agreement = self._agreed([rank.word() for rank in ranks])
         if agreement is not None and agreement.phase is BoundaryPhase.READY:
             self.simulation.note(f"boundary of generation {self.generation} agreed at version {ranks[0].version}")
-            self.at_boundary = {}
-            self.simulation.cutover_begins(ranks)
+            self._hand_over(ranks, dropped=False)
             return
         for rank in ranks:
             rank.apply_step(self)
         if self.steps % CHECKPOINT_EVERY == 0:
             self.simulation.truth.checkpoint_version = ranks[0].version
-        self.simulation.clock.after(self.simulation.step_s, self.boundary)
+        self._begin_step()
+
+    def _met(self) -> list[SimRank] | None:
+        """All ranks, in a collective of all; None where one is gone."""
+        ranks = [self.at_boundary[member] for member in self.roster.members]
+        if self.dead or any(not rank.alive or rank.world is not self for rank in ranks):
+            self.collapse()
+            return None
+        return ranks
+
+    def _agreed(self, words: list[int]) -> Agreement | None:
+        pairs = [boundary_pair(word) for word in words]
+        return agreed(min(pair[0] for pair in pairs), -min(pair[1] for pair in pairs))
+
+    def _hand_over(self, ranks: list[SimRank], *, dropped: bool) -> None:
+        self.at_boundary = {}
+        self.simulation.cutover_begins(ranks, dropped=dropped)
 
     def collapse(self) -> None:
         """A peer is gone: the collective fails on whoever is in it."""
@@ -133,7 +174,8 @@ class SimRank:
         self.cutover_rank = 0
         self.cutover_version = 0
         self.agreed = False  # in the boundary that was agreed; a moment later it cuts over
-        self.boundary_version: int | None = None  # agreed by the sources before this newcomer was permitted
+        self.early: BoundaryAgreed | None = None  # by the sources, before this newcomer was permitted
+        self.partial = False  # the step was dropped, so that its gradients are not whole
         self.held_version = -1
         self.held_value = -1
         self.decision_read = Decision.UNDECIDED
@@ -170,7 +212,7 @@ class SimRank:
         self.reason = None
         self.decision = self.decision_read = Decision.UNDECIDED
         self.cutover = None
-        self.boundary_version = None
+        self.early = None
         self.build_number += 1
         self.simulation.clock.after(self.simulation.build_s(self.member), self._built, self.build_number)
         self.say()
@@ -197,7 +239,7 @@ class SimRank:
         self.cutover_tick_later()
         if not order.takes_over:
             self.held_version = int(order.checkpoint)
-        if order.takes_over and order.rung is Rung.LIVE:
+        if order.takes_over and order.rung.streams:
             self.stage = RankStage.STREAMING
             self.say()
             sim.convergence(order).enter(self)
@@ -222,9 +264,9 @@ class SimRank:
         self.stage = RankStage.READY
         self.say()
         if not order.takes_over:
-            self.begin_cutover(self.held_version)
-        elif self.boundary_version is not None:
-            self.begin_cutover(self.boundary_version)
+            self.begin_cutover(BoundaryAgreed(self.held_version))
+        elif self.early is not None:
+            self.begin_cutover(self.early)
 
     def withdraw(self, handoff_id: HandoffId) -> None:
         if self.agreed:
@@ -332,8 +374,13 @@ class SimRank:
     def word(self) -> int:
         return pack(self.tag, BoundaryPhase.READY) if self.tag else NOTHING_WANTED
 
+    def word_between_parts(self) -> int:
+        drops = self.order is not None and self.order.rung is Rung.DROP_STEP
+        return drop_word(self.word()) if drops else NOTHING_WANTED
+
     def apply_step(self, world: SimWorld) -> None:
         """One optimizer step in `world`."""
+        self.simulation.truth.gradients_whole(self)
         self.version += 1
         self.value = self.simulation.truth.value(self.version) if self.value == self._right() else -1
         self.simulation.truth.step_applied(self, world)
@@ -346,21 +393,21 @@ class SimRank:
 
     # The cutover.
 
-    def begin_cutover(self, version: int) -> None:
+    def begin_cutover(self, boundary: BoundaryAgreed) -> None:
         """The boundary was agreed (or, for a newcomer, the store said so)."""
         self.agreed = False
         if not self.alive or self.cutover is None or self.stage not in (RankStage.PREPARED, RankStage.READY):
             return
         assert self.order is not None
         if self.stage is RankStage.PREPARED:
-            self.boundary_version = version  # A newcomer goes when its own permission has come.
+            self.early = boundary  # A newcomer goes when its own permission has come.
             return
-        self.simulation.truth.boundary_passed(self, self.order)
+        self.simulation.truth.boundary_passed(self, self.order, dropped=boundary.dropped)
         self.stage = RankStage.CUTTING_OVER
         self.reason = None
-        self.cutover_version = version
+        self.cutover_version, self.partial = boundary.version, boundary.dropped
         self.say()
-        self.cutover_event(BoundaryAgreed(version))
+        self.cutover_event(boundary)
 
     def answer(self, machine: Cutover | None, event: CutoverEvent) -> None:
         """What `machine` asked for; an answer to the machine of an older handoff finds nobody."""
@@ -412,8 +459,8 @@ class SimRank:
                 )
             case ApplyStepInTarget() | RedoBatchInTarget():
                 self._switch(redo=isinstance(effect, RedoBatchInTarget))
-            case ApplyStepInSource(reason=reason):
-                self._stay(reason)
+            case ApplyStepInSource(reason=reason) | RedoBatchInSource(reason=reason):
+                self._stay(reason, redo=isinstance(effect, RedoBatchInSource))
             case Leave(reason=reason):
                 self._leave(reason)
             case FallToCheckpoint(reason=reason):
@@ -443,7 +490,7 @@ class SimRank:
             name = "a source" if lost is None else str(lost)
             reason = Reason(f"{name} is gone", "read", self.cutover_rank)
             # What has streamed in needs no source any more; only the last gradients do.
-            level = Level.NOTHING if self.rung is not Rung.LIVE and sim.chance(0.4) else Level.STATE
+            level = Level.NOTHING if not self.rung.streams and sim.chance(0.4) else Level.STATE
             if level is Level.STATE:
                 self._hold(sources)
             self.cutover_event(StateRead(level, source_lost=True, reason=reason))
@@ -452,7 +499,7 @@ class SimRank:
         if sim.takes_fault("gradients late", self.member):
             self.cutover_event(StateRead(Level.STATE, reason=Reason("gradients late", "read", self.cutover_rank)))
             return
-        self.cutover_event(StateRead(Level.EVERYTHING))
+        self.cutover_event(StateRead(Level.STATE if self.partial else Level.EVERYTHING))
 
     def _hold(self, sources: list[SimRank | None]) -> None:
         living = [rank for rank in sources if rank is not None and rank.alive]
@@ -484,7 +531,9 @@ class SimRank:
         self.world = sim.world_of(order)
         self.tag = 0
         self.redoing = redo
-        if not redo:
+        if redo:
+            self.partial = False
+        else:
             self.apply_step(self.world)
             self._first_step_done()
         self.world.join(self)
@@ -495,13 +544,16 @@ class SimRank:
         self.stage = RankStage.ACTIVE
         self.say()
 
-    def _stay(self, reason: Reason) -> None:
+    def _stay(self, reason: Reason, *, redo: bool) -> None:
         sim, order = self.simulation, self.order
         assert order is not None and self.world is not None
         sim.truth.step_after_boundary(self, order.handoff_id, sim.store(order).record, in_target=False)
         self.decision = self.decision_read
         self._drop(reason)
-        self.apply_step(self.world)
+        if redo:
+            self.partial = False
+        else:
+            self.apply_step(self.world)
         self.world.join(self)
 
     def _leave(self, reason: Reason) -> None:

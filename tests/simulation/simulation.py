@@ -27,6 +27,7 @@ from liver_core.handoff import (
     StoreAddress,
     choose_rung,
 )
+from liver_core.handoff.cutover import BoundaryAgreed
 from liver_core.handoff.participant_events import RankReported
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import Amend, Cancel, Open
@@ -179,21 +180,22 @@ class Simulation:
                 held[member] = rank
         return held
 
-    def cutover_begins(self, ranks: list[SimRank]) -> None:
+    def cutover_begins(self, ranks: list[SimRank], *, dropped: bool) -> None:
         """All ranks of a world held the same tag: each cuts over, and the store tells the newcomers."""
         order = ranks[0].order
         assert order is not None and order.source is not None
         version = ranks[0].version
         self.store(order).version = version
+        boundary = BoundaryAgreed(version, dropped)
         for rank in ranks:
             rank.agreed = True
-            self.clock.after(0.02 * self.random.random(), rank.begin_cutover, version)
+            self.clock.after(0.02 * self.random.random(), rank.begin_cutover, boundary)
         for member in order.target.members:
             newcomer = self.agents[member].rank
             if newcomer is None or newcomer in ranks or newcomer.order is None:
                 continue
             if newcomer.order.handoff_id == order.handoff_id:
-                self.clock.after(0.05 + 0.3 * self.random.random(), newcomer.begin_cutover, version)
+                self.clock.after(0.05 + 0.3 * self.random.random(), newcomer.begin_cutover, boundary)
 
     def build_s(self, member: Member) -> float:
         """Seconds until the target world is built on a rank; a stalled one never is."""
@@ -433,6 +435,7 @@ class Simulation:
             replay_refusal=link.replay_refusal,
             stream_failure=self.truth.stream_failures.get(max(self.worlds), ""),
             bytes_only_leaving=0,
+            part_s=step_s / self.plan.parts if self.plan.parts > 1 else None,
         )
         choice = choose_rung(inputs)
         if self.plan.intents:

@@ -44,6 +44,7 @@ class Truth:
         self.bound: dict[Member, str] = {}  # member -> the handoff it last said it is promised to
         self.revision_at_boundary: dict[str, int] = {}
         self.rung_at_boundary: dict[str, tuple[Rung, Rung]] = {}  # handoff -> rung ordered, and rung taken
+        self.dropped_at: set[str] = set()  # handoffs for which a step was dropped
         self.deadlines: dict[str, float] = {}  # handoff -> of its newest revision
         self.parents: dict[str, int] = {}  # handoff -> generation of its source
         self.certified: dict[str, set[Member]] = {}
@@ -71,6 +72,11 @@ class Truth:
         owner = self.applied.setdefault((world.era, rank.version), world.generation)
         if owner != world.generation:
             raise Violation(f"H3: version {rank.version} was stepped to in generations {owner} and {world.generation}")
+
+    def gradients_whole(self, rank: SimRank) -> None:
+        """`rank` is about to apply a step."""
+        if rank.partial:
+            raise Violation(f"H1: {rank} applies a step that was dropped before its gradients were whole")
 
     def new_era(self) -> int:
         self.era += 1
@@ -100,12 +106,18 @@ class Truth:
             if rank is None or not certified or rank.held_value != self.value(version):
                 raise Violation(f"certificate: {decision} of {order.handoff_id} without a certified state on {member}")
 
-    def boundary_passed(self, rank: SimRank, order: Order) -> None:
+    def boundary_passed(self, rank: SimRank, order: Order, *, dropped: bool) -> None:
         """`rank` learned that the boundary of `order` was agreed."""
         revision = self.revision_at_boundary.setdefault(order.handoff_id, order.plan_revision)
         if revision != order.plan_revision:
             raise Violation(f"amended: {rank} cuts over in revision {order.plan_revision}, others in {revision}")
         _, rung = self.rung_at_boundary.setdefault(order.handoff_id, (order.rung, rank.rung))
+        if dropped:
+            self.dropped_at.add(order.handoff_id)
+        if dropped and order.rung is not Rung.DROP_STEP:
+            raise Violation(f"ladder: {rank} drops a step for {order.handoff_id} on {order.rung}")
+        if dropped is not (order.handoff_id in self.dropped_at):
+            raise Violation(f"mixed: {rank} cuts over at the end of a step that others dropped")
         if rung is not rank.rung:
             raise Violation(f"mixed rungs: {rank} cuts over {rank.rung}, others {rung}")
 
@@ -117,7 +129,8 @@ class Truth:
     def boundaries(self) -> list[str]:
         """The agreed boundaries of this run by rung, and by whether the plan was amended before."""
         return [
-            f"{'restart' if wanted is Rung.CHECKPOINT else 'live' if rung is Rung.LIVE else _copied(wanted)}"
+            f"{'restart' if wanted is Rung.CHECKPOINT else str(rung) if rung.streams else _copied(wanted)}"
+            f"{' before the boundary' if handoff_id in self.dropped_at else ''}"
             f"{', amended' if self.revision_at_boundary[handoff_id] > 1 else ''}"
             for handoff_id, (wanted, rung) in self.rung_at_boundary.items()
         ]
@@ -152,7 +165,7 @@ class Truth:
             return
         if rank.stage in (RankStage.PREPARING, RankStage.STREAMING):
             raise Violation(f"ready is said while {rank} is {rank.stage} in {report.handoff_id}")
-        fell = rank.order.rung is Rung.LIVE and rank.rung is not Rung.LIVE
+        fell = rank.order.rung.streams and not rank.rung.streams
         if fell and rank.stage in (RankStage.PREPARED, RankStage.READY) and report.reason is None:
             raise Violation(f"H7: {rank} fell to {rank.rung} in {report.handoff_id} without a reason")
 
@@ -226,4 +239,4 @@ class Truth:
 
 
 def _copied(wanted: Rung) -> str:
-    return "stop_and_copy after live" if wanted is Rung.LIVE else "stop_and_copy"
+    return f"stop_and_copy after {wanted}" if wanted.streams else "stop_and_copy"

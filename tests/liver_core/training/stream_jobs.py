@@ -13,6 +13,7 @@ import torch
 from liver_core.streaming.header import HEADER_BYTES
 from liver_core.tensors.megatron import distributed_optimizer
 from liver_core.training.gpt import GptJob
+from liver_core.training.job import TrainingJob
 from tests.liver_core.streaming.optimizers import Lion
 
 JOBS = {
@@ -84,17 +85,18 @@ def _exchanged(state: Any, kind: Any, settings: dict[str, Any]) -> Any:
 _RATES = ("params", "lr", "weight_decay")
 
 
-class InPartsJob(GptJob):
-    """Does every step in parts of `every` micro-batches."""
+class DropoutJob(GptJob):
+    """Draws random numbers in every forward pass: a step that is done again must draw the same ones."""
 
-    def __init__(self, args: dict[str, Any], **named: Any) -> None:
-        self.every = args["every"]
-        super().__init__({name: value for name, value in args.items() if name != "every"}, **named)
+    def build(self, world: Any) -> Any:
+        state = super().build(world)
+        for module in state.model.modules():
+            if isinstance(getattr(module, "hidden_dropout", None), float):
+                module.hidden_dropout = 0.2
+        return state
 
-    def step(self, state: Any, world: Any, batches: Any) -> Any:
-        parts = self.step_in_parts(state, world, batches, self.every)
-        while True:
-            try:
-                next(parts)
-            except StopIteration as end:
-                return end.value
+
+class WholeStepsJob(GptJob):
+    """Has no parts."""
+
+    step_in_parts = TrainingJob.step_in_parts
