@@ -72,7 +72,7 @@ RETRY_MAX_S = 10.0
 SOONER_LEAST_S = 1.0
 """A deadline that is nearer by less is not worth a revision."""
 AMENDABLE = (ProposerState.PREPARING, ProposerState.PERMITTED)
-LIVE_RUNGS = (Rung.LIVE, Rung.STOP_AND_COPY)
+LIVE_RUNGS = (Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY)
 """Rungs on which the job goes on without a restart; the others are the service's to take."""
 
 Leaving = dict[str, tuple[float, float]]

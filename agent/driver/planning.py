@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from agent.driver.node import DriverSettings
-from agent.driver.wire import core_layout, core_members
+from agent.driver.wire import core_layout, core_members, wire_layout
 from agent.protocol.base import HandoffCause
 from agent.protocol.jobfile import ModelShape
 from agent.protocol.sync import JobOrder
@@ -135,6 +135,8 @@ def ladder_inputs(
     follow_s = GRADIENT_BYTES_PER_PARAMETER * parameters / bandwidth + settings.replay_share * pulse.median_step_s
     going = [member for member in source.members if member.node_id in leaving]
     staying = set(source.node_ids()) - leaving
+    micro_batches = order.spec.micro_batches(wire_layout(source.layout))
+    part = None if order.spec.drop_step is None else order.spec.drop_step.part_of_step(micro_batches)
     age = None if pulse.checkpoint_step is None else max(0, pulse.step - pulse.checkpoint_step)
     bytes_to_move = BYTES_PER_PARAMETER * parameters
     return LadderInputs(
@@ -142,7 +144,7 @@ def ladder_inputs(
         bandwidth_bytes_per_s=bandwidth,
         prepare_s=learned.prepare_s or settings.prepare_s,
         step_s=pulse.median_step_s,
-        seconds_to_boundary=pulse.median_step_s,
+        seconds_to_boundary=max(0.0, pulse.median_step_s - pulse.step_age_s),
         seconds_to_deadline=left_s,
         margin_s=settings.margin_s,
         sources_whole=True,
@@ -155,6 +157,7 @@ def ladder_inputs(
         replay_refusal=learned.replay_refusal,
         stream_failure=learned.stream_failure if learned.failed_in == source.generation else "",
         bytes_only_leaving=bytes_to_move * len(going) // len(source.members),
+        part_s=None if part is None else part * pulse.median_step_s,
     )
 
 

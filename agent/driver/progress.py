@@ -23,6 +23,8 @@ from liver_core.layout import Member, Roster
 STEPS_AFTER = 5
 """`lost_s` is taken this many steps after the cutover."""
 SETTLED_STEPS = 5
+STREAMED = (Rung.LIVE, Rung.DROP_STEP)
+"""Rungs on which the state streams."""
 
 
 @dataclass(slots=True)
@@ -89,7 +91,7 @@ class Progress:
     certificates: dict[Member, str] = field(default_factory=dict)
     superseded: bool = False
     amendment: Amendment | None = None
-    fallback: Reason | None = None  # why the ranks took the rung below the live one
+    fallback: Reason | None = None  # why the ranks copied what was to stream
     decision: Decision = Decision.UNDECIDED
     reason: Reason | None = None
     is_stale: bool = False  # something is known that the mirror does not have yet
@@ -255,7 +257,7 @@ def learned_from(progress: Progress, learned: Learned, ended: HandoffEnded) -> L
     """What the next ladder knows after this handoff."""
     if ended.stage is Stage.ACTIVE:
         learned = _measured(progress, learned)
-    why = progress.fallback or (ended.reason if progress.mirror.rung is Rung.LIVE else None)
+    why = progress.fallback or (ended.reason if progress.mirror.rung in STREAMED else None)
     match why:
         case Reason(phase="replay", text=text):
             return replace(learned, replay_refusal=text)
@@ -266,7 +268,7 @@ def learned_from(progress: Progress, learned: Learned, ended: HandoffEnded) -> L
 
 
 def _measured(progress: Progress, learned: Learned) -> Learned:
-    measures, streamed = progress.mirror.measures, progress.mirror.rung is Rung.LIVE
+    measures, streamed = progress.mirror.measures, progress.mirror.rung in STREAMED
     if measures.bandwidth_bytes_per_s and not streamed:  # What streams beside training tells nothing of the link.
         learned = replace(learned, bandwidth_bytes_per_s=measures.bandwidth_bytes_per_s)
     ready_s = measures.phases_s.get("to_ready")

@@ -32,6 +32,11 @@ def core_layout(layout: base.Layout) -> ParallelLayout:
     return ParallelLayout(**layout.model_dump())
 
 
+def wire_layout(layout: ParallelLayout) -> base.Layout:
+    """The wire's form."""
+    return base.Layout(**layout.to_json())
+
+
 def core_members(members: tuple[base.Member, ...]) -> tuple[Member, ...]:
     """liver_core's form."""
     return tuple(Member(member.node_id, member.slot) for member in members)
@@ -47,7 +52,7 @@ def wire_roster(roster: Roster) -> base.Roster:
     return base.Roster(
         job_id=roster.job_id,
         generation=roster.generation,
-        layout=base.Layout(**roster.layout.to_json()),
+        layout=wire_layout(roster.layout),
         members=tuple(base.Member(node_id=member.node_id, slot=member.slot) for member in roster.members),
     )
 

@@ -134,6 +134,17 @@ class DdpRules(JobPart):
         }
 
 
+class DropStepRule(JobPart):
+    """Where a step may be dropped when a notice leaves no time for its end. Counted on one data-parallel rank: in a layout
+    where it has no more micro-batches than this, a step has no such place. The last part may be shorter."""
+
+    every_micro_batches: int = Field(ge=1, le=1_000_000)
+
+    def part_of_step(self, micro_batches: int) -> float | None:
+        """The longest part of a step of so many micro-batches, as a share of it; None where it has one part only."""
+        return None if self.every_micro_batches >= micro_batches else self.every_micro_batches / micro_batches
+
+
 class CheckpointRule(JobPart):
     """Where checkpoints go and how often one is written in the background."""
 
@@ -192,6 +203,9 @@ class JobFile(JobPart):
     nodes: NodeBounds
     layouts: LayoutRules = Field(default_factory=LayoutRules)
     checkpoint: CheckpointRule | None = None
+    drop_step: DropStepRule | None = Field(
+        default=None, description="Not given: a step is never dropped, and costs nothing more."
+    )
     stop: StopRule
     budget_usd: float | None = Field(default=None, gt=0)
     deadline: AwareDatetime | None = Field(default=None, description="When the job should be done, with time zone.")
@@ -202,6 +216,27 @@ class JobFile(JobPart):
         if self.global_batch % self.micro_batch:
             raise ValueError(f"global_batch {self.global_batch} must be divisible by micro_batch {self.micro_batch}")
         return self
+
+    @field_validator("drop_step")
+    @classmethod
+    def _steps_have_parts(cls, value: DropStepRule | None, info: ValidationInfo) -> DropStepRule | None:
+        if value is None or not {"global_batch", "micro_batch", "layouts"} <= info.data.keys():
+            return value
+        rules: LayoutRules = info.data["layouts"]
+        texts = (*rules.allowed, *(pinned.layout for pinned in rules.pinned))
+        most = (
+            info.data["global_batch"] // info.data["micro_batch"] // min((parse_layout(t).dp for t in texts), default=1)
+        )
+        if value.every_micro_batches >= most:
+            raise ValueError(
+                f"every_micro_batches {value.every_micro_batches} must be below {most}, the most micro-batches of a step "
+                "that a data-parallel rank has in any layout"
+            )
+        return value
+
+    def micro_batches(self, layout: Layout) -> int:
+        """Of one data-parallel rank in one step."""
+        return self.global_batch // (self.micro_batch * layout.dp)
 
     def job_args(self) -> dict[str, Any]:
         """What the entrypoint's class is called with as `args`: the sections model and ddp, then `args` over them."""
@@ -218,6 +253,7 @@ __all__ = [
     "DEFAULT_ENTRYPOINT",
     "CheckpointRule",
     "DdpRules",
+    "DropStepRule",
     "JobFile",
     "LayoutRules",
     "ModelShape",

@@ -84,6 +84,7 @@ class Worker:
             self,
             last_step=file.stop.steps,
             checkpoints=None if rule is None else CheckpointRule(rule.path, rule.every_steps, rule.keep),
+            drop_every=None if file.drop_step is None else file.drop_step.every_micro_batches,
         )
         first = self._first_request()
         ended = self.loop.run(first)

@@ -1,4 +1,8 @@
-"""The reference job, whose second world is not built before a test says so: until `args["held_until"]` is a file."""
+"""The reference job, slower than it is.
+
+HeldJob's second world is not built before a test says so: until `args["held_until"]` is a file. SlowJob takes
+`args["micro_batch_s"]` for a micro-batch.
+"""
 
 from __future__ import annotations
 
@@ -24,3 +28,15 @@ class HeldJob(GptJob):
             pause.wait(0.05)
             polls += 1
         return super().build(world)
+
+
+class SlowJob(GptJob):
+    """Made by the rank's entry from a job file."""
+
+    def __init__(self, args: dict[str, Any], **numbers: int) -> None:
+        self._micro_batch_s = float(args.pop("micro_batch_s"))
+        super().__init__(args, **numbers)
+
+    def _forward(self, *arguments: Any, **named: Any) -> Any:
+        threading.Event().wait(self._micro_batch_s)
+        return super()._forward(*arguments, **named)

@@ -25,6 +25,7 @@ from agent.driver.records import SlotMemory, proposer_from_json, proposer_to_jso
 from agent.driver.wire import core_roster
 from agent.protocol.base import HandoffCause, HandoffState
 from agent.protocol.base import Rung as WireRung
+from agent.protocol.jobfile import DropStepRule
 from agent.protocol.sync import HandoffMeasures, HandoffMirror, JobOrder
 from liver_core.handoff import (
     CutoverDeadlines,
@@ -123,6 +124,34 @@ def test_a_handoff_is_live_unless_something_is_known_against_it(order: JobOrder)
     assert rung_for(order, None, learned=Learned(follow_s=0.6)) is Rung.STOP_AND_COPY
     assert rung_for(order, 25.0, learned=Learned(prepare_s=22.0)) is Rung.STOP_AND_COPY
     assert rung_for(order, 25.0, learned=Learned(prepare_s=23.0)) is Rung.CHECKPOINT
+
+
+def in_parts(order: JobOrder, every: int) -> JobOrder:
+    drop_step = DropStepRule(every_micro_batches=every)
+    return order.model_copy(update={"spec": order.spec.model_copy(update={"drop_step": drop_step})})
+
+
+def test_a_step_that_outlasts_the_notice_is_dropped_where_the_job_has_parts(order: JobOrder) -> None:
+    """Twelve micro-batches in a step of the pipeline: parts of two are 10 s of 60."""
+    assert rung_for(in_parts(order, 2), 40.0, step_s=60.0) is Rung.DROP_STEP
+    assert rung_for(order, 40.0, step_s=60.0) is Rung.CHECKPOINT
+    assert rung_for(in_parts(order, 6), 40.0, step_s=60.0) is Rung.CHECKPOINT
+    assert rung_for(in_parts(order, 12), 40.0, step_s=60.0) is Rung.CHECKPOINT
+    assert rung_for(in_parts(order, 2), 9.0) is Rung.STOP_AND_COPY
+    assert rung_for(in_parts(order, 2), None, step_s=60.0) is Rung.LIVE
+
+
+def test_how_far_a_part_reaches_is_counted_on_a_data_parallel_rank(order: JobOrder) -> None:
+    found = plan(order, "b")
+    assert isinstance(found, Plan)
+    pipeline, replicas = ACTIVE, replace(ACTIVE, layout=ParallelLayout(dp=4))
+    given = {"pulse": Pulse(100, 10.0, 60.0, 90), "learned": Learned(), "settings": DriverSettings()}
+    where = (found, frozenset({"b"}), 40.0)
+    assert ladder_inputs(in_parts(order, 2), pipeline, *where, **given).part_s == 10.0
+    assert ladder_inputs(in_parts(order, 2), replicas, *where, **given).part_s == 40.0
+    assert ladder_inputs(in_parts(order, 3), replicas, *where, **given).part_s is None
+    assert ladder_inputs(order, pipeline, *where, **given).part_s is None
+    assert ladder_inputs(order, pipeline, *where, **given).seconds_to_boundary == 50.0
 
 
 def test_streaming_that_failed_is_not_tried_again_in_the_same_world(order: JobOrder) -> None:

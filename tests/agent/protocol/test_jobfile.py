@@ -1,5 +1,7 @@
 """What a job's class is called with, out of the sections of a job file."""
 
+import pytest
+
 from agent.protocol.jobfile import JobFile
 from tests.service.fake_agent import JOB
 
@@ -27,3 +29,14 @@ def test_arguments_win_over_every_section():
 def test_a_job_file_with_ddp_is_the_same_after_a_round_trip():
     file = JobFile.model_validate(JOB | {"ddp": SETTINGS})
     assert JobFile.model_validate_json(file.model_dump_json()) == file
+
+
+@pytest.mark.parametrize(("every", "micro_batches", "share"), [(2, 12, 1 / 6), (5, 12, 5 / 12), (12, 12, None)])
+def test_a_part_of_a_step_is_a_share_of_it_and_a_step_of_one_part_cannot_be_dropped(every, micro_batches, share):
+    rule = JobFile.model_validate(JOB | {"drop_step": {"every_micro_batches": every}}).drop_step
+    assert rule is not None and rule.part_of_step(micro_batches) == share
+
+
+def test_a_layout_with_few_micro_batches_is_no_reason_to_refuse_what_another_can_use():
+    layouts = {"layouts": {"allowed": ["DP4", "PP4"]}}
+    assert JobFile.model_validate(JOB | layouts | {"drop_step": {"every_micro_batches": 20}}).drop_step is not None

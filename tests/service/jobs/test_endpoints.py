@@ -42,6 +42,13 @@ def test_a_job_file_is_accepted_as_yaml_and_as_json(client):
         ),
         ({"ddp": {"overlap_grad_reduce": "maybe"}}, "ddp.overlap_grad_reduce", "valid boolean"),
         ({"ddp": {"bucket_elements": 1000}}, "ddp.bucket_elements", "is not a known field"),
+        ({"drop_step": {"every_micro_batches": 0}}, "drop_step.every_micro_batches", "greater than or equal to 1"),
+        ({"drop_step": {"every_micro_batches": 24}}, "drop_step", "every_micro_batches 24 must be below 24"),
+        (
+            {"drop_step": {"every_micro_batches": 6}, "layouts": {"allowed": ["DP4", "TP2xDP4"]}},
+            "drop_step",
+            "every_micro_batches 6 must be below 6, the most micro-batches of a step that a data-parallel rank has",
+        ),
         ({"budget_usd": -1}, "budget_usd", "greater than 0"),
         ({"deadline": "tomorrow"}, "deadline", "datetime"),
         ({"layouts": {"allowed": ["TP2 PP2"]}}, "layouts.allowed.0", "pattern"),

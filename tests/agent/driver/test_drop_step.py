@@ -1,0 +1,63 @@
+"""A notice that leaves no time for the end of the step, end to end: real agents, and real ranks that train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.protocol.base import HandoffDecision, HandoffState, Rung
+from agent.protocol.jobfile import JobFile
+from tests.agent.cluster import REAL_RANKS, cluster
+from tests.real_ranks_model import build_corpus
+
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(240)]
+
+MICRO_BATCHES, MICRO_BATCH_S = 24, 0.25
+"""About nine seconds a step: each of its twelve parts fills and drains the pipeline of two."""
+NOTICE_S = 15.0
+
+
+def test_the_ladder_drops_a_long_step_and_the_next_world_does_its_batch(tmp_path: Path) -> None:
+    with cluster("a", "b", job=slow_job(build_corpus(tmp_path)), spares=("c",), ranks=REAL_RANKS) as nodes:
+        nodes.service.spares = ("c",)
+        nodes.wait_training(1, ("a", "b"))
+        nodes.wait(lambda: max((step for _, step in nodes.service.steps), default=0) >= 2, "two steps", 90)
+        nodes.announce("b", NOTICE_S)
+        done = nodes.wait_handoff(HandoffState.ACTIVE)
+        assert (done.rung, done.decision, done.target.node_ids()) == (
+            Rung.DROP_STEP,
+            HandoffDecision.GO_REDO,
+            ("a", "c"),
+        )
+        assert done.measures.phases_s["dropped"] > 0
+        assert done.measures.notice_to_safe_s is not None and done.measures.notice_to_safe_s < NOTICE_S
+        assert done.measures.certificate, "the state was certified"
+        last = max(step for generation, step in nodes.service.steps if generation == 1)
+        nodes.wait(lambda: (2, last + 1) in nodes.service.steps, "the batch of the dropped step in the next world", 60)
+        steps = [step for _, step in nodes.service.steps]
+        assert sorted(steps) == list(range(1, max(steps) + 1)), "no step is missing and none is done twice"
+        assert not nodes.service.failed
+
+
+def slow_job(corpus: str) -> JobFile:
+    return JobFile.model_validate(
+        {
+            "name": "slow",
+            "entrypoint": "tests.agent.held_job:SlowJob",
+            "args": {"data_prefix": corpus, "micro_batch_s": MICRO_BATCH_S},
+            "global_batch": MICRO_BATCHES,
+            "micro_batch": 1,
+            "drop_step": {"every_micro_batches": 2},
+            "nodes": {"min": 1, "max": 4},
+            "model": {
+                "num_layers": 6,
+                "hidden_size": 64,
+                "ffn_hidden_size": 128,
+                "num_attention_heads": 4,
+                "padded_vocab_size": 264,
+                "seq_length": 32,
+            },
+            "stop": {"steps": 1_000_000},
+        }
+    )
