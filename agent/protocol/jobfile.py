@@ -135,8 +135,8 @@ class DdpRules(JobPart):
 
 
 class DropStepRule(JobPart):
-    """Where a step may be dropped when a notice leaves no time for its end. Counted on one data-parallel rank: in a layout
-    where it has no more micro-batches than this, a step has no such place. The last part may be shorter."""
+    """Where a step may be dropped when a notice leaves no time for its end. Counted on one data-parallel rank: in a
+    layout where it has no more micro-batches than this, a step has no such place. The last part may be shorter."""
 
     every_micro_batches: int = Field(ge=1, le=1_000_000)
 
@@ -224,13 +224,12 @@ class JobFile(JobPart):
             return value
         rules: LayoutRules = info.data["layouts"]
         texts = (*rules.allowed, *(pinned.layout for pinned in rules.pinned))
-        most = (
-            info.data["global_batch"] // info.data["micro_batch"] // min((parse_layout(t).dp for t in texts), default=1)
-        )
+        dp = min((parse_layout(text).dp for text in texts), default=1)
+        most = info.data["global_batch"] // (info.data["micro_batch"] * dp)
         if value.every_micro_batches >= most:
             raise ValueError(
-                f"every_micro_batches {value.every_micro_batches} must be below {most}, the most micro-batches of a step "
-                "that a data-parallel rank has in any layout"
+                f"every_micro_batches {value.every_micro_batches} must be below {most}, the most micro-batches of a "
+                "step that a data-parallel rank has in any layout"
             )
         return value
 

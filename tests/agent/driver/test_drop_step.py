@@ -25,11 +25,8 @@ def test_the_ladder_drops_a_long_step_and_the_next_world_does_its_batch(tmp_path
         nodes.wait(lambda: max((step for _, step in nodes.service.steps), default=0) >= 2, "two steps", 90)
         nodes.announce("b", NOTICE_S)
         done = nodes.wait_handoff(HandoffState.ACTIVE)
-        assert (done.rung, done.decision, done.target.node_ids()) == (
-            Rung.DROP_STEP,
-            HandoffDecision.GO_REDO,
-            ("a", "c"),
-        )
+        assert (done.rung, done.decision) == (Rung.DROP_STEP, HandoffDecision.GO_REDO)
+        assert done.target.node_ids() == ("a", "c")
         assert done.measures.phases_s["dropped"] > 0
         assert done.measures.notice_to_safe_s is not None and done.measures.notice_to_safe_s < NOTICE_S
         assert done.measures.certificate, "the state was certified"
