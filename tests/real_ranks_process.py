@@ -60,6 +60,7 @@ class RankSetup:
     stream: dict[str, Any] = field(default_factory=dict)  # of StreamSettings
     pace_s: float = 0.0  # waited in every step, so that an undisturbed run of as many steps is short
     drop_every: int | None = None  # micro-batches between two places at which a step can be dropped
+    drop_reserve_s: float = 1e6  # so that every deadline is too near
     job: str = "liver_core.training.gpt:GptJob"
     islands: tuple[str, tuple[str, ...]] | None = None  # (prefix, names) of `net_islands`: each node is on its own
 
@@ -112,6 +113,7 @@ def _run_rank(
     pipe: Any, listener: PipeListener, member: Member, request: Any, setup: RankSetup, faults: tuple[Fault, ...]
 ) -> dict[str, Any]:
     from liver_core.training.loop import CheckpointRule, RankLoop
+    from liver_core.training.parts import DropRule
     from liver_core.training.prepare import PrepareSettings
     from liver_core.training.target_stream import StreamSettings
 
@@ -133,7 +135,7 @@ def _run_rank(
         listener,
         last_step=setup.last_step,
         checkpoints=rule,
-        drop_every=setup.drop_every,
+        drop_rule=None if setup.drop_every is None else DropRule(setup.drop_every, setup.drop_reserve_s),
         probe=recorder.probe,
     )
     recorder.loop = loop

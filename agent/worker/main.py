@@ -27,6 +27,7 @@ from liver_core.tensors.replay import check_replay
 from liver_core.training.boundary import StepTotals
 from liver_core.training.job import TrainingJob
 from liver_core.training.loop import CheckpointRule, RankLoop
+from liver_core.training.parts import DropRule
 from liver_core.training.prepare import PrepareSettings
 from liver_core.training.request import Request
 from liver_core.training.small_state import Progress
@@ -84,7 +85,7 @@ class Worker:
             self,
             last_step=file.stop.steps,
             checkpoints=None if rule is None else CheckpointRule(rule.path, rule.every_steps, rule.keep),
-            drop_every=None if file.drop_step is None else file.drop_step.every_micro_batches,
+            drop_rule=None if file.drop_step is None else DropRule(file.drop_step.every_micro_batches),
         )
         first = self._first_request()
         ended = self.loop.run(first)

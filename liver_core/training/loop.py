@@ -37,7 +37,7 @@ from liver_core.training.job import TrainingJob
 from liver_core.training.listener import Listener
 from liver_core.training.mailbox import Mailbox
 from liver_core.training.next_world import COLLECT_AFTER_S, ActiveWorld, NextWorld
-from liver_core.training.parts import check_parts, do_step
+from liver_core.training.parts import DropRule, Place, do_step
 from liver_core.training.prepare import Preparation, PrepareSettings
 from liver_core.training.request import Request
 from liver_core.training.retire import Retiring
@@ -81,18 +81,18 @@ class RankLoop:
         *,
         last_step: int | None = None,
         checkpoints: CheckpointRule | None = None,
-        drop_every: int | None = None,
+        drop_rule: DropRule | None = None,
         probe: Probe = lambda point: None,
     ) -> None:
-        """`drop_every`: do steps in parts of so many micro-batches, between which one can be dropped. Raises ValueError
-        where the job has no parts."""
-        check_parts(job, drop_every)
+        """Raises ValueError where steps of the job cannot be dropped and `drop_rule` says how."""
+        if drop_rule is not None:
+            drop_rule.check(job)
         self.job = job
         self.member = member
         self.settings = settings
         self.listener = listener
         self.last_step = last_step
-        self.drop_every = drop_every
+        self.drop_rule = drop_rule
         self.probe = probe
         self.mailbox = Mailbox()
         self.active: ActiveWorld | None = None
@@ -204,7 +204,7 @@ class RankLoop:
         self._phase = "training"
         self._note_first_forward()
         batches = self.progress.cursor.batches(world.coordinates.dp, world.layout.dp)
-        result = do_step(self.job, active, batches, self.drop_every, self._drops)
+        result = do_step(self.job, active, batches, self.drop_rule, self._drops)
         if result is None:
             self._drop_step(active)
             return
@@ -222,14 +222,15 @@ class RankLoop:
         self._apply(active, totals, started, reduced)
         self._after_step(active, agreement)
 
-    def _drops(self, place: int) -> bool:
+    def _drops(self, place: Place) -> bool:
         """At a place between two parts of a step: whether all ranks agree to drop it. What waits for a boundary, and
         does not change the world, is done here too: the next one may be too far away."""
         active, self._phase = self.active, "boundary"
-        assert active is not None
+        assert active is not None and self.drop_rule is not None
         self._maintain()
-        self.probe(f"part {place}")
-        word = self.upcoming.word_between_parts()
+        self.probe(f"part {place.part}")
+        needs_s = self.drop_rule.needs_s(time.monotonic() - self._step_began, place.done)
+        word = self.upcoming.word_between_parts(needs_s)
         following = self.upcoming.settle(agree(word, active.world.everyone))
         self._phase = "training"
         return following is not None

@@ -128,10 +128,17 @@ class Upcoming:
             self._shown = asked is not None and asked.phase is BoundaryPhase.READY
             return word
 
-    def word_between_parts(self) -> int:
-        """What this rank shows between two parts of a step, as `word` does at its end: whether it may be dropped."""
+    def word_between_parts(self, needs_s: float) -> int:
+        """What this rank shows between two parts of a step, as `word` does at its end: whether to drop it.
+
+        `needs_s`: how long a cutover at the end of the step is away. A step whose state would still have to be copied
+        there is not waited for.
+        """
         with self._lock:
-            drops = self.following is not None and self.following.request.rung is Rung.DROP_STEP
+            following = self.following
+            drops = following is not None and following.request.rung is Rung.DROP_STEP
+            if drops and following is not None and following.streams:
+                drops = following.request.deadline_utc - time.time() < needs_s
             word = drop_word(self._mailbox.word()) if drops else NOTHING_WANTED
             self._shown = word != NOTHING_WANTED
             return word

@@ -37,10 +37,10 @@ class DropTrio(Trio):
     def open(self, *arguments: Any, **named: Any) -> Any:
         return super().open(*arguments, **{"rung": Rung.DROP_STEP, **named})
 
-    def dropping(self, *faults: Fault, cutover: CutoverDeadlines = UNHURRIED) -> tuple[Any, Member]:
-        """Prepare and permit in the middle of a step, which is dropped."""
+    def dropping(self, *faults: Fault, cutover: CutoverDeadlines = UNHURRIED, part: int = 1) -> tuple[Any, Member]:
+        """Prepare, and permit after so many of the eight parts of a step."""
         request, newcomer = self.ready(*faults, cutover=cutover)
-        hold_at(self, LEAVER, 1)
+        hold_at(self, LEAVER, part)
         permit_held(self, request)
         return request, newcomer
 
@@ -80,6 +80,16 @@ def test_it_is_aborted_between_two_parts_and_that_is_said_before_the_step_ends(j
 
 def test_after_all_this_every_step_was_that_of_a_job_left_alone(job: DropTrio):
     assert_trained_as_if_nothing_had_happened(job)
+
+
+def test_a_step_whose_end_comes_in_time_is_not_dropped(corpus: str):
+    setup = trio_setup(corpus, micro_batch=1, drop_every=1, drop_reserve_s=5.0, stream={"tile_elements": 4096})
+    with DropTrio(setup) as trio:
+        trio.begin()
+        request, _ = trio.dropping(part=6)
+        trio.await_stage(request.target.members, request, "active", 40)
+        said = trio.stages(SURVIVOR, request.handoff_id)[-1][2]
+        assert "dropped_s" not in said and said["gradient_bytes_at_cutover"] > 0
 
 
 def test_a_state_that_cannot_stream_is_copied_after_the_drop_and_a_damaged_one_refused_by_name(corpus: str):
