@@ -21,8 +21,7 @@ NOTICE_S = 13.0
 def test_the_ladder_drops_a_long_step_and_the_next_world_does_its_batch(tmp_path: Path) -> None:
     with cluster("a", "b", job=slow_job(build_corpus(tmp_path)), spares=("c",), ranks=REAL_RANKS) as nodes:
         nodes.service.spares = ("c",)
-        nodes.wait_training(1, ("a", "b"))
-        nodes.wait(lambda: max((step for _, step in nodes.service.steps), default=0) >= 2, "two steps", 90)
+        nodes.wait(lambda: (1, 2) in nodes.service.steps, "two steps", 120)
         nodes.announce("b", NOTICE_S)
         done = nodes.wait_handoff(HandoffState.ACTIVE)
         assert (done.rung, done.decision) == (Rung.DROP_STEP, HandoffDecision.GO_REDO)

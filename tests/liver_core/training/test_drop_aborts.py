@@ -92,6 +92,17 @@ def test_a_step_whose_end_comes_in_time_is_not_dropped(corpus: str):
         assert "dropped_s" not in said and said["gradient_bytes_at_cutover"] > 0
 
 
+def test_the_leaver_dies_after_the_drop_and_the_next_world_does_the_batch_all_the_same(corpus: str):
+    setup = trio_setup(corpus, micro_batch=1, drop_every=1, stream={"tile_elements": 4096})
+    with DropTrio(setup) as trio:
+        trio.begin()
+        trio.arm(LEAVER, "state read", "kill")
+        request, newcomer = trio.dropping()
+        trio.await_stage(request.target.members, request, "active", 40)
+        trio.await_death(LEAVER)
+        assert trio.steps(newcomer)[0][1] == trio.steps(LEAVER)[-1][1] + 1
+
+
 def test_a_state_that_cannot_stream_is_copied_after_the_drop_and_a_damaged_one_refused_by_name(corpus: str):
     setup = trio_setup(corpus, micro_batch=1, drop_every=1, job=FUSED)
     with DropTrio(setup) as trio:
