@@ -133,9 +133,15 @@ def test_nothing_but_state_moves_and_what_the_drop_cost_is_told(chain: Chain):
         assert all(said.get("optimizer_s", 0.0) == 0.0 for said in of_ranks)
 
 
-def test_a_job_that_has_no_parts_is_refused(corpus: str):
-    setup = in_parts(corpus, job="tests.liver_core.training.stream_jobs:WholeStepsJob")
-    with Cluster(setup) as cluster, pytest.raises(AssertionError, match="WholeStepsJob has no step_in_parts"):
+@pytest.mark.parametrize(
+    ("every", "job", "rule"),
+    [
+        (2, "tests.liver_core.training.stream_jobs:WholeStepsJob", "WholeStepsJob has no step_in_parts"),
+        (0, RankSetup.job, "every_micro_batches: must be at least 1, is 0"),
+    ],
+)
+def test_parts_that_cannot_be_are_refused(corpus: str, every: int, job: str, rule: str):
+    with Cluster(in_parts(corpus, every, job=job)) as cluster, pytest.raises(AssertionError, match=rule):
         cluster.launch("TP1", "a")
 
 
