@@ -37,7 +37,7 @@ BATCH_BYTES_MAX = 16 << 20
 
 BATCH_RUNS_MAX = 8192
 IN_FLIGHT_PER_PEER_MAX = 2
-PROGRESS_PERIOD_S, CALM_PERIOD_S = 0.001, 0.02
+PROGRESS_PERIOD_S, CALM_PERIOD_S = 0.002, 0.02
 WIRE_UP_READS = 16
 """UCX sets up its lanes around the first reads, and until it has, a read may wait for the source to poll once more.
 

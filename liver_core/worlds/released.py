@@ -7,6 +7,7 @@ given back at once and every write into such a storage is skipped. `restore` giv
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -108,7 +109,7 @@ class _ReleaseMode(TorchDispatchMode):
             return self._after(func(*args, **kwargs))
         if _is_view(func):
             return self._viewed(func, args, kwargs, touched)
-        if func._schema.name.endswith("_") and touched:
+        if touched and _is_in_place(func):
             return touched[0]
         return self._after(_hollow_result(func, args, kwargs))
 
@@ -144,6 +145,12 @@ def _tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Te
     return found
 
 
+@functools.cache
+def _is_in_place(func) -> bool:
+    return func._schema.name.endswith("_")
+
+
+@functools.cache
 def _is_view(func) -> bool:
     return func._schema.name.removeprefix("aten::") in _ALIASING or func.is_view
 

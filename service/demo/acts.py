@@ -21,6 +21,9 @@ STEPS_BEFORE = 10
 WARNING_S = 120.0
 """What AWS gives."""
 
+LOOK_S = 1.0
+"""How often the job is looked at: each look takes some of the cores that its ranks train on."""
+
 BETWEEN_NOTICES_S = 10.0
 NEWCOMER = "node-e"
 
@@ -130,7 +133,7 @@ class Acts:
                 raise DemoFailed(f"{what}: {self.tracker.why_not()}")
 
         try:
-            until(what, timeout_s, look, check)
+            until(what, timeout_s, look, check, poll_s=LOOK_S)
         except DemoFailed as error:
             raise DemoFailed(f"{error}; {self.tracker.why_not()}") from error
 

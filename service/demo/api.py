@@ -58,7 +58,14 @@ def interrupt(imds_url: str, *, ends_in_s: float) -> None:
         raise DemoFailed(f"the metadata endpoint refused: {response.text}")
 
 
-def until(what: str, timeout_s: float, condition: Callable[[], Any], check: Callable[[], None]) -> Any:
+def until(
+    what: str,
+    timeout_s: float,
+    condition: Callable[[], Any],
+    check: Callable[[], None],
+    *,
+    poll_s: float = POLL_S,
+) -> Any:
     """The condition's first true value. `check` is called at every look and raises when waiting has become useless.
 
     Raises DemoFailed naming `what` when time is over. An unanswered request counts as not yet.
@@ -73,4 +80,4 @@ def until(what: str, timeout_s: float, condition: Callable[[], Any], check: Call
             pass
         if time.monotonic() > deadline:
             raise DemoFailed(f"{what}: not within {timeout_s:.0f} s")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)

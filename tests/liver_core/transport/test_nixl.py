@@ -129,7 +129,7 @@ def time_out_and_wait(rank: Rank) -> bool:
             os.kill(other, signal.SIGCONT)
         with pytest.raises(TransportError, match="in flight at its deadline"):
             endpoint.read([Read(1, "master", (Run(0, 0, NUMEL),))], soon(2))
-        # The other side answers the old read for as long as it runs, well beyond its poll of a millisecond.
+        # The other side answers the old read for as long as it runs, well beyond its poll of two milliseconds.
         end = time.monotonic() + 0.3
         while time.monotonic() < end:
             assert same_bits(target, left)
