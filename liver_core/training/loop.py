@@ -196,11 +196,12 @@ class RankLoop:
 
     def _step(self) -> None:
         """One global batch: train, agree, then step here or hand the step over."""
+        # Before a stream begins to look at steps: it is told since when the version stands.
+        self._step_began = time.monotonic()
         self._maintain()
         active = self.active
         assert active is not None
         world, started = active.world, time.monotonic()
-        self._step_began = started
         self._phase = "training"
         self._note_first_forward()
         batches = self.progress.cursor.batches(world.coordinates.dp, world.layout.dp)

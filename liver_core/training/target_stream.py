@@ -200,7 +200,9 @@ class LiveTarget:
         if result is None:
             self.close()
             raise StreamFailed(f"version {version} was not reached in time: {self.describe()}")
-        if result.end is not StreamEnd.DONE or result.version != version:
+        # A source that is lost once all is here at that version has nothing left to give.
+        ended = result.end is StreamEnd.DONE or (result.end is StreamEnd.LOST and result.whole)
+        if not ended or result.version != version:
             raise StreamFailed(f"{result.end} at version {result.version}, not {version}: {result.reason}")
 
     def chain(self, after: int, upto: int) -> int:

@@ -96,8 +96,12 @@ def test_the_leaver_dies_after_the_drop_and_the_next_world_does_the_batch_all_th
     setup = trio_setup(corpus, micro_batch=1, drop_every=1, stream={"tile_elements": 4096})
     with DropTrio(setup) as trio:
         trio.begin()
-        trio.arm(LEAVER, "state read", "kill")
-        request, newcomer = trio.dropping()
+        trio.arm(LEAVER, "state read", "hold")
+        trio.arm(SURVIVOR, "state read", "tell")
+        request, newcomer = trio.dropping(Fault("state read", "tell"))
+        for member in (LEAVER, SURVIVOR, newcomer):
+            trio.await_passage(member, "state read")
+        trio.kill(LEAVER)
         trio.await_stage(request.target.members, request, "active", 40)
         trio.await_death(LEAVER)
         assert trio.steps(newcomer)[0][1] == trio.steps(LEAVER)[-1][1] + 1
