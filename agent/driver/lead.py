@@ -197,8 +197,11 @@ class Lead:
             progress.take_report(report, measured, self._node.now())
         await self._feed(ReportReceived(report))
         # The report may have been the last one that the handoff waited for; then its end has been mirrored already.
-        if progress is not None and progress is self.progress:
-            await self._mirror_if_further()
+        if progress is None or progress is not self.progress:
+            return
+        # A state that is new is told at once; all else soon, so that many reports make few mirrors.
+        if progress.state_of(self._proposer.record) is not progress.mirror.state:
+            await self._mirror_open()
 
     async def take_step(self, generation: int, step: int) -> None:
         """A rank of this node did a step."""
@@ -455,18 +458,12 @@ class Lead:
             record = self._proposer.record
             await self._mirror(self.progress, self.progress.state_of(record), str(record.phase))
 
-    async def _mirror_if_further(self) -> None:
-        """A state that is new is told at once; all else soon, so that many reports make few mirrors."""
-        progress = self.progress
-        if progress is not None and progress.state_of(self._proposer.record) is not progress.mirror.state:
-            await self._mirror_open()
-
     async def _mirror_stale(self) -> None:
-        for progress in (*self._recent.values(), *([self.progress] if self.progress else [])):
-            if progress is self.progress and progress.is_stale:
-                await self._mirror_open()
-            elif progress.is_stale:
-                await self._mirror(progress, progress.mirror.state, progress.mirror.stage)
+        for ended in tuple(self._recent.values()):
+            if ended.is_stale:
+                await self._mirror(ended, ended.mirror.state, ended.mirror.stage)
+        if self.progress is not None and self.progress.is_stale:
+            await self._mirror_open()
 
     async def _mirror(self, progress: Progress, state: HandoffState, stage: str) -> None:
         mirror = progress.next_mirror(state, stage, self._node.now())

@@ -17,14 +17,14 @@ from agent.protocol.base import HandoffState, Rung
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMeasures, HandoffMirror
 from liver_core.handoff import Decision, Phase, Proposal, ProposerRecord, Reason, Report, Stage
+from liver_core.handoff import Rung as CoreRung
 from liver_core.handoff.proposer_events import HandoffEnded
 from liver_core.layout import Member, Roster
 
 STEPS_AFTER = 5
 """`lost_s` is taken this many steps after the cutover."""
 SETTLED_STEPS = 5
-STREAMED = (Rung.LIVE, Rung.DROP_STEP)
-"""Rungs on which the state streams."""
+STREAMED = frozenset(wire_rung(rung) for rung in CoreRung if rung.streams)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Waiting for a condition with a deadline, and job files for ranks that train nothing."""
+"""Waiting for a condition with a deadline, and job files: for ranks that train nothing, and for ranks that train."""
 
 import asyncio
 import os
@@ -49,5 +49,27 @@ def fake_job(shared: Path, *, steps: int = 1_000_000, nodes: int = 4, faults: di
             },
             "checkpoint": {"path": str(shared / "checkpoints")},
             "stop": {"steps": steps},
+        }
+    )
+
+
+def real_job(name: str, entrypoint: str, args: dict[str, Any], **more: Any) -> JobFile:
+    """A small GPT that is never done, trained by a class of `held_job`."""
+    return JobFile.model_validate(
+        {
+            "name": name,
+            "entrypoint": f"tests.agent.held_job:{entrypoint}",
+            "args": args,
+            "nodes": {"min": 1, "max": 4},
+            "model": {
+                "num_layers": 6,
+                "hidden_size": 64,
+                "ffn_hidden_size": 128,
+                "num_attention_heads": 4,
+                "padded_vocab_size": 264,
+                "seq_length": 32,
+            },
+            "stop": {"steps": 1_000_000},
+            **more,
         }
     )

@@ -10,6 +10,7 @@ from agent.protocol.base import HandoffState
 from agent.protocol.jobfile import JobFile
 from agent.supervisor.process import is_alive
 from tests.agent.cluster import REAL_RANKS, cluster, identity_of
+from tests.agent.waiting import real_job
 from tests.real_ranks_model import build_corpus
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -48,22 +49,5 @@ def test_a_second_notice_in_the_middle_of_a_handoff_amends_it_and_nobody_is_star
 
 
 def held_job(corpus: str, held_until: Path) -> JobFile:
-    return JobFile.model_validate(
-        {
-            "name": "held",
-            "entrypoint": "tests.agent.held_job:HeldJob",
-            "args": {"data_prefix": corpus, "held_until": str(held_until)},
-            "global_batch": 8,
-            "micro_batch": 2,
-            "nodes": {"min": 1, "max": 4},
-            "model": {
-                "num_layers": 6,
-                "hidden_size": 64,
-                "ffn_hidden_size": 128,
-                "num_attention_heads": 4,
-                "padded_vocab_size": 264,
-                "seq_length": 32,
-            },
-            "stop": {"steps": 1_000_000},
-        }
-    )
+    args = {"data_prefix": corpus, "held_until": str(held_until)}
+    return real_job("held", "HeldJob", args, global_batch=8, micro_batch=2)

@@ -9,6 +9,7 @@ import pytest
 from agent.protocol.base import HandoffDecision, HandoffState, Rung
 from agent.protocol.jobfile import JobFile
 from tests.agent.cluster import REAL_RANKS, cluster
+from tests.agent.waiting import real_job
 from tests.real_ranks_model import build_corpus
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(240)]
@@ -37,23 +38,6 @@ def test_the_ladder_drops_a_long_step_and_the_next_world_does_its_batch(tmp_path
 
 
 def slow_job(corpus: str) -> JobFile:
-    return JobFile.model_validate(
-        {
-            "name": "slow",
-            "entrypoint": "tests.agent.held_job:SlowJob",
-            "args": {"data_prefix": corpus, "micro_batch_s": MICRO_BATCH_S},
-            "global_batch": MICRO_BATCHES,
-            "micro_batch": 1,
-            "drop_step": {"every_micro_batches": 2},
-            "nodes": {"min": 1, "max": 4},
-            "model": {
-                "num_layers": 6,
-                "hidden_size": 64,
-                "ffn_hidden_size": 128,
-                "num_attention_heads": 4,
-                "padded_vocab_size": 264,
-                "seq_length": 32,
-            },
-            "stop": {"steps": 1_000_000},
-        }
-    )
+    args = {"data_prefix": corpus, "micro_batch_s": MICRO_BATCH_S}
+    rule = {"every_micro_batches": 2}
+    return real_job("slow", "SlowJob", args, global_batch=MICRO_BATCHES, micro_batch=1, drop_step=rule)

@@ -20,11 +20,12 @@ JOBS = {
     "adam": "liver_core.training.gpt:GptJob",
     "sgd": "tests.liver_core.training.stream_jobs:SgdJob",
     "lion": "tests.liver_core.training.stream_jobs:LionJob",
+    "dropout": "tests.liver_core.training.stream_jobs:DropoutJob",
     "fused": "tests.liver_core.training.stream_jobs:FusedJob",
     "wordy": "tests.liver_core.training.stream_jobs:WordyJob",
     "very wordy": "tests.liver_core.training.stream_jobs:VeryWordyJob",
 }
-"""Entry point by the name of the optimizer."""
+"""Entry point by what is special about the job, mostly its optimizer."""
 
 
 class SgdJob(GptJob):

@@ -13,6 +13,7 @@ import pytest
 from liver_core.handoff.messages import CutoverDeadlines, Rung
 from liver_core.layout import Member
 from tests.liver_core.training.drops import hold_at, permit_held
+from tests.liver_core.training.stream_jobs import JOBS
 from tests.liver_core.training.trio import (
     LEAVER,
     SHORT,
@@ -26,8 +27,6 @@ from tests.real_ranks_process import Fault
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
-DROPOUT = "tests.liver_core.training.stream_jobs:DropoutJob"
-FUSED = "tests.liver_core.training.stream_jobs:FusedJob"
 AFTER_THE_DROP = ("boundary", "state read", "certificate", "barrier")
 
 
@@ -47,7 +46,7 @@ class DropTrio(Trio):
 
 @pytest.fixture(scope="module")
 def job(corpus: str) -> Iterator[DropTrio]:
-    setup = trio_setup(corpus, micro_batch=1, drop_every=1, job=DROPOUT, stream={"tile_elements": 4096})
+    setup = trio_setup(corpus, micro_batch=1, drop_every=1, job=JOBS["dropout"], stream={"tile_elements": 4096})
     with DropTrio(setup) as trio:
         trio.begin()
         yield trio
@@ -108,7 +107,7 @@ def test_the_leaver_dies_after_the_drop_and_the_next_world_does_the_batch_all_th
 
 
 def test_a_state_that_cannot_stream_is_copied_after_the_drop_and_a_damaged_one_refused_by_name(corpus: str):
-    setup = trio_setup(corpus, micro_batch=1, drop_every=1, job=FUSED)
+    setup = trio_setup(corpus, micro_batch=1, drop_every=1, job=JOBS["fused"])
     with DropTrio(setup) as trio:
         trio.begin()
         request, newcomer = trio.dropping(Fault("state read", "corrupt"))

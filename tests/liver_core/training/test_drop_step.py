@@ -25,12 +25,12 @@ from tests.liver_core.training.chain import (
 )
 from tests.liver_core.training.drops import permit_held, prepare_within_a_step
 from tests.liver_core.training.global_state import differences
+from tests.liver_core.training.stream_jobs import JOBS
 from tests.rank_cluster import Cluster, RankSetup
 from tests.real_ranks_model import small_gpt
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
-DROPOUT = "tests.liver_core.training.stream_jobs:DropoutJob"
 OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True, "ddp_bucket_size": 20_000}
 WORLDS = (World("TP2xPP2", "abcd"), World("PP3", "abc"), World("TP2xDP2", "abce"))
 
@@ -45,9 +45,9 @@ def in_parts(corpus: str, every: int | None = 2, arguments: dict[str, Any] | Non
     ("layout", "every", "arguments", "job"),
     [
         ("TP2xPP2", 5, {"precision": "bf16"}, RankSetup.job),
-        ("PP3", 7, {}, DROPOUT),
+        ("PP3", 7, {}, JOBS["dropout"]),
         ("TP2xDP2", 1, OVERLAPPED, RankSetup.job),
-        ("DP4", 4, {"precision": "bf16", **OVERLAPPED}, DROPOUT),
+        ("DP4", 4, {"precision": "bf16", **OVERLAPPED}, JOBS["dropout"]),
     ],
 )
 def test_a_step_in_parts_is_bit_for_bit_the_whole_step(
