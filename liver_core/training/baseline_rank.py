@@ -123,7 +123,7 @@ class Script:
     def _step(self) -> None:
         from liver_core.tensors.megatron import settle_moments
         from liver_core.tensors.step import apply_step, measure_gradients
-        from liver_core.training.boundary import total
+        from liver_core.training.boundary import start_total
         from liver_core.training.cursor import chained, digest_part
         from liver_core.training.small_state import Progress
 
@@ -132,7 +132,8 @@ class Script:
         started = time.monotonic()
         batches = progress.cursor.batches(world.coordinates.dp, world.layout.dp)
         result = self.job.step(state, world, batches)
-        totals = total(result, digest_part(progress.step + 1, batches, world.coordinates), world.everyone)
+        part = digest_part(progress.step + 1, batches, world.coordinates)
+        totals = start_total(result, part, world.everyone).wait()
         apply_step(state, measure_gradients(state))
         settle_moments(self.live, state.model, world)
         digest = chained(progress.digest, totals.sample_digest)

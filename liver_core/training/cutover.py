@@ -79,7 +79,8 @@ class Outcome:
 
 class CutoverRun:
     """One rank's cutover. `boundary_of` gives, on a source, what holds at this boundary and is equal on all its ranks:
-    version, small state, totals of the step."""
+    version, small state, totals of the step. `chain`: what the gradients streamed until then sum to over the source
+    world, None where that was not learned at the boundary."""
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class CutoverRun:
         machine: Cutover,
         *,
         boundary_of: Callable[[], dict[str, Any]],
+        chain: int | None = None,
         probe: Probe = lambda point: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -95,6 +97,7 @@ class CutoverRun:
         self.active = active
         self.machine = machine
         self.boundary_of = boundary_of
+        self.chain = chain
         self.probe = probe
         self.clock = clock
         self.boundary = following.boundary
@@ -221,7 +224,11 @@ class CutoverRun:
         self.boundary = self.boundary_of()
         # A store that is gone must not keep this rank out of the collectives that the others enter.
         spoken = self._tried(lambda: self._speak("boundary", self.boundary))
-        self._certify_source("state", self._source_state(kinds))
+        if self.chain is None or not self.following.streams:
+            self._certify_source("state", self._source_state(kinds))
+        else:
+            self.certificates["state"] = _word(self.chain)
+            spoken &= self._tried(lambda: self._speak("certificate/state", self.certificates["state"].tolist()))
         if not spoken:
             raise self.problems[-1]
 

@@ -30,7 +30,7 @@ from liver_core.tensors.buckets import return_gradients, spread_gradients
 from liver_core.tensors.checkpoint import CheckpointWriter
 from liver_core.tensors.megatron import settle_moments
 from liver_core.tensors.step import apply_step, measure_gradients, refresh_weights
-from liver_core.training.boundary import StepTotals, agree, total
+from liver_core.training.boundary import StepTotals, agree, start_total
 from liver_core.training.cursor import DataCursor, chained, digest_part
 from liver_core.training.cutover import CutoverRun, Outcome, Probe
 from liver_core.training.job import TrainingJob
@@ -212,10 +212,12 @@ class RankLoop:
         reduced = time.monotonic()
         self.probe("reduced")
         self._phase = "boundary"
-        totals = total(result, digest_part(self.progress.step + 1, batches, world.coordinates), world.everyone)
+        part = digest_part(self.progress.step + 1, batches, world.coordinates)
+        totalling = start_total(result, part, world.everyone, self.upcoming.chain(self.progress.step))
         word = self.upcoming.word()
         self.probe("asked")
         agreement = agree(word, world.everyone)
+        totals = totalling.wait()
         following = self.upcoming.settle(agreement)
         if following is not None:
             self._hand_over(active, following, totals, reduced)
@@ -317,7 +319,8 @@ class RankLoop:
                 return posted | {"dropped": True}
             return posted | {"totals": [totals.loss, totals.tokens, totals.sample_digest]}
 
-        return CutoverRun(following, active, machine, boundary_of=boundary, probe=self.probe)
+        chain = None if totals is None else totals.chain
+        return CutoverRun(following, active, machine, boundary_of=boundary, chain=chain, probe=self.probe)
 
     def _finish_cutover(self, outcome: Outcome, totals: StepTotals | None, reduced: float) -> None:
         following = self.following

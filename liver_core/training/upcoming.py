@@ -158,6 +158,17 @@ class Upcoming:
                 self._amend(self.preparation, later)
             return None
 
+    def chain(self, version: int) -> int | None:
+        """This rank's part in what the gradients streamed up to `version` sum to since the state was certified; None
+        where nothing was, or some of them are not hashed yet."""
+        made = self.following
+        if made is None or not made.streams or made.source_stream is None or made.verdict is None:
+            return None
+        try:
+            return made.source_stream.chain(made.verdict.version, version, time.monotonic())
+        except TimeoutError:
+            return None
+
     def stream(self) -> SourceStream | None:
         """What publishes the steps of this rank, while a handoff wants them."""
         preparation = self.preparation
