@@ -340,9 +340,10 @@ class Cutover:
 
     def _enter_barrier(self, level: Level, now: float) -> tuple[CutoverEffect, ...]:
         self.state = CutoverState.VOTED
+        # Also where it is late: comparing may have been a vote already, by which the others decide.
+        self.vote = level
         if now >= self._own_deadline:
             return self._propose(Decision.NO_GO, self._late("reading"))
-        self.vote = level
         return (EnterBarrier(level, until=self._own_deadline),)
 
     def _on_barrier(self, level: Level) -> tuple[CutoverEffect, ...]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from liver_core.handoff.boundary import NOTHING_WANTED, Agreement, BoundaryPhase, agreed, drop_word, ready_tag
 from liver_core.handoff.messages import HandoffId, Reason, Rung
 from liver_core.layout import Member
-from liver_core.training.cutover import IN_PAUSE_POLL_S
+from liver_core.training.cutover_source import IN_PAUSE_POLL_S
 from liver_core.training.exchange import Cancelled, ExchangeTimeout
 from liver_core.training.mailbox import Mailbox
 from liver_core.training.next_world import NextWorld

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -20,7 +21,7 @@ def totals_of(results: Sequence[StepResult], digests: Sequence[int], chains: Seq
     store = dist.HashStore()
 
     def rank(index: int) -> StepTotals:
-        group = dist.ProcessGroupGloo(store, index, len(results), timedelta(seconds=20))
+        group: Any = dist.ProcessGroupGloo(store, index, len(results), timedelta(seconds=20))
         return start_total(results[index], digests[index], group, chains[index]).wait()
 
     with ThreadPoolExecutor(len(results)) as ranks:
