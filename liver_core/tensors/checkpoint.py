@@ -30,7 +30,6 @@ from liver_core.tensors.megatron import (
     LiveState,
     attach_moments,
     distributed_optimizer,
-    local_names,
     probe_scalars,
     readopt_moments,
     unwrapped,
@@ -129,7 +128,7 @@ def load_checkpoint(path: str, world: MegatronWorld, state: TrainState, live: Li
     module = unwrapped(state.model)
     if not optimizer.optimizer.state:
         # Upstream cannot describe an optimizer that never stepped.
-        attach_moments(live, local_names(state.model, live.manifest, world), probe_scalars(optimizer))
+        attach_moments(live, probe_scalars(optimizer))
     model = module.sharded_state_dict(metadata=_metadata(world))
     wanted = {
         "model": model,
@@ -142,7 +141,7 @@ def load_checkpoint(path: str, world: MegatronWorld, state: TrainState, live: Li
         raise CheckpointError(f"checkpoint {path}: {_told(error)}") from error
     module.load_state_dict(loaded["model"])
     _load_optimizer(optimizer, loaded["optimizer"])
-    readopt_moments(live, local_names(state.model, live.manifest, world))
+    readopt_moments(live)
     return small
 
 

@@ -8,7 +8,7 @@ DistributedOptimizer over one DDP chunk in one buffer, dense, fp32 or bf16 with 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -54,6 +54,7 @@ class LiveState:
     `regions[kind]` has `shards.region_numel` elements and shares memory with Megatron's own tensors. Kinds are
     "master", "grad" and the optimizer's moments under the names its own class gives them. `gradients` is where Megatron
     keeps the reduced gradients, bucket after bucket; `collected` while they lie in the region "grad" instead.
+    `windows`: each of the optimizer's own parameters, and where in the regions it lies.
     """
 
     manifest: Manifest
@@ -64,6 +65,7 @@ class LiveState:
     rank: int
     layout: ParallelLayout
     gradients: tuple[torch.Tensor, ...] = ()
+    windows: tuple[tuple[torch.nn.Parameter, slice], ...] = ()
     settled: bool = False
     collected: bool = False
 
@@ -222,9 +224,10 @@ def adopt(model: Any, optimizer: Any, manifest: Manifest, world: MegatronWorld) 
     gradients = pieces(inner, "grad_data", shards)
     live = LiveState(manifest, shards, inner, model, {}, world.rank, world.layout, gradients)
     live.regions[GRAD] = region_over(inner.buffers[0].grad_data, gradients)
-    live.regions[MASTER] = _adopt_masters(live, names)
+    live.windows = tuple(_windows(live, names))
+    live.regions[MASTER] = _adopt_masters(live)
     for kind in live.moments:
-        _adopt_moment(live, kind, names)
+        _adopt_moment(live, kind)
     return live
 
 
@@ -270,20 +273,20 @@ def _flat(live: LiveState) -> torch.Tensor:
     return torch.zeros(live.shards.region_numel, dtype=torch.float32, device=live.gradients[0].device)
 
 
-def _adopt_masters(live: LiveState, names: dict[torch.nn.Parameter, str]) -> torch.Tensor:
+def _adopt_masters(live: LiveState) -> torch.Tensor:
     inner = live.optimizer
     if not any(inner.model_float16_groups):
         whole = one_view(pieces(inner, "param_data", live.shards))
         if whole is not None:
             return whole
     flat = _flat(live)
-    for main, _, window in _windows(live, names, flat):
-        _rehome(main, window)
+    for main, window in live.windows:
+        _rehome(main, flat[window])
     return flat
 
 
-def _windows(live: LiveState, names: dict[torch.nn.Parameter, str], flat: torch.Tensor):
-    """(optimizer parameter, its logical name, its window of `flat`) of each parameter this rank owns a part of."""
+def _windows(live: LiveState, names: dict[torch.nn.Parameter, str]) -> Iterator[tuple[torch.nn.Parameter, slice]]:
+    """Each optimizer parameter this rank owns a part of, and where in the regions that lies."""
     inner = live.optimizer
     offsets = {entry.name: entry for entry in live.shards.parameters}
     pairs = (
@@ -295,7 +298,7 @@ def _windows(live: LiveState, names: dict[torch.nn.Parameter, str], flat: torch.
             for parameter, shard in zip(model_group, shard_group, strict=True):
                 entry = offsets[names[parameter]]
                 size = entry.param_stop - entry.param_start
-                yield shard, entry.name, flat[entry.region_offset : entry.region_offset + size]
+                yield shard, slice(entry.region_offset, entry.region_offset + size)
 
 
 def _rehome(tensor: torch.Tensor, window: torch.Tensor) -> None:
@@ -304,34 +307,34 @@ def _rehome(tensor: torch.Tensor, window: torch.Tensor) -> None:
     tensor.data = window
 
 
-def _adopt_moment(live: LiveState, kind: str, names: dict[torch.nn.Parameter, str]) -> None:
+def _adopt_moment(live: LiveState, kind: str) -> None:
     """Re-home one moment into a flat region; where the optimizer never stepped the region stands ready, unused."""
     flat = live.regions[kind] = _flat(live)
     state = live.optimizer.optimizer.state
-    for shard, _, window in _windows(live, names, flat):
+    for shard, window in live.windows:
         if kind in state.get(shard, {}):
-            _rehome(state[shard][kind], window)
+            _rehome(state[shard][kind], flat[window])
 
 
-def attach_moments(live: LiveState, names_of: dict[torch.nn.Parameter, str], scalars: Mapping[str, Any]) -> None:
+def attach_moments(live: LiveState, scalars: Mapping[str, Any]) -> None:
     """Give a never-stepped optimizer its state: moments are windows of the regions, everything else `scalars`.
 
     A scalar tensor gets its own copy for each parameter: one shared `step` tensor would advance once a parameter.
     """
     live.settled = True
-    state = live.optimizer.optimizer.state
-    for kind in live.moments:
-        for shard, _, window in _windows(live, names_of, live.regions[kind]):
-            state[shard][kind] = window
-    for shard, _, _ in _windows(live, names_of, live.regions[MASTER]):
+    regions = {kind: live.regions[kind] for kind in live.moments}
+    for shard, window in live.windows:
+        state = live.optimizer.optimizer.state[shard]
+        for kind, region in regions.items():
+            state[kind] = region[window]
         for name, value in scalars.items():
-            state[shard][name] = torch.tensor(value) if isinstance(value, float) else value
+            state[name] = torch.tensor(value) if isinstance(value, float) else value
 
 
-def settle_moments(live: LiveState, model: Any, world: MegatronWorld) -> None:
+def settle_moments(live: LiveState) -> None:
     """After an optimizer step: moments that this step made lazily move into the regions. Costs nothing afterwards."""
     if not live.settled:
-        readopt_moments(live, local_names(model, live.manifest, world))
+        readopt_moments(live)
 
 
 def element_scalars(live: LiveState) -> dict[str, Any]:
@@ -362,13 +365,14 @@ def probe_scalars(optimizer: DistributedOptimizer) -> dict[str, Any]:
     return {name: 0.0 if torch.is_tensor(value) else value for name, value in stepped.items()}
 
 
-def readopt_moments(live: LiveState, names: dict[torch.nn.Parameter, str]) -> None:
+def readopt_moments(live: LiveState) -> None:
     """Lay the moments back into the regions after something replaced the optimizer's tensors (content kept)."""
     live.settled = True
     state = live.optimizer.optimizer.state
     for kind in live.moments:
-        for shard, _, window in _windows(live, names, live.regions[kind]):
-            _rehome(state[shard][kind], window)
+        region = live.regions[kind]
+        for shard, window in live.windows:
+            _rehome(state[shard][kind], region[window])
 
 
 def allocate(live: LiveState) -> int:

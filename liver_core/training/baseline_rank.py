@@ -135,7 +135,7 @@ class Script:
         part = digest_part(progress.step + 1, batches, world.coordinates)
         totals = start_total(result, part, world.everyone).wait()
         apply_step(state, measure_gradients(state))
-        settle_moments(self.live, state.model, world)
+        settle_moments(self.live)
         digest = chained(progress.digest, totals.sample_digest)
         self.progress = Progress(progress.step + 1, progress.cursor.advanced(), digest)
         self.events.step(1, self.progress, totals, time.monotonic() - started)

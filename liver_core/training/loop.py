@@ -245,7 +245,7 @@ class RankLoop:
         if stream is not None and stream.attached:
             stream.before_step(active, self.progress.step + 1, norm, self.timings.steps)
         apply_step(active.state, norm)
-        settle_moments(active.live, active.state.model, active.world)
+        settle_moments(active.live)
         if stream is not None and stream.attached:
             stream.after_step(self.progress.step + 1)
         ended = time.monotonic()
@@ -371,7 +371,7 @@ class RankLoop:
         else:
             spread_gradients(following.live)
             apply_step(following.state, boundary["norm"])
-            settle_moments(following.live, following.state.model, following.world)
+            settle_moments(following.live)
         self.upcoming.take()
         self.timings = Timings()
         following.measures["switch_s"] = time.monotonic() - started

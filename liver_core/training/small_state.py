@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from liver_core.tensors.megatron import LiveState, attach_moments, element_scalars, has_stepped, local_names
+from liver_core.tensors.megatron import LiveState, attach_moments, element_scalars, has_stepped
 from liver_core.tensors.step import hyper_parameters, set_hyper_parameters
 from liver_core.training.cursor import DataCursor
 from liver_core.training.job import TrainingJob, TrainState
@@ -44,7 +44,7 @@ def install(
 ) -> Progress:
     """Give a world that holds masters and moments the rest of the state. Returns where the job is."""
     if small["element_scalars"] and not has_stepped(live):
-        attach_moments(live, local_names(state.model, live.manifest, world), small["element_scalars"])
+        attach_moments(live, small["element_scalars"])
     if state.scheduler is not None and small["scheduler"] is not None:
         state.scheduler.num_steps = 0
         state.scheduler.load_state_dict(small["scheduler"])

@@ -122,7 +122,7 @@ def _step(
         stepped=megatron.has_stepped(source),
     )
     apply_step(state, norm)
-    megatron.settle_moments(source, state.model, world)
+    megatron.settle_moments(source)
     return header
 
 
