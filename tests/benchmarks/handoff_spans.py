@@ -20,14 +20,14 @@ import torch.distributed as dist
 
 from liver_core.handoff.messages import Rung
 from liver_core.streaming.ring import SourceRing
-from liver_core.training import loop
+from liver_core.training import boundary, loop, upcoming
 from liver_core.training.gpt import GptJob
 from liver_core.transport.nixl import NixlTransport
 from tests.benchmarks.handoff_cluster import LEAD, StampedCluster, limit_s, rank_setup
 from tests.benchmarks.handoff_model import CHANGES, Model
 
 STEPS_AWAY, STEPS_SEEN = 5, 20
-_BOOKKEEPING = ("_maintain", "_advance", "_after_step", "_note_first_forward", "_note_first_step", "_stream")
+_BOOKKEEPING = ("_maintain", "_advance", "_after_step", "_note_first_forward", "_note_first_step")
 
 
 @dataclass(slots=True)
@@ -69,11 +69,14 @@ class SpannedJob(GptJob):
 def _put_clocks(spent: Spent) -> None:
     """Wrap what is ours in the loop. Raises AttributeError where the loop has no such part any more."""
     module: Any = loop
-    module.total = _aligned(_clocked(module.total, "step totals", spent))
+    module.start_total = _aligned(_clocked(module.start_total, "step totals", spent))
+    boundary.Totalling.wait = _clocked(boundary.Totalling.wait, "step totals", spent)
     module.agree = _clocked(module.agree, "boundary", spent)
     module.digest_part = _clocked(module.digest_part, "bookkeeping", spent)
     for name in _BOOKKEEPING:
         setattr(loop.RankLoop, name, _clocked(getattr(loop.RankLoop, name), "bookkeeping", spent))
+    for name in ("chain", "word", "settle", "stream"):
+        setattr(upcoming.Upcoming, name, _clocked(getattr(upcoming.Upcoming, name), "bookkeeping", spent))
     publish, read = SourceRing.publish, NixlTransport.read
 
     def counted_publish(self: Any, gradients: Any, header: Any) -> None:
@@ -113,9 +116,9 @@ class _Inside:
 
 
 def _aligned(function: Callable[..., Any]) -> Callable[..., Any]:
-    def aligned(result: Any, digest_part: int, group: Any) -> Any:
+    def aligned(result: Any, digest_part: int, group: Any, chain: Any) -> Any:
         dist.barrier(group=group)
-        return function(result, digest_part, group)
+        return function(result, digest_part, group, chain)
 
     return aligned
 

@@ -4,6 +4,8 @@ No time is measured here; every number is made up and followed through.
 """
 
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -152,6 +154,14 @@ def test_what_failed_stays_in_the_report_with_its_reason():
     finish(found, 1.0)
     assert found["steady"]["span_share"] is None
     assert [each["met"] for each in found["targets"]] == [False]
+
+
+@pytest.mark.real
+def test_there_is_a_part_of_the_loop_for_every_clock():
+    """In a process of its own: clocks stay where they were put."""
+    put = "import collections as c; from tests.benchmarks import handoff_spans as s; "
+    put += "s._put_clocks(s.Spent(c.defaultdict(float), c.defaultdict(float)))"
+    subprocess.run([sys.executable, "-c", put], check=True, timeout=60)
 
 
 def test_spans_are_those_of_the_slowest_rank_for_one_step():
