@@ -55,6 +55,7 @@ class RankSetup:
     checkpoints: tuple[str, int, int] | None = None  # (path, every_steps, keep)
     transport: str = "nixl"
     extra_bytes_max: int | None = None
+    host_bytes_max: int = 0
     bring_up_s: float = 20.0
     hold_at: tuple[int, ...] = ()  # held after these steps with the next step's gradients reduced, until released
     stream: dict[str, Any] = field(default_factory=dict)  # of StreamSettings
@@ -123,6 +124,7 @@ def _run_rank(
         host=setup.host_of(member.node_id),
         transport=make_transport(setup.transport, setup.host_of(member.node_id)),
         extra_bytes_max=setup.extra_bytes_max,
+        host_bytes_max=setup.host_bytes_max,
         bring_up_s=setup.bring_up_s,
         collective_s=setup.bring_up_s,
         stream=StreamSettings(**setup.stream),
@@ -202,9 +204,10 @@ class Recorder:
 
         self.loop.settings = replace(self.loop.settings, stream=StreamSettings(**settings))
 
-    def set_budget(self, extra_bytes_max: int | None) -> None:
+    def set_budget(self, extra_bytes_max: int | None, host_bytes_max: int = 0) -> None:
         """What the next handoff may take."""
-        self.loop.settings = replace(self.loop.settings, extra_bytes_max=extra_bytes_max)
+        budgets = {"extra_bytes_max": extra_bytes_max, "host_bytes_max": host_bytes_max}
+        self.loop.settings = replace(self.loop.settings, **budgets)
 
     def tell_verdict(self) -> None:
         """Say how the state of the prepared handoff moves, and why."""
@@ -229,6 +232,8 @@ class Recorder:
             self._at_barrier()
         if point == "switched" and self.setup.record:
             self._at_switch()
+        if point == "switched" and self.setup.memory:
+            self._tell_memory("resident at the switch")
         if point == "reduced":
             self._at_step()
             if self.setup.pace_s:
@@ -324,7 +329,7 @@ class Recorder:
         first = active.world.generation != self._generation_seen
         self._generation_seen = active.world.generation
         if self.setup.memory:
-            self.listener.send("resident", step, resident_bytes(), counts())
+            self._tell_memory()
         if self.setup.trace:
             self.trace[step] = (active.world.generation, digest_of(regions))
         if (self.setup.record and first) or step in self.setup.record_steps:
@@ -332,6 +337,13 @@ class Recorder:
             record["step"] = step
             if step in self.setup.record_steps:
                 self.records[("step", step, active.world.rank)] = record
+
+    def _tell_memory(self, name: str = "resident") -> None:
+        from liver_core.worlds.released import trim
+
+        # What malloc keeps of the last step would drown what is looked for.
+        trim()
+        self.listener.send(name, self.loop.progress.step, resident_bytes(), counts())
 
     def _keep(self, role: str, world: Any, live: Any, regions: dict[str, Any]) -> dict[str, Any]:
         copies = {kind: region.detach().clone().numpy() for kind, region in regions.items()}

@@ -76,7 +76,8 @@ class Learned:
     """What earlier handoffs of the job measured; None or empty where none did. Seconds, bytes per second.
 
     `stream_failure` is why streaming failed in generation `failed_in`; in another world it is tried again.
-    `replay_refusal` holds for the job's life, as its optimizer does.
+    `replay_refusal` holds for the job's life, as its optimizer does. `memory_refusal` is why there was no room for a
+    world of the layout `refused_layout` beside generation `refused_in`.
     """
 
     bandwidth_bytes_per_s: float | None = None
@@ -85,6 +86,9 @@ class Learned:
     replay_refusal: str = ""
     stream_failure: str = ""
     failed_in: int = 0
+    memory_refusal: str = ""
+    refused_in: int = 0
+    refused_layout: str = ""
 
 
 def lead_candidates(order: JobOrder, active: Roster, leaving: Iterable[str]) -> tuple[str, ...]:
@@ -138,7 +142,7 @@ def ladder_inputs(
     micro_batches = order.spec.micro_batches(wire_layout(source.layout))
     part = None if order.spec.drop_step is None else order.spec.drop_step.part_of_step(micro_batches)
     age = None if pulse.checkpoint_step is None else max(0, pulse.step - pulse.checkpoint_step)
-    bytes_to_move = BYTES_PER_PARAMETER * parameters
+    bytes_to_move, refused = BYTES_PER_PARAMETER * parameters, (source.generation, str(plan.layout))
     return LadderInputs(
         bytes_to_move=bytes_to_move,
         bandwidth_bytes_per_s=bandwidth,
@@ -156,6 +160,7 @@ def ladder_inputs(
         one_sided=settings.one_sided,
         replay_refusal=learned.replay_refusal,
         stream_failure=learned.stream_failure if learned.failed_in == source.generation else "",
+        memory_refusal=learned.memory_refusal if refused == (learned.refused_in, learned.refused_layout) else "",
         bytes_only_leaving=bytes_to_move * len(going) // len(source.members),
         part_s=None if part is None else part * pulse.median_step_s,
     )

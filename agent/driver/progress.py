@@ -12,7 +12,7 @@ from uuid import UUID
 
 from agent.driver.measures import merge_measures
 from agent.driver.planning import Intent, Learned
-from agent.driver.wire import utc, wire_decision, wire_reason, wire_roster, wire_rung, wire_store
+from agent.driver.wire import core_layout, utc, wire_decision, wire_reason, wire_roster, wire_rung, wire_store
 from agent.protocol.base import HandoffState, Rung
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMeasures, HandoffMirror
@@ -24,6 +24,8 @@ from liver_core.layout import Member, Roster
 STEPS_AFTER = 5
 """`lost_s` is taken this many steps after the cutover."""
 SETTLED_STEPS = 5
+ESTIMATE_PHASE = "estimate memory"
+"""In which a rank finds that it has no room for the next world."""
 STREAMED = frozenset(wire_rung(rung) for rung in CoreRung if rung.streams)
 
 
@@ -257,6 +259,11 @@ def learned_from(progress: Progress, learned: Learned, ended: HandoffEnded) -> L
     """What the next ladder knows after this handoff."""
     if ended.stage is Stage.ACTIVE:
         learned = _measured(progress, learned)
+    target = progress.mirror.target
+    if ended.reason.phase == ESTIMATE_PHASE and target is not None:
+        layout = str(core_layout(target.layout))
+        refused = {"refused_in": progress.mirror.parent, "refused_layout": layout}
+        return replace(learned, memory_refusal=ended.reason.text, **refused)
     why = progress.fallback or (ended.reason if progress.mirror.rung in STREAMED else None)
     match why:
         case Reason(phase="replay", text=text):

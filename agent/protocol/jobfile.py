@@ -206,6 +206,12 @@ class JobFile(JobPart):
     drop_step: DropStepRule | None = Field(
         default=None, description="Not given: a step is never dropped, and costs nothing more."
     )
+    extra_bytes_max: int | None = Field(
+        default=None, ge=1, le=2**50, description="What a handoff may add to the device of a rank."
+    )
+    host_bytes_max: int | None = Field(
+        default=None, ge=1, le=2**50, description="What of it may wait in host memory; not given: nothing."
+    )
     stop: StopRule
     budget_usd: float | None = Field(default=None, gt=0)
     deadline: AwareDatetime | None = Field(default=None, description="When the job should be done, with time zone.")
@@ -231,6 +237,13 @@ class JobFile(JobPart):
                 f"every_micro_batches {value.every_micro_batches} must be below {most}, the most micro-batches of a "
                 "step that a data-parallel rank has in any layout"
             )
+        return value
+
+    @field_validator("host_bytes_max")
+    @classmethod
+    def _needs_a_limit(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and info.data.get("extra_bytes_max", 0) is None:
+            raise ValueError("needs extra_bytes_max: without a limit on the device nothing waits in host memory")
         return value
 
     def micro_batches(self, layout: Layout) -> int:

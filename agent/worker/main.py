@@ -70,13 +70,14 @@ class Worker:
     def run(self) -> int:
         self.control.start()
         prepare_process()
+        file = self.spec.spec
         settings = PrepareSettings(
             host=self.spec.private_address,
             transport=lambda name, store: make_endpoint(name, self.spec.private_address, store),
             collective_s=_COLLECTIVE_S,
-            extra_bytes_max=_budget(os.environ.get("LIVER_RANK_EXTRA_BYTES_MAX")),
+            extra_bytes_max=file.extra_bytes_max,
+            host_bytes_max=file.host_bytes_max or 0,
         )
-        file = self.spec.spec
         rule = file.checkpoint
         self.loop = RankLoop(
             load_job(self.spec),
@@ -305,7 +306,3 @@ def wire_reason(reason: Reason) -> base.Reason:
     return base.Reason(
         text=reason.text[:2_000], rank=reason.rank, phase=reason.phase[:200], tile=reason.tile[:200] or None
     )
-
-
-def _budget(text: str | None) -> int | None:
-    return None if not text else int(text)

@@ -11,6 +11,8 @@ from liver_core.handoff.messages import Rung
 
 EXECUTED = frozenset({Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.CHECKPOINT, Rung.SUSPEND})
 """What this version can carry out."""
+BESIDE = frozenset({Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY})
+"""On these the memory of two worlds is needed at once."""
 CERTIFY_STEPS = 2
 """The version at which both sides hash is announced so many steps ahead (handoff.md section 4)."""
 
@@ -24,8 +26,9 @@ class LadderInputs:
     Streaming gets `stream_share` (0..1) of the bandwidth, and needs `follow_s` for each step of g: reading its
     gradients and replaying them. `one_sided`: the transport reads without the source's help. `replay_refusal` is why
     the optimizer cannot be replayed exactly, `stream_failure` why streaming failed before in this world; empty: nothing
-    is known against it. `bytes_only_leaving` is what no survivor holds. `part_s`: how far apart the places are at which
-    a step can be dropped, None where the job has none. `executed`: what this version carries out.
+    is known against it. `memory_refusal` is why this next world does not fit beside the running one; empty: it is not
+    known to be too large. `bytes_only_leaving` is what no survivor holds. `part_s`: how far apart the places are at
+    which a step can be dropped, None where the job has none. `executed`: what this version carries out.
     """
 
     bytes_to_move: int
@@ -46,6 +49,7 @@ class LadderInputs:
     stream_failure: str
     bytes_only_leaving: int
     part_s: float | None = None
+    memory_refusal: str = ""
     executed: frozenset[Rung] = EXECUTED
 
 
@@ -90,7 +94,8 @@ def choose_rung(inputs: LadderInputs) -> RungChoice:
 
 def _refusal(rung: Rung, estimate: Estimate, inputs: LadderInputs) -> str:
     """Why this rung is passed over; empty when it fits."""
-    refusal = _too_few_nodes(inputs) or _without_state(inputs) or estimate.refusal or _late(inputs, estimate.seconds)
+    refusal = _too_few_nodes(inputs) or _without_state(inputs) or _without_room(rung, inputs)
+    refusal = refusal or estimate.refusal or _late(inputs, estimate.seconds)
     if refusal or rung in inputs.executed:
         return refusal
     return f"not in this version; it {_fit(inputs, estimate.seconds)}"
@@ -108,6 +113,13 @@ def _without_state(inputs: LadderInputs) -> str:
         return "a rank of the running world is lost"
     if inputs.bytes_to_move and not inputs.bandwidth_bytes_per_s:
         return "no bandwidth was measured"
+    return ""
+
+
+def _without_room(rung: Rung, inputs: LadderInputs) -> str:
+    """What is against every rung that builds the next world beside the running one."""
+    if inputs.memory_refusal and rung in BESIDE:
+        return f"the next world was refused: {inputs.memory_refusal}"
     return ""
 
 

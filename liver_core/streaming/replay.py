@@ -1,7 +1,8 @@
 """One optimizer step on windows of flat regions, bit for bit the step that the whole tensors take elsewhere.
 
 Windows are parameters of an optimizer of the job's own class. Scalars, norm and rates come from the source's header and
-are never computed here. Knows no Megatron: clipping is handed in (`liver_core.tensors.replay`).
+are never computed here. A region in host memory is stepped through the device, one window after another. Knows no
+Megatron: clipping is handed in (`liver_core.tensors.replay`).
 """
 
 from __future__ import annotations
@@ -50,23 +51,32 @@ class Replayer:
     """Replays steps on the resident part of `regions` (kind -> flat fp32, same offsets for all kinds).
 
     `places` say to which group every element belongs and may not overlap. At most `window_elements` elements are
-    stepped at once, which bounds the temporaries of the optimizer.
+    stepped at once, which bounds the temporaries of the optimizer. Regions of the kinds `staged` lie in host memory: a
+    window of them is copied to `device`, stepped there and copied back. Copies are queued on the current stream, which
+    the caller waits for; host memory should be pinned.
     """
 
     def __init__(
-        self, rule: StepRule, regions: Mapping[str, torch.Tensor], places: Iterable[Place], *, window_elements: int
+        self,
+        rule: StepRule,
+        regions: Mapping[str, torch.Tensor],
+        places: Iterable[Place],
+        *,
+        window_elements: int,
+        staged: Iterable[str] = (),
+        device: torch.device | None = None,
     ) -> None:
         if window_elements < 1:
             raise ValueError(f"window_elements must be positive, is {window_elements}")
+        device = device or regions[rule.master].device
+        self.stages = {kind: torch.zeros(window_elements, dtype=torch.float32, device=device) for kind in staged}
         self._rule = rule
         self._regions = regions
         self._places = tuple(sorted(places, key=lambda place: place.start))
         self._window_elements = window_elements
         self._spans: tuple[Span, ...] = ()
         self._parts: list[_Part] = []
-        self._templates = [
-            _scalar_template(rule, index, regions[rule.master].device) for index in range(len(rule.keys))
-        ]
+        self._templates = [_scalar_template(rule, index, device) for index in range(len(rule.keys))]
 
     def replay(self, spans: Sequence[Span], header: StepHeader) -> None:
         """Step the elements of `spans`, whose gradients of `header`'s step lie in the "grad" region; clips those.
@@ -80,11 +90,13 @@ class Replayer:
             self._spans = wanted
         rates = {group["key"]: group for group in header.groups}
         for part in self._parts:
+            part.fetch()
             part.set_up(rates, header, self._templates)
             if header.clip > 0.0:
                 self._rule.clip([window.parameter for window in part.windows], header.clip, header.norm)
             part.optimizer.step()
             part.bring_home(header.stepped)
+            part.store()
 
     def _cut(self, spans: Sequence[Span]) -> Iterator[_Part]:
         """Windows of at most `window_elements`, gathered into optimizers of no more than that."""
@@ -94,7 +106,8 @@ class Replayer:
             if held and size + stop - start > self._window_elements:
                 yield _Part.of(self._rule, held)
                 held, size = [], 0
-            held.append(_Window.of(self._rule, self._regions, Place(start, stop, group)))
+            stages = {kind: stage[size : size + stop - start] for kind, stage in self.stages.items()}
+            held.append(_Window.of(self._rule, self._regions, Place(start, stop, group), stages))
             size += stop - start
         if held:
             yield _Part.of(self._rule, held)
@@ -102,20 +115,33 @@ class Replayer:
 
 @dataclass(slots=True)
 class _Window:
-    """One parameter of a replaying optimizer: views of the regions, no memory of its own."""
+    """One parameter of a replaying optimizer: views of the regions, or of stages. No memory of its own.
+
+    `fetched` and `stored` are (in host memory, its stage): what is copied before a step, and what back after it.
+    """
 
     parameter: torch.nn.Parameter
     moments: dict[str, torch.Tensor]
     group: int
+    fetched: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    stored: tuple[tuple[torch.Tensor, torch.Tensor], ...]
 
     @staticmethod
-    def of(rule: StepRule, regions: Mapping[str, torch.Tensor], place: Place) -> _Window:
-        def view(kind: str) -> torch.Tensor:
+    def of(
+        rule: StepRule, regions: Mapping[str, torch.Tensor], place: Place, stages: Mapping[str, torch.Tensor]
+    ) -> _Window:
+        def lies(kind: str) -> torch.Tensor:
             return regions[kind].detach()[place.start : place.stop]
+
+        def view(kind: str) -> torch.Tensor:
+            return stages[kind] if kind in stages else lies(kind)
 
         parameter = torch.nn.Parameter(view(rule.master))
         parameter.grad = view(rule.grad)
-        return _Window(parameter, {kind: view(kind) for kind in rule.moments}, place.group)
+        fetched = tuple((lies(kind), stage) for kind, stage in stages.items())
+        # Gradients are used up by a step.
+        stored = tuple((lies(kind), stage) for kind, stage in stages.items() if kind != rule.grad)
+        return _Window(parameter, {kind: view(kind) for kind in rule.moments}, place.group, fetched, stored)
 
 
 @dataclass(slots=True)
@@ -135,6 +161,20 @@ class _Part:
         ]
         make: Any = rule.optimizer
         return _Part(make(groups), windows, [rule.keys[number] for number in numbers])
+
+    def fetch(self) -> None:
+        """Copy to the device what lies in host memory."""
+        with torch.no_grad():
+            for window in self.windows:
+                for lies, stage in window.fetched:
+                    stage.copy_(lies, non_blocking=True)
+
+    def store(self) -> None:
+        """Copy masters and moments back. The stream keeps the order: the next part's `fetch` comes after it."""
+        with torch.no_grad():
+            for window in self.windows:
+                for lies, stage in window.stored:
+                    lies.copy_(stage, non_blocking=True)
 
     def set_up(
         self, rates: Mapping[str, Mapping[str, Any]], header: StepHeader, templates: Sequence[Mapping[str, Any]]

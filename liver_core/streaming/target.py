@@ -110,7 +110,8 @@ class Following:
     """What there is to follow: tiles, the depth of each peer's ring, and this process's own source regions.
 
     `local` has the live and the ring's regions of the source in this process (kinds as registered); needed where tiles
-    take from LOCAL. `kinds` are what a tile is copied of: masters and moments. `regions` are the next world's.
+    take from LOCAL. `kinds` are what a tile is copied of: masters and moments. `regions` are the next world's, some of
+    them perhaps in host memory; `device` is where its steps are replayed, where not said that of the gradients.
     """
 
     def __init__(
@@ -121,6 +122,7 @@ class Following:
         kinds: Sequence[str],
         *,
         local: Mapping[str, torch.Tensor] | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.tiles = tuple(tiles)
         self.depths = dict(depths)
@@ -132,6 +134,7 @@ class Following:
             raise ValueError(f"peers {missing} have tiles and no ring")
         if LOCAL in used and not self.local:
             raise ValueError("tiles take from this process, and it has no source regions")
+        self.device = device or regions[GRAD].device
         self.index = {peer: at for at, peer in enumerate(used)}
         self.landing = Landing.of(len(used), regions[GRAD].device)
 
@@ -301,7 +304,7 @@ class TargetStream:
             case Replay(header=header, tiles=tiles):
                 self._hold(tiles)
                 self._replayer.replay(self._held, header)
-                _settle(self._following.regions[GRAD].device)
+                _settle(self._following.device)
                 answer = Replayed(self._clock() - started)
             case Hash(version=version):
                 self._on_hash(version)
@@ -352,7 +355,7 @@ class TargetStream:
             if peer == LOCAL:
                 moved += copy_runs(Read(peer, kind, runs), self._following.local[kind], self._landings[kind])
         if len(remote) < len(wanted):
-            _settle(self._following.regions[GRAD].device)
+            _settle(self._following.device)
         return moved
 
     def _hold(self, tiles: tuple[int, ...]) -> None:

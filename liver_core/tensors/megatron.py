@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
@@ -55,6 +55,9 @@ class LiveState:
     "master", "grad" and the optimizer's moments under the names its own class gives them. `gradients` is where Megatron
     keeps the reduced gradients, bucket after bucket; `collected` while they lie in the region "grad" instead.
     `windows`: each of the optimizer's own parameters, and where in the regions it lies.
+
+    In a world that waits, a region may lie in host memory (`liver_core.tensors.host_memory`): then `homes[kind]` is the
+    tensor on the device that it belongs in, and `hollow` are the device's allocations that have no memory yet.
     """
 
     manifest: Manifest
@@ -68,6 +71,8 @@ class LiveState:
     windows: tuple[tuple[torch.nn.Parameter, slice], ...] = ()
     settled: bool = False
     collected: bool = False
+    homes: dict[str, torch.Tensor] = field(default_factory=dict)
+    hollow: tuple[torch.Tensor, ...] = ()
 
     def resident(self) -> tuple[ResidentBox, ...]:
         """What the regions hold, in global coordinates."""
@@ -78,9 +83,18 @@ class LiveState:
         return tuple(kind.name for kind in self.manifest.kinds if kind.name not in (MASTER, GRAD))
 
     @property
-    def bytes(self) -> int:
-        """Bytes of all regions."""
-        return sum(region.numel() * region.element_size() for region in self.regions.values())
+    def device(self) -> torch.device:
+        """Where the world trains."""
+        return self.gradients[0].device
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of parameter and gradient buffers, masters and moments on the device, with memory or still without."""
+        whole = _buffers(self)
+        spans = {tensor.untyped_storage()._cdata for tensor in whole}
+        regions = (self.regions | self.homes).values()
+        apart = [region for region in regions if region.untyped_storage()._cdata not in spans]
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*whole, *apart))
 
 
 def distributed_optimizer(optimizer: Any) -> DistributedOptimizer:
@@ -270,7 +284,7 @@ def _check_buffer(inner: DistributedOptimizer, shards: RankShards, names: dict[t
 
 def _flat(live: LiveState) -> torch.Tensor:
     """A region with memory of its own."""
-    return torch.zeros(live.shards.region_numel, dtype=torch.float32, device=live.gradients[0].device)
+    return torch.zeros(live.shards.region_numel, dtype=torch.float32, device=live.device)
 
 
 def _adopt_masters(live: LiveState) -> torch.Tensor:
@@ -379,9 +393,11 @@ def allocate(live: LiveState) -> int:
     """Give released regions and Megatron's parameter and gradient buffers their memory, zeroed. Returns bytes.
 
     All of it is written to once here, also what a gather or a backward pass fills later: no pause pays for page faults.
+    What is `hollow` stays so.
     """
-    buffer = live.optimizer.buffers[0]
-    wanted = [tensor for tensor in (buffer.param_data, buffer.grad_data, *live.regions.values()) if tensor is not None]
+    waits = {tensor.untyped_storage()._cdata for tensor in live.hollow}
+    here = [region for kind, region in live.regions.items() if kind not in live.homes]
+    wanted = [tensor for tensor in (*_buffers(live), *here) if tensor.untyped_storage()._cdata not in waits]
     allocated = restore(wanted)
     with torch.no_grad():
         for tensor in wanted:
@@ -395,9 +411,12 @@ def free(live: LiveState) -> int:
     Explicitly, because Megatron's modules, hooks and optimizer refer to each other in circles: they would keep it
     until Python's collector happens to come by. The world must not be used afterwards.
     """
+    return discard((*_buffers(live), *live.regions.values()))
+
+
+def _buffers(live: LiveState) -> list[torch.Tensor]:
     buffer = live.optimizer.buffers[0]
-    held = [tensor for tensor in (buffer.param_data, buffer.grad_data, *live.regions.values()) if tensor is not None]
-    return discard(held)
+    return [tensor for tensor in (buffer.param_data, buffer.grad_data) if tensor is not None]
 
 
 def fill_initial(live: LiveState, initial: Callable[[ParameterSpec, torch.Generator], torch.Tensor], seed: int) -> None:

@@ -36,19 +36,27 @@ def step_rule(optimizer: torch.optim.Optimizer, moments: tuple[str, ...], *, cli
 
 
 def replayer(live: LiveState, *, window_elements: int) -> Replayer:
-    """A replayer over a world's regions, which must have memory. Raises UnsupportedState for a parameter elsewhere."""
+    """A replayer over a world's regions, on the device or waiting in host memory. Raises UnsupportedState for a
+    parameter elsewhere."""
     rule = step_rule(live.optimizer.optimizer, live.moments)
-    return Replayer(rule, live.regions, _places(live), window_elements=window_elements)
+    return Replayer(
+        rule,
+        live.regions,
+        _places(live),
+        window_elements=window_elements,
+        staged=live.homes,
+        device=live.device,
+    )
 
 
 def _places(live: LiveState) -> list[Place]:
     """Where each optimizer parameter lies in the regions, and its group; checked against the layout function."""
-    master = live.regions[MASTER]
-    storage, base = master.untyped_storage().data_ptr(), master.storage_offset()
+    master = live.homes.get(MASTER, live.regions[MASTER])
+    storage, base = master.untyped_storage()._cdata, master.storage_offset()
     found = []
     for number, group in enumerate(live.optimizer.optimizer.param_groups):
         for parameter in group["params"]:
-            if parameter.untyped_storage().data_ptr() != storage:
+            if parameter.untyped_storage()._cdata != storage:
                 raise UnsupportedState(f"parameter group {number}: a master of {parameter.numel()} is in no region")
             start = parameter.storage_offset() - base
             found.append(Place(start, start + parameter.numel(), number))
@@ -64,7 +72,7 @@ def check_replay(live: LiveState) -> None:
     Raises UnsupportedState naming class, setting and first difference. Draws its numbers from a generator of its own.
     Done once in a process for a class with its settings on a device; rates, which change every step, do not count.
     """
-    rule, device = step_rule(live.optimizer.optimizer, live.moments), live.regions[MASTER].device
+    rule, device = step_rule(live.optimizer.optimizer, live.moments), live.device
     passed = (rule.optimizer, rule.keys, device)
     if passed not in _PASSED:
         check_rule(rule, device)

@@ -36,6 +36,7 @@ from liver_core.training.cutover import CutoverRun, Outcome, Probe
 from liver_core.training.job import TrainingJob
 from liver_core.training.listener import Listener
 from liver_core.training.mailbox import Mailbox
+from liver_core.training.memory import take_place
 from liver_core.training.next_world import COLLECT_AFTER_S, ActiveWorld, NextWorld
 from liver_core.training.parts import DropRule, Place, do_step
 from liver_core.training.prepare import Preparation, PrepareSettings
@@ -358,6 +359,7 @@ class RankLoop:
         started, self._phase = time.monotonic(), "switch"
         assert following.world is not None and following.state is not None and following.live is not None
         old, self.active = self.active, ActiveWorld(following.world, following.state, following.live)
+        take_place(following, old)
         activate(following.world)
         boundary = outcome.boundary or following.boundary
         small = boundary["small"] if boundary else following.small

@@ -12,9 +12,11 @@ from liver_core.certificate import CertificatePlan
 from liver_core.handoff.messages import Reason, Rung
 from liver_core.layout import Manifest, Member, ParallelLayout, Roster, paired_parameters
 from liver_core.reshard import RankPlan
+from liver_core.streaming.placement import Placement
 from liver_core.tensors.megatron import LiveState, free
 from liver_core.training.exchange import Exchange
 from liver_core.training.job import TrainState
+from liver_core.training.memory import MemoryAccount
 from liver_core.training.request import Request
 from liver_core.transport.protocol import Read, Transport
 from liver_core.worlds.megatron import MegatronWorld, retire
@@ -67,7 +69,8 @@ class NextWorld:
 
     `small` is the small state of the checkpoint that was loaded, `boundary` what the source world posted at its
     boundary. `verdict` says how the state moves, once all ranks have agreed on it. `measures` are seconds per phase
-    and bytes; `extra_bytes` is what this rank holds more than before.
+    and bytes. `placement` says what of a target's world waits in host memory, `extra_bytes_max` is the budget of its
+    device (None: no limit), `account` what this rank holds more than before.
     """
 
     request: Request
@@ -88,7 +91,12 @@ class NextWorld:
     small: dict[str, Any] | None = None
     boundary: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
-    extra_bytes: int = 0
+    placement: Placement = field(default_factory=lambda: Placement((), ()))
+    extra_bytes_max: int | None = None
+    account: MemoryAccount = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.account = MemoryAccount(self.measures)
 
     def reads(self, kinds: Sequence[str]) -> list[Read]:
         """The remote reads of these kinds, all peers."""
@@ -112,6 +120,11 @@ class NextWorld:
             self.target_stream.close()
         if self.source_stream is not None:
             self.source_stream.close()
+
+    def free_streams(self) -> int:
+        """After `end_streams`: give back the memory that they worked with. Returns bytes on the device."""
+        source, target = self.source_stream, self.target_stream
+        return (0 if source is None else source.free()) + (0 if target is None else target.free())
 
     def drop(self) -> None:
         """Give everything back; g is as if nothing had happened."""
@@ -155,12 +168,3 @@ def target_certificate_plan(live: LiveState, source: ParallelLayout) -> Certific
     """The same of a target, where every copy is counted."""
     shapes = {spec.name: spec.shape for spec in live.manifest.parameters}
     return CertificatePlan(live.resident(), shapes, paired=paired_parameters(live.manifest, source, live.layout))
-
-
-def extra_bytes(live: LiveState) -> int:
-    """Bytes that a next world takes on this rank: parameter and gradient buffers, masters, moments."""
-    buffer = live.optimizer.buffers[0]
-    whole = [tensor for tensor in (buffer.param_data, buffer.grad_data) if tensor is not None]
-    spans = {tensor.untyped_storage()._cdata for tensor in whole}
-    apart = [region for region in live.regions.values() if region.untyped_storage()._cdata not in spans]
-    return sum(tensor.numel() * tensor.element_size() for tensor in (*whole, *apart))

@@ -23,9 +23,11 @@ from liver_core.streaming.budget import BudgetRefused, derive
 from liver_core.streaming.ring import SourceRing
 from liver_core.tensors.buckets import bucket_rule
 from liver_core.tensors.checkpoint import load_checkpoint
+from liver_core.tensors.host_memory import wait_in_host_memory
 from liver_core.tensors.megatron import (
     GRAD,
     LiveState,
+    StateMismatch,
     adopt,
     allocate,
     describe_parameters,
@@ -37,11 +39,11 @@ from liver_core.tensors.megatron import (
 from liver_core.training.certify import Certifier, propose_verdict, read_verdict
 from liver_core.training.exchange import STORE_ANSWER_S, Cancelled, Exchange, ExchangeTimeout
 from liver_core.training.job import TrainingJob
+from liver_core.training.memory import plan_memory
 from liver_core.training.next_world import (
     ActiveWorld,
     NextWorld,
     Verdict,
-    extra_bytes,
     rank_in,
     source_certificate_plan,
     target_certificate_plan,
@@ -67,12 +69,14 @@ class PrepareFailed(RuntimeError):
 @dataclass(frozen=True, slots=True)
 class PrepareSettings:
     """`host`: local address for groups and transport. `extra_bytes_max`: budget for everything a handoff adds to this
-    rank, None for no limit. `bring_up_s`: seconds that one group may take to come up, `collective_s` one collective.
+    rank's device, None for no limit; `host_bytes_max`: how much of it may wait in host memory instead.
+    `bring_up_s`: seconds that one group may take to come up, `collective_s` one collective.
     `transport`: makes this rank's endpoint from its name and the target generation's store. `stream`: how to stream."""
 
     host: str
     transport: Callable[[str, StoreAddress], Transport]
     extra_bytes_max: int | None = None
+    host_bytes_max: int = 0
     bring_up_s: float = 20.0
     collective_s: float = 20.0
     stream: StreamSettings = field(default_factory=StreamSettings)
@@ -164,6 +168,11 @@ class Preparation:
     def _build(self, made: NextWorld) -> None:
         steps: tuple[tuple[str, Callable[[NextWorld], None], bool], ...] = (
             ("offer state", self._offer, made.source_rank is not None),
+            (
+                "estimate memory",
+                self._estimate_memory,
+                made.target_rank is not None and self.request.source is not None,
+            ),
             ("bring up groups", self._bring_up, made.target_rank is not None),
             ("build model", self._build_state, made.target_rank is not None),
             ("agree on the manifest", self._agree_manifest, True),
@@ -198,6 +207,24 @@ class Preparation:
         if made.source_rank == 0:
             made.exchange.post("manifest", live.manifest.to_json())
 
+    def _estimate_memory(self, made: NextWorld) -> None:
+        """As a target: before anything is built, decide where it lies, or refuse."""
+        assert made.target_rank is not None
+        if made.manifest is None:
+            made.manifest = Manifest.from_json(made.exchange.wait("manifest", self.deadline))
+        made.placement, made.extra_bytes_max = plan_memory(
+            self.request,
+            made.manifest,
+            made.target_rank,
+            None if self.active is None else self.active.live,
+            extra_bytes_max=self.settings.extra_bytes_max,
+            host_bytes_max=self.settings.host_bytes_max,
+        )
+        if made.extra_bytes_max is not None:
+            made.measures["extra_bytes_budget"] = float(made.extra_bytes_max)
+        if self.settings.host_bytes_max:
+            made.measures |= {"host_bytes_budget": float(self.settings.host_bytes_max), "host_bytes_peak": 0.0}
+
     def _open_endpoint(self, made: NextWorld) -> None:
         """As a source: register this rank's live regions, and its ring, and publish where they are. After the next
         world's own memory, so that the ring gets what the budget leaves."""
@@ -218,10 +245,11 @@ class Preparation:
         try:
             sizes = derive(
                 self.settings.extra_bytes_max,
-                taken_bytes=made.extra_bytes,
+                taken_bytes=made.account.device_bytes,
                 source_numel=numel,
                 target_numel=0 if made.live is None else made.live.shards.region_numel,
                 depth_wanted=self.settings.stream.ring_depth,
+                staged_kinds=made.placement.staged_kinds,
             )
         except BudgetRefused as refused:
             propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, f"source rank {made.source_rank}: {refused}"))
@@ -229,9 +257,7 @@ class Preparation:
             return {}
         ring = SourceRing(numel, sizes.depth, self.request.target_revision, version=0, device=region.device)
         made.measures |= {"ring_bytes": float(ring.bytes), "ring_depth": float(ring.depth)}
-        made.measures["extra_bytes_peak"] = max(
-            made.measures.get("extra_bytes_peak", 0.0), float(made.extra_bytes + ring.bytes)
-        )
+        made.account.take(ring.bytes)
         if self.settings.extra_bytes_max is not None:
             made.measures["extra_bytes_budget"] = float(self.settings.extra_bytes_max)
         made.source_stream = SourceStream(
@@ -308,7 +334,6 @@ class Preparation:
                 made,
                 self.active,
                 self.settings.stream,
-                extra_bytes_max=self.settings.extra_bytes_max,
                 deadline=self.deadline,
                 probe=self.probe,
             )
@@ -363,19 +388,17 @@ class Preparation:
             made.state = self.job.build(made.world)
         if mode is not None:
             trim()
-            made.measures["extra_bytes_peak"] = float(mode.peak_bytes)
+            made.account.pass_through(mode.peak_bytes)
 
     def _warm_up(self, made: NextWorld) -> None:
         self.job.warm_up()
 
     def _agree_manifest(self, made: NextWorld) -> None:
-        """Newcomers take the manifest of the source world; a first world makes it from what its stages describe."""
+        """A first world makes the manifest from what its stages describe; all others compare the plans made of it."""
         if self.request.source is None:
             made.manifest = self._first_manifest(made)
-        elif made.manifest is None:
-            made.manifest = Manifest.from_json(made.exchange.wait("manifest", self.deadline))
-        if self.request.source is None:
             return
+        assert made.manifest is not None
         mine = plan_digest(made.manifest, self.request.source, self.request.target)
         if made.source_rank == 0:
             made.exchange.post("plan_digest", mine)
@@ -397,21 +420,15 @@ class Preparation:
         return merge_manifest(parts, made.state.config.num_layers, discover_kinds(optimizer), rule)
 
     def _lay_out(self, made: NextWorld) -> None:
-        """Regions over the new structure, then their memory, checked against the budget first."""
+        """Regions over the new structure, then their memory, on the device or in that of the host."""
         assert made.world is not None and made.state is not None and made.manifest is not None
         with released():
             made.live = adopt(made.state.model, made.state.optimizer, made.manifest, made.world)
-        made.extra_bytes = needed = extra_bytes(made.live)
-        # A first world is not extra: there is nothing beside it.
-        budget = self.settings.extra_bytes_max if self.request.source is not None else None
-        if budget is not None and needed > budget:
-            raise MemoryError(
-                f"extra_bytes_max: the next world needs {needed} bytes on rank {made.target_rank}, budget is {budget}"
-            )
-        allocated = allocate(made.live)
-        made.measures["extra_bytes_peak"] = max(made.measures.get("extra_bytes_peak", 0.0), float(allocated))
-        if budget is not None:
-            made.measures["extra_bytes_budget"] = float(budget)
+        if self.request.source is not None and made.live.device_bytes != made.placement.world_bytes:
+            text = f"{made.live.device_bytes} bytes on the device, estimated were {made.placement.world_bytes}"
+            raise StateMismatch(f"next world of rank {made.target_rank}: {text}")
+        made.account.take(host_bytes=wait_in_host_memory(made.live, made.placement.on_host))
+        made.account.take(allocate(made.live))
         if self.request.source is not None:
             made.certificate = target_certificate_plan(made.live, self.request.source.layout)
 

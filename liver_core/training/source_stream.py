@@ -19,6 +19,7 @@ from liver_core.tensors.megatron import GRAD, LiveState, distributed_optimizer, 
 from liver_core.tensors.step import hyper_parameters
 from liver_core.training.exchange import Exchange, ExchangeTimeout
 from liver_core.training.next_world import ActiveWorld
+from liver_core.worlds.released import discard
 
 POLL_S = 0.02
 STANDING_SHARE = 0.8
@@ -60,8 +61,8 @@ class SourceStream:
         self._usual_step_s = 0.0
         self._stands_since = 0.0
         ring.stepping(ring.version)
-        for name, action in (("source-certify", self._certify), ("source-sum", self._sum)):
-            threading.Thread(target=self._guarded, args=(action,), name=name, daemon=True).start()
+        self._summing = self._in_background("source-sum", self._sum)
+        self._in_background("source-certify", self._certify)
 
     # The main thread.
 
@@ -165,6 +166,11 @@ class SourceStream:
             self._closed = True
             self._changed.notify_all()
 
+    def free(self) -> int:
+        """After `close`, when no endpoint knows the ring any more: give its memory back. Returns bytes."""
+        self._summing.join(HASH_WAIT_S_MAX)
+        return 0 if self._summing.is_alive() else discard(self.ring.regions.values())
+
     def _may_overwrite(self, version: int) -> bool:
         """A slot is given to a later step only once its gradients were hashed, or when nobody hashes any more."""
         return version in self._sums or version not in self._published or self._closed or bool(self.failure)
@@ -176,6 +182,11 @@ class SourceStream:
             self._changed.notify_all()
 
     # The threads.
+
+    def _in_background(self, name: str, action: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=self._guarded, args=(action,), name=name, daemon=True)
+        thread.start()
+        return thread
 
     def _guarded(self, action: Callable[[], None]) -> None:
         try:

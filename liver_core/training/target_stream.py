@@ -23,6 +23,7 @@ from liver_core.tensors.megatron import GRAD, LiveState, UnsupportedState
 from liver_core.tensors.replay import check_replay, replayer
 from liver_core.training.next_world import ActiveWorld, NextWorld
 from liver_core.transport.protocol import Read, ReadReport, Transport
+from liver_core.worlds.released import discard
 
 SHARE_LEAST = 0.1
 SLOWED, UNDISTURBED = 1.10, 1.03
@@ -113,7 +114,6 @@ class LiveTarget:
         active: ActiveWorld | None,
         settings: StreamSettings,
         *,
-        extra_bytes_max: int | None,
         deadline: float,
         probe: Callable[[str], None] = lambda point: None,
     ) -> None:
@@ -134,13 +134,16 @@ class LiveTarget:
         self._planned_bytes = plan.remote_elements * sum(
             kind.bytes_per_element for kind in made.manifest.kinds if kind.name != GRAD
         )
-        tile_elements = self._refuse_or_size(made, extra_bytes_max)
+        tile_elements = self._refuse_or_size(made)
         following = self._following(made, active, tile_elements)
         if made.transport is not None:
             made.transport.register(targets=following.targets())
         self._follower = Follower(following.tiles, plan_revision=made.request.target_revision, depth=following.depth)
+        self._replayer = replayer(live, window_elements=tile_elements)
+        self._replay_bytes = replay_bytes(tile_elements, made.placement.staged_kinds)
+        made.account.take(self._replay_bytes)
         self._summing = _Summing(
-            replayer(live, window_elements=tile_elements),
+            self._replayer,
             live,
             certificate,
             lambda: not self._follower.todo,
@@ -240,6 +243,12 @@ class LiveTarget:
         if self._thread is not threading.current_thread():
             self._thread.join(15.0)
 
+    def free(self) -> int:
+        """After `close`: give back what replay worked with. Returns bytes on the device."""
+        discard(self._replayer.stages.values())
+        freed, self._replay_bytes = self._replay_bytes, 0
+        return freed
+
     def _run(self) -> None:
         self._result = self._stream.run(self._deadline)
 
@@ -281,17 +290,18 @@ class LiveTarget:
             int(part) for kind in self._kinds for part in self._plan.sums(self._live.regions[kind], kind)
         ]
 
-    def _refuse_or_size(self, made: NextWorld, extra_bytes_max: int | None) -> int:
+    def _refuse_or_size(self, made: NextWorld) -> int:
         """Elements of a tile; StreamRefused where this rank cannot stream at all."""
         if made.plan is not None and made.plan.remote and (made.transport is None or not made.transport.one_sided):
             raise StreamRefused("a source can be read over gloo only, and streaming needs one-sided reads")
         try:
             check_replay(self._live)
             sizes = derive(
-                extra_bytes_max,
-                taken_bytes=made.extra_bytes + int(made.measures.get("ring_bytes", 0)),
+                made.extra_bytes_max,
+                taken_bytes=made.account.device_bytes,
                 source_numel=0,
                 target_numel=self._live.shards.region_numel,
+                staged_kinds=made.placement.staged_kinds,
             )
         except (UnsupportedState, HeaderError) as error:
             raise StreamRefused(str(error), "replay") from error
@@ -299,10 +309,6 @@ class LiveTarget:
             raise StreamRefused(str(error)) from error
         tile_elements = min(sizes.tile_elements, self._settings.tile_elements)
         made.measures["tile_elements"] = float(tile_elements)
-        made.measures["extra_bytes_peak"] = max(
-            made.measures.get("extra_bytes_peak", 0.0),
-            float(made.extra_bytes + replay_bytes(tile_elements)) + made.measures.get("ring_bytes", 0.0),
-        )
         return tile_elements
 
     def _following(self, made: NextWorld, active: ActiveWorld | None, tile_elements: int) -> Following:
@@ -328,4 +334,4 @@ class LiveTarget:
             local = {**active.live.regions, **made.source_stream.ring.regions}
             depths[LOCAL] = made.source_stream.ring.depth
         tiles = cut_tiles(plan, places, tile_elements, leaving=leaving)
-        return Following(tiles, depths, self._live.regions, self._kinds, local=local)
+        return Following(tiles, depths, self._live.regions, self._kinds, local=local, device=self._live.device)

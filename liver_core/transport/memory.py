@@ -166,12 +166,22 @@ class InMemoryTransport:
 
 
 def copy_runs(read: Read, source: torch.Tensor, target: torch.Tensor) -> int:
-    """Copy inside one process, one strided copy for each entry of `runs`; returns bytes. Bounds must be checked."""
-    elements = 0
+    """Copy inside one process, one strided copy for each entry of `runs`; returns bytes. Bounds must be checked.
+
+    Between host and device torch first gathers what is strided: there, only so many rows at a time.
+    """
+    elements, near = 0, source.device == target.device
     with torch.no_grad():
         for r in read.runs:
-            shape = (r.count, r.length)
-            block = source.as_strided(shape, (r.source_stride, 1), source.storage_offset() + r.source_offset)
-            target.as_strided(shape, (r.target_stride, 1), target.storage_offset() + r.target_offset).copy_(block)
+            at_once = r.count if near else max(1, _GATHERED_ELEMENTS // r.length)
+            for row in range(0, r.count, at_once):
+                shape = (min(at_once, r.count - row), r.length)
+                source_at = source.storage_offset() + r.source_offset + row * r.source_stride
+                target_at = target.storage_offset() + r.target_offset + row * r.target_stride
+                block = source.as_strided(shape, (r.source_stride, 1), source_at)
+                target.as_strided(shape, (r.target_stride, 1), target_at).copy_(block)
             elements += r.count * r.length
     return elements * target.element_size()
+
+
+_GATHERED_ELEMENTS = 1 << 16

@@ -19,6 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _KEEP_BYTES = 4096
 # Storage address -> bytes it had when it was released. An address that is used again is overwritten at its release.
 _SIZES: dict[int, int] = {}
+_PINNED: set[int] = set()
+"""Addresses of storages in host memory that are pinned."""
 _ALIASING = ("view", "_unsafe_view", "alias", "detach", "slice", "select", "expand", "t", "transpose", "as_strided")
 
 
@@ -53,6 +55,9 @@ def discard(tensors: Iterable[torch.Tensor]) -> int:
     storages = [storage for storage in _storages(tensors) if storage.nbytes()]
     freed = sum(storage.nbytes() for storage in storages)
     for storage in storages:
+        if storage.data_ptr() in _PINNED:
+            _PINNED.discard(storage.data_ptr())
+            _cudart().cudaHostUnregister(storage.data_ptr())
         try:
             storage.resize_(0)
         except RuntimeError:
@@ -64,6 +69,24 @@ def discard(tensors: Iterable[torch.Tensor]) -> int:
                 _c_library.madvise(ctypes.c_void_p(start), ctypes.c_size_t(stop - start), mmap.MADV_DONTNEED)
     trim()
     return freed
+
+
+def pin(tensor: torch.Tensor) -> None:
+    """Pin the host memory of `tensor`, until `discard`, so that the device copies from and to it by itself.
+
+    In place: torch's own pinned memory is rounded up to a power of two, which no budget would know of. Raises
+    MemoryError where the system does not allow it, for instance by a limit of locked memory.
+    """
+    storage = tensor.untyped_storage()
+    status = int(_cudart().cudaHostRegister(storage.data_ptr(), storage.nbytes(), 0))
+    if status:
+        raise MemoryError(f"{storage.nbytes()} bytes of host memory cannot be pinned: CUDA error {status}")
+    _PINNED.add(storage.data_ptr())
+
+
+def _cudart() -> Any:
+    """The CUDA runtime that torch is linked with; its annotation says None."""
+    return torch.cuda.cudart()
 
 
 def trim() -> None:

@@ -22,7 +22,7 @@ from agent.driver.planning import (
 )
 from agent.driver.progress import LostTime, Progress, learned_from
 from agent.driver.records import SlotMemory, proposer_from_json, proposer_to_json, slot_from_json, slot_to_json
-from agent.driver.wire import core_roster
+from agent.driver.wire import core_layout, core_roster
 from agent.protocol.base import HandoffCause, HandoffState
 from agent.protocol.base import Rung as WireRung
 from agent.protocol.jobfile import DropStepRule
@@ -159,6 +159,15 @@ def test_streaming_that_failed_is_not_tried_again_in_the_same_world(order: JobOr
     assert rung_for(order, None, learned=Learned(stream_failure="ring", failed_in=2)) is Rung.LIVE
 
 
+def test_a_world_that_had_no_room_is_not_built_again_beside_the_same_one(order: JobOrder) -> None:
+    found = plan(order, "b")
+    assert isinstance(found, Plan)
+    learned = Learned(memory_refusal="too large", refused_in=1, refused_layout=str(found.layout))
+    assert rung_for(order, None, learned=learned) is Rung.CHECKPOINT
+    assert rung_for(order, None, learned=replace(learned, refused_in=2)) is Rung.LIVE
+    assert rung_for(order, None, learned=replace(learned, refused_layout="DP64")) is Rung.LIVE
+
+
 def test_the_ladder_counts_the_leavers_share_of_the_bytes_and_the_nodes_that_are_left(order: JobOrder) -> None:
     found = plan(order, "b")
     assert isinstance(found, Plan)
@@ -219,6 +228,10 @@ def test_the_next_ladder_knows_what_a_handoff_measured_and_why_it_fell() -> None
     aborted = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("ring", "stream", 0))
     failed = learned_from(measured(), Learned(), aborted)
     assert (failed.stream_failure, failed.failed_in) == ("ring", 1)
+    too_large = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("9", "estimate memory", 0))
+    refused = learned_from(measured(), Learned(), too_large)
+    layout = str(core_layout(roster_of(2, FOUR[:3]).layout))
+    assert (refused.memory_refusal, refused.refused_in, refused.refused_layout) == ("9", 1, layout)
     elsewhere = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("dead", "prepare", 0))
     assert learned_from(measured(), Learned(), elsewhere) == Learned()
 

@@ -63,6 +63,7 @@ def test_with_time_enough_the_state_streams_while_the_job_trains():
         (replace(TWO_SIDED, seconds_to_deadline=None), Rung.STOP_AND_COPY),
         (replace(ROOMY, replay_refusal="fused AdamW"), Rung.STOP_AND_COPY),
         (replace(ROOMY, stream_failure="fell out of the ring"), Rung.STOP_AND_COPY),
+        (replace(ROOMY, memory_refusal="too large"), Rung.CHECKPOINT),
         (replace(ROOMY, sources_whole=False), Rung.CHECKPOINT),
         (replace(ROOMY, bandwidth_bytes_per_s=0.0), Rung.CHECKPOINT),
         (replace(ROOMY, nodes_left=1), Rung.SUSPEND),
@@ -97,6 +98,7 @@ def test_the_first_rung_that_fits_is_taken_and_all_above_it_are_named(inputs: La
     [
         (TWO_SIDED, Rung.LIVE, "the transport has no one-sided reads"),
         (replace(ROOMY, replay_refusal="fused AdamW"), Rung.LIVE, "steps cannot be replayed: fused AdamW"),
+        (replace(ROOMY, memory_refusal="9 of 8"), Rung.STOP_AND_COPY, "the next world was refused: 9 of 8"),
         (replace(ROOMY, stream_failure="ring"), Rung.LIVE, "it failed before in this world: ring"),
         (
             replace(ROOMY, follow_s=6.0),

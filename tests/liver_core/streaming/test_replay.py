@@ -44,6 +44,29 @@ def test_a_growing_resident_set_is_replayed_bit_for_bit(name: str, from_version:
         assert bool(regions["master"][start:stop].isnan().all()), "what is not resident is not touched"
 
 
+@pytest.mark.parametrize("staged", [("master",), ("grad",), "moments", "all"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_through_a_stage_are_the_steps_in_place_bit_for_bit(name: str, staged: str | tuple[str, ...]):
+    """Also the first one, which makes the moments. What is staged is no window of the optimizer's any more."""
+    generator = torch.Generator().manual_seed(5)
+    source = Whole(name, torch.randn(sum(SIZES), generator=generator), SIZES)
+    kinds = {"moments": source.rule.moments, "all": tuple(source.regions)}.get(str(staged), staged)
+    regions = {kind: region.clone() for kind, region in source.regions.items()}
+    places = [Place(start, stop, at % 2) for at, (start, stop) in enumerate(source.spans)]
+    replayer = Replayer(source.rule, regions, places, window_elements=500, staged=kinds)
+    for version in range(1, STEPS + 1):
+        header, gradients = step(source, version, generator)
+        regions["grad"].copy_(gradients)
+        replayer.replay([(0, 701), (900, sum(SIZES))], header)
+        for start, stop in ((0, 701), (900, sum(SIZES))):
+            for kind in ("master", *source.rule.moments):
+                assert same_bits(regions[kind][start:stop], source.regions[kind][start:stop]), (kind, version)
+    for kind in kinds:
+        assert replayer.stages[kind].numel() == 500
+        spans = [window.fetched for part in replayer._parts for window in part.windows]
+        assert sum(lies.numel() for span in spans for lies, _ in span) == (sum(SIZES) - 199) * len(kinds)
+
+
 def step(source: Whole, version: int, generator: torch.Generator) -> tuple[StepHeader, torch.Tensor]:
     norm = 2.5 if version % 2 else 0.5
     gradients = torch.randn(sum(SIZES), generator=generator)

@@ -20,6 +20,8 @@ WEIGHTS = (2, 4, 4, 4, 3, 1, 1, 1, 1)
 """Worlds of two ranks mostly: there are two cores."""
 
 HANDOFFS = 4
+ROOM = 5_000_000
+"""Of a device, beside its world: every next world fits, most of them only if a part of it waits in host memory."""
 Trace = dict[str, dict[int, tuple[int, str]]]
 """Node -> step -> (generation, digest of masters and moments)."""
 
@@ -42,8 +44,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Story:
-    """One job: optimizer, precision, samples of a micro-batch (of 8 in a step), its worlds, and the size of a gradient
-    bucket (None is one bucket and no overlap)."""
+    """One job: optimizer, precision, samples of a micro-batch (of 8 in a step), its worlds, the size of a gradient
+    bucket (None is one bucket and no overlap), and the bytes its devices have room for in a live handoff (None is
+    enough)."""
 
     seed: int
     optimizer: str
@@ -51,21 +54,25 @@ class Story:
     micro_batch: int
     links: tuple[Link, ...]
     bucket_size: int | None = None
+    extra_bytes_max: int | None = None
 
     def __str__(self) -> str:
         head = f"seed {self.seed}: {self.optimizer}, {self.precision}, micro-batch {self.micro_batch}"
         head += "" if self.bucket_size is None else f", overlapped in buckets of {self.bucket_size}"
+        head += "" if self.extra_bytes_max is None else f", {self.extra_bytes_max} bytes of device memory"
         return "\n  then ".join((head, *map(str, self.links)))
 
 
 @dataclass
 class Told:
-    """What a run left. `handed_at[generation]`: the version at its cutover; `verdicts[generation]`: rung and reason."""
+    """What a run left. `handed_at[generation]`: the version at its cutover; `verdicts[generation]`: rung and reason;
+    `measures[generation]`: what its ranks measured on the way there, by node."""
 
     traces: Trace
     samples: dict[int, tuple[int, int]]
     handed_at: dict[int, int]
     verdicts: dict[int, tuple[str, str]]
+    measures: dict[int, dict[str, dict[str, float]]]
 
 
 def random_story(seed: int, handoffs: int = HANDOFFS) -> Story:
@@ -77,7 +84,8 @@ def random_story(seed: int, handoffs: int = HANDOFFS) -> Story:
         links.append(_link(chance, links[-1].nodes, number))
     bucket_size = (None, 20_000, 3_000, 1)[seed % 4]
     precision, micro_batch = ("fp32", "bf16")[seed // 3 % 2], (2, 1)[seed % 2]
-    return Story(seed, optimizers[seed % 3], precision, micro_batch, tuple(links), bucket_size)
+    room = (None, ROOM)[seed // 2 % 2]
+    return Story(seed, optimizers[seed % 3], precision, micro_batch, tuple(links), bucket_size, room)
 
 
 def _link(chance: random.Random, present: tuple[str, ...], number: int) -> Link:
@@ -103,7 +111,9 @@ def setup_of(story: Story, corpus: str, **changes: Any) -> RankSetup:
 
 def told_live(story: Story, setup: RankSetup) -> Told:
     """Hand over live whenever so many steps are done."""
-    verdicts, first = {}, story.links[0]
+    verdicts, measures, first = {}, {}, story.links[0]
+    if story.extra_bytes_max is not None:
+        setup = replace(setup, extra_bytes_max=story.extra_bytes_max, host_bytes_max=1 << 40)
     with Cluster(setup) as cluster:
         cluster.launch(first.layout, first.nodes)
         for link in story.links[1:]:
@@ -116,12 +126,13 @@ def told_live(story: Story, setup: RankSetup) -> Told:
             verdicts[request.generation] = cluster.verdict(request.target.members[0], request)
             _await_steps(cluster, link.steps_followed)
             cluster.complete(request)
-        return _told(cluster, story, verdicts)
+            measures[request.generation] = _measured(cluster, request)
+        return _told(cluster, story, verdicts, measures)
 
 
 def told_by_stop_and_copy(story: Story, setup: RankSetup, handed_at: dict[int, int]) -> Told:
     """The same, but copied in the pause, at exactly the steps of `handed_at`: the job is held there meanwhile."""
-    first = story.links[0]
+    measures, first = {}, story.links[0]
     with Cluster(replace(setup, hold_at=tuple(handed_at.values()))) as cluster:
         cluster.launch(first.layout, first.nodes)
         for link, (_, version) in zip(story.links[1:], sorted(handed_at.items()), strict=True):
@@ -135,7 +146,8 @@ def told_by_stop_and_copy(story: Story, setup: RankSetup, handed_at: dict[int, i
             cluster.await_stage(source.members, request, "ready", 30)
             cluster.command(source.members, "release")
             cluster.complete(request)
-        return _told(cluster, story, {})
+            measures[request.generation] = _measured(cluster, request)
+        return _told(cluster, story, {}, measures)
 
 
 def _await_steps(cluster: Cluster, more: int) -> None:
@@ -144,7 +156,12 @@ def _await_steps(cluster: Cluster, more: int) -> None:
     cluster.await_step(first, cluster.steps(first)[-1][1] + more)
 
 
-def _told(cluster: Cluster, story: Story, verdicts: dict[int, tuple[str, str]]) -> Told:
+def _measured(cluster: Cluster, request: Any) -> dict[str, dict[str, float]]:
+    members = request.target.members
+    return {member.node_id: cluster.stages(member, request.handoff_id)[-1][2] for member in members}
+
+
+def _told(cluster: Cluster, story: Story, verdicts: dict[int, tuple[str, str]], measures: dict[int, Any]) -> Told:
     """Two more steps in the last world, and what everybody brings home."""
     _await_steps(cluster, 2)
     cluster.stop()
@@ -158,6 +175,7 @@ def _told(cluster: Cluster, story: Story, verdicts: dict[int, tuple[str, str]]) 
         samples={step: (consumed, digest) for _, step, _, consumed, digest in rows},
         handed_at={generation: step - 1 for generation, step in firsts.items() if generation > 1},
         verdicts=verdicts,
+        measures=measures,
     )
 
 

@@ -1,11 +1,13 @@
 """However state streams, what a job holds after every step is bit for bit what stop-and-copy at the same steps gives.
 
 Each seed is a job with its own optimizer, precision, accumulation and gradient buckets that goes through several random
-worlds, each with its own tile size, ring depth and throttle. Stop-and-copy is judged against undisturbed runs and by
-Megatron's loader in `test_exactness`.
+worlds, each with its own tile size, ring depth and throttle, on devices with much room or little. Stop-and-copy is
+judged against undisturbed runs and by Megatron's loader in `test_exactness`.
 """
 
 from __future__ import annotations
+
+import math
 
 import pytest
 
@@ -52,6 +54,8 @@ def _same_bits(corpus: str, seed: int) -> None:
         assert rung == Rung.LIVE or fell, f"generation {generation}: {rung}, {reason}\n{story}"
     streamed = sum(rung == Rung.LIVE for rung, _ in live.verdicts.values())
     assert streamed >= HANDOFFS - 1, f"{live.verdicts}\n{story}"
+    for said in (said for by_node in live.measures.values() for said in by_node.values()):
+        assert said["extra_bytes_peak"] <= said.get("extra_bytes_budget", math.inf), story
     copied = told_by_stop_and_copy(story, setup, live.handed_at)
     assert copied.handed_at == live.handed_at
     assert not first_difference(live.traces, copied.traces), (

@@ -22,7 +22,7 @@ SHORT = CutoverDeadlines(target_s=3.0, source_s=4.5, store_s=6.0)
 
 
 def trio_setup(corpus: str, **changes: Any) -> RankSetup:
-    return RankSetup(small_gpt(corpus, num_layers=2), trace=True, pace_s=0.05, **changes)
+    return RankSetup(**{"job_arguments": small_gpt(corpus, num_layers=2), "trace": True, "pace_s": 0.05, **changes})
 
 
 class Trio(Cluster):
