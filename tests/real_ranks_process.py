@@ -163,6 +163,15 @@ def make_transport(name: str, host: str = "127.0.0.1") -> Callable[[str, Any], A
         from liver_core.transport.endpoint import make_endpoint
 
         return lambda endpoint, store: make_endpoint(endpoint, host, store)
+    if name == "gloo":
+        from liver_core.transport.distributed import TorchDistributedTransport
+        from liver_core.transport.endpoint import _PairOn
+        from liver_core.worlds.groups import connect_store
+
+        def over_gloo(endpoint: str, store: Any) -> Any:
+            return TorchDistributedTransport(endpoint, connect_store(store, timeout_s=20), make_pair=_PairOn(host))
+
+        return over_gloo
     raise ValueError(name)
 
 
@@ -217,6 +226,12 @@ class Recorder:
             said = ("", "") if verdict is None else (str(verdict.rung), verdict.reason)
             self.listener.send("verdict", following.request.handoff_id, *said)
 
+    def tell_rescue(self) -> None:
+        """Say how many bytes are kept for leavers of the last handoff."""
+        retiring = self.loop.retiring
+        rescue = None if retiring is None else retiring.following.rescue
+        self.listener.send("rescue", -1 if rescue is None else rescue.bytes)
+
     def tell_optimizer(self) -> None:
         """Say how long the part of a step after its boundary takes in the active world, seconds."""
         active, taken = self.loop.active, list(self.loop.timings.optimizer)
@@ -259,6 +274,8 @@ class Recorder:
             case "corrupt":
                 made = self.loop.following or self.loop.preparation.made
                 made.live.regions["exp_avg"].view(-1)[3] += 1.0
+            case "corrupt share":
+                self.loop.following.rescue.regions["exp_avg"].view(-1)[3] += 1.0
             case "corrupt replica":
                 made = self.loop.following or self.loop.preparation.made
                 whole = {spec.name for spec in made.manifest.parameters if spec.tp_dim is None}
@@ -309,6 +326,8 @@ class Recorder:
 
         following = self.loop.following
         record = self._keep("target", following.world, following.live, following.live.regions)
+        if following.live.hollow:
+            return  # Nothing that a gather could be made into has memory yet.
         with building(following.world):
             refresh_weights(following.state)
         record["weights"] = local_weights(following.state)

@@ -17,17 +17,15 @@ from agent.driver.planning import (
     Plan,
     Pulse,
     Wait,
+    build_limit_s,
+    hastened,
     ladder_inputs,
     plan_loss,
+    same_plan,
 )
 from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, from_mirror, learned_from
 from agent.driver.records import proposer_from_json, proposer_to_json
-from agent.driver.wire import (
-    core_layout,
-    core_members,
-    core_store,
-    utc,
-)
+from agent.driver.wire import core_layout, core_members, core_store, utc
 from agent.journal import Table
 from agent.protocol.base import HandoffCause, HandoffState, StoreAddress
 from agent.protocol.peer import RankMeasures
@@ -38,6 +36,7 @@ from agent.supervisor.zygote_client import ZygoteError
 from liver_core.handoff import (
     CutoverDeadlines,
     HandoffId,
+    LadderInputs,
     Order,
     Proposal,
     Proposer,
@@ -45,7 +44,6 @@ from liver_core.handoff import (
     Reason,
     Report,
     Rung,
-    RungChoice,
     Stage,
     choose_rung,
 )
@@ -72,7 +70,7 @@ RETRY_MAX_S = 10.0
 SOONER_LEAST_S = 1.0
 """A deadline that is nearer by less is not worth a revision."""
 AMENDABLE = (ProposerState.PREPARING, ProposerState.PERMITTED)
-LIVE_RUNGS = (Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY)
+LIVE_RUNGS = (Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.RESCUE)
 """Rungs on which the job goes on without a restart; the others are the service's to take."""
 
 Leaving = dict[str, tuple[float, float]]
@@ -257,20 +255,24 @@ class Lead:
         assert self.progress is not None
         state, past = self._proposer.state, "boundary" in self.progress.marks
         if state is ProposerState.PREPARING and not more:
-            await self._hasten(leaving)
+            await self._hasten(order, leaving)
         if not more or past or state is ProposerState.WITHDRAWING:
             return
         if state not in AMENDABLE or not await self._amend(order, leaving, more):
             await self._supersede(more)
 
-    async def _hasten(self, leaving: Leaving) -> None:
-        """A node goes sooner than the open handoff allows: the same plan until then, of which ranks keep everything."""
+    async def _hasten(self, order: JobOrder, leaving: Leaving) -> None:
+        """A node goes sooner than the open handoff allows: the same plan until then, of which ranks keep everything;
+        but a rescue where what they prepare would be ready too late."""
         current, now = self._proposer.record.proposal, self._node.now()
         node, (heard_at, safe_by) = min(leaving.items(), key=lambda item: item[1][1])
         if current is None or not now < safe_by < current.deadline_utc - SOONER_LEAST_S:
             return
-        text = f"{node} goes {current.deadline_utc - safe_by:.1f} s sooner than was known"
-        await self._revise(replace(current, deadline_utc=safe_by), frozenset(), heard_at, text)
+        assert self.progress is not None
+        inputs = self._ladder(order, same_plan(current, frozenset(leaving), safe_by, heard_at))
+        rung, why = hastened(inputs, current.rung, spent_s=now - self.progress.mirror.opened_utc.timestamp())
+        text = f"{node} goes {current.deadline_utc - safe_by:.1f} s sooner than was known{why}"
+        await self._revise(replace(current, deadline_utc=safe_by, rung=rung), frozenset(), heard_at, text)
 
     async def _amend(self, order: JobOrder, leaving: Leaving, more: frozenset[str]) -> bool:
         """A newer revision of the open handoff, for all that go; False when there can be none. While the service is
@@ -284,7 +286,7 @@ class Lead:
         if isinstance(wanted, NoPlan) or not progress.leaving <= wanted.leaving:
             return False
         wanted = replace(wanted, deadline_utc=min(wanted.deadline_utc, current.deadline_utc))
-        choice = self._choose(order, wanted)
+        choice = choose_rung(self._ladder(order, wanted))
         if choice.rung not in LIVE_RUNGS:
             return False
         # Ranks keep what they have of a target that stays; when time is short they take the next rung by themselves.
@@ -326,21 +328,23 @@ class Lead:
 
     async def _open(self, order: JobOrder, wanted: Intent) -> None:
         """Choose the rung; where it is a live one, have a store first, then open."""
-        choice = self._choose(order, wanted)
+        inputs = self._ladder(order, wanted)
+        choice = choose_rung(inputs)
         if choice.rung not in LIVE_RUNGS:
             self._say(f"no live handoff without {', '.join(sorted(wanted.leaving))}: {choice.reason}")
             return
-        intent = replace(wanted, rung=choice.rung, reason=f"{wanted.plan.reason}; {choice.reason}")
+        reason, build_s = f"{wanted.plan.reason}; {choice.reason}", build_limit_s(inputs)
+        intent = replace(wanted, rung=choice.rung, reason=reason, build_s=build_s)
         used = max(self._proposer.record.highest_generation, order.next_generation - 1, wanted.source.generation)
         self._proposer.record = replace(self._proposer.record, highest_generation=used)
         self._say(f"opening handoff {intent.handoff_id} to {intent.plan.layout}: {intent.reason}")
         self._opening = (intent, asyncio.create_task(self._host_store(intent, used + 1)))
 
-    def _choose(self, order: JobOrder, wanted: Intent) -> RungChoice:
+    def _ladder(self, order: JobOrder, wanted: Intent) -> LadderInputs:
         left_s = wanted.deadline_utc - self._node.now() if wanted.notice_at is not None else None
         pulse, settings = self._pulse(), self._node.settings
         where = (order, wanted.source, wanted.plan, wanted.leaving, left_s)
-        return choose_rung(ladder_inputs(*where, pulse=pulse, learned=self._learned, settings=settings))
+        return ladder_inputs(*where, pulse=pulse, learned=self._learned, settings=settings)
 
     async def _host_store(self, intent: Intent, generation: int) -> None:
         try:
@@ -373,7 +377,7 @@ class Lead:
             cause=str(intent.cause),
             rung=intent.rung,
             deadline_utc=intent.deadline_utc,
-            cutover=CutoverDeadlines(),
+            cutover=CutoverDeadlines(build_s=intent.build_s),
         )
         effects = self._proposer.handle(Open(proposal), now)
         opened = self._proposer.record.proposal

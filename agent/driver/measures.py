@@ -11,6 +11,8 @@ PHASES_MAX = 60
 EXTRA_MAX = 60
 PER_STEP = {"follow_s"}
 """Seconds of one step, shown apart from the phases of the handoff."""
+SHOWN_AS_THEY_ARE = {"bytes_rescued"}
+"""Sums over the ranks that have no field of their own."""
 NOT_PHASES = {"median_step_s", "optimizer_s", "first_step_s", "pause_s"}
 
 
@@ -30,6 +32,7 @@ def merge_measures(ranks: Iterable[Mapping[str, float]], driver: HandoffMeasures
     read_s = largest.get("read_s", 0.0)
     known = {*total, *(f"{name}_s" for name in phases), *NOT_PHASES, "extra_bytes_peak", "extra_bytes_budget"}
     extra = {name: value for name, value in largest.items() if name not in known and not name.endswith("_utc")}
+    extra |= {name: total[name] for name in SHOWN_AS_THEY_ARE & total.keys()}
     moved = total.get("bytes_moved")
     return driver.model_copy(
         update={

@@ -17,7 +17,8 @@ from agent.supervisor.supervisor import Supervisor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverSettings:
-    """Seconds, bytes per second. `bandwidth_bytes_per_s` and `prepare_s` are guesses until a handoff measured them.
+    """Seconds, bytes per second. `bandwidth_bytes_per_s`, `prepare_s`, and `endpoints_s`, which is all that a rescue
+    prepares, are guesses until a handoff measured them.
 
     Streaming is guessed to get `stream_share` of the bandwidth, and a replay to take `replay_share` of a step.
     """
@@ -34,6 +35,7 @@ class DriverSettings:
     missing_rank_s: float = 15.0
     bandwidth_bytes_per_s: float = 500e6
     prepare_s: float = 5.0
+    endpoints_s: float = 1.0
     margin_s: float = 2.0
     stream_share: float = 0.5
     replay_share: float = 0.1

@@ -4,20 +4,23 @@ Pure: everything known comes in, a decision with its reason comes out.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent.driver.node import DriverSettings
 from agent.driver.wire import core_layout, core_members, wire_layout
 from agent.protocol.base import HandoffCause
 from agent.protocol.jobfile import ModelShape
 from agent.protocol.sync import JobOrder
-from liver_core.handoff import LadderInputs, Rung
+from liver_core.handoff import LadderInputs, Proposal, Rung, choose_rung
 from liver_core.layout import Member, ParallelLayout, Roster
 
 SERVICE_WAIT_S = 3.0
 """How long a plan that no standing plan covers is left to the service, before the layouts by count are used."""
 BYTES_PER_PARAMETER = 12
 """An fp32 master and two fp32 moments: what travels, by decision D7."""
+BUILD_LEAST_S, BUILD_MOST_S, BUILD_TIMES = 60.0, 180.0, 6.0
+"""How long a rescue may build its next world, once nothing but the checkpoint is left beside it: several times what is
+expected, and less than the service's patience with a handoff of which there is no news."""
 GRADIENT_BYTES_PER_PARAMETER = 4
 """What a target reads of each step that it follows."""
 
@@ -45,6 +48,7 @@ class Intent:
     notice_at: float | None
     rung: Rung = Rung.STOP_AND_COPY
     reason: str = ""
+    build_s: float = BUILD_LEAST_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +79,15 @@ class Pulse:
 class Learned:
     """What earlier handoffs of the job measured; None or empty where none did. Seconds, bytes per second.
 
-    `stream_failure` is why streaming failed in generation `failed_in`; in another world it is tried again.
-    `replay_refusal` holds for the job's life, as its optimizer does. `memory_refusal` is why there was no room for a
-    world of the layout `refused_layout` beside generation `refused_in`.
+    `stream_failure` is why streaming failed in generation `failed_in`, `rescue_failure` why a rescue did in generation
+    `rescue_failed_in`; in another world they are tried again. `replay_refusal` holds for the job's life, as its
+    optimizer does. `memory_refusal` is why there was no room for a world of the layout `refused_layout` beside
+    generation `refused_in`.
     """
 
     bandwidth_bytes_per_s: float | None = None
     prepare_s: float | None = None
+    endpoints_s: float | None = None
     follow_s: float | None = None
     replay_refusal: str = ""
     stream_failure: str = ""
@@ -89,6 +95,8 @@ class Learned:
     memory_refusal: str = ""
     refused_in: int = 0
     refused_layout: str = ""
+    rescue_failure: str = ""
+    rescue_failed_in: int = 0
 
 
 def lead_candidates(order: JobOrder, active: Roster, leaving: Iterable[str]) -> tuple[str, ...]:
@@ -116,9 +124,46 @@ def plan_loss(
 
 def estimate_parameters(model: ModelShape) -> int:
     """Upper estimate of a gated GPT's parameters: what the ladder needs to guess a time, not what memory needs."""
+    return model.num_layers * _layer_parameters(model) + 2 * model.padded_vocab_size * model.hidden_size
+
+
+def parameters_only_of(model: ModelShape, layout: ParallelLayout, ranks: Iterable[int]) -> int:
+    """The same of what none but these ranks hold: by ZeRO-1 an element has one owner in its pipeline stage and tensor
+    part. Parameters that tensor parallelism copies (norms, biases) have several, and are too few to be told apart."""
+    layers, embedding = model.num_layers // layout.pp * _layer_parameters(model), model.padded_vocab_size
+    stages = [layout.coordinates(rank).pp for rank in ranks]
+    whole = sum(layers + ((stage == 0) + (stage == layout.pp - 1)) * embedding * model.hidden_size for stage in stages)
+    return whole // (layout.tp * layout.shards)
+
+
+def _layer_parameters(model: ModelShape) -> int:
     ffn = model.ffn_hidden_size or 4 * model.hidden_size
-    layer = 4 * model.hidden_size**2 + 3 * model.hidden_size * ffn * (model.num_experts or 1)
-    return model.num_layers * layer + 2 * model.padded_vocab_size * model.hidden_size
+    return 4 * model.hidden_size**2 + 3 * model.hidden_size * ffn * (model.num_experts or 1)
+
+
+def same_plan(current: Proposal, leaving: frozenset[str], deadline_utc: float, notice_at: float) -> Intent:
+    """What an open handoff is for, with a nearer deadline."""
+    assert current.source is not None, "what has no source is no answer to a notice"
+    plan = Plan(current.layout, current.members, current.plan_digest, "as it is open")
+    return Intent(current.handoff_id, HandoffCause.NOTICE, plan, current.source, leaving, deadline_utc, notice_at)
+
+
+def hastened(inputs: LadderInputs, rung: Rung, *, spent_s: float) -> tuple[Rung, str]:
+    """The rung of an open handoff whose deadline has come nearer, and why it is another one, empty where it is not.
+
+    What was prepared for `spent_s` is kept, and ranks take the next rung by themselves. But only a rescue can do
+    without what is not prepared yet.
+    """
+    choice = choose_rung(replace(inputs, prepare_s=max(0.0, inputs.prepare_s - spent_s)))
+    if choice.rung is not Rung.RESCUE or rung is Rung.RESCUE:
+        return rung, ""
+    return choice.rung, f"; {choice.reason}"
+
+
+def build_limit_s(inputs: LadderInputs) -> float:
+    """Seconds that a rescue gets to build the next world and to fill it from what survivors hold."""
+    copied_s = inputs.bytes_to_move / inputs.bandwidth_bytes_per_s if inputs.bandwidth_bytes_per_s else 0.0
+    return min(BUILD_MOST_S, max(BUILD_LEAST_S, BUILD_TIMES * (inputs.prepare_s + copied_s)))
 
 
 def ladder_inputs(
@@ -137,7 +182,7 @@ def ladder_inputs(
     parameters = estimate_parameters(order.spec.model)
     bandwidth = learned.bandwidth_bytes_per_s or settings.bandwidth_bytes_per_s
     follow_s = GRADIENT_BYTES_PER_PARAMETER * parameters / bandwidth + settings.replay_share * pulse.median_step_s
-    going = [member for member in source.members if member.node_id in leaving]
+    going = [rank for rank, member in enumerate(source.members) if member not in plan.members]
     staying = set(source.node_ids()) - leaving
     micro_batches = order.spec.micro_batches(wire_layout(source.layout))
     part = None if order.spec.drop_step is None else order.spec.drop_step.part_of_step(micro_batches)
@@ -161,7 +206,10 @@ def ladder_inputs(
         replay_refusal=learned.replay_refusal,
         stream_failure=learned.stream_failure if learned.failed_in == source.generation else "",
         memory_refusal=learned.memory_refusal if refused == (learned.refused_in, learned.refused_layout) else "",
-        bytes_only_leaving=bytes_to_move * len(going) // len(source.members),
+        bytes_only_leaving=BYTES_PER_PARAMETER * parameters_only_of(order.spec.model, source.layout, going),
+        endpoints_s=learned.endpoints_s if learned.endpoints_s is not None else settings.endpoints_s,
+        ranks_staying=len(source.members) - len(going),
+        rescue_failure=learned.rescue_failure if learned.rescue_failed_in == source.generation else "",
         part_s=None if part is None else part * pulse.median_step_s,
     )
 

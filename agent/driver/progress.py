@@ -26,6 +26,8 @@ STEPS_AFTER = 5
 SETTLED_STEPS = 5
 ESTIMATE_PHASE = "estimate memory"
 """In which a rank finds that it has no room for the next world."""
+RESCUE_PHASE = "plan the rescue"
+"""Where a rank refuses to keep what leavers hold: it has no room for it."""
 STREAMED = frozenset(wire_rung(rung) for rung in CoreRung if rung.streams)
 
 
@@ -264,6 +266,8 @@ def learned_from(progress: Progress, learned: Learned, ended: HandoffEnded) -> L
         layout = str(core_layout(target.layout))
         refused = {"refused_in": progress.mirror.parent, "refused_layout": layout}
         return replace(learned, memory_refusal=ended.reason.text, **refused)
+    if ended.stage is not Stage.ACTIVE and ended.reason.phase == RESCUE_PHASE:
+        return replace(learned, rescue_failure=ended.reason.text, rescue_failed_in=progress.mirror.parent)
     why = progress.fallback or (ended.reason if progress.mirror.rung in STREAMED else None)
     match why:
         case Reason(phase="replay", text=text):
@@ -279,7 +283,9 @@ def _measured(progress: Progress, learned: Learned) -> Learned:
     if measures.bandwidth_bytes_per_s and not streamed:  # What streams beside training tells nothing of the link.
         learned = replace(learned, bandwidth_bytes_per_s=measures.bandwidth_bytes_per_s)
     ready_s = measures.phases_s.get("to_ready")
-    if ready_s is not None and math.isfinite(ready_s):
+    if ready_s is not None and math.isfinite(ready_s) and progress.mirror.rung is Rung.RESCUE:
+        learned = replace(learned, endpoints_s=ready_s)  # A rescue is ready before anything is built.
+    elif ready_s is not None and math.isfinite(ready_s):
         learned = replace(learned, prepare_s=max(0.0, ready_s - measures.phases_s.get("stream", 0.0)))
     follow_s = [said["follow_s"] for said in progress.measures.values() if "follow_s" in said]
     return replace(learned, follow_s=max(follow_s)) if follow_s else learned

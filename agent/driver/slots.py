@@ -271,6 +271,7 @@ class JobSlots:
                 store=wire_store(order.store),
                 deadline_utc=utc(order.deadline_utc),
                 rung=wire_rung(order.rung),
+                build_s=order.cutover.build_s,
             ),
         )
 

@@ -34,7 +34,8 @@ Path = Annotated[str, Field(min_length=1, max_length=4_096)]
 
 class Prepare(Message):
     """Build the world of `target` beside the one that trains. Repeating it changes nothing; a newer `plan_revision`
-    takes the place of an older one. `target_revision`: the revision in which target and rung became what they are."""
+    takes the place of an older one. `target_revision`: the revision in which target and rung became what they are.
+    `build_s`: in a rescue, for how long `target` may be built once the leavers are released."""
 
     type: Literal["prepare"] = "prepare"
     handoff_id: UUID
@@ -48,6 +49,7 @@ class Prepare(Message):
     store: StoreAddress
     deadline_utc: Utc | None
     rung: Rung = Rung.STOP_AND_COPY
+    build_s: float = Field(default=120.0, gt=0)
 
 
 class Permit(Message):

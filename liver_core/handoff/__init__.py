@@ -5,7 +5,7 @@ process hosts which machine. Events and effects that share a name live in the mo
 """
 
 from liver_core.handoff.boundary import Agreement, BoundaryPhase, agreed, boundary_pair, drop_word, pack, ready_tag
-from liver_core.handoff.cutover import Cutover, decision_key
+from liver_core.handoff.cutover import Cutover
 from liver_core.handoff.fields import MessageError
 from liver_core.handoff.ladder import LadderInputs, RungChoice, choose_rung
 from liver_core.handoff.messages import (
@@ -56,7 +56,6 @@ __all__ = [
     "agreed",
     "boundary_pair",
     "choose_rung",
-    "decision_key",
     "drop_word",
     "pack",
     "ready_tag",

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import assert_never
 
-from liver_core.handoff.messages import CutoverDeadlines, Decision, HandoffId, Reason
+from liver_core.handoff.messages import CutoverDeadlines, Decision, Reason
 
 
 class Level(IntEnum):
     """What a target holds; the barrier of g+1 is the MIN over its ranks."""
 
     NOTHING = 0
-    STATE = 1  # masters and moments, not the gradients: a source was lost, or the step dropped. GO-REDO is possible
+    STATE = 1  # masters and moments, not the gradients: a source was lost, the step dropped, or it is a rescue. GO-REDO
     EVERYTHING = 2  # and certified
 
 
@@ -30,6 +30,7 @@ class CutoverState(StrEnum):
     READING = "reading"
     HELD = "held"  # everything that could be read is here; the certificates are being compared
     VOTED = "voted"  # in the barrier, or waiting for the decision
+    BUILDING = "building"  # rescue: leavers are released; the target world is built, and filled from survivors
     DECIDED = "decided"
     FELL = "fell"  # no decision could be read: the checkpoint rung
     RELEASED = "released"  # withdrawn before the boundary
@@ -91,6 +92,13 @@ class DecisionRead:
 
 
 @dataclass(frozen=True, slots=True)
+class TargetBuilt:
+    """Every rank of the target world holds the certified state, or, with a reason, this one knows that not all do."""
+
+    reason: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreUnreachable:
     """The store did not answer."""
 
@@ -116,6 +124,7 @@ CutoverEvent = (
     | BarrierPassed
     | BarrierFailed
     | DecisionRead
+    | TargetBuilt
     | StoreUnreachable
     | Withdrawn
     | Tick
@@ -128,7 +137,8 @@ CutoverEvent = (
 @dataclass(frozen=True, slots=True)
 class ReadState:
     """A source publishes `version`, a target reads masters, moments, gradients and small state of it; answer with
-    StateRead before `until`. A rank that is only a source says EVERYTHING when it has published."""
+    StateRead before `until`. A rank that is only a source says EVERYTHING when it has published. In a rescue a survivor
+    reads its share of what only leavers hold, and says STATE."""
 
     version: int
     until: float
@@ -141,7 +151,8 @@ class CompareCertificates:
 
 @dataclass(frozen=True, slots=True)
 class EnterBarrier:
-    """MIN all-reduce over the ranks of the target world; answer with BarrierPassed or BarrierFailed before `until`."""
+    """MIN over the ranks of the target world, in a rescue over the survivors; answer with BarrierPassed or
+    BarrierFailed before `until`."""
 
     level: Level
     until: float
@@ -149,7 +160,7 @@ class EnterBarrier:
 
 @dataclass(frozen=True, slots=True)
 class ProposeDecision:
-    """Compare-and-set `undecided -> wish` on `decision_key(handoff_id)`; answer with DecisionRead of what is there."""
+    """Compare-and-set `undecided -> wish` on the decision record; answer with DecisionRead of what is there."""
 
     wish: Decision
     reason: Reason
@@ -160,6 +171,13 @@ class ReadDecision:
     """Read the record at `not_before`; answer with DecisionRead or StoreUnreachable."""
 
     not_before: float
+
+
+@dataclass(frozen=True, slots=True)
+class BuildTarget:
+    """GO-REDO of a rescue: build the target world and fill it from what survivors hold; answer with TargetBuilt."""
+
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +213,8 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class FallToCheckpoint:
-    """The decision cannot be known: nothing may be applied; the job comes back from a checkpoint."""
+    """The decision cannot be known, or the target world of a rescue cannot be built: nothing may be applied; the job
+    comes back from a checkpoint."""
 
     reason: Reason
 
@@ -213,6 +232,7 @@ CutoverEffect = (
     | EnterBarrier
     | ProposeDecision
     | ReadDecision
+    | BuildTarget
     | ApplyStepInTarget
     | RedoBatchInTarget
     | ApplyStepInSource
@@ -223,30 +243,35 @@ CutoverEffect = (
 )
 
 
-def decision_key(handoff_id: HandoffId) -> str:
-    """The key of a handoff's decision record in the store of the target generation."""
-    return f"handoff/{handoff_id}/decision"
-
-
 class Cutover:
     """One rank's way through one cutover, of which it learns by BoundaryAgreed.
 
     Until `wait_until` (the handoff's deadline on this rank's clock) it waits for the boundary, then it releases itself.
-    The host answers each effect by one event; events that nobody waits for any more change nothing.
+    The host answers each effect by one event; events that nobody waits for any more change nothing. Where it `rescues`,
+    survivors vote, over what leavers alone held, and the target world is built after GO-REDO.
     """
 
     def __init__(
-        self, *, rank: int, in_source: bool, in_target: bool, deadlines: CutoverDeadlines, wait_until: float
+        self,
+        *,
+        rank: int,
+        in_source: bool,
+        in_target: bool,
+        deadlines: CutoverDeadlines,
+        wait_until: float,
+        rescues: bool = False,
     ) -> None:
         self.rank = rank
         self.in_source = in_source
         self.in_target = in_target
+        self.rescues = rescues
+        self.votes = in_target and (in_source or not rescues)
         self.deadlines = deadlines
         self.wait_until = wait_until
         self.state = CutoverState.WAITING
         self.decision = Decision.UNDECIDED
         self.vote: Level | None = None
-        self._boundary_at = 0.0
+        self._boundary_at = self._build_until = 0.0
         self._dropped = False
         self._held = Level.NOTHING
         self._wish: Decision | None = None
@@ -262,6 +287,8 @@ class Cutover:
                 return self._own_deadline
             case CutoverState.VOTED:
                 return self._own_deadline if self._wish is None else self._store_deadline
+            case CutoverState.BUILDING:
+                return self._build_until
             case CutoverState.DECIDED | CutoverState.FELL | CutoverState.RELEASED:
                 return float("inf")
             case _:
@@ -282,6 +309,8 @@ class Cutover:
                 return self._propose(Decision.NO_GO, reason) if self._awaits_barrier else ()
             case DecisionRead(decision=decision):
                 return self._on_decision(decision, now)
+            case TargetBuilt(reason=reason):
+                return self._on_built(reason)
             case StoreUnreachable(reason=reason):
                 return self._on_unreachable(reason, now)
             case Withdrawn(reason=reason):
@@ -293,7 +322,7 @@ class Cutover:
 
     @property
     def _own_deadline(self) -> float:
-        return self._boundary_at + (self.deadlines.target_s if self.in_target else self.deadlines.source_s)
+        return self._boundary_at + (self.deadlines.target_s if self.votes else self.deadlines.source_s)
 
     @property
     def _store_deadline(self) -> float:
@@ -309,6 +338,9 @@ class Cutover:
         self.state = CutoverState.READING
         self._boundary_at = now
         self._dropped = event.dropped
+        if self.rescues and not self.in_source:
+            self.state = CutoverState.VOTED  # It has nothing to do before the release, and may come later than that.
+            return (ReadDecision(not_before=now),)
         return (ReadState(event.version, until=self._own_deadline),)
 
     def _on_state_read(self, event: StateRead, now: float) -> tuple[CutoverEffect, ...]:
@@ -316,16 +348,15 @@ class Cutover:
             return ()
         if event.reason is not None:
             self._reason = event.reason
-        if not self.in_target:
-            # A leaver holds nothing of g+1 and has no voice in its barrier. It stays until the decision.
-            self.state = CutoverState.VOTED
+        if not self.votes:
+            self.state = CutoverState.VOTED  # A leaver has no voice in the barrier, but stays until the decision.
             return (ReadDecision(not_before=now),)
         # Gradients that are missing while every source lives mean that g can do the step: no reason to redo a batch.
-        if event.level is Level.STATE and not event.source_lost and not self._dropped:
+        if event.level is Level.STATE and not event.source_lost and not self._dropped and not self.rescues:
             return self._enter_barrier(Level.NOTHING, now)
         if event.level is Level.NOTHING:
             return self._enter_barrier(Level.NOTHING, now)
-        assert event.level is Level.STATE or not self._dropped, "a dropped step has no gradients to be held"
+        assert event.level is Level.STATE or not (self._dropped or self.rescues), "no gradients were to be held"
         self.state = CutoverState.HELD
         self._held = event.level
         return (CompareCertificates(),)
@@ -353,9 +384,7 @@ class Cutover:
             case Level.EVERYTHING:
                 return self._propose(Decision.GO, self._reason)
             case Level.STATE:
-                why = "the step was dropped" if self._dropped else "a source is lost"
-                text = f"{why}, and every target holds the state before the step"
-                return self._propose(Decision.GO_REDO, self._because("barrier", text))
+                return self._propose(Decision.GO_REDO, self._because("barrier", self._why_redo()))
             case _:
                 other = self._because("barrier", "another target does not hold the state")
                 return self._propose(Decision.NO_GO, self._reason if self.vote is Level.NOTHING else other)
@@ -372,19 +401,25 @@ class Cutover:
         if self.state is not CutoverState.VOTED:
             return ()
         if decision is not Decision.UNDECIDED:
-            return self._decide(decision)
+            return self._decide(decision, now)
         if self._wish is not None:
             return (ProposeDecision(self._wish, self._reason),)
         if now >= self._own_deadline:
             return self._propose(Decision.NO_GO, self._late("decision"))
-        return () if self.in_target else (ReadDecision(not_before=now + POLL_S),)
+        return () if self.votes else (ReadDecision(not_before=now + POLL_S),)
 
-    def _decide(self, decision: Decision) -> tuple[CutoverEffect, ...]:
-        needed = {Decision.GO: Level.EVERYTHING, Decision.GO_REDO: Level.STATE}.get(decision)
-        if self.in_target and needed is not None and (self.vote is None or self.vote < needed):
+    def _decide(self, decision: Decision, now: float) -> tuple[CutoverEffect, ...]:
+        needed = {Decision.GO: Level.EVERYTHING, Decision.GO_REDO: Level.STATE}.get(decision, Level.NOTHING)
+        # A newcomer to a rescue has no vote, and takes what survivors hold.
+        held = Level.NOTHING if self.votes else Level.STATE
+        if self.in_target and (held if self.vote is None else self.vote) < needed:
             return self._fall(self._because("decision", f"{decision} was decided, but the state is not held here"))
-        self.state = CutoverState.DECIDED
         self.decision = decision
+        if self.in_target and self.rescues and decision.goes:
+            self.state = CutoverState.BUILDING
+            self._build_until = now + self.deadlines.build_s
+            return (BuildTarget(self._build_until),)
+        self.state = CutoverState.DECIDED
         match decision:
             case Decision.GO if self.in_target:
                 return (ApplyStepInTarget(),)
@@ -398,6 +433,15 @@ class Cutover:
                 return (Leave(self._no_go_reason()),)
             case _:
                 return (Leave(self._because("decision", f"{decision}: this rank has no part in the target world")),)
+
+    def _on_built(self, reason: Reason | None) -> tuple[CutoverEffect, ...]:
+        """The leavers are gone: whatever failed since then, the old world cannot go on either."""
+        if self.state is not CutoverState.BUILDING:
+            return ()
+        if reason is not None:
+            return self._fall(reason)
+        self.state = CutoverState.DECIDED
+        return (RedoBatchInTarget(),)
 
     def _on_unreachable(self, reason: Reason, now: float) -> tuple[CutoverEffect, ...]:
         if self.state is not CutoverState.VOTED:
@@ -419,6 +463,9 @@ class Cutover:
                 return self._fall(self._because("decision", "the store gave no decision before the deadline"))
             case CutoverState.VOTED if now >= self._own_deadline and self._wish is None:
                 return self._propose(Decision.NO_GO, self._late("decision"))
+            case CutoverState.BUILDING if now >= self._build_until:
+                text = f"the next world does not stand {self.deadlines.build_s:g} s after the decision"
+                return self._fall(self._because("build", text))
             case _:
                 return ()
 
@@ -430,13 +477,19 @@ class Cutover:
         self.state = CutoverState.RELEASED
         return (Release(reason),)
 
+    def _why_redo(self) -> str:
+        if self.rescues:
+            return "survivors hold all that only leavers held"
+        why = "the step was dropped" if self._dropped else "a source is lost"
+        return f"{why}, and every target holds the state before the step"
+
     def _no_go_reason(self) -> Reason:
         if self._wish is Decision.NO_GO:
             return self._reason
         return self._because("decision", "another rank could not hold the state in time")
 
     def _late(self, phase: str) -> Reason:
-        side = "target" if self.in_target else "source"
+        side = "target" if self.votes else "source"
         limit_s = self._own_deadline - self._boundary_at
         return self._because(phase, f"not done {limit_s:g} s after the boundary ({side})")
 

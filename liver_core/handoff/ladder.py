@@ -1,17 +1,18 @@
 """The fallback ladder: which rung fits into the time that is left, and why (handoff.md section 6).
 
 Pure. Estimates come in as numbers; the first rung that fits with margin is taken, and every rung passed over is named
-with its reason. Rescue is estimated, but taken only by a host that says it can execute it.
+with its reason.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 
 from liver_core.handoff.messages import Rung
 
-EXECUTED = frozenset({Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.CHECKPOINT, Rung.SUSPEND})
+EXECUTED = frozenset(Rung)
 """What this version can carry out."""
-BESIDE = frozenset({Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY})
+BESIDE = frozenset({Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.RESCUE})
 """On these the memory of two worlds is needed at once."""
 CERTIFY_STEPS = 2
 """The version at which both sides hash is announced so many steps ahead (handoff.md section 4)."""
@@ -27,8 +28,10 @@ class LadderInputs:
     gradients and replaying them. `one_sided`: the transport reads without the source's help. `replay_refusal` is why
     the optimizer cannot be replayed exactly, `stream_failure` why streaming failed before in this world; empty: nothing
     is known against it. `memory_refusal` is why this next world does not fit beside the running one; empty: it is not
-    known to be too large. `bytes_only_leaving` is what no survivor holds. `part_s`: how far apart the places are at
-    which a step can be dropped, None where the job has none. `executed`: what this version carries out.
+    known to be too large. `bytes_only_leaving` is what no survivor holds, `endpoints_s` how long it takes to connect to
+    those who hold it, `ranks_staying` how many survive, `rescue_failure` why a rescue failed before in this world.
+    `part_s`: how far apart the places are at which a step can be dropped, None where the job has none. `executed`: what
+    this version carries out.
     """
 
     bytes_to_move: int
@@ -48,6 +51,9 @@ class LadderInputs:
     replay_refusal: str
     stream_failure: str
     bytes_only_leaving: int
+    endpoints_s: float
+    ranks_staying: int
+    rescue_failure: str
     part_s: float | None = None
     memory_refusal: str = ""
     executed: frozenset[Rung] = EXECUTED
@@ -162,8 +168,17 @@ def _stop_and_copy(inputs: LadderInputs) -> Estimate:
 
 
 def _rescue(inputs: LadderInputs) -> Estimate:
-    """What no survivor holds goes into host memory at the boundary; the new world is built when they are gone."""
-    return Estimate(inputs.seconds_to_boundary + _copy_s(inputs.bytes_only_leaving, inputs.bandwidth_bytes_per_s))
+    """What no survivor holds goes into host memory at a boundary; the new world is built when the leavers are gone, so
+    that it is the first boundary at which endpoints are connected."""
+    if not inputs.ranks_staying:
+        return Estimate(0.0, "no rank of the running world stays")
+    if inputs.rescue_failure:
+        return Estimate(0.0, f"it failed before in this world: {inputs.rescue_failure}")
+    boundary_s, connected_s = inputs.seconds_to_boundary, inputs.endpoints_s
+    if connected_s > boundary_s:
+        steps = ceil((connected_s - boundary_s) / inputs.step_s) if inputs.step_s else 0
+        boundary_s = max(connected_s, boundary_s + steps * inputs.step_s)
+    return Estimate(boundary_s + _copy_s(inputs.bytes_only_leaving, inputs.bandwidth_bytes_per_s))
 
 
 def _checkpoint(inputs: LadderInputs) -> tuple[float, str]:
@@ -231,6 +246,8 @@ def _check(inputs: LadderInputs) -> None:
         "stream_share",
         "follow_s",
         "bytes_only_leaving",
+        "endpoints_s",
+        "ranks_staying",
     ):
         if getattr(inputs, name) < 0:
             raise ValueError(f"{name}: must not be negative, is {getattr(inputs, name)}")

@@ -123,13 +123,24 @@ class StoreAddress:
 @dataclass(frozen=True, slots=True)
 class CutoverDeadlines:
     """Seconds after the agreed boundary: when a target, then a source, may propose NO-GO, and when whoever cannot read
-    the decision falls to the checkpoint rung. Sources wait longer, so that a target's own judgement comes first."""
+    the decision falls to the checkpoint rung. Sources wait longer, so that a target's own judgement comes first.
+
+    `build_s`, on the rescue rung: seconds from the decision until the target world must stand. It is no part of the
+    handoff's deadline, which is when leavers are gone: they are needed no more by then.
+    """
 
     target_s: float = 20.0
     source_s: float = 30.0
     store_s: float = 60.0
+    build_s: float = 120.0
+
+    def over_s(self, rung: "Rung") -> float:
+        """Seconds after the boundary by which every rank that lives stands in a world, or has fallen."""
+        return self.store_s + (self.build_s if rung is Rung.RESCUE else 0.0)
 
     def __post_init__(self) -> None:
+        if not self.build_s > 0:
+            raise MessageError("cutover", f"needs build_s > 0, got {self.build_s}")
         if not 0 < self.target_s < self.source_s < self.store_s:
             raise MessageError(
                 "cutover",
@@ -137,12 +148,14 @@ class CutoverDeadlines:
             )
 
     def to_json(self) -> dict[str, Any]:
-        return {"target_s": self.target_s, "source_s": self.source_s, "store_s": self.store_s}
+        names = ("target_s", "source_s", "store_s", "build_s")
+        return {name: getattr(self, name) for name in names}
 
     @classmethod
     def from_json(cls, data: object, path: str = "cutover") -> "CutoverDeadlines":
         fields = Fields(data, path)
-        deadlines = cls(fields.seconds("target_s"), fields.seconds("source_s"), fields.seconds("store_s"))
+        names = ("target_s", "source_s", "store_s", "build_s")
+        deadlines = cls(*(fields.seconds(name) for name in names))
         fields.finish()
         return deadlines
 
@@ -240,6 +253,12 @@ class Order:
     def takes_over(self) -> bool:
         """Whether the target world reads its state from a living source world."""
         return self.source is not None and self.rung is not Rung.CHECKPOINT
+
+    def boundary_by(self, member: Member) -> float:
+        """When `member` must be past the boundary: at the deadline; but a newcomer to a rescue is needed only when the
+        leavers are gone, and may come as long as the target world is built."""
+        newcomer = self.source is not None and member not in self.source.members
+        return self.deadline_utc + (self.cutover.build_s if newcomer and self.rung is Rung.RESCUE else 0.0)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -423,12 +423,12 @@ class Participant:
         if self.state is ParticipantState.ABORTING:
             reason = self.record.reason or self._because("abort", "aborted")
             return (AbortRank(promise.handoff_id, reason), self._report(now))
-        if self.state in BEFORE_BOUNDARY and now > order.deadline_utc:
+        if self.state in BEFORE_BOUNDARY and now > order.boundary_by(self.member):
             return self._abort(self._because(str(self.state), "the deadline passed before the boundary"), now)
         if self.state is ParticipantState.WITHDRAWING:
             self._tag_heard = True  # A rank that permission never reached says READY at no time.
             return (ClearReadyTag(promise.handoff_id), self._report(now))
-        kept_until = order.deadline_utc + order.cutover.store_s + RETIRE_GRACE_S
+        kept_until = order.deadline_utc + order.cutover.over_s(order.rung) + RETIRE_GRACE_S
         if self.state is ParticipantState.ACTIVE and now > kept_until:
             return self._retire(now)
         return ()

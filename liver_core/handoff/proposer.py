@@ -385,7 +385,8 @@ class Proposer:
     def _last_moment(self) -> float:
         """When every rank that reached the boundary has a decision or has fallen, and had time to say so."""
         assert self.record.proposal is not None
-        return self.record.proposal.deadline_utc + self.record.proposal.cutover.store_s + GIVE_UP_S
+        proposal = self.record.proposal
+        return proposal.deadline_utc + proposal.cutover.over_s(proposal.rung) + GIVE_UP_S
 
 
 def _wanted_of_ranks(proposal: Proposal) -> tuple[object, ...]:

@@ -27,6 +27,9 @@ class Tally:
         # On the checkpoint rung a source member that is lost anyway need not be stopped.
         given_up = proposal is not None and proposal.rung is Rung.CHECKPOINT
         self._dispensable = frozenset(source) - self._targets if given_up else frozenset()
+        # A rescue does not wait for newcomers: they are needed only when the leavers have been released.
+        rescues = proposal is not None and proposal.rung is Rung.RESCUE
+        self._later = self._targets - frozenset(source) if rescues else frozenset()
         self._reports: dict[Member, Report] = {}
         self._lost: dict[Member, Reason] = {}
 
@@ -65,8 +68,9 @@ class Tally:
         return waiting
 
     def all_ready(self, plan_revision: int) -> bool:
-        """Everybody promised this revision and is built and connected."""
-        return all(self._is_ready(member, plan_revision) or self._is_spared(member) for member in self.members)
+        """Everybody promised this revision and is built and connected, but for those who may come later."""
+        waited_for = (member for member in self.members if member not in self._later)
+        return all(self._is_ready(member, plan_revision) or self._is_spared(member) for member in waited_for)
 
     def failure(self, plan_revision: int) -> Reason | None:
         """Why the handoff cannot go on: somebody refused, aborted, broke or is lost."""

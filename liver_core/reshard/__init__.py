@@ -10,6 +10,7 @@ from liver_core.reshard.errors import PlanError
 from liver_core.reshard.placement import NodeSlots, place
 from liver_core.reshard.plan import CopyRuns, PlanLimits, RankPlan, Transfer, plan_digest
 from liver_core.reshard.planner import plan_rank
+from liver_core.reshard.rescue import RescuePlan, Share, boxes_given, boxes_kept, plan_after_rescue, plan_rescue
 
 __all__ = [
     "CopyRuns",
@@ -18,14 +19,20 @@ __all__ = [
     "PlanError",
     "PlanLimits",
     "RankPlan",
+    "RescuePlan",
+    "Share",
     "Transfer",
     "TransferCost",
+    "boxes_given",
+    "boxes_kept",
     "check_plans",
     "check_rank_plan",
     "estimate_cost",
     "lower_bound_elements",
     "missing_elements",
     "place",
+    "plan_after_rescue",
     "plan_digest",
     "plan_rank",
+    "plan_rescue",
 ]

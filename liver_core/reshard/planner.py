@@ -6,7 +6,7 @@ grow with the size of the world. Every rank plans alone; equal inputs (`plan_dig
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from liver_core.layout import Box, LayoutError, Manifest, ResidentBox, Roster, check_fits, resident_boxes
 from liver_core.layout.local import stages_of
@@ -21,16 +21,23 @@ _UNJOINED_FACTOR = 4
 
 
 def plan_rank(
-    manifest: Manifest, source: Roster, target: Roster, target_rank: int, limits: PlanLimits | None = None
+    manifest: Manifest,
+    source: Roster,
+    target: Roster,
+    target_rank: int,
+    limits: PlanLimits | None = None,
+    *,
+    gone: frozenset[int] = frozenset(),
 ) -> RankPlan:
     """The plan of one target rank. Equal members of the two rosters are the same process.
 
     Sources: the own process where it holds the element, else a process of the own node, else the replica that has the
-    least to give. Raises PlanError beyond `limits`, and where the rosters are of different jobs or do not fit.
+    least to give. Source ranks that are `gone` give only what no other holds, and of several the first does. Raises
+    PlanError beyond `limits`, and where the rosters are of different jobs or do not fit.
     """
     limits = limits or PlanLimits()
     _check_inputs(manifest, source, target, target_rank)
-    pieces = _pieces(manifest, source, target, target_rank)
+    pieces = [_without(piece, gone) for piece in _pieces(manifest, source, target, target_rank)]
     choice = ReplicaChoice(source=source, target=target, target_rank=target_rank)
     runs: defaultdict[int, list[CopyRuns]] = defaultdict(list)
     unjoined = 0
@@ -84,6 +91,14 @@ def _pieces(manifest: Manifest, source: Roster, target: Roster, target_rank: int
                 f"the source world holds {covered} of them"
             )
     return found
+
+
+def _without(piece: _Piece, gone: frozenset[int]) -> _Piece:
+    holders = piece.holding.holders
+    if gone.isdisjoint(rank for rank, _ in holders):
+        return piece
+    staying = tuple(holder for holder in holders if holder[0] not in gone) or holders[:1]
+    return replace(piece, holding=replace(piece.holding, holders=staying))
 
 
 def _copies(manifest: Manifest, target: Roster, target_rank: int, tensor: str) -> tuple[int, ...]:

@@ -60,8 +60,8 @@ Ending = ApplyStepInTarget | RedoBatchInTarget | TrainOn | Leave | FallToCheckpo
 Probe = Callable[[str], None]
 
 # By when, in parts of the seconds that a target has, reading and comparing must be over: the rest is for the barrier.
-_READING_SHARE = 0.7
-_COMPARING_SHARE = 0.85
+READING_SHARE = 0.7
+COMPARING_SHARE = 0.85
 
 
 @dataclass(slots=True)
@@ -163,8 +163,8 @@ class CutoverRun:
         collectives, so that on NO-GO the source world still stands.
         """
         started = self.clock()
-        self.pause.until = started + _READING_SHARE * (until - started)
-        self._compare_until = started + _COMPARING_SHARE * (until - started)
+        self.pause.until = started + READING_SHARE * (until - started)
+        self._compare_until = started + COMPARING_SHARE * (until - started)
         self.probe("boundary")
         following = self.following
         if following.request.source is None:
@@ -382,10 +382,14 @@ class CutoverRun:
     def _source_broken(self) -> Reason | None:
         return None if self.source is None else self.source.broken
 
+    def _state_certificate(self) -> torch.Tensor | None:
+        """What the state of the source world hashes to, where this rank knows it."""
+        return None if self.source is None else self.source.certificates.get("state")
+
     def _certificate_text(self) -> str:
         if self.following.verdict is not None and self.following.streams:
             return self.following.verdict.certificate
-        whole = None if self.source is None else self.source.certificates.get("state")
+        whole = self._state_certificate()
         return "" if whole is None else f"{int(whole.sum()) & (2**64 - 1):016x}"
 
 

@@ -106,12 +106,16 @@ class SourceSide:
         survivors = [index for index, member in enumerate(request.source.members) if member in request.target.members]
         return rank == 0 or rank in survivors[:1]
 
+    def announce(self) -> None:
+        """Say that the boundary is reached. Raises Lost."""
+        self.boundary = self._boundary_of()
+        self._speak("boundary", self.boundary)
+
     def tell_boundary(self, version: int, kinds: Sequence[str]) -> None:
         """Say that the boundary is reached, then what the state of these kinds hashes to. Raises Lost."""
-        self.boundary = self._boundary_of()
         unspoken = None
         try:
-            self._speak("boundary", self.boundary)
+            self.announce()
         except Lost as lost:
             # A store that is gone must not keep this rank out of the collectives that the others enter.
             unspoken = lost

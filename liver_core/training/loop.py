@@ -41,6 +41,8 @@ from liver_core.training.next_world import COLLECT_AFTER_S, ActiveWorld, NextWor
 from liver_core.training.parts import DropRule, Place, do_step
 from liver_core.training.prepare import Preparation, PrepareSettings
 from liver_core.training.request import Request
+from liver_core.training.rescue import RescuePreparation
+from liver_core.training.rescue_cutover import RescueRun
 from liver_core.training.retire import Retiring
 from liver_core.training.saying import Saying
 from liver_core.training.small_state import Progress, collect, install, reseed
@@ -192,6 +194,9 @@ class RankLoop:
             following, version = self.upcoming.enter(request)
         except Dropped as dropped:
             raise Ended("aborted", dropped.reason) from dropped
+        if following.request.rescues:
+            # What follows may take longer than the deadline, by which who is not past the boundary would be aborted.
+            self._saying.cutting_over(following.request)
         boundary = BoundaryAgreed(version, dropped=bool(following.boundary.get("dropped")))
         self._finish_cutover(self._cutover(following).run(boundary), None, 0.0)
 
@@ -310,6 +315,7 @@ class RankLoop:
             in_target=following.target_rank is not None,
             deadlines=request.cutover,
             wait_until=time.monotonic() + max(0.0, request.deadline_utc - time.time()),
+            rescues=request.rescues,
         )
 
         def boundary() -> dict[str, Any]:
@@ -320,6 +326,11 @@ class RankLoop:
                 return posted | {"dropped": True}
             return posted | {"totals": [totals.loss, totals.tokens, totals.sample_digest]}
 
+        preparation = self.preparation
+        if isinstance(preparation, RescuePreparation):
+            return RescueRun(
+                following, active, machine, boundary_of=boundary, probe=self.probe, complete=preparation.complete
+            )
         chain = None if totals is None else totals.chain
         return CutoverRun(following, active, machine, boundary_of=boundary, chain=chain, probe=self.probe)
 
@@ -397,15 +408,18 @@ class RankLoop:
         self._switched = False
         following = self.retiring.following
         following.measures["first_step_s"] = self.timings.steps[-1]
+        following.end_rescue()
         self._stage(following.request, "active", measures=following.measures, certificate=self._certificate)
 
     def _leave(self, following: NextWorld, outcome: Outcome, reason: Reason) -> None:
-        """A leaver that has read GO: say so, stay readable until the new world stands, exit."""
+        """A leaver that has read GO: say so, stay readable until the new world stands, exit. In a rescue all of it has
+        been read: it goes at once."""
         self._stage(
             following.request, "left", reason=reason, measures=following.measures, certificate=outcome.certificate
         )
         self.probe("leave")
-        deadline = time.monotonic() + following.request.cutover.store_s
+        stays_s = 0.0 if following.request.rescues else following.request.cutover.store_s
+        deadline = time.monotonic() + stays_s
         with self.mailbox.changed:
             while following.request.handoff_id not in self.mailbox.retired and time.monotonic() < deadline:
                 if self.mailbox.wishes.stop is not None:
@@ -430,7 +444,7 @@ class RankLoop:
     def _preparation(self, request: Request) -> Preparation:
         # Asked by handoff, so that an abort which comes before the preparation has begun ends it too.
         aborts = self.mailbox.aborts
-        preparation = Preparation(
+        preparation = (RescuePreparation if request.rescues else Preparation)(
             request,
             self.member,
             self.job,

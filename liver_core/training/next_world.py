@@ -22,6 +22,7 @@ from liver_core.transport.protocol import Read, Transport
 from liver_core.worlds.megatron import MegatronWorld, retire
 
 if TYPE_CHECKING:
+    from liver_core.training.rescue import Rescue
     from liver_core.training.source_stream import SourceStream
     from liver_core.training.target_stream import LiveTarget
 
@@ -68,9 +69,10 @@ class NextWorld:
     """What preparation made: for a target its world, state, plan and endpoint; for a leaver only the endpoint.
 
     `small` is the small state of the checkpoint that was loaded, `boundary` what the source world posted at its
-    boundary. `verdict` says how the state moves, once all ranks have agreed on it. `measures` are seconds per phase
-    and bytes. `placement` says what of a target's world waits in host memory, `extra_bytes_max` is the budget of its
-    device (None: no limit), `account` what this rank holds more than before.
+    boundary. `verdict` says how the state moves, once all ranks have agreed on it. Where there is a `rescue`, world,
+    state and plan are made after it. `measures` are seconds per phase and bytes. `placement` says what of a target's
+    world waits in host memory, `extra_bytes_max` is the budget of its device (None: no limit), `account` what this rank
+    holds more than before.
     """
 
     request: Request
@@ -88,6 +90,7 @@ class NextWorld:
     source_stream: SourceStream | None = None
     target_stream: LiveTarget | None = None
     verdict: Verdict | None = None
+    rescue: Rescue | None = None
     small: dict[str, Any] | None = None
     boundary: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
@@ -126,9 +129,17 @@ class NextWorld:
         source, target = self.source_stream, self.target_stream
         return (0 if source is None else source.free()) + (0 if target is None else target.free())
 
+    def end_rescue(self) -> None:
+        """Free what was kept for leavers, with the endpoints over which it was read: every target holds its state."""
+        if self.rescue is not None:
+            self.rescue.close()
+            if self.transport is not None:
+                self.transport.close()
+
     def drop(self) -> None:
         """Give everything back; g is as if nothing had happened."""
         self.end_streams()
+        self.end_rescue()
         if self.transport is not None:
             self.transport.close()
         if self.world is not None:

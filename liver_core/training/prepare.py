@@ -86,6 +86,7 @@ class Overtaken(RuntimeError):
     """What this rank built with failed because others have gone on to a newer plan revision."""
 
 
+Steps = tuple[tuple[str, Callable[[NextWorld], None], bool], ...]
 _log = logging.getLogger(__name__)
 STREAMING_SHARE = 0.6
 """Of the time to the deadline; after it the state is copied in the pause instead."""
@@ -115,7 +116,7 @@ class Preparation:
         self.active = active
         self.settings = settings
         self.probe = probe
-        self.deadline = _moment(request.deadline_utc)
+        self.deadline = _moment(request.boundary_by(member))
         self.made: NextWorld | None = None
         self.stage = "preparing"
         self.superseded = False
@@ -130,7 +131,7 @@ class Preparation:
     def amend(self, request: Request) -> None:
         """A newer plan revision of the same target, with a nearer deadline; from any thread."""
         with self._amending:
-            self.request, self.deadline = request, _moment(request.deadline_utc)
+            self.request, self.deadline = request, _moment(request.boundary_by(self.member))
             if self.made is not None:
                 self.made.request = request
                 if self.made.target_stream is not None:
@@ -140,7 +141,7 @@ class Preparation:
         """Build. Raises PrepareFailed naming the phase, Overtaken, or Cancelled; nothing is left behind in any case."""
         try:
             made = self._connect()
-            self._build(made)
+            self._do(made, self._steps(made))
             return made
         except Cancelled:
             self._drop()
@@ -165,29 +166,26 @@ class Preparation:
             self.made = NextWorld(self.request, exchange, None, source_rank, target_rank)
             return self.made
 
-    def _build(self, made: NextWorld) -> None:
-        steps: tuple[tuple[str, Callable[[NextWorld], None], bool], ...] = (
+    def _steps(self, made: NextWorld) -> Steps:
+        """Each phase with what is done in it, and whether this rank does it."""
+        beside = made.target_rank is not None and self.request.source is not None
+        return (
             ("offer state", self._offer, made.source_rank is not None),
-            (
-                "estimate memory",
-                self._estimate_memory,
-                made.target_rank is not None and self.request.source is not None,
-            ),
+            ("get the manifest", self._get_manifest, beside and made.source_rank is None),
+            ("estimate memory", self._estimate_memory, beside),
             ("bring up groups", self._bring_up, made.target_rank is not None),
             ("build model", self._build_state, made.target_rank is not None),
             ("agree on the manifest", self._agree_manifest, True),
             ("warm up", self._warm_up, made.target_rank is not None and self.active is None),
             ("lay out state", self._lay_out, made.target_rank is not None),
             ("open endpoint", self._open_endpoint, made.source_rank is not None),
-            ("plan", self._plan, made.target_rank is not None and self.request.source is not None),
-            (
-                "connect to sources",
-                self._reach_sources,
-                made.target_rank is not None and self.request.source is not None,
-            ),
+            ("plan", self._plan, beside),
+            ("connect to sources", self._reach_sources, beside),
             ("load state", self._load, made.target_rank is not None and self.request.source is None),
             ("stream", self._stream, self.request.streams),
         )
+
+    def _do(self, made: NextWorld, steps: Steps) -> None:
         for phase, action, wanted in steps:
             self._phase = phase
             self.probe(phase)
@@ -207,11 +205,12 @@ class Preparation:
         if made.source_rank == 0:
             made.exchange.post("manifest", live.manifest.to_json())
 
+    def _get_manifest(self, made: NextWorld) -> None:
+        made.manifest = Manifest.from_json(made.exchange.wait("manifest", self.deadline))
+
     def _estimate_memory(self, made: NextWorld) -> None:
-        """As a target: before anything is built, decide where it lies, or refuse."""
-        assert made.target_rank is not None
-        if made.manifest is None:
-            made.manifest = Manifest.from_json(made.exchange.wait("manifest", self.deadline))
+        """As a target: before anything is built, decide where it lies, or refuse. Agents know the phase by its name."""
+        assert made.target_rank is not None and made.manifest is not None
         made.placement, made.extra_bytes_max = plan_memory(
             self.request,
             made.manifest,
@@ -447,10 +446,13 @@ class Preparation:
             made.transport.start_progress()
         made.transport.register(targets=made.live.regions)
         for part in made.plan.remote:
-            address = made.exchange.wait(f"address/{part.source_rank}", self.deadline)
-            # It answers at once or is gone; a wait for the deadline could not be cancelled.
-            answers_until = min(self.deadline, time.monotonic() + self.settings.bring_up_s)
-            made.transport.connect(part.source_rank, address.encode(), answers_until)
+            self._connect_to(made.exchange, made.transport, part.source_rank, f"address/{part.source_rank}")
+
+    def _connect_to(self, exchange: Exchange, endpoint: Transport, peer: int, name: str) -> None:
+        address = exchange.wait(name, self.deadline)
+        # It answers at once or is gone; a wait for the deadline could not be cancelled.
+        answers_until = min(self.deadline, time.monotonic() + self.settings.bring_up_s)
+        endpoint.connect(peer, address.encode(), answers_until)
 
     def _load(self, made: NextWorld) -> None:
         """Without a living source: the state of a checkpoint, or a fresh one from global coordinates."""

@@ -13,7 +13,8 @@ class Request:
     """What a rank needs to know of a handoff order. `source` None: a first start, or a start from a checkpoint.
 
     `rung`: how the state is to move from a living source. Where a rank finds that it cannot stream, all of them copy it
-    in the pause, with a reason; on DROP_STEP the step under way is dropped all the same. `target_revision`: the plan
+    in the pause, with a reason; on DROP_STEP the step under way is dropped all the same; on RESCUE only what leavers
+    alone hold is to be moved by `deadline_utc`, and `cutover.build_s` is for the rest. `target_revision`: the plan
     revision in which target and rung became what they are; ranks that build for the same one meet, and what they name
     in the store carries it.
     """
@@ -35,6 +36,16 @@ class Request:
     def streams(self) -> bool:
         """Whether state is to stream while the source world trains."""
         return self.source is not None and self.rung.streams
+
+    @property
+    def rescues(self) -> bool:
+        """Whether leavers are released before the target world is built."""
+        return self.source is not None and self.rung is Rung.RESCUE
+
+    def boundary_by(self, member: Member) -> float:
+        """When `member` must be past the boundary, seconds since 1970 (see `liver_core.handoff.Order`)."""
+        newcomer = self.source is not None and member not in self.source.members
+        return self.deadline_utc + (self.cutover.build_s if newcomer and self.rescues else 0.0)
 
     def names(self, member: Member) -> bool:
         """Whether `member` has a part in it."""

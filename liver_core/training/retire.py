@@ -28,6 +28,7 @@ class Retiring:
 
     def _free(self) -> None:
         self.following.end_streams()
+        self.following.end_rescue()
         if self.following.transport is not None:
             self.following.transport.close()
         if self.old is not None:

@@ -235,7 +235,7 @@ class Upcoming:
                 if self._mailbox.wishes.ready == (request.handoff_id, request.plan_revision):
                     return
                 reason = self._mailbox.aborts.get(request.handoff_id)
-                left_s = request.deadline_utc - time.time()
+                left_s = request.boundary_by(self._member) - time.time()
                 if reason is None and left_s <= 0:
                     reason = self._reason(request, "ready", "no permission before the deadline")
                 if reason is None:

@@ -6,7 +6,7 @@ from uuid import UUID
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from agent.protocol.base import HandoffState, Placement
+from agent.protocol.base import HandoffState, Placement, Rung
 from service.db.base import among
 from service.handoffs.rules import OPEN
 from service.handoffs.tables import HandoffRow
@@ -82,6 +82,7 @@ def as_open(row: HandoffRow) -> OpenHandoff:
         opened_at=row.opened_at,
         changed_at=row.recorded_at,
         deadline_at=row.deadline_at,
+        may_lose_leavers=row.rung == Rung.RESCUE and row.state == HandoffState.CUTTING_OVER,
     )
 
 

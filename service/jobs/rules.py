@@ -26,7 +26,8 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class OpenHandoff:
-    """A handoff that is neither active nor aborted nor broken."""
+    """A handoff that is neither active nor aborted nor broken. `may_lose_leavers`: a rescue past its boundary, which
+    lets leavers go and then builds the next world; where they went too early its ranks say that they are broken."""
 
     handoff_id: UUID
     state: HandoffState
@@ -35,6 +36,7 @@ class OpenHandoff:
     opened_at: datetime
     changed_at: datetime
     deadline_at: datetime | None
+    may_lose_leavers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +158,23 @@ def _why_lost(view: JobView, patience: Patience) -> str | None:
     """Why the live world cannot go on; None while it can, or while the agents may still bring it through."""
     if view.broken:
         return view.broken[0]
-    if view.gone:
-        return f"{', '.join(view.gone[:8])} went without a handoff"
+    gone, silent = _missed(view, view.gone), _missed(view, view.silent)
+    if gone:
+        return f"{', '.join(gone[:8])} went without a handoff"
     since = view.last_step_at if view.state is JobState.RUNNING else view.state_changed_at
     stalled_s = (view.now - since).total_seconds() if since else 0.0
-    if view.silent and stalled_s > patience.stall_after_s:
-        return f"{', '.join(view.silent[:8])} is silent and no step was made for {stalled_s:.0f} s"
+    if silent and stalled_s > patience.stall_after_s:
+        return f"{', '.join(silent[:8])} is silent and no step was made for {stalled_s:.0f} s"
     if view.state is JobState.STARTING and stalled_s > patience.start_within_s:
         return f"the start made no step within {patience.start_within_s:.0f} s"
     return None
+
+
+def _missed(view: JobView, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of `nodes` that the job cannot do without: not the leavers that a rescue has let go."""
+    if view.handoff is None or not view.handoff.may_lose_leavers:
+        return nodes
+    return tuple(node for node in nodes if node in view.handoff.target_nodes)
 
 
 def _fall_back(view: JobView, patience: Patience, loss: str) -> Action:

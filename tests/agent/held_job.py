@@ -1,7 +1,7 @@
 """The reference job, slower than it is.
 
 HeldJob's second world is not built before a test says so: until `args["held_until"]` is a file. SlowJob takes
-`args["micro_batch_s"]` for a micro-batch.
+`args["micro_batch_s"]` for a micro-batch, SlowBuildJob `args["build_s"]` for each world but the first.
 """
 
 from __future__ import annotations
@@ -40,3 +40,16 @@ class SlowJob(GptJob):
     def _forward(self, *arguments: Any, **named: Any) -> Any:
         threading.Event().wait(self._micro_batch_s)
         return super()._forward(*arguments, **named)
+
+
+class SlowBuildJob(GptJob):
+    """Made by the rank's entry from a job file."""
+
+    def __init__(self, args: dict[str, Any], **numbers: int) -> None:
+        self._build_s = float(args.pop("build_s"))
+        super().__init__(args, **numbers)
+
+    def build(self, world: Any) -> Any:
+        if world.generation > 1:
+            threading.Event().wait(self._build_s)
+        return super().build(world)

@@ -192,8 +192,8 @@ class ReadsGoBeforeItIsSet(Cutover):
 
 
 class BelievesItsOwnWish(Cutover):
-    def _decide(self, decision: Decision) -> CutoverEffects:
-        return super()._decide(self._wish or decision)
+    def _decide(self, decision: Decision, now: float) -> CutoverEffects:
+        return super()._decide(self._wish or decision, now)
 
 
 class LeavesEarly(Cutover):
@@ -208,8 +208,8 @@ class LeavesEarly(Cutover):
 class AppliesWhatWasDropped(Cutover):
     """NO-GO is taken for the usual one, after which the source world has only the step to apply."""
 
-    def _decide(self, decision: Decision) -> CutoverEffects:
-        effects = super()._decide(decision)
+    def _decide(self, decision: Decision, now: float) -> CutoverEffects:
+        effects = super()._decide(decision, now)
         return tuple(
             ApplyStepInSource(effect.reason) if isinstance(effect, RedoBatchInSource) else effect for effect in effects
         )
@@ -222,6 +222,41 @@ class GoesWithoutGradients(Cutover):
         return super()._on_state_read(event, now)
 
 
+class ReleasesBeforeTheVote(Cutover):
+    """A leaver of a rescue that has published takes itself for released."""
+
+    def _on_state_read(self, event: StateRead, now: float) -> CutoverEffects:
+        effects = super()._on_state_read(event, now)
+        return effects if self.in_target or not self.rescues else self._propose(Decision.GO_REDO, self._reason)
+
+
+class VotesWithoutItsShare(Cutover):
+    """A survivor of a rescue that could not read what leavers hold votes as if it had."""
+
+    def _on_state_read(self, event: StateRead, now: float) -> CutoverEffects:
+        effects = super()._on_state_read(event, now)
+        missed = self.rescues and self.votes and event.level is Level.NOTHING and self.state is CutoverState.VOTED
+        return self._enter_barrier(Level.STATE, now) if missed else effects
+
+
+class GoesBackAfterTheRelease(Cutover):
+    """Where the next world cannot be built, the old one goes on, though its leavers are gone."""
+
+    def _on_built(self, reason: Reason | None) -> CutoverEffects:
+        effects = super()._on_built(reason)
+        gone_wrong = self.state is CutoverState.FELL and self.in_source and reason is not None
+        return (ApplyStepInSource(reason),) if gone_wrong and reason is not None else effects
+
+
+class WaitsNoLongerThanForTheDecision(Cutover):
+    """The limit of the cutover is taken for that of building the next world of a rescue."""
+
+    def _decide(self, decision: Decision, now: float) -> CutoverEffects:
+        effects = super()._decide(decision, now)
+        self._build_until = self._own_deadline
+        return effects
+
+
 class StepsInTheSourceWhenLate(Cutover):
     """A source that cannot read the decision assumes NO-GO instead of holding."""
 
@@ -231,7 +266,7 @@ class StepsInTheSourceWhenLate(Cutover):
 
     def _assume(self) -> CutoverEffects:
         self.state = CutoverState.VOTED
-        return self._decide(Decision.NO_GO)
+        return self._decide(Decision.NO_GO, 0.0)
 
 
 def _any_roster(order: Order, record: ParticipantRecord, member: Member) -> str | None:
@@ -276,11 +311,15 @@ MORE = {
     "promise released before the rank has dropped": Bug(Machines(participant=ReleasesBeforeTheRankHas)),
     "deadline ignored": Bug(Machines(participant=NeverGivesUp), first_seed=500),
     "amended before the tags are gone": Bug(Machines(proposer=AmendsBeforeTheTagsAreGone)),
-    "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone), first_seed=1500),
+    "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone), first_seed=1700),
     "own wish believed": Bug(Machines(cutover=BelievesItsOwnWish)),
     "leaver leaves early": Bug(Machines(cutover=LeavesEarly)),
     "dropped step applied": Bug(Machines(cutover=AppliesWhatWasDropped)),
     "dropped step handed over": Bug(Machines(cutover=GoesWithoutGradients)),
+    "leaver released before the vote": Bug(Machines(cutover=ReleasesBeforeTheVote)),
+    "vote without the share": Bug(Machines(cutover=VotesWithoutItsShare), first_seed=300),
+    "old world after the release": Bug(Machines(cutover=GoesBackAfterTheRelease), first_seed=800),
+    "deadline cuts off the building": Bug(Machines(cutover=WaitsNoLongerThanForTheDecision)),
     "no answer taken for no": Bug(Machines(cutover=StepsInTheSourceWhenLate)),
     "next rung taken in silence": Bug(Machines(participant=FallsSilently)),
     "ladder forgets what streaming needs": Bug(patches=((ladder, "_stream", _always_converges),)),

@@ -65,6 +65,7 @@ CUTOVER_EVENTS = (
     "BarrierPassed",
     "BarrierFailed",
     "DecisionRead",
+    "TargetBuilt",
     "StoreUnreachable",
     "Withdrawn",
     "Tick",

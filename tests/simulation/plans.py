@@ -88,10 +88,11 @@ class Plan:
     chaos_s: float
     link: Link = Link()
     parts: int = 1  # of a step, between which it can be dropped
+    slow_s: float = 0.0  # longer than usual, to build a world
 
 
-def draw_plan(random: Random) -> Plan:
-    """A short run: one or two changes of the world, none to four faults."""
+def draw_plan(random: Random, builds: Random) -> Plan:
+    """A short run: one or two changes of the world, none to four faults. `builds` is for how long worlds are built."""
     members = tuple(Member(f"n{index}", 0) for index in range(4 + (random.random() < 0.3)))
     first = tuple(random.sample(members, 2 + (random.random() < 0.4)))
     chaos_s = 22.0 + 8 * random.random()
@@ -117,7 +118,9 @@ def draw_plan(random: Random) -> Plan:
     if random.random() < 0.4:
         # While permission is given and the boundary has not come.
         faults += (Fault(ANOTHER_NOTICE, "ready", 0.5 * random.random(), random.choice(members), 1.0),)
-    return Plan(members, first, step_s, deadline_s, network, tuple(intents), faults, chaos_s, link, parts)
+    # Some worlds are built for so long that a notice leaves time for a rescue only.
+    slow_s = 5.0 + 6.0 * builds.random() if builds.random() < 0.15 else 0.0
+    return Plan(members, first, step_s, deadline_s, network, tuple(intents), faults, chaos_s, link, parts, slow_s)
 
 
 def _link(random: Random) -> Link:

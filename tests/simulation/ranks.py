@@ -28,6 +28,7 @@ from liver_core.handoff.cutover import (
     BarrierFailed,
     BarrierPassed,
     BoundaryAgreed,
+    BuildTarget,
     CertificateCompared,
     CompareCertificates,
     CutoverEffect,
@@ -48,7 +49,7 @@ from liver_core.handoff.cutover import (
 )
 from liver_core.handoff.participant_events import RankReported, RankStage
 from liver_core.layout import Member, Roster
-from tests.simulation.truth import CHECKPOINT_EVERY
+from tests.simulation.truth import CHECKPOINT_EVERY, voters
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -214,7 +215,9 @@ class SimRank:
         self.cutover = None
         self.early = None
         self.build_number += 1
-        self.simulation.clock.after(self.simulation.build_s(self.member), self._built, self.build_number)
+        sim = self.simulation
+        needs_s = sim.connect_s(self.member) if order.rung is Rung.RESCUE else sim.build_s(self.member)
+        sim.clock.after(needs_s, self._built, self.build_number)
         self.say()
 
     def _built(self, number: int) -> None:
@@ -234,7 +237,8 @@ class SimRank:
             in_source=in_source,
             in_target=self.member in order.target.members,
             deadlines=order.cutover,
-            wait_until=order.deadline_utc + 1.0 - sim.agents[self.member].skew_s,
+            wait_until=order.boundary_by(self.member) + 1.0 - sim.agents[self.member].skew_s,
+            rescues=order.rung is Rung.RESCUE,
         )
         self.cutover_tick_later()
         if not order.takes_over:
@@ -267,6 +271,11 @@ class SimRank:
             self.begin_cutover(BoundaryAgreed(self.held_version))
         elif self.early is not None:
             self.begin_cutover(self.early)
+        elif order.rung is Rung.RESCUE and self.world is None:
+            # Nobody waited for this newcomer: the boundary may be long past.
+            boundary = self.simulation.store(order).boundary
+            if boundary is not None:
+                self.begin_cutover(boundary)
 
     def withdraw(self, handoff_id: HandoffId) -> None:
         if self.agreed:
@@ -457,6 +466,8 @@ class SimRank:
                 clock.after(
                     max(0.0, not_before - clock.now), sim.store(order).ask, self, self.cutover, Decision.UNDECIDED
                 )
+            case BuildTarget():
+                sim.building(order).enter(self)
             case ApplyStepInTarget() | RedoBatchInTarget():
                 self._switch(redo=isinstance(effect, RedoBatchInTarget))
             case ApplyStepInSource(reason=reason) | RedoBatchInSource(reason=reason):
@@ -464,6 +475,7 @@ class SimRank:
             case Leave(reason=reason):
                 self._leave(reason)
             case FallToCheckpoint(reason=reason):
+                sim.truth.fell(self, order, sim)
                 self.break_down(reason)
             case Release(reason=reason):
                 self._drop(reason)
@@ -485,6 +497,9 @@ class SimRank:
             self.cutover_event(StateRead(Level.EVERYTHING))
             return
         sources = [sim.agents[member].rank for member in order.source.members]
+        if order.rung is Rung.RESCUE:
+            self._rescue(order, sources)
+            return
         lost = next((rank for rank in sources if rank is None or not rank.alive), None)
         if any(rank is None or not rank.alive for rank in sources):
             name = "a source" if lost is None else str(lost)
@@ -500,6 +515,25 @@ class SimRank:
             self.cutover_event(StateRead(Level.STATE, reason=Reason("gradients late", "read", self.cutover_rank)))
             return
         self.cutover_event(StateRead(Level.STATE if self.partial else Level.EVERYTHING))
+
+    def _rescue(self, order: Order, sources: list[SimRank | None]) -> None:
+        """A survivor has read its share of what only leavers hold; when one of them died, before or after that."""
+        lost = any(rank is None or not rank.alive for rank in sources)
+        late = self.simulation.takes_fault("gradients late", self.member)
+        if late or (lost and self.simulation.random.random() < 0.5):
+            reason = Reason("a leaver is gone", "read", self.cutover_rank)
+            self.cutover_event(StateRead(Level.NOTHING, source_lost=lost, reason=reason))
+            return
+        self._hold(sources)
+        self.cutover_event(StateRead(Level.STATE))
+
+    def take_what_survivors_hold(self, order: Order) -> None:
+        """After a rescue: masters and moments of all survivors, and of the leavers as far as survivors have them."""
+        truth = self.simulation.truth
+        survivors = {member for member in order.target.members if order.source and member in order.source.members}
+        whole = survivors <= truth.certified.get(order.handoff_id, set())
+        self.held_version = self.cutover_version
+        self.held_value = truth.value(self.cutover_version) if whole else -1
 
     def _hold(self, sources: list[SimRank | None]) -> None:
         living = [rank for rank in sources if rank is not None and rank.alive]
@@ -567,7 +601,7 @@ class SimRank:
 
 
 class Barrier:
-    """The MIN all-reduce over the target world of one handoff; each rank may see it fail on its own."""
+    """The MIN over the target world of one handoff, or over the survivors; each rank may see it fail on its own."""
 
     def __init__(self, simulation: Simulation, order: Order) -> None:
         self.simulation = simulation
@@ -575,6 +609,7 @@ class Barrier:
         self.levels: dict[Member, Level] = {}
         self.ranks: dict[Member, SimRank] = {}
         self.machines: dict[Member, Cutover | None] = {}
+        self.members = voters(order)
 
     def enter(self, rank: SimRank, level: Level, until: float) -> None:
         self.levels[rank.member] = level
@@ -582,7 +617,7 @@ class Barrier:
         self.machines[rank.member] = rank.cutover
         clock = self.simulation.clock
         clock.after(max(0.0, until - clock.now), self._timed_out, rank)
-        if len(self.levels) < len(self.order.target.members):
+        if len(self.levels) < len(self.members):
             return
         level = min(self.levels.values())
         for peer in self.ranks.values():
@@ -590,10 +625,12 @@ class Barrier:
                 clock.after(0.1, self._timed_out, peer)
             else:
                 delay_s = 0.01 + 0.2 * self.simulation.random.random()
+                if self.order.rung is Rung.RESCUE and self.simulation.chance(0.1):
+                    delay_s += 3.0 * self.simulation.random.random()  # It votes through the store, which may be slow.
                 clock.after(delay_s, peer.answer, self.machines[peer.member], BarrierPassed(level))
 
     def _timed_out(self, rank: SimRank) -> None:
-        missing = [member for member in self.order.target.members if member not in self.levels]
+        missing = [member for member in self.members if member not in self.levels]
         name = f"{missing[0]} did not come" if missing else "the collective failed"
         event = BarrierFailed(Reason(name, "barrier", rank.cutover_rank))
         rank.answer(self.machines[rank.member], event)

@@ -33,6 +33,7 @@ from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import Amend, Cancel, Open
 from liver_core.layout import Member, ParallelLayout, Roster
 from tests.simulation.agents import ProposerHost, SimAgent, is_bound
+from tests.simulation.building import Building
 from tests.simulation.clock import Clock
 from tests.simulation.convergence import Convergence
 from tests.simulation.coverage import Coverage
@@ -42,7 +43,7 @@ from tests.simulation.ranks import Barrier, SimRank, SimWorld
 from tests.simulation.store import SimStore
 from tests.simulation.truth import CHECKPOINT_EVERY, Truth, Violation
 
-CUTOVER_DEADLINES = CutoverDeadlines(target_s=3.0, source_s=4.5, store_s=8.0)
+CUTOVER_DEADLINES = CutoverDeadlines(target_s=3.0, source_s=4.5, store_s=8.0, build_s=20.0)
 REST_WITHIN_S = 260.0
 THINK_S = 1.5
 EVENTS_MAX = 20_000
@@ -66,7 +67,7 @@ class Simulation:
     def __init__(self, seed: int, machines: Machines | None = None, plan: Plan | None = None) -> None:
         self.seed = seed
         self.random = Random(seed)
-        self.plan = plan if plan is not None else draw_plan(self.random)
+        self.plan = plan if plan is not None else draw_plan(self.random, Random(f"builds of {seed}"))
         self.machines = machines or Machines()
         self.clock = Clock()
         self.truth = Truth()
@@ -80,6 +81,7 @@ class Simulation:
         self.stores: dict[str, SimStore] = {}
         self.barriers: dict[tuple[str, int], Barrier] = {}
         self.convergences: dict[tuple[str, int], Convergence] = {}
+        self.buildings: dict[tuple[str, int], Building] = {}
         self.worlds: dict[int, SimWorld] = {}
         self.armed: list[tuple[str, Member]] = []
         self.waiting_faults = [fault for fault in self.plan.faults if fault.trigger]
@@ -156,6 +158,13 @@ class Simulation:
             self.barriers[key] = Barrier(self, order)
         return self.barriers[key]
 
+    def building(self, order: Order) -> Building:
+        """Where the ranks of this target build it after a rescue."""
+        key = (order.handoff_id, order.target_revision)
+        if key not in self.buildings:
+            self.buildings[key] = Building(self, order)
+        return self.buildings[key]
+
     def convergence(self, order: Order) -> Convergence:
         """Where the ranks of this target agree how the state moves."""
         key = (order.handoff_id, order.target_revision)
@@ -186,7 +195,7 @@ class Simulation:
         assert order is not None and order.source is not None
         version = ranks[0].version
         self.store(order).version = version
-        boundary = BoundaryAgreed(version, dropped)
+        boundary = self.store(order).boundary = BoundaryAgreed(version, dropped)
         for rank in ranks:
             rank.agreed = True
             self.clock.after(0.02 * self.random.random(), rank.begin_cutover, boundary)
@@ -201,7 +210,13 @@ class Simulation:
         """Seconds until the target world is built on a rank; a stalled one never is."""
         if self.takes_fault("build stalls", member):
             return 1e6
-        return 0.3 + 2.5 * self.random.random()
+        return self.plan.slow_s + 0.3 + 2.5 * self.random.random()
+
+    def connect_s(self, member: Member) -> float:
+        """Seconds until a rank has made its endpoint, or is connected to those of others; a stalled one never is."""
+        if self.random.random() < 0.5 and self.takes_fault("build stalls", member):
+            return 1e6
+        return 0.1 + 0.4 * self.random.random()
 
     def stream_s(self, member: Member) -> float:
         """Seconds until what streams to a rank has converged; a stalled stream never does."""
@@ -385,7 +400,7 @@ class Simulation:
                 host.handle(Open(self._proposal(self.worlds[max(self.worlds)].roster, intent.members, Rung.CHECKPOINT)))
             case _:
                 newest = self.worlds[max(self.worlds)].roster
-                host.handle(Open(self._proposal(newest, intent.members, self.choose())))
+                host.handle(Open(self._proposal(newest, intent.members, self.choose(intent.members))))
 
     def _another_notice(self, host: ProposerHost, current: Proposal, members: tuple[Member, ...]) -> None:
         """As the driver does: amend until the boundary, then let it go on; or a mistake, or it is taken back."""
@@ -406,7 +421,7 @@ class Simulation:
             return
         later_s = -2.0 + 2.6 * self.random.random()
         deadline_utc = current.deadline_utc + later_s
-        rung = self.choose(deadline_utc - self.clock.now)
+        rung = self.choose(members, deadline_utc - self.clock.now)
         if later_s < -1.5:
             members, rung = current.members, current.rung
         amended = self.amendment(current, members, min(deadline_utc, current.deadline_utc), rung)
@@ -414,13 +429,16 @@ class Simulation:
         if amended in (host.proposer.record.proposal, host.proposer.record.pending):
             self.wanted = members
 
-    def choose(self, left_s: float | None = None) -> Rung:
-        """What the ladder says of a change of the world that runs now."""
+    def choose(self, members: tuple[Member, ...], left_s: float | None = None) -> Rung:
+        """What the ladder says of a change to a world of `members` from the one that runs now."""
         link, step_s = self.plan.link, self.step_s
+        source = self.worlds[max(self.worlds)].roster.members
+        staying = len(set(source) & set(members))
+        only_leaving = link.copy_s * (len(source) - staying) / len(source)
         inputs = LadderInputs(
             bytes_to_move=int(link.copy_s * BYTES_PER_S),
             bandwidth_bytes_per_s=BYTES_PER_S,
-            prepare_s=1.5,
+            prepare_s=self.plan.slow_s + 1.5,
             step_s=step_s,
             seconds_to_boundary=step_s,
             seconds_to_deadline=max(0.0, self.plan.deadline_s if left_s is None else left_s),
@@ -434,7 +452,10 @@ class Simulation:
             one_sided=link.one_sided,
             replay_refusal=link.replay_refusal,
             stream_failure=self.truth.stream_failures.get(max(self.worlds), ""),
-            bytes_only_leaving=0,
+            bytes_only_leaving=int(only_leaving * BYTES_PER_S),
+            endpoints_s=0.3,
+            ranks_staying=staying,
+            rescue_failure="",
             part_s=step_s / self.plan.parts if self.plan.parts > 1 else None,
         )
         choice = choose_rung(inputs)
@@ -466,7 +487,8 @@ class Simulation:
             store=StoreAddress("127.0.0.1", 1024 + self.handoffs),
             cause="notice",
             rung=rung,
-            deadline_utc=self.clock.now + self.plan.deadline_s,
+            # No notice presses where a job comes back from its checkpoint.
+            deadline_utc=self.clock.now + self.plan.deadline_s + (rung is Rung.CHECKPOINT) * self.plan.slow_s,
             cutover=CUTOVER_DEADLINES,
             checkpoint=str(self.truth.checkpoint_version) if rung is Rung.CHECKPOINT else "",
         )
@@ -481,7 +503,7 @@ class Simulation:
             return
         if world is not None:
             if self.wanted is not None and world.roster.members != self.wanted and self.chaos:
-                host.handle(Open(self._proposal(world.roster, self.wanted, self.choose())))
+                host.handle(Open(self._proposal(world.roster, self.wanted, self.choose(self.wanted))))
             return
         if self.broken_since is not None and self.clock.now - self.broken_since > 4:
             self._restart_from_checkpoint(host)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from liver_core.handoff import Decision, Order, Reason
-from liver_core.handoff.cutover import DecisionRead, StoreUnreachable
+from liver_core.handoff.cutover import BoundaryAgreed, DecisionRead, StoreUnreachable
 
 if TYPE_CHECKING:
     from liver_core.handoff import Cutover
@@ -24,6 +24,7 @@ class SimStore:
         self.alive = True
         self.record = Decision.UNDECIDED
         self.version = 0  # the version that the cutover is about, for the checks
+        self.boundary: BoundaryAgreed | None = None  # for newcomers
         self.cut_off: dict[str, float] = {}  # node -> until
 
     def ask(self, rank: SimRank, machine: Cutover | None, wish: Decision) -> None:

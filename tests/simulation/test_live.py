@@ -29,7 +29,7 @@ def begun(*faults: str, link: Link = LIVE) -> Simulation:
 def open_next(simulation: Simulation) -> None:
     """Open the handoff on the rung that the ladder takes."""
     source = simulation.worlds[max(simulation.worlds)].roster
-    simulation.hosts[LEAD].handle(Open(simulation._proposal(source, (N0, N2), simulation.choose())))
+    simulation.hosts[LEAD].handle(Open(simulation._proposal(source, (N0, N2), simulation.choose((N0, N2)))))
 
 
 def run_to_end(simulation: Simulation) -> Simulation:

@@ -49,6 +49,7 @@ def test_a_short_run_reaches_the_boundary_on_every_rung_and_by_amended_plans(sho
         "stop_and_copy",
         "stop_and_copy, amended",
         "stop_and_copy after live",
+        "rescue",
     } <= set(short_run.boundaries)
 
 

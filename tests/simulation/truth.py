@@ -15,6 +15,7 @@ from liver_core.handoff.proposer_events import HandoffEnded, ProposerRecord
 if TYPE_CHECKING:
     from liver_core.layout import Member
     from tests.simulation.ranks import SimRank, SimWorld
+    from tests.simulation.simulation import Simulation
 
 CHECKPOINT_EVERY = 5
 BUSY = (
@@ -100,11 +101,22 @@ class Truth:
         handoff_id = self.generation_owner.setdefault(order.generation, order.handoff_id)
         if handoff_id != order.handoff_id:
             raise Violation(f"H6: generation {order.generation} goes for {order.handoff_id} and for {handoff_id}")
-        for member in order.target.members:
+        for member in voters(order):
             rank = held.get(member)
             certified = member in self.certified.get(order.handoff_id, ())
             if rank is None or not certified or rank.held_value != self.value(version):
                 raise Violation(f"certificate: {decision} of {order.handoff_id} without a certified state on {member}")
+
+    def fell(self, rank: SimRank, order: Order, simulation: Simulation) -> None:
+        """`rank` can go on in no world. After a rescue has released its leavers, only a second failure may bring it so
+        far; without a fault in the run there is none."""
+        if order.rung is not Rung.RESCUE or not rank.decision_read.goes:
+            return
+        building, plan = simulation.building(order), simulation.plan
+        complete = set(order.target.members) <= building.arrived
+        early = simulation.clock.now < building.entered_at[rank.member] + order.cutover.build_s
+        if not building.disturbed and (early or complete or not (plan.faults or plan.network[0])):
+            raise Violation(f"lost after the release: {rank} falls in {order.handoff_id}, though nothing else failed")
 
     def boundary_passed(self, rank: SimRank, order: Order, *, dropped: bool) -> None:
         """`rank` learned that the boundary of `order` was agreed."""
@@ -215,7 +227,7 @@ class Truth:
 
     def _all_said_ready(self, order: Order) -> None:
         source = order.source.members if order.takes_over and order.source is not None else ()
-        for member in {*source, *order.target.members}:
+        for member in {*source, *voters(order)}:
             if (order.handoff_id, order.plan_revision, member) not in self.said_ready:
                 raise Violation(f"permission for {order.handoff_id} before {member} said that it is ready")
 
@@ -238,5 +250,14 @@ class Truth:
             raise Violation(f"H7: {ended.handoff_id} ended {ended.stage} with a reason that names no rank: {reason}")
 
 
+def voters(order: Order) -> tuple[Member, ...]:
+    """Whose state counts at the decision: every target, but in a rescue only who holds state already."""
+    if order.rung is not Rung.RESCUE or order.source is None:
+        return order.target.members
+    return tuple(member for member in order.target.members if member in order.source.members)
+
+
 def _copied(wanted: Rung) -> str:
+    if wanted is Rung.RESCUE:
+        return "rescue"
     return f"stop_and_copy after {wanted}" if wanted.streams else "stop_and_copy"

@@ -13,12 +13,13 @@ import pytest
 
 from agent.driver.lead import Lead, Leaving
 from agent.driver.node import DriverSettings, Node
-from agent.driver.planning import Pulse
+from agent.driver.planning import Learned, Pulse
 from agent.driver.wire import core_roster
 from agent.protocol.base import HandoffCause, HandoffState, Layout, Placement, Rung, StoreAddress
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder, LayoutByCount, LayoutForCount
 from liver_core.handoff import Order, Participant, ParticipantRecord, Phase, Reason, Stage
+from liver_core.handoff import Rung as CoreRung
 from liver_core.handoff.participant_events import OrderReceived, RankReported, RankStage, SendReport
 from liver_core.handoff.proposer import ProposerState
 from liver_core.layout import Member
@@ -233,6 +234,32 @@ def test_an_open_handoff_that_cannot_be_amended_is_given_up_for_all_notices(job:
         await now.notice(60.0, "c", "d")
         assert now.mirrors[-1].superseded
         assert now.state is ProposerState.ABORTING
+
+    asyncio.run(run())
+
+
+def test_a_node_that_goes_too_soon_for_what_is_prepared_is_answered_by_a_rescue(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        now.lead._learned = Learned(prepare_s=20.0)
+        await now.notice(60.0, "d")
+        before = now.lead._proposer.record
+        now.now += 10.0
+        await now.notice(40.0, "d")
+        after = now.lead._proposer.record
+        assert before.proposal is not None and after.proposal is not None
+        assert (after.proposal.rung, after.target_revision) == (before.proposal.rung, 1), "half of it is prepared"
+        await now.notice(20.0, "d")
+        after, mirror = now.lead._proposer.record, now.mirrors[-1]
+        assert after.proposal == replace(before.proposal, deadline_utc=START_S + 20.0, rung=CoreRung.RESCUE)
+        assert (after.plan_revision, after.target_revision) == (3, 3)
+        assert mirror.rung is Rung.RESCUE and mirror.reason is not None
+        assert "d goes 20.0 s sooner than was known; live: needs" in mirror.reason.text
+        assert "rescue: needs" in mirror.reason.text
+        await now.notice(15.0, "d")
+        after = now.lead._proposer.record
+        assert after.proposal is not None
+        assert (after.proposal.rung, after.target_revision) == (CoreRung.RESCUE, 3)
 
     asyncio.run(run())
 

@@ -15,6 +15,7 @@ from agent.driver.planning import (
     Plan,
     Pulse,
     Wait,
+    build_limit_s,
     estimate_parameters,
     ladder_inputs,
     lead_candidates,
@@ -123,7 +124,9 @@ def test_a_handoff_is_live_unless_something_is_known_against_it(order: JobOrder)
     assert rung_for(order, None, learned=Learned(replay_refusal="fused AdamW")) is Rung.STOP_AND_COPY
     assert rung_for(order, None, learned=Learned(follow_s=0.6)) is Rung.STOP_AND_COPY
     assert rung_for(order, 25.0, learned=Learned(prepare_s=22.0)) is Rung.STOP_AND_COPY
-    assert rung_for(order, 25.0, learned=Learned(prepare_s=23.0)) is Rung.CHECKPOINT
+    assert rung_for(order, 25.0, learned=Learned(prepare_s=23.0)) is Rung.RESCUE
+    assert rung_for(order, 3.5, learned=Learned(prepare_s=23.0)) is Rung.RESCUE
+    assert rung_for(order, 3.5, learned=Learned(prepare_s=23.0, endpoints_s=1.5)) is Rung.CHECKPOINT
 
 
 def in_parts(order: JobOrder, every: int) -> JobOrder:
@@ -174,7 +177,10 @@ def test_the_ladder_counts_the_leavers_share_of_the_bytes_and_the_nodes_that_are
     where = (order, ACTIVE, found, frozenset({"b"}), 25.0)
     inputs = ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=Learned(), settings=DriverSettings())
     assert inputs.bytes_to_move == 12 * estimate_parameters(order.spec.model)
-    assert inputs.bytes_only_leaving == inputs.bytes_to_move // 4
+    # b is a stage between the embeddings; a holds one of them besides its layers.
+    embedding = 12 * order.spec.model.padded_vocab_size * order.spec.model.hidden_size
+    assert inputs.bytes_only_leaving == (inputs.bytes_to_move - 2 * embedding) // 4
+    assert (inputs.ranks_staying, inputs.endpoints_s, inputs.rescue_failure) == (3, 1.0, "")
     assert (inputs.nodes_left, inputs.nodes_least, inputs.checkpoint_age_steps) == (3, 1, 10)
 
 
@@ -188,6 +194,11 @@ def test_measures_take_the_longest_phase_the_sum_of_bytes_and_the_pause_over_all
     assert merged.pause_s == pytest.approx(1.0)
     assert merged.pause_steps == pytest.approx(2.0)
     assert merged.extra == {"peak_rss": 7.0}
+
+
+def test_bytes_that_were_rescued_are_told_as_a_sum() -> None:
+    merged = merge_measures([{"bytes_rescued": 8.0, "bytes_moved": 1.0}, {"bytes_rescued": 4.0}], HandoffMeasures())
+    assert (merged.extra, merged.bytes_moved) == ({"bytes_rescued": 12.0}, 1)
 
 
 def test_seconds_of_one_step_are_no_phase_and_are_shown_apart() -> None:
@@ -234,6 +245,34 @@ def test_the_next_ladder_knows_what_a_handoff_measured_and_why_it_fell() -> None
     assert (refused.memory_refusal, refused.refused_in, refused.refused_layout) == ("9", 1, layout)
     elsewhere = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("dead", "prepare", 0))
     assert learned_from(measured(), Learned(), elsewhere) == Learned()
+
+
+def test_a_rescue_tells_what_endpoints_take_and_whether_there_is_room_for_what_leavers_hold() -> None:
+    progress = measured(to_ready=2.0)
+    progress.mirror = progress.mirror.model_copy(update={"rung": WireRung.RESCUE})
+    done = HandoffEnded(HandoffId("h"), 2, Stage.ACTIVE, Decision.GO_REDO, Reason("all did", "retire"))
+    assert learned_from(progress, Learned(prepare_s=9.0), done).endpoints_s == 2.0
+    assert learned_from(progress, Learned(prepare_s=9.0), done).prepare_s == 9.0
+    refused = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("budget", "plan the rescue", 0))
+    failed = learned_from(progress, Learned(), refused)
+    assert (failed.rescue_failure, failed.rescue_failed_in) == ("budget", 1)
+
+
+def test_a_rescue_that_failed_is_not_tried_again_in_the_same_world(order: JobOrder) -> None:
+    learned = Learned(prepare_s=23.0, rescue_failure="budget", rescue_failed_in=1)
+    assert rung_for(order, 25.0, learned=learned) is Rung.CHECKPOINT
+    assert rung_for(order, 25.0, learned=replace(learned, rescue_failed_in=2)) is Rung.RESCUE
+
+
+def test_the_next_world_of_a_rescue_gets_several_times_what_it_is_expected_to_take(order: JobOrder) -> None:
+    found = plan(order, "b")
+    assert isinstance(found, Plan)
+    where = (order, ACTIVE, found, frozenset({"b"}), 25.0)
+    limits = [
+        build_limit_s(ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=learned, settings=DriverSettings()))
+        for learned in (Learned(), Learned(prepare_s=20.0, bandwidth_bytes_per_s=1e12), Learned(prepare_s=100.0))
+    ]
+    assert limits == [60.0, pytest.approx(120.0, abs=0.1), 180.0]
 
 
 def test_lost_time_is_what_five_steps_after_the_cutover_came_late() -> None:

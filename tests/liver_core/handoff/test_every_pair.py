@@ -22,6 +22,7 @@ from liver_core.handoff.cutover import (
     RedoBatchInTarget,
     StateRead,
     StoreUnreachable,
+    TargetBuilt,
     Tick,
     Withdrawn,
 )
@@ -174,6 +175,8 @@ CUTOVER_EXAMPLES: list[CutoverEvent] = [
     *(BarrierPassed(level) for level in Level),
     BarrierFailed(WHY),
     *(DecisionRead(decision) for decision in Decision if decision is not Decision.GO),
+    TargetBuilt(),
+    TargetBuilt(WHY),
     StoreUnreachable(WHY),
     Withdrawn(WHY),
     Tick(),
@@ -186,6 +189,12 @@ WAYS: dict[CutoverState, list[tuple[CutoverEvent, float]]] = {
         (BoundaryAgreed(5), 1.0),
         (StateRead(Level.EVERYTHING), 2.0),
         (CertificateCompared(True), 2.0),
+    ],
+    CutoverState.BUILDING: [
+        (BoundaryAgreed(5), 1.0),
+        (StateRead(Level.STATE), 2.0),
+        (CertificateCompared(True), 2.0),
+        (DecisionRead(Decision.GO_REDO), 2.0),
     ],
     CutoverState.DECIDED: [
         (BoundaryAgreed(5), 1.0),
@@ -203,7 +212,10 @@ WAYS: dict[CutoverState, list[tuple[CutoverEvent, float]]] = {
 
 
 def cutover_in(state: CutoverState) -> Cutover:
-    machine = Cutover(rank=0, in_source=True, in_target=True, deadlines=CutoverDeadlines(), wait_until=50.0)
+    rescues = state is CutoverState.BUILDING
+    machine = Cutover(
+        rank=0, in_source=True, in_target=True, deadlines=CutoverDeadlines(), wait_until=50.0, rescues=rescues
+    )
     for event, now in WAYS[state]:
         machine.handle(event, now)
     assert machine.state is state
@@ -222,7 +234,8 @@ def test_a_cutover_takes_every_event_and_steps_only_on_a_decision(state, now):
         effects = machine.handle(event, now)
         ends = (ApplyStepInTarget, RedoBatchInTarget, ApplyStepInSource, Leave)
         if any(isinstance(each, ends) for each in effects):
-            assert isinstance(event, DecisionRead) and state is CutoverState.VOTED
+            decides = isinstance(event, DecisionRead) and state is CutoverState.VOTED
+            assert decides or (state is CutoverState.BUILDING and event == TargetBuilt())
         if any(isinstance(each, EnterBarrier) and each.level is not Level.NOTHING for each in effects):
             assert event == CertificateCompared(True)
 

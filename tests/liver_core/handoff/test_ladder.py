@@ -26,6 +26,9 @@ ROOMY = LadderInputs(
     replay_refusal="",
     stream_failure="",
     bytes_only_leaving=4_000_000_000,
+    endpoints_s=2.0,
+    ranks_staying=3,
+    rescue_failure="",
 )
 TWO_SIDED = replace(ROOMY, one_sided=False)
 LONG_STEPS = replace(ROOMY, step_s=300.0, seconds_to_boundary=200.0)
@@ -47,10 +50,10 @@ def test_with_time_enough_the_state_streams_while_the_job_trains():
         (replace(ROOMY, seconds_to_deadline=71.0), Rung.LIVE),
         (replace(ROOMY, seconds_to_deadline=70.9), Rung.STOP_AND_COPY),
         (replace(ROOMY, seconds_to_deadline=45.0), Rung.STOP_AND_COPY),
-        (replace(ROOMY, seconds_to_deadline=44.9), Rung.CHECKPOINT),
+        (replace(ROOMY, seconds_to_deadline=44.9), Rung.RESCUE),
         (replace(ROOMY, seconds_to_boundary=94.0), Rung.LIVE),
         (replace(TWO_SIDED, seconds_to_boundary=85.0), Rung.STOP_AND_COPY),
-        (replace(TWO_SIDED, seconds_to_boundary=85.1), Rung.CHECKPOINT),
+        (replace(TWO_SIDED, seconds_to_boundary=85.1), Rung.RESCUE),
         (replace(ROOMY, seconds_to_boundary=94.1), Rung.CHECKPOINT),
         (replace(ROOMY, stream_share=0.25), Rung.LIVE),
         (replace(ROOMY, stream_share=0.2), Rung.STOP_AND_COPY),
@@ -71,7 +74,10 @@ def test_with_time_enough_the_state_streams_while_the_job_trains():
         (LONG_STEPS, Rung.CHECKPOINT),
         (IN_PARTS, Rung.DROP_STEP),
         (replace(IN_PARTS, one_sided=False), Rung.CHECKPOINT),
-        (replace(IN_PARTS, executed=EVERYTHING, one_sided=False, seconds_to_boundary=90.0), Rung.RESCUE),
+        (replace(IN_PARTS, one_sided=False, seconds_to_boundary=90.0), Rung.RESCUE),
+        # The next boundary comes before endpoints are connected, and the one after it too late.
+        (replace(IN_PARTS, one_sided=False, seconds_to_boundary=1.9), Rung.CHECKPOINT),
+        (replace(LONG_STEPS, one_sided=False, step_s=89.0, seconds_to_boundary=1.9), Rung.RESCUE),
         (replace(IN_PARTS, seconds_to_deadline=None), Rung.LIVE),
         (replace(IN_PARTS, part_s=22.5), Rung.DROP_STEP),
         (replace(IN_PARTS, part_s=27.6), Rung.CHECKPOINT),
@@ -80,9 +86,14 @@ def test_with_time_enough_the_state_streams_while_the_job_trains():
         # A boundary that is near does not help where the copy after it comes too late.
         (replace(IN_PARTS, step_s=70.0, seconds_to_boundary=1.0), Rung.DROP_STEP),
         (replace(IN_PARTS, step_s=65.0, seconds_to_boundary=1.0), Rung.STOP_AND_COPY),
-        (replace(ROOMY, seconds_to_deadline=25.0, executed=EVERYTHING), Rung.RESCUE),
-        (replace(ROOMY, seconds_to_deadline=16.9, executed=EVERYTHING), Rung.CHECKPOINT),
-        (replace(ROOMY, seconds_to_deadline=25.0), Rung.CHECKPOINT),
+        (replace(ROOMY, seconds_to_deadline=25.0), Rung.RESCUE),
+        (replace(ROOMY, seconds_to_deadline=17.0), Rung.RESCUE),
+        (replace(ROOMY, seconds_to_deadline=16.9), Rung.CHECKPOINT),
+        (replace(ROOMY, seconds_to_deadline=25.0, endpoints_s=9.0), Rung.CHECKPOINT),
+        (replace(ROOMY, seconds_to_deadline=25.0, endpoints_s=8.0), Rung.RESCUE),
+        (replace(ROOMY, seconds_to_deadline=25.0, executed=EVERYTHING - {Rung.RESCUE}), Rung.CHECKPOINT),
+        (replace(ROOMY, seconds_to_deadline=25.0, ranks_staying=0), Rung.CHECKPOINT),
+        (replace(ROOMY, seconds_to_deadline=25.0, rescue_failure="budget"), Rung.CHECKPOINT),
     ],
 )
 def test_the_first_rung_that_fits_is_taken_and_all_above_it_are_named(inputs: LadderInputs, expected: Rung):
@@ -140,9 +151,24 @@ def test_the_first_rung_that_fits_is_taken_and_all_above_it_are_named(inputs: La
         (
             replace(ROOMY, seconds_to_deadline=25.0),
             Rung.RESCUE,
+            "needs 7.0 s of the 25.0 s left, margin 10.0 s",
+        ),
+        (
+            replace(ROOMY, seconds_to_deadline=25.0, executed=EVERYTHING - {Rung.RESCUE}),
+            Rung.RESCUE,
             "not in this version; it needs 7.0 s of the 25.0 s left, margin 10.0 s",
         ),
-        (replace(ROOMY, seconds_to_deadline=25.0), Rung.CHECKPOINT, "40 steps (200.0 s) are done again"),
+        (
+            replace(ROOMY, seconds_to_deadline=25.0, ranks_staying=0),
+            Rung.RESCUE,
+            "no rank of the running world stays",
+        ),
+        (
+            replace(ROOMY, seconds_to_deadline=25.0, rescue_failure="budget"),
+            Rung.RESCUE,
+            "it failed before in this world: budget",
+        ),
+        (replace(ROOMY, seconds_to_deadline=16.0), Rung.CHECKPOINT, "40 steps (200.0 s) are done again"),
         (
             replace(ROOMY, sources_whole=False, checkpoint_age_steps=None),
             Rung.CHECKPOINT,
@@ -159,7 +185,7 @@ def test_what_is_said_of_a_rung_names_its_numbers(inputs: LadderInputs, rung: Ru
 
 
 def test_this_version_never_takes_a_rung_that_it_cannot_execute():
-    assert {Rung.RESCUE} == EVERYTHING - EXECUTED
+    assert EVERYTHING == EXECUTED, "the ladder has no rung that is not carried out"
     assert {choose_rung(replace(LONG_STEPS, seconds_to_deadline=left)).rung for left in (None, 900.0, 60.0, 1.0)} == {
         Rung.LIVE,
         Rung.STOP_AND_COPY,

@@ -52,7 +52,7 @@ def test_a_report_goes_through_json_unchanged():
 def test_both_messages_carry_every_field_that_was_promised_from_the_first_day():
     assert {field.name for field in fields(Order)} >= HEADER
     assert HEADER | {"stages"} <= {field.name for field in fields(Report)}
-    assert set(order().to_json()["cutover"]) == {"target_s", "source_s", "store_s"}
+    assert set(order().to_json()["cutover"]) == {"target_s", "source_s", "store_s", "build_s"}
     assert set(Reason("text", "phase").to_json()) == {"rank", "phase", "tile", "text"}
 
 
@@ -72,7 +72,11 @@ def test_both_messages_carry_every_field_that_was_promised_from_the_first_day():
         ("store", {"host": "h", "port": 0}, r"store\.port: must be in 1\.\.65535, is 0"),
         ("store", None, "store: must be an object, not NoneType"),
         ("parent", 2, "generation: must be above parent 2, is 2"),
-        ("cutover", {"target_s": 5, "source_s": 4, "store_s": 9}, "cutover: needs 0 < target_s < source_s < store_s"),
+        (
+            "cutover",
+            {"target_s": 5, "source_s": 4, "store_s": 9, "build_s": 1},
+            "cutover: needs 0 < target_s < source_s < store_s",
+        ),
         ("reason", {"rank": 0, "phase": "p", "tile": ""}, r"reason\.text: is required"),
     ],
 )
@@ -132,6 +136,8 @@ def test_newer_reports_have_a_greater_key_also_after_a_restart_of_the_agent():
 def test_deadlines_that_do_not_grow_are_refused():
     with pytest.raises(MessageError, match="needs 0 < target_s < source_s < store_s, got 3, 2, 9"):
         CutoverDeadlines(3, 2, 9)
+    with pytest.raises(MessageError, match="needs build_s > 0, got 0"):
+        CutoverDeadlines(build_s=0)
 
 
 def test_a_reason_reads_as_a_sentence():

@@ -8,7 +8,16 @@ import time
 import pytest
 
 from liver_core.layout import Manifest, Roster
-from liver_core.reshard import check_rank_plan, missing_elements, place, plan_rank
+from liver_core.reshard import (
+    boxes_given,
+    boxes_kept,
+    check_rank_plan,
+    missing_elements,
+    place,
+    plan_after_rescue,
+    plan_rank,
+    plan_rescue,
+)
 from liver_core.reshard.placement import NodeSlots
 from tests.liver_core.layout.models import KINDS, roster, spec
 
@@ -88,3 +97,17 @@ def test_a_thousand_ranks_are_placed_within_seconds(model):
     target = place(model, source, nodes, type(source.layout)(tp=8, pp=8, dp=15))
     assert time.perf_counter() - started < 5 * SECONDS_MAX
     assert target.layout.world_size == 960
+
+
+@pytest.mark.parametrize(("after", "gone"), [("TP8xPP8xDP15", 64), ("TP8xPP8xDP8", 512)])
+def test_what_leaves_a_thousand_ranks_is_shared_out_and_found_again_within_a_second(model, after, gone):
+    size = roster(after).layout.world_size
+    source = roster("TP8xPP8xDP16", slots=8)
+    target = roster(after, generation=1, slots=8, order=list(range(gone, gone + size)))
+    started = time.perf_counter()
+    rescue = plan_rescue(model, source, target)
+    boxes_kept(model, source, rescue.kept_by(rescue.survivors[0]))
+    boxes_given(model, source, rescue.given_by(rescue.leavers[0]))
+    plan_after_rescue(model, source, target, size // 3, rescue)
+    assert time.perf_counter() - started < SECONDS_MAX
+    assert (len(rescue.leavers), len(rescue.survivors)) == (gone, 1024 - gone)

@@ -21,6 +21,7 @@ from tests.liver_core.training.stream_random import (
     told_live,
 )
 from tests.liver_core.training.stream_trio import LiveTrio, live_setup
+from tests.liver_core.training.test_failures import assert_started_at_the_version_held
 from tests.liver_core.training.tight import manifest_of, tight
 from tests.liver_core.training.trio import (
     LEAVER,
@@ -173,13 +174,34 @@ def test_no_go_after_the_boundary_leaves_the_old_world_training(corpus: str, job
     job.permit(request)
     for member in (LEAVER, SURVIVOR):
         reason = job.reason(member, request, "aborted")
-        assert "rank" in reason and any(phase in reason for phase in ("barrier", "decision")), reason
+        assert "rank" in reason and any(phase in reason for phase in ("certificate", "barrier", "decision")), reason
     assert "swap_in_s" not in job.stages(SURVIVOR, request.handoff_id)[-1][2]
     job.trains_on()
 
 
 def test_after_all_this_every_step_was_that_of_a_job_left_alone(job: LiveTrio):
     assert_trained_as_if_nothing_had_happened(job)
+
+
+def test_a_source_lost_after_the_boundary_costs_one_batch_and_the_state_moves_in_all_the_same(corpus: str):
+    """GO-REDO: the weights come from masters that waited in host memory, and no gradient was read."""
+    device, host = trio_needs(corpus, streams=True)
+    setup = live_setup(corpus, job_arguments=small_gpt(corpus), record=True)
+    with LiveTrio(replace(setup, extra_bytes_max=device, host_bytes_max=host)) as job:
+        job.begin()
+        job.arm(LEAVER, "norm", "hold")
+        job.arm(SURVIVOR, "state read", "tell")
+        request, newcomer = job.ready(Fault("state read", "tell"), cutover=SHORT)
+        job.live(request)
+        job.permit(request)
+        job.await_passage(LEAVER, "norm")
+        for member in (SURVIVOR, newcomer):
+            job.await_passage(member, "state read")
+        job.kill(LEAVER)
+        job.await_stage([SURVIVOR, newcomer], request, "active", 30)
+        said = job.stages(SURVIVOR, request.handoff_id)[-1][2]
+        assert said["host_bytes_peak"] == host and said["swap_in_s"] > 0
+        assert_started_at_the_version_held(job, newcomer)
 
 
 # What is counted is what the kernel counts.
@@ -196,19 +218,21 @@ def test_the_kernel_sees_no_more_than_both_accounts_say_and_all_of_it_comes_back
     with Cluster(replace(setup, extra_bytes_max=device, host_bytes_max=host)) as cluster:
         members = cluster.launch("PP2", "ab").members
         cluster.await_step(members[0], 3)
-        seen = []
-        for _ in range(3):  # What is left behind by the first one is what a rank has used for the first time.
+        for number in range(2):
+            before = resident(cluster, members)
             request = cluster.open("TP2", "ba")
             cluster.await_stage(members, request, "prepared", 60)
             waiting = resident(cluster, members)
             cluster.command(members, "abort", request.handoff_id, Reason("enough was seen", "abort"))
             for member in members:
                 cluster.wait_for(lambda m=member, r=request: _said(cluster, m, r) == "aborted", 20, f"abort: {member}")
-            seen.append((waiting, resident(cluster, members)))
-        for member in members:
-            grown = seen[2][0][member] - seen[1][1][member]
-            assert (device + host) / 2 < grown < device + host + SLACK
-            assert seen[2][1][member] - seen[1][1][member] < SLACK, "what waited in host memory is still there"
+            if number == 0:  # In it a rank uses much for the first time.
+                continue
+            for member in members:
+                grown = waiting[member] - before[member]
+                assert (device + host) / 2 < grown < device + host + SLACK
+                # What refers to itself in circles goes a second later.
+                cluster.wait_for(lambda m=member, b=before[member]: _latest(cluster, m) - b < SLACK, 10, "memory back")
 
         before = resident(cluster, members)
         told = {member: len(cluster.ranks[member].events) for member in members}
@@ -218,6 +242,10 @@ def test_the_kernel_sees_no_more_than_both_accounts_say_and_all_of_it_comes_back
             # The world that went and the one that waited are not there beside the one that has come.
             switched = next(event[2] for event in events if event[0] == "resident at the switch")
             assert switched - before[member] < SLACK
+
+
+def _latest(cluster: Cluster, member: Member) -> int:
+    return [event[2] for event in cluster.ranks[member].events if event[0] == "resident"][-1]
 
 
 def _said(cluster: Cluster, member: Member, request: Any) -> str:

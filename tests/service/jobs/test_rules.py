@@ -166,6 +166,17 @@ def test_without_a_checkpoint_a_lost_world_begins_again_and_says_so():
     assert "again from its beginning (there is no checkpoint), 50 steps lost" in action.reason
 
 
+@pytest.mark.parametrize("lost", ["gone", "silent"])
+def test_a_leaver_that_a_rescue_has_released_is_no_loss_while_the_next_world_is_built(lost: str):
+    building = handoff(state=HandoffState.CUTTING_OVER, may_lose_leavers=True)
+    stalled = {lost: ("c",), "last_step_at": at(-100)}
+    assert act(view(**stalled, handoff=building)).do is Do.NOTHING
+    assert act(view(**stalled, handoff=handoff(state=HandoffState.CUTTING_OVER))).do is Do.START
+    # It is so for who leaves only, and only while the handoff is open.
+    assert act(view(**(stalled | {lost: ("b",)}), handoff=building)).do is Do.START
+    assert act(view(**stalled)).do is Do.START
+
+
 def test_a_silent_agent_whose_ranks_still_train_is_no_loss():
     assert act(view(silent=("c",))).do is Do.NOTHING
 

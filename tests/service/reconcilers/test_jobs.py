@@ -3,7 +3,7 @@
 import threading
 from datetime import timedelta
 
-from agent.protocol.base import HandoffState, Layout, RankStage, Reason
+from agent.protocol.base import HandoffState, Layout, RankStage, Reason, Rung
 from agent.protocol.sync import SourceCheckpoint, SourceHandoff, SourceInit
 from service.jobs.tables import JobRow
 from service.reconcilers import jobs
@@ -194,6 +194,27 @@ def test_a_node_that_vanishes_is_replaced_from_the_checkpoint_on_the_remaining_n
     assert job["generations"][-1]["reason"].startswith("d went without a handoff; again from checkpoint of step 20")
     states = {node["node_id"]: node["state"] for node in fleet.client.get("/api/v1/nodes").json()}
     assert states == {"a": "ready", "b": "ready", "c": "ready", "d": "gone"}
+
+
+def test_a_leaver_that_vanishes_while_a_rescue_builds_the_next_world_does_not_restart_the_job(fleet: Fleet):
+    fleet.run()
+    order = fleet.agents["a"].job_order()
+    target = roster(fleet.job_id, 2, Layout(pp=3), "a", "b", "c")
+    told = {"state": HandoffState.CUTTING_OVER, "rung": Rung.RESCUE}
+    rescue = mirror(order.roster, target, fleet.clock(), **told)
+    fleet.round(trains=False, parts={"a": {"handoffs": (rescue,)}})
+    del fleet.agents["d"]
+    for _ in range(12):
+        fleet.round(trains=False, seconds=4)
+    (handoff,) = fleet.handoffs()
+    assert (handoff["state"], handoff["rung"]) == ("cutting_over", "rescue")
+    assert fleet.job()["active_generation"] == 1
+    states = {node["node_id"]: node["state"] for node in fleet.client.get("/api/v1/nodes").json()}
+    assert states["d"] == "gone"
+    done = rescue.model_copy(update={"state": HandoffState.ACTIVE, "mirror_seq": rescue.mirror_seq + 1})
+    fleet.round(trains=False, parts={"a": {"handoffs": (done,)}})
+    job = fleet.job()
+    assert (job["active_generation"], job["nodes"]) == (2, ["a", "b", "c"])
 
 
 def test_too_few_nodes_suspend_the_job_and_their_return_resumes_it_from_the_checkpoint(fleet: Fleet):

@@ -1,0 +1,195 @@
+"""A rescue in the machines: survivors vote, leavers go at the decision, the target world is built after it. Pure."""
+
+from dataclasses import replace
+
+import pytest
+
+from liver_core.handoff import Cutover, CutoverDeadlines, Decision, Reason, Rung, Stage
+from liver_core.handoff.cutover import (
+    ApplyStepInSource,
+    BarrierPassed,
+    BoundaryAgreed,
+    BuildTarget,
+    CertificateCompared,
+    CutoverEffect,
+    CutoverEvent,
+    CutoverState,
+    DecisionRead,
+    EnterBarrier,
+    FallToCheckpoint,
+    Leave,
+    Level,
+    ProposeDecision,
+    ReadDecision,
+    ReadState,
+    RedoBatchInTarget,
+    StateRead,
+    TargetBuilt,
+    Tick,
+)
+from liver_core.handoff.participant_events import OrderReceived, ParticipantState, RankStage
+from liver_core.handoff.participant_events import Tick as ParticipantTick
+from liver_core.handoff.proposer import GIVE_UP_S, ProposerState
+from liver_core.handoff.proposer_events import HandoffEnded, MemberLost, Open, ReportReceived, SendOrder
+from liver_core.handoff.proposer_events import Tick as ProposerTick
+from liver_core.layout import Member
+from tests.liver_core.handoff.samples import (
+    DEADLINE,
+    A,
+    B,
+    C,
+    order,
+    participant,
+    participant_in,
+    proposal,
+    proposer,
+    rank_says,
+    reports_in,
+)
+
+WHY = Reason("because", "test", 1)
+BOUNDARY = 10.0
+DEADLINES = CutoverDeadlines(build_s=40.0)
+
+
+def cutover(*, in_source: bool = True, in_target: bool = True) -> Cutover:
+    return Cutover(rank=1, in_source=in_source, in_target=in_target, deadlines=DEADLINES, wait_until=50.0, rescues=True)
+
+
+def drive(machine: Cutover, *events: CutoverEvent, now: float = BOUNDARY) -> tuple[CutoverEffect, ...]:
+    """Feed events at one time; the effects of the last."""
+    effects: tuple[CutoverEffect, ...] = ()
+    for event in events:
+        effects = machine.handle(event, now)
+    return effects
+
+
+def released(machine: Cutover) -> Cutover:
+    """A survivor that holds its share, after the decision."""
+    drive(machine, BoundaryAgreed(5), StateRead(Level.STATE), CertificateCompared(True))
+    drive(machine, BarrierPassed(Level.STATE), DecisionRead(Decision.GO_REDO))
+    assert machine.state is CutoverState.BUILDING
+    return machine
+
+
+def test_a_survivor_reads_its_share_compares_votes_and_builds_when_it_has_read_go_redo():
+    machine = cutover()
+    assert drive(machine, BoundaryAgreed(5)) == (ReadState(5, until=BOUNDARY + 20),)
+    drive(machine, StateRead(Level.STATE))
+    assert drive(machine, CertificateCompared(True)) == (EnterBarrier(Level.STATE, until=BOUNDARY + 20),)
+    (effect,) = drive(machine, BarrierPassed(Level.STATE))
+    text = "survivors hold all that only leavers held"
+    assert effect == ProposeDecision(Decision.GO_REDO, Reason(text, "barrier", 1))
+    assert drive(machine, DecisionRead(Decision.GO_REDO)) == (BuildTarget(until=BOUNDARY + 40),)
+    assert drive(machine, TargetBuilt()) == (RedoBatchInTarget(),)
+    assert (machine.state, machine.decision) == (CutoverState.DECIDED, Decision.GO_REDO)
+
+
+def test_a_share_that_is_missing_or_differs_keeps_the_leavers_and_the_old_world_trains_on():
+    for events in ((StateRead(Level.NOTHING, reason=WHY),), (StateRead(Level.STATE), CertificateCompared(False, WHY))):
+        machine = cutover()
+        drive(machine, BoundaryAgreed(5), *events)
+        assert machine.vote is Level.NOTHING
+        (effect,) = drive(machine, BarrierPassed(Level.NOTHING))
+        assert effect == ProposeDecision(Decision.NO_GO, WHY)
+        assert drive(machine, DecisionRead(Decision.NO_GO)) == (ApplyStepInSource(WHY),)
+
+
+def test_a_leaver_stays_until_it_has_read_the_decision():
+    machine = cutover(in_target=False)
+    drive(machine, BoundaryAgreed(5))
+    assert drive(machine, StateRead(Level.EVERYTHING)) == (ReadDecision(not_before=BOUNDARY),)
+    assert drive(machine, DecisionRead(Decision.UNDECIDED)) == (ReadDecision(not_before=BOUNDARY + 0.2),)
+    (effect,) = drive(machine, DecisionRead(Decision.GO_REDO))
+    assert isinstance(effect, Leave)
+
+
+@pytest.mark.parametrize("at", [BOUNDARY, BOUNDARY + 1000.0])
+def test_a_newcomer_has_no_vote_may_come_late_and_builds_with_the_survivors(at: float):
+    machine = cutover(in_source=False)
+    assert drive(machine, BoundaryAgreed(5), now=at) == (ReadDecision(not_before=at),)
+    assert drive(machine, DecisionRead(Decision.GO_REDO), now=at) == (BuildTarget(until=at + 40),)
+    assert drive(machine, TargetBuilt(), now=at) == (RedoBatchInTarget(),)
+
+
+def test_a_newcomer_leaves_after_no_go_and_never_goes_with_gradients():
+    for decision, ending in ((Decision.NO_GO, Leave), (Decision.GO, FallToCheckpoint)):
+        machine = cutover(in_source=False)
+        (effect,) = drive(machine, BoundaryAgreed(5), DecisionRead(decision))
+        assert isinstance(effect, ending)
+
+
+def test_what_fails_after_the_release_is_the_checkpoints_with_its_reason():
+    machine = released(cutover())
+    assert drive(machine, TargetBuilt(WHY)) == (FallToCheckpoint(WHY),)
+    machine = released(cutover())
+    assert machine.next_deadline == BOUNDARY + 40
+    assert drive(machine, Tick(), now=BOUNDARY + 39.9) == ()
+    (effect,) = drive(machine, Tick(), now=BOUNDARY + 40)
+    assert isinstance(effect, FallToCheckpoint)
+    assert str(effect.reason) == "rank 1, build: the next world does not stand 40 s after the decision"
+
+
+def test_nobody_votes_with_gradients_in_a_rescue():
+    machine = cutover()
+    with pytest.raises(AssertionError, match="no gradients were to be held"):
+        drive(machine, BoundaryAgreed(5), StateRead(Level.EVERYTHING))
+
+
+def opened():
+    """A rescue of what b holds, by a; c is new."""
+    machine = proposer()
+    machine.handle(Open(proposal(rung=Rung.RESCUE, cutover=DEADLINES)), 3.0)
+    return machine
+
+
+def truth(state: ParticipantState, member: Member) -> ReportReceived:
+    report = reports_in(participant_in(state, member).handle(OrderReceived(order()), 3.0))[0]
+    return ReportReceived(report)
+
+
+def left(member: Member) -> ReportReceived:
+    machine = participant_in(ParticipantState.CUTTING_OVER, member)
+    said = reports_in(machine.handle(rank_says(RankStage.LEFT, decision=Decision.GO_REDO), 3.0))[0]
+    return ReportReceived(replace(said, report_seq=9))
+
+
+def test_permission_waits_for_no_newcomer_and_reaches_it_when_it_comes():
+    machine = opened()
+    machine.handle(truth(ParticipantState.READY, A), 3.0)
+    assert machine.state is ProposerState.PREPARING
+    effects = machine.handle(truth(ParticipantState.READY, B), 3.0)
+    assert machine.state is ProposerState.PERMITTED
+    assert {effect.member for effect in effects if isinstance(effect, SendOrder)} == {A, B, C}
+    # It is not ready yet: the order is said again.
+    machine.handle(truth(ParticipantState.PREPARING, C), 4.0)
+    effects = machine.handle(ProposerTick(), 6.0)
+    assert C in {effect.member for effect in effects if isinstance(effect, SendOrder)}
+
+
+def test_a_leaver_that_has_left_is_not_missed_and_the_rest_may_build_beyond_the_deadline():
+    machine = opened()
+    for report in (truth(ParticipantState.READY, A), truth(ParticipantState.READY, B), left(B)):
+        machine.handle(report, 3.0)
+    machine.handle(MemberLost(B, WHY), 4.0)
+    latest = DEADLINE + DEADLINES.store_s + DEADLINES.build_s + GIVE_UP_S
+    assert machine.handle(ProposerTick(), latest)
+    assert machine.state is ProposerState.PERMITTED
+    ended = [effect for effect in machine.handle(ProposerTick(), latest + 0.1) if isinstance(effect, HandoffEnded)]
+    assert [(each.stage, each.reason.phase) for each in ended] == [(Stage.BROKEN, "first step")]
+
+
+def test_only_a_rescue_has_time_to_build_after_the_decision():
+    assert DEADLINES.over_s(Rung.RESCUE) == 100.0
+    assert {DEADLINES.over_s(rung) for rung in Rung if rung is not Rung.RESCUE} == {60.0}
+
+
+@pytest.mark.parametrize(("member", "limit"), [(A, DEADLINE), (B, DEADLINE), (C, DEADLINE + DEADLINES.build_s)])
+def test_the_deadline_is_that_of_the_old_world_and_newcomers_may_come_while_the_next_one_is_built(
+    member: Member, limit: float
+):
+    machine = participant(member)
+    machine.handle(OrderReceived(order(rung=Rung.RESCUE, cutover=DEADLINES)), 1.0)
+    assert machine.handle(ParticipantTick(), limit) == ()
+    machine.handle(ParticipantTick(), limit + 0.1)
+    assert machine.state is ParticipantState.ABORTING

@@ -1,0 +1,60 @@
+"""Building the target world after a rescue has released its leavers: all of its ranks, or nobody. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from liver_core.handoff import Order, Reason
+from liver_core.handoff.cutover import TargetBuilt
+
+if TYPE_CHECKING:
+    from liver_core.handoff import Cutover
+    from liver_core.layout import Member
+    from tests.simulation.ranks import SimRank
+    from tests.simulation.simulation import Simulation
+
+
+class Building:
+    """One per target of a rescue. Who fails says so in the store, as far as it can."""
+
+    def __init__(self, simulation: Simulation, order: Order) -> None:
+        self.simulation = simulation
+        self.order = order
+        self.entered: dict[Member, tuple[SimRank, Cutover | None]] = {}
+        self.entered_at: dict[Member, float] = {}
+        self.arrived: set[Member] = set()
+        self.disturbed = False  # something that is no fault of the machines is in the way
+
+    def enter(self, rank: SimRank) -> None:
+        """`rank` knows that the leavers are released."""
+        sim = self.simulation
+        self.entered[rank.member], self.entered_at[rank.member] = (rank, rank.cutover), sim.clock.now
+        if sim.takes_fault("build fails", rank.member):
+            self.disturbed = True
+            self._fail(Reason("the build failed", "build", rank.cutover_rank), rank)
+            return
+        build_s = sim.build_s(rank.member)
+        self.disturbed = self.disturbed or build_s > 1e5
+        sim.clock.after(build_s, self._arrive, rank)
+
+    def _arrive(self, rank: SimRank) -> None:
+        if not rank.alive:
+            return
+        self.arrived.add(rank.member)
+        if len(self.arrived) < len(self.order.target.members):
+            return
+        gone = [member for member, (each, _) in self.entered.items() if not each.alive]
+        if gone:
+            self.disturbed = True
+            self._fail(Reason(f"{gone[0]} is gone", "build", rank.cutover_rank), rank)
+            return
+        for each, machine in self.entered.values():
+            each.take_what_survivors_hold(self.order)
+            delay_s = 0.01 + 0.2 * self.simulation.random.random()
+            self.simulation.clock.after(delay_s, each.answer, machine, TargetBuilt())
+
+    def _fail(self, reason: Reason, first: SimRank) -> None:
+        """Whoever fails knows it; the others hear of it now and then, else their own limit ends it."""
+        for rank, machine in self.entered.values():
+            if rank is first or self.simulation.random.random() < 0.5:
+                self.simulation.clock.after(0.05, rank.answer, machine, TargetBuilt(reason))
