@@ -193,6 +193,9 @@ class Proposer:
             return (Refused(HandoffId(""), Reason("no handoff is open", "cancel")),)
         if self.record.phase in (Phase.RETIRE, Phase.ABORT) or self.tally.boundary_passed():
             return (Refused(proposal.handoff_id, Reason(f"too late: the handoff is {self.state}", "cancel")),)
+        if proposal.rung is Rung.RESCUE and self.record.phase is not Phase.PREPARE:
+            # Leavers may be released already, unheard: a newcomer told to abort is missed in the next world then.
+            return (Refused(proposal.handoff_id, Reason("too late: a rescue that has permission stands", "cancel")),)
         return self._abort(reason, now)
 
     # Progress.

@@ -30,7 +30,15 @@ from liver_core.handoff.cutover import (
 from liver_core.handoff.participant_events import OrderReceived, ParticipantState, RankStage
 from liver_core.handoff.participant_events import Tick as ParticipantTick
 from liver_core.handoff.proposer import GIVE_UP_S, ProposerState
-from liver_core.handoff.proposer_events import HandoffEnded, MemberLost, Open, ReportReceived, SendOrder
+from liver_core.handoff.proposer_events import (
+    Cancel,
+    HandoffEnded,
+    MemberLost,
+    Open,
+    Refused,
+    ReportReceived,
+    SendOrder,
+)
 from liver_core.handoff.proposer_events import Tick as ProposerTick
 from liver_core.layout import Member
 from tests.liver_core.handoff.samples import (
@@ -177,6 +185,18 @@ def test_a_leaver_that_has_left_is_not_missed_and_the_rest_may_build_beyond_the_
     assert machine.state is ProposerState.PERMITTED
     ended = [effect for effect in machine.handle(ProposerTick(), latest + 0.1) if isinstance(effect, HandoffEnded)]
     assert [(each.stage, each.reason.phase) for each in ended] == [(Stage.BROKEN, "first step")]
+
+
+def test_a_rescue_that_has_permission_is_not_called_off_since_leavers_may_be_gone_already():
+    machine = opened()
+    for member in (A, B):
+        machine.handle(truth(ParticipantState.READY, member), 3.0)
+    (refused,) = machine.handle(Cancel(WHY), 3.5)
+    assert isinstance(refused, Refused) and "permission stands" in refused.reason.text
+    assert machine.state is ProposerState.PERMITTED
+    preparing = opened()
+    assert not any(isinstance(effect, Refused) for effect in preparing.handle(Cancel(WHY), 3.5))
+    assert preparing.state is ProposerState.ABORTING
 
 
 def test_only_a_rescue_has_time_to_build_after_the_decision():
