@@ -136,7 +136,12 @@ class CutoverDeadlines:
 
     def over_s(self, rung: "Rung") -> float:
         """Seconds after the boundary by which every rank that lives stands in a world, or has fallen."""
-        return self.store_s + (self.build_s if rung is Rung.RESCUE else 0.0)
+        return self.store_s + self.newcomer_s(rung)
+
+    def newcomer_s(self, rung: "Rung") -> float:
+        """Seconds after the handoff's deadline for which a newcomer may still come: a rescue needs it only when the
+        leavers are gone, for as long as the target world is built."""
+        return self.build_s if rung is Rung.RESCUE else 0.0
 
     def __post_init__(self) -> None:
         if not self.build_s > 0:
@@ -255,10 +260,9 @@ class Order:
         return self.source is not None and self.rung is not Rung.CHECKPOINT
 
     def boundary_by(self, member: Member) -> float:
-        """When `member` must be past the boundary: at the deadline; but a newcomer to a rescue is needed only when the
-        leavers are gone, and may come as long as the target world is built."""
+        """When `member` must be past the boundary: at the deadline, but for a newcomer to a rescue."""
         newcomer = self.source is not None and member not in self.source.members
-        return self.deadline_utc + (self.cutover.build_s if newcomer and self.rung is Rung.RESCUE else 0.0)
+        return self.deadline_utc + (self.cutover.newcomer_s(self.rung) if newcomer else 0.0)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -41,13 +41,13 @@ from liver_core.streaming.follow import (
     TileRead,
 )
 from liver_core.streaming.header import HEADER_BYTES, HeaderError, StepHeader
+from liver_core.streaming.placement import GRAD
 from liver_core.streaming.ring import COUNTER, HEADERS, SLOTS, ring_kind, slot_of
 from liver_core.streaming.tiles import LOCAL, Span, Tile
 from liver_core.transport.memory import copy_runs
 from liver_core.transport.protocol import Read, ReadReport, Runs, TransportError
 
 _log = logging.getLogger(__name__)
-GRAD = "grad"
 _THROTTLE_MOST_S = 1.0
 
 

@@ -30,12 +30,11 @@ from liver_core.layout import (
     resident_boxes,
     shard_ranges,
 )
+from liver_core.streaming.placement import GRAD, MASTER
 from liver_core.tensors.buckets import one_view, pieces, region_over
 from liver_core.worlds.megatron import MegatronWorld
 from liver_core.worlds.released import discard, restore
 
-MASTER = "master"
-GRAD = "grad"
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -95,6 +94,11 @@ class LiveState:
         regions = (self.regions | self.homes).values()
         apart = [region for region in regions if region.untyped_storage()._cdata not in spans]
         return sum(tensor.numel() * tensor.element_size() for tensor in (*whole, *apart))
+
+
+def state_kinds(manifest: Manifest) -> tuple[str, ...]:
+    """Masters and moments, in the manifest's order: all that outlives a step."""
+    return tuple(kind.name for kind in manifest.kinds if kind.name != GRAD)
 
 
 def distributed_optimizer(optimizer: Any) -> DistributedOptimizer:

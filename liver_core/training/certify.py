@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from liver_core.certificate import MASK
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Manifest
-from liver_core.tensors.megatron import GRAD
+from liver_core.tensors.megatron import state_kinds
 from liver_core.training.exchange import Exchange
 from liver_core.training.next_world import Verdict
 
@@ -127,7 +127,7 @@ class Certifier:
 
     def _compared(self, version: int, parts: list[list[int]]) -> Verdict:
         sums = [[sum(column) & MASK for column in zip(*some, strict=True)] for some in self._sides(parts)]
-        kinds = [kind.name for kind in self._manifest.kinds if kind.name != GRAD]
+        kinds = state_kinds(self._manifest)
         names = [f"{spec.name}/{kind}" for kind in kinds for spec in self._manifest.parameters]
         bad = [name for name, ours, theirs in zip(names, *sums, strict=True) if ours != theirs]
         if bad:

@@ -45,7 +45,7 @@ from liver_core.handoff.cutover import (
 )
 from liver_core.handoff.messages import Decision, Reason
 from liver_core.streaming.tiles import LOCAL
-from liver_core.tensors.megatron import GRAD
+from liver_core.tensors.megatron import GRAD, state_kinds
 from liver_core.training.cutover_source import Lost, Pause, SourceSide, hashed, word
 from liver_core.training.exchange import ExchangeTimeout
 from liver_core.training.next_world import ActiveWorld, NextWorld
@@ -206,8 +206,7 @@ class CutoverRun:
     def _kinds(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         manifest = self.following.manifest
         assert manifest is not None
-        names = tuple(kind.name for kind in manifest.kinds)
-        return tuple(name for name in names if name != GRAD), (GRAD,)
+        return state_kinds(manifest), (GRAD,)
 
     def _tell_boundary(self, kinds: Sequence[str]) -> None:
         if self.source is not None:

@@ -219,6 +219,9 @@ class Preparation:
             extra_bytes_max=self.settings.extra_bytes_max,
             host_bytes_max=self.settings.host_bytes_max,
         )
+        self._tell_budgets(made)
+
+    def _tell_budgets(self, made: NextWorld) -> None:
         if made.extra_bytes_max is not None:
             made.measures["extra_bytes_budget"] = float(made.extra_bytes_max)
         if self.settings.host_bytes_max:

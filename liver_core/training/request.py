@@ -45,7 +45,7 @@ class Request:
     def boundary_by(self, member: Member) -> float:
         """When `member` must be past the boundary, seconds since 1970 (see `liver_core.handoff.Order`)."""
         newcomer = self.source is not None and member not in self.source.members
-        return self.deadline_utc + (self.cutover.build_s if newcomer and self.rescues else 0.0)
+        return self.deadline_utc + (self.cutover.newcomer_s(self.rung) if newcomer else 0.0)
 
     def names(self, member: Member) -> bool:
         """Whether `member` has a part in it."""

@@ -24,7 +24,7 @@ from liver_core.reshard import (
     plan_rescue,
 )
 from liver_core.streaming.placement import Placement, areas
-from liver_core.tensors.megatron import GRAD, LiveState
+from liver_core.tensors.megatron import LiveState, state_kinds
 from liver_core.training.exchange import Exchange, ExchangeTimeout
 from liver_core.training.next_world import NextWorld
 from liver_core.training.prepare import Preparation, Steps
@@ -34,11 +34,6 @@ from liver_core.worlds.groups import plainly
 KEPT = "kept/"
 """Before the name of a state kind: the rescue region of that kind, as peers read it."""
 FAILED = "rescue/failed"
-
-
-def state_kinds(manifest: Manifest) -> tuple[str, ...]:
-    """Masters and moments: all that must survive."""
-    return tuple(kind.name for kind in manifest.kinds if kind.name != GRAD)
 
 
 @dataclass(slots=True)
@@ -144,6 +139,8 @@ class RescuePreparation(Preparation):
         there is one, else with the next world's. Raises MemoryError with numbers."""
         settings, rank, layout = self.settings, made.target_rank, self.request.target.layout
         assert made.manifest is not None and rank is not None
+        made.extra_bytes_max = settings.extra_bytes_max
+        self._tell_budgets(made)
         made.placement = Placement(areas(made.manifest, layout, layout.coordinates(rank).pp), ())
         built = made.placement.device_bytes
         if settings.host_bytes_max and kept_bytes > settings.host_bytes_max:

@@ -27,11 +27,12 @@ from liver_core.handoff.cutover import (
     TargetBuilt,
 )
 from liver_core.streaming.tiles import LOCAL
+from liver_core.tensors.megatron import state_kinds
 from liver_core.training.cutover import COMPARING_SHARE, READING_SHARE, CutoverRun, Probe
 from liver_core.training.cutover_source import IN_PAUSE_POLL_S, Lost, hashed
 from liver_core.training.exchange import ExchangeTimeout
 from liver_core.training.next_world import ActiveWorld, NextWorld
-from liver_core.training.rescue import FAILED, KEPT, Rescue, every_element, state_kinds
+from liver_core.training.rescue import FAILED, KEPT, Rescue, every_element
 from liver_core.transport.memory import copy_runs
 from liver_core.transport.protocol import Read, Transport, TransportError
 from liver_core.worlds.groups import limited, plainly

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.ring import SourceRing
-from liver_core.tensors.megatron import GRAD, LiveState, distributed_optimizer, element_scalars, has_stepped
+from liver_core.tensors.megatron import LiveState, distributed_optimizer, element_scalars, has_stepped, state_kinds
 from liver_core.tensors.step import hyper_parameters
 from liver_core.training.exchange import Exchange, ExchangeTimeout
 from liver_core.training.next_world import ActiveWorld
@@ -226,7 +226,7 @@ class SourceStream:
         started = time.monotonic()
         try:
             self._probe("hash source")
-            kinds = [kind.name for kind in self._live.manifest.kinds if kind.name != GRAD]
+            kinds = state_kinds(self._live.manifest)
             return [int(part) for kind in kinds for part in self._plan.sums(self._live.regions[kind], kind)]
         finally:
             with self._changed:

@@ -19,7 +19,7 @@ from liver_core.streaming.header import HeaderError, StepHeader
 from liver_core.streaming.replay import Replayer
 from liver_core.streaming.target import Following, StreamEnd, StreamResult, TargetStream
 from liver_core.streaming.tiles import LOCAL, Span, cut_tiles
-from liver_core.tensors.megatron import GRAD, LiveState, UnsupportedState
+from liver_core.tensors.megatron import GRAD, LiveState, UnsupportedState, state_kinds
 from liver_core.tensors.replay import check_replay, replayer
 from liver_core.training.next_world import ActiveWorld, NextWorld
 from liver_core.transport.protocol import Read, ReadReport, Transport
@@ -129,7 +129,7 @@ class LiveTarget:
         self._result: StreamResult | None = None
         self._plan = certificate
         self._live = live
-        self._kinds = tuple(kind.name for kind in made.manifest.kinds if kind.name != GRAD)
+        self._kinds = state_kinds(made.manifest)
         self._counted = None if made.transport is None else _Counted(made.transport)
         self._planned_bytes = plan.remote_elements * sum(
             kind.bytes_per_element for kind in made.manifest.kinds if kind.name != GRAD

@@ -54,15 +54,7 @@ def test_it_is_aborted_while_the_newcomer_prepares(job: Trio, phase: str):
 
 @pytest.mark.parametrize("phase", ["offer state", "build model"])
 def test_it_is_aborted_while_the_survivor_prepares(job: Trio, phase: str):
-    job.arm(SURVIVOR, phase, "hold")
-    request, newcomer = job.attempt()
-    job.await_passage(SURVIVOR, phase)
-    job.abort(request)
-    job.command([SURVIVOR], "release")
-    for member in (LEAVER, SURVIVOR, newcomer):
-        assert "the notice was withdrawn" in job.reason(member, request, "aborted")
-    job.ranks[SURVIVOR].events.remove(("held", phase))
-    job.trains_on()
+    job.is_aborted_at(phase)
 
 
 def test_it_is_aborted_when_all_are_prepared(job: Trio):

@@ -150,15 +150,7 @@ def test_a_byte_too_few_is_refused_before_anything_is_built(
 
 @pytest.mark.parametrize("point", ["lay out state", "middle tile", "hash target"])
 def test_it_is_aborted_while_state_waits_in_host_memory(job: LiveTrio, point: str):
-    job.arm(SURVIVOR, point, "hold")
-    request, newcomer = job.attempt()
-    job.await_passage(SURVIVOR, point)
-    job.abort(request)
-    job.command([SURVIVOR], "release")
-    for member in (LEAVER, SURVIVOR, newcomer):
-        assert "the notice was withdrawn" in job.reason(member, request, "aborted")
-    job.ranks[SURVIVOR].events.remove(("held", point))
-    job.trains_on()
+    job.is_aborted_at(point)
 
 
 @pytest.mark.parametrize("rung", [Rung.LIVE, Rung.STOP_AND_COPY])

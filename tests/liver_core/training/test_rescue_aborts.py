@@ -66,15 +66,7 @@ def once(corpus: str) -> Iterator[RescueTrio]:
 
 @pytest.mark.parametrize("phase", ["offer state", "plan the rescue", "connect to leavers"])
 def test_it_is_aborted_while_the_survivor_prepares(job: RescueTrio, phase: str):
-    job.arm(SURVIVOR, phase, "hold")
-    request, newcomer = job.attempt(cutover=HURRIED)
-    job.await_passage(SURVIVOR, phase)
-    job.abort(request)
-    job.command([SURVIVOR], "release")
-    for member in (LEAVER, SURVIVOR, newcomer):
-        assert "the notice was withdrawn" in job.reason(member, request, "aborted")
-    job.ranks[SURVIVOR].events.remove(("held", phase))
-    job.trains_on()
+    job.is_aborted_at(phase, cutover=HURRIED)
 
 
 def test_it_is_aborted_when_all_are_prepared(job: RescueTrio):
@@ -142,6 +134,8 @@ def test_a_rescue_beyond_the_budget_is_refused_with_numbers(job: RescueTrio):
         job.reason(member, request, "aborted")
     job.command([SURVIVOR], "set_budget", built, kept)
     request, newcomer = job.prepared()
+    said = job.stages(SURVIVOR, request.handoff_id)[-1][2]
+    assert (said["host_bytes_peak"], said["host_bytes_budget"], said["extra_bytes_budget"]) == (kept, kept, built)
     job.abort(request)
     for member in (LEAVER, SURVIVOR, newcomer):
         job.reason(member, request, "aborted")

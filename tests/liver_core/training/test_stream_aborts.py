@@ -58,15 +58,7 @@ def test_a_newcomer_that_stalls_makes_the_others_choose_stop_and_copy_before_the
 
 @pytest.mark.parametrize("point", POINTS)
 def test_it_is_aborted_while_the_survivor_streams(job: LiveTrio, point: str):
-    job.arm(SURVIVOR, point, "hold")
-    request, newcomer = job.attempt()
-    job.await_passage(SURVIVOR, point)
-    job.abort(request)
-    job.command([SURVIVOR], "release")
-    for member in (LEAVER, SURVIVOR, newcomer):
-        assert "the notice was withdrawn" in job.reason(member, request, "aborted")
-    job.ranks[SURVIVOR].events.remove(("held", point))
-    job.trains_on()
+    job.is_aborted_at(point)
 
 
 def test_it_is_aborted_while_a_source_hashes_and_the_step_that_waits_for_it_goes_on(job: LiveTrio):

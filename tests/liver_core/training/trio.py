@@ -82,6 +82,18 @@ class Trio(Cluster):
         for member in members:
             self.await_step(member, self.steps(member)[-1][1] + 2)
 
+    def is_aborted_at(self, point: str, **how: Any) -> None:
+        """The notice is withdrawn while the survivor is held at `point`; `how` of `attempt`."""
+        self.arm(SURVIVOR, point, "hold")
+        request, newcomer = self.attempt(**how)
+        self.await_passage(SURVIVOR, point)
+        self.abort(request)
+        self.command([SURVIVOR], "release")
+        for member in (LEAVER, SURVIVOR, newcomer):
+            assert "the notice was withdrawn" in self.reason(member, request, "aborted")
+        self.ranks[SURVIVOR].events.remove(("held", point))
+        self.trains_on()
+
 
 def assert_trained_as_if_nothing_had_happened(trio: Trio) -> None:
     """Stop the job and compare every step's state on a and b, bit for bit, with a run that was left alone."""
