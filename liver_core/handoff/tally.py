@@ -60,11 +60,13 @@ class Tally:
         """Who has not reported that the wanted phase is accepted or done.
 
         Permission is taken back from the sources first: until their tags are gone the boundary may come, and then
-        whoever is only a target has to go with them.
+        whoever is only a target has to go with them. So is a rescue called off, which may have released its leavers
+        before anybody heard of it; elsewhere the old world trains on without newcomers.
         """
         waiting = tuple(member for member in self.members if not self._shows(member, phase, plan_revision))
-        if phase is Phase.WITHDRAW:
-            return tuple(member for member in waiting if member in self._source_ranks) or waiting
+        if phase is Phase.WITHDRAW or (phase is Phase.ABORT and self._later):
+            sources = tuple(member for member in waiting if member in self._source_ranks and member not in self._lost)
+            return sources or waiting
         return waiting
 
     def all_ready(self, plan_revision: int) -> bool:

@@ -199,6 +199,35 @@ def test_a_rescue_that_has_permission_is_not_called_off_since_leavers_may_be_gon
     assert preparing.state is ProposerState.ABORTING
 
 
+def test_a_newcomer_hears_of_an_abort_only_when_no_source_can_reach_the_boundary_any_more():
+    machine = opened()
+    for member in (A, B, C):
+        machine.handle(truth(ParticipantState.READY, member), 3.0)
+    # Both sources show their tags; one gives up at its deadline in the moment in which its rank reaches the boundary.
+    effects = machine.handle(ProposerTick(), DEADLINE + 0.1)
+    assert machine.state is ProposerState.ABORTING
+    assert orders_to(effects) == {A, B}
+    machine.handle(truth(ParticipantState.CUTTING_OVER, A), DEADLINE + 0.2)
+    assert orders_to(machine.handle(ProposerTick(), DEADLINE + 2.0)) == {A, B}
+    machine.handle(left(B), DEADLINE + 2.1)
+    assert machine.state is ProposerState.PERMITTED
+
+
+def test_a_newcomer_is_told_to_abort_when_every_source_has_dropped_the_plan_or_is_lost():
+    machine = opened()
+    machine.handle(MemberLost(B, WHY), 3.0)
+    assert machine.state is ProposerState.ABORTING
+    machine.handle(truth(ParticipantState.PREPARING, C), 3.1)
+    assert orders_to(machine.handle(ProposerTick(), 5.0)) == {A}
+    (dropped,) = reports_in(participant_in(ParticipantState.ABORTING, A).handle(rank_says(RankStage.ABORTED), 5.0))
+    machine.handle(ReportReceived(replace(dropped, report_seq=9)), 5.1)
+    assert orders_to(machine.handle(ProposerTick(), 7.5)) == {B, C}
+
+
+def orders_to(effects) -> set[Member]:
+    return {effect.member for effect in effects if isinstance(effect, SendOrder)}
+
+
 def test_only_a_rescue_has_time_to_build_after_the_decision():
     assert DEADLINES.over_s(Rung.RESCUE) == 100.0
     assert {DEADLINES.over_s(rung) for rung in Rung if rung is not Rung.RESCUE} == {60.0}
