@@ -28,6 +28,13 @@ def test_destroying_the_old_worlds_groups_leaves_the_new_ones_registered_and_wor
     assert run_ranks(_destroy_the_first, 2) == [(3.0, True, 0)] * 2
 
 
+def test_collectives_of_a_group_run_one_after_the_other_in_one_thread():
+    """Two threads on the same connections free each other's buffers now and then, and the process dies."""
+    groups, threads = run_ranks(_collective_threads, 2)[0]
+    assert groups > 0
+    assert threads == groups
+
+
 def test_a_rank_that_comes_late_to_a_limited_collective_finds_the_group_dead():
     on_time, late = run_ranks(_late, 2)
     assert on_time == ("timed out", "dead", True)
@@ -192,6 +199,20 @@ def _destroy_the_first(rank: int, port: int) -> tuple[float, bool, int]:
     dist.all_reduce(value)
     named = all(c10d._resolve_process_group(group.group_name) is not None for group in second.groups)
     return value.item(), named, sum(group in c10d._world.pg_map for group in first.groups)
+
+
+def _collective_threads(rank: int, port: int) -> tuple[int, int]:
+    """Groups of the world, and threads in which gloo runs collectives, by the names that torch gives them."""
+    from pathlib import Path
+
+    import torch
+    import torch.distributed as dist
+
+    world = _world(1, "DP2", rank, port)
+    for group in world.groups:
+        dist.all_reduce(torch.ones(1), group=group)
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    return len(world.groups), names.count("pt_gloo_runloop")
 
 
 def _late(rank: int, port: int) -> tuple[str, str, bool]:
