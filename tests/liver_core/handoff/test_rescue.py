@@ -162,17 +162,20 @@ def left(member: Member) -> ReportReceived:
     return ReportReceived(replace(said, report_seq=9))
 
 
+def orders_to(effects) -> set[Member]:
+    return {effect.member for effect in effects if isinstance(effect, SendOrder)}
+
+
 def test_permission_waits_for_no_newcomer_and_reaches_it_when_it_comes():
     machine = opened()
     machine.handle(truth(ParticipantState.READY, A), 3.0)
     assert machine.state is ProposerState.PREPARING
     effects = machine.handle(truth(ParticipantState.READY, B), 3.0)
     assert machine.state is ProposerState.PERMITTED
-    assert {effect.member for effect in effects if isinstance(effect, SendOrder)} == {A, B, C}
+    assert orders_to(effects) == {A, B, C}
     # It is not ready yet: the order is said again.
     machine.handle(truth(ParticipantState.PREPARING, C), 4.0)
-    effects = machine.handle(ProposerTick(), 6.0)
-    assert C in {effect.member for effect in effects if isinstance(effect, SendOrder)}
+    assert C in orders_to(machine.handle(ProposerTick(), 6.0))
 
 
 def test_a_leaver_that_has_left_is_not_missed_and_the_rest_may_build_beyond_the_deadline():
@@ -222,10 +225,6 @@ def test_a_newcomer_is_told_to_abort_when_every_source_has_dropped_the_plan_or_i
     (dropped,) = reports_in(participant_in(ParticipantState.ABORTING, A).handle(rank_says(RankStage.ABORTED), 5.0))
     machine.handle(ReportReceived(replace(dropped, report_seq=9)), 5.1)
     assert orders_to(machine.handle(ProposerTick(), 7.5)) == {B, C}
-
-
-def orders_to(effects) -> set[Member]:
-    return {effect.member for effect in effects if isinstance(effect, SendOrder)}
 
 
 def test_only_a_rescue_has_time_to_build_after_the_decision():
