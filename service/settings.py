@@ -25,7 +25,9 @@ class Settings(BaseSettings):
     propose_after_s: float = Field(default=3.0, ge=0, description="time the agents have to act on a standing plan")
     open_within_s: float = Field(default=15.0, gt=0, description="a proposal nobody opens is dropped after this")
     handoff_quiet_s: float = Field(
-        default=240.0, gt=0, description="an open handoff without any news is given up; longer than agents wait"
+        default=240.0,
+        gt=0,
+        description="an open handoff without any news is given up; agents tell of theirs once a minute",
     )
     grow_settle_s: float = Field(default=3.0, ge=0, description="quiet time before a job grows onto new nodes")
     start_within_s: float = Field(

@@ -17,9 +17,9 @@ from agent.driver.planning import (
     Plan,
     Pulse,
     Wait,
-    build_limit_s,
     hastened,
     ladder_inputs,
+    on_rung,
     plan_loss,
     same_plan,
 )
@@ -34,7 +34,6 @@ from agent.supervisor.slots import StoreKey
 from agent.supervisor.stores import StoreError
 from agent.supervisor.zygote_client import ZygoteError
 from liver_core.handoff import (
-    CutoverDeadlines,
     HandoffId,
     LadderInputs,
     Order,
@@ -171,7 +170,7 @@ class Lead:
         now = self._node.now()
         deadline = now + self._node.settings.handoff_deadline_s
         notice_at = None
-        if wanted.leaving:
+        if wanted.leaving or wanted.deadline_utc is not None:
             notices = {fact.node_id: fact for fact in order.notices}
             heard = [notices[name].first_seen_utc.timestamp() for name in wanted.leaving if name in notices]
             notice_at = min(heard, default=wanted.proposed_utc.timestamp())
@@ -209,6 +208,8 @@ class Lead:
 
     async def tick(self, unreachable: dict[str, float]) -> None:
         """About twice a second. `unreachable`: since when each node's agent has not been reached."""
+        if self.progress is not None and self.progress.is_old(self._node.now()):
+            self.progress.is_stale = True
         await self._mirror_stale()
         if self._proposer.state is ProposerState.IDLE:
             return
@@ -333,8 +334,7 @@ class Lead:
         if choice.rung not in LIVE_RUNGS:
             self._say(f"no live handoff without {', '.join(sorted(wanted.leaving))}: {choice.reason}")
             return
-        reason, build_s = f"{wanted.plan.reason}; {choice.reason}", build_limit_s(inputs)
-        intent = replace(wanted, rung=choice.rung, reason=reason, build_s=build_s)
+        intent = on_rung(wanted, choice, inputs, now=self._node.now(), settings=self._node.settings)
         used = max(self._proposer.record.highest_generation, order.next_generation - 1, wanted.source.generation)
         self._proposer.record = replace(self._proposer.record, highest_generation=used)
         self._say(f"opening handoff {intent.handoff_id} to {intent.plan.layout}: {intent.reason}")
@@ -377,7 +377,7 @@ class Lead:
             cause=str(intent.cause),
             rung=intent.rung,
             deadline_utc=intent.deadline_utc,
-            cutover=CutoverDeadlines(build_s=intent.build_s),
+            cutover=intent.cutover,
         )
         effects = self._proposer.handle(Open(proposal), now)
         opened = self._proposer.record.proposal

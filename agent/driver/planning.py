@@ -4,14 +4,14 @@ Pure: everything known comes in, a decision with its reason comes out.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from agent.driver.node import DriverSettings
 from agent.driver.wire import core_layout, core_members, wire_layout
 from agent.protocol.base import HandoffCause
 from agent.protocol.jobfile import ModelShape
 from agent.protocol.sync import JobOrder
-from liver_core.handoff import LadderInputs, Proposal, Rung, choose_rung
+from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, RungChoice, choose_rung
 from liver_core.layout import Member, ParallelLayout, Roster
 
 SERVICE_WAIT_S = 3.0
@@ -20,7 +20,14 @@ BYTES_PER_PARAMETER = 12
 """An fp32 master and two fp32 moments: what travels, by decision D7."""
 BUILD_LEAST_S, BUILD_MOST_S, BUILD_TIMES = 60.0, 180.0, 6.0
 """How long a rescue may build its next world, once nothing but the checkpoint is left beside it: several times what is
-expected, and less than the service's patience with a handoff of which there is no news."""
+expected."""
+PAUSE_LEAST_S, PAUSE_MOST_S, PAUSE_TIMES = 20.0, 120.0, 4.0
+"""How long after the boundary a target may take to hold and certify the state, beyond PAUSE_LEAST_S several times what
+copying all of it in the pause takes; a longer one is worth no more than a restart."""
+SOURCE_WAITS, STORE_WAITS = 1.5, 3.0
+"""A source waits for the decision, and everybody for the store, so many times as long as a target."""
+UNHURRIED_MOST_S, UNHURRIED_TIMES = 3_600.0, 3.0
+"""Where nothing presses a handoff may take so many times what its rung is estimated to need."""
 GRADIENT_BYTES_PER_PARAMETER = 4
 """What a target reads of each step that it follows."""
 
@@ -48,7 +55,7 @@ class Intent:
     notice_at: float | None
     rung: Rung = Rung.STOP_AND_COPY
     reason: str = ""
-    build_s: float = BUILD_LEAST_S
+    cutover: CutoverDeadlines = field(default_factory=CutoverDeadlines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +167,29 @@ def hastened(inputs: LadderInputs, rung: Rung, *, spent_s: float) -> tuple[Rung,
     return choice.rung, f"; {choice.reason}"
 
 
-def build_limit_s(inputs: LadderInputs) -> float:
-    """Seconds that a rescue gets to build the next world and to fill it from what survivors hold."""
+def cutover_deadlines(inputs: LadderInputs) -> CutoverDeadlines:
+    """Limits that grow with the state and with the step, which the next world's ranks end in the pause.
+
+    They are for a copy of everything on any rung: ranks that cannot stream copy in the pause without asking anybody. A
+    rescue gets `build_s` to build the next world and to fill it from what survivors hold.
+    """
     copied_s = inputs.bytes_to_move / inputs.bandwidth_bytes_per_s if inputs.bandwidth_bytes_per_s else 0.0
-    return min(BUILD_MOST_S, max(BUILD_LEAST_S, BUILD_TIMES * (inputs.prepare_s + copied_s)))
+    target_s = min(PAUSE_MOST_S, PAUSE_LEAST_S + PAUSE_TIMES * (copied_s + inputs.step_s))
+    build_s = min(BUILD_MOST_S, max(BUILD_LEAST_S, BUILD_TIMES * (inputs.prepare_s + copied_s)))
+    return CutoverDeadlines(target_s, SOURCE_WAITS * target_s, STORE_WAITS * target_s, build_s)
+
+
+def on_rung(
+    wanted: Intent, choice: RungChoice, inputs: LadderInputs, *, now: float, settings: DriverSettings
+) -> Intent:
+    """`wanted` on the rung that was chosen, with its limits. Where nothing presses it is not given up while a large
+    state streams: its deadline is several times the estimate away."""
+    reason, deadline = f"{wanted.plan.reason}; {choice.reason}", wanted.deadline_utc
+    if wanted.notice_at is None:
+        expected_s = min(UNHURRIED_MOST_S, UNHURRIED_TIMES * choice.estimate_s)
+        deadline = max(deadline, now + settings.handoff_deadline_s, now + expected_s)
+    limits = cutover_deadlines(inputs)
+    return replace(wanted, rung=choice.rung, reason=reason, deadline_utc=deadline, cutover=limits)
 
 
 def ladder_inputs(

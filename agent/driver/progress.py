@@ -24,6 +24,8 @@ from liver_core.layout import Member, Roster
 STEPS_AFTER = 5
 """`lost_s` is taken this many steps after the cutover."""
 SETTLED_STEPS = 5
+NEWS_AFTER_S = 60.0
+"""The service gives up an open handoff of which it hears nothing: one that takes long is told of again."""
 ESTIMATE_PHASE = "estimate memory"
 """In which a rank finds that it has no room for the next world."""
 RESCUE_PHASE = "plan the rescue"
@@ -104,6 +106,10 @@ class Progress:
     def leaving(self) -> frozenset[str]:
         """The nodes whose notices this handoff answers."""
         return frozenset(self.mirror.leaving)
+
+    def is_old(self, now: float) -> bool:
+        """Whether the service should hear again that this handoff is led."""
+        return now - self.mirror.changed_utc.timestamp() > NEWS_AFTER_S
 
     def take_report(self, report: Report, measured: RankMeasures | None, now: float) -> None:
         """What a participant says, and what its rank has measured."""

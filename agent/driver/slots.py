@@ -18,6 +18,7 @@ from agent.driver.wire import (
     core_reason,
     core_stage,
     utc,
+    wire_cutover,
     wire_reason,
     wire_roster,
     wire_rung,
@@ -271,7 +272,7 @@ class JobSlots:
                 store=wire_store(order.store),
                 deadline_utc=utc(order.deadline_utc),
                 rung=wire_rung(order.rung),
-                build_s=order.cutover.build_s,
+                cutover=wire_cutover(order.cutover),
             ),
         )
 

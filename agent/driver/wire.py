@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 
 from agent.protocol import base
 from agent.protocol.base import HandoffDecision
-from liver_core.handoff import Decision, Reason, Rung, StoreAddress
+from agent.protocol.rank import CutoverLimits
+from liver_core.handoff import CutoverDeadlines, Decision, Reason, Rung, StoreAddress
 from liver_core.handoff.participant_events import RankStage
 from liver_core.layout import Member, ParallelLayout, Roster
 
@@ -65,6 +66,11 @@ def wire_store(store: StoreAddress) -> base.StoreAddress:
 def core_store(store: base.StoreAddress) -> StoreAddress:
     """liver_core's form."""
     return StoreAddress(store.host, store.port)
+
+
+def wire_cutover(deadlines: CutoverDeadlines) -> CutoverLimits:
+    """The wire's form."""
+    return CutoverLimits(**deadlines.to_json())
 
 
 def wire_reason(reason: Reason) -> base.Reason:

@@ -3,10 +3,10 @@
 Pure. `RankCommand` goes from the agent to the rank, `RankEvent` back; each carries its `type`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 from uuid import UUID
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, model_validator
 
 from agent.protocol.base import (
     Count,
@@ -32,10 +32,27 @@ LINE_BYTES_MAX = 4 * 1024 * 1024
 Path = Annotated[str, Field(min_length=1, max_length=4_096)]
 
 
+class CutoverLimits(Message):
+    """The wire form of `liver_core.handoff.CutoverDeadlines`: seconds after the agreed boundary, and in a rescue
+    `build_s` after the decision."""
+
+    target_s: float = Field(gt=0)
+    source_s: float = Field(gt=0)
+    store_s: float = Field(gt=0)
+    build_s: float = Field(gt=0)
+
+    @model_validator(mode="after")
+    def _in_this_order(self) -> Self:
+        if not self.target_s < self.source_s < self.store_s:
+            raise ValueError(
+                f"target_s < source_s < store_s must hold, are {self.target_s}, {self.source_s}, {self.store_s}"
+            )
+        return self
+
+
 class Prepare(Message):
     """Build the world of `target` beside the one that trains. Repeating it changes nothing; a newer `plan_revision`
-    takes the place of an older one. `target_revision`: the revision in which target and rung became what they are.
-    `build_s`: in a rescue, for how long `target` may be built once the leavers are released."""
+    takes the place of an older one. `target_revision`: the revision in which target and rung became what they are."""
 
     type: Literal["prepare"] = "prepare"
     handoff_id: UUID
@@ -49,7 +66,7 @@ class Prepare(Message):
     store: StoreAddress
     deadline_utc: Utc | None
     rung: Rung = Rung.STOP_AND_COPY
-    build_s: float = Field(default=120.0, gt=0)
+    cutover: CutoverLimits
 
 
 class Permit(Message):

@@ -184,7 +184,7 @@ class Worker:
             target=core_roster(command.target),
             store=StoreAddress(command.store.host, command.store.port),
             deadline_utc=command.deadline_utc.timestamp() if command.deadline_utc is not None else time.time() + 600.0,
-            cutover=CutoverDeadlines(build_s=command.build_s),
+            cutover=CutoverDeadlines(**command.cutover.model_dump()),
             rung=Rung(command.rung),
             target_revision=command.target_revision,
         )

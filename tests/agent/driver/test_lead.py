@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -371,6 +372,45 @@ def test_many_reports_of_one_state_make_one_mirror_which_says_all_that_was_measu
         assert ended.state is HandoffState.ACTIVE
         assert ended.measures.phases_s["build_model"] == 0.5
         assert (ended.measures.bytes_moved, ended.measures.certificate) == (32, "c0ffee")
+
+    asyncio.run(run())
+
+
+def test_a_handoff_that_takes_long_is_told_of_again_before_the_service_gives_it_up(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(600.0, "d")
+        await now.deliver(RankStage.PREPARING, RankStage.STREAMING)
+        await now.lead.tick({})
+        told = len(now.mirrors)
+        for _ in range(10):
+            now.now += 30.0
+            await now.lead.tick({})
+        assert len(now.mirrors) == told + 3, "every 90 s: the first tick more than a minute after the last word"
+        assert now.mirrors[-1].state is HandoffState.STREAMING
+        assert now.mirrors[-1].mirror_seq > now.mirrors[told - 1].mirror_seq
+
+    asyncio.run(run())
+
+
+def test_capacity_that_appears_gets_the_time_that_its_state_needs(job: JobOrder) -> None:
+    async def run() -> None:
+        now = Scene(job, DriverSettings(bandwidth_bytes_per_s=1_000.0))
+        wanted = HandoffOrder(
+            handoff_id=UUID(int=1),
+            parent=1,
+            cause=HandoffCause.GROW,
+            target=Placement(layout=Layout(pp=4), members=members_of(FOUR)),
+            plan_digest="grow",
+            reason="a node appeared",
+            proposed_utc=datetime.fromtimestamp(START_S, UTC),
+        )
+        await now.lead.answer_proposal(job, ACTIVE, wanted)
+        opened = await asyncio.wait_for(now.posted.get(), timeout=10.0)
+        await opened()
+        order = now.sent[0][1]
+        assert order.deadline_utc - START_S > 2 * DriverSettings().handoff_deadline_s
+        assert order.cutover.target_s == 120.0
 
     asyncio.run(run())
 

@@ -10,15 +10,17 @@ import pytest
 from agent.driver.measures import merge_measures
 from agent.driver.node import DriverSettings
 from agent.driver.planning import (
+    Intent,
     Learned,
     NoPlan,
     Plan,
     Pulse,
     Wait,
-    build_limit_s,
+    cutover_deadlines,
     estimate_parameters,
     ladder_inputs,
     lead_candidates,
+    on_rung,
     plan_loss,
 )
 from agent.driver.progress import LostTime, Progress, learned_from
@@ -40,6 +42,7 @@ from liver_core.handoff import (
     ProposerRecord,
     Reason,
     Rung,
+    RungChoice,
     Stage,
     StoreAddress,
     choose_rung,
@@ -268,11 +271,46 @@ def test_the_next_world_of_a_rescue_gets_several_times_what_it_is_expected_to_ta
     found = plan(order, "b")
     assert isinstance(found, Plan)
     where = (order, ACTIVE, found, frozenset({"b"}), 25.0)
+    settings = {"pulse": Pulse(100, 0.1, 0.5, 90), "settings": DriverSettings()}
     limits = [
-        build_limit_s(ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=learned, settings=DriverSettings()))
+        cutover_deadlines(ladder_inputs(*where, learned=learned, **settings)).build_s
         for learned in (Learned(), Learned(prepare_s=20.0, bandwidth_bytes_per_s=1e12), Learned(prepare_s=100.0))
     ]
     assert limits == [60.0, pytest.approx(120.0, abs=0.1), 180.0]
+
+
+def test_the_pause_gets_several_times_what_a_copy_and_the_step_take_but_never_minutes(order: JobOrder) -> None:
+    found = plan(order, "b")
+    assert isinstance(found, Plan)
+    where = (order, ACTIVE, found, frozenset({"b"}), None)
+    small = ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=Learned(), settings=DriverSettings())
+    small = replace(small, bytes_to_move=0, step_s=0.0)
+    for inputs, target_s in (
+        (small, 20.0),
+        (replace(small, bytes_to_move=40 * 10**9, bandwidth_bytes_per_s=4e9), 60.0),
+        (replace(small, step_s=5.0), 40.0),
+        (replace(small, bytes_to_move=840 * 10**9), 120.0),
+    ):
+        limits = cutover_deadlines(inputs)
+        assert (limits.target_s, limits.source_s, limits.store_s) == (target_s, 1.5 * target_s, 3 * target_s)
+
+
+def test_only_what_nothing_presses_gets_a_deadline_by_its_estimate(order: JobOrder) -> None:
+    found = plan(order, "b")
+    assert isinstance(found, Plan)
+    wanted = Intent("h", HandoffCause.GROW, found, ACTIVE, frozenset(), 1_000.0, None)
+    settings = DriverSettings(handoff_deadline_s=100.0)
+    pulse = Pulse(100, 0.1, 0.5, 90)
+    inputs = ladder_inputs(order, ACTIVE, found, frozenset(), None, pulse=pulse, learned=Learned(), settings=settings)
+    for estimate_s, deadline in ((1.0, 1_000.0), (400.0, 2_100.0), (9_000.0, 4_500.0)):
+        choice = RungChoice(Rung.LIVE, estimate_s, ((Rung.LIVE, "fits"),))
+        taken = on_rung(wanted, choice, inputs, now=900.0, settings=settings)
+        assert (taken.rung, taken.deadline_utc) == (Rung.LIVE, deadline)
+        assert (
+            on_rung(replace(wanted, notice_at=899.0), choice, inputs, now=900.0, settings=settings).deadline_utc
+            == 1_000.0
+        )
+    assert taken.cutover == cutover_deadlines(inputs)
 
 
 def test_lost_time_is_what_five_steps_after_the_cutover_came_late() -> None:

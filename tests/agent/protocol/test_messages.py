@@ -61,6 +61,7 @@ MIRROR = sync.HandoffMirror(
         rank.Prepare(
             handoff_id=ID, parent=1, generation=2, plan_revision=1, source=ROSTER, target=TARGET,
             target_revision=1, store=StoreAddress(host="h", port=1), deadline_utc=NOW,
+            cutover=rank.CutoverLimits(target_s=20.0, source_s=30.0, store_s=60.0, build_s=120.0),
         ),
         peer.Envelope(
             sender="a", receiver="b", agent_incarnation=ID, job_id="j-1", issued_utc=NOW, kind=peer.PeerKind.ORDER,
@@ -71,6 +72,11 @@ MIRROR = sync.HandoffMirror(
 )  # fmt: skip
 def test_a_message_is_the_same_after_a_round_trip(message):
     assert type(message).model_validate_json(message.model_dump_json()) == message
+
+
+def test_cutover_limits_out_of_order_are_refused():
+    with pytest.raises(ValidationError, match=r"target_s < source_s < store_s must hold, are 20\.0, 20\.0, 60\.0"):
+        rank.CutoverLimits(target_s=20.0, source_s=20.0, store_s=60.0, build_s=120.0)
 
 
 def test_an_unknown_field_is_refused_wherever_it_stands():
