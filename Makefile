@@ -12,7 +12,8 @@ PYTHON ?= python3
 # Seeds that `make sim` runs, on two processes; the handoff machine is called clean only after 20,000. A change of a
 # machine deserves more: make sim SEEDS=100000
 SEEDS ?= 20000
-# Processes that share the fast suites. The real suite always runs alone: its tests start up to eight processes each.
+# Processes that share each suite. Tests with real processes start up to eight each, but wait more than they compute;
+# they are shared out by file, since the tests of a file share a running job. WORKERS=0: one after the other.
 WORKERS ?= 2
 # More arguments for pytest; for example: make test-fast PYTEST_ARGS='-k planner -x'
 PYTEST_ARGS ?=
@@ -47,7 +48,7 @@ test-service: .venv-service/stamp ## Run the tests of the service in .venv-servi
 	$(SERVICE_BIN)/python -m pytest -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS) $(PYTEST_ARGS)
 
 test-real: setup ## Run the tests with real processes and torch (minutes).
-	$(BIN)/python -m pytest -m "real or slow" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "real or slow" $(PYTEST_ARGS)
 
 check: setup ## Run the linters: ruff, formatting, types, import contracts, house rules.
 	$(BIN)/ruff check .
