@@ -47,7 +47,6 @@ REPEATS = 5
 RUNGS = {"live": Rung.LIVE, "stop_and_copy": Rung.STOP_AND_COPY}
 MODES = (*RUNGS, "restart", "steady")
 CORPUS_BYTES, CORPUS_S = 3_000_000, 180.0
-TOUCH_S = 300.0
 RESTART_STEPS = 3
 
 
@@ -72,9 +71,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     started = time.monotonic()
     found: dict[str, Any] = {"cases": [], "raw_bandwidth": {}, "steady": {"by_size": []}, **circumstances()}
-    found["memory_touched_bytes"] = touch_memory(
-        max((model_of(parse_bytes(size)) for size in options.sizes), key=lambda model: model.state_bytes)
-    )
     with tempfile.TemporaryDirectory(prefix="liver-bench-") as folder:
         prefix = build_corpus(Path(folder))
         for size in options.sizes:
@@ -207,19 +203,6 @@ def refused(model: Model, mode: str, repeats: int) -> str:
     if needed <= free:
         return ""
     return f"{mode} needs about {needed / 1e9:.1f} GB of memory, {free / 1e9:.1f} GB are available: not begun"
-
-
-def touch_memory(model: Model) -> int:
-    """Write once to as much memory as the largest case needs, and free it again. Returns bytes.
-
-    The host of a virtual machine gives it most of its memory on the first touch only, at several times the price of
-    another page fault: at 1 GB of state that alone was half a second of a pause, in whichever case came first.
-    """
-    count = min(memory_needed(model, "live", 1), memory_available() * 4 // 5)
-    subprocess.run(
-        [sys.executable, "-c", f"import numpy; numpy.ones({count}, numpy.uint8)"], check=True, timeout=TOUCH_S
-    )
-    return count
 
 
 def memory_available() -> int:
