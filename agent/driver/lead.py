@@ -174,9 +174,8 @@ class Lead:
             notices = {fact.node_id: fact for fact in order.notices}
             heard = [notices[name].first_seen_utc.timestamp() for name in wanted.leaving if name in notices]
             notice_at = min(heard, default=wanted.proposed_utc.timestamp())
-        if wanted.deadline_utc is not None:
-            heard_at = utc(notice_at) if notice_at is not None else wanted.proposed_utc
-            deadline = self._node.budget.safe_by_utc(heard_at, wanted.deadline_utc).timestamp()
+            if wanted.deadline_utc is not None:
+                deadline = self._node.budget.safe_by_utc(utc(notice_at), wanted.deadline_utc).timestamp()
         leaving = frozenset(wanted.leaving)
         await self._open(
             order, Intent(str(wanted.handoff_id), wanted.cause, plan, active, leaving, deadline, notice_at)
@@ -208,8 +207,6 @@ class Lead:
 
     async def tick(self, unreachable: dict[str, float]) -> None:
         """About twice a second. `unreachable`: since when each node's agent has not been reached."""
-        if self.progress is not None and self.progress.is_old(self._node.now()):
-            self.progress.is_stale = True
         await self._mirror_stale()
         if self._proposer.state is ProposerState.IDLE:
             return
@@ -334,7 +331,7 @@ class Lead:
         if choice.rung not in LIVE_RUNGS:
             self._say(f"no live handoff without {', '.join(sorted(wanted.leaving))}: {choice.reason}")
             return
-        intent = on_rung(wanted, choice, inputs, now=self._node.now(), settings=self._node.settings)
+        intent = on_rung(wanted, choice, inputs, now=self._node.now())
         used = max(self._proposer.record.highest_generation, order.next_generation - 1, wanted.source.generation)
         self._proposer.record = replace(self._proposer.record, highest_generation=used)
         self._say(f"opening handoff {intent.handoff_id} to {intent.plan.layout}: {intent.reason}")
@@ -466,7 +463,7 @@ class Lead:
         for ended in tuple(self._recent.values()):
             if ended.is_stale:
                 await self._mirror(ended, ended.mirror.state, ended.mirror.stage)
-        if self.progress is not None and self.progress.is_stale:
+        if self.progress is not None and (self.progress.is_stale or self.progress.is_old(self._node.now())):
             await self._mirror_open()
 
     async def _mirror(self, progress: Progress, state: HandoffState, stage: str) -> None:

@@ -12,6 +12,7 @@ from agent.protocol.base import HandoffCause
 from agent.protocol.jobfile import ModelShape
 from agent.protocol.sync import JobOrder
 from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, RungChoice, choose_rung
+from liver_core.handoff.ladder import copy_s
 from liver_core.layout import Member, ParallelLayout, Roster
 
 SERVICE_WAIT_S = 3.0
@@ -23,7 +24,7 @@ BUILD_LEAST_S, BUILD_MOST_S, BUILD_TIMES = 60.0, 180.0, 6.0
 expected."""
 PAUSE_LEAST_S, PAUSE_MOST_S, PAUSE_TIMES = 20.0, 120.0, 4.0
 """How long after the boundary a target may take to hold and certify the state, beyond PAUSE_LEAST_S several times what
-copying all of it in the pause takes; a longer one is worth no more than a restart."""
+copying all of it and a step take; a longer one is worth no more than a restart."""
 SOURCE_WAITS, STORE_WAITS = 1.5, 3.0
 """A source waits for the decision, and everybody for the store, so many times as long as a target."""
 UNHURRIED_MOST_S, UNHURRIED_TIMES = 3_600.0, 3.0
@@ -173,21 +174,18 @@ def cutover_deadlines(inputs: LadderInputs) -> CutoverDeadlines:
     They are for a copy of everything on any rung: ranks that cannot stream copy in the pause without asking anybody. A
     rescue gets `build_s` to build the next world and to fill it from what survivors hold.
     """
-    copied_s = inputs.bytes_to_move / inputs.bandwidth_bytes_per_s if inputs.bandwidth_bytes_per_s else 0.0
+    copied_s = copy_s(inputs.bytes_to_move, inputs.bandwidth_bytes_per_s)
     target_s = min(PAUSE_MOST_S, PAUSE_LEAST_S + PAUSE_TIMES * (copied_s + inputs.step_s))
     build_s = min(BUILD_MOST_S, max(BUILD_LEAST_S, BUILD_TIMES * (inputs.prepare_s + copied_s)))
     return CutoverDeadlines(target_s, SOURCE_WAITS * target_s, STORE_WAITS * target_s, build_s)
 
 
-def on_rung(
-    wanted: Intent, choice: RungChoice, inputs: LadderInputs, *, now: float, settings: DriverSettings
-) -> Intent:
+def on_rung(wanted: Intent, choice: RungChoice, inputs: LadderInputs, *, now: float) -> Intent:
     """`wanted` on the rung that was chosen, with its limits. Where nothing presses it is not given up while a large
     state streams: its deadline is several times the estimate away."""
     reason, deadline = f"{wanted.plan.reason}; {choice.reason}", wanted.deadline_utc
     if wanted.notice_at is None:
-        expected_s = min(UNHURRIED_MOST_S, UNHURRIED_TIMES * choice.estimate_s)
-        deadline = max(deadline, now + settings.handoff_deadline_s, now + expected_s)
+        deadline = max(deadline, now + min(UNHURRIED_MOST_S, UNHURRIED_TIMES * choice.estimate_s))
     limits = cutover_deadlines(inputs)
     return replace(wanted, rung=choice.rung, reason=reason, deadline_utc=deadline, cutover=limits)
 

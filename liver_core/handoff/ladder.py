@@ -158,13 +158,13 @@ def _drop_step(inputs: LadderInputs) -> Estimate:
         return Estimate(0.0, f"a copy at the boundary is done in {copied.seconds:.1f} s: no step need be dropped")
     # The state does not change before the boundary that is out of reach: what is copied need not be followed.
     bandwidth = inputs.stream_share * inputs.bandwidth_bytes_per_s
-    return Estimate(inputs.prepare_s + _copy_s(inputs.bytes_to_move, bandwidth) + 2 * inputs.part_s)
+    return Estimate(inputs.prepare_s + copy_s(inputs.bytes_to_move, bandwidth) + 2 * inputs.part_s)
 
 
 def _stop_and_copy(inputs: LadderInputs) -> Estimate:
     """Preparing runs while g trains; the copy starts at the first boundary after it, at worst a whole step later."""
     boundary_s = max(inputs.seconds_to_boundary, inputs.prepare_s + inputs.step_s)
-    return Estimate(boundary_s + _copy_s(inputs.bytes_to_move, inputs.bandwidth_bytes_per_s))
+    return Estimate(boundary_s + copy_s(inputs.bytes_to_move, inputs.bandwidth_bytes_per_s))
 
 
 def _rescue(inputs: LadderInputs) -> Estimate:
@@ -178,7 +178,7 @@ def _rescue(inputs: LadderInputs) -> Estimate:
     if connected_s > boundary_s:
         steps = ceil((connected_s - boundary_s) / inputs.step_s) if inputs.step_s else 0
         boundary_s = max(connected_s, boundary_s + steps * inputs.step_s)
-    return Estimate(boundary_s + _copy_s(inputs.bytes_only_leaving, inputs.bandwidth_bytes_per_s))
+    return Estimate(boundary_s + copy_s(inputs.bytes_only_leaving, inputs.bandwidth_bytes_per_s))
 
 
 def _checkpoint(inputs: LadderInputs) -> tuple[float, str]:
@@ -214,10 +214,10 @@ def _stream(inputs: LadderInputs) -> Estimate:
         text = f"following a step takes {inputs.follow_s:.2f} s, a step {inputs.step_s:.2f} s: it never converges"
         return Estimate(0.0, text)
     copying = 1.0 - inputs.follow_s / inputs.step_s if inputs.follow_s else 1.0
-    return Estimate(_copy_s(inputs.bytes_to_move, bandwidth) / copying)
+    return Estimate(copy_s(inputs.bytes_to_move, bandwidth) / copying)
 
 
-def _copy_s(count: int, bytes_per_s: float) -> float:
+def copy_s(count: int, bytes_per_s: float) -> float:
     """Seconds to copy `count` bytes; 0.0 where a refusal says that there is no bandwidth."""
     return count / bytes_per_s if bytes_per_s else 0.0
 
