@@ -138,9 +138,9 @@ def _run(command: list[str], log_path: Path, timeout_s: float) -> None:
 
 
 def _last_error(log_path: Path) -> str:
-    """The first line that names an exception: what came after it is mostly its consequences."""
+    """The first line that tells of an exception or a signal: what came after it is mostly its consequences."""
     lines = log_path.read_text(errors="replace").splitlines()
-    named = [line for line in lines if re.search(r"\w(Error|Exception|Failed|Moved): ", line)]
+    named = [line for line in lines if re.search(r"\w(Error|Exception|Failed|Moved): +\S|[Ss]ignal \d+ \(SIG", line)]
     return (named or lines or ["no output"])[0 if named else -1][:500]
 
 

@@ -8,6 +8,7 @@ Everything that can fail here ends as an event of the machine; nothing of g is w
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -55,6 +56,7 @@ from liver_core.transport.memory import copy_runs
 from liver_core.transport.protocol import Read, TransportError
 from liver_core.worlds.groups import limited, plainly
 
+_log = logging.getLogger(__name__)
 TrainOn = ApplyStepInSource | RedoBatchInSource
 Ending = ApplyStepInTarget | RedoBatchInTarget | TrainOn | Leave | FallToCheckpoint | Release
 Probe = Callable[[str], None]
@@ -196,6 +198,7 @@ class CutoverRun:
         try:
             action()
         except Lost as lost:
+            _log.warning("handoff %s, cutover: %s", self.following.request.handoff_id, lost)
             self.pause.problems.append(lost)
             if lost.source and self.source is not None:
                 with contextlib.suppress(Lost):

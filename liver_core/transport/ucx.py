@@ -28,6 +28,9 @@ def ucx_environment(*, interface: str, host_memory_only: bool) -> dict[str, str]
     For host memory: cross-memory attach for data, TCP for set-up, and no hooks in the allocator. The hooks keep a
     cache of registrations that neither of the two has, and installing them costs 0.4 s of CPU. With GPUs or RDMA the
     choice of wires and the hooks stay with UCX. Signals stay with the process in both cases.
+
+    No keepalive: UCX's own (every 20 s) makes the next reads of a peer wait until that peer polls, which it need not do
+    once all are connected. That a peer is gone shows in a read that fails, in a deadline, and to the agents.
     """
     settings = {
         "UCX_HANDLE_ERRORS": "none",
@@ -35,6 +38,7 @@ def ucx_environment(*, interface: str, host_memory_only: bool) -> dict[str, str]
         "UCX_DEBUG_SIGNO": "0",
         "UCX_LOG_LEVEL": "fatal",
         "UCX_WARN_UNUSED_ENV_VARS": "n",
+        "UCX_KEEPALIVE_INTERVAL": "inf",
         "NIXL_LOG_LEVEL": "FATAL",
     }
     if interface:

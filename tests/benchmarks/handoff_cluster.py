@@ -259,7 +259,7 @@ def summary(
     since = prepared_at - max(m.get("stream_s", 0.0) for _, m in prepared)
     boundary = max(reduced)
     steps_before = sum(1 for end, of, _ in steps if of != generation)
-    live = any("gradient_bytes_at_cutover" in m for m in targets)
+    fell = next((reason for reason, _ in prepared if reason), None)
     return {
         "pause_s": pause_s,
         "pause_steps": pause_s / step_s,
@@ -274,13 +274,20 @@ def summary(
         "torn_reads": sum(m.get("torn_reads", 0.0) for m in targets),
         "step_time_ratio_streaming": _streaming_ratio([before[-1], *steps], since, boundary, step_s),
         "first_step_ratio": max(m["first_step_s"] for m in targets) / settled_s,
-        "rung_taken": str(Rung.LIVE if live else Rung.STOP_AND_COPY),
-        "rung_reason": next((reason for reason, _ in prepared if reason), None),
+        "rung_taken": _rung(targets) if fell is None else str(Rung.STOP_AND_COPY),
+        "rung_reason": fell,
         "optimizer_s": optimizer,
         "next_optimizer_s": next_optimizer_s,
         "pause_less_next_optimizer_s": None if next_optimizer_s is None else stood_s - next_optimizer_s,
         "pause_parts_s": {name: max(m.get(name, 0.0) for m in targets) for name in _PARTS},
     }
+
+
+def _rung(targets: Sequence[dict[str, float]]) -> str:
+    """Which one it was, of a handoff that did not fall to another one before the pause."""
+    if any("gradient_bytes_at_cutover" in m for m in targets):
+        return str(Rung.LIVE)
+    return f"{Rung.LIVE}, batch redone" if any("converge_s" in m for m in targets) else str(Rung.STOP_AND_COPY)
 
 
 def _bytes(final: Sequence[dict[str, float]], targets: Sequence[dict[str, float]]) -> dict[str, Any]:

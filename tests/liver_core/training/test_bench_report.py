@@ -105,6 +105,15 @@ def test_a_stream_that_fell_to_the_next_rung_says_so():
     assert judged([report_case(Measured([found]))])["live", "repeats on another rung"] is False
 
 
+def test_a_live_handoff_that_redid_its_batch_says_so():
+    ends = said(first_forward_at_utc=101.0, first_step_s=0.1, converge_s=1.0)
+    redone = {"a": [("prepared", None, {"stream_s": 0.5}), ("active", None, ends)]}
+    steps = [(101.0 + each, 2, 11 + each) for each in range(12)]
+    found = summary(redone, before=[(99.0, 1, 9), (OPENED, 1, 10)], steps=steps, generation=2, prepared_at=OPENED)
+    assert found["rung_taken"] == "live, batch redone"
+    assert judged([report_case(Measured([found]))])["live", "repeats on another rung"] is False
+
+
 def test_a_case_has_every_field_and_is_json():
     found = report_case(Measured([handoff(), handoff()]), Measured([handoff()]))
     assert set(found) >= {"state_bytes", "change", "step_s", "live", "stop_and_copy", "restart"}

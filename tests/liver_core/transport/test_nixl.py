@@ -21,6 +21,9 @@ from tests.liver_core.transport.test_contract import NUMEL, connected, leave, nu
 
 pytestmark = pytest.mark.timeout(60)
 
+KEEPALIVE_S = 20.0
+"""UCX's own default."""
+
 
 def test_over_shared_memory_the_source_needs_no_progress_once_connected():
     assert run_ranks("nixl", 2, read_without_progress) == [True, True]
@@ -28,6 +31,11 @@ def test_over_shared_memory_the_source_needs_no_progress_once_connected():
 
 def test_over_shared_memory_a_stopped_process_is_still_readable():
     assert run_ranks("nixl", 2, read_a_stopped_process) == [True, True]
+
+
+def test_over_shared_memory_the_source_needs_no_progress_however_long_ago_it_was_connected():
+    # UCX's default is a keepalive after 20 s; while it waits for an answer, reads do too.
+    assert run_ranks("nixl", 2, read_for_longer_than_a_keepalive) == [True, True]
 
 
 def test_over_tcp_a_read_that_timed_out_never_lands_later():
@@ -96,6 +104,18 @@ def read_without_progress(rank: Rank) -> bool:
     if rank.rank == 0:
         endpoint.read([Read(1, "master", (Run(0, 0, NUMEL),))], soon(2))
         assert same_bits(target, numbers(1))
+    leave(rank, endpoint)
+    return True
+
+
+def read_for_longer_than_a_keepalive(rank: Rank) -> bool:
+    endpoint = connected(rank, {"master": numbers(rank.rank)}, {"master": torch.zeros(NUMEL)})
+    endpoint.stop_progress()
+    rank.exchange()
+    end = time.monotonic() + KEEPALIVE_S + 2
+    while time.monotonic() < end:
+        endpoint.read([Read(1 - rank.rank, "master", (Run(0, 0, NUMEL),))], soon(2))
+    rank.exchange()
     leave(rank, endpoint)
     return True
 
