@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 ATTEMPTS_MAX = 8
 NOTICE_S = 0.1
-"""Least time between an announcement and its version: every rank must have heard of it by then."""
+"""Least time between the first announcement and its version: every rank must have heard of it by then. Doubles with
+each announcement that somebody heard of too late."""
 
 
 class CertificateRefused(RuntimeError):
-    """What arrived is not what the sources had, or no version was ever met; the text names parameter and kind."""
+    """What arrived is not what the sources had; the text names parameter and kind."""
 
 
 def propose_verdict(exchange: Exchange, verdict: Verdict) -> None:
@@ -74,6 +75,8 @@ class Certifier:
         self._counted = False
         self._leading: int | None = None
         self._lead_attempt = 1
+        self._given = 0
+        self._late: dict[str, int] = {}
 
     def advance(self) -> None:
         """Do what can be done now. Raises CertificateRefused."""
@@ -91,39 +94,50 @@ class Certifier:
                 return
             self._announced = int(found)
             self._stream.announce(self._announced)
-        done, sums = self._stream.hashed(self._announced)
-        if done:
-            self._exchange.post(f"certified/{self._attempt}/target/{self._rank}", sums)
+        answer = self._stream.hashed(self._announced)
+        if answer is not None:
+            self._exchange.post(f"certified/{self._attempt}/target/{self._rank}", answer)
             self._attempt, self._announced = self._attempt + 1, None
 
     def _lead(self) -> None:
         if self._leading is None:
-            if self._exchange.count("converged", 0) < self._targets:
-                return
-            if self._lead_attempt > ATTEMPTS_MAX:
-                raise CertificateRefused(f"no version was met by all ranks in {ATTEMPTS_MAX} announcements")
-            self._leading = self._stream.version + self._ahead()
-            self._exchange.post(f"certify/{self._lead_attempt}", self._leading)
+            if self._exchange.count("converged", 0) >= self._targets:
+                self._announce()
             return
         keys = [f"certified/{self._lead_attempt}/{name}" for name in self._names]
         if not self._exchange.there(keys):
             return
-        found = [self._exchange.peek(key) for key in keys]
-        parts: list[list[int]] = [part for part in found if part is not None]
+        answers = {name: self._exchange.peek(key) for name, key in zip(self._names, keys, strict=True)}
         version, self._leading, self._lead_attempt = self._leading, None, self._lead_attempt + 1
-        if len(parts) == len(keys):
+        self._late = {name: late for name, late in answers.items() if isinstance(late, int)}
+        if not self._late:
+            parts = [sums for sums in answers.values() if isinstance(sums, list)]
             propose_verdict(self._exchange, self._compared(version, parts))
 
+    def _announce(self) -> None:
+        if self._lead_attempt > ATTEMPTS_MAX:
+            late = ", ".join(f"{name} by {steps}" for name, steps in self._late.items())
+            reason = f"no version was met by all ranks in {ATTEMPTS_MAX} announcements; too late for the last: {late}"
+            propose_verdict(self._exchange, Verdict(Rung.STOP_AND_COPY, reason))
+            return
+        self._given = self._ahead()
+        self._leading = self._stream.version + self._given
+        self._exchange.post(f"certify/{self._lead_attempt}", self._leading)
+
     def _ahead(self) -> int:
-        """How many steps from now; none where the sources will still stand where they are when all have heard."""
-        beside = self._beside
-        if beside is not None and self._lead_attempt == 1 and beside.stands_for_s(self._stream.version) > NOTICE_S:
-            return 0
-        if self._steps_outlast and not 0 < self._stream.step_s <= self._lead_attempt * NOTICE_S:
-            return 0
+        """How many steps from this target's version: to where the sources stand, if they still will when all have
+        heard, else to where all will get after it.
+        """
+        lag, notice_s = self._stream.lag, NOTICE_S * 2 ** (self._lead_attempt - 1)
+        beside, step_s = self._beside, self._stream.step_s
+        if beside is not None and not self._late and beside.stands_for_s(self._stream.version + lag) > NOTICE_S:
+            return lag
+        if self._steps_outlast and not 0 < step_s <= notice_s:
+            return lag
         # Before a step was heard of, nobody knows how long one takes; then half the notice is a guess like any.
-        step_s = self._stream.step_s or NOTICE_S / 2
-        return max(1, math.ceil(self._lead_attempt * NOTICE_S / step_s))
+        steps = math.ceil(notice_s / (step_s or NOTICE_S / 2))
+        # A step may be longer than the notice, and this target further behind than it knows.
+        return max(lag + steps, self._given + max(self._late.values(), default=0) + 1)
 
     def _compared(self, version: int, parts: list[list[int]]) -> Verdict:
         sums = [[sum(column) & MASK for column in zip(*some, strict=True)] for some in self._sides(parts)]

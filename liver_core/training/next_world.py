@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +19,7 @@ from liver_core.training.memory import MemoryAccount
 from liver_core.training.request import Request
 from liver_core.transport.protocol import Read, Transport
 from liver_core.worlds.megatron import MegatronWorld, retire
+from liver_core.worlds.released import collect
 
 if TYPE_CHECKING:
     from liver_core.training.rescue import Rescue
@@ -149,7 +149,7 @@ class NextWorld:
         self.world = self.state = self.live = self.target_stream = self.source_stream = None
         # Modules and optimizer refer to each other in circles, and through them to sockets and threads of the groups.
         # Not at once: whoever drops it still has it in hand, an exception on its way for example.
-        later = threading.Timer(COLLECT_AFTER_S, gc.collect)
+        later = threading.Timer(COLLECT_AFTER_S, collect)
         later.daemon = True
         later.start()
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from dataclasses import dataclass
 
 from liver_core.tensors.megatron import free
 from liver_core.training.next_world import ActiveWorld, NextWorld
 from liver_core.worlds.megatron import retire
+from liver_core.worlds.released import collect
 
 
 @dataclass(slots=True)
@@ -37,5 +37,5 @@ class Retiring:
             self.old.state = self.old.live = None  # type: ignore[assignment]
         self.old = None
         # Modules, hooks and optimizer refer to each other in circles, and through them to the sockets and threads of
-        # the old groups. What was imported before the first world is frozen, so this looks at the worlds only.
-        gc.collect()
+        # the old groups.
+        collect()

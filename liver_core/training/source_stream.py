@@ -200,7 +200,10 @@ class SourceStream:
         while not self._closed:
             announced = exchange.peek(f"certify/{attempt}")
             if announced is not None:
-                exchange.post(f"certified/{attempt}/source/{self._rank}", self._hash_at(int(announced)))
+                answer = self._hash_at(int(announced))
+                if answer is None:
+                    return
+                exchange.post(f"certified/{attempt}/source/{self._rank}", answer)
                 attempt += 1
             with self._changed:
                 self._changed.wait(POLL_S)
@@ -211,15 +214,17 @@ class SourceStream:
             with self._changed:
                 self._changed.wait(POLL_S)
 
-    def _hash_at(self, version: int) -> list[int] | None:
-        """uint64 sums over this rank's state, kinds by parameters, at exactly `version`; None when it is past."""
+    def _hash_at(self, version: int) -> list[int] | int | None:
+        """uint64 sums over this rank's state, kinds by parameters, at exactly `version`; when it is past, by how many
+        steps. None once closed.
+        """
         while not self._closed:
             with self._changed:
                 if self._version == version:
                     self._hashing = True
                     break
                 if self._version is not None and self._version > version:
-                    return None
+                    return self._version - version
                 self._changed.wait(POLL_S)
         else:
             return None

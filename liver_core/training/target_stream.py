@@ -125,7 +125,7 @@ class LiveTarget:
         self._deadline = deadline
         self._certified = False
         self._probe = probe
-        self._hashes: dict[int, list[int] | None] = {}
+        self._hashes: dict[int, list[int] | int] = {}
         self._result: StreamResult | None = None
         self._plan = certificate
         self._live = live
@@ -160,7 +160,7 @@ class LiveTarget:
             on_tile=self._note_tile,
             on_converged=self._note_converged,
             on_hash=self._hash,
-            on_hash_missed=lambda version, reason: self._hashes.update({version: None}),
+            on_hash_missed=self._note_missed,
         )
         self._started = time.monotonic()
         self.converge_s = 0.0
@@ -177,6 +177,11 @@ class LiveTarget:
         return self._follower.version
 
     @property
+    def lag(self) -> int:
+        """Steps that the furthest source seen is ahead of `version`."""
+        return max(0, self._follower.lag or 0)
+
+    @property
     def step_s(self) -> float:
         """Seconds of a step of the source world as it says, 0 before it was heard."""
         return self._follower.pace.step_s
@@ -189,11 +194,12 @@ class LiveTarget:
 
     def announce(self, version: int) -> None:
         """Hash at exactly `version`."""
+        self._hashes.pop(version, None)
         self._stream.announce(version)
 
-    def hashed(self, version: int) -> tuple[bool, list[int] | None]:
-        """Whether the announcement was dealt with, and the sums, kinds by parameters; None when it was missed."""
-        return version in self._hashes, self._hashes.get(version)
+    def hashed(self, version: int) -> list[int] | int | None:
+        """The sums at `version`, kinds by parameters, or by how many steps it was missed; None before either."""
+        return self._hashes.get(version)
 
     def finish(self, version: int, until: float) -> None:
         """Reach exactly `version` by `until` (time.monotonic seconds) and end. Raises StreamFailed."""
@@ -289,6 +295,9 @@ class LiveTarget:
         self._hashes[version] = [
             int(part) for kind in self._kinds for part in self._plan.sums(self._live.regions[kind], kind)
         ]
+
+    def _note_missed(self, version: int, reason: str) -> None:
+        self._hashes[version] = max(1, self.version - version)
 
     def _refuse_or_size(self, made: NextWorld) -> int:
         """Elements of a tile; StreamRefused where this rank cannot stream at all."""

@@ -224,7 +224,9 @@ def test_the_kernel_sees_no_more_than_both_accounts_say_and_all_of_it_comes_back
                 grown = waiting[member] - before[member]
                 assert (device + host) / 2 < grown < device + host + SLACK
                 # What refers to itself in circles goes a second later.
-                cluster.wait_for(lambda m=member, b=before[member]: _latest(cluster, m) - b < SLACK, 10, "memory back")
+                cluster.wait_for(
+                    lambda m=member, b=before[member]: _latest(cluster, m) - b < SLACK, 10, f"return to {before} bytes"
+                )
 
         before = resident(cluster, members)
         told = {member: len(cluster.ranks[member].events) for member in members}

@@ -51,8 +51,11 @@ def job(corpus: str) -> Iterator[LiveTrio]:
 def test_a_leaver_that_is_lost_while_its_tiles_are_read_breaks_the_world_with_a_reason(
     job: LiveTrio, point: str, with_signal: int
 ):
+    job.arm(SURVIVOR, "stream", "tell")
     request, newcomer = job.attempt(Fault(point, "hold"))
     job.await_passage(newcomer, point)
+    # A survivor that is still connecting would say so instead.
+    job.await_passage(SURVIVOR, "stream")
     job.kill(LEAVER, with_signal)
     job.command([newcomer], "release")
     how, reason = job.ending(SURVIVOR)
