@@ -30,6 +30,8 @@ ESTIMATE_PHASE = "estimate memory"
 """In which a rank finds that it has no room for the next world."""
 RESCUE_PHASE = "plan the rescue"
 """Where a rank refuses to keep what leavers hold: it has no room for it."""
+GIVE_GRADIENTS = frozenset((Rung.LIVE, Rung.STOP_AND_COPY))
+"""Rungs that hand over a step whose gradients are there; the others do it again by design."""
 STREAMED = frozenset(wire_rung(rung) for rung in CoreRung if rung.streams)
 
 
@@ -98,6 +100,7 @@ class Progress:
     superseded: bool = False
     amendment: Amendment | None = None
     fallback: Reason | None = None  # why the ranks copied what was to stream
+    redone: Reason | None = None  # why a batch was done again that was to be handed over
     decision: Decision = Decision.UNDECIDED
     reason: Reason | None = None
     is_stale: bool = False  # something is known that the mirror does not have yet
@@ -124,6 +127,8 @@ class Progress:
         fell = report.reason if report.stage is Stage.READY else None
         if fell is not None and self.fallback is None and report.plan_revision == self.mirror.plan_revision:
             self.fallback, self.reason = fell, replace(fell, text=_fell_text(fell))
+        if report.stage is Stage.ACTIVE and self.mirror.source is not None and self.mirror.rung in GIVE_GRADIENTS:
+            self.redone = self.redone or report.reason
         if report.stage in (Stage.CUTTING_OVER, Stage.ACTIVE, Stage.LEFT):
             self.marks.setdefault("boundary", now)
         if self.leavers and all(self.stages.get(member) is Stage.LEFT for member in self.leavers):
@@ -170,10 +175,13 @@ class Progress:
                 self.marks.setdefault("active", now)
 
     def take_end(self, ended: HandoffEnded) -> None:
-        """How the handoff ended; that it fell to another rung on the way is still said."""
-        self.decision, self.reason = ended.decision, ended.reason
+        """How the handoff ended; that it fell to another rung on the way, or redid a batch, is still said."""
+        said = [ended.reason.text]
         if self.fallback is not None:
-            self.reason = replace(ended.reason, text=f"{ended.reason.text}; {_fell_text(self.fallback)}")
+            said.append(_fell_text(self.fallback))
+        if self.redone is not None:
+            said.append(f"a batch was done again: {self.redone}")
+        self.decision, self.reason = ended.decision, replace(ended.reason, text="; ".join(said))
 
     def next_mirror(self, state: HandoffState, stage: str, now: float) -> HandoffMirror:
         """The mirror as of now."""

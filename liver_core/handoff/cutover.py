@@ -189,6 +189,8 @@ class ApplyStepInTarget:
 class RedoBatchInTarget:
     """GO-REDO: start the target world at the version held, without gradients, and do the batch again."""
 
+    reason: Reason
+
 
 @dataclass(frozen=True, slots=True)
 class ApplyStepInSource:
@@ -276,6 +278,7 @@ class Cutover:
         self._held = Level.NOTHING
         self._wish: Decision | None = None
         self._reason = Reason("everything is held and certified", "barrier")
+        self._lost = "a source is lost"
 
     @property
     def next_deadline(self) -> float:
@@ -348,6 +351,7 @@ class Cutover:
             return ()
         if event.reason is not None:
             self._reason = event.reason
+            self._lost = event.reason.text if event.source_lost else self._lost
         if not self.votes:
             self.state = CutoverState.VOTED  # A leaver has no voice in the barrier, but stays until the decision.
             return (ReadDecision(not_before=now),)
@@ -384,7 +388,7 @@ class Cutover:
             case Level.EVERYTHING:
                 return self._propose(Decision.GO, self._reason)
             case Level.STATE:
-                return self._propose(Decision.GO_REDO, self._because("barrier", self._why_redo()))
+                return self._propose(Decision.GO_REDO, self._why_redo())
             case _:
                 other = self._because("barrier", "another target does not hold the state")
                 return self._propose(Decision.NO_GO, self._reason if self.vote is Level.NOTHING else other)
@@ -424,7 +428,7 @@ class Cutover:
             case Decision.GO if self.in_target:
                 return (ApplyStepInTarget(),)
             case Decision.GO_REDO if self.in_target:
-                return (RedoBatchInTarget(),)
+                return (RedoBatchInTarget(self._why_redo()),)
             case Decision.NO_GO if self.in_source and self._dropped:
                 return (RedoBatchInSource(self._no_go_reason()),)
             case Decision.NO_GO if self.in_source:
@@ -441,7 +445,7 @@ class Cutover:
         if reason is not None:
             return self._fall(reason)
         self.state = CutoverState.DECIDED
-        return (RedoBatchInTarget(),)
+        return (RedoBatchInTarget(self._why_redo()),)
 
     def _on_unreachable(self, reason: Reason, now: float) -> tuple[CutoverEffect, ...]:
         if self.state is not CutoverState.VOTED:
@@ -477,11 +481,10 @@ class Cutover:
         self.state = CutoverState.RELEASED
         return (Release(reason),)
 
-    def _why_redo(self) -> str:
-        if self.rescues:
-            return "survivors hold all that only leavers held"
-        why = "the step was dropped" if self._dropped else "a source is lost"
-        return f"{why}, and every target holds the state before the step"
+    def _why_redo(self) -> Reason:
+        why = "the step was dropped" if self._dropped else self._lost
+        text = f"{why}, and every target holds the state before the step"
+        return self._because("barrier", "survivors hold all that only leavers held" if self.rescues else text)
 
     def _no_go_reason(self) -> Reason:
         if self._wish is Decision.NO_GO:

@@ -171,7 +171,7 @@ class CutoverRun:
         following = self.following
         if following.request.source is None:
             self._held = Level.STATE
-            return StateRead(self._held, source_lost=True)
+            return StateRead(self._held, source_lost=True, reason=Reason("there is no source world", "read"))
         self._version = version
         state_kinds, grad_kinds = self._kinds()
         published = self._tried(lambda: self._tell_boundary(state_kinds))

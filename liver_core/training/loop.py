@@ -111,6 +111,7 @@ class RankLoop:
         self._switched = False
         self._step_began = 0.0
         self._certificate = ""
+        self._redone: Reason | None = None
         self._phase = "start"
 
     @property
@@ -341,9 +342,9 @@ class RankLoop:
         following.measures.update(outcome.measures)
         match outcome.ending:
             case ApplyStepInTarget():
-                self._switch(following, outcome, redo=False)
-            case RedoBatchInTarget():
-                self._switch(following, outcome, redo=True)
+                self._switch(following, outcome, None)
+            case RedoBatchInTarget(reason=reason):
+                self._switch(following, outcome, reason)
             case ApplyStepInSource(reason=reason):
                 assert self.active is not None and totals is not None
                 self.upcoming.drop(reason)
@@ -365,8 +366,9 @@ class RankLoop:
                 if self.active is None:
                     raise Ended("aborted", reason)
 
-    def _switch(self, following: NextWorld, outcome: Outcome, *, redo: bool) -> None:
-        """GO: the next world becomes the active one, and applies the step that was handed over."""
+    def _switch(self, following: NextWorld, outcome: Outcome, redo: Reason | None) -> None:
+        """GO: the next world becomes the active one, and applies the step that was handed over, or, for the reason
+        `redo`, does it anew."""
         started, self._phase = time.monotonic(), "switch"
         assert following.world is not None and following.state is not None and following.live is not None
         old, self.active = self.active, ActiveWorld(following.world, following.state, following.live)
@@ -379,7 +381,7 @@ class RankLoop:
         else:
             self.progress = install(small, self.job, following.state, following.live, following.world)
         self.probe("switched")
-        if redo:
+        if redo is not None:
             refresh_weights(following.state)
         else:
             spread_gradients(following.live)
@@ -393,9 +395,9 @@ class RankLoop:
             self.retiring.free_in_background(after_s=COLLECT_AFTER_S)
         self.retiring = Retiring(following.request.handoff_id, old, following)
         self._switched = True
-        if not redo:
+        if redo is None:
             self._advance(self.active, StepTotals(*boundary["totals"]), time.monotonic() - started)
-        self._certificate = outcome.certificate
+        self._certificate, self._redone = outcome.certificate, redo
 
     def _note_first_forward(self) -> None:
         if self._switched and self.retiring is not None:
@@ -409,7 +411,13 @@ class RankLoop:
         following = self.retiring.following
         following.measures["first_step_s"] = self.timings.steps[-1]
         following.end_rescue()
-        self._stage(following.request, "active", measures=following.measures, certificate=self._certificate)
+        self._stage(
+            following.request,
+            "active",
+            reason=self._redone,
+            measures=following.measures,
+            certificate=self._certificate,
+        )
 
     def _leave(self, following: NextWorld, outcome: Outcome, reason: Reason) -> None:
         """A leaver that has read GO: say so, stay readable until the new world stands, exit. In a rescue all of it has

@@ -468,8 +468,10 @@ class SimRank:
                 )
             case BuildTarget():
                 sim.building(order).enter(self)
-            case ApplyStepInTarget() | RedoBatchInTarget():
-                self._switch(redo=isinstance(effect, RedoBatchInTarget))
+            case ApplyStepInTarget():
+                self._switch(None)
+            case RedoBatchInTarget(reason=reason):
+                self._switch(reason)
             case ApplyStepInSource(reason=reason) | RedoBatchInSource(reason=reason):
                 self._stay(reason, redo=isinstance(effect, RedoBatchInSource))
             case Leave(reason=reason):
@@ -556,7 +558,7 @@ class SimRank:
         reason = None if equal else Reason("hashes differ", "certificate", self.cutover_rank, "decoder.layers.0/master")
         self.cutover_event(CertificateCompared(equal, reason))
 
-    def _switch(self, *, redo: bool) -> None:
+    def _switch(self, redo: Reason | None) -> None:
         sim, order = self.simulation, self.order
         assert order is not None
         sim.truth.step_after_boundary(self, order.handoff_id, sim.store(order).record, in_target=True)
@@ -564,8 +566,8 @@ class SimRank:
         self.version, self.value = self.held_version, self.held_value
         self.world = sim.world_of(order)
         self.tag = 0
-        self.redoing = redo
-        if redo:
+        self.redoing, self.reason = redo is not None, redo
+        if self.redoing:
             self.partial = False
         else:
             self.apply_step(self.world)

@@ -342,12 +342,30 @@ def test_a_handoff_is_live_and_its_streaming_and_its_fall_are_shown(job: JobOrde
         why = Reason("tile 7 fell out of the ring", "stream", 2, "7")
         await now.deliver(RankStage.PREPARED, reason=why)
         assert now.mirrors[-1].rung is Rung.STOP_AND_COPY
-        await now.deliver(RankStage.READY, RankStage.CUTTING_OVER, RankStage.ACTIVE, reason=why)
-        await now.deliver()
+        await now.deliver(RankStage.READY, RankStage.CUTTING_OVER, reason=why)
+        await now.deliver(RankStage.ACTIVE)
         done = now.mirrors[-1]
         assert (done.state, done.rung) == (HandoffState.ACTIVE, Rung.STOP_AND_COPY)
         assert done.reason is not None and done.reason.text.endswith(
             "fell to stop_and_copy: rank 2, stream, tile 7: tile 7 fell out of the ring"
+        )
+
+    asyncio.run(run())
+
+
+def test_a_batch_that_is_done_again_is_shown_with_its_reason(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(60.0, "d")
+        for stage in (RankStage.PREPARED, RankStage.READY, RankStage.CUTTING_OVER):
+            await now.deliver(stage)
+        why = Reason("no reads from rank 3, and every target holds the state", "barrier", 1)
+        await now.deliver(RankStage.ACTIVE, reason=why)
+        await now.deliver()
+        done = now.mirrors[-1]
+        assert (done.state, done.rung) == (HandoffState.ACTIVE, Rung.LIVE)
+        assert done.reason is not None and done.reason.text.endswith(
+            "a batch was done again: rank 1, barrier: no reads from rank 3, and every target holds the state"
         )
 
     asyncio.run(run())

@@ -33,6 +33,7 @@ from liver_core.handoff.cutover import (
 
 WHY = Reason("because", "test", 1)
 BOUNDARY = 10.0
+AND_HELD = ", and every target holds the state before the step"
 TARGET, SOURCE, STORE = BOUNDARY + 20, BOUNDARY + 30, BOUNDARY + 60
 
 
@@ -46,6 +47,11 @@ def drive(machine: Cutover, *events: CutoverEvent, now: float = BOUNDARY) -> tup
     for event in events:
         effects = machine.handle(event, now)
     return effects
+
+
+def redone(why: str) -> tuple[CutoverEffect, ...]:
+    """A batch is done again in the target world, since `why`."""
+    return (RedoBatchInTarget(Reason(why, "barrier", 1)),)
 
 
 def voted(machine: Cutover) -> Cutover:
@@ -98,7 +104,7 @@ def test_a_lost_source_with_the_state_held_makes_the_batch_be_redone():
     drive(machine, BoundaryAgreed(5), StateRead(Level.STATE, source_lost=True, reason=WHY))
     assert drive(machine, CertificateCompared(True)) == (EnterBarrier(Level.STATE, until=TARGET),)
     assert wish_of(drive(machine, BarrierPassed(Level.STATE))) is Decision.GO_REDO
-    assert drive(machine, DecisionRead(Decision.GO_REDO)) == (RedoBatchInTarget(),)
+    assert drive(machine, DecisionRead(Decision.GO_REDO)) == redone(WHY.text + AND_HELD)
 
 
 def test_late_gradients_of_living_sources_are_no_reason_to_redo_a_batch():
@@ -110,7 +116,7 @@ def test_late_gradients_of_living_sources_are_no_reason_to_redo_a_batch():
 def test_a_target_that_holds_everything_redoes_the_batch_when_another_lacks_the_gradients():
     machine = voted(cutover())
     assert wish_of(drive(machine, BarrierPassed(Level.STATE))) is Decision.GO_REDO
-    assert drive(machine, DecisionRead(Decision.GO_REDO)) == (RedoBatchInTarget(),)
+    assert drive(machine, DecisionRead(Decision.GO_REDO)) == redone("a source is lost" + AND_HELD)
 
 
 def test_a_barrier_cannot_say_more_than_the_own_vote():
@@ -218,9 +224,10 @@ def test_a_decision_that_changes_is_an_error():
 
 def test_a_world_from_a_checkpoint_starts_by_redoing_the_batch():
     machine = cutover(in_source=False)
-    drive(machine, BoundaryAgreed(40), StateRead(Level.STATE, source_lost=True), CertificateCompared(True))
-    drive(machine, BarrierPassed(Level.STATE))
-    assert drive(machine, DecisionRead(Decision.GO_REDO)) == (RedoBatchInTarget(),)
+    nobody = Reason("there is no source world", "read")
+    drive(machine, BoundaryAgreed(40), StateRead(Level.STATE, source_lost=True, reason=nobody))
+    drive(machine, CertificateCompared(True), BarrierPassed(Level.STATE))
+    assert drive(machine, DecisionRead(Decision.GO_REDO)) == redone(nobody.text + AND_HELD)
 
 
 def dropped(*, in_source: bool = True, in_target: bool = True) -> Cutover:
@@ -234,9 +241,9 @@ def test_after_a_dropped_step_the_state_is_all_that_a_target_needs_and_the_batch
     assert drive(machine, StateRead(Level.STATE)) == (CompareCertificates(),)
     assert drive(machine, CertificateCompared(True)) == (EnterBarrier(Level.STATE, until=TARGET),)
     (effect,) = drive(machine, BarrierPassed(Level.STATE))
-    text = "the step was dropped, and every target holds the state before the step"
+    text = "the step was dropped" + AND_HELD
     assert effect == ProposeDecision(Decision.GO_REDO, Reason(text, "barrier", 1))
-    assert drive(machine, DecisionRead(Decision.GO_REDO)) == (RedoBatchInTarget(),)
+    assert drive(machine, DecisionRead(Decision.GO_REDO)) == redone(text)
 
 
 @pytest.mark.parametrize("in_target", [True, False])

@@ -89,7 +89,7 @@ def test_a_survivor_reads_its_share_compares_votes_and_builds_when_it_has_read_g
     text = "survivors hold all that only leavers held"
     assert effect == ProposeDecision(Decision.GO_REDO, Reason(text, "barrier", 1))
     assert drive(machine, DecisionRead(Decision.GO_REDO)) == (BuildTarget(until=BOUNDARY + 40),)
-    assert drive(machine, TargetBuilt()) == (RedoBatchInTarget(),)
+    assert drive(machine, TargetBuilt()) == (RedoBatchInTarget(Reason(text, "barrier", 1)),)
     assert (machine.state, machine.decision) == (CutoverState.DECIDED, Decision.GO_REDO)
 
 
@@ -117,7 +117,8 @@ def test_a_newcomer_has_no_vote_may_come_late_and_builds_with_the_survivors(at: 
     machine = cutover(in_source=False)
     assert drive(machine, BoundaryAgreed(5), now=at) == (ReadDecision(not_before=at),)
     assert drive(machine, DecisionRead(Decision.GO_REDO), now=at) == (BuildTarget(until=at + 40),)
-    assert drive(machine, TargetBuilt(), now=at) == (RedoBatchInTarget(),)
+    text = "survivors hold all that only leavers held"
+    assert drive(machine, TargetBuilt(), now=at) == (RedoBatchInTarget(Reason(text, "barrier", 1)),)
 
 
 def test_a_newcomer_leaves_after_no_go_and_never_goes_with_gradients():
