@@ -13,6 +13,9 @@ from tests.rank_cluster import Cluster, RankSetup
 from tests.real_ranks import start_ranks
 from tests.real_ranks_process import local_weights, make_job, megatron_state
 
+STEP_S_MOST = 0.5
+"""Of a run that is left alone, on a machine that does more than one thing."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -119,7 +122,7 @@ def run_undisturbed(setup: RankSetup, layout: str, last_step: int, **changes: An
     world = World(layout, "abcdefgh"[:size])
     with Cluster(replace(setup, last_step=last_step, record=False, checkpoint_at_boundary=None, **changes)) as cluster:
         cluster.launch(world.layout, world.nodes)
-        cluster.finish()
+        cluster.finish(60 + last_step * STEP_S_MOST)
         return gather(cluster, (world,))
 
 

@@ -148,5 +148,6 @@ def test_who_comes_too_late_with_go_reads_no_go(job: Trio):
     job.trains_on()
 
 
+@pytest.mark.timeout(400)  # as many steps as all tests above took
 def test_after_all_this_every_step_was_that_of_a_job_left_alone(job: Trio):
     assert_trained_as_if_nothing_had_happened(job)

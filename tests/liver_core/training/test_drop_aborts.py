@@ -77,6 +77,7 @@ def test_it_is_aborted_between_two_parts_and_that_is_said_before_the_step_ends(j
     assert "dropped_s" not in job.stages(LEAVER, request.handoff_id)[-1][2]
 
 
+@pytest.mark.timeout(400)  # as many steps as all tests above took
 def test_after_all_this_every_step_was_that_of_a_job_left_alone(job: DropTrio):
     assert_trained_as_if_nothing_had_happened(job)
 

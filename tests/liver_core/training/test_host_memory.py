@@ -171,6 +171,7 @@ def test_no_go_after_the_boundary_leaves_the_old_world_training(corpus: str, job
     job.trains_on()
 
 
+@pytest.mark.timeout(400)  # as many steps as all tests above took
 def test_after_all_this_every_step_was_that_of_a_job_left_alone(job: LiveTrio):
     assert_trained_as_if_nothing_had_happened(job)
 

@@ -24,7 +24,7 @@ from tests.real_ranks_process import Fault
 NAMES = ("a", "b", "c1")
 pytestmark = [
     pytest.mark.real,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(240),
     pytest.mark.skipif(bool(why := why_not()), reason=why),
 ]
 

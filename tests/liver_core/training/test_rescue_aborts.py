@@ -143,6 +143,7 @@ def test_a_rescue_beyond_the_budget_is_refused_with_numbers(job: RescueTrio):
     job.trains_on()
 
 
+@pytest.mark.timeout(400)  # as many steps as all tests above took
 def test_after_all_this_every_step_was_that_of_a_job_left_alone(job: RescueTrio):
     assert_trained_as_if_nothing_had_happened(job)
 

@@ -200,6 +200,7 @@ def test_so_many_attempts_leave_no_thread_and_no_open_file_behind(job: LiveTrio)
         job.wait_for(lambda m=member, b=before: _few_more(job, m, b), 10, f"end of what attempts held on {member}")
 
 
+@pytest.mark.timeout(400)  # as many steps as all tests above took
 def test_after_all_this_every_step_was_that_of_a_job_left_alone(job: LiveTrio):
     assert_trained_as_if_nothing_had_happened(job)
 
