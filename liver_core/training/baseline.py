@@ -84,7 +84,10 @@ def run_solo(plan: Path, *, timeout_s: float) -> None:
 
 @contextmanager
 def _worlds(settings: BaselineSettings, name: str) -> Iterator[list[WorldSpec]]:
-    """One world more than restarts, each going on where the one before it saved; checkpoints are removed at the end."""
+    """One world more than restarts, each going on where the one before it saved; the last saves nothing.
+
+    Checkpoints are removed at the end.
+    """
     if not MEMORY_FOLDER.is_dir() or shutil.disk_usage(MEMORY_FOLDER).free < MEMORY_BYTES_MIN:
         raise BaselineFailed(f"{MEMORY_FOLDER}: needs {MEMORY_BYTES_MIN // 1024**2} MiB free for checkpoints in memory")
     checkpoints = Path(tempfile.mkdtemp(prefix="liver-baseline-", dir=MEMORY_FOLDER))
@@ -98,7 +101,7 @@ def _worlds(settings: BaselineSettings, name: str) -> Iterator[list[WorldSpec]]:
                 events=str(settings.folder / name / f"world-{number}"),
                 timeout_s=settings.timeout_s,
                 checkpoint=saved,
-                save_to=str(checkpoints),
+                save_to=str(checkpoints) if number < settings.repeats else None,
             )
             Path(world.events).mkdir(parents=True, exist_ok=True)
             saved = f"{checkpoints}/step-{last_step:09d}"

@@ -90,7 +90,7 @@ _NO_GROUP = object()
 
 
 def install_thread_world() -> None:
-    """Make the default group overridable per thread. Idempotent; call before the first group is made."""
+    """Make the default group overridable per thread. Idempotent; groups that were made before stay."""
     check_private_names()
     if not isinstance(c10d._world, _ThreadWorld):
         c10d._world.__class__ = _ThreadWorld
@@ -99,6 +99,7 @@ def install_thread_world() -> None:
 @contextmanager
 def default_group(group: dist.ProcessGroup) -> Iterator[None]:
     """Let this thread, and only this thread, see `group` as the default group."""
+    install_thread_world()
     previous = getattr(_override, "group", None)
     _override.group = group
     try:
@@ -110,6 +111,7 @@ def default_group(group: dist.ProcessGroup) -> Iterator[None]:
 @contextmanager
 def alone() -> Iterator[None]:
     """Let this thread see no default group at all, so that library code which leaves work to rank 0 does it here."""
+    install_thread_world()
     previous = getattr(_override, "group", None)
     _override.group = _NO_GROUP
     try:

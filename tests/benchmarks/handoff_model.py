@@ -15,6 +15,9 @@ from liver_core.streaming.budget import replay_bytes, ring_bytes
 
 BYTES_PER_PARAMETER = 16
 CHECKPOINT_BYTES_PER_PARAMETER = 12
+SAVING_BYTES_PER_PARAMETER = 16
+"""What a snapshot and Megatron's writer take for each data parallel replica: 15 to 17 with one, 15 with two, by what
+the machine had left at its least while 256 MB and 1 GB of state were saved."""
 GLOBAL_BATCH, MICRO_BATCH, SEQ_LENGTH = 8, 4, 64
 TOKENS = GLOBAL_BATCH * SEQ_LENGTH
 SEED = 1234
@@ -136,15 +139,18 @@ def extra_bytes_budget(model: Model) -> int:
     return int(BUDGET_OVER_NEED * extra_bytes_needed(model))
 
 
-def memory_needed(model: Model, mode: str, restarts: int) -> int:
-    """Bytes of the whole machine at the worst moment. `mode`: live, stop_and_copy or restart."""
-    if mode == "restart":
-        world = max(model.world_bytes(change.target) for change in CHANGES)
-        kept = (restarts + 2) * CHECKPOINT_BYTES_PER_PARAMETER * model.parameters
-        return world + kept + 5 * RESIDENT_BYTES_PER_PROCESS
+def memory_needed(model: Model, mode: str) -> int:
+    """Bytes of the whole machine at the worst moment of handoffs. `mode`: live or stop_and_copy."""
     rings = RING_DEPTH * 4 * model.parameters if mode == "live" else 0
     worlds = max(model.world_bytes(change.source) + model.world_bytes(change.target) for change in CHANGES)
     return worlds + rings + 6 * RESIDENT_BYTES_PER_PROCESS
+
+
+def restart_memory_needed(model: Model, layout: str, restarts: int) -> int:
+    """Bytes of the whole machine while one of the worlds that are restarted saves, after all others did."""
+    saving = SAVING_BYTES_PER_PARAMETER * ParallelLayout.parse(layout).dp
+    per_parameter = restarts * CHECKPOINT_BYTES_PER_PARAMETER + saving
+    return model.world_bytes(layout) + per_parameter * model.parameters + 6 * RESIDENT_BYTES_PER_PROCESS
 
 
 def step_s_at_most(model: Model) -> float:

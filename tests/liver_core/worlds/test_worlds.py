@@ -24,6 +24,10 @@ def test_only_the_building_thread_sees_the_next_worlds_default_group():
     assert seen == {"main": 1, "building": 2, "autograd thread of main": 1, "alone": None, "after": 1}
 
 
+def test_a_script_that_made_its_default_group_itself_can_be_alone_too():
+    assert run_alone(_alone_under_torchrun) == [True, False, True]
+
+
 def test_destroying_the_old_worlds_groups_leaves_the_new_ones_registered_and_working():
     assert run_ranks(_destroy_the_first, 2) == [(3.0, True, 0)] * 2
 
@@ -181,6 +185,20 @@ def _default_groups(rank: int, port: int) -> dict[str, int | None]:
     thread.join(10)
     note("after")
     return seen
+
+
+def _alone_under_torchrun() -> list[bool]:
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    from liver_core.worlds.groups import alone
+
+    c10d._world.__class__ = c10d._World  # as torch has it
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    seen = [dist.is_initialized()]
+    with alone():
+        seen.append(dist.is_initialized())
+    return [*seen, dist.is_initialized()]
 
 
 def _destroy_the_first(rank: int, port: int) -> tuple[float, bool, int]:
