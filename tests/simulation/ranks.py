@@ -492,7 +492,8 @@ class SimRank:
         if not order.takes_over:
             self.held_value = sim.truth.value(self.cutover_version) ^ sim.takes_fault("corrupt", self.member)
             self.held_version = self.cutover_version
-            self.cutover_event(StateRead(Level.STATE, source_lost=True))
+            why = Reason("there is no source world", "read", self.cutover_rank)
+            self.cutover_event(StateRead(Level.STATE, source_lost=True, reason=why))
             return
         assert order.source is not None
         if self.member not in order.target.members:
