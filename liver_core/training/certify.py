@@ -8,7 +8,7 @@ the first verdict stands. No collective is used, so that nothing here meets the 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from liver_core.certificate import MASK
 from liver_core.handoff.messages import Rung
@@ -107,12 +107,11 @@ class Certifier:
         keys = [f"certified/{self._lead_attempt}/{name}" for name in self._names]
         if not self._exchange.there(keys):
             return
-        answers = {name: self._exchange.peek(key) for name, key in zip(self._names, keys, strict=True)}
+        answers: dict[str, Any] = {name: self._exchange.peek(key) for name, key in zip(self._names, keys, strict=True)}
         version, self._leading, self._lead_attempt = self._leading, None, self._lead_attempt + 1
         self._late = {name: late for name, late in answers.items() if isinstance(late, int)}
         if not self._late:
-            parts = [sums for sums in answers.values() if isinstance(sums, list)]
-            propose_verdict(self._exchange, self._compared(version, parts))
+            propose_verdict(self._exchange, self._compared(version, list(answers.values())))
 
     def _announce(self) -> None:
         if self._lead_attempt > ATTEMPTS_MAX:

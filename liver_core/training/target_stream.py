@@ -194,7 +194,6 @@ class LiveTarget:
 
     def announce(self, version: int) -> None:
         """Hash at exactly `version`."""
-        self._hashes.pop(version, None)
         self._stream.announce(version)
 
     def hashed(self, version: int) -> list[int] | int | None:
@@ -297,7 +296,7 @@ class LiveTarget:
         ]
 
     def _note_missed(self, version: int, reason: str) -> None:
-        self._hashes[version] = max(1, self.version - version)
+        self._hashes[version] = self.version - version
 
     def _refuse_or_size(self, made: NextWorld) -> int:
         """Elements of a tile; StreamRefused where this rank cannot stream at all."""

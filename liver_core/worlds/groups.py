@@ -91,8 +91,8 @@ _NO_GROUP = object()
 
 def install_thread_world() -> None:
     """Make the default group overridable per thread. Idempotent; groups that were made before stay."""
-    check_private_names()
     if not isinstance(c10d._world, _ThreadWorld):
+        check_private_names()
         c10d._world.__class__ = _ThreadWorld
 
 
