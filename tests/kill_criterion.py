@@ -12,8 +12,8 @@ import time
 from math import prod
 from pathlib import Path
 
-from tests.liver_core.training.chain import Chain, World, load_with_megatron, run_chain, run_undisturbed
-from tests.liver_core.training.global_state import differences
+from tests.liver_core.rank.chain import Chain, World, load_with_megatron, run_chain, run_undisturbed
+from tests.liver_core.rank.global_state import differences
 from tests.liver_core.worlds.memory import measured_handoff
 from tests.rank_cluster import Cluster, RankSetup
 from tests.real_ranks_model import build_corpus, small_gpt

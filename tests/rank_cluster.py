@@ -20,7 +20,7 @@ from typing import Any, Self
 
 from liver_core.handoff.messages import CutoverDeadlines, Reason, Rung, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
-from liver_core.training.request import Request
+from liver_core.rank.request import Request
 from tests.net_islands import HUB
 from tests.real_ranks import PRELOAD, serve_store
 from tests.real_ranks_process import Fault, RankSetup, rank_process

@@ -16,7 +16,8 @@ torch.set_num_threads(1)
 if not torch.cuda.is_available():
     cpu_compat.apply()
 
-from liver_core.training import gpt, loop  # noqa: E402  (patched before Megatron is imported)
+from liver_core.rank import loop  # noqa: E402  (patched before Megatron is imported)
+from liver_core.training import gpt  # noqa: E402
 from liver_core.transport import nixl  # noqa: E402
 from liver_core.worlds.megatron import prepare_process  # noqa: E402
 

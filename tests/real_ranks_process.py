@@ -113,10 +113,10 @@ class PipeListener:
 def _run_rank(
     pipe: Any, listener: PipeListener, member: Member, request: Any, setup: RankSetup, faults: tuple[Fault, ...]
 ) -> dict[str, Any]:
-    from liver_core.training.loop import CheckpointRule, RankLoop
-    from liver_core.training.parts import DropRule
-    from liver_core.training.prepare import PrepareSettings
-    from liver_core.training.target_stream import StreamSettings
+    from liver_core.rank.droppable_step import DropRule
+    from liver_core.rank.loop import CheckpointRule, RankLoop
+    from liver_core.rank.prepare.preparation import PrepareSettings
+    from liver_core.rank.stream.target_stream import StreamSettings
 
     job = make_job(setup)
     recorder = Recorder(setup, listener, faults)
@@ -164,8 +164,8 @@ def make_transport(name: str, host: str = "127.0.0.1") -> Callable[[str, Any], A
 
         return lambda endpoint, store: make_endpoint(endpoint, host, store)
     if name == "gloo":
-        from liver_core.transport.distributed import TorchDistributedTransport
         from liver_core.transport.endpoint import _PairOn
+        from liver_core.transport.gloo import TorchDistributedTransport
         from liver_core.worlds.groups import connect_store
 
         def over_gloo(endpoint: str, store: Any) -> Any:
@@ -209,7 +209,7 @@ class Recorder:
 
     def set_stream(self, settings: dict[str, Any]) -> None:
         """How the next handoff streams."""
-        from liver_core.training.target_stream import StreamSettings
+        from liver_core.rank.stream.target_stream import StreamSettings
 
         self.loop.settings = replace(self.loop.settings, stream=StreamSettings(**settings))
 
@@ -303,8 +303,8 @@ class Recorder:
 
     def _at_boundary(self) -> None:
         active = self.loop.active
-        from liver_core.tensors.checkpoint import snapshot, write
-        from liver_core.training.small_state import collect
+        from liver_core.state.checkpoint import snapshot, write
+        from liver_core.state.small_state import collect
 
         if self.setup.record:
             import torch
@@ -321,7 +321,7 @@ class Recorder:
 
     def _at_barrier(self) -> None:
         """What the next world holds before GO, and the weights that its own gather makes of its masters."""
-        from liver_core.tensors.step import refresh_weights
+        from liver_core.state.optimizer_step import refresh_weights
         from liver_core.worlds.megatron import building
 
         following = self.loop.following
@@ -333,7 +333,7 @@ class Recorder:
         record["weights"] = local_weights(following.state)
 
     def _at_switch(self) -> None:
-        from liver_core.training.small_state import collect
+        from liver_core.state.small_state import collect
 
         active = self.loop.active
         record = self._keep("switched", active.world, active.live, {})
@@ -418,7 +418,7 @@ def local_weights(state: Any) -> dict[str, Any]:
     """Model weights by Megatron's own local names, as raw bits (bfloat16 has no numpy type)."""
     import torch
 
-    from liver_core.tensors.megatron import unwrapped
+    from liver_core.state.megatron_optimizer import unwrapped
 
     bits = {4: torch.int32, 2: torch.int16}
     return {
@@ -429,7 +429,7 @@ def local_weights(state: Any) -> dict[str, Any]:
 
 def megatron_state(state: Any) -> dict[str, dict[str, Any]]:
     """Local parameter name -> what Megatron's optimizer holds of it on this rank, asked of Megatron alone."""
-    from liver_core.tensors.megatron import distributed_optimizer, unwrapped
+    from liver_core.state.megatron_optimizer import distributed_optimizer, unwrapped
 
     optimizer = distributed_optimizer(state.optimizer)
     held = {}

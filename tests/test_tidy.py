@@ -52,7 +52,7 @@ NAMED_BY_THE_CALLER = {"command", "callback", "get", "post", "put", "patch", "de
 MEGATRON_PLACES = (
     "liver_core/worlds/megatron.py",  # groups, model and optimizer construction, private names
     "liver_core/worlds/cpu_compat.py",  # the patches that let it run without a GPU
-    "liver_core/tensors/",  # its optimizer state and its checkpoint format
+    "liver_core/state/",  # its optimizer state and its checkpoint format
     "liver_core/training/gpt",  # the reference job is a Megatron GPT
     "liver_core/training/corpus.py",  # its data are in Megatron's indexed format
     "liver_core/training/baseline_rank.py",  # the restart to compare with is a plain Megatron script
@@ -63,7 +63,7 @@ MEGATRON_PLACES = (
 # Names with a leading underscore change without notice, so they are touched only in files that check for them at start.
 PRIVATE_TORCH_PLACES = (
     "liver_core/worlds/",
-    "liver_core/tensors/",
+    "liver_core/state/",
     "tests/",
 )
 
@@ -226,6 +226,11 @@ def test_every_package_declares_what_it_imports():
             if top not in (*sys.stdlib_module_names, *PACKAGES) and names and not names & declared:
                 found.append(f"{path}:{line}: imports {module} of {', '.join(sorted(names))}, which is not declared")
     assert_none(found)
+
+
+def test_the_checker_of_plans_never_imports_the_planner_it_checks():
+    [tree] = [tree for path, tree in python_files() if path == "tests/liver_core/reshard/checker.py"]
+    assert "liver_core.reshard.planner" not in {module for module, _ in imported_modules(tree)}
 
 
 def test_private_names_of_torch_are_touched_only_where_they_are_checked_at_start():

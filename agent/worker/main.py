@@ -21,16 +21,16 @@ from agent.supervisor.process import own_identity
 from agent.worker.control import ControlSocket, log
 from liver_core.handoff.messages import CutoverDeadlines, Decision, Reason, Rung, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
+from liver_core.rank.droppable_step import DropRule
+from liver_core.rank.loop import CheckpointRule, RankLoop
+from liver_core.rank.prepare.preparation import PrepareSettings
+from liver_core.rank.request import Request
+from liver_core.rank.step_boundary import StepTotals
+from liver_core.state.megatron_optimizer import UnsupportedState
+from liver_core.state.replay_check import check_replay
+from liver_core.state.small_state import Progress
 from liver_core.streaming.header import HeaderError
-from liver_core.tensors.megatron import UnsupportedState
-from liver_core.tensors.replay import check_replay
-from liver_core.training.boundary import StepTotals
 from liver_core.training.job import TrainingJob
-from liver_core.training.loop import CheckpointRule, RankLoop
-from liver_core.training.parts import DropRule
-from liver_core.training.prepare import PrepareSettings
-from liver_core.training.request import Request
-from liver_core.training.small_state import Progress
 from liver_core.transport.endpoint import make_endpoint, warm_up
 from liver_core.worlds.megatron import prepare_process
 
@@ -195,7 +195,7 @@ class Worker:
         if self.loop is not None:
             self.loop.prepare(request)
 
-    # What the loop says (liver_core.training.loop.Listener).
+    # What the loop says (liver_core.rank.loop.Listener).
 
     def stage(
         self, request: Request, stage: str, *, reason: Reason | None, measures: dict[str, float], certificate: str

@@ -18,7 +18,8 @@ if not torch.cuda.is_available():
     cpu_compat.apply()
 
 # Megatron binds names when it is imported, so the patches come first.
-from liver_core.training import gpt, loop  # noqa: E402
+from liver_core.rank import loop  # noqa: E402
+from liver_core.training import gpt  # noqa: E402
 from liver_core.transport import endpoint, nixl  # noqa: E402
 
 __all__ = ["endpoint", "gpt", "loop", "nixl"]

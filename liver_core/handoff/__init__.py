@@ -4,7 +4,6 @@ Pure: no threads, no clock, no randomness, no input or output. `README.md` besid
 process hosts which machine. Events and effects that share a name live in the modules of their machines.
 """
 
-from liver_core.handoff.boundary import Agreement, BoundaryPhase, agreed, boundary_pair, drop_word, pack, ready_tag
 from liver_core.handoff.cutover import Cutover
 from liver_core.handoff.fields import MessageError
 from liver_core.handoff.ladder import LadderInputs, RungChoice, choose_rung
@@ -27,6 +26,7 @@ from liver_core.handoff.participant import Participant
 from liver_core.handoff.participant_events import ParticipantRecord
 from liver_core.handoff.proposer import Proposer
 from liver_core.handoff.proposer_events import Proposal, ProposerRecord
+from liver_core.handoff.ready_tag import Agreement, BoundaryPhase, agreed, boundary_pair, drop_word, pack, ready_tag
 
 __all__ = [
     "PROTOCOL_VERSION",

@@ -7,7 +7,6 @@ time, and a promise is journalled (`Persist`) before it is spoken. Which orders 
 from dataclasses import replace
 from typing import assert_never
 
-from liver_core.handoff.boundary import ready_tag
 from liver_core.handoff.messages import Decision, HandoffId, Order, Phase, Promise, Reason, Stage
 from liver_core.handoff.participant_events import (
     BEFORE_BOUNDARY,
@@ -37,6 +36,7 @@ from liver_core.handoff.participant_events import (
     Tick,
 )
 from liver_core.handoff.participant_report import STAGE_OF_STATE, Truth, build_report
+from liver_core.handoff.ready_tag import ready_tag
 from liver_core.handoff.refusals import amend_refusal, is_stale, prepare_refusal
 from liver_core.layout import Member
 

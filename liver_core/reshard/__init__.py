@@ -1,16 +1,15 @@
-"""Moving state between two layouts: rank-local plans, their digest, an independent checker, bounds, cost, placement.
+"""Moving state between two layouts: rank-local plans, their digest, bounds, cost, placement.
 
 Pure: standard library only. Nothing here moves a byte; a transport executes the runs of a plan.
 """
 
 from liver_core.reshard.bounds import lower_bound_elements, missing_elements
-from liver_core.reshard.checker import check_plans, check_rank_plan
 from liver_core.reshard.cost import LinkSpeeds, TransferCost, estimate_cost
 from liver_core.reshard.errors import PlanError
-from liver_core.reshard.placement import NodeSlots, place
 from liver_core.reshard.plan import CopyRuns, PlanLimits, RankPlan, Transfer, plan_digest
 from liver_core.reshard.planner import plan_rank
 from liver_core.reshard.rescue import RescuePlan, Share, boxes_given, boxes_kept, plan_after_rescue, plan_rescue
+from liver_core.reshard.seating import NodeSlots, place
 
 __all__ = [
     "CopyRuns",
@@ -25,8 +24,6 @@ __all__ = [
     "TransferCost",
     "boxes_given",
     "boxes_kept",
-    "check_plans",
-    "check_rank_plan",
     "estimate_cost",
     "lower_bound_elements",
     "missing_elements",

@@ -1,1 +1,1 @@
-"""Training: the contract a user's job fulfils, the loop around it, and the cutover from one world to the next."""
+"""What a user writes: a `TrainingJob` (`job`), fed by the data cursor (`cursor`); `gpt` is the reference job."""

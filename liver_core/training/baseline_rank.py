@@ -47,7 +47,7 @@ def _import_everything() -> None:
     torch.set_num_threads(1)
     if not torch.cuda.is_available():
         cpu_compat.apply()
-    from liver_core.tensors import checkpoint  # noqa: F401
+    from liver_core.state import checkpoint  # noqa: F401
     from liver_core.training import gpt  # noqa: F401
 
 
@@ -86,8 +86,8 @@ class Script:
         """The names by which checkpoints are read, as on the live path; milliseconds."""
         import torch.distributed as dist
 
-        from liver_core.tensors import megatron
-        from liver_core.tensors.buckets import bucket_rule
+        from liver_core.state import megatron_optimizer as megatron
+        from liver_core.state.buckets import bucket_rule
 
         stages: list[Any] = [None] * self.world.layout.pp
         part = megatron.describe_parameters(self.state.model, self.world)
@@ -99,11 +99,11 @@ class Script:
 
     def load(self) -> None:
         """A checkpoint, or the job's own initialisation."""
-        from liver_core.tensors.checkpoint import load_checkpoint
-        from liver_core.tensors.megatron import fill_initial
-        from liver_core.tensors.step import refresh_weights
+        from liver_core.state.checkpoint import load_checkpoint
+        from liver_core.state.megatron_optimizer import fill_initial
+        from liver_core.state.optimizer_step import refresh_weights
+        from liver_core.state.small_state import Progress, install, reseed
         from liver_core.training.cursor import DataCursor
-        from liver_core.training.small_state import Progress, install, reseed
 
         job, world, state, live = self.job, self.world, self.state, self.live
         job.warm_up()
@@ -121,11 +121,11 @@ class Script:
             self._step()
 
     def _step(self) -> None:
-        from liver_core.tensors.megatron import settle_moments
-        from liver_core.tensors.step import apply_step, measure_gradients
-        from liver_core.training.boundary import start_total
+        from liver_core.rank.step_boundary import start_total
+        from liver_core.state.megatron_optimizer import settle_moments
+        from liver_core.state.optimizer_step import apply_step, measure_gradients
+        from liver_core.state.small_state import Progress
         from liver_core.training.cursor import chained, digest_part
-        from liver_core.training.small_state import Progress
 
         world, state, progress = self.world, self.state, self.progress
         self.events.write("forward", step=progress.step + 1)
@@ -144,8 +144,8 @@ class Script:
         """A complete checkpoint of the last step, where one is asked for."""
         if self.spec.save_to is None:
             return
-        from liver_core.tensors.checkpoint import snapshot, write
-        from liver_core.training.small_state import collect
+        from liver_core.state.checkpoint import snapshot, write
+        from liver_core.state.small_state import collect
 
         path = f"{self.spec.save_to}/step-{self.progress.step:09d}"
         started = time.monotonic()

@@ -25,7 +25,7 @@ from typing import IO, Any
 
 from liver_core.handoff.messages import StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
-from liver_core.training.request import Request
+from liver_core.rank.request import Request
 
 LAUNCH_FILE = "launch.json"
 _HOST = "127.0.0.1"
@@ -91,7 +91,8 @@ def warm() -> None:
     torch.set_num_threads(1)
     if not torch.cuda.is_available():
         cpu_compat.apply()
-    from liver_core.training import gpt, loop  # noqa: F401
+    from liver_core.rank import loop  # noqa: F401
+    from liver_core.training import gpt  # noqa: F401
 
 
 def run_worlds(plan: SoloPlan) -> None:
@@ -249,8 +250,8 @@ def load_job(job: JobSpec) -> Any:
 
 
 def _run_rank(job: JobSpec, world: WorldSpec, rank: int, port: int) -> int:
-    from liver_core.training.loop import CheckpointRule, RankLoop
-    from liver_core.training.prepare import PrepareSettings
+    from liver_core.rank.loop import CheckpointRule, RankLoop
+    from liver_core.rank.prepare.preparation import PrepareSettings
     from liver_core.worlds.megatron import prepare_process
 
     with event_file(world.events, rank) as events:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from liver_core.handoff.messages import StoreAddress
-from liver_core.transport.distributed import TorchDistributedTransport
+from liver_core.transport.gloo import TorchDistributedTransport
 from liver_core.transport.mixed import MixedTransport
 from liver_core.transport.protocol import Transport
 from liver_core.worlds.groups import connect_store, gloo_options

@@ -31,10 +31,10 @@ from torch.distributed import TCPStore
 
 from liver_core.reshard import CopyRuns, RankPlan, Transfer
 from liver_core.streaming.follow import Follower
-from liver_core.streaming.replay import Place, Replayer
+from liver_core.streaming.reader import Following, StreamEnd, TargetStream
 from liver_core.streaming.ring import COUNTER, SourceRing
-from liver_core.streaming.target import Following, StreamEnd, TargetStream
 from liver_core.streaming.tiles import cut_tiles
+from liver_core.streaming.window_step import Place, Replayer
 from liver_core.transport.nixl import NixlTransport
 from liver_core.transport.protocol import Read
 from tests.benchmarks.handoff_model import parse_bytes

@@ -19,8 +19,10 @@ from typing import Any
 import torch.distributed as dist
 
 from liver_core.handoff.messages import Rung
+from liver_core.rank import loop
+from liver_core.rank import pending_handoff as upcoming
+from liver_core.rank import step_boundary as boundary
 from liver_core.streaming.ring import SourceRing
-from liver_core.training import boundary, loop, upcoming
 from liver_core.training.gpt import GptJob
 from liver_core.transport.nixl import NixlTransport
 from tests.benchmarks.handoff_cluster import LEAD, StampedCluster, limit_s, rank_setup

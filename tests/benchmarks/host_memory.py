@@ -23,9 +23,9 @@ from agent.driver.measures import merge_measures
 from agent.protocol.sync import HandoffMeasures
 from liver_core.handoff.messages import Rung
 from liver_core.streaming.header import StepHeader
-from liver_core.streaming.replay import Place, Replayer
+from liver_core.streaming.window_step import Place, Replayer
+from tests.liver_core.rank.tight import manifest_of, tight
 from tests.liver_core.streaming.optimizers import Whole
-from tests.liver_core.training.tight import manifest_of, tight
 from tests.rank_cluster import Cluster, RankSetup
 from tests.real_ranks_model import build_corpus, small_gpt
 

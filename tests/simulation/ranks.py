@@ -21,7 +21,6 @@ from liver_core.handoff import (
     drop_word,
     pack,
 )
-from liver_core.handoff.boundary import NOTHING_WANTED
 from liver_core.handoff.cutover import (
     ApplyStepInSource,
     ApplyStepInTarget,
@@ -48,6 +47,7 @@ from liver_core.handoff.cutover import (
     Withdrawn,
 )
 from liver_core.handoff.participant_events import RankReported, RankStage
+from liver_core.handoff.ready_tag import NOTHING_WANTED
 from liver_core.layout import Member, Roster
 from tests.simulation.truth import CHECKPOINT_EVERY, voters
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-import liver_core.reshard.checker as checker
+import tests.liver_core.reshard.checker as checker
 from liver_core.layout import Manifest
-from liver_core.reshard import CopyRuns, PlanError, RankPlan, Transfer, check_plans, check_rank_plan
+from liver_core.reshard import CopyRuns, PlanError, RankPlan, Transfer
 from tests.liver_core.layout.models import KINDS, gpt, roster, spec
+from tests.liver_core.reshard.checker import check_plans, check_rank_plan
 from tests.liver_core.reshard.execute import all_plans
 
 MANIFEST = gpt()

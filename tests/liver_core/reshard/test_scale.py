@@ -11,15 +11,15 @@ from liver_core.layout import Manifest, Roster
 from liver_core.reshard import (
     boxes_given,
     boxes_kept,
-    check_rank_plan,
     missing_elements,
     place,
     plan_after_rescue,
     plan_rank,
     plan_rescue,
 )
-from liver_core.reshard.placement import NodeSlots
+from liver_core.reshard.seating import NodeSlots
 from tests.liver_core.layout.models import KINDS, roster, spec
+from tests.liver_core.reshard.checker import check_rank_plan
 
 SECONDS_MAX = 1.0
 CHANGES = ["TP8xPP8xDP16>TP4xPP16xDP16", "TP8xPP8xDP16>TP8xPP4xDP32", "DP1024>TP8xPP8xDP16", "TP8xPP8xDP16>DP1024",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from liver_core.streaming.header import StepHeader
-from liver_core.streaming.replay import StepRule
+from liver_core.streaming.window_step import StepRule
 
 
 class Lion(torch.optim.Optimizer):

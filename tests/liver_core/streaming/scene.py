@@ -17,11 +17,11 @@ import torch
 from liver_core.reshard import CopyRuns, RankPlan, Transfer
 from liver_core.reshard.runs import join_runs
 from liver_core.streaming.follow import Follower, FollowLimits
-from liver_core.streaming.replay import Place, Replayer
+from liver_core.streaming.reader import Following, StreamResult, TargetStream
 from liver_core.streaming.ring import SourceRing
-from liver_core.streaming.target import Following, StreamResult, TargetStream
 from liver_core.streaming.tiles import LOCAL, cut_tiles
-from liver_core.transport.memory import InMemoryTransport, MemoryNetwork
+from liver_core.streaming.window_step import Place, Replayer
+from liver_core.transport.in_memory import InMemoryTransport, MemoryNetwork
 from liver_core.transport.protocol import Transport
 from tests.liver_core.streaming.optimizers import Whole
 

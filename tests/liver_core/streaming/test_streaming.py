@@ -9,9 +9,9 @@ from math import inf
 
 import pytest
 
-from liver_core.streaming.target import Following, StreamEnd
+from liver_core.streaming.reader import Following, StreamEnd
 from liver_core.streaming.tiles import LOCAL, cut_tiles
-from liver_core.transport.memory import Fault, FaultKind
+from liver_core.transport.in_memory import Fault, FaultKind
 from tests.liver_core.streaming.optimizers import OPTIMIZERS, same_bits
 from tests.liver_core.streaming.scene import LIMIT_S, Scene, Sizes, in_one_process
 from tests.liver_core.transport.ranks import Rank, run_ranks

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from liver_core.transport.memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
+from liver_core.transport.in_memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
 from liver_core.transport.mixed import MixedTransport
 from liver_core.transport.protocol import Phase, Transport, TransportError
 
@@ -131,7 +131,7 @@ def _make(kind: str, name: str, shared: Any) -> Transport:
         from liver_core.transport.nixl import NixlTransport
 
         return NixlTransport(name, interface="lo", emulated_reads=kind == "nixl-tcp")
-    from liver_core.transport.distributed import TorchDistributedTransport
+    from liver_core.transport.gloo import TorchDistributedTransport
 
     store = TCPStore("127.0.0.1", shared, is_master=False, timeout=timedelta(seconds=20))
     far = TorchDistributedTransport(name, store)

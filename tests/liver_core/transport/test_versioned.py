@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from liver_core.transport.memory import InMemoryTransport, MemoryNetwork
+from liver_core.transport.in_memory import InMemoryTransport, MemoryNetwork
 from liver_core.transport.protocol import Read, ReadReport, TransportError
 from liver_core.transport.versioned import VersionedRead, read_versioned
 from tests.liver_core.transport.ranks import Rank, Run, run_ranks

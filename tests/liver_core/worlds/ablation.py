@@ -23,7 +23,7 @@ NOTHING = "nothing"
 
 
 def main(prefix: str) -> None:
-    import liver_core.tensors.checkpoint
+    import liver_core.state.checkpoint
     import liver_core.training.gpt  # noqa: F401
     from liver_core.worlds import cpu_compat
 
@@ -81,7 +81,7 @@ def _train(prefix: str) -> tuple[Any, Any]:
     from torch.distributed import TCPStore
 
     from liver_core.layout import Member, ParallelLayout, Roster
-    from liver_core.tensors.step import apply_step, measure_gradients
+    from liver_core.state.optimizer_step import apply_step, measure_gradients
     from liver_core.training.cursor import DataCursor
     from liver_core.training.gpt import GptJob
     from liver_core.worlds.megatron import activate, bring_up, building, prepare_process, seed_streams
@@ -105,7 +105,7 @@ def _train(prefix: str) -> tuple[Any, Any]:
 
 
 def _save(held: tuple[Any, Any]) -> None:
-    from liver_core.tensors.checkpoint import snapshot, write
+    from liver_core.state.checkpoint import snapshot, write
 
     world, state = held
     with tempfile.TemporaryDirectory() as folder:

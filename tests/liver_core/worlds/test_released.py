@@ -61,7 +61,7 @@ def _build_again_and_again(rank: int, port: int, corpus: str) -> dict[str, Any]:
 
     from liver_core.handoff.messages import StoreAddress
     from liver_core.layout import Member, ParallelLayout, Roster
-    from liver_core.tensors.megatron import distributed_optimizer
+    from liver_core.state.megatron_optimizer import distributed_optimizer
     from liver_core.worlds.groups import connect_store
     from liver_core.worlds.megatron import activate, bring_up, building
     from liver_core.worlds.released import discard, released, restore, trim

@@ -1,0 +1,181 @@
+"""The worlds of one rank: the one it trains in, and the one that a handoff prepares beside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from liver_core.certificate import CertificatePlan
+from liver_core.handoff.messages import Reason, Rung
+from liver_core.layout import Manifest, Member, ParallelLayout, Roster, paired_parameters
+from liver_core.rank.prepare.memory_account import MemoryAccount
+from liver_core.rank.request import Request
+from liver_core.rank.store_exchange import Exchange
+from liver_core.reshard import RankPlan
+from liver_core.state.megatron_optimizer import LiveState, free
+from liver_core.streaming.memory_placement import Placement
+from liver_core.training.job import TrainState
+from liver_core.transport.protocol import Read, Transport
+from liver_core.worlds.megatron import MegatronWorld, retire
+from liver_core.worlds.released import collect
+
+if TYPE_CHECKING:
+    from liver_core.rank.rescue.rescue_preparation import Rescue
+    from liver_core.rank.stream.source_stream import SourceStream
+    from liver_core.rank.stream.target_stream import LiveTarget
+
+
+COLLECT_AFTER_S = 1.0
+
+
+@dataclass(slots=True)
+class ActiveWorld:
+    """The world this rank trains in."""
+
+    world: MegatronWorld
+    state: TrainState
+    live: LiveState
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the state of one handoff moves, the same for all its ranks: LIVE, certified at `version` with `certificate`,
+    or STOP_AND_COPY for `reason`, found in `phase` ("stream", or "replay" for an optimizer that cannot be replayed)."""
+
+    rung: Rung
+    reason: str = ""
+    phase: str = "stream"
+    version: int = 0
+    certificate: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"rung": str(self.rung)}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Verdict:
+        return Verdict(
+            Rung(value["rung"]),
+            str(value["reason"]),
+            str(value["phase"]),
+            int(value["version"]),
+            str(value["certificate"]),
+        )
+
+
+@dataclass(slots=True)
+class NextWorld:
+    """What preparation made: for a target its world, state, plan and endpoint; for a leaver only the endpoint.
+
+    `small` is the small state of the checkpoint that was loaded, `boundary` what the source world posted at its
+    boundary. `verdict` says how the state moves, once all ranks have agreed on it. Where there is a `rescue`, world,
+    state and plan are made after it. `measures` are seconds per phase and bytes. `placement` says what of a target's
+    world waits in host memory, `extra_bytes_max` is the budget of its device (None: no limit), `account` what this rank
+    holds more than before.
+    """
+
+    request: Request
+    exchange: Exchange
+    transport: Transport | None
+    source_rank: int | None
+    target_rank: int | None
+    manifest: Manifest | None = None
+    world: MegatronWorld | None = None
+    state: TrainState | None = None
+    live: LiveState | None = None
+    plan: RankPlan | None = None
+    certificate: CertificatePlan | None = None
+    source_certificate: CertificatePlan | None = None
+    source_stream: SourceStream | None = None
+    target_stream: LiveTarget | None = None
+    verdict: Verdict | None = None
+    rescue: Rescue | None = None
+    small: dict[str, Any] | None = None
+    boundary: dict[str, Any] = field(default_factory=dict)
+    measures: dict[str, float] = field(default_factory=dict)
+    placement: Placement = field(default_factory=lambda: Placement((), ()))
+    extra_bytes_max: int | None = None
+    account: MemoryAccount = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.account = MemoryAccount(self.measures)
+
+    def reads(self, kinds: Sequence[str]) -> list[Read]:
+        """The remote reads of these kinds, all peers."""
+        assert self.plan is not None
+        return [Read(part.source_rank, kind, part.runs) for part in self.plan.remote for kind in kinds]
+
+    @property
+    def streams(self) -> bool:
+        """Whether the state streams, so that only the last gradients are left for the pause."""
+        return self.verdict is not None and self.verdict.rung is Rung.LIVE
+
+    @property
+    def why_it_fell(self) -> Reason | None:
+        """Why the state is copied in the pause although it was to stream."""
+        verdict = self.verdict
+        return None if verdict is None or self.streams else Reason(verdict.reason, verdict.phase)
+
+    def end_streams(self) -> None:
+        """End the threads that stream; nothing reads or fills a ring any more."""
+        if self.target_stream is not None:
+            self.target_stream.close()
+        if self.source_stream is not None:
+            self.source_stream.close()
+
+    def free_streams(self) -> int:
+        """After `end_streams`: give back the memory that they worked with. Returns bytes on the device."""
+        source, target = self.source_stream, self.target_stream
+        return (0 if source is None else source.free()) + (0 if target is None else target.free())
+
+    def end_rescue(self) -> None:
+        """Free what was kept for leavers, with the endpoints over which it was read: every target holds its state."""
+        if self.rescue is not None:
+            self.rescue.close()
+            if self.transport is not None:
+                self.transport.close()
+
+    def drop(self) -> None:
+        """Give everything back; g is as if nothing had happened."""
+        self.end_streams()
+        self.end_rescue()
+        if self.transport is not None:
+            self.transport.close()
+        if self.world is not None:
+            retire(self.world)
+        if self.live is not None:
+            free(self.live)
+        self.world = self.state = self.live = self.target_stream = self.source_stream = None
+        # Modules and optimizer refer to each other in circles, and through them to sockets and threads of the groups.
+        # Not at once: whoever drops it still has it in hand, an exception on its way for example.
+        later = threading.Timer(COLLECT_AFTER_S, collect)
+        later.daemon = True
+        later.start()
+
+
+def rank_in(roster: Roster | None, member: Member) -> int | None:
+    """The rank of `member` in `roster`, None when it is not a member."""
+    if roster is None or member not in roster.members:
+        return None
+    return roster.members.index(member)
+
+
+def source_certificate_plan(live: LiveState, target: ParallelLayout) -> CertificatePlan:
+    """Where in a source's regions which element of which parameter lies, worked out before the pause.
+
+    What tensor parallelism replicates is counted on its first rank only, as the copies that the target world will
+    hold: so that there every replica is certified, while sums over any source layout are equal.
+    """
+    specs = {spec.name: spec for spec in live.manifest.parameters}
+    first = live.layout.coordinates(live.rank).tp == 0
+    counted = [box for box in live.resident() if first or specs[box.parameter].tp_dim is not None]
+    times = {name: target.tp for name, spec in specs.items() if spec.tp_dim is None}
+    paired = paired_parameters(live.manifest, live.layout, target)
+    return CertificatePlan(counted, {name: spec.shape for name, spec in specs.items()}, times, paired)
+
+
+def target_certificate_plan(live: LiveState, source: ParallelLayout) -> CertificatePlan:
+    """The same of a target, where every copy is counted."""
+    shapes = {spec.name: spec.shape for spec in live.manifest.parameters}
+    return CertificatePlan(live.resident(), shapes, paired=paired_parameters(live.manifest, source, live.layout))

@@ -1,0 +1,117 @@
+"""What a rank has been told from outside, kept for its next boundary. Thread-safe; the main thread takes, others leave.
+
+A wish that was shown at a boundary cannot be taken back until that boundary is over: all ranks may have agreed on it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from liver_core.handoff.messages import HandoffId, Reason
+from liver_core.handoff.ready_tag import NOTHING_WANTED, TAG_MAX, BoundaryPhase, pack, ready_tag
+
+
+@dataclass(slots=True)
+class Wishes:
+    """The wishes of this rank. `checkpoint`: (request number, path); `stop`: why."""
+
+    ready: tuple[str, int] | None = None
+    checkpoint: tuple[int, str] | None = None
+    stop: str | None = None
+
+
+@dataclass(slots=True)
+class Mailbox:
+    """See the module. `aborts` and `retired` are handoff ids that the main thread has not yet dealt with."""
+
+    wishes: Wishes = field(default_factory=Wishes)
+    aborts: dict[str, Reason] = field(default_factory=dict)
+    retired: list[str] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def permit(self, handoff_id: str, plan_revision: int) -> None:
+        """Show the ready tag from the next boundary on."""
+        with self.changed:
+            self.wishes.ready = (handoff_id, plan_revision)
+            self.changed.notify_all()
+
+    def permits(self, handoff_id: str) -> bool:
+        """Whether any revision of this handoff has permission."""
+        with self.changed:
+            return self.wishes.ready is not None and self.wishes.ready[0] == handoff_id
+
+    def wake(self) -> None:
+        """Have whoever waits look again."""
+        with self.changed:
+            self.changed.notify_all()
+
+    def wait_for(self, condition: Callable[[], bool], deadline: float) -> None:
+        """Until `condition` holds, looked at when woken and twice a second, or `deadline` (time.monotonic seconds)."""
+        with self.changed:
+            while not condition() and (left_s := deadline - time.monotonic()) > 0:
+                self.changed.wait(min(0.5, left_s))
+
+    def withdraw(self, handoff_id: str) -> None:
+        """Show it no more; without effect on a boundary under way."""
+        with self.changed:
+            if self.wishes.ready is not None and self.wishes.ready[0] == handoff_id:
+                self.wishes.ready = None
+            self.changed.notify_all()
+
+    def abort(self, handoff_id: str, reason: Reason) -> None:
+        """Withdraw and have the main thread drop the next world."""
+        self.withdraw(handoff_id)
+        with self.changed:
+            self.aborts[handoff_id] = reason
+            self.changed.notify_all()
+
+    def retire(self, handoff_id: str) -> None:
+        """The old world of this handoff is needed by nobody."""
+        with self.changed:
+            self.retired.append(handoff_id)
+            self.changed.notify_all()
+
+    def checkpoint(self, number: int, path: str) -> None:
+        """Write a checkpoint at the first boundary at which every rank has been told the same number."""
+        with self.changed:
+            self.wishes.checkpoint = (number, path)
+
+    def stop(self, why: str) -> None:
+        """End after the step at whose boundary every rank has been told."""
+        with self.changed:
+            self.wishes.stop = why
+            self.changed.notify_all()
+
+    def word(self) -> int:
+        """The word this rank shows at a boundary: its greatest wish."""
+        with self.changed:
+            wishes = self.wishes
+            if wishes.stop is not None:
+                return pack(1, BoundaryPhase.STOP)
+            if wishes.ready is not None:
+                return pack(ready_tag(HandoffId(wishes.ready[0]), wishes.ready[1]), BoundaryPhase.READY)
+            if wishes.checkpoint is not None:
+                return pack(wishes.checkpoint[0] % TAG_MAX, BoundaryPhase.CHECKPOINT)
+            return NOTHING_WANTED
+
+    def take_checkpoint(self) -> str:
+        """The path of the agreed checkpoint; the wish is fulfilled."""
+        with self.changed:
+            assert self.wishes.checkpoint is not None
+            path = self.wishes.checkpoint[1]
+            self.wishes.checkpoint = None
+            return path
+
+    def take_abort(self, handoff_id: str) -> Reason | None:
+        """The reason why this handoff was aborted, or None."""
+        with self.changed:
+            return self.aborts.pop(handoff_id, None)
+
+    def take_retired(self) -> list[str]:
+        """Handoffs retired since the last call."""
+        with self.changed:
+            retired, self.retired = self.retired, []
+            return retired

@@ -1,0 +1,399 @@
+"""The cutover of one rank: carries out what `liver_core.handoff.Cutover` decides, in the main thread, at the boundary.
+
+Stop-and-copy: training stands still from the agreed boundary to the decision. Masters and moments are read first and
+certified, gradients second, so that a source lost in between still leaves a version from which the batch can be redone.
+Everything that can fail here ends as an event of the machine; nothing of g is written before GO has been read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from liver_core.handoff.cutover import (
+    ApplyStepInSource,
+    ApplyStepInTarget,
+    BarrierFailed,
+    BarrierPassed,
+    BoundaryAgreed,
+    CertificateCompared,
+    CompareCertificates,
+    Cutover,
+    CutoverEffect,
+    CutoverEvent,
+    DecisionRead,
+    EnterBarrier,
+    FallToCheckpoint,
+    Leave,
+    Level,
+    ProposeDecision,
+    ReadDecision,
+    ReadState,
+    RedoBatchInSource,
+    RedoBatchInTarget,
+    Release,
+    StateRead,
+    StoreUnreachable,
+    Tick,
+)
+from liver_core.handoff.messages import Decision, Reason
+from liver_core.rank.active_and_next import ActiveWorld, NextWorld
+from liver_core.rank.cutover.source_side import Lost, Pause, SourceSide, hashed, word
+from liver_core.rank.cutover.vote import Counted, count
+from liver_core.rank.store_exchange import ExchangeTimeout
+from liver_core.rank.stream.target_stream import StreamFailed
+from liver_core.state.megatron_optimizer import GRAD, state_kinds
+from liver_core.streaming.tiles import LOCAL
+from liver_core.transport.in_memory import copy_runs
+from liver_core.transport.protocol import Read, TransportError
+from liver_core.worlds.groups import limited, plainly
+
+_log = logging.getLogger(__name__)
+TrainOn = ApplyStepInSource | RedoBatchInSource
+Ending = ApplyStepInTarget | RedoBatchInTarget | TrainOn | Leave | FallToCheckpoint | Release
+Probe = Callable[[str], None]
+
+# By when, in parts of the seconds that a target has, reading and comparing must be over: the rest is for the barrier.
+READING_SHARE = 0.7
+COMPARING_SHARE = 0.85
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the cutover ended on this rank; `boundary` is what the source world posted (norm, small state)."""
+
+    ending: Ending
+    decision: Decision
+    boundary: dict[str, Any]
+    measures: dict[str, float] = field(default_factory=dict)
+    certificate: str = ""
+
+
+class CutoverRun:
+    """One rank's cutover. `boundary_of` gives, on a source, what holds at this boundary and is equal on all its ranks:
+    version, small state, totals of the step. `chain`: what the gradients streamed until then sum to over the source
+    world, None where that was not learned at the boundary."""
+
+    def __init__(
+        self,
+        following: NextWorld,
+        active: ActiveWorld | None,
+        machine: Cutover,
+        *,
+        boundary_of: Callable[[], dict[str, Any]],
+        chain: int | None = None,
+        probe: Probe = lambda point: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.following = following
+        self.active = active
+        self.machine = machine
+        self.probe = probe
+        self.clock = clock
+        self.boundary = following.boundary
+        self.decision = Decision.UNDECIDED
+        self.pause = Pause(following, machine.rank, clock, probe)
+        self.source: SourceSide | None = None
+        if following.source_rank is not None and active is not None:
+            self.source = SourceSide(self.pause, active, boundary_of, chain)
+        self._held = Level.NOTHING
+        self._arrived_gradients: torch.Tensor | None = None
+        self._joined = self._agreed = False
+        self._refused: Reason | None = None
+        self._compare_until = 0.0
+        self._version = 0
+        self._dropped = False
+
+    def run(self, boundary: BoundaryAgreed) -> Outcome:
+        """From the agreed boundary to an ending. Bounded by the machine's deadlines; never raises for what peers do."""
+        self._dropped = boundary.dropped
+        effects: deque[CutoverEffect] = deque(self.machine.handle(boundary, self.clock()))
+        while True:
+            if not effects:
+                time.sleep(max(0.0, min(self.machine.next_deadline - self.clock(), 0.05)))
+                effects.extend(self.machine.handle(Tick(), self.clock()))
+                continue
+            effect = effects.popleft()
+            if isinstance(effect, TrainOn) and self._source_broken is not None:
+                effect = FallToCheckpoint(self._source_broken)
+            elif isinstance(effect, TrainOn) and self.pause.problems and self.following.target_rank is None:
+                # The machine of a rank that only gives knows the others' vote; why that failed, this rank knows better.
+                effect = type(effect)(self.pause.problems[0].reason)
+            if isinstance(effect, Ending):
+                return Outcome(effect, self.decision, self.boundary, self.pause.measures, self._certificate_text())
+            event = self._timed(effect)
+            effects.extend(self.machine.handle(event, self.clock()))
+
+    def _timed(self, effect: CutoverEffect) -> CutoverEvent:
+        started = self.clock()
+        event = self._carry_out(effect)
+        name = f"{_snake(type(effect).__name__)}_s"
+        self.pause.measures[name] = self.pause.measures.get(name, 0.0) + self.clock() - started
+        return event
+
+    def _carry_out(self, effect: CutoverEffect) -> CutoverEvent:
+        match effect:
+            case ReadState(version=version, until=until):
+                return self._read_state(version, until)
+            case CompareCertificates():
+                return self._compared()
+            case EnterBarrier(level=level, until=until):
+                return self._barrier(level, until)
+            case ProposeDecision(wish=wish):
+                self.probe("propose")
+                return self._ask(lambda: self.following.exchange.decide(wish))
+            case ReadDecision(not_before=not_before):
+                time.sleep(max(0.0, not_before - self.clock()))
+                return self._ask(self.following.exchange.decision)
+            case _:
+                raise AssertionError(f"{effect} ends the cutover and is not carried out here")
+
+    # Reading.
+
+    def _read_state(self, version: int, until: float) -> StateRead:
+        """Source: publish this boundary. Target: read masters and moments, then gradients unless the step was dropped.
+
+        What a rank owes the source world it does whatever happens to it as a target: every living source runs the same
+        collectives, so that on NO-GO the source world still stands.
+        """
+        started = self.clock()
+        self.pause.until = started + READING_SHARE * (until - started)
+        self._compare_until = started + COMPARING_SHARE * (until - started)
+        self.probe("boundary")
+        following = self.following
+        if following.request.source is None:
+            self._held = Level.STATE
+            return StateRead(self._held, source_lost=True, reason=Reason("there is no source world", "read"))
+        self._version = version
+        state_kinds, grad_kinds = self._kinds()
+        published = self._tried(lambda: self._tell_boundary(state_kinds))
+        if following.streams:
+            has_state = published and self._tried(self._catch_up)
+        else:
+            has_state = published and self._tried(lambda: self._fetch(state_kinds))
+        if has_state:
+            self._held = Level.STATE
+            self.probe("state read")
+        measured = published and not self._dropped and self._tried(self._tell_gradients)
+        fetched = has_state and measured and self._tried(lambda: self._fetch(grad_kinds))
+        if fetched:
+            self.probe("gradients read")
+            self._hash_gradients()
+        certified = self.source is None or self._tried(self.source.finish_certificate)
+        if fetched and certified:
+            self._held = Level.EVERYTHING
+        source_lost = any(problem.source for problem in self.pause.problems)
+        return StateRead(self._held, source_lost, self.pause.problems[0].reason if self.pause.problems else None)
+
+    def _tried(self, action: Callable[[], None]) -> bool:
+        """Whether it could be done; what was lost is remembered, and a source tells the others of a lost source."""
+        try:
+            action()
+        except Lost as lost:
+            _log.warning("handoff %s, cutover: %s", self.following.request.handoff_id, lost)
+            self.pause.problems.append(lost)
+            if lost.source and self.source is not None:
+                with contextlib.suppress(Lost):
+                    self.source.tell_lost(lost.reason)
+            return False
+        return True
+
+    def _kinds(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        manifest = self.following.manifest
+        assert manifest is not None
+        return state_kinds(manifest), (GRAD,)
+
+    def _tell_boundary(self, kinds: Sequence[str]) -> None:
+        if self.source is not None:
+            try:
+                self.source.tell_boundary(self._version, kinds)
+            finally:
+                self.boundary = self.source.boundary
+
+    def _tell_gradients(self) -> None:
+        """A newcomer waits for the norm, which says that gradients can be read."""
+        if self.source is not None:
+            self.source.tell_gradients()
+        else:
+            self.boundary["norm"] = self.pause.wait("norm")
+
+    def _catch_up(self) -> None:
+        """As a target of a stream: reach the version of this boundary, which is at most one step away."""
+        stream = self.following.target_stream
+        if stream is None:
+            return
+        started = self.clock()
+        try:
+            stream.finish(self._version, self.pause.until)
+        except StreamFailed as error:
+            raise Lost(self.pause.reason("catch up", str(error)), source=False) from error
+        finally:
+            self.pause.add("catch_up_s", started)
+        self.pause.measures |= stream.measures()
+        self.pause.measures["bytes_moved"] = self.pause.measures["bytes_streamed"]
+
+    def _fetch(self, kinds: Sequence[str]) -> None:
+        """As a target: everything of these kinds, from this process and from the other sources."""
+        following = self.following
+        if following.world is None:
+            return
+        assert following.plan is not None and following.live is not None
+        started = self.clock()
+        if following.plan.local is not None and self.active is not None:
+            for kind in kinds:
+                read = Read(LOCAL, kind, following.plan.local.runs)
+                copy_runs(read, self.active.live.regions[kind], following.live.regions[kind])
+        self.pause.add("copy_local_s", started)
+        reads = following.reads(kinds)
+        if not reads:
+            return
+        assert following.transport is not None
+        try:
+            report = following.transport.read(reads, self.pause.until)
+        except TransportError as error:
+            raise Lost(self.pause.reason("read", str(error), tile=error.kind or ""), source=True) from error
+        self.pause.measures["bytes_moved"] = self.pause.measures.get("bytes_moved", 0.0) + report.bytes
+        if following.streams:
+            self.pause.measures["gradient_bytes_at_cutover"] = float(report.bytes)
+        self.pause.measures["read_s"] = self.pause.measures.get("read_s", 0.0) + report.seconds
+
+    # Certificates, barrier, decision.
+
+    def _compared(self) -> CertificateCompared:
+        """Compare, over the whole target world, what arrived with what the source world had."""
+        if self.following.world is None or self.following.request.source is None:
+            return CertificateCompared(equal=True)
+        self.probe("certificate")
+        started, self.pause.until = self.clock(), self._compare_until
+        try:
+            bad = self._mismatches()
+        except Lost as lost:
+            self._refused = lost.reason
+            return CertificateCompared(equal=False, reason=lost.reason)
+        finally:
+            self.pause.add("certify_target_s", started)
+        if bad:
+            self._refused = self.pause.reason("certificate", f"{len(bad)} differ, first {bad[0]}", tile=bad[0])
+            return CertificateCompared(equal=False, reason=self._refused)
+        return CertificateCompared(equal=True)
+
+    def _mismatches(self) -> list[str]:
+        """Parameter/kind pairs whose sums over the target world are not those of the source world."""
+        following = self.following
+        assert following.world is not None and following.manifest is not None
+        counted = self._counted()
+        if counted.unknown:
+            raise Lost(self.pause.reason("certificate", counted.unknown), source=False)
+        state, gradients = (
+            [f"{spec.name}/{kind}" for kind in kinds for spec in following.manifest.parameters]
+            for kinds in self._kinds()
+        )
+        if following.streams:
+            state = ["gradients of the steps streamed"]
+        bad = counted.differing(state, gradients)
+        self._agreed = counted.everything and not bad
+        return bad
+
+    def _counted(self) -> Counted:
+        """What the ranks of the target world say; the same collective on each of them however much it holds."""
+        following = self.following
+        assert following.world is not None and following.manifest is not None
+        group, size = following.world.everyone, following.world.layout.world_size
+        gradients = self._arrived_gradients
+        if gradients is None:
+            gradients = torch.zeros(len(following.manifest.parameters), dtype=torch.int64)
+        sent = [self._sent(name) for name in ("state", "gradients")]
+        self.probe("barrier")
+        self._joined = True
+        try:
+            with limited(group, self.pause.left_s):
+                arrived = (self._target_state(), gradients)
+                return count(self._held, arrived, sent, size, lambda whole: dist.all_reduce(whole, group=group))
+        except RuntimeError as error:
+            raise Lost(self.pause.reason("certificate", f"a target is gone: {plainly(error)}"), source=False) from error
+
+    def _sent(self, name: str) -> torch.Tensor | None:
+        """What the source world's part hashes to, on the one rank of the target world that tells the others: the first
+        survivor, who has it from the source world's own sum, or else the first rank, who reads it in the store."""
+        request, rank = self.following.request, self.following.target_rank
+        assert request.source is not None
+        survivors = [index for index, member in enumerate(request.target.members) if member in request.source.members]
+        if rank != next(iter(survivors), 0):
+            return None
+        if not survivors and self._held >= Level.STATE and (name == "state" or self._held is Level.EVERYTHING):
+            with contextlib.suppress(Lost):
+                return torch.tensor(self.pause.wait(f"certificate/{name}"), dtype=torch.int64)
+        return None if self.source is None else self.source.certificates.get(name)
+
+    def _hash_gradients(self) -> None:
+        """As a target: what the gradients that have arrived hash to."""
+        following = self.following
+        if following.world is not None:
+            assert following.certificate is not None and following.live is not None
+            self._arrived_gradients = hashed(following.certificate, following.live.regions, (GRAD,))
+
+    def _target_state(self) -> torch.Tensor:
+        """As a target: the part of this rank in what `_source_state` is compared with."""
+        following = self.following
+        assert following.certificate is not None and following.live is not None
+        if not following.streams:
+            return hashed(following.certificate, following.live.regions, self._kinds()[0])
+        assert following.target_stream is not None and following.verdict is not None
+        return word(following.target_stream.chain(following.verdict.version, self._version))
+
+    def _barrier(self, level: Level, until: float) -> BarrierPassed | BarrierFailed:
+        assert self.following.world is not None
+        if self._agreed and level is Level.EVERYTHING:
+            # Everybody was there, holds everything, and has seen that nothing differs.
+            return BarrierPassed(level)
+        self.pause.until = until
+        lowest, group = torch.tensor([int(level)], dtype=torch.int64), self.following.world.everyone
+        try:
+            if self.following.request.source is None:
+                self.probe("barrier")
+            elif not self._joined:
+                # Whoever holds nothing never compared; the others wait for its part.
+                self._counted()
+            with limited(group, self.pause.left_s):
+                dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
+        except RuntimeError as error:
+            reason = self.pause.reason("barrier", f"not all ranks of the next world came: {plainly(error)}")
+            return BarrierFailed(self._refused or reason)
+        except Lost as lost:
+            return BarrierFailed(self._refused or lost.reason)
+        return BarrierPassed(Level(int(lowest.item())))
+
+    def _ask(self, question: Callable[[], Decision]) -> DecisionRead | StoreUnreachable:
+        try:
+            self.decision = question()
+        except ExchangeTimeout as error:
+            return StoreUnreachable(self.pause.reason("decision", str(error)))
+        return DecisionRead(self.decision)
+
+    # Small things.
+
+    @property
+    def _source_broken(self) -> Reason | None:
+        return None if self.source is None else self.source.broken
+
+    def _state_certificate(self) -> torch.Tensor | None:
+        """What the state of the source world hashes to, where this rank knows it."""
+        return None if self.source is None else self.source.certificates.get("state")
+
+    def _certificate_text(self) -> str:
+        if self.following.verdict is not None and self.following.streams:
+            return self.following.verdict.certificate
+        whole = self._state_certificate()
+        return "" if whole is None else f"{int(whole.sum()) & (2**64 - 1):016x}"
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).strip("_")

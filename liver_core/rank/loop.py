@@ -1,0 +1,469 @@
+"""The training loop of one rank: steps, boundaries, and the way from one world to the next.
+
+Everything that changes a world happens in the main thread at a boundary. Commands come from another thread and only
+leave wishes in a `Mailbox`; preparation runs in a thread of its own and leaves its result for the next boundary.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from liver_core.handoff.cutover import (
+    ApplyStepInSource,
+    ApplyStepInTarget,
+    BoundaryAgreed,
+    Cutover,
+    FallToCheckpoint,
+    Leave,
+    RedoBatchInSource,
+    RedoBatchInTarget,
+    Release,
+)
+from liver_core.handoff.messages import Decision, Reason
+from liver_core.handoff.ready_tag import Agreement, BoundaryPhase
+from liver_core.layout import Member
+from liver_core.rank.active_and_next import COLLECT_AFTER_S, ActiveWorld, NextWorld
+from liver_core.rank.boundary_requests import Mailbox
+from liver_core.rank.cutover.cutover_run import CutoverRun, Outcome, Probe
+from liver_core.rank.droppable_step import DropRule, Place, do_step
+from liver_core.rank.listener import Listener
+from liver_core.rank.pending_handoff import Dropped, Upcoming
+from liver_core.rank.prepare.memory_account import take_place
+from liver_core.rank.prepare.preparation import Preparation, PrepareSettings
+from liver_core.rank.reporter import Saying
+from liver_core.rank.request import Request
+from liver_core.rank.rescue.rescue_preparation import RescuePreparation
+from liver_core.rank.rescue.rescue_run import RescueRun
+from liver_core.rank.retire import Retiring
+from liver_core.rank.step_boundary import StepTotals, agree, start_total
+from liver_core.rank.step_times import Timings
+from liver_core.state.buckets import return_gradients, spread_gradients
+from liver_core.state.checkpoint import CheckpointWriter
+from liver_core.state.megatron_optimizer import settle_moments
+from liver_core.state.optimizer_step import apply_step, measure_gradients, refresh_weights
+from liver_core.state.small_state import Progress, collect, install, reseed
+from liver_core.training.cursor import DataCursor, chained, digest_part
+from liver_core.training.job import TrainingJob
+from liver_core.worlds.groups import plainly
+from liver_core.worlds.megatron import activate
+
+_log = logging.getLogger(__name__)
+
+
+class Ended(Exception):
+    """This rank has no more work; `how` is finished, stopped, left, aborted or broken."""
+
+    def __init__(self, how: str, reason: Reason | None = None) -> None:
+        super().__init__(how)
+        self.how = how
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRule:
+    """Write `path/step-N` every `every_steps` steps and keep the newest `keep`."""
+
+    path: str
+    every_steps: int
+    keep: int
+
+
+class RankLoop:
+    """One rank process of one job. `run` in the main thread; the command methods from any other."""
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        member: Member,
+        settings: PrepareSettings,
+        listener: Listener,
+        *,
+        last_step: int | None = None,
+        checkpoints: CheckpointRule | None = None,
+        drop_rule: DropRule | None = None,
+        probe: Probe = lambda point: None,
+    ) -> None:
+        """Raises ValueError where steps of the job cannot be dropped and `drop_rule` says how."""
+        if drop_rule is not None:
+            drop_rule.check(job)
+        self.job = job
+        self.member = member
+        self.settings = settings
+        self.listener = listener
+        self.last_step = last_step
+        self.drop_rule = drop_rule
+        self.probe = probe
+        self.mailbox = Mailbox()
+        self.active: ActiveWorld | None = None
+        self.retiring: Retiring | None = None
+        self.progress = Progress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
+        self.timings = Timings()
+        self.checkpoint_rule = checkpoints
+        self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed)
+        self._saying = Saying(listener)
+        self._stage = self._saying.stage
+        self.upcoming = Upcoming(member, self.mailbox, self._saying, self._preparation, lambda: self.active is not None)
+        self.decided: tuple[str, Decision] = ("", Decision.UNDECIDED)
+        self._switched = False
+        self._step_began = 0.0
+        self._certificate = ""
+        self._redone: Reason | None = None
+        self._phase = "start"
+
+    @property
+    def handoff_id(self) -> str | None:
+        """The handoff this rank is in: preparing, waiting, cutting over, or keeping the old world for."""
+        for part in (self.following, self.preparation, self.retiring):
+            if part is not None:
+                return part.handoff_id if isinstance(part, Retiring) else part.request.handoff_id
+        return None
+
+    @property
+    def following(self) -> NextWorld | None:
+        """The next world, once it is built."""
+        return self.upcoming.following
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """What builds the next world, or has built it."""
+        return self.upcoming.preparation
+
+    # Commands, from any thread.
+
+    def prepare(self, request: Request) -> None:
+        """Begin to build the next world, or take a newer plan revision of it. What was said before changes nothing."""
+        if self.active is None or request.generation > self.active.world.generation:
+            self.upcoming.prepare(request)
+
+    def permit(self, handoff_id: str, plan_revision: int) -> None:
+        """Show the ready tag from the next boundary on."""
+        self.upcoming.permit(handoff_id, plan_revision)
+
+    def withdraw(self, handoff_id: str) -> None:
+        """Show it no more; without effect when the boundary was first."""
+        self.upcoming.withdraw(handoff_id)
+
+    def retire(self, handoff_id: str) -> None:
+        """Every rank of the new world has done its first step."""
+        self.mailbox.retire(handoff_id)
+
+    def stop(self, why: str) -> None:
+        """End at the first boundary at which every rank has been told."""
+        self.mailbox.stop(why)
+
+    def abort(self, handoff_id: str, reason: Reason) -> None:
+        """Drop the next world at the next boundary, or sooner where it is still being built."""
+        self.mailbox.abort(handoff_id, reason)
+
+    # The main thread.
+
+    def run(self, first: Request) -> Ended:
+        """Join the world of `first`, then train until there is no more to do. Returns how it ended."""
+        try:
+            self._enter(first)
+            while True:
+                self._step()
+        except Ended as ended:
+            self.checkpoints.close()
+            return ended
+        except RuntimeError as error:
+            # What torch raises when a peer is gone or does not come in time: this world cannot take another step.
+            _log.exception("rank of %s broke in phase %s", self.member, self._phase)
+            return self._broken(error)
+
+    def _broken(self, error: RuntimeError) -> Ended:
+        """The world this rank trains in is no more: the checkpoint rung is next, a handoff under way is lost too."""
+        rank = self.active.world.rank if self.active is not None else None
+        text = f"the world cannot go on: {type(error).__name__}: {plainly(error)}"
+        reason = Reason(text, self._phase, rank)
+        if self._phase == "switch" or self._switched:
+            under_way = self.following or (self.retiring.following if self.retiring is not None else None)
+            stage = "broken"
+        else:
+            under_way, stage = self.following or self.preparation, "aborted"
+        if under_way is not None:
+            self._stage(under_way.request, stage, reason=reason)
+        return Ended("broken", reason)
+
+    def _enter(self, request: Request) -> None:
+        """A fresh process: build, wait for permission, then for the boundary of the source world, and cut over."""
+        try:
+            following, version = self.upcoming.enter(request)
+        except Dropped as dropped:
+            raise Ended("aborted", dropped.reason) from dropped
+        if following.request.rescues:
+            # What follows may take longer than the deadline, by which who is not past the boundary would be aborted.
+            self._saying.cutting_over(following.request)
+        boundary = BoundaryAgreed(version, dropped=bool(following.boundary.get("dropped")))
+        self._finish_cutover(self._cutover(following).run(boundary), None, 0.0)
+
+    def _step(self) -> None:
+        """One global batch: train, agree, then step here or hand the step over."""
+        # Before a stream begins to look at steps: it is told since when the version stands.
+        self._step_began = time.monotonic()
+        self._maintain()
+        active = self.active
+        assert active is not None
+        world, started = active.world, time.monotonic()
+        self._phase = "training"
+        self._note_first_forward()
+        batches = self.progress.cursor.batches(world.coordinates.dp, world.layout.dp)
+        result = do_step(self.job, active, batches, self.drop_rule, self._drops)
+        if result is None:
+            self._drop_step(active)
+            return
+        reduced = time.monotonic()
+        self.probe("reduced")
+        self._phase = "boundary"
+        part = digest_part(self.progress.step + 1, batches, world.coordinates)
+        totalling = start_total(result, part, world.everyone, self.upcoming.chain(self.progress.step))
+        word = self.upcoming.word()
+        self.probe("asked")
+        agreement = agree(word, world.everyone)
+        totals = totalling.wait()
+        following = self.upcoming.settle(agreement)
+        if following is not None:
+            self._hand_over(active, following, totals, reduced)
+            return
+        self._apply(active, totals, started, reduced)
+        self._after_step(active, agreement)
+
+    def _drops(self, place: Place) -> bool:
+        """At a place between two parts of a step: whether all ranks agree to drop it. What waits for a boundary, and
+        does not change the world, is done here too: the next one may be too far away."""
+        active, self._phase = self.active, "boundary"
+        assert active is not None and self.drop_rule is not None
+        self._maintain()
+        self.probe(f"part {place.part}")
+        needs_s = self.drop_rule.needs_s(time.monotonic() - self._step_began, place.done)
+        word = self.upcoming.word_between_parts(needs_s)
+        following = self.upcoming.settle(agree(word, active.world.everyone))
+        self._phase = "training"
+        return following is not None
+
+    def _apply(self, active: ActiveWorld, totals: StepTotals, started: float, reduced: float) -> None:
+        """The optimizer step in the world that reduced the gradients."""
+        self._phase = "optimizer step"
+        norm, stream = measure_gradients(active.state), self.upcoming.stream()
+        if stream is not None and stream.attached:
+            stream.before_step(active, self.progress.step + 1, norm, self.timings.steps)
+        apply_step(active.state, norm)
+        settle_moments(active.live)
+        if stream is not None and stream.attached:
+            stream.after_step(self.progress.step + 1)
+        ended = time.monotonic()
+        self._advance(active, totals, ended - started)
+        self.timings.steps.append(ended - started)
+        self.timings.optimizer.append(ended - reduced)
+        self._note_first_step()
+
+    def _advance(self, active: ActiveWorld, totals: StepTotals, seconds: float) -> None:
+        step = self.progress.step + 1
+        self.progress = Progress(
+            step, self.progress.cursor.advanced(), chained(self.progress.digest, totals.sample_digest)
+        )
+        self.listener.step(active.world.generation, self.progress, totals, seconds)
+        self.job.on_step(step, totals.loss, active.state, active.world)
+
+    def _after_step(self, active: ActiveWorld, agreement: Agreement | None) -> None:
+        if agreement is not None and agreement.phase is BoundaryPhase.CHECKPOINT:
+            self._write_checkpoint(active, self.mailbox.take_checkpoint())
+        rule = self.checkpoint_rule
+        if rule is not None and self.progress.step % rule.every_steps == 0:
+            self._write_checkpoint(active, f"{rule.path}/step-{self.progress.step:09d}")
+        if self.last_step is not None and self.progress.step >= self.last_step:
+            raise Ended("finished")
+        if agreement is not None and agreement.phase is BoundaryPhase.STOP:
+            raise Ended("stopped", Reason(self.mailbox.wishes.stop or "told to stop", "training"))
+
+    def _write_checkpoint(self, active: ActiveWorld, path: str) -> None:
+        small = collect(self.job, active.state, active.live, self.progress)
+        keep = self.checkpoint_rule.keep if self.checkpoint_rule is not None else None
+        self.checkpoints.start(active, small, path, keep=keep)
+
+    # Handing over.
+
+    def _drop_step(self, active: ActiveWorld) -> None:
+        """All ranks have dropped the step under way: hand over the state before it."""
+        following, dropped = self.following, time.monotonic()
+        assert following is not None
+        following.measures["dropped_s"] = dropped - self._step_began
+        self._hand_over(active, following, None, dropped)
+
+    def _hand_over(self, active: ActiveWorld, following: NextWorld, totals: StepTotals | None, reduced: float) -> None:
+        """`totals` of the step that is handed over, None where it was dropped; `reduced`: when that came to an end."""
+        self._saying.cutting_over(following.request)
+        boundary = BoundaryAgreed(self.progress.step, dropped=totals is None)
+        outcome = self._cutover(following, active, totals).run(boundary)
+        outcome.measures["reduced_at_utc"] = time.time() - (time.monotonic() - reduced)
+        outcome.measures["median_step_s"] = statistics.median(self.timings.steps or [0.0])
+        # No optimizer step is part of the pause where there were no gradients to apply.
+        usual_s = statistics.median(self.timings.optimizer or [0.0])
+        outcome.measures["optimizer_s"] = 0.0 if totals is None else usual_s
+        self._finish_cutover(outcome, totals, reduced)
+
+    def _cutover(
+        self, following: NextWorld, active: ActiveWorld | None = None, totals: StepTotals | None = None
+    ) -> CutoverRun:
+        request = following.request
+        machine = Cutover(
+            rank=request.rank_of(self.member),
+            in_source=following.source_rank is not None,
+            in_target=following.target_rank is not None,
+            deadlines=request.cutover,
+            wait_until=time.monotonic() + max(0.0, request.deadline_utc - time.time()),
+            rescues=request.rescues,
+        )
+
+        def boundary() -> dict[str, Any]:
+            assert active is not None
+            small = collect(self.job, active.state, active.live, self.progress)
+            posted = {"version": self.progress.step, "small": small}
+            if totals is None:
+                return posted | {"dropped": True}
+            return posted | {"totals": [totals.loss, totals.tokens, totals.sample_digest]}
+
+        preparation = self.preparation
+        if isinstance(preparation, RescuePreparation):
+            return RescueRun(
+                following, active, machine, boundary_of=boundary, probe=self.probe, complete=preparation.complete
+            )
+        chain = None if totals is None else totals.chain
+        return CutoverRun(following, active, machine, boundary_of=boundary, chain=chain, probe=self.probe)
+
+    def _finish_cutover(self, outcome: Outcome, totals: StepTotals | None, reduced: float) -> None:
+        following = self.following
+        assert following is not None
+        self.decided = (following.request.handoff_id, outcome.decision)
+        following.measures.update(outcome.measures)
+        match outcome.ending:
+            case ApplyStepInTarget():
+                self._switch(following, outcome, None)
+            case RedoBatchInTarget(reason=reason):
+                self._switch(following, outcome, reason)
+            case ApplyStepInSource(reason=reason):
+                assert self.active is not None and totals is not None
+                self.upcoming.drop(reason)
+                return_gradients(self.active.live)
+                self._apply(self.active, totals, reduced, reduced)
+                self._after_step(self.active, None)
+            case RedoBatchInSource(reason=reason):
+                self.upcoming.drop(reason)
+            case Leave(reason=reason) if outcome.decision.goes:
+                self._leave(following, outcome, reason)
+            case Leave(reason=reason):
+                self.upcoming.drop(reason)
+                raise Ended("aborted", reason)
+            case FallToCheckpoint(reason=reason):
+                self._stage(following.request, "broken", reason=reason, measures=following.measures)
+                raise Ended("broken", reason)
+            case Release(reason=reason):
+                self.upcoming.drop(reason)
+                if self.active is None:
+                    raise Ended("aborted", reason)
+
+    def _switch(self, following: NextWorld, outcome: Outcome, redo: Reason | None) -> None:
+        """GO: the next world becomes the active one, and applies the step that was handed over, or, for the reason
+        `redo`, does it anew."""
+        started, self._phase = time.monotonic(), "switch"
+        assert following.world is not None and following.state is not None and following.live is not None
+        old, self.active = self.active, ActiveWorld(following.world, following.state, following.live)
+        take_place(following, old)
+        activate(following.world)
+        boundary = outcome.boundary or following.boundary
+        small = boundary["small"] if boundary else following.small
+        if small is None:
+            reseed(self.job, following.world, 0)
+        else:
+            self.progress = install(small, self.job, following.state, following.live, following.world)
+        self.probe("switched")
+        if redo is not None:
+            refresh_weights(following.state)
+        else:
+            spread_gradients(following.live)
+            apply_step(following.state, boundary["norm"])
+            settle_moments(following.live)
+        self.upcoming.take()
+        self.timings = Timings()
+        following.measures["switch_s"] = time.monotonic() - started
+        if self.retiring is not None:
+            # The word that the world before could go never came; two old worlds are not kept.
+            self.retiring.free_in_background(after_s=COLLECT_AFTER_S)
+        self.retiring = Retiring(following.request.handoff_id, old, following)
+        self._switched = True
+        if redo is None:
+            self._advance(self.active, StepTotals(*boundary["totals"]), time.monotonic() - started)
+        self._certificate, self._redone = outcome.certificate, redo
+
+    def _note_first_forward(self) -> None:
+        if self._switched and self.retiring is not None:
+            self.retiring.following.measures.setdefault("first_forward_at_utc", time.time())
+
+    def _note_first_step(self) -> None:
+        """The first own step of a new world is what lets the old one go."""
+        if not self._switched or self.retiring is None:
+            return
+        self._switched = False
+        following = self.retiring.following
+        following.measures["first_step_s"] = self.timings.steps[-1]
+        following.end_rescue()
+        self._stage(
+            following.request,
+            "active",
+            reason=self._redone,
+            measures=following.measures,
+            certificate=self._certificate,
+        )
+
+    def _leave(self, following: NextWorld, outcome: Outcome, reason: Reason) -> None:
+        """A leaver that has read GO: say so, stay readable until the new world stands, exit. In a rescue all of it has
+        been read: it goes at once."""
+        self._stage(
+            following.request, "left", reason=reason, measures=following.measures, certificate=outcome.certificate
+        )
+        self.probe("leave")
+        stays_s = 0.0 if following.request.rescues else following.request.cutover.store_s
+        deadline = time.monotonic() + stays_s
+        with self.mailbox.changed:
+            while following.request.handoff_id not in self.mailbox.retired and time.monotonic() < deadline:
+                if self.mailbox.wishes.stop is not None:
+                    break
+                self.mailbox.changed.wait(0.25)
+        following.drop()
+        raise Ended("left", reason)
+
+    # Upkeep.
+
+    def _maintain(self) -> None:
+        """Deal with aborts, retired worlds, and a stream that wants to see the steps; between steps or their parts."""
+        self.upcoming.drop_if_aborted()
+        for handoff_id in self.mailbox.take_retired():
+            if self.retiring is not None and self.retiring.handoff_id == handoff_id and not self._switched:
+                retiring, self.retiring = self.retiring, None
+                retiring.free_in_background()
+        stream = self.upcoming.stream()
+        if stream is not None and not stream.attached:
+            stream.attach(self.progress.step, self.timings.steps, since=self._step_began)
+
+    def _preparation(self, request: Request) -> Preparation:
+        # Asked by handoff, so that an abort which comes before the preparation has begun ends it too.
+        aborts = self.mailbox.aborts
+        preparation = (RescuePreparation if request.rescues else Preparation)(
+            request,
+            self.member,
+            self.job,
+            self.active,
+            self.settings,
+            aborted=lambda: request.handoff_id in aborts,
+            probe=lambda point: self._probe_preparation(preparation, point),
+        )
+        return preparation
+
+    def _probe_preparation(self, preparation: Preparation, point: str) -> None:
+        if point == "stream" and preparation.request.streams:
+            self.upcoming.say(preparation, "streaming")
+        self.probe(point)

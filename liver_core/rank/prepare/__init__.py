@@ -1,0 +1,1 @@
+"""Before the boundary: the next world is built beside the one that trains."""

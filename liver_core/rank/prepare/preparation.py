@@ -1,0 +1,494 @@
+"""Building one rank's part of the next world while the present one trains: everything that may happen before the pause.
+
+Runs in a background thread of a survivor and in the main thread of a newcomer. Reads the present world's description,
+writes nothing of it, draws no random number. The order of steps is the same on all ranks, since some are collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+
+from liver_core.handoff.messages import Rung, StoreAddress
+from liver_core.layout import Manifest, Member, ParameterSpec
+from liver_core.rank.active_and_next import (
+    ActiveWorld,
+    NextWorld,
+    Verdict,
+    rank_in,
+    source_certificate_plan,
+    target_certificate_plan,
+)
+from liver_core.rank.prepare.memory_account import plan_memory
+from liver_core.rank.request import Request
+from liver_core.rank.store_exchange import STORE_ANSWER_S, Cancelled, Exchange, ExchangeTimeout
+from liver_core.rank.stream.certify import Certifier, propose_verdict, read_verdict
+from liver_core.rank.stream.source_stream import SourceStream
+from liver_core.rank.stream.target_stream import LiveTarget, StreamRefused, StreamSettings
+from liver_core.reshard import missing_elements, plan_digest, plan_rank
+from liver_core.state.buckets import bucket_rule
+from liver_core.state.checkpoint import load_checkpoint
+from liver_core.state.host_memory import wait_in_host_memory
+from liver_core.state.megatron_optimizer import (
+    GRAD,
+    LiveState,
+    StateMismatch,
+    adopt,
+    allocate,
+    describe_parameters,
+    discover_kinds,
+    distributed_optimizer,
+    fill_initial,
+    merge_manifest,
+)
+from liver_core.streaming.memory_budget import BudgetRefused, derive
+from liver_core.streaming.ring import SourceRing
+from liver_core.training.job import TrainingJob
+from liver_core.transport.protocol import Transport
+from liver_core.worlds.groups import connect_store, plainly
+from liver_core.worlds.megatron import bring_up, building
+from liver_core.worlds.released import released, trim
+
+
+class PrepareFailed(RuntimeError):
+    """This rank cannot build its part; `phase` says where, the text why."""
+
+    def __init__(self, phase: str, text: str) -> None:
+        super().__init__(text)
+        self.phase = phase
+        self.text = text
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareSettings:
+    """`host`: local address for groups and transport. `extra_bytes_max`: budget for everything a handoff adds to this
+    rank's device, None for no limit; `host_bytes_max`: how much of it may wait in host memory instead.
+    `bring_up_s`: seconds that one group may take to come up, `collective_s` one collective.
+    `transport`: makes this rank's endpoint from its name and the target generation's store. `stream`: how to stream."""
+
+    host: str
+    transport: Callable[[str, StoreAddress], Transport]
+    extra_bytes_max: int | None = None
+    host_bytes_max: int = 0
+    bring_up_s: float = 20.0
+    collective_s: float = 20.0
+    stream: StreamSettings = field(default_factory=StreamSettings)
+
+
+class Overtaken(RuntimeError):
+    """What this rank built with failed because others have gone on to a newer plan revision."""
+
+
+Steps = tuple[tuple[str, Callable[[NextWorld], None], bool], ...]
+_log = logging.getLogger(__name__)
+STREAMING_SHARE = 0.6
+"""Of the time to the deadline; after it the state is copied in the pause instead."""
+_POLL_S = 0.02
+
+
+class Preparation:
+    """One preparation; `run` does it, and ends at its next wait once `aborted` says so, or once it is `superseded`.
+
+    `stage` is what was last said of it, "preparing", "streaming" or "prepared".
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        member: Member,
+        job: TrainingJob,
+        active: ActiveWorld | None,
+        settings: PrepareSettings,
+        *,
+        aborted: Callable[[], bool] = lambda: False,
+        probe: Callable[[str], None] = lambda point: None,
+    ) -> None:
+        self.request = request
+        self.member = member
+        self.job = job
+        self.active = active
+        self.settings = settings
+        self.probe = probe
+        self.deadline = _moment(request.boundary_by(member))
+        self.made: NextWorld | None = None
+        self.stage = "preparing"
+        self.superseded = False
+        self._told_to_abort = aborted
+        self._amending = threading.Lock()
+        self._phase = "connect"
+
+    def aborted(self) -> bool:
+        """Whether there is no use in going on."""
+        return self.superseded or self._told_to_abort()
+
+    def amend(self, request: Request) -> None:
+        """A newer plan revision of the same target, with a nearer deadline; from any thread."""
+        with self._amending:
+            self.request, self.deadline = request, _moment(request.boundary_by(self.member))
+            if self.made is not None:
+                self.made.request = request
+                if self.made.target_stream is not None:
+                    self.made.target_stream.hasten(self.deadline)
+
+    def run(self) -> NextWorld:
+        """Build. Raises PrepareFailed naming the phase, Overtaken, or Cancelled; nothing is left behind in any case."""
+        try:
+            made = self._connect()
+            self._do(made, self._steps(made))
+            return made
+        except Cancelled:
+            self._drop()
+            raise
+        except Exception as error:
+            overtaken = self.made is not None and was_overtaken(self.made)
+            self._drop()
+            text = f"{type(error).__name__}: {plainly(error)}"
+            raise (Overtaken(text) if overtaken else PrepareFailed(self._phase, text)) from error
+
+    def _drop(self) -> None:
+        made, self.made = self.made, None
+        if made is not None and self.superseded:
+            give_way(made)
+        elif made is not None:
+            made.drop()
+
+    def _connect(self) -> NextWorld:
+        exchange = self._own_exchange()
+        source_rank, target_rank = rank_in(self.request.source, self.member), rank_in(self.request.target, self.member)
+        with self._amending:
+            self.made = NextWorld(self.request, exchange, None, source_rank, target_rank)
+            return self.made
+
+    def _steps(self, made: NextWorld) -> Steps:
+        """Each phase with what is done in it, and whether this rank does it."""
+        beside = made.target_rank is not None and self.request.source is not None
+        return (
+            ("offer state", self._offer, made.source_rank is not None),
+            ("get the manifest", self._get_manifest, beside and made.source_rank is None),
+            ("estimate memory", self._estimate_memory, beside),
+            ("bring up groups", self._bring_up, made.target_rank is not None),
+            ("build model", self._build_state, made.target_rank is not None),
+            ("agree on the manifest", self._agree_manifest, True),
+            ("warm up", self._warm_up, made.target_rank is not None and self.active is None),
+            ("lay out state", self._lay_out, made.target_rank is not None),
+            ("open endpoint", self._open_endpoint, made.source_rank is not None),
+            ("plan", self._plan, beside),
+            ("connect to sources", self._reach_sources, beside),
+            ("load state", self._load, made.target_rank is not None and self.request.source is None),
+            ("stream", self._stream, self.request.streams),
+        )
+
+    def _do(self, made: NextWorld, steps: Steps) -> None:
+        for phase, action, wanted in steps:
+            self._phase = phase
+            self.probe(phase)
+            if self.aborted():
+                raise Cancelled(f"aborted before {phase}")
+            started = time.monotonic()
+            if wanted:
+                action(made)
+                made.measures[phase.replace(" ", "_") + "_s"] = time.monotonic() - started
+
+    def _offer(self, made: NextWorld) -> None:
+        """As a source: say what there is."""
+        assert self.active is not None
+        live = self.active.live
+        made.manifest = live.manifest
+        made.source_certificate = source_certificate_plan(live, self.request.target.layout)
+        if made.source_rank == 0:
+            made.exchange.post("manifest", live.manifest.to_json())
+
+    def _get_manifest(self, made: NextWorld) -> None:
+        made.manifest = Manifest.from_json(made.exchange.wait("manifest", self.deadline))
+
+    def _estimate_memory(self, made: NextWorld) -> None:
+        """As a target: before anything is built, decide where it lies, or refuse. Agents know the phase by its name."""
+        assert made.target_rank is not None and made.manifest is not None
+        made.placement, made.extra_bytes_max = plan_memory(
+            self.request,
+            made.manifest,
+            made.target_rank,
+            None if self.active is None else self.active.live,
+            extra_bytes_max=self.settings.extra_bytes_max,
+            host_bytes_max=self.settings.host_bytes_max,
+        )
+        self._tell_budgets(made)
+
+    def _tell_budgets(self, made: NextWorld) -> None:
+        if made.extra_bytes_max is not None:
+            made.measures["extra_bytes_budget"] = float(made.extra_bytes_max)
+        if self.settings.host_bytes_max:
+            made.measures |= {"host_bytes_budget": float(self.settings.host_bytes_max), "host_bytes_peak": 0.0}
+
+    def _open_endpoint(self, made: NextWorld) -> None:
+        """As a source: register this rank's live regions, and its ring, and publish where they are. After the next
+        world's own memory, so that the ring gets what the budget leaves."""
+        assert self.active is not None and made.source_rank is not None
+        made.transport = self._endpoint(f"s{made.source_rank}")
+        sources = dict(self.active.live.regions)
+        if self.request.streams:
+            sources |= self._open_ring(made, self.active.live)
+        made.transport.register(sources=sources)
+        made.transport.start_progress()
+        made.exchange.post(f"address/{made.source_rank}", made.transport.address().decode())
+
+    def _open_ring(self, made: NextWorld, live: LiveState) -> dict[str, torch.Tensor]:
+        """The ring of this source, which its steps fill from the next one on. Returns what to register, nothing where
+        the budget has no room for a ring: then nobody streams."""
+        assert made.source_rank is not None and made.source_certificate is not None
+        region, numel = live.regions[GRAD], live.shards.region_numel
+        try:
+            sizes = derive(
+                self.settings.extra_bytes_max,
+                taken_bytes=made.account.device_bytes,
+                source_numel=numel,
+                target_numel=0 if made.live is None else made.live.shards.region_numel,
+                depth_wanted=self.settings.stream.ring_depth,
+                staged_kinds=made.placement.staged_kinds,
+            )
+        except BudgetRefused as refused:
+            propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, f"source rank {made.source_rank}: {refused}"))
+            made.exchange.post(f"ring/{made.source_rank}", 0)
+            return {}
+        ring = SourceRing(numel, sizes.depth, self.request.target_revision, version=0, device=region.device)
+        made.measures |= {"ring_bytes": float(ring.bytes), "ring_depth": float(ring.depth)}
+        made.account.take(ring.bytes)
+        if self.settings.extra_bytes_max is not None:
+            made.measures["extra_bytes_budget"] = float(self.settings.extra_bytes_max)
+        made.source_stream = SourceStream(
+            live,
+            made.source_certificate,
+            ring,
+            rank=made.source_rank,
+            plan_revision=self.request.target_revision,
+            connect=self._own_exchange,
+            probe=self.probe,
+        )
+        made.exchange.post(f"ring/{made.source_rank}", ring.depth)
+        return ring.regions
+
+    def _own_exchange(self) -> Exchange:
+        """An exchange of its own for the thread that calls."""
+        request, first_s = self.request, min(self._left(), self.settings.bring_up_s)
+
+        def connect(timeout_s: float) -> dist.Store:
+            return connect_store(request.store, timeout_s=timeout_s, answer_s=STORE_ANSWER_S)
+
+        return Exchange(connect, request.handoff_id, request.target_revision, self.aborted, connect_s=first_s)
+
+    def _stream(self, made: NextWorld) -> None:
+        """Have the state stream until it is certified; every rank of the handoff leaves with the same verdict."""
+        targets = self.request.target.layout.world_size
+        made.exchange.count("connected", int(made.target_rank is not None))
+        all_connected = False
+        certifier = None if made.target_rank is None else self._start_stream(made)
+        begun = time.monotonic()
+        while (verdict := read_verdict(made.exchange)) is None:
+            if self.aborted():
+                raise Cancelled("aborted while the state streamed")
+            if not all_connected and made.exchange.count("connected", 0) >= targets:
+                all_connected = True
+                if made.transport is not None:
+                    made.transport.calm()
+            if certifier is not None:
+                certifier.advance()
+            late = time.monotonic() > begun + STREAMING_SHARE * (self.deadline - begun)
+            problem = self._stream_problem(made, late=late)
+            if problem:
+                propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, problem))
+            self._left()
+            time.sleep(_POLL_S)
+        made.verdict = verdict
+        if made.target_stream is not None:
+            made.measures |= made.target_stream.measures()
+        if not made.streams:
+            _log.warning("handoff %s: state is copied in the pause: %s", self.request.handoff_id, verdict.reason)
+            made.end_streams()
+        elif made.target_stream is not None:
+            made.target_stream.certified()
+        if made.streams and made.transport is not None:
+            # Everybody is connected and reads one-sidedly: from here on no thread has to serve.
+            made.transport.stop_progress()
+
+    def _stream_problem(self, made: NextWorld, *, late: bool) -> str:
+        """Why this rank's part of the stream has failed, or nothing."""
+        source, target = made.source_stream, made.target_stream
+        if source is not None and source.failure:
+            return f"source rank {made.source_rank}: {source.failure}"
+        if target is not None and target.failure:
+            return f"target rank {made.target_rank}: {target.failure}"
+        if target is not None and late:
+            return f"target rank {made.target_rank}: not certified in time: {target.describe()}"
+        return ""
+
+    def _start_stream(self, made: NextWorld) -> Certifier | None:
+        """Have this target stream. Returns the one who certifies what arrives; None, and a verdict, where it cannot."""
+        assert made.manifest is not None and made.target_rank is not None and self.request.source is not None
+        try:
+            made.target_stream = LiveTarget(
+                made,
+                self.active,
+                self.settings.stream,
+                deadline=self.deadline,
+                probe=self.probe,
+            )
+        except StreamRefused as refused:
+            propose_verdict(
+                made.exchange,
+                Verdict(Rung.STOP_AND_COPY, f"target rank {made.target_rank}: {refused}", refused.phase),
+            )
+            return None
+        sizes = (self.request.source.layout.world_size, self.request.target.layout.world_size)
+        return Certifier(
+            made.exchange,
+            made.target_stream,
+            made.manifest,
+            rank=made.target_rank,
+            sources=sizes[0],
+            targets=sizes[1],
+            beside=made.source_stream,
+            steps_outlast=self.request.rung is Rung.DROP_STEP,
+        )
+
+    @property
+    def _name(self) -> str:
+        """What groups and endpoints are called by: those of another target never meet with these."""
+        return f"{self.request.job_id}/{self.request.generation}/{self.request.target_revision}"
+
+    def _endpoint(self, place: str) -> Transport:
+        name = f"{self._name}/{place}"
+        return self.settings.transport(name, self.request.store)
+
+    def _bring_up(self, made: NextWorld) -> None:
+        # Only when all are there does gloo connect: it cannot be told to give up before its time is over.
+        made.exchange.gather("bring_up", self.request.target.layout.world_size, self.deadline)
+        # Groups need a store client of their own: gloo keeps it, and the exchange must not wait behind it.
+        store = connect_store(self.request.store, timeout_s=self.settings.bring_up_s)
+        assert made.target_rank is not None
+        made.world = bring_up(
+            self.request.target,
+            made.target_rank,
+            store,
+            name=self._name,
+            host=self.settings.host,
+            timeout_s=min(self._left(), self.settings.bring_up_s),
+            collective_s=self.settings.collective_s,
+        )
+
+    def _build_state(self, made: NextWorld) -> None:
+        assert made.world is not None
+        # A first world is filled at once, so it is built with memory; a next world waits without.
+        hollow = contextlib.nullcontext() if self.request.source is None else released()
+        with building(made.world), hollow as mode:
+            made.state = self.job.build(made.world)
+        if mode is not None:
+            trim()
+            made.account.pass_through(mode.peak_bytes)
+
+    def _warm_up(self, made: NextWorld) -> None:
+        self.job.warm_up()
+
+    def _agree_manifest(self, made: NextWorld) -> None:
+        """A first world makes the manifest from what its stages describe; all others compare the plans made of it."""
+        if self.request.source is None:
+            made.manifest = self._first_manifest(made)
+            return
+        assert made.manifest is not None
+        mine = plan_digest(made.manifest, self.request.source, self.request.target)
+        if made.source_rank == 0:
+            made.exchange.post("plan_digest", mine)
+        theirs = made.exchange.wait("plan_digest", self.deadline)
+        if theirs != mine:
+            raise ValueError(f"plan digest {mine} differs from source rank 0's {theirs}: manifests or rosters differ")
+
+    def _first_manifest(self, made: NextWorld) -> Manifest:
+        assert made.world is not None and made.state is not None
+        part = describe_parameters(made.state.model, made.world)
+        made.exchange.post(f"parameters/{made.target_rank}", [spec.to_json() for spec in part])
+        stages = next(ranks for ranks in made.world.layout.groups("pp") if made.target_rank in ranks)
+        parts = [
+            tuple(ParameterSpec.from_json(spec) for spec in made.exchange.wait(f"parameters/{rank}", self.deadline))
+            for rank in stages
+        ]
+        optimizer = distributed_optimizer(made.state.optimizer)
+        rule = bucket_rule(optimizer)
+        return merge_manifest(parts, made.state.config.num_layers, discover_kinds(optimizer), rule)
+
+    def _lay_out(self, made: NextWorld) -> None:
+        """Regions over the new structure, then their memory, on the device or in that of the host."""
+        assert made.world is not None and made.state is not None and made.manifest is not None
+        with released():
+            made.live = adopt(made.state.model, made.state.optimizer, made.manifest, made.world)
+        if self.request.source is not None and made.live.device_bytes != made.placement.world_bytes:
+            text = f"{made.live.device_bytes} bytes on the device, estimated were {made.placement.world_bytes}"
+            raise StateMismatch(f"next world of rank {made.target_rank}: {text}")
+        made.account.take(host_bytes=wait_in_host_memory(made.live, made.placement.on_host))
+        made.account.take(allocate(made.live))
+        if self.request.source is not None:
+            made.certificate = target_certificate_plan(made.live, self.request.source.layout)
+
+    def _plan(self, made: NextWorld) -> None:
+        assert made.manifest is not None and self.request.source is not None and made.target_rank is not None
+        inputs = (made.manifest, self.request.source, self.request.target, made.target_rank)
+        made.plan = plan_rank(*inputs)
+        bytes_per_element = made.manifest.bytes_per_element
+        made.measures["bytes_planned"] = float(made.plan.remote_elements * bytes_per_element)
+        made.measures["bytes_lower_bound"] = float(missing_elements(*inputs) * bytes_per_element)
+
+    def _reach_sources(self, made: NextWorld) -> None:
+        assert made.plan is not None and made.live is not None
+        if made.transport is None:
+            made.transport = self._endpoint(f"t{made.target_rank}")
+            made.transport.start_progress()
+        made.transport.register(targets=made.live.regions)
+        for part in made.plan.remote:
+            self._connect_to(made.exchange, made.transport, part.source_rank, f"address/{part.source_rank}")
+
+    def _connect_to(self, exchange: Exchange, endpoint: Transport, peer: int, name: str) -> None:
+        address = exchange.wait(name, self.deadline)
+        # It answers at once or is gone; a wait for the deadline could not be cancelled.
+        answers_until = min(self.deadline, time.monotonic() + self.settings.bring_up_s)
+        endpoint.connect(peer, address.encode(), answers_until)
+
+    def _load(self, made: NextWorld) -> None:
+        """Without a living source: the state of a checkpoint, or a fresh one from global coordinates."""
+        assert made.world is not None and made.state is not None and made.live is not None
+        with building(made.world):
+            if self.request.checkpoint is not None:
+                made.small = load_checkpoint(self.request.checkpoint, made.world, made.state, made.live)
+            else:
+                fill_initial(made.live, self.job.initial_parameter, self.job.seed)
+
+    def _left(self) -> float:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the handoff's deadline has passed")
+        return left
+
+
+def give_way(made: NextWorld) -> None:
+    """Drop what was made for an older plan revision. Those who still build it are told first, in the store, so that
+    they do not take it for a failure that their agent has to hear of."""
+    with contextlib.suppress(ExchangeTimeout):
+        made.exchange.post("overtaken", True)
+    made.drop()
+
+
+def was_overtaken(made: NextWorld) -> bool:
+    """Whether a rank that built the same world has given way to a newer plan revision."""
+    try:
+        return made.exchange.peek("overtaken") is not None
+    except ExchangeTimeout:
+        return False
+
+
+def _moment(at_utc: float) -> float:
+    """`at_utc`, seconds since 1970, in time.monotonic() seconds; not before now."""
+    return time.monotonic() + max(0.0, at_utc - time.time())

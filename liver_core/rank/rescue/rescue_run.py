@@ -1,0 +1,240 @@
+"""The cutover of one rank in a rescue: survivors take what only leavers hold, and vote; then they build the next world.
+
+No collective of the old world is run, so that on NO-GO it stands as it was, and a leaver that dies once everything of
+it is held is not missed. Survivors vote through the store, since no group has them and nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from liver_core.handoff.cutover import (
+    BarrierFailed,
+    BarrierPassed,
+    BuildTarget,
+    CertificateCompared,
+    Cutover,
+    CutoverEffect,
+    CutoverEvent,
+    Level,
+    StateRead,
+    TargetBuilt,
+)
+from liver_core.rank.active_and_next import ActiveWorld, NextWorld
+from liver_core.rank.cutover.cutover_run import COMPARING_SHARE, READING_SHARE, CutoverRun, Probe
+from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S, Lost, hashed
+from liver_core.rank.rescue.rescue_preparation import FAILED, KEPT, Rescue, every_element
+from liver_core.rank.store_exchange import ExchangeTimeout
+from liver_core.state.megatron_optimizer import state_kinds
+from liver_core.streaming.tiles import LOCAL
+from liver_core.transport.in_memory import copy_runs
+from liver_core.transport.protocol import Read, Transport, TransportError
+from liver_core.worlds.groups import limited, plainly
+
+
+class RescueRun(CutoverRun):
+    """As CutoverRun. `complete` builds the next world, until the time it is given; it raises RuntimeError."""
+
+    def __init__(
+        self,
+        following: NextWorld,
+        active: ActiveWorld | None,
+        machine: Cutover,
+        *,
+        boundary_of: Callable[[], dict[str, Any]],
+        complete: Callable[[float], None],
+        probe: Probe = lambda point: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(following, active, machine, boundary_of=boundary_of, probe=probe, clock=clock)
+        self.complete = complete
+        self._certified: torch.Tensor | None = None
+
+    @property
+    def _rescue(self) -> Rescue:
+        rescue = self.following.rescue
+        assert rescue is not None
+        return rescue
+
+    @property
+    def _all_kinds(self) -> tuple[str, ...]:
+        assert self.following.manifest is not None
+        return state_kinds(self.following.manifest)
+
+    def _state_certificate(self) -> torch.Tensor | None:
+        return self._certified
+
+    def _carry_out(self, effect: CutoverEffect) -> CutoverEvent:
+        if isinstance(effect, BuildTarget):
+            return self._built(effect.until)
+        return super()._carry_out(effect)
+
+    # Until the decision.
+
+    def _read_state(self, version: int, until: float) -> StateRead:
+        """Leaver: say what it gives hashes to. Survivor: read its share."""
+        started = self.clock()
+        self.pause.until = started + READING_SHARE * (until - started)
+        self._compare_until = started + COMPARING_SHARE * (until - started)
+        self._version = version
+        self.probe("boundary")
+        assert self.source is not None
+        spoken = self._tried(self.source.announce)
+        self.boundary = self.source.boundary
+        if self.following.target_rank is None:
+            self._tried(self._publish_certificates)
+            return StateRead(Level.EVERYTHING, reason=self.pause.problems[0].reason if self.pause.problems else None)
+        held = spoken and self._tried(self._take_share)
+        if held:
+            self.probe("state read")
+        return StateRead(
+            Level.STATE if held else Level.NOTHING,
+            source_lost=any(problem.source for problem in self.pause.problems),
+            reason=self.pause.problems[0].reason if self.pause.problems else None,
+        )
+
+    def _publish_certificates(self) -> None:
+        assert self.active is not None
+        started = self.clock()
+        for survivor, plan in self._rescue.certificates.items():
+            sums = hashed(plan, self.active.live.regions, self._all_kinds)
+            self.pause.post(f"rescued/{self.following.source_rank}/{survivor}", sums.tolist())
+        self.pause.add("hash_source_s", started)
+        self.probe("certificates published")
+
+    def _take_share(self) -> None:
+        """Kind by kind, from all leavers at once."""
+        rescue, rank = self._rescue, self.following.source_rank
+        assert rank is not None
+        for kind in self._all_kinds:
+            self.probe(f"rescue {kind}")
+            nbytes = self._read(rescue.transport, rescue.reads(rank, kind), "rescue_read_s")
+            self.pause.measures["bytes_rescued"] = self.pause.measures.get("bytes_rescued", 0.0) + nbytes
+
+    def _read(self, transport: Transport | None, reads: list[Read], measure: str) -> int:
+        """Bytes read; raises Lost where a peer is."""
+        if not reads:
+            return 0
+        assert transport is not None
+        try:
+            report = transport.read(reads, self.pause.until)
+        except TransportError as error:
+            raise Lost(self.pause.reason("read", str(error), tile=error.kind or ""), source=True) from error
+        self.pause.measures[measure] = self.pause.measures.get(measure, 0.0) + report.seconds
+        return report.bytes
+
+    def _compared(self) -> CertificateCompared:
+        """Whether this rank's share is what its leavers had at this boundary."""
+        self.probe("certificate")
+        started, self.pause.until = self.clock(), self._compare_until
+        try:
+            bad = self._differing()
+        except Lost as lost:
+            return CertificateCompared(equal=False, reason=lost.reason)
+        finally:
+            self.pause.add("certify_target_s", started)
+        if bad:
+            reason = self.pause.reason("certificate", f"{len(bad)} differ, first {bad[0]}", tile=bad[0])
+            return CertificateCompared(equal=False, reason=reason)
+        return CertificateCompared(equal=True)
+
+    def _differing(self) -> list[str]:
+        names = self._names()
+        bad = []
+        for leaver, plan in self._rescue.certificates.items():
+            ours = hashed(plan, self._rescue.regions, self._all_kinds).tolist()
+            theirs = self.pause.wait(f"rescued/{leaver}/{self.following.source_rank}")
+            bad += [name for name, mine, given in zip(names, ours, theirs, strict=True) if mine != given]
+        return bad
+
+    def _names(self) -> list[str]:
+        assert self.following.manifest is not None
+        return [f"{spec.name}/{kind}" for kind in self._all_kinds for spec in self.following.manifest.parameters]
+
+    def _barrier(self, level: Level, until: float) -> BarrierPassed | BarrierFailed:
+        """The MIN over survivors: everyone counted, or one that holds nothing has said so."""
+        self.probe("vote")
+        exchange, survivors = self.following.exchange, len(self._rescue.plan.survivors)
+        try:
+            if level is Level.NOTHING:
+                exchange.post("rescue/missed", self.machine.rank)
+                return BarrierPassed(level)
+            exchange.count("rescue/held", 1)
+            while exchange.count("rescue/held", 0) < survivors:
+                if exchange.peek("rescue/missed") is not None:
+                    return BarrierPassed(Level.NOTHING)
+                if self.clock() >= until:
+                    text = f"not all {survivors} survivors hold their share"
+                    return BarrierFailed(self.pause.reason("barrier", text))
+                time.sleep(IN_PAUSE_POLL_S)
+        except ExchangeTimeout as error:
+            return BarrierFailed(self.pause.reason("barrier", str(error)))
+        return BarrierPassed(level)
+
+    # After the release.
+
+    def _built(self, until: float) -> TargetBuilt:
+        """Build, read and certify; what fails is said to the others, who would wait for this rank."""
+        self.pause.until = until
+        self.probe("released")
+        try:
+            self.complete(until)
+            self._refill()
+            self.probe("refilled")
+            self._certify()
+        except (Lost, RuntimeError) as error:
+            reason = error.reason if isinstance(error, Lost) else self.pause.reason("build", str(error))
+            with contextlib.suppress(ExchangeTimeout):
+                self.following.exchange.settle(FAILED, str(reason))
+            return TargetBuilt(reason)
+        return TargetBuilt()
+
+    def _refill(self) -> None:
+        """As a target: masters and moments, from what survivors hold and from what they keep."""
+        following, rescue = self.following, self._rescue
+        assert following.live is not None and rescue.refill is not None
+        self._fetch(self._all_kinds)
+        if rescue.refill.local is not None:
+            for kind in self._all_kinds:
+                read = Read(LOCAL, kind, rescue.refill.local.runs)
+                copy_runs(read, rescue.regions[kind], following.live.regions[kind])
+        reads = [
+            Read(part.source_rank, KEPT + kind, part.runs) for part in rescue.refill.remote for kind in self._all_kinds
+        ]
+        nbytes = self._read(following.transport, reads, "read_s")
+        self.pause.measures["bytes_moved"] = self.pause.measures.get("bytes_moved", 0.0) + nbytes
+
+    def _certify(self) -> None:
+        """Whether the target world holds, all over, what survivors held and kept; the same answer on every rank.
+
+        One collective of the next world: what survivors have, what targets have. Raises Lost.
+        """
+        self.probe("barrier")
+        following, started = self.following, self.clock()
+        assert following.world is not None and following.live is not None
+        there = hashed(every_element(following.live), following.live.regions, self._all_kinds)
+        held = torch.zeros_like(there)
+        if self.active is not None and self._rescue.whole is not None:
+            live, kept = self._rescue.whole
+            held += hashed(live, self.active.live.regions, self._all_kinds)
+            if self._rescue.regions:
+                held += hashed(kept, self._rescue.regions, self._all_kinds)
+        whole, group = torch.cat([held, there]), following.world.everyone
+        try:
+            with limited(group, self.pause.left_s):
+                dist.all_reduce(whole, group=group)
+        except RuntimeError as error:
+            raise Lost(self.pause.reason("certificate", f"a target is gone: {plainly(error)}"), source=False) from error
+        self.pause.add("certify_target_s", started)
+        held, there = whole.chunk(2)
+        self._certified = held
+        bad = [name for name, equal in zip(self._names(), (held == there).tolist(), strict=True) if not equal]
+        if bad:
+            text = f"{len(bad)} differ, first {bad[0]}"
+            raise Lost(self.pause.reason("certificate", text, tile=bad[0]), source=False)

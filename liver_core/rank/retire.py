@@ -1,0 +1,41 @@
+"""What a handoff leaves behind, and how it is freed once nobody can need it any more."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from liver_core.rank.active_and_next import ActiveWorld, NextWorld
+from liver_core.state.megatron_optimizer import free
+from liver_core.worlds.megatron import retire
+from liver_core.worlds.released import collect
+
+
+@dataclass(slots=True)
+class Retiring:
+    """What a handoff left behind, kept until every rank of the new world has reported its first step."""
+
+    handoff_id: str
+    old: ActiveWorld | None
+    following: NextWorld
+
+    def free_in_background(self, *, after_s: float = 0.0) -> None:
+        """Free what the old world held: endpoints, groups, memory. Nobody waits for it, but the collection of garbage
+        at its end stops all threads for some hundredths of a second."""
+        freeing = threading.Timer(after_s, self._free)
+        freeing.name, freeing.daemon = "retire", True
+        freeing.start()
+
+    def _free(self) -> None:
+        self.following.end_streams()
+        self.following.end_rescue()
+        if self.following.transport is not None:
+            self.following.transport.close()
+        if self.old is not None:
+            retire(self.old.world)
+            free(self.old.live)
+            self.old.state = self.old.live = None  # type: ignore[assignment]
+        self.old = None
+        # Modules, hooks and optimizer refer to each other in circles, and through them to the sockets and threads of
+        # the old groups.
+        collect()

@@ -1,0 +1,84 @@
+"""The step boundary: one tiny all-reduce in which every rank of a world agrees on what happens next.
+
+It runs at every step, handoff or not: a collective that only some ranks enter deadlocks. A second one sums what the
+step gave, and is under way at the same time. Both are over the whole world.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from liver_core.handoff.ready_tag import Agreement, agreed, boundary_pair
+from liver_core.training.job import StepResult
+
+_PART_BITS = 22
+_PARTS = 3
+_PART_MASK = (1 << _PART_BITS) - 1
+
+
+def agree(word: int, group: dist.ProcessGroup) -> Agreement | None:
+    """What all ranks of the world asked for with one voice at this boundary, or None; the same on every rank.
+
+    `word` is `liver_core.handoff.ready_tag.pack(...)` of this rank's greatest wish. Raises RuntimeError when a rank of
+    the world is gone.
+    """
+    pair = torch.tensor(boundary_pair(word), dtype=torch.int64)
+    dist.all_reduce(pair, op=dist.ReduceOp.MIN, group=group)
+    low, negative_high = pair.tolist()
+    return agreed(low, -negative_high)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTotals:
+    """One step over the whole world: mean loss over micro-batches, tokens, digest of the sample ids it used.
+
+    `chain`: what the gradients streamed before this step sum to modulo 2^64 (`certificate.chained_sums`), None unless
+    every rank knew its part.
+    """
+
+    loss: float
+    tokens: int
+    sample_digest: int
+    chain: int | None = None
+
+
+class Totalling:
+    """A sum over the world that is under way; `wait` is called once."""
+
+    def __init__(self, values: torch.Tensor, group: dist.ProcessGroup) -> None:
+        self._values = values
+        self._ranks = dist.get_world_size(group)
+        self._work = dist.all_reduce(values, group=group, async_op=True)
+
+    def wait(self) -> StepTotals:
+        """Raises RuntimeError when a rank of the world is gone."""
+        assert self._work is not None
+        self._work.wait()
+        loss_sum, count, tokens, chains, *sums = self._values.tolist()
+        return StepTotals(
+            loss_sum / count if count else float("nan"),
+            int(tokens),
+            _joined(sums[:_PARTS]),
+            _joined(sums[_PARTS:]) if chains == self._ranks else None,
+        )
+
+
+def start_total(result: StepResult, digest_part: int, group: dist.ProcessGroup, chain: int | None = None) -> Totalling:
+    """Sum what the ranks learned. `digest_part` and `chain`, 64-bit, are this rank's parts; `chain` None: not known.
+
+    They travel as 22-bit numbers, whose sums are exact in float64 to 2^31 ranks.
+    """
+    known = [result.loss_sum, result.loss_count, result.tokens, chain is not None]
+    parts = [*_parts(digest_part), *_parts(chain or 0)]
+    return Totalling(torch.tensor([*known, *parts], dtype=torch.float64), group)
+
+
+def _parts(word: int) -> list[int]:
+    return [(word >> shift) & _PART_MASK for shift in range(0, _PARTS * _PART_BITS, _PART_BITS)]
+
+
+def _joined(sums: list[float]) -> int:
+    return sum(int(part) << (index * _PART_BITS) for index, part in enumerate(sums)) & ((1 << 64) - 1)

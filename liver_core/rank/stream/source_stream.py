@@ -1,0 +1,258 @@
+"""What a source rank does for a live handoff beside its steps: it fills the ring, and says what its state hashes to.
+
+The main thread calls `attach`, `before_step` and `after_step`. One thread sums the gradients of each step, another one
+talks to the store, so that a store that does not answer holds up no step. The state is hashed at exactly the version
+that the target world announced, while forward and backward passes run: a step that would change it waits, measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from liver_core.certificate import MASK, CertificatePlan, chained_sums
+from liver_core.rank.active_and_next import ActiveWorld
+from liver_core.rank.store_exchange import Exchange, ExchangeTimeout
+from liver_core.state.megatron_optimizer import (
+    LiveState,
+    distributed_optimizer,
+    element_scalars,
+    has_stepped,
+    state_kinds,
+)
+from liver_core.state.optimizer_step import hyper_parameters
+from liver_core.streaming.header import StepHeader
+from liver_core.streaming.ring import SourceRing
+from liver_core.worlds.released import discard
+
+POLL_S = 0.02
+STANDING_SHARE = 0.8
+"""Of a usual step: a part of the rest is the optimizer's, and steps differ."""
+HASH_WAIT_S_MAX = 30.0
+"""How long a step may wait for a hash: far above any hash, so that a thread that is stuck shows as an error."""
+
+
+class SourceStream:
+    """See the module. `version` is the number of steps applied, None before `attach` and inside a step."""
+
+    def __init__(
+        self,
+        live: LiveState,
+        plan: CertificatePlan,
+        ring: SourceRing,
+        *,
+        rank: int,
+        plan_revision: int,
+        connect: Callable[[], Exchange],
+        probe: Callable[[str], None] = lambda point: None,
+    ) -> None:
+        self.ring = ring
+        self.wait_s = 0.0
+        self.hash_s = 0.0
+        self.failure = ""
+        self._revision = plan_revision
+        self._live = live
+        self._plan = plan
+        self._rank = rank
+        self._connect = connect
+        self._probe = probe
+        self._changed = threading.Condition()
+        self._version: int | None = None
+        self._hashing = False
+        self._published: list[int] = []
+        self._sums: dict[int, int] = {}
+        self._closed = False
+        self._usual_step_s = 0.0
+        self._stands_since = 0.0
+        ring.stepping(ring.version)
+        self._summing = self._in_background("source-sum", self._sum)
+        self._in_background("source-certify", self._certify)
+
+    # The main thread.
+
+    @property
+    def attached(self) -> bool:
+        """Whether steps are published."""
+        return self._version is not None or bool(self._published)
+
+    def attach(self, version: int, steps: Sequence[float], *, since: float) -> None:
+        """From now on every step is published; called before one is applied, when `version` of them are.
+
+        `steps`: seconds of the last steps, newest last. `since`: when the one under way began (time.monotonic seconds).
+        """
+        self._learn_usual_step(steps)
+        # Until now the counter was odd: who looked at it saw a source inside a step.
+        self.ring.version = version - 1
+        self.after_step(version)
+        self._stands_since = since
+
+    def before_step(self, active: ActiveWorld, version: int, norm: float, steps: Sequence[float]) -> None:
+        """The gradients of the step to `version` are reduced and have the total norm `norm`; nothing is applied yet.
+
+        `steps`: seconds of the last steps, newest last. Never raises: a step that cannot be published costs the stream,
+        not the training.
+        """
+        started = time.monotonic()
+        try:
+            self._publish(active, version, norm, steps)
+        except Exception as error:
+            self._fail(f"step {version} could not be published: {type(error).__name__}: {error}")
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._hashing, HASH_WAIT_S_MAX):
+                self._fail(f"the state of version {version - 1} was not hashed within {HASH_WAIT_S_MAX:.0f} s")
+            self._version = None
+            self.ring.stepping(version - 1)
+        self.wait_s += time.monotonic() - started
+
+    def _learn_usual_step(self, steps: Sequence[float]) -> None:
+        """From the first steps that are known: later ones may be slow because of the stream."""
+        if steps and not self._usual_step_s:
+            self._usual_step_s = statistics.median(steps)
+
+    def _publish(self, active: ActiveWorld, version: int, norm: float, steps: Sequence[float]) -> None:
+        self._learn_usual_step(steps)
+        optimizer = distributed_optimizer(active.state.optimizer)
+        header = StepHeader(
+            version=version,
+            plan_revision=self._revision,
+            norm=norm,
+            clip=optimizer.config.clip_grad,
+            groups=tuple(hyper_parameters(active.state)),
+            scalars=element_scalars(active.live),
+            stepped=has_stepped(active.live),
+            step_s=steps[-1] if steps else 0.0,
+            usual_step_s=self._usual_step_s,
+        )
+        overwritten = version - self.ring.depth
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._may_overwrite(overwritten), HASH_WAIT_S_MAX):
+                self._fail(f"the gradients of step {overwritten} were not hashed within {HASH_WAIT_S_MAX:.0f} s")
+        self.ring.publish(active.live.gradients, header)
+        with self._changed:
+            self._published.append(version)
+            self._changed.notify_all()
+
+    def after_step(self, version: int) -> None:
+        """The step to `version` is applied."""
+        with self._changed:
+            self.ring.stepped(version)
+            self._version = version
+            self._stands_since = time.monotonic()
+            self._changed.notify_all()
+
+    def stands_for_s(self, version: int) -> float:
+        """Seconds that this source is expected to stand at `version` from now on; 0 where it does not, or may not."""
+        with self._changed:
+            if self._version != version:
+                return 0.0
+            return max(0.0, self._stands_since + STANDING_SHARE * self._usual_step_s - time.monotonic())
+
+    def chain(self, after: int, upto: int, until: float) -> int:
+        """One number over the gradients of the steps after `after` up to `upto`, summed modulo 2^64 over this rank.
+
+        Waits until `until` (time.monotonic seconds) for the last of them to be hashed. Raises TimeoutError, at once
+        where the stream has failed.
+        """
+        wanted = range(after + 1, upto + 1)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.failure or all(v in self._sums for v in wanted), max(0.0, until - time.monotonic())
+            )
+            if any(v not in self._sums for v in wanted):
+                raise TimeoutError(
+                    f"the gradients of steps {after + 1} to {upto} were not hashed: {self.failure or 'late'}"
+                )
+            return chained_sums({version: self._sums[version] for version in wanted})
+
+    def close(self) -> None:
+        """End the thread. The ring stays readable as long as its endpoint."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def free(self) -> int:
+        """After `close`, when no endpoint knows the ring any more: give its memory back. Returns bytes."""
+        self._summing.join(HASH_WAIT_S_MAX)
+        return 0 if self._summing.is_alive() else discard(self.ring.regions.values())
+
+    def _may_overwrite(self, version: int) -> bool:
+        """A slot is given to a later step only once its gradients were hashed, or when nobody hashes any more."""
+        return version in self._sums or version not in self._published or self._closed or bool(self.failure)
+
+    def _fail(self, text: str) -> None:
+        """The first failure stands."""
+        with self._changed:
+            self.failure = self.failure or text
+            self._changed.notify_all()
+
+    # The threads.
+
+    def _in_background(self, name: str, action: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=self._guarded, args=(action,), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except (ExchangeTimeout, OSError, RuntimeError, ValueError) as error:
+            self._fail(str(error))
+
+    def _certify(self) -> None:
+        exchange = self._connect()
+        attempt = 1
+        while not self._closed:
+            announced = exchange.peek(f"certify/{attempt}")
+            if announced is not None:
+                answer = self._hash_at(int(announced))
+                if answer is None:
+                    return
+                exchange.post(f"certified/{attempt}/source/{self._rank}", answer)
+                attempt += 1
+            with self._changed:
+                self._changed.wait(POLL_S)
+
+    def _sum(self) -> None:
+        while not self._closed:
+            self._sum_gradients()
+            with self._changed:
+                self._changed.wait(POLL_S)
+
+    def _hash_at(self, version: int) -> list[int] | int | None:
+        """uint64 sums over this rank's state, kinds by parameters, at exactly `version`; when it is past, by how many
+        steps. None once closed.
+        """
+        while not self._closed:
+            with self._changed:
+                if self._version == version:
+                    self._hashing = True
+                    break
+                if self._version is not None and self._version > version:
+                    return self._version - version
+                self._changed.wait(POLL_S)
+        else:
+            return None
+        started = time.monotonic()
+        try:
+            self._probe("hash source")
+            kinds = state_kinds(self._live.manifest)
+            return [int(part) for kind in kinds for part in self._plan.sums(self._live.regions[kind], kind)]
+        finally:
+            with self._changed:
+                self.hash_s += time.monotonic() - started
+                self._hashing = False
+                self._changed.notify_all()
+
+    def _sum_gradients(self) -> None:
+        with self._changed:
+            waiting = [version for version in self._published if version not in self._sums]
+        for version in waiting:
+            part = self.ring.slot_sum(version, self._plan)
+            if part is None:
+                raise OSError(f"the gradients of step {version} were overwritten before they were hashed")
+            with self._changed:
+                self._sums[version] = part & MASK
+                self._changed.notify_all()
+            self._probe("gradients summed")

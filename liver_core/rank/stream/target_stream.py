@@ -1,0 +1,345 @@
+"""One target rank's stream in a live handoff: made at the end of preparation, followed until the boundary, then ended.
+
+Puts `liver_core.streaming` together with this rank's plan, endpoint and regions, and keeps what the certificate needs:
+the hash at the announced version and the sums of every gradient replayed since.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from liver_core.certificate import MASK, CertificatePlan, chained_sums
+from liver_core.rank.active_and_next import ActiveWorld, NextWorld
+from liver_core.state.megatron_optimizer import GRAD, LiveState, UnsupportedState, state_kinds
+from liver_core.state.replay_check import check_replay, replayer
+from liver_core.streaming.follow import Follower
+from liver_core.streaming.header import HeaderError, StepHeader
+from liver_core.streaming.memory_budget import BudgetRefused, derive, replay_bytes
+from liver_core.streaming.reader import Following, StreamEnd, StreamResult, TargetStream
+from liver_core.streaming.tiles import LOCAL, Span, cut_tiles
+from liver_core.streaming.window_step import Replayer
+from liver_core.transport.protocol import Read, ReadReport, Transport
+from liver_core.worlds.released import discard
+
+SHARE_LEAST = 0.1
+SLOWED, UNDISTURBED = 1.10, 1.03
+"""Steps that take more than the first times their usual length mean that streaming takes too much; below the second it
+may take more again."""
+
+
+PATIENCE = 0.25
+"""The part of the time to the deadline in which streaming gives way."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """`tile_elements`: at most; a tile of a few MB is read in milliseconds, so that a step seldom comes in between.
+    `ring_depth`: slots of a source's ring, where the budget allows. `share`: most of its time that a target's thread
+    may work, above 0 and at most 1."""
+
+    tile_elements: int = 1 << 20
+    ring_depth: int = 4
+    share: float = 1.0
+
+
+class StreamFailed(RuntimeError):
+    """The stream cannot give what is asked of it; the text says why."""
+
+
+class StreamRefused(RuntimeError):
+    """The state of this rank cannot stream; the text says why and what to change. `phase`: "stream" or "replay"."""
+
+    def __init__(self, text: str, phase: str = "stream") -> None:
+        super().__init__(text)
+        self.phase = phase
+
+
+class _Counted:
+    """An endpoint's reads, counted by what they are for."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.state_bytes = 0
+        self.ring_bytes = 0
+
+    def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
+        report = self._transport.read(reads, deadline)
+        if any(read.kind.startswith("ring") for read in reads):
+            self.ring_bytes += report.bytes
+        elif not all(read.kind in ("counter", "slots") for read in reads):
+            self.state_bytes += report.bytes
+        return report
+
+
+class _Summing:
+    """Replays, and before each replay of the whole share takes the sum of its gradients. `heard` gets every header."""
+
+    def __init__(
+        self,
+        inner: Replayer,
+        live: LiveState,
+        plan: CertificatePlan,
+        whole: Callable[[], bool],
+        heard: Callable[[StepHeader], None],
+        *,
+        probe: Callable[[str], None],
+    ) -> None:
+        self._inner = inner
+        self._live = live
+        self._plan = plan
+        self._whole = whole
+        self._heard = heard
+        self._probe = probe
+        self.sums: dict[int, int] = {}
+
+    def replay(self, spans: Sequence[Span], header: StepHeader) -> None:
+        self._probe("replay")
+        if self._whole():
+            parts = self._plan.sums(self._live.regions[GRAD], GRAD)
+            self.sums[header.version] = sum(int(part) for part in parts) & MASK
+        self._inner.replay(spans, header)
+        self._heard(header)
+
+
+class LiveTarget:
+    """See the module. `converged`: everything is here and at most one step behind."""
+
+    def __init__(
+        self,
+        made: NextWorld,
+        active: ActiveWorld | None,
+        settings: StreamSettings,
+        *,
+        deadline: float,
+        probe: Callable[[str], None] = lambda point: None,
+    ) -> None:
+        """Raises StreamRefused. `deadline` is the handoff's, in time.monotonic() seconds."""
+        live, plan, certificate = made.live, made.plan, made.certificate
+        assert live is not None and plan is not None and certificate is not None and made.manifest is not None
+        self._made = made
+        self._settings = settings
+        self._deadline = deadline
+        self._certified = False
+        self._probe = probe
+        self._hashes: dict[int, list[int] | int] = {}
+        self._result: StreamResult | None = None
+        self._plan = certificate
+        self._live = live
+        self._kinds = state_kinds(made.manifest)
+        self._counted = None if made.transport is None else _Counted(made.transport)
+        self._planned_bytes = plan.remote_elements * sum(
+            kind.bytes_per_element for kind in made.manifest.kinds if kind.name != GRAD
+        )
+        tile_elements = self._refuse_or_size(made)
+        following = self._following(made, active, tile_elements)
+        if made.transport is not None:
+            made.transport.register(targets=following.targets())
+        self._follower = Follower(following.tiles, plan_revision=made.request.target_revision, depth=following.depth)
+        self._replayer = replayer(live, window_elements=tile_elements)
+        self._replay_bytes = replay_bytes(tile_elements, made.placement.staged_kinds)
+        made.account.take(self._replay_bytes)
+        self._summing = _Summing(
+            self._replayer,
+            live,
+            certificate,
+            lambda: not self._follower.todo,
+            self._throttle,
+            probe=probe,
+        )
+        self._share = settings.share
+        self._stream = TargetStream(
+            self._counted,
+            following,
+            self._follower,
+            self._summing,
+            share=settings.share,
+            on_tile=self._note_tile,
+            on_converged=self._note_converged,
+            on_hash=self._hash,
+            on_hash_missed=self._note_missed,
+        )
+        self._started = time.monotonic()
+        self.converge_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="target-stream", daemon=True)
+        self._thread.start()
+
+    @property
+    def converged(self) -> bool:
+        return self.converge_s > 0
+
+    @property
+    def version(self) -> int:
+        """What everything resident stands at."""
+        return self._follower.version
+
+    @property
+    def lag(self) -> int:
+        """Steps that the furthest source seen is ahead of `version`."""
+        return max(0, self._follower.lag or 0)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step of the source world as it says, 0 before it was heard."""
+        return self._follower.pace.step_s
+
+    @property
+    def failure(self) -> str:
+        """Why the stream has ended before its time, or nothing."""
+        result = self._result
+        return "" if result is None or result.end is StreamEnd.DONE else f"{result.end}: {result.reason}"
+
+    def announce(self, version: int) -> None:
+        """Hash at exactly `version`."""
+        self._stream.announce(version)
+
+    def hashed(self, version: int) -> list[int] | int | None:
+        """The sums at `version`, kinds by parameters, or by how many steps it was missed; None before either."""
+        return self._hashes.get(version)
+
+    def finish(self, version: int, until: float) -> None:
+        """Reach exactly `version` by `until` (time.monotonic seconds) and end. Raises StreamFailed."""
+        self._stream.finish(version)
+        self._thread.join(max(0.0, until - time.monotonic()))
+        result = self._result
+        if result is None:
+            self.close()
+            raise StreamFailed(f"version {version} was not reached in time: {self.describe()}")
+        # A source that is lost once all is here at that version has nothing left to give.
+        ended = result.end is StreamEnd.DONE or (result.end is StreamEnd.LOST and result.whole)
+        if not ended or result.version != version:
+            raise StreamFailed(f"{result.end} at version {result.version}, not {version}: {result.reason}")
+
+    def chain(self, after: int, upto: int) -> int:
+        """`certificate.chained_sums` of the gradients replayed after version `after` up to `upto`.
+
+        A step that was not summed counts as nothing, which makes the comparison fail.
+        """
+        return chained_sums({version: self._summing.sums.get(version, 0) for version in range(after + 1, upto + 1)})
+
+    def describe(self) -> str:
+        """Where the stream is, for people."""
+        status = self._stream.status()
+        estimate = "unknown" if status.estimate_s is None else f"{status.estimate_s:.1f} s"
+        return (
+            f"at version {status.version}, lag {status.lag}, {status.todo_elements} elements missing, "
+            f"estimate {estimate}, {status.counts.torn} torn reads, {status.counts.losses} lost slots"
+        )
+
+    def measures(self) -> dict[str, float]:
+        """Seconds and bytes so far, for the report."""
+        counted, counts = self._counted, self._follower.counts
+        moved = 0 if counted is None else counted.state_bytes
+        return {
+            "converge_s": self.converge_s,
+            "bytes_streamed": float(min(moved, self._planned_bytes)),
+            "bytes_reread": float(max(0, moved - self._planned_bytes)),
+            "bytes_replayed": float(0 if counted is None else counted.ring_bytes),
+            "replays": float(counts.replays),
+            "torn_reads": float(counts.torn),
+        }
+
+    def close(self) -> None:
+        """End the thread, wherever it is. Its endpoint may be used by another thread afterwards."""
+        self._stream.stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join(15.0)
+
+    def free(self) -> int:
+        """After `close`: give back what replay worked with. Returns bytes on the device."""
+        discard(self._replayer.stages.values())
+        freed, self._replay_bytes = self._replay_bytes, 0
+        return freed
+
+    def _run(self) -> None:
+        self._result = self._stream.run(self._deadline)
+
+    def certified(self) -> None:
+        """The verdict is here: from now on nothing gives way, since a step that is missed cannot be certified again."""
+        self._certified = True
+        self._stream.set_share(1.0)
+
+    def hasten(self, deadline: float) -> None:
+        """The handoff's deadline is nearer, in time.monotonic() seconds."""
+        self._deadline = deadline
+
+    def _throttle(self, header: StepHeader) -> None:
+        """Give way while steps take longer than usual: less by a third at once, more again by little."""
+        if not header.usual_step_s or self._certified:
+            return
+        if time.monotonic() - self._started > PATIENCE * (self._deadline - self._started):
+            # Whoever gives way for too long does not arrive at all.
+            self._stream.set_share(1.0)
+            return
+        slower = header.step_s / header.usual_step_s
+        if slower > SLOWED:
+            self._share = max(min(SHARE_LEAST, self._settings.share), self._share / 1.5)
+        elif slower < UNDISTURBED:
+            self._share = min(self._settings.share, self._share * 1.2)
+        self._stream.set_share(self._share)
+
+    def _note_converged(self, version: int) -> None:
+        self.converge_s = self.converge_s or time.monotonic() - self._started
+
+    def _note_tile(self, number: int) -> None:
+        last = len(self._follower.tiles) - 1
+        names = {last // 2: "middle tile", last: "last tile", 0: "first tile"}
+        self._probe(names.get(number, "tile"))
+
+    def _hash(self, version: int) -> None:
+        self._probe("hash target")
+        self._hashes[version] = [
+            int(part) for kind in self._kinds for part in self._plan.sums(self._live.regions[kind], kind)
+        ]
+
+    def _note_missed(self, version: int, reason: str) -> None:
+        self._hashes[version] = self.version - version
+
+    def _refuse_or_size(self, made: NextWorld) -> int:
+        """Elements of a tile; StreamRefused where this rank cannot stream at all."""
+        if made.plan is not None and made.plan.remote and (made.transport is None or not made.transport.one_sided):
+            raise StreamRefused("a source can be read over gloo only, and streaming needs one-sided reads")
+        try:
+            check_replay(self._live)
+            sizes = derive(
+                made.extra_bytes_max,
+                taken_bytes=made.account.device_bytes,
+                source_numel=0,
+                target_numel=self._live.shards.region_numel,
+                staged_kinds=made.placement.staged_kinds,
+            )
+        except (UnsupportedState, HeaderError) as error:
+            raise StreamRefused(str(error), "replay") from error
+        except BudgetRefused as error:
+            raise StreamRefused(str(error)) from error
+        tile_elements = min(sizes.tile_elements, self._settings.tile_elements)
+        made.measures["tile_elements"] = float(tile_elements)
+        return tile_elements
+
+    def _following(self, made: NextWorld, active: ActiveWorld | None, tile_elements: int) -> Following:
+        plan, request = made.plan, made.request
+        assert plan is not None and request.source is not None
+        leaving = {
+            rank: request.deadline_utc
+            for rank, member in enumerate(request.source.members)
+            if member not in request.target.members
+        }
+        places = [
+            (part.region_offset, part.region_offset + part.numel) for part in self._live.shards.parameters if part.numel
+        ]
+        depths: dict[int, Any] = {
+            part.source_rank: made.exchange.wait(f"ring/{part.source_rank}", self._deadline) for part in plan.remote
+        }
+        if without := [rank for rank, depth in depths.items() if not depth]:
+            raise StreamRefused(f"source ranks {without} have no room for a ring")
+        if made.source_rank is not None and made.source_stream is None:
+            raise StreamRefused("there is no room for this rank's own ring")
+        local = None
+        if active is not None and made.source_stream is not None:
+            local = {**active.live.regions, **made.source_stream.ring.regions}
+            depths[LOCAL] = made.source_stream.ring.depth
+        tiles = cut_tiles(plan, places, tile_elements, leaving=leaving)
+        return Following(tiles, depths, self._live.regions, self._kinds, local=local, device=self._live.device)

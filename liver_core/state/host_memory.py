@@ -1,0 +1,59 @@
+"""Regions of a next world that wait in host memory for the cutover, because the device has no room for both worlds.
+
+Host memory beside a GPU is pinned. On a machine without one, device and host are the same memory, and all this is done
+the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+
+from liver_core.state.megatron_optimizer import LiveState
+from liver_core.streaming.memory_placement import GRAD, WEIGHTS, Area
+from liver_core.worlds.released import discard, pin, restore
+
+
+def wait_in_host_memory(live: LiveState, areas: Iterable[Area]) -> int:
+    """Have these areas of a world that was built without memory wait in host memory, zeroed; before `allocate`.
+
+    Returns bytes of host memory.
+    """
+    buffer = live.optimizer.buffers[0]
+    whole = {WEIGHTS: buffer.param_data, GRAD: buffer.grad_data}
+    taken = 0
+    for area in areas:
+        live.hollow = (*live.hollow, whole[area.name] if area.name in whole else live.regions[area.name])
+        for kind in area.kinds:
+            home = live.homes[kind] = live.regions[kind]
+            region = live.regions[kind] = torch.empty(home.numel(), dtype=home.dtype)
+            taken += region.numel() * region.element_size()
+            region.zero_()
+            if home.is_cuda:
+                pin(region)
+    return taken
+
+
+def move_in(live: LiveState, note: Callable[[int, int], None]) -> None:
+    """Give all areas their memory on the device, and everything that waited in host memory its place there.
+
+    `note(device, host)` hears of every change of what is taken, in bytes. No endpoint may know the regions in host
+    memory any more. Weights are left to the gather that ends the next step.
+    """
+    filled = {home.untyped_storage()._cdata: home.numel() for home in live.homes.values()}
+    for tensor in live.hollow:
+        note(restore([tensor]), 0)
+        if filled.get(tensor.untyped_storage()._cdata) != tensor.numel():
+            with torch.no_grad():
+                tensor.zero_()
+    live.hollow = ()
+    waited = {kind: live.regions[kind] for kind in live.homes}
+    for kind, home in live.homes.items():
+        with torch.no_grad():
+            home.copy_(waited[kind], non_blocking=True)
+    if live.device.type == "cuda":
+        torch.cuda.current_stream(live.device).synchronize()
+    live.regions |= live.homes
+    live.homes.clear()
+    note(0, -discard(waited.values()))

@@ -1,0 +1,442 @@
+"""Megatron's live state as flat regions: masters, moments and reduced gradients of one rank's ZeRO-1 shard.
+
+The coordinate space comes from Megatron itself (`sharded_state_dict`); what each rank holds comes from the pure layout
+function and is checked against the live optimizer here. One of the few places that import Megatron-Core. Supported:
+DistributedOptimizer over one DDP chunk in one buffer, dense, fp32 or bf16 with fp32 masters and fp32 gradients.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.optimizer import ChainedOptimizer
+from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
+
+from liver_core.layout import (
+    BucketRule,
+    Manifest,
+    ParallelLayout,
+    ParameterSpec,
+    RankShards,
+    ResidentBox,
+    StateKind,
+    local_parameters,
+    resident_boxes,
+    shard_ranges,
+)
+from liver_core.state.buckets import one_view, pieces, region_over
+from liver_core.streaming.memory_placement import GRAD, MASTER
+from liver_core.worlds.megatron import MegatronWorld
+from liver_core.worlds.released import discard, restore
+
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class StateMismatch(RuntimeError):
+    """The live state of a rank is not what the pure layout function says; the text names parameter and numbers."""
+
+
+class UnsupportedState(RuntimeError):
+    """The job uses something whose state we do not move; the text names it and what to change."""
+
+
+@dataclass(slots=True)
+class LiveState:
+    """One rank's state in one world as flat fp32 regions, by kind; every region has the same offsets.
+
+    `regions[kind]` has `shards.region_numel` elements and shares memory with Megatron's own tensors. Kinds are
+    "master", "grad" and the optimizer's moments under the names its own class gives them. `gradients` is where Megatron
+    keeps the reduced gradients, bucket after bucket; `collected` while they lie in the region "grad" instead.
+    `windows`: each of the optimizer's own parameters, and where in the regions it lies.
+
+    In a world that waits, a region may lie in host memory (`liver_core.state.host_memory`): then `homes[kind]` is the
+    tensor on the device that it belongs in, and `hollow` are the device's allocations that have no memory yet.
+    """
+
+    manifest: Manifest
+    shards: RankShards
+    optimizer: DistributedOptimizer
+    model: Any
+    regions: dict[str, torch.Tensor]
+    rank: int
+    layout: ParallelLayout
+    gradients: tuple[torch.Tensor, ...] = ()
+    windows: tuple[tuple[torch.nn.Parameter, slice], ...] = ()
+    settled: bool = False
+    collected: bool = False
+    homes: dict[str, torch.Tensor] = field(default_factory=dict)
+    hollow: tuple[torch.Tensor, ...] = ()
+
+    def resident(self) -> tuple[ResidentBox, ...]:
+        """What the regions hold, in global coordinates."""
+        return resident_boxes(self.manifest, self.layout, self.rank)
+
+    @property
+    def moments(self) -> tuple[str, ...]:
+        return tuple(kind.name for kind in self.manifest.kinds if kind.name not in (MASTER, GRAD))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the world trains."""
+        return self.gradients[0].device
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of parameter and gradient buffers, masters and moments on the device, with memory or still without."""
+        whole = _buffers(self)
+        spans = {tensor.untyped_storage()._cdata for tensor in whole}
+        regions = (self.regions | self.homes).values()
+        apart = [region for region in regions if region.untyped_storage()._cdata not in spans]
+        return sum(tensor.numel() * tensor.element_size() for tensor in (*whole, *apart))
+
+
+def state_kinds(manifest: Manifest) -> tuple[str, ...]:
+    """Masters and moments, in the manifest's order: all that outlives a step."""
+    return tuple(kind.name for kind in manifest.kinds if kind.name != GRAD)
+
+
+def distributed_optimizer(optimizer: Any) -> DistributedOptimizer:
+    """The one DistributedOptimizer inside what `get_megatron_optimizer` returned, or UnsupportedState."""
+    parts = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
+    if len(parts) != 1 or not isinstance(parts[0], DistributedOptimizer):
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        raise UnsupportedState(f"optimizer: {kinds}; live handoff needs exactly one DistributedOptimizer (ZeRO-1)")
+    found: DistributedOptimizer = parts[0]
+    if found.config.fp16 or found.grad_scaler is not None:
+        raise UnsupportedState("optimizer: fp16 with a gradient scaler is not supported; use bf16 or fp32")
+    if len(found.buffers) != 1:
+        dtypes = ", ".join(str(buffer.param_dtype) for buffer in found.buffers)
+        raise UnsupportedState(f"gradient buffers: {dtypes}; live handoff needs one dtype and one DDP chunk a rank")
+    if found.buffers[0].grad_dtype != torch.float32:
+        raise UnsupportedState("grad_reduce_in_fp32: must be True, gradients are handed over in fp32")
+    return found
+
+
+def describe_parameters(model: Any, world: MegatronWorld) -> tuple[ParameterSpec, ...]:
+    """The parameters of this rank's stage in global coordinates, from Megatron's own sharded state dict.
+
+    Each spec is complete: unsharded shape, the dim that tensor parallelism splits, gated blocks, global layer number.
+    """
+    module = unwrapped(model)
+    sharded = module.sharded_state_dict(metadata={"dp_cp_group": world.collection.dp_cp})
+    by_storage = {
+        id(entry.data): entry for entry in sharded.values() if isinstance(entry, ShardedTensor | ShardedTensorFactory)
+    }
+    by_key = {name: entry for name, entry in sharded.items() if isinstance(entry, ShardedTensor | ShardedTensorFactory)}
+    specs = []
+    for order, (name, parameter) in enumerate(module.named_parameters()):
+        entry = by_key.get(name) or by_storage.get(id(parameter)) or by_storage.get(id(parameter.data))
+        if entry is None:
+            raise UnsupportedState(f"parameter {name} is not in sharded_state_dict: its place in the model is unknown")
+        specs.append(_spec(name, parameter, entry, order, world))
+    return tuple(specs)
+
+
+def _spec(name: str, parameter: torch.nn.Parameter, entry: Any, order: int, world: MegatronWorld) -> ParameterSpec:
+    pieces = _pieces(entry)
+    split = getattr(parameter, "tensor_model_parallel", False)
+    tp_dim = getattr(parameter, "partition_dim", None) if split else None
+    shape = list(parameter.shape)
+    if tp_dim is not None:
+        shape[tp_dim] *= world.layout.tp
+    prepended = pieces[0].prepend_axis_num
+    layer = pieces[0].global_offset[0] if prepended else -1
+    place = "layer" if prepended else ("first" if world.coordinates.pp == 0 and "embedding" in name else "last")
+    return ParameterSpec(
+        name=_global_name(name, layer),
+        shape=tuple(shape),
+        dtype=_DTYPES[parameter.dtype],
+        tp_dim=tp_dim,
+        blocks=len(pieces),
+        place=place,
+        layer=layer,
+        order=order,
+    )
+
+
+def _pieces(entry: Any) -> list[ShardedTensor]:
+    built = entry.build() if isinstance(entry, ShardedTensorFactory) else entry
+    pieces = list(built.values()) if isinstance(built, dict) else built if isinstance(built, list) else [built]
+    return [piece for piece in pieces if isinstance(piece, ShardedTensor)]
+
+
+def _global_name(name: str, layer: int) -> str:
+    """'decoder.layers.0.x' of stage 1 -> 'decoder.layers.3.x': the local layer number becomes the global one."""
+    if layer < 0:
+        return name
+    head, _, tail = name.partition(".layers.")
+    return f"{head}.layers.{layer}.{tail.partition('.')[2]}"
+
+
+def unwrapped(model: Any) -> Any:
+    """The Megatron module inside DDP and precision wrappers: its names and its state dict have no prefix."""
+    while hasattr(model, "module"):
+        model = model.module
+    return model
+
+
+def merge_manifest(
+    parts: list[tuple[ParameterSpec, ...]], num_layers: int, kinds: tuple[StateKind, ...], rule: BucketRule
+) -> Manifest:
+    """One manifest out of what the pipeline stages described. Raises StateMismatch where two ranks disagree.
+
+    `order` becomes the position inside the place (first stage, one layer, last stage), the same in every layout.
+    """
+    seen: dict[str, ParameterSpec] = {}
+    for spec in (spec for part in parts for spec in part):
+        known = seen.setdefault(spec.name, spec)
+        if (known.shape, known.tp_dim, known.blocks) != (spec.shape, spec.tp_dim, spec.blocks):
+            raise StateMismatch(f"parameter {spec.name}: described as {known} and as {spec}")
+    counts: dict[tuple[str, int], int] = {}
+    ordered = []
+    for spec in sorted(seen.values(), key=lambda spec: (_PLACES.index(spec.place), spec.layer, spec.order)):
+        position = counts.setdefault((spec.place, spec.layer), 0)
+        counts[(spec.place, spec.layer)] += 1
+        ordered.append(
+            ParameterSpec(spec.name, spec.shape, spec.dtype, spec.tp_dim, spec.blocks, spec.place, spec.layer, position)
+        )
+    return Manifest(parameters=tuple(ordered), num_layers=num_layers, kinds=kinds, bucket_rule=rule)
+
+
+_PLACES = ("first", "layer", "last")
+
+
+def discover_kinds(optimizer: DistributedOptimizer) -> tuple[StateKind, ...]:
+    """master, every moment that the optimizer's own class keeps for an element, and grad.
+
+    Found by stepping one tiny parameter with the job's class and settings, so no optimizer is named in code.
+    """
+    moments = [name for name, value in _probe(optimizer).items() if torch.is_tensor(value) and value.shape == (3,)]
+    names = (MASTER, *sorted(moments), GRAD)
+    return tuple(StateKind(name=name, dtype="float32", bytes_per_element=4) for name in names)
+
+
+def _probe(optimizer: DistributedOptimizer) -> Mapping[str, Any]:
+    inner = optimizer.optimizer
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.zeros(3)
+    group = {key: value for key, value in inner.param_groups[0].items() if key != "params"}
+    probe = type(inner)([{"params": [parameter], **group}])
+    probe.step()
+    return probe.state[parameter]
+
+
+def adopt(model: Any, optimizer: Any, manifest: Manifest, world: MegatronWorld) -> LiveState:
+    """Lay regions over a world's live state, after checking it against the pure layout function.
+
+    Moments and bf16 masters are re-homed into flat buffers (content kept), and so are fp32 masters where this rank's
+    pieces of the buckets do not follow each other; else they, and gradients, are views of Megatron's flat buffers. In a
+    world built with released storage the regions have no memory until `allocate`.
+    Raises StateMismatch naming the first bucket or parameter that lies elsewhere than the layout function says.
+    """
+    inner = distributed_optimizer(optimizer)
+    shards = shard_ranges(manifest, world.layout, world.rank)
+    names = local_names(model, manifest, world)
+    _check_buffer(inner, shards, names)
+    gradients = pieces(inner, "grad_data", shards)
+    live = LiveState(manifest, shards, inner, model, {}, world.rank, world.layout, gradients)
+    live.regions[GRAD] = region_over(inner.buffers[0].grad_data, gradients)
+    live.windows = tuple(_windows(live, names))
+    live.regions[MASTER] = _adopt_masters(live)
+    for kind in live.moments:
+        _adopt_moment(live, kind)
+    return live
+
+
+def local_names(model: Any, manifest: Manifest, world: MegatronWorld) -> dict[torch.nn.Parameter, str]:
+    """Live parameter -> logical name, by registration order; raises StateMismatch where a shape is not the layout's."""
+    expected = local_parameters(manifest, world.layout, world.rank)
+    actual = list(unwrapped(model).named_parameters())
+    if len(actual) != len(expected):
+        raise StateMismatch(
+            f"rank {world.rank} of {world.layout} has {len(actual)} parameters, expected {len(expected)}"
+        )
+    for local, (name, parameter) in zip(expected, actual, strict=True):
+        if tuple(parameter.shape) != tuple(local.shape):
+            raise StateMismatch(
+                f"{local.spec.name} ({name}): shape {tuple(parameter.shape)}, expected {tuple(local.shape)}"
+            )
+    return {parameter: local.spec.name for local, (_, parameter) in zip(expected, actual, strict=True)}
+
+
+def _check_buffer(inner: DistributedOptimizer, shards: RankShards, names: dict[torch.nn.Parameter, str]) -> None:
+    """Every bucket must be the layout function's, and every range that Megatron says this rank owns, and no other."""
+    (per_bucket,) = inner.gbuf_ranges[0].values()
+    buckets = [(bucket.numel_unpadded, bucket.grad_data.numel()) for bucket in inner.buffers[0].buckets]
+    wanted = [(bucket.numel, bucket.padded_numel) for bucket in shards.buckets]
+    for number, (have, want) in enumerate(zip_longest(buckets, wanted)):
+        if have != want:
+            raise StateMismatch(f"gradient bucket {number}: Megatron has {have} (elements, padded), layout says {want}")
+    actual = {
+        names[parameter]: (ranges["param"].start, ranges["param"].end, part.region_offset + ranges["gbuf_local"].start)
+        for bucket, part in zip(per_bucket, shards.buckets, strict=True)
+        for parameter, ranges in bucket["param_map"].items()
+    }
+    expected = {entry.name: (entry.param_start, entry.param_stop, entry.region_offset) for entry in shards.parameters}
+    for name in actual.keys() | expected.keys():
+        if actual.get(name) != expected.get(name):
+            raise StateMismatch(
+                f"{name}: the optimizer owns (start, stop, offset) {actual.get(name)}, layout says {expected.get(name)}"
+            )
+
+
+def _flat(live: LiveState) -> torch.Tensor:
+    """A region with memory of its own."""
+    return torch.zeros(live.shards.region_numel, dtype=torch.float32, device=live.device)
+
+
+def _adopt_masters(live: LiveState) -> torch.Tensor:
+    inner = live.optimizer
+    if not any(inner.model_float16_groups):
+        whole = one_view(pieces(inner, "param_data", live.shards))
+        if whole is not None:
+            return whole
+    flat = _flat(live)
+    for main, window in live.windows:
+        _rehome(main, flat[window])
+    return flat
+
+
+def _windows(live: LiveState, names: dict[torch.nn.Parameter, str]) -> Iterator[tuple[torch.nn.Parameter, slice]]:
+    """Each optimizer parameter this rank owns a part of, and where in the regions that lies."""
+    inner = live.optimizer
+    offsets = {entry.name: entry for entry in live.shards.parameters}
+    pairs = (
+        (inner.model_float16_groups, inner.shard_fp32_from_float16_groups),
+        (inner.model_fp32_groups, inner.shard_fp32_groups),
+    )
+    for model_groups, shard_groups in pairs:
+        for model_group, shard_group in zip(model_groups, shard_groups, strict=True):
+            for parameter, shard in zip(model_group, shard_group, strict=True):
+                entry = offsets[names[parameter]]
+                size = entry.param_stop - entry.param_start
+                yield shard, slice(entry.region_offset, entry.region_offset + size)
+
+
+def _rehome(tensor: torch.Tensor, window: torch.Tensor) -> None:
+    if tensor.untyped_storage().nbytes() and window.untyped_storage().nbytes():
+        window.copy_(tensor.detach())
+    tensor.data = window
+
+
+def _adopt_moment(live: LiveState, kind: str) -> None:
+    """Re-home one moment into a flat region; where the optimizer never stepped the region stands ready, unused."""
+    flat = live.regions[kind] = _flat(live)
+    state = live.optimizer.optimizer.state
+    for shard, window in live.windows:
+        if kind in state.get(shard, {}):
+            _rehome(state[shard][kind], flat[window])
+
+
+def attach_moments(live: LiveState, scalars: Mapping[str, Any]) -> None:
+    """Give a never-stepped optimizer its state: moments are windows of the regions, everything else `scalars`.
+
+    A scalar tensor gets its own copy for each parameter: one shared `step` tensor would advance once a parameter.
+    """
+    live.settled = True
+    regions = {kind: live.regions[kind] for kind in live.moments}
+    for shard, window in live.windows:
+        state = live.optimizer.optimizer.state[shard]
+        for kind, region in regions.items():
+            state[kind] = region[window]
+        for name, value in scalars.items():
+            state[name] = torch.tensor(value) if isinstance(value, float) else value
+
+
+def settle_moments(live: LiveState) -> None:
+    """After an optimizer step: moments that this step made lazily move into the regions. Costs nothing afterwards."""
+    if not live.settled:
+        readopt_moments(live)
+
+
+def element_scalars(live: LiveState) -> dict[str, Any]:
+    """Optimizer state that is not a moment (step counts), which must be equal for all parameters of the rank.
+
+    Tensors are given as floats; fp32 counts survive the trip through JSON exactly. Empty before the first step.
+    """
+    moments = set(live.moments)
+    found: dict[str, Any] = {}
+    for state in live.optimizer.optimizer.state.values():
+        for name, value in state.items():
+            if name in moments:
+                continue
+            plain = float(value) if torch.is_tensor(value) else value
+            if found.setdefault(name, plain) != plain:
+                raise UnsupportedState(f"optimizer state {name}: {found[name]} and {plain} differ between parameters")
+    return found
+
+
+def has_stepped(live: LiveState) -> bool:
+    """Whether the moments exist: they are made by the first optimizer step."""
+    return bool(live.optimizer.optimizer.state)
+
+
+def probe_scalars(optimizer: DistributedOptimizer) -> dict[str, Any]:
+    """What the optimizer's class keeps for a parameter besides moments, as it is before the first step."""
+    stepped = {name: value for name, value in _probe(optimizer).items() if not (torch.is_tensor(value) and value.dim())}
+    return {name: 0.0 if torch.is_tensor(value) else value for name, value in stepped.items()}
+
+
+def readopt_moments(live: LiveState) -> None:
+    """Lay the moments back into the regions after something replaced the optimizer's tensors (content kept)."""
+    live.settled = True
+    state = live.optimizer.optimizer.state
+    for kind in live.moments:
+        region = live.regions[kind]
+        for shard, window in live.windows:
+            _rehome(state[shard][kind], region[window])
+
+
+def allocate(live: LiveState) -> int:
+    """Give released regions and Megatron's parameter and gradient buffers their memory, zeroed. Returns bytes.
+
+    All of it is written to once here, also what a gather or a backward pass fills later: no pause pays for page faults.
+    What is `hollow` stays so.
+    """
+    waits = {tensor.untyped_storage()._cdata for tensor in live.hollow}
+    here = [region for kind, region in live.regions.items() if kind not in live.homes]
+    wanted = [tensor for tensor in (*_buffers(live), *here) if tensor.untyped_storage()._cdata not in waits]
+    allocated = restore(wanted)
+    with torch.no_grad():
+        for tensor in wanted:
+            tensor.zero_()
+    return allocated
+
+
+def free(live: LiveState) -> int:
+    """Give the memory of a world's parameters, gradients, masters and moments back. Returns bytes.
+
+    Explicitly, because Megatron's modules, hooks and optimizer refer to each other in circles: they would keep it
+    until Python's collector happens to come by. The world must not be used afterwards.
+    """
+    return discard((*_buffers(live), *live.regions.values()))
+
+
+def _buffers(live: LiveState) -> list[torch.Tensor]:
+    buffer = live.optimizer.buffers[0]
+    return [tensor for tensor in (buffer.param_data, buffer.grad_data) if tensor is not None]
+
+
+def fill_initial(live: LiveState, initial: Callable[[ParameterSpec, torch.Generator], torch.Tensor], seed: int) -> None:
+    """Fill the masters (and, for bf16, nothing else) from global coordinates: the same values in every layout.
+
+    Each whole parameter is drawn from a generator seeded by (seed, name) and cut to what this rank owns; one whole
+    parameter at a time is in memory. Weights follow from the masters by the gather that starts the world.
+    """
+    specs = {spec.name: spec for spec in live.manifest.parameters}
+    drawn_name, drawn = "", torch.empty(0)
+    for resident in sorted(live.resident(), key=lambda resident: resident.parameter):
+        if resident.parameter != drawn_name:
+            drawn_name = resident.parameter
+            digest = hashlib.sha256(f"{seed}/{drawn_name}".encode()).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+            drawn = initial(specs[drawn_name], generator)
+        box = resident.box
+        window = drawn[tuple(slice(low, high) for low, high in zip(box.start, box.stop, strict=True))]
+        live.regions[MASTER][resident.offset : resident.offset + window.numel()].copy_(window.reshape(-1))

@@ -1,0 +1,142 @@
+"""Replay with the job's own optimizer and Megatron's own clipping; and the start-up check that it gives the same bits.
+
+The windows themselves are `liver_core.streaming.window_step`; here is what only the live optimizer knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import torch
+from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+
+from liver_core.state.megatron_optimizer import MASTER, LiveState, UnsupportedState
+from liver_core.state.optimizer_step import _content
+from liver_core.streaming.header import StepHeader
+from liver_core.streaming.window_step import Clip, Place, Replayer, StepRule
+
+CHECK_STEPS = 4
+CHECK_ELEMENTS = 4099
+CHECK_CUTS = (0, 1, 18, 1049, 1050, 2111, 4098, CHECK_ELEMENTS)
+"""Windows of odd lengths at odd places: a kernel that treats the end of a tensor otherwise than its middle shows."""
+
+
+def clip(parameters: list[torch.nn.Parameter], limit: float, norm: float) -> None:
+    """Megatron's own clipping, in place on the gradients of `parameters`."""
+    # The cast is to what the function takes: its annotation names tensors.
+    clip_grad_by_total_norm_fp32([*parameters], limit, norm)
+
+
+def step_rule(optimizer: torch.optim.Optimizer, moments: tuple[str, ...], *, clip: Clip = clip) -> StepRule:
+    """The job's class and settings, from its live inner optimizer."""
+    groups = tuple({key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups)
+    return StepRule(type(optimizer), groups, tuple(_content(group) for group in groups), moments, clip)
+
+
+def replayer(live: LiveState, *, window_elements: int) -> Replayer:
+    """A replayer over a world's regions, on the device or waiting in host memory. Raises UnsupportedState for a
+    parameter elsewhere."""
+    rule = step_rule(live.optimizer.optimizer, live.moments)
+    return Replayer(
+        rule,
+        live.regions,
+        _places(live),
+        window_elements=window_elements,
+        staged=live.homes,
+        device=live.device,
+    )
+
+
+def _places(live: LiveState) -> list[Place]:
+    """Where each optimizer parameter lies in the regions, and its group; checked against the layout function."""
+    master = live.homes.get(MASTER, live.regions[MASTER])
+    storage, base = master.untyped_storage()._cdata, master.storage_offset()
+    found = []
+    for number, group in enumerate(live.optimizer.optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter.untyped_storage()._cdata != storage:
+                raise UnsupportedState(f"parameter group {number}: a master of {parameter.numel()} is in no region")
+            start = parameter.storage_offset() - base
+            found.append(Place(start, start + parameter.numel(), number))
+    owned = {(part.region_offset, part.region_offset + part.numel) for part in live.shards.parameters}
+    if {(place.start, place.stop) for place in found} != owned:
+        raise UnsupportedState("the optimizer's masters are not the parameters that the layout function says")
+    return found
+
+
+def check_replay(live: LiveState) -> None:
+    """Prove, before anything streams, that steps on windows are the steps on whole tensors, bit for bit.
+
+    Raises UnsupportedState naming class, setting and first difference. Draws its numbers from a generator of its own.
+    Done once in a process for a class with its settings on a device; rates, which change every step, do not count.
+    """
+    rule, device = step_rule(live.optimizer.optimizer, live.moments), live.device
+    passed = (rule.optimizer, rule.keys, device)
+    if passed not in _PASSED:
+        check_rule(rule, device)
+        _PASSED.add(passed)
+
+
+_PASSED: set[tuple[type, tuple[str, ...], torch.device]] = set()
+
+
+def check_rule(rule: StepRule, device: torch.device) -> None:
+    """`check_replay` of a rule: every parameter group on its own, some steps from no state, on `device`."""
+    for number, settings in enumerate(rule.groups):
+        problem = _difference(rule, number, device)
+        if problem:
+            # Switched off is not of interest, and neither is what Megatron adds for its own use.
+            told = {key: value for key, value in settings.items() if key in _SHOWN or value is True}
+            raise UnsupportedState(
+                f"optimizer {rule.optimizer.__name__} with {told}: a step on parts of a tensor is not the step on the "
+                f"whole one ({problem}); steps cannot be replayed. Choose its foreach or for-loop implementation"
+            )
+
+
+_SHOWN = ("lr", "betas", "eps", "momentum", "fused", "foreach", "weight_decay")
+
+
+def _difference(rule: StepRule, number: int, device: torch.device) -> str:
+    """What differs first between whole and replayed steps of one group, or nothing."""
+    generator = torch.Generator().manual_seed(20_000 + number)
+    start = torch.randn(CHECK_ELEMENTS, generator=generator)
+    regions = {kind: torch.zeros(CHECK_ELEMENTS, device=device) for kind in ("master", "grad", *rule.moments)}
+    regions["master"].copy_(start)
+    whole = torch.nn.Parameter(start.clone().to(device))
+    settings = {**rule.groups[number], "lr": 1e-2, "weight_decay": rule.groups[number].get("weight_decay", 0.0)}
+    make: Any = rule.optimizer
+    optimizer = make([{**settings, "params": [whole]}])
+    replaying = Replayer(rule, regions, [Place(0, CHECK_ELEMENTS, number)], window_elements=CHECK_ELEMENTS // 2)
+    for version in range(1, CHECK_STEPS + 1):
+        gradients = torch.randn(CHECK_ELEMENTS, generator=generator) * 10.0**-version
+        rates = {"lr": 1e-2 / version, "weight_decay": settings["weight_decay"]}
+        header = _header(rule, number, version, rates, optimizer.state.get(whole, {}))
+        optimizer.param_groups[0].update(rates)
+        whole.grad = gradients.clone().to(device)
+        rule.clip([whole], header.clip, header.norm)
+        optimizer.step()
+        for low, high in pairwise(CHECK_CUTS):
+            regions["grad"][low:high].copy_(gradients[low:high])
+            replaying.replay([(low, high)], header)
+        expected = {"master": whole.detach(), **{kind: optimizer.state[whole].get(kind) for kind in rule.moments}}
+        for kind, tensor in expected.items():
+            if tensor is not None and not torch.equal(tensor.view(torch.int32), regions[kind].view(torch.int32)):
+                count = int((tensor.view(torch.int32) != regions[kind].view(torch.int32)).sum())
+                return f"{kind} differs in {count} of {CHECK_ELEMENTS} elements after step {version}"
+    return ""
+
+
+def _header(
+    rule: StepRule, number: int, version: int, rates: Mapping[str, float], state: Mapping[str, Any]
+) -> StepHeader:
+    """The header as a source writes it, once through its bytes."""
+    scalars = {
+        name: float(value) if torch.is_tensor(value) else value
+        for name, value in state.items()
+        if name not in rule.moments
+    }
+    groups = ({"key": rule.keys[number], **rates},)
+    norm = 3.7 if version % 2 else 0.2
+    return StepHeader.decode(StepHeader(version, 0, norm, 1.0, groups, scalars, bool(state)).encode())

@@ -1,0 +1,64 @@
+"""The small state of a job: everything but tensors that must follow it into the next world, as JSON.
+
+Step and data position, schedule, hyper-parameters by content, per-parameter step counts, the job's own. Floats survive
+JSON bit for bit (shortest round-trip representation). Random streams are re-derived, see `reseed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from liver_core.state.megatron_optimizer import LiveState, attach_moments, element_scalars, has_stepped
+from liver_core.state.optimizer_step import hyper_parameters, set_hyper_parameters
+from liver_core.training.cursor import DataCursor
+from liver_core.training.job import TrainingJob, TrainState
+from liver_core.worlds.megatron import MegatronWorld, seed_streams
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the job is: optimizer steps applied, samples consumed by them, digest over those steps' samples."""
+
+    step: int
+    cursor: DataCursor
+    digest: int
+
+
+def collect(job: TrainingJob, state: TrainState, live: LiveState, progress: Progress) -> dict[str, Any]:
+    """The small state at a boundary; equal on all ranks of the world (asserted for the parts that could differ)."""
+    return {
+        "step": progress.step,
+        "consumed_samples": progress.cursor.consumed,
+        "sample_digest": progress.digest,
+        "scheduler": None if state.scheduler is None else state.scheduler.state_dict(),
+        "hyper_parameters": hyper_parameters(state),
+        "element_scalars": element_scalars(live),
+        "job": dict(job.small_state(state)),
+    }
+
+
+def install(
+    small: Mapping[str, Any], job: TrainingJob, state: TrainState, live: LiveState, world: MegatronWorld
+) -> Progress:
+    """Give a world that holds masters and moments the rest of the state. Returns where the job is."""
+    if small["element_scalars"] and not has_stepped(live):
+        attach_moments(live, small["element_scalars"])
+    if state.scheduler is not None and small["scheduler"] is not None:
+        state.scheduler.num_steps = 0
+        state.scheduler.load_state_dict(small["scheduler"])
+    set_hyper_parameters(state, small["hyper_parameters"])
+    job.load_small_state(state, small["job"])
+    reseed(job, world, small["step"])
+    cursor = DataCursor(small["consumed_samples"], job.global_batch, job.micro_batch)
+    return Progress(small["step"], cursor, small["sample_digest"])
+
+
+def reseed(job: TrainingJob, world: MegatronWorld, step: int) -> None:
+    """Re-derive this rank's random streams from (seed, step, tensor rank, pipeline rank, data rank).
+
+    A stream belongs to a place in a layout and means nothing in another one, so no stream is carried over; every world
+    that starts at `step` in the same layout draws the same numbers.
+    """
+    seed_streams(world, seed=job.seed, step=step)

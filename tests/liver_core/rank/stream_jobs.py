@@ -1,0 +1,103 @@
+"""The reference GPT under other optimizers: the class inside Megatron's DistributedOptimizer is exchanged.
+
+Megatron asserts Adam when its optimizer is made and cares no more afterwards; so does this project, which finds moments
+by looking at the optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from liver_core.state.megatron_optimizer import distributed_optimizer
+from liver_core.streaming.header import HEADER_BYTES
+from liver_core.training.gpt import GptJob
+from liver_core.training.job import TrainingJob
+from tests.liver_core.streaming.optimizers import Lion
+
+JOBS = {
+    "adam": "liver_core.training.gpt:GptJob",
+    "sgd": "tests.liver_core.rank.stream_jobs:SgdJob",
+    "lion": "tests.liver_core.rank.stream_jobs:LionJob",
+    "dropout": "tests.liver_core.rank.stream_jobs:DropoutJob",
+    "fused": "tests.liver_core.rank.stream_jobs:FusedJob",
+    "wordy": "tests.liver_core.rank.stream_jobs:WordyJob",
+    "very wordy": "tests.liver_core.rank.stream_jobs:VeryWordyJob",
+}
+"""Entry point by what is special about the job, mostly its optimizer."""
+
+
+class SgdJob(GptJob):
+    """SGD with momentum: one moment, no count of steps."""
+
+    def build(self, world: Any) -> Any:
+        return _exchanged(super().build(world), torch.optim.SGD, {"momentum": 0.9})
+
+
+class LionJob(GptJob):
+    """A class of the user's own, with one moment of another name."""
+
+    def build(self, world: Any) -> Any:
+        return _exchanged(super().build(world), Lion, {"betas": (0.9, 0.99)})
+
+
+class FusedJob(GptJob):
+    """AdamW in its fused CPU implementation, whose steps on parts of a tensor are not the step on the whole one."""
+
+    def build(self, world: Any) -> Any:
+        settings = {"betas": (0.9, 0.999), "eps": 1e-8, "fused": True}
+        return _exchanged(super().build(world), torch.optim.AdamW, settings)
+
+
+class WordyJob(GptJob):
+    """Its parameter groups have so much to say that a step does not fit into the header of a slot; one group does."""
+
+    remark = HEADER_BYTES * 2 // 3
+
+    def build(self, world: Any) -> Any:
+        state = super().build(world)
+        for group in distributed_optimizer(state.optimizer).optimizer.param_groups:
+            group["remark"] = "x" * self.remark
+        return state
+
+
+class VeryWordyJob(WordyJob):
+    """Not even one group fits."""
+
+    remark = HEADER_BYTES
+
+
+def _exchanged(state: Any, kind: Any, settings: dict[str, Any]) -> Any:
+    """The inner optimizer becomes one of class `kind` over the same tensors; groups keep rates and Megatron's keys."""
+    distributed = distributed_optimizer(state.optimizer)
+    before = distributed.optimizer
+    made = kind([torch.nn.Parameter(torch.zeros(1))], lr=1e-3, **settings)
+    defaults = {key: value for key, value in made.param_groups[0].items() if key != "params"}
+    # Set, not added: Megatron's fp32 shards are views, which add_param_group refuses.
+    made.param_groups = [
+        defaults | {key: value for key, value in group.items() if key not in before.defaults or key in _RATES}
+        for group in before.param_groups
+    ]
+    distributed.optimizer = made
+    return state
+
+
+_RATES = ("params", "lr", "weight_decay")
+
+
+class DropoutJob(GptJob):
+    """Draws random numbers in every forward pass: a step that is done again must draw the same ones."""
+
+    def build(self, world: Any) -> Any:
+        state = super().build(world)
+        for module in state.model.modules():
+            if isinstance(getattr(module, "hidden_dropout", None), float):
+                module.hidden_dropout = 0.2
+        return state
+
+
+class WholeStepsJob(GptJob):
+    """Has no parts."""
+
+    step_in_parts = TrainingJob.step_in_parts

@@ -1,0 +1,160 @@
+"""What ends as it must when a source, a target or the store is lost in a handoff, with real kills and real stalls.
+
+The cells of the table in docs/handoff.md that an abort does not cover (those are in test_aborts.py). Where the old
+world has lost a rank the reason names it and the ranks end as broken: the checkpoint rung is next.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from liver_core.layout import Manifest
+from tests.liver_core.rank.chain import run_undisturbed
+from tests.liver_core.rank.global_state import assemble, differences
+from tests.liver_core.rank.trio import LEAVER, SHORT, SURVIVOR, Trio, trio_setup
+from tests.real_ranks_process import Fault
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+
+TOLD = Fault("state read", "tell")
+
+
+@pytest.fixture
+def job(corpus: str) -> Iterator[Trio]:
+    with Trio(trio_setup(corpus, record=True, bring_up_s=8.0)) as trio:
+        trio.begin()
+        yield trio
+
+
+@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stalls"])
+def test_a_source_that_is_lost_before_the_boundary_breaks_the_world_with_a_reason(job: Trio, with_signal: int):
+    request, newcomer = job.ready()
+    job.kill(LEAVER, with_signal)
+    how, reason = job.ending(SURVIVOR)
+    assert how == "broken"
+    assert "rank 1" in reason and "the world cannot go on" in reason
+    assert any(phase in reason for phase in ("training", "boundary", "optimizer step"))
+    assert "the world cannot go on" in job.reason(SURVIVOR, request, "aborted")
+    job.command([newcomer], "abort", request.handoff_id, _reason("a source is lost"))
+    assert job.ending(newcomer) == ("aborted", "abort: a source is lost")
+
+
+def test_a_leaver_that_dies_before_its_state_was_read_leaves_the_checkpoint(job: Trio):
+    job.arm(LEAVER, "boundary", "kill")
+    request, newcomer = job.ready(cutover=SHORT)
+    job.permit(request)
+    how, reason = job.ending(SURVIVOR)
+    assert how == "broken" and "a source is gone" in reason and "state certificate" in reason, reason
+    assert "a source is gone" in job.reason(SURVIVOR, request, "broken")
+    assert job.ending(newcomer)[0] == "aborted"
+
+
+@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stalls"])
+def test_a_leaver_lost_after_its_state_was_read_costs_one_batch_that_is_done_again(job: Trio, with_signal: int):
+    job.arm(LEAVER, "norm", "hold")
+    job.arm(SURVIVOR, "state read", "tell")
+    request, newcomer = job.ready(TOLD, cutover=SHORT)
+    job.permit(request)
+    job.await_passage(LEAVER, "norm")
+    for member in (SURVIVOR, newcomer):
+        job.await_passage(member, "state read")
+    job.kill(LEAVER, with_signal)
+    for member in (SURVIVOR, newcomer):
+        job.wait_for(lambda m=member: _active(job, m, request), 30, f"active of {member}")
+    assert_started_at_the_version_held(job, newcomer)
+    if with_signal == signal.SIGSTOP:
+        # It wakes up, finds the decision and goes.
+        job.kill(LEAVER, signal.SIGCONT)
+        job.command([LEAVER], "release")
+        job.command([LEAVER], "retire", request.handoff_id)
+        assert job.ending(LEAVER)[0] == "left"
+
+
+def test_a_leaver_that_dies_after_go_is_not_missed(job: Trio):
+    job.arm(LEAVER, "leave", "kill")
+    request, newcomer = job.ready()
+    job.permit(request)
+    for member in (SURVIVOR, newcomer):
+        job.wait_for(lambda m=member: _active(job, m, request), 30, f"active of {member}")
+    job.await_death(LEAVER)
+    job.roster = request.target
+    job.command(request.target.members, "retire", request.handoff_id)
+    job.trains_on((SURVIVOR, newcomer))
+    assert {result["how"] for result in job.stop().values()} == {"stopped"}
+
+
+@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stalls"])
+def test_a_store_lost_before_the_decision_makes_all_hold_and_then_fall(job: Trio, with_signal: int):
+    job.arm(SURVIVOR, "gradients read", "hold")
+    request, newcomer = job.ready(cutover=SHORT)
+    job.permit(request)
+    job.await_passage(SURVIVOR, "gradients read")
+    job.kill_store(with_signal)
+    job.command([SURVIVOR], "release")
+    stood_at = job.steps(SURVIVOR)[-1][1]
+    for member in (LEAVER, SURVIVOR, newcomer):
+        how, reason = job.ending(member)
+        assert how == "broken" and "rank" in reason and "decision" in reason, reason
+        assert "the store" in job.reason(member, request, "broken")
+    assert job.steps(SURVIVOR)[-1][1] == stood_at, "a step was applied although nothing was decided"
+
+
+def test_a_target_that_dies_after_go_is_an_ordinary_loss_of_the_new_world(job: Trio):
+    request, newcomer = job.ready(Fault("switched", "kill"))
+    job.permit(request)
+    job.await_death(newcomer)
+    how, reason = job.ending(SURVIVOR)
+    assert how == "broken" and "rank 0" in reason and "the world cannot go on" in reason
+    assert "the world cannot go on" in job.reason(SURVIVOR, request, "broken")
+    job.command([LEAVER], "retire", request.handoff_id)
+    assert job.ending(LEAVER)[0] == "left"
+
+
+def test_a_world_beyond_the_budget_is_refused_with_numbers_and_the_old_one_trains_on(corpus: str):
+    with Trio(trio_setup(corpus, extra_bytes_max=100_000)) as job:
+        job.begin()
+        request, newcomer = job.attempt()
+        for member, rank in ((SURVIVOR, 0), (newcomer, 1)):
+            reason = job.reason(member, request, "aborted")
+            assert f"rank {rank}" in reason and "extra_bytes_max" in reason and "budget is 100000" in reason
+            needed = int(reason.partition("needs ")[2].split()[0])
+            assert needed > 100_000
+        job.abort(request, "does not fit")
+        assert "does not fit" in job.reason(LEAVER, request, "aborted")
+        job.trains_on()
+
+
+def assert_started_at_the_version_held(job: Trio, newcomer: Any) -> None:
+    """Version v came over whole, batch v+1 was done again: no step, no sample missing or twice."""
+    job.roster = next(rank for rank in [job.roster] if rank is not None)
+    for member in (SURVIVOR, newcomer):
+        job.command([member], "stop", "enough")
+    results: dict[Any, Any] = {
+        member: job.ending(member) and job.ranks[member].result for member in (SURVIVOR, newcomer)
+    }
+    first = min(row[1] for row in job.steps(newcomer))
+    records = {rank: result["records"][("stepped", 2, rank)] for rank, result in enumerate(results.values())}
+    assert {record["step"] for record in records.values()} == {first - 1}, "the step was applied, not done again"
+    last = job.steps(newcomer)[-1][1]
+    alone = run_undisturbed(job.setup, job.layout, last, pace_s=0.0, record_steps=(first - 1,))
+    manifest = Manifest.from_json(results[SURVIVOR]["manifest"])
+    ours = assemble({rank: record["regions"] for rank, record in records.items()}, manifest, "TP2")
+    assert differences(alone.state("step", first - 1), ours) == []
+    said = {row[1]: (row[3], row[4]) for row in (*job.steps(SURVIVOR), *job.steps(newcomer))}
+    assert said == {step: (consumed, digest) for _, step, _, consumed, digest in alone.steps}
+
+
+def _active(job: Trio, member: Any, request: Any) -> bool:
+    names = [name for name, *_ in job.stages(member, request.handoff_id)]
+    assert "broken" not in names and "aborted" not in names, job.stages(member, request.handoff_id)[-1]
+    return "active" in names
+
+
+def _reason(text: str) -> Any:
+    from liver_core.handoff.messages import Reason
+
+    return Reason(text, "abort")

@@ -1,0 +1,120 @@
+"""Checkpoints are written while training goes on, appear whole or not at all, and are loaded into any layout."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.liver_core.rank.chain import Chain, World, gather, load_with_megatron, run_undisturbed
+from tests.rank_cluster import Cluster, RankSetup
+from tests.real_ranks import run_alone
+from tests.real_ranks_model import small_gpt
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+
+STEPS = 14
+EVERY = 4
+KEEP = 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("checkpoints")
+
+
+@pytest.fixture(scope="module")
+def setup(corpus: str) -> RankSetup:
+    return RankSetup(small_gpt(corpus), trace=True, last_step=STEPS)
+
+
+@pytest.fixture(scope="module")
+def written(setup: RankSetup, folder: Path) -> tuple[Chain, list[tuple]]:
+    """A run on PP2xDP2 that writes a checkpoint every few steps; also what it said about them."""
+    chain, said = _run_writing(setup, folder)
+    return chain, said
+
+
+@pytest.fixture(scope="module")
+def alone(setup: RankSetup) -> Chain:
+    return run_undisturbed(setup, "PP2xDP2", STEPS)
+
+
+def test_writing_in_the_background_does_not_change_training(written: tuple[Chain, list[tuple]], alone: Chain):
+    chain, said = written
+    assert [event[2] for event in said] == [EVERY, 2 * EVERY, 3 * EVERY]
+    assert chain.losses() == alone.losses()
+    assert chain.traces == alone.traces
+
+
+def test_only_the_newest_whole_checkpoints_stay(written: tuple[Chain, list[tuple]], folder: Path):
+    assert sorted(entry.name for entry in folder.iterdir()) == ["step-000000008", "step-000000012"]
+    for entry in folder.iterdir():
+        assert json.loads((entry / "liver_small_state.json").read_text())["step"] == int(entry.name[-2:])
+
+
+def test_a_job_comes_back_in_another_layout_with_what_megatrons_own_loader_makes_of_it(
+    setup: RankSetup, written: tuple[Chain, list[tuple]], alone: Chain, folder: Path
+):
+    path = str(folder / "step-000000012")
+    back = RankSetup(setup.job_arguments, record=True, last_step=STEPS)
+    with Cluster(back) as cluster:
+        cluster.launch("TP2", "xy", checkpoint=path)
+        cluster.finish()
+        chain = gather(cluster, (World("TP2", "xy"),))
+    (oracle,) = load_with_megatron(back, [(path, "TP2")])
+    for rank, loaded in oracle.items():
+        ours = chain.records[("switched", 1)][rank]["megatron"]
+        assert ours.keys() == loaded["megatron"].keys()
+        for name, tensors in loaded["megatron"].items():
+            for kind, tensor in tensors.items():
+                assert tensor.tobytes() == ours[name][kind].tobytes(), f"rank {rank}: {kind} of {name}"
+    assert [(row[1], row[3], row[4]) for row in chain.steps] == [
+        (row[1], row[3], row[4]) for row in alone.steps if row[1] > 12
+    ]
+    for step, loss in chain.losses().items():
+        assert abs(loss - alone.losses()[step]) <= 2e-5
+
+
+@pytest.mark.parametrize("missing", ["metadata.json", "liver_small_state.json"])
+def test_half_a_checkpoint_is_refused_by_name(tmp_path: Path, missing: str):
+    half = tmp_path / "step-000000003"
+    half.mkdir()
+    for name in {"metadata.json", "liver_small_state.json"} - {missing}:
+        (half / name).write_text("{}")
+    text = run_alone(_refusal, str(half))
+    assert f"checkpoint {half}" in text and missing in text and "not a complete checkpoint" in text
+
+
+def test_the_checkpoint_of_another_model_is_refused_with_path_and_reason(
+    setup: RankSetup, written: tuple[Chain, list[tuple]], corpus: str, folder: Path
+):
+    other = RankSetup(small_gpt(corpus, hidden_size=32), last_step=STEPS)
+    path = str(folder / "step-000000012")
+    with Cluster(other) as cluster:
+        with pytest.raises(AssertionError, match="aborted") as failed:
+            cluster.launch("TP1", "x", checkpoint=path)
+    text = str(failed.value)
+    assert "rank 0, load state: CheckpointError" in text and path in text
+    assert "linear_qkv.layer_norm_weight" in text, "the first tensor that does not fit is named"
+
+
+def _run_writing(setup: RankSetup, folder: Path) -> tuple[Chain, list[tuple]]:
+    with Cluster(replace(setup, checkpoints=(str(folder), EVERY, KEEP))) as cluster:
+        roster = cluster.launch("PP2xDP2", "abcd")
+        cluster.finish()
+        events = cluster.ranks[roster.members[0]].events
+        assert not [event for event in events if event[0] == "checkpoint_failed"]
+        return gather(cluster, (World("PP2xDP2", "abcd"),)), [event for event in events if event[0] == "checkpointed"]
+
+
+def _refusal(path: str) -> str:
+    from liver_core.state.checkpoint import CheckpointError, read_small_state
+
+    try:
+        read_small_state(path)
+    except CheckpointError as error:
+        return str(error)
+    return "accepted"
