@@ -25,7 +25,7 @@ SERVICE_BIN := .venv-service/bin
 REPORTS := build/reports
 # Runs where torch is not installed, and only there: the service, the wire contract, and the proof that importing
 # the pure half loads nothing heavy.
-TORCH_FREE_TESTS := $(wildcard tests/service tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
+TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
 	@echo "LiveR: targets (variables: PYTHON, SEEDS, WORKERS, PYTEST_ARGS, BENCH_ARGS)"

@@ -14,7 +14,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("liver_core", "agent", "service", "migrations")
+PACKAGES = ("liver_core", "agent", "service", "migrations", "deploy")
 OUTSIDE_THE_TREE = {".git", ".venv", ".venv-service", "build", "dist", "node_modules", "__pycache__"}
 TEXT_SUFFIXES = {
     ".py",
@@ -55,8 +55,7 @@ MEGATRON_PLACES = (
     "liver_core/state/",  # its optimizer state and its checkpoint format
     "liver_core/training/gpt",  # the reference job is a Megatron GPT
     "liver_core/training/corpus.py",  # its data are in Megatron's indexed format
-    "liver_core/training/baseline_rank.py",  # the restart to compare with is a plain Megatron script
-    "liver_core/training/baseline",  # the restart it is compared with is started as a user starts Megatron today
+    "deploy/demo/restart/torchrun_rank.py",  # the restart to compare with is a plain Megatron script
     "tests/",  # the oracle is Megatron itself
 )
 
@@ -75,7 +74,7 @@ MAY_HAVE_LONG_FUNCTIONS: dict[str, str] = {}
 MAY_TAKE_MANY_PARAMETERS: dict[str, str] = {}
 # Tests wait on conditions with a deadline, never on the clock.
 MAY_SLEEP: dict[str, str] = {
-    "tests/service/demo/test_unannounced_loss.py": "asks a real service about real processes, with a deadline",
+    "tests/deploy/demo/test_unannounced_loss.py": "asks a real service about real processes, with a deadline",
     "tests/agent/fake_rank.py": "a process that plays a rank whose cutover takes its time",
 }
 
@@ -336,6 +335,7 @@ def lines_of_text() -> Iterator[tuple[str, int, str]]:
 def declared_distributions(package: str) -> frozenset[str]:
     """Names of the distributions that `package` may count on; empty for what has no extra of its own."""
     extras = {"liver_core": ("core",), "agent": ("agent", "core"), "service": ("service",), "migrations": ("service",)}
+    extras["deploy"] = ("service", "agent", "core")
     project = tomllib.loads(text_of("pyproject.toml"))["project"]
     wanted = [project["optional-dependencies"][extra] for extra in extras.get(package, ())]
     lists = [*wanted, project["dependencies"]] if wanted else []

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("liver_core", "agent", "service", "migrations")
+PACKAGES = ("liver_core", "agent", "service", "migrations", "deploy")
 hatchling_build = pytest.importorskip("hatchling.build")
 
 

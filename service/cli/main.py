@@ -1,8 +1,13 @@
 """The `liver` command. Each verb lives in the file of its noun; nothing heavy is imported before a verb runs."""
 
+from importlib.metadata import entry_points
+
 import typer
 
-from service.cli import demo, handoffs, jobs, nodes, notices, prices, serve
+from service.cli import handoffs, jobs, nodes, notices, prices, serve
+
+PLUGGED_COMMANDS = "liver.commands"
+"""Entry points of this group are functions that take `app` and add a command to it, as the demo does."""
 
 app = typer.Typer(
     name="liver",
@@ -20,7 +25,8 @@ app.add_typer(handoffs.app, name="handoffs")
 app.add_typer(notices.app, name="notices")
 app.add_typer(prices.app, name="prices")
 app.command("serve", epilog=serve.EXAMPLE)(serve.serve)
-app.command("demo", epilog=demo.EXAMPLE)(demo.demo)
+for _command in entry_points(group=PLUGGED_COMMANDS):
+    _command.load()(app)
 
 
 @app.callback()

@@ -23,9 +23,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from deploy.demo.restart.one_process import JobSpec
+from deploy.demo.restart.torchrun import BaselineFailed, BaselineSettings, measure_as_today, measure_at_best
 from liver_core.handoff.messages import Rung
-from liver_core.training.baseline import BaselineFailed, BaselineSettings, measure_as_today, measure_at_best
-from liver_core.training.solo import JobSpec
 from tests.benchmarks import handoff_report as report
 from tests.benchmarks.handoff_cluster import Measured, limit_s, run_changes
 from tests.benchmarks.handoff_model import (

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from agent.notices.aws import AwsImdsSource
-from agent.notices.imds_server import ImdsServer, Instance, Mode
 from agent.notices.source import Heard, Nothing, Observation, Unknown
 from agent.protocol.sync import NoticeKind
+from deploy.local.metadata_server import ImdsServer, Instance, Mode
 
 
 @pytest.fixture
@@ -143,7 +143,7 @@ def test_the_server_keeps_the_token_rules_of_ec2(imds: ImdsServer) -> None:
 
 
 def test_the_server_runs_as_a_program_and_says_its_address() -> None:
-    command = [sys.executable, "-m", "agent.notices.imds_server"]
+    command = [sys.executable, "-m", "deploy.local.metadata_server"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()

@@ -6,8 +6,8 @@ import pytest
 
 pytest.importorskip("rich")
 
-from service.demo.display import PlainDisplay, handoff_text, short
-from service.demo.summary import print_summary
+from deploy.demo.display import PlainDisplay, handoff_text, short
+from deploy.demo.summary import print_summary
 
 HANDOFF = {
     "from": "TP2xPP2xDP1",

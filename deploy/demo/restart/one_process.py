@@ -3,7 +3,7 @@
 For undisturbed reference runs and for the restart baseline at its best. Every rank writes what happens, with the wall
 clock, as JSON lines to a file of its own; nothing here is on the live path.
 
-    python -m liver_core.training.solo plan.json
+    python -m deploy.demo.restart.one_process plan.json
 """
 
 from __future__ import annotations
@@ -292,7 +292,7 @@ def _no_transport(name: str, store: StoreAddress) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the plan in a file. The status is 1 when a rank failed, with the reason on standard error."""
-    parser = argparse.ArgumentParser(prog="python -m liver_core.training.solo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m deploy.demo.restart.one_process", description=__doc__)
     parser.add_argument("plan", help="a file with a SoloPlan as JSON")
     options = parser.parse_args(arguments)
     plan = SoloPlan.from_json(Path(options.plan).read_text())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.demo.processes import DemoFailed, Processes
+from deploy.local.processes import DemoFailed, Processes
 
 ORPHAN = """
 import os, sys, time
@@ -63,7 +63,7 @@ def test_close_ends_everything(processes: Processes):
 
 
 def test_a_process_that_will_not_end_is_killed(processes: Processes, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("service.demo.processes.TERMINATE_S", 0.2)
+    monkeypatch.setattr("deploy.local.processes.TERMINATE_S", 0.2)
     started = processes.start("node", "stubborn", python(STUBBORN))
     processes.end("node")
     assert started.process.poll() is not None

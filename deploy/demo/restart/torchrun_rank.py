@@ -3,7 +3,7 @@
 Default torch.distributed start, Megatron's global parallel_state, its distributed checkpoint; the same job and the same
 steps as the live path. Writes what happens with the wall clock to the event file of its rank.
 
-    torchrun --standalone --nproc-per-node 3 -m liver_core.training.baseline_rank job.json world.json
+    torchrun --standalone --nproc-per-node 3 -m deploy.demo.restart.torchrun_rank job.json world.json
 """
 
 import json
@@ -18,7 +18,7 @@ STARTED_AT = time.time()
 
 def main(job_path: str, world_path: str) -> None:
     """Start from nothing or from a checkpoint, train up to the last step, save, exit."""
-    from liver_core.training.solo import JobSpec, WorldSpec, event_file, load_job
+    from deploy.demo.restart.one_process import JobSpec, WorldSpec, event_file, load_job
 
     job_spec = JobSpec(**json.loads(Path(job_path).read_text()))
     spec = WorldSpec(**json.loads(Path(world_path).read_text()))
@@ -69,7 +69,7 @@ class Script:
         from megatron.core import parallel_state
         from megatron.core.process_groups_config import ProcessGroupCollection
 
-        from liver_core.training.solo import start_roster
+        from deploy.demo.restart.one_process import start_roster
         from liver_core.worlds.megatron import MegatronWorld
 
         dist.init_process_group("gloo")

@@ -5,7 +5,6 @@ from typing import Any
 from agent.protocol.jobfile import DEFAULT_ENTRYPOINT
 
 NAME = "demo-gpt"
-POOL = "demo-spot"
 PRICE_USD_PER_HOUR = 1.0
 STEPS_MAX = 100_000
 SEED = 1234
@@ -52,7 +51,7 @@ def job_file(data_prefix: str) -> dict[str, Any]:
 
 
 def job_spec(data_prefix: str) -> dict[str, Any]:
-    """The same job for `liver_core.training.solo`, which runs it without service and agents."""
+    """The same job for `deploy.demo.restart.one_process`, which runs it without service and agents."""
     file = job_file(data_prefix)
     return {
         "entrypoint": DEFAULT_ENTRYPOINT,

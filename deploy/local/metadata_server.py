@@ -3,7 +3,7 @@
 For the demo, rehearsals and tests on machines that are not EC2. Not a mock: the agent talks real HTTP to it, and token
 rules, status codes and bodies are EC2's. An `/admin` part, which EC2 does not have, schedules what is announced.
 
-    python -m agent.notices.imds_server --port 0 --instance-id i-0a1
+    python -m deploy.local.metadata_server --port 0 --instance-id i-0a1
 """
 
 import argparse
@@ -225,7 +225,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the first line on standard output is the URL."""
-    parser = argparse.ArgumentParser(prog="python -m agent.notices.imds_server", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m deploy.local.metadata_server", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free port")
     parser.add_argument("--instance-id", default=Instance().instance_id)

@@ -8,6 +8,11 @@ import typer
 EXAMPLE = "Example: liver demo --report build/reports/demo.json"
 
 
+def register(liver: typer.Typer) -> None:
+    """Add the command to `liver` (entry point `liver.commands`)."""
+    liver.command("demo", epilog=EXAMPLE)(demo)
+
+
 def demo(
     report: Annotated[
         Path | None, typer.Option(help="Write everything that was measured to this JSON file.", metavar="FILE")
@@ -24,6 +29,6 @@ def demo(
     Starts a service with an embedded PostgreSQL and four agents with one CPU rank each, trains a small GPT, takes nodes
     away and gives them back, and compares with a restart from a checkpoint. About three minutes on two cores.
     """
-    from service.demo.run import run_demo
+    from deploy.demo.run import run_demo
 
     raise typer.Exit(run_demo(report=report, keep=keep, plain=plain))

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from service.demo.processes import DemoFailed
+from deploy.local.processes import DemoFailed
 
 POLL_S = 0.25
 REQUEST_S = 20.0

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import httpx
 
-from service.demo.api import Api, until
-from service.demo.job import POOL
-from service.demo.processes import Processes, Started
+from deploy.local.api import Api, until
+from deploy.local.processes import Processes, Started
 
 SERVICE_START_S = 60.0
 NODE_START_S = 30.0
@@ -19,6 +18,7 @@ READY_S = 120.0
 CORPUS_S = 120.0
 CORPUS_BYTES = 2_000_000
 SERVICE = "service"
+POOL = "demo-spot"
 # In a fleet the service has a machine of its own; here it shares two cores with the ranks, and lets them go first.
 SERVICE_NICE = 15
 # A demo grows onto a new node sooner than an operator would want: nobody waits for a fleet to settle here.
@@ -70,7 +70,7 @@ class Cluster:
 
     def start_node(self, node_id: str) -> Node:
         """An agent with one CPU slot and its own metadata endpoint."""
-        command = [sys.executable, "-m", "agent.notices.imds_server", "--port", "0", "--instance-id", f"i-{node_id}"]
+        command = [sys.executable, "-m", "deploy.local.metadata_server", "--port", "0", "--instance-id", f"i-{node_id}"]
         imds = self._processes.start(node_id, f"{node_id}-imds", command)
         url = until(f"the metadata endpoint of {node_id}", NODE_START_S, lambda: _first_url(imds.log), imds.check)
         agent = self._processes.start(node_id, node_id, self._agent_command(node_id), self._agent_environment(url))

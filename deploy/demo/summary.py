@@ -6,9 +6,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from deploy.demo.display import short
+from deploy.demo.report import AS_TODAY_OVER_LOST_MIN, AS_TODAY_OVER_PAUSE_MIN, PAUSE_STEPS_MAX, missed_targets
 from service.cli.output import seconds, size
-from service.demo.display import short
-from service.demo.report import AS_TODAY_OVER_LOST_MIN, AS_TODAY_OVER_PAUSE_MIN, PAUSE_STEPS_MAX, missed_targets
 
 
 def print_summary(report: dict[str, Any], *, broken: list[str], report_path: Path | None = None) -> None:

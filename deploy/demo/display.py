@@ -11,8 +11,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from deploy.demo.tracker import Tracker
 from service.cli.output import seconds, size
-from service.demo.tracker import Tracker
 
 PLAIN_EVERY_S = 5.0
 

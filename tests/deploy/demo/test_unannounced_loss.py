@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from service.demo.api import Api
-from service.demo.cluster import Cluster
-from service.demo.job import MODEL
-from service.demo.processes import Processes
+from deploy.demo.demo_job import MODEL
+from deploy.local.api import Api
+from deploy.local.cluster import Cluster
+from deploy.local.processes import Processes
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from service.demo.report import (
+from deploy.demo.report import (
     HANDOFF_FIELDS,
     Measured,
     Newcomer,

@@ -24,8 +24,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from deploy.demo.restart.one_process import LAUNCH_FILE, JobSpec, SoloPlan, WorldSpec, note_launch, read_events
 from liver_core.layout import ParallelLayout
-from liver_core.training.solo import LAUNCH_FILE, JobSpec, SoloPlan, WorldSpec, note_launch, read_events
 
 MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_BYTES_MIN = 256 * 1024 * 1024
@@ -79,7 +79,7 @@ def measure_at_best(settings: BaselineSettings) -> dict[str, Any]:
 
 def run_solo(plan: Path, *, timeout_s: float) -> None:
     """Run the worlds of a plan file in a process of its own. Raises BaselineFailed."""
-    _run([sys.executable, "-m", "liver_core.training.solo", str(plan)], plan.with_suffix(".log"), timeout_s)
+    _run([sys.executable, "-m", "deploy.demo.restart.one_process", str(plan)], plan.with_suffix(".log"), timeout_s)
 
 
 @contextmanager
@@ -117,7 +117,7 @@ def _torchrun(settings: BaselineSettings, job_file: Path, world: WorldSpec) -> N
     world_file.write_text(json.dumps(asdict(world)))
     ranks = ParallelLayout.parse(world.layout).world_size
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["-m", "liver_core.training.baseline_rank", str(job_file), str(world_file)]
+    command += ["-m", "deploy.demo.restart.torchrun_rank", str(job_file), str(world_file)]
     note_launch(folder)
     _run(command, folder / "torchrun.log", settings.timeout_s)
 
@@ -227,7 +227,7 @@ def _summary(restarts: list[Restart]) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure both ways. `plan`: the fields of BaselineSettings as JSON. The status is 1 when it cannot be measured."""
-    parser = argparse.ArgumentParser(prog="python -m liver_core.training.baseline", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m deploy.demo.restart.torchrun", description=__doc__)
     parser.add_argument("plan", type=Path)
     parser.add_argument("out", type=Path)
     options = parser.parse_args(arguments)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from service.demo import job as demo_job
-from service.demo.api import until
-from service.demo.display import Display
-from service.demo.processes import Processes, Started
-from service.demo.report import Reference
+from deploy.demo import demo_job
+from deploy.demo.display import Display
+from deploy.demo.report import Reference
+from deploy.local.api import until
+from deploy.local.processes import Processes, Started
 
 REPEATS = 3
 STEPS_OF_A_RESTART = 3
@@ -37,7 +37,7 @@ def _restart(
     plan, out = folder / "baseline.json", folder / "baseline-out.json"
     settings = {"job": job, "layout": layout, "folder": str(folder), "repeats": REPEATS, "steps": STEPS_OF_A_RESTART}
     plan.write_text(json.dumps(settings))
-    command = [sys.executable, "-m", "liver_core.training.baseline", str(plan), str(out)]
+    command = [sys.executable, "-m", "deploy.demo.restart.torchrun", str(plan), str(out)]
     started = processes.start("compare", "baseline", command)
 
     def progress() -> str:
@@ -64,7 +64,7 @@ def _undisturbed(
     ]
     plan = folder / "undisturbed.json"
     plan.write_text(json.dumps({"job": job, "worlds": worlds}))
-    command = [sys.executable, "-m", "liver_core.training.solo", str(plan)]
+    command = [sys.executable, "-m", "deploy.demo.restart.one_process", str(plan)]
     started = processes.start("compare", "undisturbed", command)
 
     def progress() -> str:

@@ -13,16 +13,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from service.demo import job as demo_job
-from service.demo.acts import Acts
-from service.demo.api import Api, until
-from service.demo.cluster import CORPUS_S, READY_S, Cluster
-from service.demo.compare import compare
-from service.demo.display import Display, open_display
-from service.demo.machine import device, versions
-from service.demo.processes import DemoFailed, Processes
-from service.demo.report import Measured, broken_bounds, build_report
-from service.demo.summary import print_summary
+from deploy.demo import demo_job
+from deploy.demo.acts import Acts
+from deploy.demo.compare import compare
+from deploy.demo.display import Display, open_display
+from deploy.demo.machine import device, versions
+from deploy.demo.report import Measured, broken_bounds, build_report
+from deploy.demo.summary import print_summary
+from deploy.local.api import Api, until
+from deploy.local.cluster import CORPUS_S, POOL, READY_S, Cluster
+from deploy.local.processes import DemoFailed, Processes
 
 FIRST_NODES = ("node-a", "node-b", "node-c", "node-d")
 EXIT_FAILED = 1
@@ -104,7 +104,7 @@ def _set_up(cluster: Cluster, processes: Processes, display: Display) -> tuple[A
     api = cluster.await_service()
     display.say(f"service at {cluster.url}, data in {cluster.folder}")
     price = {"price_usd_per_hour": demo_job.PRICE_USD_PER_HOUR}
-    api.put(f"/api/v1/pools/{demo_job.POOL}/price", price)
+    api.put(f"/api/v1/pools/{POOL}/price", price)
     for node_id in FIRST_NODES:
         cluster.start_node(node_id)
     if corpus is not None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from service.demo.api import Api
+from deploy.local.api import Api
 
 REREAD_STEPS = 8
 """Rows may arrive out of order, since several agents report: the last few are asked for again."""

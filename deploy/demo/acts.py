@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from deploy.demo.display import Display, short
+from deploy.demo.report import Newcomer
+from deploy.demo.tracker import Tracker
+from deploy.local.api import Api, interrupt, until
+from deploy.local.cluster import Cluster
+from deploy.local.processes import DemoFailed
 from service.cli.output import seconds, size
-from service.demo.api import Api, interrupt, until
-from service.demo.cluster import Cluster
-from service.demo.display import Display, short
-from service.demo.processes import DemoFailed
-from service.demo.report import Newcomer
-from service.demo.tracker import Tracker
 
 START_S = 90.0
 HANDOFF_S = 90.0

@@ -1,0 +1,1 @@
+"""How LiveR is put on machines. `demo` puts all of it on this one."""

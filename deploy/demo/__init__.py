@@ -1,0 +1,1 @@
+"""`liver demo`: a real job through real spot notices on this machine, and what was measured."""
