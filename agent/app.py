@@ -14,18 +14,18 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from agent.driver.driver import Driver
-from agent.driver.node import Node
+from agent.driver.node_context import Node
 from agent.journal import Journal, Table
 from agent.link.link import ServiceLink
 from agent.link.log_shipper import LogShipper
 from agent.link.outbox import Outbox
 from agent.notices.aws import AwsImdsSource
-from agent.notices.budget import warning_budget
 from agent.notices.gcp import GcpMetadataSource
 from agent.notices.source import NoneSource, NoticeSource
+from agent.notices.warning_budget import warning_budget
 from agent.notices.watcher import NoticeWatcher, SourceHealth, SourceState
-from agent.peer.client import PeerClient
-from agent.peer.server import PeerServer, bind, peer_app
+from agent.peer.peer_client import PeerClient
+from agent.peer.peer_server import PeerServer, bind, peer_app
 from agent.protocol.sync import NodeInfo, NoticeFact, Provider, SyncOrders, SyncReport
 from agent.settings import Settings
 from agent.supervisor.stores import Stores

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from agent.notices import aws, gcp
-from agent.protocol.base import NodeId, Url
 from agent.protocol.sync import Provider
+from agent.protocol.values import NodeId, Url
 from agent.settings import (
     DEFAULT_PRELOAD,
     DEFAULT_RANK_ENTRY,

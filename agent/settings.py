@@ -14,8 +14,8 @@ from agent.protocol.sync import Provider
 SOCKET_PATH_BYTES_MAX = 107
 SOCKET_NAME_BYTES = 40
 TOKEN_CHARS_MAX = 4_096
-DEFAULT_PRELOAD = "agent.worker.preload,agent.worker.main"
-DEFAULT_RANK_ENTRY = "agent.worker.main:run"
+DEFAULT_PRELOAD = "agent.worker.preload,agent.worker.rank_process"
+DEFAULT_RANK_ENTRY = "agent.worker.rank_process:run"
 DEFAULT_STORE_ENTRY = "agent.supervisor.store_child:run"
 
 

@@ -4,16 +4,16 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from agent.driver.job import JobDriver
-from agent.driver.node import Node
+from agent.driver.job_driver import JobDriver
+from agent.driver.node_context import Node
 from agent.journal import Table
 from agent.link.log_shipper import LogFile
-from agent.peer.server import PeerRefused
-from agent.protocol.base import Reason
+from agent.peer.peer_server import PeerRefused
 from agent.protocol.peer import Envelope
 from agent.protocol.rank import RankEvent
 from agent.protocol.sync import NoticeFact, NoticeKind, RankStatus, StoreHosted, SyncOrders
-from agent.supervisor.slots import RankState, SlotKey, StoreKey
+from agent.protocol.values import Reason
+from agent.supervisor.records import RankState, SlotKey, StoreKey
 
 ENDED_LOGS_MAX = 64
 _log = logging.getLogger(__name__)

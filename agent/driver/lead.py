@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from uuid import uuid4
 
-from agent.driver.node import Node
+from agent.driver.journal_records import proposer_from_json, proposer_to_json
+from agent.driver.node_context import Node
 from agent.driver.planning import (
     Intent,
     Learned,
@@ -24,13 +25,12 @@ from agent.driver.planning import (
     same_plan,
 )
 from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, from_mirror, learned_from
-from agent.driver.records import proposer_from_json, proposer_to_json
 from agent.driver.wire import core_layout, core_members, core_store, utc
 from agent.journal import Table
-from agent.protocol.base import HandoffCause, HandoffState, StoreAddress
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder
-from agent.supervisor.slots import StoreKey
+from agent.protocol.values import HandoffCause, HandoffState, StoreAddress
+from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
 from agent.supervisor.zygote_client import ZygoteError
 from liver_core.handoff import (

@@ -6,11 +6,11 @@ Pure: everything known comes in, a decision with its reason comes out.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from agent.driver.node import DriverSettings
+from agent.driver.node_context import DriverSettings
 from agent.driver.wire import core_layout, core_members, wire_layout
-from agent.protocol.base import HandoffCause
 from agent.protocol.jobfile import ModelShape
 from agent.protocol.sync import JobOrder
+from agent.protocol.values import HandoffCause
 from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, RungChoice, choose_rung
 from liver_core.handoff.ladder import copy_s
 from liver_core.layout import Member, ParallelLayout, Roster

@@ -13,9 +13,9 @@ from uuid import UUID
 from agent.driver.measures import merge_measures
 from agent.driver.planning import Intent, Learned
 from agent.driver.wire import core_layout, utc, wire_decision, wire_reason, wire_roster, wire_rung, wire_store
-from agent.protocol.base import HandoffState, Rung
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMeasures, HandoffMirror
+from agent.protocol.values import HandoffState, Rung
 from liver_core.handoff import Decision, Phase, Proposal, ProposerRecord, Reason, Report, Stage
 from liver_core.handoff import Rung as CoreRung
 from liver_core.handoff.proposer_events import HandoffEnded

@@ -9,8 +9,8 @@ from datetime import datetime, timedelta
 
 import httpx
 
-from agent.notices.budget import WarningBudget
 from agent.notices.source import RAW_CHARS_MAX, Announcement, Heard, Nothing, Observation, Unknown
+from agent.notices.warning_budget import WarningBudget
 from agent.protocol.sync import NoticeKind
 
 DEFAULT_URL = "http://169.254.169.254"

@@ -15,7 +15,7 @@ from pydantic import (
     model_validator,
 )
 
-from agent.protocol.base import Identifier, Layout, Message
+from agent.protocol.values import Identifier, Layout, Message
 
 DEFAULT_ENTRYPOINT = "liver_core.training.gpt:GptJob"
 ENTRYPOINT_PATTERN = r"^[A-Za-z_][\w]*(\.[A-Za-z_][\w]*)*:[A-Za-z_][\w]*$"

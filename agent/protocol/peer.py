@@ -10,7 +10,7 @@ from uuid import UUID
 
 from pydantic import Field
 
-from agent.protocol.base import (
+from agent.protocol.values import (
     PROTOCOL_VERSION,
     JobId,
     Message,

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from agent.protocol.base import (
+from agent.protocol.values import (
     Count,
     Digest,
     Generation,

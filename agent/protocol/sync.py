@@ -11,7 +11,8 @@ from uuid import UUID
 
 from pydantic import Field
 
-from agent.protocol.base import (
+from agent.protocol.jobfile import JobFile
+from agent.protocol.values import (
     NODES_MAX,
     PROTOCOL_VERSION,
     Count,
@@ -39,7 +40,6 @@ from agent.protocol.base import (
     Url,
     Utc,
 )
-from agent.protocol.jobfile import JobFile
 
 STEPS_PER_REPORT_MAX = 1_024
 LOG_CHUNKS_PER_REPORT_MAX = 64

@@ -1,7 +1,7 @@
 """What a rank process is started with. Pure.
 
-The agent writes it, `agent.worker.main:run` gets it as a JSON object. The rank listens on `socket_path`, says `hello`
-to whoever connects, and takes one agent at a time: the newest connection is the agent.
+The agent writes it; `agent.worker.rank_process:run` gets it as a JSON object. The rank listens on `socket_path`, says
+`hello` to whoever connects, and takes one agent at a time: the newest connection is the agent.
 """
 
 from typing import Annotated
@@ -9,9 +9,9 @@ from uuid import UUID
 
 from pydantic import Field
 
-from agent.protocol.base import Generation, JobId, Message, NodeId, Rank, Roster, ShortText, StoreAddress, Utc
 from agent.protocol.jobfile import JobFile
 from agent.protocol.sync import GenerationSource
+from agent.protocol.values import Generation, JobId, Message, NodeId, Rank, Roster, ShortText, StoreAddress, Utc
 
 FilePath = Annotated[str, Field(min_length=1, max_length=4_096)]
 

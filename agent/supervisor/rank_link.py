@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from agent.protocol.base import Message
 from agent.protocol.rank import LINE_BYTES_MAX, RankEvent, StatusQuery, decode_event, encode_line
+from agent.protocol.values import Message
 from agent.supervisor.process import ProcessIdentity, is_alive
 
 RETRY_S = 0.05

@@ -9,9 +9,9 @@ import signal
 from collections.abc import Callable
 
 from agent.journal import Journal, Table
-from agent.protocol.base import StoreAddress
+from agent.protocol.values import StoreAddress
 from agent.supervisor.process import ProcessIdentity, is_alive, send_signal
-from agent.supervisor.slots import StoreKey, StoreRecord
+from agent.supervisor.records import StoreKey, StoreRecord
 from agent.supervisor.supervisor import Supervisor, wait_process_end
 from agent.supervisor.zygote_client import ForkRequest
 from agent.supervisor.zygote_host import ZygoteHost

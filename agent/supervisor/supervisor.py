@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.journal import Journal, Table
-from agent.protocol.base import Message, RankStage, Reason
 from agent.protocol.rank import Failed, Finished, Hello, RankEvent, StageReport, StepReport, Stop
+from agent.protocol.values import Message, RankStage, Reason
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import ProcessIdentity, open_pidfd, send_signal
 from agent.supervisor.rank_link import RankLink
-from agent.supervisor.slots import RankRecord, RankState, SlotKey
+from agent.supervisor.records import RankRecord, RankState, SlotKey
 from agent.supervisor.watchdog import RankPulse
 from agent.supervisor.zygote_client import Exited, ForkRequest
 from agent.supervisor.zygote_host import ZygoteHost
@@ -37,7 +37,7 @@ class SupervisorSettings:
 
     run_dir: Path
     socket_dir: Path
-    rank_entry: str = "agent.worker.main:run"
+    rank_entry: str = "agent.worker.rank_process:run"
 
 
 class Supervisor:

@@ -16,8 +16,8 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from agent.protocol.base import Message
 from agent.protocol.rank import LINE_BYTES_MAX, RankCommand, StageReport, decode_command, encode_line
+from agent.protocol.values import Message
 
 _WAITING_MAX = 4_096
 _STAGES_MAX = 8

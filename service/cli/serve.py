@@ -29,7 +29,7 @@ def serve(
 
     from service.db.engine import StartError
     from service.problems import field_problems
-    from service.serve import serve as run
+    from service.server import serve as run
     from service.settings import Settings
 
     given = {"host": host, "port": port, "data_dir": data_dir}

@@ -8,8 +8,8 @@ from uuid import uuid4
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from agent.protocol.base import HandoffCause, HandoffState, Rung
 from agent.protocol.sync import HandoffMirror
+from agent.protocol.values import HandoffCause, HandoffState, Rung
 from service.handoffs.rules import Copy, is_newer, orders_differ
 from service.handoffs.tables import HandoffRow
 from service.jobs.operations import Birth, activate, add_generation, burn, set_state

@@ -6,7 +6,7 @@ from uuid import UUID
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from agent.protocol.base import HandoffState, Placement, Rung
+from agent.protocol.values import HandoffState, Placement, Rung
 from service.db.base import among
 from service.handoffs.rules import OPEN
 from service.handoffs.tables import HandoffRow

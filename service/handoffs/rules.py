@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from agent.protocol.base import HandoffState
+from agent.protocol.values import HandoffState
 
 OPEN = (
     HandoffState.PROPOSED,

@@ -6,8 +6,8 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.protocol.base import HandoffCause, HandoffDecision, HandoffState, Rung
 from agent.protocol.sync import HandoffMeasures
+from agent.protocol.values import HandoffCause, HandoffDecision, HandoffState, Rung
 from service.handoffs.tables import HandoffRow
 
 

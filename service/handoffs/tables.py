@@ -6,7 +6,7 @@ from uuid import UUID
 from sqlalchemy import JSON, CheckConstraint, ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from agent.protocol.base import HandoffCause, HandoffDecision, HandoffState, Rung
+from agent.protocol.values import HandoffCause, HandoffDecision, HandoffState, Rung
 from service.db.base import Base, Json, JsonList, one_of
 
 

@@ -10,9 +10,9 @@ from sqlalchemy import bindparam, delete, select, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from agent.protocol.base import Placement, Roster
 from agent.protocol.errors import FieldProblem
 from agent.protocol.jobfile import JobFile
+from agent.protocol.values import Placement, Roster
 from service.db.base import ORDERS_SEQUENCE
 from service.db.wake import job_topic, node_topic, notify
 from service.jobs.rules import Checkpoint

@@ -8,8 +8,8 @@ from uuid import UUID
 from sqlalchemy import select, text
 from sqlalchemy.orm import Session
 
-from agent.protocol.base import RankStage, Roster
 from agent.protocol.jobfile import JobFile
+from agent.protocol.values import RankStage, Roster
 from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow

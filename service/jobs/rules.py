@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from uuid import UUID
 
-from agent.protocol.base import HandoffState, Placement
+from agent.protocol.values import HandoffState, Placement
 from service.jobs.tables import JobState, SourceKind
 from service.planner.inputs import Decision, Verdict, World
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from agent.protocol.base import RankStage
+from agent.protocol.values import RankStage
 from service.ledger.tables import Cause
 
 ENDED = (RankStage.LEFT, RankStage.ABORTED, RankStage.FINISHED)

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from agent.protocol.base import Layout, Member, Placement
 from agent.protocol.sync import LayoutForCount, StandingPlan
+from agent.protocol.values import Layout, Member, Placement
 from service.planner.feasibility import candidates
 from service.planner.inputs import Decision, LayoutUse, PlanInputs, PlanNode, Verdict
 from service.planner.score import Score, score

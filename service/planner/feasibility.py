@@ -6,8 +6,8 @@ tensor parallel ranks; the global batch over micro-batch x data parallel.
 
 from collections.abc import Iterator
 
-from agent.protocol.base import Layout
 from agent.protocol.jobfile import JobFile, parse_layout
+from agent.protocol.values import Layout
 from liver_core.layout import LayoutError, ParallelLayout
 from service.planner.inputs import LayoutUse, Violation
 

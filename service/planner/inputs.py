@@ -5,8 +5,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
-from agent.protocol.base import Layout, Member, Placement
 from agent.protocol.jobfile import JobFile
+from agent.protocol.values import Layout, Member, Placement
 
 
 @dataclass(frozen=True, slots=True)

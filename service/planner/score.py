@@ -9,8 +9,8 @@ prior is scaled by measured over predicted.
 from dataclasses import dataclass
 from statistics import median
 
-from agent.protocol.base import Layout
 from agent.protocol.jobfile import JobFile, parse_layout
+from agent.protocol.values import Layout
 
 
 @dataclass(frozen=True, slots=True)

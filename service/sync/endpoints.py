@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from sqlalchemy import func, select
 
 from agent.protocol import errors
-from agent.protocol.base import PROTOCOL_VERSION, NodeId
 from agent.protocol.errors import FieldProblem, Problem, version_problem
 from agent.protocol.sync import REPORT_BYTES_MAX, SyncOrders, SyncReport, WakeEvent
+from agent.protocol.values import PROTOCOL_VERSION, NodeId
 from service.context import AGENT_ONLY, Context, ContextOf
 from service.db.wake import node_topic
 from service.jobs.tables import JobMemberRow, JobRow

@@ -13,8 +13,8 @@ from sqlalchemy import delete, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from agent.protocol.base import RankStage
 from agent.protocol.sync import Refusal, StepRow, SyncReport
+from agent.protocol.values import RankStage
 from service.db.wake import RECONCILERS, job_topic, notify
 from service.handoffs.operations import mirror_handoff
 from service.jobs.membership import refresh_members

@@ -9,7 +9,6 @@ from uuid import UUID
 
 from sqlalchemy import Row, select, text
 
-from agent.protocol.base import HandoffCause, StoreAddress
 from agent.protocol.sync import (
     DesiredState,
     GenerationSource,
@@ -25,6 +24,7 @@ from agent.protocol.sync import (
     StandingPlan,
     SyncOrders,
 )
+from agent.protocol.values import HandoffCause, StoreAddress
 from service.db.base import among
 from service.db.parsed import Parsed
 from service.handoffs.queries import open_handoffs, placement_of

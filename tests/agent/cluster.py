@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from agent.app import Agent
-from agent.protocol.base import HandoffState
 from agent.protocol.jobfile import JobFile
 from agent.protocol.sync import HandoffMirror, Provider, RankStatus
+from agent.protocol.values import HandoffState
 from agent.settings import DEFAULT_PRELOAD, DEFAULT_RANK_ENTRY, DEFAULT_STORE_ENTRY, Settings
 from agent.supervisor.process import ProcessIdentity, read_start_time
 from deploy.local.metadata_server import ImdsServer

@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent.protocol.base import HandoffDecision, Message, RankStage, Reason
 from agent.protocol.rank import (
     Abort,
     Checkpointed,
@@ -34,6 +33,7 @@ from agent.protocol.rank import (
     encode_line,
 )
 from agent.protocol.sync import SourceCheckpoint, SourceHandoff
+from agent.protocol.values import HandoffDecision, Message, RankStage, Reason
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import own_identity
 from agent.supervisor.zygote import listen

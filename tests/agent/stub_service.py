@@ -10,7 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from uuid import UUID, uuid4
 
-from agent.protocol.base import HandoffCause, HandoffState, Layout, Member, Placement, Roster, StoreAddress
 from agent.protocol.jobfile import JobFile
 from agent.protocol.sync import (
     DesiredState,
@@ -28,6 +27,7 @@ from agent.protocol.sync import (
     SyncOrders,
     SyncReport,
 )
+from agent.protocol.values import HandoffCause, HandoffState, Layout, Member, Placement, Roster, StoreAddress
 
 JOB_ID = "fake-job"
 TOKEN = "agents-secret"

@@ -29,12 +29,12 @@ import httpx
 import uvicorn
 from sqlalchemy import event, text
 
-from agent.protocol.base import HandoffState, Layout, RankStage
 from agent.protocol.sync import HandoffMirror, LogChunk
+from agent.protocol.values import HandoffState, Layout, RankStage
 from service.app import create_app
 from service.context import Context
 from service.reconcilers import jobs
-from service.serve import bind
+from service.server import bind
 from service.settings import Settings
 from tests.service.fake_agent import JOB, FakeAgent, mirror, roster, step_row
 

@@ -5,7 +5,6 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from agent.protocol.base import HandoffCause, HandoffState, Layout, Member, RankStage, Reason, Roster
 from agent.protocol.sync import (
     HandoffMeasures,
     HandoffMirror,
@@ -19,6 +18,7 @@ from agent.protocol.sync import (
     SyncOrders,
     SyncReport,
 )
+from agent.protocol.values import HandoffCause, HandoffState, Layout, Member, RankStage, Reason, Roster
 
 JOB = {
     "name": "demo",

@@ -10,12 +10,12 @@ import httpx
 import pytest
 import uvicorn
 
-from service import serve
+from service import server as serve
 from service.app import create_app
 from service.context import utc_now
 from service.db import engine
 from service.db.engine import StartError, open_database
-from service.serve import bind
+from service.server import bind
 from service.settings import Settings
 from tests.service.conftest import bearer
 from tests.service.fake_agent import JOB, FakeAgent, step_row

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.protocol.base import HandoffState
 from agent.protocol.jobfile import JobFile
+from agent.protocol.values import HandoffState
 from agent.supervisor.process import is_alive
 from tests.agent.cluster import REAL_RANKS, cluster, identity_of
 from tests.agent.waiting import real_job

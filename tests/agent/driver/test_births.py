@@ -2,8 +2,8 @@
 
 import pytest
 
-from agent.protocol.base import HandoffState
 from agent.protocol.sync import DesiredState, SourceCheckpoint
+from agent.protocol.values import HandoffState
 from tests.agent.cluster import Cluster, cluster, identity_of
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.protocol.base import HandoffDecision, HandoffState, Rung
 from agent.protocol.jobfile import JobFile
+from agent.protocol.values import HandoffDecision, HandoffState, Rung
 from tests.agent.cluster import REAL_RANKS, cluster
 from tests.agent.waiting import real_job
 from tests.real_ranks_model import build_corpus

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from agent.protocol.base import HandoffState
 from agent.protocol.sync import DesiredState
+from agent.protocol.values import HandoffState
 from agent.supervisor.process import is_alive
 from tests.agent.cluster import cluster, identity_of
 

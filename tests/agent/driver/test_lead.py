@@ -13,12 +13,12 @@ from uuid import UUID
 import pytest
 
 from agent.driver.lead import Lead, Leaving
-from agent.driver.node import DriverSettings, Node
+from agent.driver.node_context import DriverSettings, Node
 from agent.driver.planning import Learned, Pulse
 from agent.driver.wire import core_roster
-from agent.protocol.base import HandoffCause, HandoffState, Layout, Placement, Rung, StoreAddress
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder, LayoutByCount, LayoutForCount
+from agent.protocol.values import HandoffCause, HandoffState, Layout, Placement, Rung, StoreAddress
 from liver_core.handoff import Order, Participant, ParticipantRecord, Phase, Reason, Stage
 from liver_core.handoff import Rung as CoreRung
 from liver_core.handoff.participant_events import OrderReceived, RankReported, RankStage, SendReport

@@ -7,8 +7,9 @@ from uuid import uuid4
 
 import pytest
 
+from agent.driver.journal_records import SlotMemory, proposer_from_json, proposer_to_json, slot_from_json, slot_to_json
 from agent.driver.measures import merge_measures
-from agent.driver.node import DriverSettings
+from agent.driver.node_context import DriverSettings
 from agent.driver.planning import (
     Intent,
     Learned,
@@ -24,12 +25,11 @@ from agent.driver.planning import (
     plan_loss,
 )
 from agent.driver.progress import LostTime, Progress, learned_from
-from agent.driver.records import SlotMemory, proposer_from_json, proposer_to_json, slot_from_json, slot_to_json
 from agent.driver.wire import core_layout, core_roster
-from agent.protocol.base import HandoffCause, HandoffState
-from agent.protocol.base import Rung as WireRung
 from agent.protocol.jobfile import DropStepRule
 from agent.protocol.sync import HandoffMeasures, HandoffMirror, JobOrder
+from agent.protocol.values import HandoffCause, HandoffState
+from agent.protocol.values import Rung as WireRung
 from liver_core.handoff import (
     CutoverDeadlines,
     Decision,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.protocol.base import HandoffDecision, HandoffState, Rung
+from agent.protocol.values import HandoffDecision, HandoffState, Rung
 from tests.agent.cluster import REAL_RANKS, cluster
 from tests.agent.waiting import real_job
 from tests.real_ranks_model import build_corpus

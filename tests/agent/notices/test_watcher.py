@@ -7,9 +7,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import ClassVar
 from urllib.parse import parse_qs, urlparse
 
-from agent.notices.budget import warning_budget
 from agent.notices.gcp import GcpMetadataSource
 from agent.notices.source import Announcement, Heard, NoneSource, Nothing, Observation, Unknown
+from agent.notices.warning_budget import warning_budget
 from agent.notices.watcher import NoticeWatcher, SourceHealth, SourceState
 from agent.protocol.sync import NoticeFact, NoticeKind, Provider
 

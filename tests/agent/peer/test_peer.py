@@ -10,8 +10,8 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from agent.peer.client import PeerClient, PeerUnreachable
-from agent.peer.server import PeerRefused, PeerServer, bind, peer_app
+from agent.peer.peer_client import PeerClient, PeerUnreachable
+from agent.peer.peer_server import PeerRefused, PeerServer, bind, peer_app
 from agent.peer.signing import ReplayWindow, Request, SignatureRefused, sign
 from agent.protocol.peer import ENVELOPE_BYTES_MAX, PEER_PATH, Envelope, PeerKind
 from tests.agent.waiting import eventually

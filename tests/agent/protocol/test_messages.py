@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from agent.protocol import peer, rank, sync
-from agent.protocol.base import (
+from agent.protocol.values import (
     HandoffCause,
     HandoffState,
     Layout,

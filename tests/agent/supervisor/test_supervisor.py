@@ -15,12 +15,12 @@ from uuid import UUID
 import pytest
 
 from agent.journal import Journal, Table
-from agent.protocol.base import Layout, Member, RankStage, Reason, Roster, StoreAddress
 from agent.protocol.rank import Hello, RankEvent, StepReport
 from agent.protocol.sync import SourceInit
+from agent.protocol.values import Layout, Member, RankStage, Reason, Roster, StoreAddress
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import ProcessIdentity, is_alive, read_start_time, send_signal, wait_end
-from agent.supervisor.slots import SlotKey, StoreKey
+from agent.supervisor.records import SlotKey, StoreKey
 from agent.supervisor.stores import StoreError, Stores
 from agent.supervisor.supervisor import Supervisor, SupervisorSettings
 from agent.supervisor.zygote_client import ForkRequest, ZygoteError

@@ -2,7 +2,7 @@
 
 import itertools
 
-from agent.protocol.base import HandoffState
+from agent.protocol.values import HandoffState
 from service.handoffs.rules import Copy, is_newer, is_open, orders_differ
 
 

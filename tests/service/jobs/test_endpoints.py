@@ -6,7 +6,7 @@ import pytest
 import yaml
 from sqlalchemy import func, select
 
-from agent.protocol.base import Layout
+from agent.protocol.values import Layout
 from service.jobs.operations import activate, add_generation, lock_job, new_birth
 from service.jobs.tables import JobRow, SourceKind
 from tests.service.conftest import bearer

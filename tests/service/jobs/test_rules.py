@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from agent.protocol.base import HandoffState, Layout, Member, Placement
+from agent.protocol.values import HandoffState, Layout, Member, Placement
 from service.jobs.rules import (
     Action,
     Checkpoint,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.protocol.base import Layout
 from agent.protocol.jobfile import JobFile, parse_layout
+from agent.protocol.values import Layout
 from service.planner.decision import decide, layouts_by_count, standing_plans
 from service.planner.feasibility import candidates, violations
 from service.planner.inputs import LayoutUse, PlanInputs, PlanNode, Verdict, World

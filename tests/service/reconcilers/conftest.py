@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import pytest
 from fastapi.testclient import TestClient
 
-from agent.protocol.base import RankStage
 from agent.protocol.sync import CheckpointFact
+from agent.protocol.values import RankStage
 from service.context import Context
 from service.reconcilers import jobs
 from service.reconcilers.nodes import NodeWatch

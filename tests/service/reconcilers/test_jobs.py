@@ -3,8 +3,8 @@
 import threading
 from datetime import timedelta
 
-from agent.protocol.base import HandoffState, Layout, RankStage, Reason, Rung
 from agent.protocol.sync import SourceCheckpoint, SourceHandoff, SourceInit
+from agent.protocol.values import HandoffState, Layout, RankStage, Reason, Rung
 from service.jobs.tables import JobRow
 from service.reconcilers import jobs
 from tests.service.fake_agent import JOB, mirror, roster

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 from sqlalchemy import event, select
 
-from agent.protocol.base import HandoffState, Layout, RankStage
 from agent.protocol.sync import LogChunk
+from agent.protocol.values import HandoffState, Layout, RankStage
 from service.jobs.tables import JobRow
 from service.ledger.tables import IntervalRow
 from service.reconcilers import jobs

@@ -7,7 +7,6 @@ import psycopg
 import pytest
 from sqlalchemy import URL, func, select
 
-from agent.protocol.base import HandoffState, Layout, RankStage, Reason
 from agent.protocol.sync import (
     CheckpointFact,
     HandoffMeasures,
@@ -17,6 +16,7 @@ from agent.protocol.sync import (
     StoreHosted,
     SyncOrders,
 )
+from agent.protocol.values import HandoffState, Layout, RankStage, Reason
 from service.db.wake import CHANNEL
 from service.jobs.tables import RankLogRow, StepRow
 from service.ledger.tables import IntervalRow

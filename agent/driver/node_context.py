@@ -8,8 +8,8 @@ from uuid import UUID
 
 from agent.journal import Journal
 from agent.link.outbox import Outbox
-from agent.notices.budget import WarningBudget
-from agent.peer.client import PeerClient
+from agent.notices.warning_budget import WarningBudget
+from agent.peer.peer_client import PeerClient
 from agent.protocol.peer import Envelope, PeerKind, RankMeasures
 from agent.supervisor.stores import Stores
 from agent.supervisor.supervisor import Supervisor

@@ -9,10 +9,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from agent.protocol.base import Message, Reason
 from agent.protocol.rank import StatusQuery
+from agent.protocol.values import Message, Reason
 from agent.protocol.worker import RankSpec
-from agent.supervisor.slots import RankState, SlotKey
+from agent.supervisor.records import RankState, SlotKey
 from agent.supervisor.supervisor import Supervisor
 from agent.supervisor.zygote_client import ZygoteError
 

@@ -8,10 +8,10 @@ import asyncio
 import logging
 
 from agent.driver.lead import Lead
-from agent.driver.node import Node
+from agent.driver.node_context import Node
+from agent.driver.participants import JobSlots
 from agent.driver.planning import lead_candidates
-from agent.driver.slots import JobSlots
-from agent.peer.client import PeerUnreachable
+from agent.peer.peer_client import PeerUnreachable
 from agent.protocol.peer import PeerKind
 from agent.protocol.sync import JobOrder, NoticeFact, NoticeKind
 from liver_core.layout import Roster

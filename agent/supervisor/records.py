@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from agent.protocol.base import RankStage, Reason, StoreAddress
+from agent.protocol.values import RankStage, Reason, StoreAddress
 from agent.supervisor.process import ProcessIdentity
 from agent.supervisor.watchdog import RankPulse
 

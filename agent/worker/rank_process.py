@@ -15,7 +15,7 @@ import traceback
 import uuid
 from typing import Any, assert_never
 
-from agent.protocol import base, rank, sync
+from agent.protocol import rank, sync, values
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import own_identity
 from agent.worker.control import ControlSocket, log
@@ -59,7 +59,7 @@ class Worker:
         self.spec = spec
         self.member = Member(spec.node_id, spec.slot)
         self.control = ControlSocket(spec.socket_path, self._hello, self._obey)
-        self.stage_now = base.RankStage.STARTING
+        self.stage_now = values.RankStage.STARTING
         self.generation = spec.generation
         self.rank = spec.rank
         self.step_now = 0
@@ -100,8 +100,8 @@ class Worker:
 
     def fail(self, text: str) -> None:
         """Say that this rank cannot go on."""
-        self.stage_now = base.RankStage.FAILED
-        self.control.say(rank.Failed(reason=base.Reason(text=text[:2_000], rank=self.rank, phase="training")))
+        self.stage_now = values.RankStage.FAILED
+        self.control.say(rank.Failed(reason=values.Reason(text=text[:2_000], rank=self.rank, phase="training")))
 
     def _first_request(self) -> Request:
         source = self.spec.source
@@ -200,7 +200,7 @@ class Worker:
     def stage(
         self, request: Request, stage: str, *, reason: Reason | None, measures: dict[str, float], certificate: str
     ) -> None:
-        self.stage_now = base.RankStage(stage)
+        self.stage_now = values.RankStage(stage)
         if stage == "active":
             self._warm_up_once()
             self.generation = request.generation
@@ -263,11 +263,11 @@ class Worker:
     def checkpoint_failed(self, path: str, text: str) -> None:
         log(f"checkpoint {path} failed: {text}")
 
-    def _decision(self, request: Request) -> base.HandoffDecision | None:
+    def _decision(self, request: Request) -> values.HandoffDecision | None:
         """What the decision record of this handoff said, None until this rank has read it."""
         handoff_id, decision = ("", Decision.UNDECIDED) if self.loop is None else self.loop.decided
         read = handoff_id == request.handoff_id and decision is not Decision.UNDECIDED
-        return base.HandoffDecision(str(decision)) if read else None
+        return values.HandoffDecision(str(decision)) if read else None
 
     def _hello(self) -> rank.Hello:
         identity = own_identity()
@@ -279,7 +279,7 @@ class Worker:
             rank=self.rank,
             pid=identity.pid,
             start_time=identity.start_time,
-            stage=base.RankStage.TRAINING if idle else self.stage_now,
+            stage=values.RankStage.TRAINING if idle else self.stage_now,
             step=self.step_now,
             handoff_id=None if handoff_id is None else uuid.UUID(handoff_id),
         )
@@ -295,14 +295,14 @@ def load_job(spec: RankSpec) -> TrainingJob:
     return factory(file.job_args(), global_batch=file.global_batch, micro_batch=file.micro_batch, seed=file.seed)
 
 
-def core_roster(roster: base.Roster) -> Roster:
+def core_roster(roster: values.Roster) -> Roster:
     """The wire form as liver_core's."""
     members = tuple(Member(member.node_id, member.slot) for member in roster.members)
     return Roster(roster.job_id, roster.generation, ParallelLayout(**roster.layout.model_dump()), members)
 
 
-def wire_reason(reason: Reason) -> base.Reason:
+def wire_reason(reason: Reason) -> values.Reason:
     """liver_core's reason as the wire form."""
-    return base.Reason(
+    return values.Reason(
         text=reason.text[:2_000], rank=reason.rank, phase=reason.phase[:200], tile=reason.tile[:200] or None
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 
-from agent.peer.server import STATUS_PATH
+from agent.peer.peer_server import STATUS_PATH
 from agent.peer.signing import Request, sign
 from agent.protocol.peer import PEER_PATH, Envelope
 

@@ -16,7 +16,6 @@ from pydantic import ValidationError
 
 from agent.peer.signing import JOB_HEADER, ReplayWindow, SignatureRefused
 from agent.peer.signing import Request as SignedRequest
-from agent.protocol.base import PROTOCOL_VERSION
 from agent.protocol.errors import (
     FORBIDDEN,
     INVALID,
@@ -29,6 +28,7 @@ from agent.protocol.errors import (
     version_problem,
 )
 from agent.protocol.peer import ENVELOPE_BYTES_MAX, PEER_PATH, Envelope
+from agent.protocol.values import PROTOCOL_VERSION
 
 STATUS_PATH = "/peer/v1/status"
 MAX_CONNECTIONS = 4_096

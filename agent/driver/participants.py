@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import assert_never
 from uuid import UUID
 
-from agent.driver.node import Node
-from agent.driver.ranks import Launch, RankHost
-from agent.driver.records import SlotMemory, slot_from_json, slot_to_json
+from agent.driver.journal_records import SlotMemory, slot_from_json, slot_to_json
+from agent.driver.node_context import Node
+from agent.driver.rank_host import Launch, RankHost
 from agent.driver.wire import (
     core_decision,
     core_reason,
@@ -25,12 +25,12 @@ from agent.driver.wire import (
     wire_store,
 )
 from agent.journal import Table
-from agent.protocol.base import RankStage as WireStage
 from agent.protocol.jobfile import JobFile
 from agent.protocol.rank import Abort, Hello, Permit, Prepare, Retire, StageReport, Withdraw
 from agent.protocol.sync import SourceHandoff
+from agent.protocol.values import RankStage as WireStage
 from agent.protocol.worker import RankSpec
-from agent.supervisor.slots import SlotKey
+from agent.supervisor.records import SlotKey
 from liver_core.handoff import Decision, HandoffId, Order, Participant, ParticipantRecord, Reason, Report
 from liver_core.handoff.participant import ParticipantState
 from liver_core.handoff.participant_events import (

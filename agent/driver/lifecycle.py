@@ -7,17 +7,17 @@ A rank that died is not started again here; the service decides what follows and
 import logging
 import os
 
+from agent.driver.journal_records import SlotMemory
 from agent.driver.lead import Lead
-from agent.driver.node import Node
-from agent.driver.ranks import Launch, RankHost
-from agent.driver.records import SlotMemory
-from agent.driver.slots import JobSlots
+from agent.driver.node_context import Node
+from agent.driver.participants import JobSlots
+from agent.driver.rank_host import Launch, RankHost
 from agent.driver.wire import core_roster, core_store, utc
-from agent.protocol.base import RankStage, Reason, StoreAddress
 from agent.protocol.rank import WriteCheckpoint
 from agent.protocol.sync import DesiredState, JobOrder, RankStatus, SourceHandoff
+from agent.protocol.values import RankStage, Reason, StoreAddress
 from agent.protocol.worker import RankSpec
-from agent.supervisor.slots import StoreKey
+from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
 from agent.supervisor.zygote_client import ZygoteError
 from liver_core.handoff import Stage

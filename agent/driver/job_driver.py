@@ -13,17 +13,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
-from agent.driver.births import Births
 from agent.driver.lead import Lead
-from agent.driver.node import Node
+from agent.driver.lifecycle import Births
+from agent.driver.node_context import Node
+from agent.driver.notice_response import Rumours
+from agent.driver.participants import JobSlots
 from agent.driver.planning import Pulse
-from agent.driver.ranks import RankHost
-from agent.driver.rumours import Rumours
-from agent.driver.slots import JobSlots
+from agent.driver.rank_host import RankHost
 from agent.driver.wire import core_reason, utc
 from agent.journal import JournalError, Table
-from agent.peer.server import PeerRefused
-from agent.protocol.base import RankStage, Reason
+from agent.peer.peer_server import PeerRefused
 from agent.protocol.peer import Envelope, PeerKind, RankMeasures
 from agent.protocol.rank import Checkpointed, Finished, Hello, RankEvent, StageReport, StepReport
 from agent.protocol.sync import (
@@ -36,7 +35,8 @@ from agent.protocol.sync import (
     StepRow,
     StoreHosted,
 )
-from agent.supervisor.slots import RankState, StoreKey
+from agent.protocol.values import RankStage, Reason
+from agent.supervisor.records import RankState, StoreKey
 from liver_core.handoff import MessageError, Order, Report
 from liver_core.layout import Member
 
