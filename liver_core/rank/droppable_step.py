@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from liver_core.rank.active_and_next import ActiveWorld
+from liver_core.rank.active_world import ActiveWorld
 from liver_core.training.job import MicroBatch, StepResult, TrainingJob
 from liver_core.worlds.megatron import random_state, restore_random_state
 

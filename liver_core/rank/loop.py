@@ -26,13 +26,15 @@ from liver_core.handoff.cutover import (
 from liver_core.handoff.messages import Decision, Reason
 from liver_core.handoff.ready_tag import Agreement, BoundaryPhase
 from liver_core.layout import Member
-from liver_core.rank.active_and_next import COLLECT_AFTER_S, ActiveWorld, NextWorld
+from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.boundary_requests import Mailbox
+from liver_core.rank.checkpoint_writer import CheckpointWriter
 from liver_core.rank.cutover.cutover_run import CutoverRun, Outcome, Probe
 from liver_core.rank.droppable_step import DropRule, Place, do_step
 from liver_core.rank.listener import Listener
+from liver_core.rank.next_world import COLLECT_AFTER_S, NextWorld
 from liver_core.rank.pending_handoff import Dropped, Upcoming
-from liver_core.rank.prepare.memory_account import take_place
+from liver_core.rank.prepare.memory_plan import take_place
 from liver_core.rank.prepare.preparation import Preparation, PrepareSettings
 from liver_core.rank.reporter import Saying
 from liver_core.rank.request import Request
@@ -42,7 +44,6 @@ from liver_core.rank.retire import Retiring
 from liver_core.rank.step_boundary import StepTotals, agree, start_total
 from liver_core.rank.step_times import Timings
 from liver_core.state.buckets import return_gradients, spread_gradients
-from liver_core.state.checkpoint import CheckpointWriter
 from liver_core.state.megatron_optimizer import settle_moments
 from liver_core.state.optimizer_step import apply_step, measure_gradients, refresh_weights
 from liver_core.state.small_state import Progress, collect, install, reseed

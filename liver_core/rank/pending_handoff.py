@@ -15,9 +15,9 @@ from collections.abc import Callable
 from liver_core.handoff.messages import HandoffId, Reason, Rung
 from liver_core.handoff.ready_tag import NOTHING_WANTED, Agreement, BoundaryPhase, agreed, drop_word, ready_tag
 from liver_core.layout import Member
-from liver_core.rank.active_and_next import NextWorld
 from liver_core.rank.boundary_requests import Mailbox
 from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S
+from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.preparation import Overtaken, Preparation, PrepareFailed, give_way
 from liver_core.rank.reporter import Saying
 from liver_core.rank.request import Request

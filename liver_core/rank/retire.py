@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from liver_core.rank.active_and_next import ActiveWorld, NextWorld
-from liver_core.state.megatron_optimizer import free
+from liver_core.rank.active_world import ActiveWorld
+from liver_core.rank.next_world import NextWorld
+from liver_core.state.live_state import free
 from liver_core.worlds.megatron import retire
 from liver_core.worlds.released import collect
 

@@ -8,14 +8,12 @@ fp32 masters have memory of their own, and gradients are moved together inside M
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from liver_core.layout import BucketRule, RankShards
-
-if TYPE_CHECKING:
-    from liver_core.state.megatron_optimizer import LiveState
+from liver_core.state.live_state import LiveState
 
 # `DistributedDataParallel.__init__`: the size of a bucket where the job does not set one.
 _DEFAULT_ELEMENTS = 40_000_000

@@ -11,12 +11,10 @@ import json
 import os
 import queue
 import shutil
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,8 +24,8 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint.api import CheckpointException
 
+from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_optimizer import (
-    LiveState,
     attach_moments,
     distributed_optimizer,
     probe_scalars,
@@ -35,12 +33,9 @@ from liver_core.state.megatron_optimizer import (
     unwrapped,
 )
 from liver_core.state.optimizer_step import gather_weights
+from liver_core.training.job import TrainState
 from liver_core.worlds.groups import default_group
 from liver_core.worlds.megatron import MegatronWorld
-
-if TYPE_CHECKING:
-    from liver_core.rank.active_and_next import ActiveWorld
-    from liver_core.training.job import TrainState
 
 SMALL_STATE_FILE = "liver_small_state.json"
 COMPLETE_FILE = "metadata.json"
@@ -138,17 +133,17 @@ def load_checkpoint(path: str, world: MegatronWorld, state: TrainState, live: Li
         loaded: Any = dist_checkpointing.load(wanted, path)
     except (Exception, CheckpointException) as error:
         # Megatron raises whatever its strategies and torch raise; what a user must know is which checkpoint it was.
-        raise CheckpointError(f"checkpoint {path}: {_told(error)}") from error
+        raise CheckpointError(f"checkpoint {path}: {error_text(error)}") from error
     module.load_state_dict(loaded["model"])
     _load_optimizer(optimizer, loaded["optimizer"])
     readopt_moments(live)
     return small
 
 
-def _told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Kind and text of an error; torch's CheckpointException, which is no Exception, wraps those of the ranks."""
     if isinstance(error, CheckpointException):
-        return "; ".join(f"rank {rank}: {_told(wrapped[0])}" for rank, wrapped in error.failures.items())
+        return "; ".join(f"rank {rank}: {error_text(wrapped[0])}" for rank, wrapped in error.failures.items())
     return f"{type(error).__name__}: {error}"
 
 
@@ -176,54 +171,7 @@ def _load_optimizer(optimizer: Any, loaded: dict[str, Any]) -> None:
                 values[name] = value.detach().clone()
 
 
-class CheckpointWriter:
-    """Writes checkpoints of one rank in the background, one at a time; `done(path, step, seconds)` on rank 0."""
-
-    def __init__(self, done: Callable[[str, int, float], None], failed: Callable[[str, str], None]) -> None:
-        self._done = done
-        self._failed = failed
-        self._thread: threading.Thread | None = None
-
-    def start(self, active: ActiveWorld, small: dict[str, Any], path: str, *, keep: int | None = None) -> None:
-        """Snapshot now (collective, main thread), write in the background. Waits for the one before, if any.
-
-        With `keep`, rank 0 removes all but the newest `keep` complete siblings named step-N once this one is complete.
-        """
-        self.close()
-        started = time.monotonic()
-        sharded = snapshot(active.world, active.state)
-        arguments = (sharded, small, path, active.world.background, started, keep)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def _write(
-        self,
-        sharded: dict[str, Any],
-        small: dict[str, Any],
-        path: str,
-        group: dist.ProcessGroup,
-        started: float,
-        keep: int | None,
-    ) -> None:
-        try:
-            write(sharded, small, path, group)
-            if group.rank() == 0 and keep is not None:
-                _prune(Path(path).parent, keep)
-        except (Exception, CheckpointException) as error:
-            # Training goes on without this checkpoint; the reason reaches the user.
-            self._failed(path, _told(error))
-            return
-        if group.rank() == 0:
-            self._done(path, int(small["step"]), time.monotonic() - started)
-
-    def close(self, timeout_s: float = 120.0) -> None:
-        """Wait for the checkpoint being written."""
-        if self._thread is not None:
-            self._thread.join(timeout_s)
-            self._thread = None
-
-
-def _prune(folder: Path, keep: int) -> None:
+def prune(folder: Path, keep: int) -> None:
     """Remove the oldest complete checkpoints beyond `keep`; anything not of our making is left alone."""
     complete = sorted(entry for entry in folder.glob("step-*") if (entry / SMALL_STATE_FILE).is_file())
     for old in complete[:-keep]:

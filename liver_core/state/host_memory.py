@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from liver_core.state.megatron_optimizer import LiveState
+from liver_core.state.live_state import LiveState
 from liver_core.streaming.memory_placement import GRAD, WEIGHTS, Area
 from liver_core.worlds.released import discard, pin, restore
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
@@ -21,19 +20,16 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from liver_core.layout import (
     BucketRule,
     Manifest,
-    ParallelLayout,
     ParameterSpec,
     RankShards,
-    ResidentBox,
     StateKind,
     local_parameters,
-    resident_boxes,
     shard_ranges,
 )
 from liver_core.state.buckets import one_view, pieces, region_over
+from liver_core.state.live_state import LiveState
 from liver_core.streaming.memory_placement import GRAD, MASTER
 from liver_core.worlds.megatron import MegatronWorld
-from liver_core.worlds.released import discard, restore
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
@@ -44,61 +40,6 @@ class StateMismatch(RuntimeError):
 
 class UnsupportedState(RuntimeError):
     """The job uses something whose state we do not move; the text names it and what to change."""
-
-
-@dataclass(slots=True)
-class LiveState:
-    """One rank's state in one world as flat fp32 regions, by kind; every region has the same offsets.
-
-    `regions[kind]` has `shards.region_numel` elements and shares memory with Megatron's own tensors. Kinds are
-    "master", "grad" and the optimizer's moments under the names its own class gives them. `gradients` is where Megatron
-    keeps the reduced gradients, bucket after bucket; `collected` while they lie in the region "grad" instead.
-    `windows`: each of the optimizer's own parameters, and where in the regions it lies.
-
-    In a world that waits, a region may lie in host memory (`liver_core.state.host_memory`): then `homes[kind]` is the
-    tensor on the device that it belongs in, and `hollow` are the device's allocations that have no memory yet.
-    """
-
-    manifest: Manifest
-    shards: RankShards
-    optimizer: DistributedOptimizer
-    model: Any
-    regions: dict[str, torch.Tensor]
-    rank: int
-    layout: ParallelLayout
-    gradients: tuple[torch.Tensor, ...] = ()
-    windows: tuple[tuple[torch.nn.Parameter, slice], ...] = ()
-    settled: bool = False
-    collected: bool = False
-    homes: dict[str, torch.Tensor] = field(default_factory=dict)
-    hollow: tuple[torch.Tensor, ...] = ()
-
-    def resident(self) -> tuple[ResidentBox, ...]:
-        """What the regions hold, in global coordinates."""
-        return resident_boxes(self.manifest, self.layout, self.rank)
-
-    @property
-    def moments(self) -> tuple[str, ...]:
-        return tuple(kind.name for kind in self.manifest.kinds if kind.name not in (MASTER, GRAD))
-
-    @property
-    def device(self) -> torch.device:
-        """Where the world trains."""
-        return self.gradients[0].device
-
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of parameter and gradient buffers, masters and moments on the device, with memory or still without."""
-        whole = _buffers(self)
-        spans = {tensor.untyped_storage()._cdata for tensor in whole}
-        regions = (self.regions | self.homes).values()
-        apart = [region for region in regions if region.untyped_storage()._cdata not in spans]
-        return sum(tensor.numel() * tensor.element_size() for tensor in (*whole, *apart))
-
-
-def state_kinds(manifest: Manifest) -> tuple[str, ...]:
-    """Masters and moments, in the manifest's order: all that outlives a step."""
-    return tuple(kind.name for kind in manifest.kinds if kind.name != GRAD)
 
 
 def distributed_optimizer(optimizer: Any) -> DistributedOptimizer:
@@ -391,36 +332,6 @@ def readopt_moments(live: LiveState) -> None:
         region = live.regions[kind]
         for shard, window in live.windows:
             _rehome(state[shard][kind], region[window])
-
-
-def allocate(live: LiveState) -> int:
-    """Give released regions and Megatron's parameter and gradient buffers their memory, zeroed. Returns bytes.
-
-    All of it is written to once here, also what a gather or a backward pass fills later: no pause pays for page faults.
-    What is `hollow` stays so.
-    """
-    waits = {tensor.untyped_storage()._cdata for tensor in live.hollow}
-    here = [region for kind, region in live.regions.items() if kind not in live.homes]
-    wanted = [tensor for tensor in (*_buffers(live), *here) if tensor.untyped_storage()._cdata not in waits]
-    allocated = restore(wanted)
-    with torch.no_grad():
-        for tensor in wanted:
-            tensor.zero_()
-    return allocated
-
-
-def free(live: LiveState) -> int:
-    """Give the memory of a world's parameters, gradients, masters and moments back. Returns bytes.
-
-    Explicitly, because Megatron's modules, hooks and optimizer refer to each other in circles: they would keep it
-    until Python's collector happens to come by. The world must not be used afterwards.
-    """
-    return discard((*_buffers(live), *live.regions.values()))
-
-
-def _buffers(live: LiveState) -> list[torch.Tensor]:
-    buffer = live.optimizer.buffers[0]
-    return [tensor for tensor in (buffer.param_data, buffer.grad_data) if tensor is not None]
 
 
 def fill_initial(live: LiveState, initial: Callable[[ParameterSpec, torch.Generator], torch.Tensor], seed: int) -> None:

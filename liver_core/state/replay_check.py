@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
-from liver_core.state.megatron_optimizer import MASTER, LiveState, UnsupportedState
+from liver_core.state.live_state import LiveState
+from liver_core.state.megatron_optimizer import MASTER, UnsupportedState
 from liver_core.state.optimizer_step import _content
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.window_step import Clip, Place, Replayer, StepRule

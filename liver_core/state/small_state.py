@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from liver_core.state.megatron_optimizer import LiveState, attach_moments, element_scalars, has_stepped
+from liver_core.state.live_state import LiveState
+from liver_core.state.megatron_optimizer import attach_moments, element_scalars, has_stepped
 from liver_core.state.optimizer_step import hyper_parameters, set_hyper_parameters
 from liver_core.training.cursor import DataCursor
 from liver_core.training.job import TrainingJob, TrainState

@@ -45,12 +45,14 @@ from liver_core.handoff.cutover import (
     Tick,
 )
 from liver_core.handoff.messages import Decision, Reason
-from liver_core.rank.active_and_next import ActiveWorld, NextWorld
+from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.cutover.source_side import Lost, Pause, SourceSide, hashed, word
 from liver_core.rank.cutover.vote import Counted, count
+from liver_core.rank.next_world import NextWorld
 from liver_core.rank.store_exchange import ExchangeTimeout
 from liver_core.rank.stream.target_stream import StreamFailed
-from liver_core.state.megatron_optimizer import GRAD, state_kinds
+from liver_core.state.live_state import state_kinds
+from liver_core.state.megatron_optimizer import GRAD
 from liver_core.streaming.tiles import LOCAL
 from liver_core.transport.in_memory import copy_runs
 from liver_core.transport.protocol import Read, TransportError

@@ -15,7 +15,8 @@ import torch.distributed as dist
 
 from liver_core.certificate import CertificatePlan
 from liver_core.handoff.messages import Reason
-from liver_core.rank.active_and_next import ActiveWorld, NextWorld
+from liver_core.rank.active_world import ActiveWorld
+from liver_core.rank.next_world import NextWorld
 from liver_core.rank.store_exchange import ExchangeTimeout
 from liver_core.state.buckets import collect_gradients
 from liver_core.state.megatron_optimizer import GRAD

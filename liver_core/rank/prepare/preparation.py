@@ -18,30 +18,23 @@ import torch.distributed as dist
 
 from liver_core.handoff.messages import Rung, StoreAddress
 from liver_core.layout import Manifest, Member, ParameterSpec
-from liver_core.rank.active_and_next import (
-    ActiveWorld,
-    NextWorld,
-    Verdict,
-    rank_in,
-    source_certificate_plan,
-    target_certificate_plan,
-)
-from liver_core.rank.prepare.memory_account import plan_memory
+from liver_core.rank.active_world import ActiveWorld, Verdict, rank_in, source_certificate_plan, target_certificate_plan
+from liver_core.rank.next_world import NextWorld
+from liver_core.rank.prepare.memory_plan import plan_memory
 from liver_core.rank.request import Request
 from liver_core.rank.store_exchange import STORE_ANSWER_S, Cancelled, Exchange, ExchangeTimeout
 from liver_core.rank.stream.certify import Certifier, propose_verdict, read_verdict
 from liver_core.rank.stream.source_stream import SourceStream
-from liver_core.rank.stream.target_stream import LiveTarget, StreamRefused, StreamSettings
+from liver_core.rank.stream.target_stream import LiveTarget, StreamRefused, StreamSettings, TargetInputs
 from liver_core.reshard import missing_elements, plan_digest, plan_rank
 from liver_core.state.buckets import bucket_rule
 from liver_core.state.checkpoint import load_checkpoint
 from liver_core.state.host_memory import wait_in_host_memory
+from liver_core.state.live_state import LiveState, allocate
 from liver_core.state.megatron_optimizer import (
     GRAD,
-    LiveState,
     StateMismatch,
     adopt,
-    allocate,
     describe_parameters,
     discover_kinds,
     distributed_optimizer,
@@ -333,11 +326,7 @@ class Preparation:
         assert made.manifest is not None and made.target_rank is not None and self.request.source is not None
         try:
             made.target_stream = LiveTarget(
-                made,
-                self.active,
-                self.settings.stream,
-                deadline=self.deadline,
-                probe=self.probe,
+                self._stream_inputs(made), self.settings.stream, deadline=self.deadline, probe=self.probe
             )
         except StreamRefused as refused:
             propose_verdict(
@@ -345,6 +334,7 @@ class Preparation:
                 Verdict(Rung.STOP_AND_COPY, f"target rank {made.target_rank}: {refused}", refused.phase),
             )
             return None
+        made.measures["tile_elements"] = float(made.target_stream.tile_elements)
         sizes = (self.request.source.layout.world_size, self.request.target.layout.world_size)
         return Certifier(
             made.exchange,
@@ -355,6 +345,24 @@ class Preparation:
             targets=sizes[1],
             beside=made.source_stream,
             steps_outlast=self.request.rung is Rung.DROP_STEP,
+        )
+
+    def _stream_inputs(self, made: NextWorld) -> TargetInputs:
+        live, plan, certificate, manifest = made.live, made.plan, made.certificate, made.manifest
+        assert live is not None and plan is not None and certificate is not None and manifest is not None
+        return TargetInputs(
+            request=made.request,
+            exchange=made.exchange,
+            transport=made.transport,
+            manifest=manifest,
+            live=live,
+            plan=plan,
+            certificate=certificate,
+            placement=made.placement,
+            account=made.account,
+            extra_bytes_max=made.extra_bytes_max,
+            active=self.active,
+            beside=made.source_stream,
         )
 
     @property

@@ -7,18 +7,16 @@ world is built by the steps that any other handoff builds it with, but in the ma
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 import torch
 
 from liver_core.certificate import CertificatePlan
 from liver_core.layout import Manifest, ResidentBox, Roster
-from liver_core.rank.active_and_next import NextWorld
+from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.preparation import Preparation, Steps
+from liver_core.rank.rescue.saved_state import KEPT, Rescue
 from liver_core.rank.store_exchange import Exchange, ExchangeTimeout
 from liver_core.reshard import (
-    RankPlan,
-    RescuePlan,
     Share,
     boxes_given,
     boxes_kept,
@@ -26,50 +24,11 @@ from liver_core.reshard import (
     plan_after_rescue,
     plan_rescue,
 )
-from liver_core.state.megatron_optimizer import LiveState, state_kinds
+from liver_core.state.live_state import LiveState, state_kinds
 from liver_core.streaming.memory_placement import Placement, areas
-from liver_core.transport.protocol import Read, Transport
 from liver_core.worlds.groups import plainly
 
-KEPT = "kept/"
-"""Before the name of a state kind: the rescue region of that kind, as peers read it."""
 FAILED = "rescue/failed"
-
-
-@dataclass(slots=True)
-class Rescue:
-    """One rank's part. `regions`: kind -> what it keeps, on the host; empty on leavers and newcomers.
-
-    `certificates`: for each rank at the other side, where its shares lie here. `whole` is the part of this rank in what
-    all survivors hold, `refill` how it fills its next region from rescue regions. `transport`: between leavers and
-    survivors, until the release.
-    """
-
-    plan: RescuePlan
-    regions: dict[str, torch.Tensor] = field(default_factory=dict)
-    certificates: dict[int, CertificatePlan] = field(default_factory=dict)
-    whole: tuple[CertificatePlan, CertificatePlan] | None = None
-    refill: RankPlan | None = None
-    transport: Transport | None = None
-
-    @property
-    def bytes(self) -> int:
-        """Host memory that it takes."""
-        return sum(region.numel() * region.element_size() for region in self.regions.values())
-
-    def reads(self, rank: int, kind: str) -> list[Read]:
-        """How survivor `rank` reads its share."""
-        shares = self.plan.kept_by(rank)
-        leavers = sorted({share.leaver for share in shares})
-        runs = {leaver: tuple(share.runs for share in shares if share.leaver == leaver) for leaver in leavers}
-        return [Read(leaver, kind, runs[leaver]) for leaver in leavers]
-
-    def close(self) -> None:
-        """Nobody reads from a leaver, or what was kept, any more."""
-        if self.transport is not None:
-            self.transport.close()
-        self.transport = None
-        self.regions.clear()
 
 
 class RescuePreparation(Preparation):

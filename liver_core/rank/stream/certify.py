@@ -8,18 +8,16 @@ the first verdict stands. No collective is used, so that nothing here meets the 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from liver_core.certificate import MASK
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Manifest
-from liver_core.rank.active_and_next import Verdict
+from liver_core.rank.active_world import Verdict
 from liver_core.rank.store_exchange import Exchange
-from liver_core.state.megatron_optimizer import state_kinds
-
-if TYPE_CHECKING:
-    from liver_core.rank.stream.source_stream import SourceStream
-    from liver_core.rank.stream.target_stream import LiveTarget
+from liver_core.rank.stream.source_stream import SourceStream
+from liver_core.rank.stream.target_stream import LiveTarget
+from liver_core.state.live_state import state_kinds
 
 ATTEMPTS_MAX = 8
 NOTICE_S = 0.1

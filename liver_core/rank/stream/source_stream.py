@@ -13,15 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
-from liver_core.rank.active_and_next import ActiveWorld
+from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.store_exchange import Exchange, ExchangeTimeout
-from liver_core.state.megatron_optimizer import (
-    LiveState,
-    distributed_optimizer,
-    element_scalars,
-    has_stepped,
-    state_kinds,
-)
+from liver_core.state.live_state import LiveState, state_kinds
+from liver_core.state.megatron_optimizer import distributed_optimizer, element_scalars, has_stepped
 from liver_core.state.optimizer_step import hyper_parameters
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.ring import SourceRing

@@ -13,12 +13,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
-from liver_core.rank.active_and_next import ActiveWorld, NextWorld
-from liver_core.state.megatron_optimizer import GRAD, LiveState, UnsupportedState, state_kinds
+from liver_core.layout import Manifest
+from liver_core.rank.active_world import ActiveWorld
+from liver_core.rank.memory_account import MemoryAccount
+from liver_core.rank.request import Request
+from liver_core.rank.store_exchange import Exchange
+from liver_core.rank.stream.source_stream import SourceStream
+from liver_core.reshard import RankPlan
+from liver_core.state.live_state import LiveState, state_kinds
+from liver_core.state.megatron_optimizer import GRAD, UnsupportedState
 from liver_core.state.replay_check import check_replay, replayer
 from liver_core.streaming.follow import Follower
 from liver_core.streaming.header import HeaderError, StepHeader
 from liver_core.streaming.memory_budget import BudgetRefused, derive, replay_bytes
+from liver_core.streaming.memory_placement import Placement
 from liver_core.streaming.reader import Following, StreamEnd, StreamResult, TargetStream
 from liver_core.streaming.tiles import LOCAL, Span, cut_tiles
 from liver_core.streaming.window_step import Replayer
@@ -44,6 +52,27 @@ class StreamSettings:
     tile_elements: int = 1 << 20
     ring_depth: int = 4
     share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetInputs:
+    """What a target's stream gets of the world that was prepared: see `NextWorld`, whose parts these are.
+
+    `active`: the world that this rank trains in, None for a newcomer. `beside`: the source stream of the same process.
+    """
+
+    request: Request
+    exchange: Exchange
+    transport: Transport | None
+    manifest: Manifest
+    live: LiveState
+    plan: RankPlan
+    certificate: CertificatePlan
+    placement: Placement
+    account: MemoryAccount
+    extra_bytes_max: int | None
+    active: ActiveWorld | None
+    beside: SourceStream | None
 
 
 class StreamFailed(RuntimeError):
@@ -110,17 +139,14 @@ class LiveTarget:
 
     def __init__(
         self,
-        made: NextWorld,
-        active: ActiveWorld | None,
+        inputs: TargetInputs,
         settings: StreamSettings,
         *,
         deadline: float,
         probe: Callable[[str], None] = lambda point: None,
     ) -> None:
         """Raises StreamRefused. `deadline` is the handoff's, in time.monotonic() seconds."""
-        live, plan, certificate = made.live, made.plan, made.certificate
-        assert live is not None and plan is not None and certificate is not None and made.manifest is not None
-        self._made = made
+        live, plan, certificate, transport = inputs.live, inputs.plan, inputs.certificate, inputs.transport
         self._settings = settings
         self._deadline = deadline
         self._certified = False
@@ -129,19 +155,19 @@ class LiveTarget:
         self._result: StreamResult | None = None
         self._plan = certificate
         self._live = live
-        self._kinds = state_kinds(made.manifest)
-        self._counted = None if made.transport is None else _Counted(made.transport)
+        self._kinds = state_kinds(inputs.manifest)
+        self._counted = None if transport is None else _Counted(transport)
         self._planned_bytes = plan.remote_elements * sum(
-            kind.bytes_per_element for kind in made.manifest.kinds if kind.name != GRAD
+            kind.bytes_per_element for kind in inputs.manifest.kinds if kind.name != GRAD
         )
-        tile_elements = self._refuse_or_size(made)
-        following = self._following(made, active, tile_elements)
-        if made.transport is not None:
-            made.transport.register(targets=following.targets())
-        self._follower = Follower(following.tiles, plan_revision=made.request.target_revision, depth=following.depth)
+        self.tile_elements = tile_elements = self._refuse_or_size(inputs)
+        following = self._following(inputs, tile_elements)
+        if transport is not None:
+            transport.register(targets=following.targets())
+        self._follower = Follower(following.tiles, plan_revision=inputs.request.target_revision, depth=following.depth)
         self._replayer = replayer(live, window_elements=tile_elements)
-        self._replay_bytes = replay_bytes(tile_elements, made.placement.staged_kinds)
-        made.account.take(self._replay_bytes)
+        self._replay_bytes = replay_bytes(tile_elements, inputs.placement.staged_kinds)
+        inputs.account.take(self._replay_bytes)
         self._summing = _Summing(
             self._replayer,
             live,
@@ -298,30 +324,28 @@ class LiveTarget:
     def _note_missed(self, version: int, reason: str) -> None:
         self._hashes[version] = self.version - version
 
-    def _refuse_or_size(self, made: NextWorld) -> int:
+    def _refuse_or_size(self, inputs: TargetInputs) -> int:
         """Elements of a tile; StreamRefused where this rank cannot stream at all."""
-        if made.plan is not None and made.plan.remote and (made.transport is None or not made.transport.one_sided):
+        if inputs.plan.remote and (inputs.transport is None or not inputs.transport.one_sided):
             raise StreamRefused("a source can be read over gloo only, and streaming needs one-sided reads")
         try:
             check_replay(self._live)
             sizes = derive(
-                made.extra_bytes_max,
-                taken_bytes=made.account.device_bytes,
+                inputs.extra_bytes_max,
+                taken_bytes=inputs.account.device_bytes,
                 source_numel=0,
                 target_numel=self._live.shards.region_numel,
-                staged_kinds=made.placement.staged_kinds,
+                staged_kinds=inputs.placement.staged_kinds,
             )
         except (UnsupportedState, HeaderError) as error:
             raise StreamRefused(str(error), "replay") from error
         except BudgetRefused as error:
             raise StreamRefused(str(error)) from error
-        tile_elements = min(sizes.tile_elements, self._settings.tile_elements)
-        made.measures["tile_elements"] = float(tile_elements)
-        return tile_elements
+        return min(sizes.tile_elements, self._settings.tile_elements)
 
-    def _following(self, made: NextWorld, active: ActiveWorld | None, tile_elements: int) -> Following:
-        plan, request = made.plan, made.request
-        assert plan is not None and request.source is not None
+    def _following(self, inputs: TargetInputs, tile_elements: int) -> Following:
+        plan, request, active, beside = inputs.plan, inputs.request, inputs.active, inputs.beside
+        assert request.source is not None
         leaving = {
             rank: request.deadline_utc
             for rank, member in enumerate(request.source.members)
@@ -331,15 +355,15 @@ class LiveTarget:
             (part.region_offset, part.region_offset + part.numel) for part in self._live.shards.parameters if part.numel
         ]
         depths: dict[int, Any] = {
-            part.source_rank: made.exchange.wait(f"ring/{part.source_rank}", self._deadline) for part in plan.remote
+            part.source_rank: inputs.exchange.wait(f"ring/{part.source_rank}", self._deadline) for part in plan.remote
         }
         if without := [rank for rank, depth in depths.items() if not depth]:
             raise StreamRefused(f"source ranks {without} have no room for a ring")
-        if made.source_rank is not None and made.source_stream is None:
+        if active is not None and beside is None:
             raise StreamRefused("there is no room for this rank's own ring")
         local = None
-        if active is not None and made.source_stream is not None:
-            local = {**active.live.regions, **made.source_stream.ring.regions}
-            depths[LOCAL] = made.source_stream.ring.depth
+        if active is not None and beside is not None:
+            local = {**active.live.regions, **beside.ring.regions}
+            depths[LOCAL] = beside.ring.depth
         tiles = cut_tiles(plan, places, tile_elements, leaving=leaving)
         return Following(tiles, depths, self._live.regions, self._kinds, local=local, device=self._live.device)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Manifest
-from liver_core.rank.active_and_next import Verdict
+from liver_core.rank.active_world import Verdict
 from liver_core.rank.store_exchange import Exchange
 from liver_core.rank.stream.certify import ATTEMPTS_MAX, CertificateRefused, Certifier, read_verdict
 from tests.liver_core.layout.models import KINDS, spec

@@ -1,48 +1,18 @@
-"""The memory that one handoff takes on one rank: planned before anything is built, counted as it comes and goes.
-
-Device and host memory are two accounts, also on a machine where they are the same memory.
-"""
+"""The memory of a handoff on one rank: planned before anything is built, and what waited on the host moved in."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from liver_core.layout import Manifest
 from liver_core.layout.shards import region_numel
+from liver_core.rank.active_world import ActiveWorld
+from liver_core.rank.next_world import NextWorld
 from liver_core.rank.request import Request
 from liver_core.state.host_memory import move_in
-from liver_core.state.megatron_optimizer import LiveState, free
+from liver_core.state.live_state import LiveState, free
 from liver_core.streaming.memory_budget import DEPTH_LEAST, ring_bytes
 from liver_core.streaming.memory_placement import Placement, Room, areas, least_streaming, place, world_bytes
-
-if TYPE_CHECKING:
-    from liver_core.rank.active_and_next import ActiveWorld, NextWorld
-
-
-class MemoryAccount:
-    """What a handoff has taken, in bytes: more than the rank held before it. Peaks go into `measures`."""
-
-    def __init__(self, measures: dict[str, float]) -> None:
-        self._measures = measures
-        self.device_bytes = 0
-        self.host_bytes = 0
-
-    def take(self, device_bytes: int = 0, host_bytes: int = 0) -> None:
-        """So much more is taken; less than nothing is given back."""
-        self.device_bytes += device_bytes
-        self.host_bytes += host_bytes
-        self._peak("extra_bytes_peak", self.device_bytes)
-        if self.host_bytes:
-            self._peak("host_bytes_peak", self.host_bytes)
-
-    def pass_through(self, device_bytes: int) -> None:
-        """So much was taken for a moment."""
-        self.take(device_bytes)
-        self.take(-device_bytes)
-
-    def _peak(self, name: str, taken: int) -> None:
-        self._measures[name] = max(self._measures.get(name, 0.0), float(taken))
 
 
 def plan_memory(

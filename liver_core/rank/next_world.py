@@ -1,67 +1,31 @@
-"""The worlds of one rank: the one it trains in, and the one that a handoff prepares beside it."""
+"""The world that a handoff prepares beside the one that a rank trains in: its parts, and how it is dropped."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 from liver_core.certificate import CertificatePlan
 from liver_core.handoff.messages import Reason, Rung
-from liver_core.layout import Manifest, Member, ParallelLayout, Roster, paired_parameters
-from liver_core.rank.prepare.memory_account import MemoryAccount
+from liver_core.layout import Manifest
+from liver_core.rank.active_world import Verdict
+from liver_core.rank.memory_account import MemoryAccount
 from liver_core.rank.request import Request
+from liver_core.rank.rescue.saved_state import Rescue
 from liver_core.rank.store_exchange import Exchange
+from liver_core.rank.stream.source_stream import SourceStream
+from liver_core.rank.stream.target_stream import LiveTarget
 from liver_core.reshard import RankPlan
-from liver_core.state.megatron_optimizer import LiveState, free
+from liver_core.state.live_state import LiveState, free
 from liver_core.streaming.memory_placement import Placement
 from liver_core.training.job import TrainState
 from liver_core.transport.protocol import Read, Transport
 from liver_core.worlds.megatron import MegatronWorld, retire
 from liver_core.worlds.released import collect
 
-if TYPE_CHECKING:
-    from liver_core.rank.rescue.rescue_preparation import Rescue
-    from liver_core.rank.stream.source_stream import SourceStream
-    from liver_core.rank.stream.target_stream import LiveTarget
-
-
 COLLECT_AFTER_S = 1.0
-
-
-@dataclass(slots=True)
-class ActiveWorld:
-    """The world this rank trains in."""
-
-    world: MegatronWorld
-    state: TrainState
-    live: LiveState
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """How the state of one handoff moves, the same for all its ranks: LIVE, certified at `version` with `certificate`,
-    or STOP_AND_COPY for `reason`, found in `phase` ("stream", or "replay" for an optimizer that cannot be replayed)."""
-
-    rung: Rung
-    reason: str = ""
-    phase: str = "stream"
-    version: int = 0
-    certificate: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"rung": str(self.rung)}
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Verdict:
-        return Verdict(
-            Rung(value["rung"]),
-            str(value["reason"]),
-            str(value["phase"]),
-            int(value["version"]),
-            str(value["certificate"]),
-        )
 
 
 @dataclass(slots=True)
@@ -152,30 +116,3 @@ class NextWorld:
         later = threading.Timer(COLLECT_AFTER_S, collect)
         later.daemon = True
         later.start()
-
-
-def rank_in(roster: Roster | None, member: Member) -> int | None:
-    """The rank of `member` in `roster`, None when it is not a member."""
-    if roster is None or member not in roster.members:
-        return None
-    return roster.members.index(member)
-
-
-def source_certificate_plan(live: LiveState, target: ParallelLayout) -> CertificatePlan:
-    """Where in a source's regions which element of which parameter lies, worked out before the pause.
-
-    What tensor parallelism replicates is counted on its first rank only, as the copies that the target world will
-    hold: so that there every replica is certified, while sums over any source layout are equal.
-    """
-    specs = {spec.name: spec for spec in live.manifest.parameters}
-    first = live.layout.coordinates(live.rank).tp == 0
-    counted = [box for box in live.resident() if first or specs[box.parameter].tp_dim is not None]
-    times = {name: target.tp for name, spec in specs.items() if spec.tp_dim is None}
-    paired = paired_parameters(live.manifest, live.layout, target)
-    return CertificatePlan(counted, {name: spec.shape for name, spec in specs.items()}, times, paired)
-
-
-def target_certificate_plan(live: LiveState, source: ParallelLayout) -> CertificatePlan:
-    """The same of a target, where every copy is counted."""
-    shapes = {spec.name: spec.shape for spec in live.manifest.parameters}
-    return CertificatePlan(live.resident(), shapes, paired=paired_parameters(live.manifest, source, live.layout))

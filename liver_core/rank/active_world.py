@@ -1,0 +1,74 @@
+"""The world that a rank trains in, and what a handoff out of it agrees on: the verdict, and what is certified where."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from liver_core.certificate import CertificatePlan
+from liver_core.handoff.messages import Rung
+from liver_core.layout import Member, ParallelLayout, Roster, paired_parameters
+from liver_core.state.live_state import LiveState
+from liver_core.training.job import TrainState
+from liver_core.worlds.megatron import MegatronWorld
+
+
+@dataclass(slots=True)
+class ActiveWorld:
+    """The world this rank trains in."""
+
+    world: MegatronWorld
+    state: TrainState
+    live: LiveState
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the state of one handoff moves, the same for all its ranks: LIVE, certified at `version` with `certificate`,
+    or STOP_AND_COPY for `reason`, found in `phase` ("stream", or "replay" for an optimizer that cannot be replayed)."""
+
+    rung: Rung
+    reason: str = ""
+    phase: str = "stream"
+    version: int = 0
+    certificate: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"rung": str(self.rung)}
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Verdict:
+        return Verdict(
+            Rung(value["rung"]),
+            str(value["reason"]),
+            str(value["phase"]),
+            int(value["version"]),
+            str(value["certificate"]),
+        )
+
+
+def rank_in(roster: Roster | None, member: Member) -> int | None:
+    """The rank of `member` in `roster`, None when it is not a member."""
+    if roster is None or member not in roster.members:
+        return None
+    return roster.members.index(member)
+
+
+def source_certificate_plan(live: LiveState, target: ParallelLayout) -> CertificatePlan:
+    """Where in a source's regions which element of which parameter lies, worked out before the pause.
+
+    What tensor parallelism replicates is counted on its first rank only, as the copies that the target world will
+    hold: so that there every replica is certified, while sums over any source layout are equal.
+    """
+    specs = {spec.name: spec for spec in live.manifest.parameters}
+    first = live.layout.coordinates(live.rank).tp == 0
+    counted = [box for box in live.resident() if first or specs[box.parameter].tp_dim is not None]
+    times = {name: target.tp for name, spec in specs.items() if spec.tp_dim is None}
+    paired = paired_parameters(live.manifest, live.layout, target)
+    return CertificatePlan(counted, {name: spec.shape for name, spec in specs.items()}, times, paired)
+
+
+def target_certificate_plan(live: LiveState, source: ParallelLayout) -> CertificatePlan:
+    """The same of a target, where every copy is counted."""
+    shapes = {spec.name: spec.shape for spec in live.manifest.parameters}
+    return CertificatePlan(live.resident(), shapes, paired=paired_parameters(live.manifest, source, live.layout))
