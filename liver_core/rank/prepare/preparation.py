@@ -329,20 +329,17 @@ class Preparation:
                 self._stream_inputs(made), self.settings.stream, deadline=self.deadline, probe=self.probe
             )
         except StreamRefused as refused:
-            propose_verdict(
-                made.exchange,
-                Verdict(Rung.STOP_AND_COPY, f"target rank {made.target_rank}: {refused}", refused.phase),
-            )
+            why = f"target rank {made.target_rank}: {refused}"
+            propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, why, refused.phase))
             return None
         made.measures["tile_elements"] = float(made.target_stream.tile_elements)
-        sizes = (self.request.source.layout.world_size, self.request.target.layout.world_size)
         return Certifier(
             made.exchange,
             made.target_stream,
             made.manifest,
             rank=made.target_rank,
-            sources=sizes[0],
-            targets=sizes[1],
+            sources=self.request.source.layout.world_size,
+            targets=self.request.target.layout.world_size,
             beside=made.source_stream,
             steps_outlast=self.request.rung is Rung.DROP_STEP,
         )
