@@ -10,6 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -227,6 +228,16 @@ def test_every_package_declares_what_it_imports():
     assert_none(found)
 
 
+def test_no_imports_go_in_a_circle():
+    """Counts imports inside functions and under TYPE_CHECKING too: what needs the other's types needs the other."""
+    imports = {module_of(path): modules_it_imports(tree) for path, tree in python_files() if path.startswith(PACKAGES)}
+    sorter = TopologicalSorter({module: wanted & imports.keys() for module, wanted in imports.items()})
+    try:
+        sorter.prepare()
+    except CycleError as circle:
+        raise AssertionError(" -> ".join(circle.args[1])) from None
+
+
 def test_the_checker_of_plans_never_imports_the_planner_it_checks():
     [tree] = [tree for path, tree in python_files() if path == "tests/liver_core/reshard/checker.py"]
     assert "liver_core.reshard.planner" not in {module for module, _ in imported_modules(tree)}
@@ -367,6 +378,19 @@ def imported_modules(tree: ast.Module) -> Iterator[tuple[str, int]]:
                 yield module, node.lineno
             case ast.Call(func=ast.Name(id="__import__" | "import_module"), args=[ast.Constant(value=str(module)), *_]):
                 yield module, node.lineno
+
+
+def module_of(path: str) -> str:
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def modules_it_imports(tree: ast.Module) -> set[str]:
+    """Modules that a file imports, whole or names of them. A package stands for its `__init__` only."""
+    found = {module for module, _ in imported_modules(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
 
 
 def sleeping_lines(tree: ast.Module) -> Iterator[int]:
