@@ -19,8 +19,8 @@ from statistics import median
 from typing import Any
 
 from liver_core.handoff.messages import Reason, Rung
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks_model import build_corpus, small_gpt
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks_model import build_corpus, small_gpt
 
 NODES = "abc"
 WAIT_S = 60.0

@@ -30,8 +30,8 @@ from tests.benchmarks.handoff_model import (
     extra_bytes_budget,
     step_s_at_most,
 )
-from tests.rank_cluster import Cluster, Rank
-from tests.real_ranks_process import RankSetup
+from tests.cluster.rank_cluster import Cluster, Rank
+from tests.cluster.real_ranks_process import RankSetup
 
 LEAD = Member("a", 0)
 """Is in every world; its steps are the clock of the job."""

@@ -24,10 +24,10 @@ from agent.protocol.sync import HandoffMeasures
 from liver_core.handoff.messages import Rung
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.window_step import Place, Replayer
-from tests.liver_core.rank.tight import manifest_of, tight
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks_model import build_corpus, small_gpt
+from tests.liver_core.rank.support.tight import manifest_of, tight
 from tests.liver_core.streaming.optimizers import Whole
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks_model import build_corpus, small_gpt
 
 BIG = {"hidden_size": 512, "ffn_hidden_size": 1024}
 WORLDS = (("PP2", "ab"), ("TP2", "ba"))

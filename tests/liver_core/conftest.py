@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.real_ranks_model import build_corpus
+from tests.cluster.real_ranks_model import build_corpus
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from agent.protocol.values import HandoffState
 from agent.supervisor.process import is_alive
 from tests.agent.cluster import REAL_RANKS, cluster, identity_of
 from tests.agent.waiting import real_job
-from tests.real_ranks_model import build_corpus
+from tests.cluster.real_ranks_model import build_corpus
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(240)]
 THREE = ("a", "b", "c")

@@ -10,7 +10,7 @@ from agent.protocol.jobfile import JobFile
 from agent.protocol.values import HandoffDecision, HandoffState, Rung
 from tests.agent.cluster import REAL_RANKS, cluster
 from tests.agent.waiting import real_job
-from tests.real_ranks_model import build_corpus
+from tests.cluster.real_ranks_model import build_corpus
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -9,7 +9,7 @@ import pytest
 from agent.protocol.values import HandoffDecision, HandoffState, Rung
 from tests.agent.cluster import REAL_RANKS, cluster
 from tests.agent.waiting import real_job
-from tests.real_ranks_model import build_corpus
+from tests.cluster.real_ranks_model import build_corpus
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -7,7 +7,7 @@ import pytest
 
 from deploy.demo.restart.one_process import JobSpec, SoloPlan, WorldSpec, read_events
 from deploy.demo.restart.torchrun import BaselineFailed, BaselineSettings, measure_as_today, measure_at_best, run_solo
-from tests.real_ranks_model import small_gpt
+from tests.cluster.real_ranks_model import small_gpt
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(400)]
 STEPS = 2

@@ -12,9 +12,10 @@ import pytest
 
 from liver_core.handoff.messages import CutoverDeadlines, Rung
 from liver_core.layout import Member
-from tests.liver_core.rank.drops import hold_at, permit_held
-from tests.liver_core.rank.stream_jobs import JOBS
-from tests.liver_core.rank.trio import (
+from tests.cluster.real_ranks_process import Fault
+from tests.liver_core.rank.support.drops import hold_at, permit_held
+from tests.liver_core.rank.support.stream_jobs import JOBS
+from tests.liver_core.rank.support.trio import (
     LEAVER,
     SHORT,
     SURVIVOR,
@@ -23,7 +24,6 @@ from tests.liver_core.rank.trio import (
     assert_trained_as_if_nothing_had_happened,
     trio_setup,
 )
-from tests.real_ranks_process import Fault
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 

@@ -15,7 +15,9 @@ import pytest
 
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Member
-from tests.liver_core.rank.chain import (
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks_model import small_gpt
+from tests.liver_core.rank.support.chain import (
     Chain,
     World,
     assert_as_megatron_loads,
@@ -23,11 +25,9 @@ from tests.liver_core.rank.chain import (
     load_with_megatron,
     run_undisturbed,
 )
-from tests.liver_core.rank.drops import permit_held, prepare_within_a_step
-from tests.liver_core.rank.global_state import differences
-from tests.liver_core.rank.stream_jobs import JOBS
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks_model import small_gpt
+from tests.liver_core.rank.support.drops import permit_held, prepare_within_a_step
+from tests.liver_core.rank.support.global_state import differences
+from tests.liver_core.rank.support.stream_jobs import JOBS
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -136,7 +136,7 @@ def test_nothing_but_state_moves_and_what_the_drop_cost_is_told(chain: Chain):
 @pytest.mark.parametrize(
     ("every", "job", "rule"),
     [
-        (2, "tests.liver_core.rank.stream_jobs:WholeStepsJob", "WholeStepsJob has no step_in_parts"),
+        (2, "tests.liver_core.rank.support.stream_jobs:WholeStepsJob", "WholeStepsJob has no step_in_parts"),
         (0, RankSetup.job, "every_micro_batches: must be at least 1, is 0"),
     ],
 )

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.liver_core.rank.chain import Chain, World, gather, load_with_megatron, run_undisturbed
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks import run_alone
-from tests.real_ranks_model import small_gpt
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks import run_alone
+from tests.cluster.real_ranks_model import small_gpt
+from tests.liver_core.rank.support.chain import Chain, World, gather, load_with_megatron, run_undisturbed
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 

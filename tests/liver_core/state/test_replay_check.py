@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from liver_core.streaming.header import StepHeader
+from tests.cluster.rank_cluster import RankSetup
+from tests.cluster.real_ranks import run_alone, run_ranks
+from tests.cluster.real_ranks_model import small_gpt
 from tests.liver_core.streaming.optimizers import same_bits
-from tests.rank_cluster import RankSetup
-from tests.real_ranks import run_alone, run_ranks
-from tests.real_ranks_model import small_gpt
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
@@ -77,7 +77,7 @@ def _two_worlds(port: int, corpus: str, precision: str) -> tuple[Any, Any, Any, 
     from liver_core.state.optimizer_step import refresh_weights
     from liver_core.worlds.groups import connect_store
     from liver_core.worlds.megatron import activate, bring_up, building
-    from tests.real_ranks_process import make_job
+    from tests.cluster.real_ranks_process import make_job
 
     job = make_job(RankSetup(small_gpt(corpus, precision=precision, num_layers=2)))
     made = []

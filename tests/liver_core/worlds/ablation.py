@@ -17,7 +17,7 @@ os.environ["TORCHDYNAMO_DISABLE"] = "1"
 
 import torch
 
-from tests.real_ranks_model import small_gpt
+from tests.cluster.real_ranks_model import small_gpt
 
 NOTHING = "nothing"
 

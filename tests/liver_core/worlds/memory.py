@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from liver_core.layout import Member
-from tests.rank_cluster import Cluster
+from tests.cluster.rank_cluster import Cluster
 
 STEPS = 2
 POINTS = ("bring up groups", "build model", "lay out state")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks import run_ranks
+from tests.cluster.real_ranks_model import small_gpt
 from tests.liver_core.worlds.memory import measured_handoff
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks import run_ranks
-from tests.real_ranks_model import small_gpt
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -65,7 +65,7 @@ def _build_again_and_again(rank: int, port: int, corpus: str) -> dict[str, Any]:
     from liver_core.worlds.groups import connect_store
     from liver_core.worlds.megatron import activate, bring_up, building
     from liver_core.worlds.released import discard, released, restore, trim
-    from tests.real_ranks_process import make_job, resident_bytes
+    from tests.cluster.real_ranks_process import make_job, resident_bytes
 
     job = make_job(RankSetup(small_gpt(corpus, **BIG)))
     store = connect_store(StoreAddress("127.0.0.1", port), timeout_s=30)
@@ -101,7 +101,7 @@ def _discard_what_numpy_saw(rank: int, port: int) -> tuple[int, int]:
     import torch
 
     from liver_core.worlds.released import discard
-    from tests.real_ranks_process import resident_bytes
+    from tests.cluster.real_ranks_process import resident_bytes
 
     before = resident_bytes()
     tensor = torch.ones(16 * MIB)

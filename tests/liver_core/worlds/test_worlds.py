@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks import run_alone, run_ranks
-from tests.real_ranks_model import small_gpt
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks import run_alone, run_ranks
+from tests.cluster.real_ranks_model import small_gpt
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -112,7 +112,7 @@ def _build_in_background(rank: int, port: int, corpus: str) -> tuple[list[str], 
 
     from liver_core.worlds.megatron import activate, building, seed_streams
     from liver_core.worlds.released import released
-    from tests.real_ranks_process import make_job
+    from tests.cluster.real_ranks_process import make_job
 
     def observe() -> dict[str, Any]:
         streams: Any = get_cuda_rng_tracker()

@@ -8,9 +8,9 @@ from typing import Any
 
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Member
-from tests.liver_core.rank.stream_random import Link, Story, first_difference, told_by_stop_and_copy
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks import run_alone
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks import run_alone
+from tests.liver_core.rank.support.stream_random import Link, Story, first_difference, told_by_stop_and_copy
 
 
 def member(node: str) -> Member:

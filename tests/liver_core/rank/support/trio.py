@@ -10,10 +10,10 @@ from typing import Any
 
 from liver_core.handoff.messages import CutoverDeadlines, Reason
 from liver_core.layout import Member
-from tests.liver_core.rank.chain import run_undisturbed
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks_model import small_gpt
-from tests.real_ranks_process import Fault
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks_model import small_gpt
+from tests.cluster.real_ranks_process import Fault
+from tests.liver_core.rank.support.chain import run_undisturbed
 
 LEAVER, SURVIVOR = Member("a", 0), Member("b", 0)
 UNHURRIED = CutoverDeadlines(target_s=15.0, source_s=20.0, store_s=30.0)

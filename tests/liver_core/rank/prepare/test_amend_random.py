@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from liver_core.layout import ParallelLayout
-from tests.liver_core.rank.amended import AmendedJob
-from tests.liver_core.rank.stream_random import LAYOUTS, WEIGHTS, random_story, setup_of
+from tests.liver_core.rank.support.amended import AmendedJob
+from tests.liver_core.rank.support.stream_random import LAYOUTS, WEIGHTS, random_story, setup_of
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from liver_core.layout import Manifest
-from tests.liver_core.rank.chain import run_undisturbed
-from tests.liver_core.rank.global_state import assemble, differences
-from tests.liver_core.rank.trio import LEAVER, SHORT, SURVIVOR, Trio, trio_setup
-from tests.real_ranks_process import Fault
+from tests.cluster.real_ranks_process import Fault
+from tests.liver_core.rank.support.chain import run_undisturbed
+from tests.liver_core.rank.support.global_state import assemble, differences
+from tests.liver_core.rank.support.trio import LEAVER, SHORT, SURVIVOR, Trio, trio_setup
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 

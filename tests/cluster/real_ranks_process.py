@@ -1,4 +1,4 @@
-"""What runs inside a rank process of `tests.rank_cluster`: the loop, its listener, and a recorder at its probe points.
+"""What runs inside a rank process of `rank_cluster`: the loop, its listener, and a recorder at its probe points.
 
 The recorder copies state where a test wants to compare it, writes Megatron's own checkpoint at boundaries, and causes
 the faults a test has armed: kill, stall (SIGSTOP), or hold until released. Everything it returns is numpy or plain.
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from liver_core.layout import Member
-from tests.net_islands import address_of, enter
+from tests.cluster.net_islands import address_of, enter
 
 HOLD_S_MAX = 60.0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tests.real_ranks import run_alone
+from tests.cluster.real_ranks import run_alone
 
 
 def small_gpt(prefix: str, **changes: Any) -> dict[str, Any]:

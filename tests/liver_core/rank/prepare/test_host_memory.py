@@ -11,7 +11,11 @@ import pytest
 
 from liver_core.handoff.messages import Reason, Rung
 from liver_core.layout import Manifest, Member
-from tests.liver_core.rank.stream_random import (
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks_model import small_gpt
+from tests.cluster.real_ranks_process import Fault
+from tests.liver_core.rank.cutover.test_failures import assert_started_at_the_version_held
+from tests.liver_core.rank.support.stream_random import (
     Link,
     Story,
     Told,
@@ -20,19 +24,15 @@ from tests.liver_core.rank.stream_random import (
     told_by_stop_and_copy,
     told_live,
 )
-from tests.liver_core.rank.stream_trio import LiveTrio, live_setup
-from tests.liver_core.rank.test_failures import assert_started_at_the_version_held
-from tests.liver_core.rank.tight import manifest_of, tight
-from tests.liver_core.rank.trio import (
+from tests.liver_core.rank.support.stream_trio import LiveTrio, live_setup
+from tests.liver_core.rank.support.tight import manifest_of, tight
+from tests.liver_core.rank.support.trio import (
     LEAVER,
     SHORT,
     SURVIVOR,
     assert_trained_as_if_nothing_had_happened,
 )
 from tests.liver_core.worlds.memory import resident
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks_model import small_gpt
-from tests.real_ranks_process import Fault
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 
 from liver_core.handoff.messages import Rung
-from tests.liver_core.rank.chain import (
+from tests.cluster.rank_cluster import RankSetup
+from tests.cluster.real_ranks import run_alone
+from tests.cluster.real_ranks_model import small_gpt
+from tests.liver_core.rank.support.chain import (
     Chain,
     World,
     assert_as_megatron_loads,
@@ -20,10 +23,7 @@ from tests.liver_core.rank.chain import (
     run_chain,
     run_undisturbed,
 )
-from tests.liver_core.rank.global_state import differences
-from tests.rank_cluster import RankSetup
-from tests.real_ranks import run_alone
-from tests.real_ranks_model import small_gpt
+from tests.liver_core.rank.support.global_state import differences
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 

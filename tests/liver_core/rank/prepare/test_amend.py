@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from liver_core.layout import Member
-from tests.liver_core.rank.amended import AmendedJob, member
-from tests.liver_core.rank.stream_random import Story
-from tests.liver_core.rank.stream_trio import STREAM
-from tests.rank_cluster import RankSetup
-from tests.real_ranks_model import small_gpt
-from tests.real_ranks_process import Fault
+from tests.cluster.rank_cluster import RankSetup
+from tests.cluster.real_ranks_model import small_gpt
+from tests.cluster.real_ranks_process import Fault
+from tests.liver_core.rank.support.amended import AmendedJob, member
+from tests.liver_core.rank.support.stream_random import Story
+from tests.liver_core.rank.support.stream_trio import STREAM
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Member, ParallelLayout, Roster
-from tests.liver_core.rank.stream_jobs import JOBS
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks_model import small_gpt
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks_model import small_gpt
+from tests.liver_core.rank.support.stream_jobs import JOBS
 
 LAYOUTS = ("TP1", "TP2", "PP2", "DP2", "PP3", "TP2xPP2", "TP2xDP2", "PP2xDP2", "DP4")
 WEIGHTS = (2, 4, 4, 4, 3, 1, 1, 1, 1)

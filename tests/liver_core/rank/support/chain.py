@@ -8,10 +8,10 @@ from typing import Any
 
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Manifest, Member
-from tests.liver_core.rank.global_state import assemble, assemble_weights
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks import start_ranks
-from tests.real_ranks_process import local_weights, make_job, megatron_state
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks import start_ranks
+from tests.cluster.real_ranks_process import local_weights, make_job, megatron_state
+from tests.liver_core.rank.support.global_state import assemble, assemble_weights
 
 STEP_S_MOST = 0.5
 """Of a run that is left alone, on a machine that does more than one thing."""

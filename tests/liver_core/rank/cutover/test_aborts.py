@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.liver_core.rank.trio import (
+from tests.cluster.real_ranks_process import Fault
+from tests.liver_core.rank.support.trio import (
     LEAVER,
     SHORT,
     SURVIVOR,
@@ -18,7 +19,6 @@ from tests.liver_core.rank.trio import (
     assert_trained_as_if_nothing_had_happened,
     trio_setup,
 )
-from tests.real_ranks_process import Fault
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 

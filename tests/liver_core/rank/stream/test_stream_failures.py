@@ -15,7 +15,11 @@ import pytest
 
 from liver_core.handoff.messages import Reason, Rung
 from liver_core.streaming.memory_budget import TILE_ELEMENTS_LEAST, replay_bytes
-from tests.liver_core.rank.stream_random import (
+from tests.cluster.rank_cluster import RankSetup
+from tests.cluster.real_ranks_model import small_gpt
+from tests.cluster.real_ranks_process import Fault
+from tests.liver_core.rank.cutover.test_failures import assert_started_at_the_version_held
+from tests.liver_core.rank.support.stream_random import (
     Link,
     Story,
     first_difference,
@@ -23,12 +27,8 @@ from tests.liver_core.rank.stream_random import (
     told_by_stop_and_copy,
     told_live,
 )
-from tests.liver_core.rank.stream_trio import LiveTrio, live_setup
-from tests.liver_core.rank.test_failures import assert_started_at_the_version_held
-from tests.liver_core.rank.trio import LEAVER, SHORT, SURVIVOR
-from tests.rank_cluster import RankSetup
-from tests.real_ranks_model import small_gpt
-from tests.real_ranks_process import Fault
+from tests.liver_core.rank.support.stream_trio import LiveTrio, live_setup
+from tests.liver_core.rank.support.trio import LEAVER, SHORT, SURVIVOR
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 

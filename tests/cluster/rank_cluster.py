@@ -21,9 +21,9 @@ from typing import Any, Self
 from liver_core.handoff.messages import CutoverDeadlines, Reason, Rung, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.rank.request import Request
-from tests.net_islands import HUB
-from tests.real_ranks import PRELOAD, serve_store
-from tests.real_ranks_process import Fault, RankSetup, rank_process
+from tests.cluster.net_islands import HUB
+from tests.cluster.real_ranks import PRELOAD, serve_store
+from tests.cluster.real_ranks_process import Fault, RankSetup, rank_process
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOAD)

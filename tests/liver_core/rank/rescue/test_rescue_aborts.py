@@ -14,10 +14,13 @@ import pytest
 
 from liver_core.handoff.messages import CutoverDeadlines, Rung
 from liver_core.layout import Member
-from tests.liver_core.rank.chain import run_undisturbed
-from tests.liver_core.rank.stream_jobs import JOBS
-from tests.liver_core.rank.test_failures import assert_started_at_the_version_held
-from tests.liver_core.rank.trio import (
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks_model import small_gpt
+from tests.cluster.real_ranks_process import Fault
+from tests.liver_core.rank.cutover.test_failures import assert_started_at_the_version_held
+from tests.liver_core.rank.support.chain import run_undisturbed
+from tests.liver_core.rank.support.stream_jobs import JOBS
+from tests.liver_core.rank.support.trio import (
     LEAVER,
     SURVIVOR,
     UNHURRIED,
@@ -25,9 +28,6 @@ from tests.liver_core.rank.trio import (
     assert_trained_as_if_nothing_had_happened,
     trio_setup,
 )
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks_model import small_gpt
-from tests.real_ranks_process import Fault
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Member
-from tests.rank_cluster import Cluster
+from tests.cluster.rank_cluster import Cluster
 
 
 def hold_at(cluster: Cluster, member: Member, part: int) -> None:

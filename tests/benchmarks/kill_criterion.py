@@ -1,4 +1,4 @@
-"""The first question of the product, asked in one script: `python -m tests.kill_criterion`.
+"""The first question of the product, asked in one script: `python -m tests.benchmarks.kill_criterion`.
 
 Real processes take a Megatron GPT with its optimizer from TP2xPP2 to PP3 and back, in process, while it trains. Prints
 what it cost; exits with 1 when anything is not exact by either oracle, or when the next world was built with memory.
@@ -12,11 +12,11 @@ import time
 from math import prod
 from pathlib import Path
 
-from tests.liver_core.rank.chain import Chain, World, load_with_megatron, run_chain, run_undisturbed
-from tests.liver_core.rank.global_state import differences
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks_model import build_corpus, small_gpt
+from tests.liver_core.rank.support.chain import Chain, World, load_with_megatron, run_chain, run_undisturbed
+from tests.liver_core.rank.support.global_state import differences
 from tests.liver_core.worlds.memory import measured_handoff
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks_model import build_corpus, small_gpt
 
 WORLDS = (World("TP2xPP2", "abcd"), World("PP3", "abc"), World("TP2xPP2", "abce"))
 HANDOFFS = range(2, len(WORLDS) + 1)

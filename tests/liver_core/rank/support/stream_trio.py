@@ -6,8 +6,8 @@ from typing import Any
 
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Member
-from tests.liver_core.rank.trio import Trio, trio_setup
-from tests.rank_cluster import RankSetup
+from tests.cluster.rank_cluster import RankSetup
+from tests.liver_core.rank.support.trio import Trio, trio_setup
 
 STREAM = {"tile_elements": 4096, "ring_depth": 8}
 

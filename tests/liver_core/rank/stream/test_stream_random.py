@@ -12,7 +12,7 @@ import math
 import pytest
 
 from liver_core.handoff.messages import Rung
-from tests.liver_core.rank.stream_random import (
+from tests.liver_core.rank.support.stream_random import (
     HANDOFFS,
     first_difference,
     random_story,

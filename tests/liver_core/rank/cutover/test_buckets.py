@@ -14,7 +14,12 @@ import pytest
 
 from liver_core.handoff.messages import Rung
 from liver_core.layout import ParallelLayout, shard_ranges
-from tests.liver_core.rank.chain import (
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks import run_alone
+from tests.cluster.real_ranks_model import small_gpt
+from tests.cluster.real_ranks_process import Fault
+from tests.liver_core.rank.cutover.test_failures import assert_started_at_the_version_held
+from tests.liver_core.rank.support.chain import (
     Chain,
     World,
     assert_as_megatron_loads,
@@ -23,9 +28,8 @@ from tests.liver_core.rank.chain import (
     run_chain,
     run_undisturbed,
 )
-from tests.liver_core.rank.global_state import differences
-from tests.liver_core.rank.test_failures import assert_started_at_the_version_held
-from tests.liver_core.rank.trio import (
+from tests.liver_core.rank.support.global_state import differences
+from tests.liver_core.rank.support.trio import (
     LEAVER,
     SHORT,
     SURVIVOR,
@@ -33,10 +37,6 @@ from tests.liver_core.rank.trio import (
     assert_trained_as_if_nothing_had_happened,
     trio_setup,
 )
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks import run_alone
-from tests.real_ranks_model import small_gpt
-from tests.real_ranks_process import Fault
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 

@@ -14,8 +14,10 @@ import pytest
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Manifest, ParallelLayout
 from liver_core.streaming.memory_placement import areas
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks_model import small_gpt
 from tests.liver_core.layout.oracle import rank_region
-from tests.liver_core.rank.chain import (
+from tests.liver_core.rank.support.chain import (
     Chain,
     World,
     assert_as_megatron_loads,
@@ -23,9 +25,7 @@ from tests.liver_core.rank.chain import (
     run_chain,
     run_undisturbed,
 )
-from tests.liver_core.rank.global_state import differences
-from tests.rank_cluster import Cluster, RankSetup
-from tests.real_ranks_model import small_gpt
+from tests.liver_core.rank.support.global_state import differences
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 

@@ -14,9 +14,9 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.net_islands import HUB, enter
+from tests.cluster.net_islands import HUB, enter
 
-PRELOAD = ["tests.real_ranks_preload"]
+PRELOAD = ["tests.cluster.real_ranks_preload"]
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOAD)
 

@@ -18,12 +18,12 @@ from tests.liver_core.streaming.optimizers import Lion
 
 JOBS = {
     "adam": "liver_core.training.gpt:GptJob",
-    "sgd": "tests.liver_core.rank.stream_jobs:SgdJob",
-    "lion": "tests.liver_core.rank.stream_jobs:LionJob",
-    "dropout": "tests.liver_core.rank.stream_jobs:DropoutJob",
-    "fused": "tests.liver_core.rank.stream_jobs:FusedJob",
-    "wordy": "tests.liver_core.rank.stream_jobs:WordyJob",
-    "very wordy": "tests.liver_core.rank.stream_jobs:VeryWordyJob",
+    "sgd": "tests.liver_core.rank.support.stream_jobs:SgdJob",
+    "lion": "tests.liver_core.rank.support.stream_jobs:LionJob",
+    "dropout": "tests.liver_core.rank.support.stream_jobs:DropoutJob",
+    "fused": "tests.liver_core.rank.support.stream_jobs:FusedJob",
+    "wordy": "tests.liver_core.rank.support.stream_jobs:WordyJob",
+    "very wordy": "tests.liver_core.rank.support.stream_jobs:VeryWordyJob",
 }
 """Entry point by what is special about the job, mostly its optimizer."""
 

@@ -11,15 +11,15 @@ from collections.abc import Iterator
 import pytest
 
 from liver_core.handoff.messages import Reason
-from tests.liver_core.rank.stream_trio import LiveTrio, live_setup
-from tests.liver_core.rank.trio import (
+from tests.cluster.net_islands import HUB, Islands, why_not
+from tests.cluster.real_ranks_process import Fault
+from tests.liver_core.rank.support.stream_trio import LiveTrio, live_setup
+from tests.liver_core.rank.support.trio import (
     LEAVER,
     SHORT,
     SURVIVOR,
     assert_trained_as_if_nothing_had_happened,
 )
-from tests.net_islands import HUB, Islands, why_not
-from tests.real_ranks_process import Fault
 
 NAMES = ("a", "b", "c1")
 pytestmark = [

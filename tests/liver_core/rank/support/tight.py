@@ -9,7 +9,7 @@ from liver_core.layout import Manifest, Member, ParallelLayout
 from liver_core.layout.shards import region_numel
 from liver_core.streaming.memory_budget import DEPTH_LEAST, TILE_ELEMENTS_LEAST, replay_bytes, ring_bytes
 from liver_core.streaming.memory_placement import areas
-from tests.rank_cluster import Cluster, RankSetup
+from tests.cluster.rank_cluster import Cluster, RankSetup
 
 
 def manifest_of(setup: RankSetup) -> Manifest:

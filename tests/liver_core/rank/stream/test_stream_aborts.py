@@ -15,9 +15,9 @@ import pytest
 
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Member
-from tests.liver_core.rank.stream_trio import STREAM, LiveTrio, live_setup
-from tests.liver_core.rank.trio import LEAVER, SURVIVOR, assert_trained_as_if_nothing_had_happened
-from tests.real_ranks_process import Fault
+from tests.cluster.real_ranks_process import Fault
+from tests.liver_core.rank.support.stream_trio import STREAM, LiveTrio, live_setup
+from tests.liver_core.rank.support.trio import LEAVER, SURVIVOR, assert_trained_as_if_nothing_had_happened
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
