@@ -6,7 +6,7 @@ mapping said, not that the mapping is right: both sides use the same boxes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import blake2b
@@ -28,19 +28,6 @@ MIX_FIRST = np.uint64(0xBF58476D1CE4E5B9)
 MIX_SECOND = np.uint64(0x94D049BB133111EB)
 SHIFT_FIRST, SHIFT_SECOND = np.uint64(32), np.uint64(29)
 """Constants of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mismatch:
-    """A parameter of one kind whose sums differ."""
-
-    parameter: str
-    kind: str
-    source: int
-    target: int
-
-    def __str__(self) -> str:
-        return f"{self.kind} of {self.parameter}: source {self.source:016x}, target {self.target:016x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +95,6 @@ class CertificatePlan:
                     totals[slab.index] += _mixed_sum(values, positions, scratch[1])
         counted = zip(totals, self._times, strict=True)
         return np.array([total * times & MASK for total, times in counted], dtype=np.uint64)
-
-
-def certificate(
-    region: torch.Tensor, boxes: Iterable[ResidentBox], shapes: Mapping[str, tuple[int, ...]], kind: str
-) -> np.ndarray:
-    """`CertificatePlan(boxes, shapes).sums(region, kind)`, for when nothing is gained by planning ahead."""
-    return CertificatePlan(boxes, shapes).sums(region, kind)
-
-
-def combine(parts: Iterable[np.ndarray]) -> np.ndarray:
-    """Sum of the parts of several ranks, modulo 2^64. What an all-reduce of the int64 view computes too."""
-    with np.errstate(over="ignore"):
-        return np.add.reduce(np.stack(list(parts)), axis=0, dtype=np.uint64)
-
-
-def compare(source: np.ndarray, target: np.ndarray, parameters: Sequence[str], kind: str) -> list[Mismatch]:
-    """Every parameter that differs, in order; empty when source and target are the same."""
-    if not len(source) == len(target) == len(parameters):
-        raise ValueError(f"{len(source)} sums of the source, {len(target)} of the target, {len(parameters)} parameters")
-    pairs = zip(parameters, source.tolist(), target.tolist(), strict=True)
-    return [Mismatch(name, kind, ours, theirs) for name, ours, theirs in pairs if ours != theirs]
 
 
 def chained_sums(sums: Mapping[int, int]) -> int:

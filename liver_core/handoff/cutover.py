@@ -24,24 +24,20 @@ POLL_S = 0.2
 
 
 class CutoverState(StrEnum):
-    """Where the rank is; `decided`, `fell` and `released` are final."""
+    """Where the rank is; `decided` and `fell` are final."""
 
-    WAITING = "waiting"  # no boundary agreed yet; may still be withdrawn
     READING = "reading"
     HELD = "held"  # everything that could be read is here; the certificates are being compared
     VOTED = "voted"  # in the barrier, or waiting for the decision
     BUILDING = "building"  # rescue: leavers are released; the target world is built, and filled from survivors
     DECIDED = "decided"
     FELL = "fell"  # no decision could be read: the checkpoint rung
-    RELEASED = "released"  # withdrawn before the boundary
-
-
-# Events.
 
 
 @dataclass(frozen=True, slots=True)
 class BoundaryAgreed:
-    """All ranks of the source world held the same ready tag. A newcomer is told so by the store.
+    """What a cutover begins with: all ranks of the source world held the same ready tag. A newcomer learns it from the
+    store.
 
     `dropped`: in the middle of a step, which is given up. There are no gradients to be had, so all that a target can
     hold is the state, and whoever goes on does the batch again.
@@ -49,6 +45,9 @@ class BoundaryAgreed:
 
     version: int
     dropped: bool = False
+
+
+# Events.
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,27 +105,18 @@ class StoreUnreachable:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """The handoff was aborted before the boundary."""
-
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed (`next_deadline` says until when nothing can happen)."""
 
 
 CutoverEvent = (
-    BoundaryAgreed
-    | StateRead
+    StateRead
     | CertificateCompared
     | BarrierPassed
     | BarrierFailed
     | DecisionRead
     | TargetBuilt
     | StoreUnreachable
-    | Withdrawn
     | Tick
 )
 
@@ -221,13 +211,6 @@ class FallToCheckpoint:
     reason: Reason
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Withdrawn before the boundary: drop the target world; a source trains on, a newcomer exits."""
-
-    reason: Reason
-
-
 CutoverEffect = (
     ReadState
     | CompareCertificates
@@ -241,14 +224,12 @@ CutoverEffect = (
     | RedoBatchInSource
     | Leave
     | FallToCheckpoint
-    | Release
 )
 
 
 class Cutover:
-    """One rank's way through one cutover, of which it learns by BoundaryAgreed.
+    """One rank's way through one cutover, made when the `boundary` is agreed, and begun with what `begin` asks for.
 
-    Until `wait_until` (the handoff's deadline on this rank's clock) it waits for the boundary, then it releases itself.
     The host answers each effect by one event; events that nobody waits for any more change nothing. Where it `rescues`,
     survivors vote, over what leavers alone held, and the target world is built after GO-REDO.
     """
@@ -260,7 +241,8 @@ class Cutover:
         in_source: bool,
         in_target: bool,
         deadlines: CutoverDeadlines,
-        wait_until: float,
+        boundary: BoundaryAgreed,
+        now: float,
         rescues: bool = False,
     ) -> None:
         self.rank = rank
@@ -269,12 +251,13 @@ class Cutover:
         self.rescues = rescues
         self.votes = in_target and (in_source or not rescues)
         self.deadlines = deadlines
-        self.wait_until = wait_until
-        self.state = CutoverState.WAITING
+        self.boundary = boundary
+        # A newcomer of a rescue has nothing to do before the release, and may come later than that.
+        self.state = CutoverState.VOTED if rescues and not in_source else CutoverState.READING
         self.decision = Decision.UNDECIDED
         self.vote: Level | None = None
-        self._boundary_at = self._build_until = 0.0
-        self._dropped = False
+        self._boundary_at, self._build_until = now, 0.0
+        self._dropped = boundary.dropped
         self._held = Level.NOTHING
         self._wish: Decision | None = None
         self._reason = Reason("everything is held and certified", "barrier")
@@ -284,24 +267,26 @@ class Cutover:
     def next_deadline(self) -> float:
         """When a Tick is due at the latest, on the clock of `now`; infinite when the machine has ended."""
         match self.state:
-            case CutoverState.WAITING:
-                return self.wait_until
             case CutoverState.READING | CutoverState.HELD:
                 return self._own_deadline
             case CutoverState.VOTED:
                 return self._own_deadline if self._wish is None else self._store_deadline
             case CutoverState.BUILDING:
                 return self._build_until
-            case CutoverState.DECIDED | CutoverState.FELL | CutoverState.RELEASED:
+            case CutoverState.DECIDED | CutoverState.FELL:
                 return float("inf")
             case _:
                 assert_never(self.state)
 
+    def begin(self) -> tuple[CutoverEffect, ...]:
+        """The first effects."""
+        if self.state is CutoverState.VOTED:
+            return (ReadDecision(not_before=self._boundary_at),)
+        return (ReadState(self.boundary.version, until=self._own_deadline),)
+
     def handle(self, event: CutoverEvent, now: float) -> tuple[CutoverEffect, ...]:
         """Take one event; the effects are to be carried out in order."""
         match event:
-            case BoundaryAgreed():
-                return self._on_boundary(event, now)
             case StateRead():
                 return self._on_state_read(event, now)
             case CertificateCompared():
@@ -316,8 +301,6 @@ class Cutover:
                 return self._on_built(reason)
             case StoreUnreachable(reason=reason):
                 return self._on_unreachable(reason, now)
-            case Withdrawn(reason=reason):
-                return self._release(reason) if self.state is CutoverState.WAITING else ()
             case Tick():
                 return self._on_tick(now)
             case _:
@@ -334,17 +317,6 @@ class Cutover:
     @property
     def _awaits_barrier(self) -> bool:
         return self.state is CutoverState.VOTED and self.vote is not None and self._wish is None
-
-    def _on_boundary(self, event: BoundaryAgreed, now: float) -> tuple[CutoverEffect, ...]:
-        if self.state is not CutoverState.WAITING:
-            return ()
-        self.state = CutoverState.READING
-        self._boundary_at = now
-        self._dropped = event.dropped
-        if self.rescues and not self.in_source:
-            self.state = CutoverState.VOTED  # It has nothing to do before the release, and may come later than that.
-            return (ReadDecision(not_before=now),)
-        return (ReadState(event.version, until=self._own_deadline),)
 
     def _on_state_read(self, event: StateRead, now: float) -> tuple[CutoverEffect, ...]:
         if self.state is not CutoverState.READING:
@@ -456,8 +428,6 @@ class Cutover:
 
     def _on_tick(self, now: float) -> tuple[CutoverEffect, ...]:
         match self.state:
-            case CutoverState.WAITING if now >= self.wait_until:
-                return self._release(self._because("ready", "no boundary was agreed before the deadline"))
             case CutoverState.READING | CutoverState.HELD if now >= self._own_deadline:
                 # Without having entered the barrier: so its MIN cannot come to be, and nobody can propose GO.
                 phase = str(self.state)
@@ -476,10 +446,6 @@ class Cutover:
     def _fall(self, reason: Reason) -> tuple[CutoverEffect, ...]:
         self.state = CutoverState.FELL
         return (FallToCheckpoint(reason),)
-
-    def _release(self, reason: Reason) -> tuple[CutoverEffect, ...]:
-        self.state = CutoverState.RELEASED
-        return (Release(reason),)
 
     def _why_redo(self) -> Reason:
         why = "the step was dropped" if self._dropped else self._lost

@@ -10,8 +10,6 @@ from math import ceil
 
 from liver_core.handoff.messages import Rung
 
-EXECUTED = frozenset(Rung)
-"""What this version can carry out."""
 BESIDE = frozenset({Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.RESCUE})
 """On these the memory of two worlds is needed at once."""
 CERTIFY_STEPS = 2
@@ -30,8 +28,7 @@ class LadderInputs:
     is known against it. `memory_refusal` is why this next world does not fit beside the running one; empty: it is not
     known to be too large. `bytes_only_leaving` is what no survivor holds, `endpoints_s` how long it takes to connect to
     those who hold it, `ranks_staying` how many survive, `rescue_failure` why a rescue failed before in this world.
-    `part_s`: how far apart the places are at which a step can be dropped, None where the job has none. `executed`: what
-    this version carries out.
+    `part_s`: how far apart the places are at which a step can be dropped, None where the job has none.
     """
 
     bytes_to_move: int
@@ -56,7 +53,6 @@ class LadderInputs:
     rescue_failure: str
     part_s: float | None = None
     memory_refusal: str = ""
-    executed: frozenset[Rung] = EXECUTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +97,7 @@ def choose_rung(inputs: LadderInputs) -> RungChoice:
 def _refusal(rung: Rung, estimate: Estimate, inputs: LadderInputs) -> str:
     """Why this rung is passed over; empty when it fits."""
     refusal = _too_few_nodes(inputs) or _without_state(inputs) or _without_room(rung, inputs)
-    refusal = refusal or estimate.refusal or _late(inputs, estimate.seconds)
-    if refusal or rung in inputs.executed:
-        return refusal
-    return f"not in this version; it {_fit(inputs, estimate.seconds)}"
+    return refusal or estimate.refusal or _late(inputs, estimate.seconds)
 
 
 def _too_few_nodes(inputs: LadderInputs) -> str:

@@ -72,8 +72,8 @@ class Participant:
     def handle(self, event: ParticipantEvent, now: float) -> Effects:
         """Take one event; `now` is seconds since 1970, UTC."""
         match event:
-            case OrderReceived(order=order, expected_plan_digest=expected):
-                return self._on_order(order, expected, now)
+            case OrderReceived(order=order):
+                return self._on_order(order, now)
             case RankReported():
                 return self._on_rank(event, now)
             case RankDied(reason=reason):
@@ -90,7 +90,7 @@ class Participant:
 
     # Orders.
 
-    def _on_order(self, order: Order, expected: str | None, now: float) -> Effects:
+    def _on_order(self, order: Order, now: float) -> Effects:
         if self.state is ParticipantState.RESTORING:
             return ()  # The order will be repeated; until the rank has answered there is no truth to tell.
         promise = self.record.promise
@@ -99,7 +99,7 @@ class Participant:
         ended = self._ended(order.handoff_id)
         if ended is not None:
             return (self._report_of(order, ended.stage, ended.reason, ended.decision, now),)
-        refusal = prepare_refusal(order, self._settled(), self.member, self.job_id, expected, now)
+        refusal = prepare_refusal(order, self._settled(), self.member, self.job_id, now)
         if order.phase is Phase.ABORT and order.job_id == self.job_id:
             return self._burn(order, now)
         return self._promise(order, now) if refusal is None else (self._refuse(order, refusal, now),)

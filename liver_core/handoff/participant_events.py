@@ -68,10 +68,9 @@ RETIRE_GRACE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class OrderReceived:
-    """An Order arrived. `expected_plan_digest` is what the host computed itself, None where it has no manifest."""
+    """An Order arrived."""
 
     order: Order
-    expected_plan_digest: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

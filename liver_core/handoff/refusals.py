@@ -16,16 +16,13 @@ def is_stale(order: Order, promise: Promise) -> bool:
     return wanted < (promise.plan_revision, _PHASE_ORDER[promise.phase])
 
 
-def prepare_refusal(
-    order: Order, record: ParticipantRecord, member: Member, job_id: str, expected_plan_digest: str | None, now: float
-) -> Reason | None:
+def prepare_refusal(order: Order, record: ParticipantRecord, member: Member, job_id: str, now: float) -> Reason | None:
     """Why this member does not promise to a handoff that it does not know, or None."""
     rank = None if record.active is None else record.active.rank_of(member)
     text = (
         _envelope_refusal(order, job_id)
         or _fence_refusal(order, record)
         or _roster_refusal(order, record, member)
-        or _digest_refusal(order, expected_plan_digest)
         or _deadline_refusal(order, now)
     )
     return None if text is None else Reason(text, "prepare", rank=rank)
@@ -83,12 +80,6 @@ def _part_refusal(order: Order, member: Member) -> str | None:
     if member in order.target.members or (order.source is not None and member in order.source.members):
         return None
     return "target: this member has no part in it"
-
-
-def _digest_refusal(order: Order, expected: str | None) -> str | None:
-    if expected is not None and expected != order.plan_digest:
-        return f"plan_digest: computed {expected}, the order says {order.plan_digest}"
-    return None
 
 
 def _deadline_refusal(order: Order, now: float) -> str | None:

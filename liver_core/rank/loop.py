@@ -21,7 +21,6 @@ from liver_core.handoff.cutover import (
     Leave,
     RedoBatchInSource,
     RedoBatchInTarget,
-    Release,
 )
 from liver_core.handoff.messages import Decision, Reason
 from liver_core.handoff.ready_tag import Agreement, BoundaryPhase
@@ -200,7 +199,7 @@ class RankLoop:
             # What follows may take longer than the deadline, by which who is not past the boundary would be aborted.
             self._saying.cutting_over(following.request)
         boundary = BoundaryAgreed(version, dropped=bool(following.boundary.get("dropped")))
-        self._finish_cutover(self._cutover(following).run(boundary), None, 0.0)
+        self._finish_cutover(self._cutover(following, boundary).run(), None, 0.0)
 
     def _step(self) -> None:
         """One global batch: train, agree, then step here or hand the step over."""
@@ -299,7 +298,7 @@ class RankLoop:
         """`totals` of the step that is handed over, None where it was dropped; `reduced`: when that came to an end."""
         self._saying.cutting_over(following.request)
         boundary = BoundaryAgreed(self.progress.step, dropped=totals is None)
-        outcome = self._cutover(following, active, totals).run(boundary)
+        outcome = self._cutover(following, boundary, active, totals).run()
         outcome.measures["reduced_at_utc"] = time.time() - (time.monotonic() - reduced)
         outcome.measures["median_step_s"] = statistics.median(self.timings.steps or [0.0])
         # No optimizer step is part of the pause where there were no gradients to apply.
@@ -308,7 +307,11 @@ class RankLoop:
         self._finish_cutover(outcome, totals, reduced)
 
     def _cutover(
-        self, following: NextWorld, active: ActiveWorld | None = None, totals: StepTotals | None = None
+        self,
+        following: NextWorld,
+        boundary: BoundaryAgreed,
+        active: ActiveWorld | None = None,
+        totals: StepTotals | None = None,
     ) -> CutoverRun:
         request = following.request
         machine = Cutover(
@@ -316,25 +319,26 @@ class RankLoop:
             in_source=following.source_rank is not None,
             in_target=following.target_rank is not None,
             deadlines=request.cutover,
-            wait_until=time.monotonic() + max(0.0, request.deadline_utc - time.time()),
+            boundary=boundary,
+            now=time.monotonic(),
             rescues=request.rescues,
         )
 
-        def boundary() -> dict[str, Any]:
+        def posted() -> dict[str, Any]:
             assert active is not None
             small = collect(self.job, active.state, active.live, self.progress)
-            posted = {"version": self.progress.step, "small": small}
+            same = {"version": self.progress.step, "small": small}
             if totals is None:
-                return posted | {"dropped": True}
-            return posted | {"totals": [totals.loss, totals.tokens, totals.sample_digest]}
+                return same | {"dropped": True}
+            return same | {"totals": [totals.loss, totals.tokens, totals.sample_digest]}
 
         preparation = self.preparation
         if isinstance(preparation, RescuePreparation):
             return RescueRun(
-                following, active, machine, boundary_of=boundary, probe=self.probe, complete=preparation.complete
+                following, active, machine, boundary_of=posted, probe=self.probe, complete=preparation.complete
             )
         chain = None if totals is None else totals.chain
-        return CutoverRun(following, active, machine, boundary_of=boundary, chain=chain, probe=self.probe)
+        return CutoverRun(following, active, machine, boundary_of=posted, chain=chain, probe=self.probe)
 
     def _finish_cutover(self, outcome: Outcome, totals: StepTotals | None, reduced: float) -> None:
         following = self.following
@@ -362,10 +366,6 @@ class RankLoop:
             case FallToCheckpoint(reason=reason):
                 self._stage(following.request, "broken", reason=reason, measures=following.measures)
                 raise Ended("broken", reason)
-            case Release(reason=reason):
-                self.upcoming.drop(reason)
-                if self.active is None:
-                    raise Ended("aborted", reason)
 
     def _switch(self, following: NextWorld, outcome: Outcome, redo: Reason | None) -> None:
         """GO: the next world becomes the active one, and applies the step that was handed over, or, for the reason

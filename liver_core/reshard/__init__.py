@@ -1,10 +1,9 @@
-"""Moving state between two layouts: rank-local plans, their digest, bounds, cost, placement.
+"""Moving state between two layouts: rank-local plans, their digest, bounds, placement.
 
 Pure: standard library only. Nothing here moves a byte; a transport executes the runs of a plan.
 """
 
-from liver_core.reshard.bounds import lower_bound_elements, missing_elements
-from liver_core.reshard.cost import LinkSpeeds, TransferCost, estimate_cost
+from liver_core.reshard.bounds import missing_elements
 from liver_core.reshard.errors import PlanError
 from liver_core.reshard.plan import CopyRuns, PlanLimits, RankPlan, Transfer, plan_digest
 from liver_core.reshard.planner import plan_rank
@@ -13,7 +12,6 @@ from liver_core.reshard.seating import NodeSlots, place
 
 __all__ = [
     "CopyRuns",
-    "LinkSpeeds",
     "NodeSlots",
     "PlanError",
     "PlanLimits",
@@ -21,11 +19,8 @@ __all__ = [
     "RescuePlan",
     "Share",
     "Transfer",
-    "TransferCost",
     "boxes_given",
     "boxes_kept",
-    "estimate_cost",
-    "lower_bound_elements",
     "missing_elements",
     "place",
     "plan_after_rescue",

@@ -24,8 +24,3 @@ def missing_elements(
     # Boxes of one rank are disjoint, so what it holds of a box is the sum over its boxes.
     common = (box.intersect(resident.box) for resident in wanted for box in held[resident.parameter])
     return total - sum(box.numel for box in common if box)
-
-
-def lower_bound_elements(manifest: Manifest, source: Roster, target: Roster) -> int:
-    """The sum of `missing_elements` over all target ranks: each element once for every target that must get it."""
-    return sum(missing_elements(manifest, source, target, rank) for rank in range(target.layout.world_size))

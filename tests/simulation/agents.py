@@ -5,12 +5,14 @@ They crash between two effects; what was not journalled by then is gone.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, assert_never
 
 from liver_core.handoff import (
     Order,
     Participant,
     ParticipantRecord,
+    Phase,
     Proposer,
     ProposerRecord,
     Reason,
@@ -88,10 +90,10 @@ class SimAgent:
         """An order arrived over the network."""
         assert isinstance(order, Order)
         if self.up:
-            expected = order.plan_digest if self.simulation.random.random() < 0.5 else None
-            if self.simulation.takes_fault("digest differs", self.member):
-                expected = "other"
-            self.handle(OrderReceived(order, expected))
+            new = self.participant.record.promise is None and order.phase is Phase.PREPARE
+            if new and self.simulation.takes_fault("order refused", self.member):
+                order = replace(order, deadline_utc=self.now - 1.0)
+            self.handle(OrderReceived(order))
 
     def handle(self, event: ParticipantEvent) -> None:
         if not self.up:

@@ -59,7 +59,6 @@ PARTICIPANT_EVENTS = (
 )
 PROPOSER_EVENTS = ("Open", "Amend", "Cancel", "MemberLost", "ReportReceived", "Tick")
 CUTOVER_EVENTS = (
-    "BoundaryAgreed",
     "StateRead",
     "CertificateCompared",
     "BarrierPassed",
@@ -67,7 +66,6 @@ CUTOVER_EVENTS = (
     "DecisionRead",
     "TargetBuilt",
     "StoreUnreachable",
-    "Withdrawn",
     "Tick",
 )
 

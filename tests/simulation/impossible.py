@@ -11,7 +11,6 @@ _NOTHING_PROMISED = "without a promise every handoff is another one"
 _NOT_TOLD = "the rank was not told of this handoff yet"
 _NOT_ASKED = "an answer comes to a question, and nothing was asked"
 _ASKED_ONCE = "every question is asked once and answered once"
-_PAST = "the boundary is agreed once, and nothing withdraws after it"
 _OVER = "the host stops asking and ticking when the cutover has ended"
 
 _PARTICIPANT: dict[tuple[str, str], str] = {
@@ -29,23 +28,15 @@ _PARTICIPANT: dict[tuple[str, str], str] = {
     ("stopping", "preparing streaming prepared ready cutting_over active left aborted"): _NOT_TOLD,
 }
 _CUTOVER: dict[tuple[str, str], str] = {
-    ("waiting", "StateRead CertificateCompared BarrierPassed BarrierFailed DecisionRead StoreUnreachable"): _NOT_ASKED,
-    ("waiting", "TargetBuilt"): _NOT_ASKED,
     ("reading", "CertificateCompared BarrierPassed BarrierFailed DecisionRead StoreUnreachable"): _NOT_ASKED,
     ("reading", "TargetBuilt"): _NOT_ASKED,
     ("held", "StateRead"): _ASKED_ONCE,
     ("held", "BarrierPassed BarrierFailed DecisionRead StoreUnreachable TargetBuilt"): _NOT_ASKED,
     ("voted", "TargetBuilt"): _NOT_ASKED,
     ("building", "StateRead CertificateCompared"): _ASKED_ONCE,
-    ("building", "BoundaryAgreed Withdrawn"): _PAST,
-    ("reading", "BoundaryAgreed Withdrawn"): _PAST,
-    ("held", "BoundaryAgreed Withdrawn"): _PAST,
-    ("voted", "BoundaryAgreed Withdrawn"): _PAST,
-    ("decided", "BoundaryAgreed Withdrawn"): _PAST,
     ("decided", "TargetBuilt"): _ASKED_ONCE,
     ("decided", "StateRead CertificateCompared DecisionRead StoreUnreachable Tick"): _OVER,
     ("fell", " ".join(CUTOVER_EVENTS)): _OVER,
-    ("released", " ".join(CUTOVER_EVENTS)): _OVER,
 }
 
 IMPOSSIBLE: dict[Pair, str] = {

@@ -32,7 +32,7 @@ FAULTS = (
     "slow read",
     "gradients late",
     "barrier fails",
-    "digest differs",
+    "order refused",
     "hello again",
     "rank slow to answer",
     "late order",

@@ -41,10 +41,8 @@ from liver_core.handoff.cutover import (
     ReadState,
     RedoBatchInSource,
     RedoBatchInTarget,
-    Release,
     StateRead,
     Tick,
-    Withdrawn,
 )
 from liver_core.handoff.participant_events import RankReported, RankStage
 from liver_core.handoff.ready_tag import NOTHING_WANTED
@@ -224,7 +222,6 @@ class SimRank:
         if not self.alive or number != self.build_number or self.order is None or self.stage is not RankStage.PREPARING:
             return
         sim, order = self.simulation, self.order
-        in_source = order.takes_over and order.source is not None and self.member in order.source.members
         rank = order.target.rank_of(self.member)
         if rank is None and order.source is not None:
             rank = order.source.rank_of(self.member)
@@ -232,15 +229,9 @@ class SimRank:
         if sim.takes_fault("build fails", self.member):
             self._drop(Reason("the build failed", "build", self.cutover_rank))
             return
-        self.cutover = sim.machines.cutover(
-            rank=self.cutover_rank,
-            in_source=in_source,
-            in_target=self.member in order.target.members,
-            deadlines=order.cutover,
-            wait_until=order.boundary_by(self.member) + 1.0 - sim.agents[self.member].skew_s,
-            rescues=order.rung is Rung.RESCUE,
-        )
-        self.cutover_tick_later()
+        if self.world is None:
+            waits_s = order.boundary_by(self.member) + 1.0 - sim.agents[self.member].skew_s - sim.clock.now
+            sim.clock.after(max(0.05, waits_s), self._waited_in_vain, number)
         if not order.takes_over:
             self.held_version = int(order.checkpoint)
         if order.takes_over and order.rung.streams:
@@ -250,6 +241,11 @@ class SimRank:
             return
         self.stage = RankStage.PREPARED
         self.say()
+
+    def _waited_in_vain(self, number: int) -> None:
+        """A newcomer ends by itself when no boundary is agreed before the deadline."""
+        if self.alive and number == self.build_number and self.stage in _BUILDING:
+            self._drop(Reason("no boundary was agreed before the deadline", "ready", self.cutover_rank))
 
     def streamed(self, verdict: Rung, reason: Reason | None) -> None:
         """All ranks have agreed how the state moves: it is certified, or it is copied at the boundary after all."""
@@ -299,11 +295,7 @@ class SimRank:
             self.say()
 
     def _dropped(self, order: Order, reason: Reason) -> None:
-        if not self.alive or self.order is not order or self.stage not in _BUILDING:
-            return
-        if self.cutover is not None:
-            self.cutover_event(Withdrawn(reason))
-        if self.stage in _BUILDING:
+        if self.alive and self.order is order and self.stage in _BUILDING:
             self._drop(reason)
 
     def retire(self, handoff_id: HandoffId) -> None:
@@ -405,18 +397,30 @@ class SimRank:
     def begin_cutover(self, boundary: BoundaryAgreed) -> None:
         """The boundary was agreed (or, for a newcomer, the store said so)."""
         self.agreed = False
-        if not self.alive or self.cutover is None or self.stage not in (RankStage.PREPARED, RankStage.READY):
+        if not self.alive or self.stage not in (RankStage.PREPARED, RankStage.READY):
             return
-        assert self.order is not None
+        sim, order = self.simulation, self.order
+        assert order is not None
         if self.stage is RankStage.PREPARED:
             self.early = boundary  # A newcomer goes when its own permission has come.
             return
-        self.simulation.truth.boundary_passed(self, self.order, dropped=boundary.dropped)
+        sim.truth.boundary_passed(self, order, dropped=boundary.dropped)
         self.stage = RankStage.CUTTING_OVER
         self.reason = None
         self.cutover_version, self.partial = boundary.version, boundary.dropped
         self.say()
-        self.cutover_event(boundary)
+        self.cutover = sim.machines.cutover(
+            rank=self.cutover_rank,
+            in_source=order.takes_over and order.source is not None and self.member in order.source.members,
+            in_target=self.member in order.target.members,
+            deadlines=order.cutover,
+            boundary=boundary,
+            now=sim.clock.now,
+            rescues=order.rung is Rung.RESCUE,
+        )
+        for effect in self.cutover.begin():
+            self._carry_out(effect)
+        self.cutover_tick_later()
 
     def answer(self, machine: Cutover | None, event: CutoverEvent) -> None:
         """What `machine` asked for; an answer to the machine of an older handoff finds nobody."""
@@ -444,8 +448,6 @@ class SimRank:
             self.simulation.clock.after(max(0.05, due + 0.01), self._cutover_tick, self.cutover)
 
     def _cutover_tick(self, machine: Cutover) -> None:
-        if self.agreed:
-            return
         if self.alive and machine is self.cutover and self.simulation.clock.now >= machine.next_deadline:
             self.cutover_event(Tick())
 
@@ -479,8 +481,6 @@ class SimRank:
             case FallToCheckpoint(reason=reason):
                 sim.truth.fell(self, order, sim)
                 self.break_down(reason)
-            case Release(reason=reason):
-                self._drop(reason)
             case _:
                 assert_never(effect)
 

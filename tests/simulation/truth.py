@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from liver_core.handoff import Decision, Order, Phase, Report, Rung, Stage
-from liver_core.handoff.ladder import EXECUTED
 from liver_core.handoff.participant_events import ParticipantRecord, RankStage
 from liver_core.handoff.proposer_events import HandoffEnded, ProposerRecord
 
@@ -200,8 +199,6 @@ class Truth:
         if owner != order.handoff_id:
             raise Violation(f"H6: {order.proposer_id} used generation {order.generation} for two handoffs")
         self.parents[order.handoff_id] = order.parent
-        if order.rung not in EXECUTED:
-            raise Violation(f"ladder: {order.handoff_id} is on {order.rung}, which nobody executes")
         if order.deadline_utc > self.deadlines.get(order.handoff_id, order.deadline_utc):
             raise Violation(f"amended: the deadline of {order.handoff_id} is later in revision {order.plan_revision}")
         if order.phase is not Phase.ABORT:  # Whoever is dropped by a revision is told so under the one before.

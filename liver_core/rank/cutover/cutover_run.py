@@ -23,7 +23,6 @@ from liver_core.handoff.cutover import (
     ApplyStepInTarget,
     BarrierFailed,
     BarrierPassed,
-    BoundaryAgreed,
     CertificateCompared,
     CompareCertificates,
     Cutover,
@@ -39,7 +38,6 @@ from liver_core.handoff.cutover import (
     ReadState,
     RedoBatchInSource,
     RedoBatchInTarget,
-    Release,
     StateRead,
     StoreUnreachable,
     Tick,
@@ -60,7 +58,7 @@ from liver_core.worlds.groups import limited, plainly
 
 _log = logging.getLogger(__name__)
 TrainOn = ApplyStepInSource | RedoBatchInSource
-Ending = ApplyStepInTarget | RedoBatchInTarget | TrainOn | Leave | FallToCheckpoint | Release
+Ending = ApplyStepInTarget | RedoBatchInTarget | TrainOn | Leave | FallToCheckpoint
 Probe = Callable[[str], None]
 
 # By when, in parts of the seconds that a target has, reading and comparing must be over: the rest is for the barrier.
@@ -112,12 +110,11 @@ class CutoverRun:
         self._refused: Reason | None = None
         self._compare_until = 0.0
         self._version = 0
-        self._dropped = False
+        self._dropped = machine.boundary.dropped
 
-    def run(self, boundary: BoundaryAgreed) -> Outcome:
+    def run(self) -> Outcome:
         """From the agreed boundary to an ending. Bounded by the machine's deadlines; never raises for what peers do."""
-        self._dropped = boundary.dropped
-        effects: deque[CutoverEffect] = deque(self.machine.handle(boundary, self.clock()))
+        effects: deque[CutoverEffect] = deque(self.machine.begin())
         while True:
             if not effects:
                 time.sleep(max(0.0, min(self.machine.next_deadline - self.clock(), 0.05)))

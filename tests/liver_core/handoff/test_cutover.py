@@ -24,11 +24,9 @@ from liver_core.handoff.cutover import (
     ReadState,
     RedoBatchInSource,
     RedoBatchInTarget,
-    Release,
     StateRead,
     StoreUnreachable,
     Tick,
-    Withdrawn,
 )
 
 WHY = Reason("because", "test", 1)
@@ -37,8 +35,15 @@ AND_HELD = ", and every target holds the state before the step"
 TARGET, SOURCE, STORE = BOUNDARY + 20, BOUNDARY + 30, BOUNDARY + 60
 
 
-def cutover(*, in_source: bool = True, in_target: bool = True) -> Cutover:
-    return Cutover(rank=1, in_source=in_source, in_target=in_target, deadlines=CutoverDeadlines(), wait_until=50.0)
+def cutover(*, in_source: bool = True, in_target: bool = True, dropped: bool = False) -> Cutover:
+    return Cutover(
+        rank=1,
+        in_source=in_source,
+        in_target=in_target,
+        deadlines=CutoverDeadlines(),
+        boundary=BoundaryAgreed(5, dropped),
+        now=BOUNDARY,
+    )
 
 
 def drive(machine: Cutover, *events: CutoverEvent, now: float = BOUNDARY) -> tuple[CutoverEffect, ...]:
@@ -56,7 +61,7 @@ def redone(why: str) -> tuple[CutoverEffect, ...]:
 
 def voted(machine: Cutover) -> Cutover:
     """A target that holds everything and is in the barrier."""
-    drive(machine, BoundaryAgreed(5), StateRead(Level.EVERYTHING), CertificateCompared(True))
+    drive(machine, StateRead(Level.EVERYTHING), CertificateCompared(True))
     assert machine.vote is Level.EVERYTHING
     return machine
 
@@ -69,7 +74,7 @@ def wish_of(effects: tuple[CutoverEffect, ...]) -> Decision:
 
 def test_a_target_reads_compares_enters_the_barrier_proposes_and_steps_when_it_has_read_go():
     machine = cutover()
-    assert drive(machine, BoundaryAgreed(5)) == (ReadState(5, until=TARGET),)
+    assert machine.begin() == (ReadState(5, until=TARGET),)
     assert drive(machine, StateRead(Level.EVERYTHING)) == (CompareCertificates(),)
     assert drive(machine, CertificateCompared(True)) == (EnterBarrier(Level.EVERYTHING, until=TARGET),)
     assert wish_of(drive(machine, BarrierPassed(Level.EVERYTHING))) is Decision.GO
@@ -93,7 +98,7 @@ def test_a_target_whose_barrier_failed_still_goes_when_another_wrote_go_first():
 
 def test_nobody_votes_with_a_certificate_that_differs():
     machine = cutover()
-    drive(machine, BoundaryAgreed(5), StateRead(Level.EVERYTHING))
+    drive(machine, StateRead(Level.EVERYTHING))
     assert drive(machine, CertificateCompared(False, WHY)) == (EnterBarrier(Level.NOTHING, until=TARGET),)
     (effect,) = drive(machine, BarrierPassed(Level.NOTHING))
     assert effect == ProposeDecision(Decision.NO_GO, WHY)
@@ -101,7 +106,7 @@ def test_nobody_votes_with_a_certificate_that_differs():
 
 def test_a_lost_source_with_the_state_held_makes_the_batch_be_redone():
     machine = cutover()
-    drive(machine, BoundaryAgreed(5), StateRead(Level.STATE, source_lost=True, reason=WHY))
+    drive(machine, StateRead(Level.STATE, source_lost=True, reason=WHY))
     assert drive(machine, CertificateCompared(True)) == (EnterBarrier(Level.STATE, until=TARGET),)
     assert wish_of(drive(machine, BarrierPassed(Level.STATE))) is Decision.GO_REDO
     assert drive(machine, DecisionRead(Decision.GO_REDO)) == redone(WHY.text + AND_HELD)
@@ -109,7 +114,7 @@ def test_a_lost_source_with_the_state_held_makes_the_batch_be_redone():
 
 def test_late_gradients_of_living_sources_are_no_reason_to_redo_a_batch():
     machine = cutover()
-    effects = drive(machine, BoundaryAgreed(5), StateRead(Level.STATE, source_lost=False))
+    effects = drive(machine, StateRead(Level.STATE, source_lost=False))
     assert effects == (EnterBarrier(Level.NOTHING, until=TARGET),)
 
 
@@ -121,13 +126,13 @@ def test_a_target_that_holds_everything_redoes_the_batch_when_another_lacks_the_
 
 def test_a_barrier_cannot_say_more_than_the_own_vote():
     machine = cutover()
-    drive(machine, BoundaryAgreed(5), StateRead(Level.NOTHING, reason=WHY))
+    drive(machine, StateRead(Level.NOTHING, reason=WHY))
     assert wish_of(drive(machine, BarrierPassed(Level.EVERYTHING))) is Decision.NO_GO
 
 
 def test_a_go_over_a_state_that_is_not_held_here_is_not_followed():
     machine = cutover()
-    drive(machine, BoundaryAgreed(5), StateRead(Level.NOTHING, reason=WHY))
+    drive(machine, StateRead(Level.NOTHING, reason=WHY))
     (effect,) = drive(machine, DecisionRead(Decision.GO))
     assert isinstance(effect, FallToCheckpoint)
     assert "the state is not held here" in effect.reason.text
@@ -135,7 +140,7 @@ def test_a_go_over_a_state_that_is_not_held_here_is_not_followed():
 
 def test_a_leaver_publishes_stays_until_the_decision_and_enters_no_barrier():
     machine = cutover(in_target=False)
-    assert drive(machine, BoundaryAgreed(5)) == (ReadState(5, until=SOURCE),)
+    assert machine.begin() == (ReadState(5, until=SOURCE),)
     assert drive(machine, StateRead(Level.EVERYTHING)) == (ReadDecision(not_before=BOUNDARY),)
     (again,) = drive(machine, DecisionRead(Decision.UNDECIDED))
     assert isinstance(again, ReadDecision) and again.not_before > BOUNDARY
@@ -145,7 +150,7 @@ def test_a_leaver_publishes_stays_until_the_decision_and_enters_no_barrier():
 
 def test_a_leaver_trains_on_after_no_go():
     machine = cutover(in_target=False)
-    drive(machine, BoundaryAgreed(5), StateRead(Level.EVERYTHING))
+    drive(machine, StateRead(Level.EVERYTHING))
     (effect,) = drive(machine, DecisionRead(Decision.NO_GO))
     assert isinstance(effect, ApplyStepInSource)
 
@@ -158,8 +163,6 @@ def test_a_newcomer_leaves_after_no_go():
 
 def test_sources_wait_longer_than_targets_before_they_propose_no_go():
     target, leaver = cutover(), cutover(in_target=False)
-    for machine in (target, leaver):
-        drive(machine, BoundaryAgreed(5))
     assert target.next_deadline == TARGET < leaver.next_deadline == SOURCE
     assert wish_of(drive(target, Tick(), now=TARGET)) is Decision.NO_GO
     assert drive(leaver, Tick(), now=TARGET) == ()
@@ -168,7 +171,7 @@ def test_sources_wait_longer_than_targets_before_they_propose_no_go():
 
 def test_a_target_that_is_late_does_not_enter_the_barrier_any_more():
     machine = cutover()
-    drive(machine, BoundaryAgreed(5), StateRead(Level.EVERYTHING))
+    drive(machine, StateRead(Level.EVERYTHING))
     (effect,) = drive(machine, CertificateCompared(True), now=TARGET)
     assert isinstance(effect, ProposeDecision)
     assert effect.wish is Decision.NO_GO
@@ -196,24 +199,6 @@ def test_without_an_answer_until_the_store_deadline_nothing_is_applied_and_the_c
     assert drive(machine, DecisionRead(Decision.GO), now=STORE) == ()
 
 
-def test_a_handoff_can_be_withdrawn_until_the_boundary_only():
-    early, late = cutover(), cutover()
-    assert drive(early, Withdrawn(WHY)) == (Release(WHY),)
-    assert drive(early, BoundaryAgreed(5)) == ()
-    drive(late, BoundaryAgreed(5))
-    assert drive(late, Withdrawn(WHY)) == ()
-    assert late.state is CutoverState.READING
-
-
-def test_a_rank_that_waits_in_vain_releases_itself():
-    machine = cutover()
-    assert machine.next_deadline == 50.0
-    assert drive(machine, Tick(), now=49.0) == ()
-    (effect,) = drive(machine, Tick(), now=50.0)
-    assert isinstance(effect, Release)
-    assert machine.next_deadline == float("inf")
-
-
 def test_a_decision_that_changes_is_an_error():
     machine = voted(cutover())
     drive(machine, DecisionRead(Decision.GO))
@@ -225,15 +210,13 @@ def test_a_decision_that_changes_is_an_error():
 def test_a_world_from_a_checkpoint_starts_by_redoing_the_batch():
     machine = cutover(in_source=False)
     nobody = Reason("there is no source world", "read")
-    drive(machine, BoundaryAgreed(40), StateRead(Level.STATE, source_lost=True, reason=nobody))
+    drive(machine, StateRead(Level.STATE, source_lost=True, reason=nobody))
     drive(machine, CertificateCompared(True), BarrierPassed(Level.STATE))
     assert drive(machine, DecisionRead(Decision.GO_REDO)) == redone(nobody.text + AND_HELD)
 
 
 def dropped(*, in_source: bool = True, in_target: bool = True) -> Cutover:
-    machine = cutover(in_source=in_source, in_target=in_target)
-    drive(machine, BoundaryAgreed(5, dropped=True))
-    return machine
+    return cutover(in_source=in_source, in_target=in_target, dropped=True)
 
 
 def test_after_a_dropped_step_the_state_is_all_that_a_target_needs_and_the_batch_is_redone():

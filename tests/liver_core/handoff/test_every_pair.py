@@ -24,7 +24,6 @@ from liver_core.handoff.cutover import (
     StoreUnreachable,
     TargetBuilt,
     Tick,
-    Withdrawn,
 )
 from liver_core.handoff.participant_events import (
     OrderReceived,
@@ -168,7 +167,6 @@ def test_a_proposer_takes_every_event_and_speaks_only_what_is_on_disk(state, now
 
 
 CUTOVER_EXAMPLES: list[CutoverEvent] = [
-    BoundaryAgreed(5),
     *(StateRead(level, source_lost=lost) for level in Level for lost in (False, True)),
     CertificateCompared(True),
     CertificateCompared(False),
@@ -178,43 +176,42 @@ CUTOVER_EXAMPLES: list[CutoverEvent] = [
     TargetBuilt(),
     TargetBuilt(WHY),
     StoreUnreachable(WHY),
-    Withdrawn(WHY),
     Tick(),
 ]
 WAYS: dict[CutoverState, list[tuple[CutoverEvent, float]]] = {
-    CutoverState.WAITING: [],
-    CutoverState.READING: [(BoundaryAgreed(5), 1.0)],
-    CutoverState.HELD: [(BoundaryAgreed(5), 1.0), (StateRead(Level.EVERYTHING), 2.0)],
+    CutoverState.READING: [],
+    CutoverState.HELD: [(StateRead(Level.EVERYTHING), 2.0)],
     CutoverState.VOTED: [
-        (BoundaryAgreed(5), 1.0),
         (StateRead(Level.EVERYTHING), 2.0),
         (CertificateCompared(True), 2.0),
     ],
     CutoverState.BUILDING: [
-        (BoundaryAgreed(5), 1.0),
         (StateRead(Level.STATE), 2.0),
         (CertificateCompared(True), 2.0),
         (DecisionRead(Decision.GO_REDO), 2.0),
     ],
     CutoverState.DECIDED: [
-        (BoundaryAgreed(5), 1.0),
         (StateRead(Level.EVERYTHING), 2.0),
         (CertificateCompared(True), 2.0),
         (DecisionRead(Decision.NO_GO), 2.0),
     ],
     CutoverState.FELL: [
-        (BoundaryAgreed(5), 1.0),
         (StateRead(Level.NOTHING), 2.0),
         (StoreUnreachable(WHY), LATE),
     ],
-    CutoverState.RELEASED: [(Withdrawn(WHY), 1.0)],
 }
 
 
 def cutover_in(state: CutoverState) -> Cutover:
     rescues = state is CutoverState.BUILDING
     machine = Cutover(
-        rank=0, in_source=True, in_target=True, deadlines=CutoverDeadlines(), wait_until=50.0, rescues=rescues
+        rank=0,
+        in_source=True,
+        in_target=True,
+        deadlines=CutoverDeadlines(),
+        boundary=BoundaryAgreed(5),
+        now=1.0,
+        rescues=rescues,
     )
     for event, now in WAYS[state]:
         machine.handle(event, now)

@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 
 from liver_core.handoff import LadderInputs, Rung, choose_rung
-from liver_core.handoff.ladder import EXECUTED
 
-EVERYTHING = frozenset(Rung)
 ROOMY = LadderInputs(
     bytes_to_move=10_000_000_000,
     bandwidth_bytes_per_s=1e9,
@@ -91,7 +89,6 @@ def test_with_time_enough_the_state_streams_while_the_job_trains():
         (replace(ROOMY, seconds_to_deadline=16.9), Rung.CHECKPOINT),
         (replace(ROOMY, seconds_to_deadline=25.0, endpoints_s=9.0), Rung.CHECKPOINT),
         (replace(ROOMY, seconds_to_deadline=25.0, endpoints_s=8.0), Rung.RESCUE),
-        (replace(ROOMY, seconds_to_deadline=25.0, executed=EVERYTHING - {Rung.RESCUE}), Rung.CHECKPOINT),
         (replace(ROOMY, seconds_to_deadline=25.0, ranks_staying=0), Rung.CHECKPOINT),
         (replace(ROOMY, seconds_to_deadline=25.0, rescue_failure="budget"), Rung.CHECKPOINT),
     ],
@@ -154,11 +151,6 @@ def test_the_first_rung_that_fits_is_taken_and_all_above_it_are_named(inputs: La
             "needs 7.0 s of the 25.0 s left, margin 10.0 s",
         ),
         (
-            replace(ROOMY, seconds_to_deadline=25.0, executed=EVERYTHING - {Rung.RESCUE}),
-            Rung.RESCUE,
-            "not in this version; it needs 7.0 s of the 25.0 s left, margin 10.0 s",
-        ),
-        (
             replace(ROOMY, seconds_to_deadline=25.0, ranks_staying=0),
             Rung.RESCUE,
             "no rank of the running world stays",
@@ -184,8 +176,7 @@ def test_what_is_said_of_a_rung_names_its_numbers(inputs: LadderInputs, rung: Ru
     assert dict(choose_rung(inputs).said)[rung] == text
 
 
-def test_this_version_never_takes_a_rung_that_it_cannot_execute():
-    assert EVERYTHING == EXECUTED, "the ladder has no rung that is not carried out"
+def test_the_time_that_is_left_decides_between_the_rungs():
     assert {choose_rung(replace(LONG_STEPS, seconds_to_deadline=left)).rung for left in (None, 900.0, 60.0, 1.0)} == {
         Rung.LIVE,
         Rung.STOP_AND_COPY,

@@ -60,8 +60,16 @@ BOUNDARY = 10.0
 DEADLINES = CutoverDeadlines(build_s=40.0)
 
 
-def cutover(*, in_source: bool = True, in_target: bool = True) -> Cutover:
-    return Cutover(rank=1, in_source=in_source, in_target=in_target, deadlines=DEADLINES, wait_until=50.0, rescues=True)
+def cutover(*, in_source: bool = True, in_target: bool = True, at: float = BOUNDARY) -> Cutover:
+    return Cutover(
+        rank=1,
+        in_source=in_source,
+        in_target=in_target,
+        deadlines=DEADLINES,
+        boundary=BoundaryAgreed(5),
+        now=at,
+        rescues=True,
+    )
 
 
 def drive(machine: Cutover, *events: CutoverEvent, now: float = BOUNDARY) -> tuple[CutoverEffect, ...]:
@@ -74,7 +82,7 @@ def drive(machine: Cutover, *events: CutoverEvent, now: float = BOUNDARY) -> tup
 
 def released(machine: Cutover) -> Cutover:
     """A survivor that holds its share, after the decision."""
-    drive(machine, BoundaryAgreed(5), StateRead(Level.STATE), CertificateCompared(True))
+    drive(machine, StateRead(Level.STATE), CertificateCompared(True))
     drive(machine, BarrierPassed(Level.STATE), DecisionRead(Decision.GO_REDO))
     assert machine.state is CutoverState.BUILDING
     return machine
@@ -82,7 +90,7 @@ def released(machine: Cutover) -> Cutover:
 
 def test_a_survivor_reads_its_share_compares_votes_and_builds_when_it_has_read_go_redo():
     machine = cutover()
-    assert drive(machine, BoundaryAgreed(5)) == (ReadState(5, until=BOUNDARY + 20),)
+    assert machine.begin() == (ReadState(5, until=BOUNDARY + 20),)
     drive(machine, StateRead(Level.STATE))
     assert drive(machine, CertificateCompared(True)) == (EnterBarrier(Level.STATE, until=BOUNDARY + 20),)
     (effect,) = drive(machine, BarrierPassed(Level.STATE))
@@ -96,7 +104,7 @@ def test_a_survivor_reads_its_share_compares_votes_and_builds_when_it_has_read_g
 def test_a_share_that_is_missing_or_differs_keeps_the_leavers_and_the_old_world_trains_on():
     for events in ((StateRead(Level.NOTHING, reason=WHY),), (StateRead(Level.STATE), CertificateCompared(False, WHY))):
         machine = cutover()
-        drive(machine, BoundaryAgreed(5), *events)
+        drive(machine, *events)
         assert machine.vote is Level.NOTHING
         (effect,) = drive(machine, BarrierPassed(Level.NOTHING))
         assert effect == ProposeDecision(Decision.NO_GO, WHY)
@@ -105,7 +113,6 @@ def test_a_share_that_is_missing_or_differs_keeps_the_leavers_and_the_old_world_
 
 def test_a_leaver_stays_until_it_has_read_the_decision():
     machine = cutover(in_target=False)
-    drive(machine, BoundaryAgreed(5))
     assert drive(machine, StateRead(Level.EVERYTHING)) == (ReadDecision(not_before=BOUNDARY),)
     assert drive(machine, DecisionRead(Decision.UNDECIDED)) == (ReadDecision(not_before=BOUNDARY + 0.2),)
     (effect,) = drive(machine, DecisionRead(Decision.GO_REDO))
@@ -114,8 +121,8 @@ def test_a_leaver_stays_until_it_has_read_the_decision():
 
 @pytest.mark.parametrize("at", [BOUNDARY, BOUNDARY + 1000.0])
 def test_a_newcomer_has_no_vote_may_come_late_and_builds_with_the_survivors(at: float):
-    machine = cutover(in_source=False)
-    assert drive(machine, BoundaryAgreed(5), now=at) == (ReadDecision(not_before=at),)
+    machine = cutover(in_source=False, at=at)
+    assert machine.begin() == (ReadDecision(not_before=at),)
     assert drive(machine, DecisionRead(Decision.GO_REDO), now=at) == (BuildTarget(until=at + 40),)
     text = "survivors hold all that only leavers held"
     assert drive(machine, TargetBuilt(), now=at) == (RedoBatchInTarget(Reason(text, "barrier", 1)),)
@@ -124,7 +131,7 @@ def test_a_newcomer_has_no_vote_may_come_late_and_builds_with_the_survivors(at: 
 def test_a_newcomer_leaves_after_no_go_and_never_goes_with_gradients():
     for decision, ending in ((Decision.NO_GO, Leave), (Decision.GO, FallToCheckpoint)):
         machine = cutover(in_source=False)
-        (effect,) = drive(machine, BoundaryAgreed(5), DecisionRead(decision))
+        (effect,) = drive(machine, DecisionRead(decision))
         assert isinstance(effect, ending)
 
 
@@ -142,7 +149,7 @@ def test_what_fails_after_the_release_is_the_checkpoints_with_its_reason():
 def test_nobody_votes_with_gradients_in_a_rescue():
     machine = cutover()
     with pytest.raises(AssertionError, match="no gradients were to be held"):
-        drive(machine, BoundaryAgreed(5), StateRead(Level.EVERYTHING))
+        drive(machine, StateRead(Level.EVERYTHING))
 
 
 def opened():

@@ -14,6 +14,11 @@ from liver_core.reshard.errors import PlanError
 from liver_core.reshard.plan import RankPlan, Transfer
 
 
+def lower_bound_elements(manifest: Manifest, source: Roster, target: Roster) -> int:
+    """The sum of `missing_elements` over all target ranks: each element once for every target that must get it."""
+    return sum(missing_elements(manifest, source, target, rank) for rank in range(target.layout.world_size))
+
+
 def check_plans(manifest: Manifest, source: Roster, target: Roster, plans: Iterable[RankPlan]) -> None:
     """Raise PlanError unless there is exactly one right plan for every target rank (see `check_rank_plan`)."""
     seen: set[int] = set()

@@ -3,9 +3,9 @@
 import numpy as np
 
 from liver_core.layout import Manifest, Roster
-from liver_core.reshard import RankPlan, lower_bound_elements, plan_rank
+from liver_core.reshard import RankPlan, plan_rank
 from tests.liver_core.layout.oracle import rank_region
-from tests.liver_core.reshard.checker import check_plans
+from tests.liver_core.reshard.checker import check_plans, lower_bound_elements
 
 UNWRITTEN = -1
 

@@ -14,13 +14,13 @@ from liver_core.reshard import (
     RescuePlan,
     boxes_given,
     boxes_kept,
-    lower_bound_elements,
     plan_after_rescue,
     plan_rescue,
 )
 from liver_core.reshard.bounds import missing_elements
 from tests.liver_core.layout.models import gpt, manifests, roster
 from tests.liver_core.layout.oracle import element_ids
+from tests.liver_core.reshard.checker import lower_bound_elements
 from tests.liver_core.reshard.execute import UNWRITTEN, execute, regions_of
 from tests.liver_core.reshard.test_planner_properties import BOUNDED, rosters
 

@@ -5,8 +5,9 @@ from itertools import permutations
 import pytest
 
 from liver_core.layout import LayoutError, Member, ParallelLayout, Roster
-from liver_core.reshard import NodeSlots, PlanError, lower_bound_elements, place
+from liver_core.reshard import NodeSlots, PlanError, place
 from tests.liver_core.layout.models import gpt, roster
+from tests.liver_core.reshard.checker import lower_bound_elements
 
 MANIFEST = gpt(layers=12, hidden=48, heads=12, groups=12, ffn=96, vocab=48)
 
