@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from service.cli import try_job
 from service.cli.client import DEFAULT_URL, AsJson, ServiceClient, ServiceUrl, TokenFile, connect, fail
 from service.cli.output import age, print_details, print_json, print_table, seconds
 
@@ -34,6 +35,9 @@ def submit(
         print_json(job)
     else:
         typer.echo(job["job_id"])
+
+
+app.command("try", epilog=try_job.EXAMPLE)(try_job.try_job)
 
 
 @app.command("list", epilog="Example: liver jobs list --json")
