@@ -20,6 +20,7 @@ from liver_core.state import megatron_optimizer as megatron
 from liver_core.state.buckets import bucket_rule
 from liver_core.state.built_state import check_built
 from liver_core.state.checkpoint import load_checkpoint, snapshot, write
+from liver_core.state.live_state import LiveState, allocate, free, state_kinds
 from liver_core.state.optimizer_step import apply_step, measure_gradients, refresh_weights
 from liver_core.state.small_state import Progress, collect, install, reseed
 from liver_core.training.cursor import DataCursor, chained, digest_part
@@ -53,7 +54,7 @@ class TrialWorld:
         self.drew_numbers = False
         self.progress = Progress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self._state: TrainState | None = None
-        self._live: megatron.LiveState | None = None
+        self._live: LiveState | None = None
 
     @property
     def state(self) -> TrainState:
@@ -87,7 +88,7 @@ class TrialWorld:
     def lay_out(self, manifest: Manifest) -> None:
         """Regions over the state, and this world as the one that trains."""
         self._live = megatron.adopt(self.state.model, self.state.optimizer, manifest, self.world)
-        megatron.allocate(self.live)
+        allocate(self.live)
         activate(self.world)
 
     def fill(self) -> None:
@@ -148,7 +149,7 @@ class TrialWorld:
 
     def contents(self) -> dict[str, torch.Tensor]:
         """A copy of masters and moments."""
-        return {kind: self.live.regions[kind].clone() for kind in megatron.state_kinds(self.live.manifest)}
+        return {kind: self.live.regions[kind].clone() for kind in state_kinds(self.live.manifest)}
 
     def reduced(self) -> torch.Tensor:
         """A copy of the reduced gradients, in Megatron's order."""
@@ -162,7 +163,7 @@ class TrialWorld:
         """Give groups and memory back."""
         retire(self.world)
         if self._live is not None:
-            megatron.free(self._live)
+            free(self._live)
 
 
 def same_numbers(first: float, second: float) -> bool:

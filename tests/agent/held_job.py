@@ -37,9 +37,9 @@ class SlowJob(GptJob):
         self._micro_batch_s = float(args.pop("micro_batch_s"))
         super().__init__(args, **numbers)
 
-    def forward(self, *arguments: Any) -> Any:
+    def forward(self, model: Any, batch: Any) -> Any:
         threading.Event().wait(self._micro_batch_s)
-        return super().forward(*arguments)
+        return super().forward(model, batch)
 
 
 class SlowBuildJob(GptJob):

@@ -143,9 +143,6 @@ class Preparation:
         except Exception as error:
             overtaken = self.made is not None and was_overtaken(self.made)
             self._drop()
-            if self._phase in ("build model", "warm up", "load state") and not overtaken:
-                # The user's own code: what is wrong with it is seen in the whole traceback only.
-                _log.exception("%s failed in phase %s", self.member, self._phase)
             text = f"{type(error).__name__}: {plainly(error)}"
             raise (Overtaken(text) if overtaken else PrepareFailed(self._phase, text)) from error
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.real_ranks import run_alone
-from tests.real_ranks_model import small_gpt
+from tests.cluster.real_ranks import run_alone
+from tests.cluster.real_ranks_model import small_gpt
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 WRONG = "tests.liver_core.trial.wrong_jobs"
@@ -118,7 +118,7 @@ def test_layouts_that_cannot_run_are_refused_by_name_and_rule(corpus: str):
 
 
 def test_an_optimizer_that_cannot_be_replayed_is_a_warning_with_the_rung_it_takes(corpus: str):
-    found = trial("tests.liver_core.rank.stream_jobs:FusedJob", corpus)
+    found = trial("tests.liver_core.rank.support.stream_jobs:FusedJob", corpus)
     assert not missing(found)
     assert found["replay"]["result"] == "warning"
     assert "stop-and-copy" in found["replay"]["text"] and "fused" in found["replay"]["text"]
