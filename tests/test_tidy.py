@@ -54,6 +54,7 @@ MEGATRON_PLACES = (
     "liver_core/worlds/megatron.py",  # groups, model and optimizer construction, private names
     "liver_core/worlds/cpu_compat.py",  # the patches that let it run without a GPU
     "liver_core/state/",  # its optimizer state and its checkpoint format
+    "liver_core/training/megatron_job.py",  # model, optimizer and step on explicit groups
     "liver_core/training/gpt",  # the reference job is a Megatron GPT
     "liver_core/training/corpus.py",  # its data are in Megatron's indexed format
     "deploy/demo/restart/torchrun_rank.py",  # the restart to compare with is a plain Megatron script

@@ -5,10 +5,8 @@ Exit status: 0 finished, stopped or left; 3 aborted before it trained; 4 broken,
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
-import sys
 import threading
 import time
 import traceback
@@ -30,7 +28,7 @@ from liver_core.state.megatron_optimizer import UnsupportedState
 from liver_core.state.replay_check import check_replay
 from liver_core.state.small_state import Progress
 from liver_core.streaming.header import HeaderError
-from liver_core.training.job import TrainingJob
+from liver_core.training.entrypoint import load_job
 from liver_core.transport.endpoint import make_endpoint, warm_up
 from liver_core.worlds.megatron import prepare_process
 
@@ -80,7 +78,14 @@ class Worker:
         )
         rule = file.checkpoint
         self.loop = RankLoop(
-            load_job(self.spec),
+            load_job(
+                file.entrypoint,
+                file.job_args(),
+                global_batch=file.global_batch,
+                micro_batch=file.micro_batch,
+                seed=file.seed,
+                workdir=file.workdir,
+            ),
             self.member,
             settings,
             self,
@@ -283,16 +288,6 @@ class Worker:
             step=self.step_now,
             handoff_id=None if handoff_id is None else uuid.UUID(handoff_id),
         )
-
-
-def load_job(spec: RankSpec) -> TrainingJob:
-    """The user's job object. Raises ImportError, AttributeError or the job's own error about its arguments."""
-    file = spec.spec
-    if file.workdir is not None:
-        sys.path.insert(0, file.workdir)
-    module, _, name = file.entrypoint.partition(":")
-    factory = getattr(importlib.import_module(module), name)
-    return factory(file.job_args(), global_batch=file.global_batch, micro_batch=file.micro_batch, seed=file.seed)
 
 
 def core_roster(roster: values.Roster) -> Roster:

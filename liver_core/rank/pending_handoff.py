@@ -25,6 +25,8 @@ from liver_core.rank.store_exchange import Cancelled, ExchangeTimeout
 from liver_core.rank.stream.source_stream import SourceStream
 
 _log = logging.getLogger(__name__)
+_USERS_CODE = ("build model", "warm up", "load state")
+"""Phases that call the user's job: what is wrong with it is seen in the whole traceback only."""
 
 
 class Dropped(Exception):
@@ -316,6 +318,8 @@ class Upcoming:
             self._mailbox.wait_for(preparation.aborted, preparation.deadline)
             return None, overtaken
         except (PrepareFailed, Cancelled) as error:
+            if isinstance(error, PrepareFailed) and error.phase in _USERS_CODE:
+                _log.exception("%s cannot build its part", self._member)
             return None, error
 
     def say(self, preparation: Preparation, stage: str) -> None:

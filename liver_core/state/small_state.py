@@ -47,7 +47,9 @@ def install(
     if small["element_scalars"] and not has_stepped(live):
         attach_moments(live, small["element_scalars"])
     if state.scheduler is not None and small["scheduler"] is not None:
-        state.scheduler.num_steps = 0
+        if hasattr(state.scheduler, "num_steps"):
+            # Megatron's own counts on from where it stands when it is loaded.
+            state.scheduler.num_steps = 0
         state.scheduler.load_state_dict(small["scheduler"])
     set_hyper_parameters(state, small["hyper_parameters"])
     job.load_small_state(state, small["job"])

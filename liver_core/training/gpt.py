@@ -6,29 +6,23 @@ parallel_state. Dense models; experts are refused for now.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig, finalize_model_grads
+from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer import OptimizerConfig
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
-from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
-from megatron.core.pipeline_parallel.schedules import (
-    forward_backward_no_pipelining,
-    forward_backward_pipelining_without_interleaving,
-)
 from megatron.core.transformer import TransformerConfig
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from liver_core.layout import ParallelLayout, ParameterSpec
 from liver_core.training.corpus import SampleReader
-from liver_core.training.job import MicroBatch, StepResult, TrainingJob, TrainState
-from liver_core.worlds.megatron import MegatronWorld, mark_tensor_parallel
+from liver_core.training.job import TrainState
+from liver_core.training.megatron_job import MegatronJob, config_for, finish_build
+from liver_core.worlds.megatron import MegatronWorld
 
 
 class GptArguments(BaseModel):
@@ -80,7 +74,7 @@ class GptArguments(BaseModel):
         return self
 
 
-class GptJob(TrainingJob):
+class GptJob(MegatronJob):
     """See GptArguments. `global_batch` and `micro_batch` in samples."""
 
     def __init__(self, args: dict[str, Any], *, global_batch: int, micro_batch: int, seed: int) -> None:
@@ -88,6 +82,7 @@ class GptJob(TrainingJob):
         self.global_batch = global_batch
         self.micro_batch = micro_batch
         self.seed = seed
+        self.seq_length = self.args.seq_length
         self._reader: SampleReader | None = None
 
     def check_layout(self, layout: ParallelLayout) -> None:
@@ -110,7 +105,7 @@ class GptJob(TrainingJob):
 
     def build(self, world: MegatronWorld) -> TrainState:
         self.check_layout(world.layout)
-        config = self._transformer_config(world.layout)
+        config = self._transformer_config(world)
         stage, stages = world.coordinates.pp, world.layout.pp
         model = GPTModel(
             config=config,
@@ -123,58 +118,9 @@ class GptJob(TrainingJob):
             position_embedding_type="rope",
             pg_collection=world.collection,
         )
-        mark_tensor_parallel(model)
-        if self.args.precision == "bf16":
-            model = model.bfloat16()
-        ddp = DistributedDataParallel(config, self._ddp_config(), model, pg_collection=world.collection)
-        if self.args.overlap_grad_reduce:
-            # Gradients are reduced in the last micro-batch's backward pass, not in those that accumulate.
-            config.no_sync_func = ddp.no_sync
-        config.finalize_model_grads_func = functools.partial(finalize_model_grads, pg_collection=world.collection)
-        optimizer = get_megatron_optimizer(
-            self._optimizer_config(), [ddp], use_gloo_process_groups=False, pg_collection=world.collection
-        )
-        return TrainState(ddp, optimizer, self._scheduler(optimizer), config)
-
-    def step(self, state: TrainState, world: MegatronWorld, batches: Sequence[MicroBatch]) -> StepResult:
-        _zero_gradients(state)
-        losses = self._pass(state, world, batches, self._forward)
-        return self._result(world, batches, losses)
-
-    def step_in_parts(
-        self, state: TrainState, world: MegatronWorld, batches: Sequence[MicroBatch], every: int
-    ) -> Generator[None, None, StepResult]:
-        _zero_gradients(state)
-        forward, losses = functools.partial(self._forward, step_of=len(batches)), []
-        for start in range(0, len(batches), every):
-            last = start + every >= len(batches)
-            with _part_of_step(state, last=last):
-                losses += self._pass(state, world, batches[start : start + every], forward)
-            if not last:
-                yield
-        return self._result(world, batches, losses)
-
-    def _pass(self, state: TrainState, world: MegatronWorld, batches: Sequence[MicroBatch], forward: Any) -> list[Any]:
-        """Forward and backward; returns what the loss function said of each micro-batch, on the last stage only."""
-        return self._schedule(world, state)(
-            forward_step_func=forward,
-            data_iterator=self._samples(batches),
-            model=[state.model],
-            num_microbatches=len(batches),
-            seq_length=self.args.seq_length,
-            micro_batch_size=self.micro_batch,
-            decoder_seq_length=self.args.seq_length,
-            forward_only=False,
-            pg_collection=world.collection,
-        )
-
-    def _result(self, world: MegatronWorld, batches: Sequence[MicroBatch], losses: list[Any]) -> StepResult:
-        here = world.coordinates
-        first_of_replica = here.tp == 0 and here.pp == 0 and here.cp == 0
-        samples = sum(len(batch.sample_ids) for batch in batches)
-        tokens = samples * self.args.seq_length if first_of_replica else 0
-        counted = losses if here.tp == 0 else []
-        return StepResult(float(sum(loss["loss"].item() for loss in counted)), len(counted), tokens)
+        state = finish_build(world, config, model, ddp=self._ddp_config(), optimizer=self._optimizer_config())
+        state.scheduler = self._scheduler(state.optimizer)
+        return state
 
     def initial_parameter(self, spec: ParameterSpec, generator: torch.Generator) -> torch.Tensor:
         if spec.name.endswith("bias"):
@@ -189,68 +135,37 @@ class GptJob(TrainingJob):
         """Open the dataset."""
         self._samples_reader()
 
-    def _schedule(self, world: MegatronWorld, state: TrainState):
-        if world.layout.pp == 1:
-            return forward_backward_no_pipelining
-        communicator = state.extra.setdefault("p2p", P2PCommunicator(world.collection.pp, state.config))
-        return functools.partial(forward_backward_pipelining_without_interleaving, p2p_communicator=communicator)
+    def samples(self, sample_ids: Sequence[int]) -> dict[str, torch.Tensor]:
+        return self._samples_reader().batch(sample_ids)
 
-    def _samples(self, batches: Sequence[MicroBatch]) -> Iterator[dict[str, torch.Tensor]]:
-        reader = self._samples_reader()
-        return (reader.batch(batch.sample_ids) for batch in batches)
+    def forward(self, model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return model(batch["tokens"], batch["position_ids"], self.causal_mask(), labels=batch["labels"])
+
+    def loss(self, output: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Mean over the micro-batch's tokens."""
+        mask = batch["loss_mask"].view(-1).float()
+        return (output.float().view(-1) * mask).sum() / mask.sum()
 
     def _samples_reader(self) -> SampleReader:
         if self._reader is None:
             self._reader = SampleReader(self.args.data_prefix, seq_length=self.args.seq_length, seed=self.seed)
         return self._reader
 
-    def _forward(self, samples: Iterator[dict[str, torch.Tensor]], model: torch.nn.Module, step_of: int | None = None):
-        """`step_of`: micro-batches of the whole step where the schedule is given a part of it."""
-        batch = next(samples)
-        output = model(batch["tokens"], batch["position_ids"], self._causal_mask(), labels=batch["labels"])
-        loss = _mean_loss if step_of is None else functools.partial(_share_of_loss, step_of)
-        return output, functools.partial(loss, batch["loss_mask"])
-
-    @functools.cached_property
-    def _mask(self) -> torch.Tensor:
-        length = self.args.seq_length
-        return torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
-
-    def _causal_mask(self) -> torch.Tensor | None:
-        """bool [1, 1, sequence, sequence], True is masked. Megatron would make its own on the GPU only."""
-        return None if torch.cuda.is_available() else self._mask
-
-    def _transformer_config(self, layout: ParallelLayout) -> TransformerConfig:
+    def _transformer_config(self, world: MegatronWorld) -> TransformerConfig:
         args = self.args
         return TransformerConfig(
+            **config_for(world, torch.bfloat16 if args.precision == "bf16" else torch.float32),
             num_layers=args.num_layers,
             hidden_size=args.hidden_size,
             ffn_hidden_size=args.ffn_hidden_size,
             num_attention_heads=args.num_attention_heads,
             num_query_groups=args.num_query_groups,
-            tensor_model_parallel_size=layout.tp,
-            pipeline_model_parallel_size=layout.pp,
-            context_parallel_size=layout.cp,
-            pipeline_dtype=torch.bfloat16 if args.precision == "bf16" else torch.float32,
-            params_dtype=torch.bfloat16 if args.precision == "bf16" else torch.float32,
-            bf16=args.precision == "bf16",
             normalization="RMSNorm",
             gated_linear_unit=True,
             activation_func=torch.nn.functional.silu,
             add_bias_linear=False,
             hidden_dropout=0.0,
             attention_dropout=0.0,
-            # Parameters are filled from global coordinates, a checkpoint or the previous world: drawing them here
-            # would move the training world's random state.
-            perform_initialization=False,
-            use_cpu_initialization=not torch.cuda.is_available(),
-            masked_softmax_fusion=False,
-            bias_dropout_fusion=False,
-            gradient_accumulation_fusion=False,
-            bias_activation_fusion=False,
-            batch_p2p_sync=False,
-            batch_p2p_comm=False,
-            deterministic_mode=False,
         )
 
     def _ddp_config(self) -> DistributedDataParallelConfig:
@@ -291,44 +206,3 @@ class GptJob(TrainingJob):
             wd_incr_steps=1,
             wd_incr_style="constant",
         )
-
-
-def _mean_loss(loss_mask: torch.Tensor, output: torch.Tensor):
-    """Mean over the micro-batch's tokens; the copy is needed because the schedule divides the loss in place."""
-    mask = loss_mask.view(-1).float()
-    loss = (output.float().view(-1) * mask).sum() / mask.sum()
-    return loss, {"loss": loss.detach().clone()}
-
-
-def _share_of_loss(step_of: int, loss_mask: torch.Tensor, output: torch.Tensor):
-    """As `_mean_loss`, divided here as Megatron divides it by the micro-batches that it is given. The tokens are what
-    Megatron wants to hear where it does not divide; nobody uses them."""
-    loss, said = _mean_loss(loss_mask, output)
-    return loss / step_of, torch.zeros((), dtype=torch.int), said
-
-
-def _zero_gradients(state: TrainState) -> None:
-    state.model.zero_grad_buffer()
-    state.optimizer.zero_grad()
-
-
-@contextlib.contextmanager
-def _part_of_step(state: TrainState, *, last: bool) -> Iterator[None]:
-    """Have Megatron's schedule do a part of a step: it divides no loss, and only the last part reduces gradients.
-
-    The schedule would divide by its own number of micro-batches, and would reduce after each call. Nothing else in the
-    reference job looks at `calculate_per_token_loss` once the world is built.
-    """
-    config = state.config
-    divides, finalize, no_sync = config.calculate_per_token_loss, config.finalize_model_grads_func, config.no_sync_func
-    config.calculate_per_token_loss = True
-    if last:
-        config.finalize_model_grads_func = lambda models, _tokens, **named: finalize(models, None, **named)
-    else:
-        config.finalize_model_grads_func = config.no_sync_func = None
-    try:
-        with contextlib.nullcontext() if last else state.model.no_sync():
-            yield
-    finally:
-        config.calculate_per_token_loss, config.no_sync_func = divides, no_sync
-        config.finalize_model_grads_func = finalize

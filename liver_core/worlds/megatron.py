@@ -228,25 +228,27 @@ def mark_tensor_parallel(module: torch.nn.Module) -> None:
 
     Without them the gradient norm counts tensor-parallel rank 0 only and training drifts from the second step on.
     """
-    split_dims: tuple[tuple[type, int], ...] = (
-        (ColumnParallelLinear, 0),
-        (VocabParallelEmbedding, 0),
-        (RowParallelLinear, 1),
+    for _, parameter, dim in split_parameters(module):
+        if not getattr(parameter, "tensor_model_parallel", False):
+            for attribute in ("tensor_model_parallel", "partition_dim", "partition_stride"):
+                if hasattr(parameter, attribute):
+                    delattr(parameter, attribute)
+            set_tensor_model_parallel_attributes(tensor=parameter, is_parallel=True, dim=dim, stride=1)
+
+
+def split_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter, int]]:
+    """Name, parameter and split dim of all that Megatron's own layers split over tensor-parallel ranks."""
+    split_dims: tuple[tuple[type, str, int], ...] = (
+        (ColumnParallelLinear, "weight", 0),
+        (ColumnParallelLinear, "bias", 0),
+        (VocabParallelEmbedding, "weight", 0),
+        (RowParallelLinear, "weight", 1),
     )
-    for part in module.modules():
-        for kind, dim in split_dims:
-            if isinstance(part, kind):
-                _mark(getattr(part, "weight", None), dim)
-                if kind is ColumnParallelLinear:
-                    _mark(getattr(part, "bias", None), 0)
-
-
-def _mark(parameter: torch.Tensor | None, dim: int) -> None:
-    if parameter is not None and not getattr(parameter, "tensor_model_parallel", False):
-        for attribute in ("tensor_model_parallel", "partition_dim", "partition_stride"):
-            if hasattr(parameter, attribute):
-                delattr(parameter, attribute)
-        set_tensor_model_parallel_attributes(tensor=parameter, is_parallel=True, dim=dim, stride=1)
+    for place, part in module.named_modules():
+        for kind, name, dim in split_dims:
+            parameter = getattr(part, name, None)
+            if isinstance(part, kind) and parameter is not None:
+                yield f"{place}.{name}", parameter, dim
 
 
 def seed_streams(world: MegatronWorld, *, seed: int, step: int) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from service.cli import try_job
 from service.cli.client import DEFAULT_URL, AsJson, ServiceClient, ServiceUrl, TokenFile, connect, fail
 from service.cli.columns import Column
 from service.cli.follow import Lines, Screen, View
@@ -60,6 +61,9 @@ def submit(
         print_json(job)
     else:
         typer.echo(job["job_id"])
+
+
+app.command("try", epilog=try_job.EXAMPLE)(try_job.try_job)
 
 
 @app.command("list", epilog="Example: liver jobs list --json")

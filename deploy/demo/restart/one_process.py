@@ -240,18 +240,10 @@ def event_file(folder: str, rank: int) -> Iterator[EventFile]:
         yield EventFile(file)
 
 
-def load_job(job: JobSpec) -> Any:
-    """The job object of an entrypoint."""
-    import importlib
-
-    module, _, name = job.entrypoint.partition(":")
-    factory = getattr(importlib.import_module(module), name)
-    return factory(job.args, global_batch=job.global_batch, micro_batch=job.micro_batch, seed=job.seed)
-
-
 def _run_rank(job: JobSpec, world: WorldSpec, rank: int, port: int) -> int:
     from liver_core.rank.loop import CheckpointRule, RankLoop
     from liver_core.rank.prepare.preparation import PrepareSettings
+    from liver_core.training.entrypoint import load_job
     from liver_core.worlds.megatron import prepare_process
 
     with event_file(world.events, rank) as events:
@@ -272,7 +264,7 @@ def _run_rank(job: JobSpec, world: WorldSpec, rank: int, port: int) -> int:
         rule = None if world.save_to is None else CheckpointRule(world.save_to, world.last_step, 2)
         settings = PrepareSettings(host=_HOST, transport=_no_transport)
         loop = RankLoop(
-            load_job(job), roster.members[rank], settings, events, last_step=world.last_step, checkpoints=rule
+            load_job(**asdict(job)), roster.members[rank], settings, events, last_step=world.last_step, checkpoints=rule
         )
         loop.mailbox.permit(request.handoff_id, 1)
         ended = loop.run(request)

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ STARTED_AT = time.time()
 
 def main(job_path: str, world_path: str) -> None:
     """Start from nothing or from a checkpoint, train up to the last step, save, exit."""
-    from deploy.demo.restart.one_process import JobSpec, WorldSpec, event_file, load_job
+    from deploy.demo.restart.one_process import JobSpec, WorldSpec, event_file
 
     job_spec = JobSpec(**json.loads(Path(job_path).read_text()))
     spec = WorldSpec(**json.loads(Path(world_path).read_text()))
@@ -26,7 +27,9 @@ def main(job_path: str, world_path: str) -> None:
         events.write("worker_started", started_at=STARTED_AT)
         _import_everything()
         events.write("imported")
-        script = Script(load_job(job_spec), spec, events)
+        from liver_core.training.entrypoint import load_job
+
+        script = Script(load_job(**asdict(job_spec)), spec, events)
         script.build()
         events.write("built")
         script.load()

@@ -28,6 +28,7 @@ from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.rank.stream.target_stream import LiveTarget, StreamRefused, StreamSettings, TargetInputs
 from liver_core.reshard import missing_elements, plan_digest, plan_rank
 from liver_core.state.buckets import bucket_rule
+from liver_core.state.built_state import check_built
 from liver_core.state.checkpoint import load_checkpoint
 from liver_core.state.host_memory import wait_in_host_memory
 from liver_core.state.live_state import LiveState, allocate
@@ -392,7 +393,7 @@ class Preparation:
         # A first world is filled at once, so it is built with memory; a next world waits without.
         hollow = contextlib.nullcontext() if self.request.source is None else released()
         with building(made.world), hollow as mode:
-            made.state = self.job.build(made.world)
+            made.state = check_built(self.job.build(made.world), made.world)
         if mode is not None:
             trim()
             made.account.pass_through(mode.peak_bytes)

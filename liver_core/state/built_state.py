@@ -1,0 +1,85 @@
+"""Whether what a job's `build` returned can be trained and handed over: looked at each time, before anything uses it.
+
+A job that forgets one of these would train on with wrong numbers, or fail later with a message about something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from liver_core.state.megatron_optimizer import UnsupportedState, distributed_optimizer, unwrapped
+from liver_core.training.job import TrainState
+from liver_core.worlds.megatron import MegatronWorld, split_parameters
+
+_FINISH_BUILD = "liver_core.training.megatron_job.finish_build does it"
+
+
+def check_built(state: Any, world: MegatronWorld) -> TrainState:
+    """The state itself. Raises UnsupportedState naming the rule and what to change."""
+    if not isinstance(state, TrainState):
+        raise UnsupportedState(
+            f"build returned {_kind(state)}; it must return a liver_core.training.job.TrainState of model, optimizer, "
+            "scheduler and config"
+        )
+    if not hasattr(state.model, "bucket_groups"):
+        raise UnsupportedState(
+            f"model: build returned {_kind(state.model)}; it must be wrapped in Megatron's DistributedDataParallel; "
+            f"{_FINISH_BUILD}"
+        )
+    for name in ("step", "state_dict", "load_state_dict"):
+        if state.scheduler is not None and not callable(getattr(state.scheduler, name, None)):
+            raise UnsupportedState(
+                f"scheduler: {_kind(state.scheduler)} has no {name}; it needs step(increment), state_dict and "
+                "load_state_dict, or must be None"
+            )
+    _check_marks(state)
+    if world.layout.pp > 1 and tied_embeddings(state):
+        raise UnsupportedState(
+            f"share_embeddings_and_output_weights: tied embeddings do not run with PP above 1 (layout {world.layout}); "
+            "build with share_embeddings_and_output_weights=False, or allow layouts with PP1 only"
+        )
+    return state
+
+
+def tied_embeddings(state: TrainState) -> bool:
+    """Whether the output layer uses the embedding's weights."""
+    return bool(getattr(unwrapped(state.model), "share_embeddings_and_output_weights", False))
+
+
+def _check_marks(state: TrainState) -> None:
+    """Megatron counts a parameter without the mark on the first tensor-parallel rank only: the gradient norm would be
+    too small, and clipping other than it should be."""
+    for name, parameter, _ in split_parameters(unwrapped(state.model)):
+        if not _marked(parameter):
+            raise UnsupportedState(
+                f"parameter {name}: is split over tensor-parallel ranks, but not marked so, and the gradient norm "
+                "would come out wrong; call liver_core.worlds.megatron.mark_tensor_parallel(model) before "
+                f"DistributedDataParallel ({_FINISH_BUILD})"
+            )
+    for parameter, shard in _with_shards(state):
+        if _marked(parameter) and not _marked(shard):
+            raise UnsupportedState(
+                "optimizer: was made before the parameters were marked as tensor parallel, and the gradient norm would "
+                "come out wrong; call mark_tensor_parallel(model) before get_megatron_optimizer "
+                f"({_FINISH_BUILD})"
+            )
+
+
+def _with_shards(state: TrainState) -> Iterator[tuple[Any, Any]]:
+    """Model parameter and the optimizer's own part of it."""
+    inner = distributed_optimizer(state.optimizer)
+    for groups, shards in (
+        (inner.model_float16_groups, inner.shard_fp32_from_float16_groups),
+        (inner.model_fp32_groups, inner.shard_fp32_groups),
+    ):
+        for group, parts in zip(groups, shards, strict=True):
+            yield from zip(group, parts, strict=True)
+
+
+def _marked(parameter: Any) -> bool:
+    return bool(getattr(parameter, "tensor_model_parallel", False))
+
+
+def _kind(value: Any) -> str:
+    return "nothing" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,381 @@
+"""The checks of a job in a world of one rank, in the order in which a job meets them."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from liver_core.layout import LayoutError, Manifest, ParallelLayout, check_fits
+from liver_core.rank.droppable_step import DropRule, do_step
+from liver_core.state.built_state import tied_embeddings
+from liver_core.state.megatron_optimizer import UnsupportedState, distributed_optimizer, has_stepped
+from liver_core.state.replay_check import check_replay
+from liver_core.streaming.header import HeaderError
+from liver_core.training.cursor import DataCursor
+from liver_core.training.entrypoint import find_class, import_user_module, make_job
+from liver_core.training.job import StepResult, TrainingJob
+from liver_core.trial.findings import Finding, Findings, missing, ok, warning
+from liver_core.trial.trial_world import TrialStep, TrialWorld, same_numbers
+
+ONE_RANK = ParallelLayout()
+HOOK_SHARE = 0.1
+"""Of a step: what on_step may take before it is worth a warning."""
+ROUNDING_SHARE = 1e-5
+"""Of a loss: what may differ between two runs of the same step on a machine whose operations are not deterministic."""
+_FURTHER_AXES = ("cp", "vpp", "ep", "etp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialPlan:
+    """What the command reads from a job file. `layouts`: those that it names; `layout`: try the job in this one too."""
+
+    entrypoint: str
+    args: dict[str, Any]
+    global_batch: int
+    micro_batch: int
+    seed: int
+    workdir: str | None
+    layouts: tuple[str, ...]
+    layout: str
+    steps: int
+    drop_every: int | None
+
+    def new_job(self) -> TrainingJob:
+        """The job object, made anew."""
+        factory = find_class(import_user_module(self.entrypoint, self.workdir), self.entrypoint)
+        return make_job(
+            factory, self.args, global_batch=self.global_batch, micro_batch=self.micro_batch, seed=self.seed
+        )
+
+
+class JobTrial:
+    """One plan. `run` makes all checks; `steps` is what the job's own steps gave."""
+
+    def __init__(self, plan: TrialPlan, findings: Findings) -> None:
+        self.plan = plan
+        self.findings = findings
+        self.steps: list[TrialStep] = []
+        self._worlds = 0
+        self._made: TrainingJob | None = None
+        self._first: TrialWorld | None = None
+        self._manifest: Manifest | None = None
+        self._saved: dict[str, torch.Tensor] = {}
+        self._small: dict[str, Any] = {}
+        self._half = max(1, plan.steps // 2)
+        self._path = ""
+
+    def run(self) -> bool:
+        """All checks, up to one that others rest on and that found something missing. Returns whether all were made."""
+        with tempfile.TemporaryDirectory(prefix="liver-try-") as folder:
+            self._path = os.path.join(folder, "step-000000001")
+            checks = self._checks()
+            for number, (name, look, others_rest_on_it) in enumerate(checks):
+                if not self.findings.check(name, look, others_rest_on_it=others_rest_on_it):
+                    self.findings.say({"not_made": [later for later, _, _ in checks[number + 1 :]]})
+                    return False
+        self._measure()
+        return True
+
+    def _checks(self) -> list[tuple[str, Callable[[], Finding], bool]]:
+        """Name, check, and whether the later ones rest on what it finds."""
+        parts = [("step in parts", self._step_in_parts, False)] if self.plan.drop_every is not None else []
+        return [
+            ("module", self._import, True),
+            ("class", self._construct, True),
+            ("build", self._build, True),
+            ("random", self._random, False),
+            ("optimizer", self._optimizer, True),
+            ("parameters", self._parameters, True),
+            ("layouts", self._layouts, False),
+            ("warm_up", self._warm_up, True),
+            ("initial values", self._initial_values, True),
+            ("step", self._one_step, True),
+            ("same batch", self._same_batch, True),
+            *parts,
+            ("replay", self._replay, False),
+            ("steps", self._steps, True),
+            ("same seed", self._same_seed, False),
+            ("checkpoint", self._checkpoint, False),
+            ("on_step", self._hooks, False),
+        ]
+
+    @property
+    def _job(self) -> TrainingJob:
+        assert self._made is not None
+        return self._made
+
+    @property
+    def _world(self) -> TrialWorld:
+        assert self._first is not None
+        return self._first
+
+    def _import(self) -> Finding:
+        module = import_user_module(self.plan.entrypoint, self.plan.workdir)
+        find_class(module, self.plan.entrypoint)
+        return ok(f"{self.plan.entrypoint} in {getattr(module, '__file__', None) or 'a module without a file'}")
+
+    def _construct(self) -> Finding:
+        self._made = self.plan.new_job()
+        return ok(f"{type(self._job).__name__} takes its arguments")
+
+    def _new_world(self, job: TrainingJob) -> TrialWorld:
+        self._worlds += 1
+        return TrialWorld(job, ONE_RANK, 0, dist.HashStore(), f"try-{self._worlds}")
+
+    def _build(self) -> Finding:
+        self._first = self._new_world(self._job)
+        started = time.monotonic()
+        self._first.build()
+        return ok(f"in {time.monotonic() - started:.2f} s")
+
+    def _random(self) -> Finding:
+        if self._world.drew_numbers:
+            return missing(
+                "build draws random numbers, which moves the random streams of the world that trains meanwhile; set "
+                "perform_initialization=False in TransformerConfig (config_for does it) and draw nothing in build"
+            )
+        return ok("build draws no random numbers")
+
+    def _optimizer(self) -> Finding:
+        inner = distributed_optimizer(self._world.state.optimizer)
+        kind = f"DistributedOptimizer over {type(inner.optimizer).__name__}"
+        buckets = len(inner.buffers[0].buckets)
+        return ok(f"{kind}, {buckets} gradient bucket{'s' if buckets > 1 else ''}")
+
+    def _parameters(self) -> Finding:
+        self._manifest = self._world.describe()
+        specs = self._manifest.parameters
+        split = sum(spec.tp_dim is not None for spec in specs)
+        elements = sum(spec.numel for spec in specs)
+        self._world.lay_out(self._manifest)
+        text = f"{len(specs)} parameters of {elements} elements, {split} of them split by TP"
+        if tied_embeddings(self._world.state):
+            return warning(
+                f"{text}; embeddings are tied, which runs with PP1 only: allow such layouts only, or build with "
+                "share_embeddings_and_output_weights=False"
+            )
+        return ok(text, parameters=len(specs), elements=elements)
+
+    def _layouts(self) -> Finding:
+        named = self.plan.layouts
+        refusals = {text: why for text in named if (why := self._refusal(text))}
+        if refusals:
+            problems = "; ".join(f"{text}: {why}" for text, why in refusals.items())
+            return missing(f"layouts: {problems}", supported=[text for text in named if text not in refusals])
+        return ok(f"{', '.join(named) or 'none named: all that divide the model'}", supported=list(named))
+
+    def _refusal(self, text: str) -> str:
+        """Why the job cannot run on this layout, or nothing."""
+        assert self._manifest is not None
+        try:
+            layout = ParallelLayout.parse(text)
+            if further := [f"{axis.upper()}{size}" for axis in _FURTHER_AXES if (size := getattr(layout, axis)) > 1]:
+                return f"{', '.join(further)} is not supported, this version runs TP, PP and DP only"
+            if layout.pp > 1 and tied_embeddings(self._world.state):
+                return "tied embeddings run with PP1 only"
+            check_fits(self._manifest, layout)
+            DataCursor(0, self.plan.global_batch, self.plan.micro_batch).batches(0, layout.dp)
+            self._job.check_layout(layout)
+        except (LayoutError, ValueError) as error:
+            return str(error)
+        return ""
+
+    def _warm_up(self) -> Finding:
+        started = time.monotonic()
+        self._job.warm_up()
+        return ok(f"in {time.monotonic() - started:.2f} s, outside of any pause")
+
+    def _initial_values(self) -> Finding:
+        assert self._manifest is not None
+        for spec in self._manifest.parameters:
+            first, second = (
+                self._job.initial_parameter(spec, torch.Generator().manual_seed(self.plan.seed)) for _ in range(2)
+            )
+            if not isinstance(first, torch.Tensor) or tuple(first.shape) != spec.shape:
+                found = f"shape {tuple(first.shape)}" if isinstance(first, torch.Tensor) else type(first).__name__
+                return missing(
+                    f"initial_parameter: gives {found} for {spec.name}, must be the whole parameter of {spec.shape}"
+                )
+            if not torch.equal(first, second):
+                return missing(
+                    f"initial_parameter: gives {spec.name} differently from one generator state; draw from the "
+                    "generator it is given and from nothing else"
+                )
+        self._world.fill()
+        return ok(f"{len(self._manifest.parameters)} parameters, by name and generator")
+
+    def _one_step(self) -> Finding:
+        """The first forward and backward pass, and what the job says of it; the optimizer does not step."""
+        before, batches = self._world.weights(), self._world.batches
+        result = self._world.gradients()
+        if not isinstance(result, StepResult):
+            return missing(f"step: returned a {type(result).__name__}; it must return a StepResult")
+        if has_stepped(self._world.live) or not torch.equal(before, self._world.weights()):
+            return missing("step: it steps the optimizer or changes weights; the loop does the optimizer step")
+        if result.loss_count != len(batches):
+            return missing(
+                f"step: loss_count is {result.loss_count}, must be {len(batches)}: the micro-batches whose losses are "
+                "in loss_sum, on ranks that compute a loss"
+            )
+        if not math.isfinite(result.loss_sum):
+            return missing(f"step: loss is {result.loss_sum} in the first step; look at data and initial values")
+        if not float(self._world.reduced().abs().sum()):
+            return missing("step: all gradients are zero after it; it must run backward and reduce gradients")
+        text = f"loss {result.loss_sum / result.loss_count:.6f} over {len(batches)} micro-batches"
+        return ok(text) if result.tokens else warning(f"{text}; tokens is 0, so no throughput can be shown")
+
+    def _same_batch(self) -> Finding:
+        """The same sample ids twice, with the same weights and random streams: the same loss and gradients."""
+        world = self._world
+        first, reduced = world.gradients(), world.reduced()
+        second = world.gradients()
+        losses = f"loss {first.loss_sum / first.loss_count!r}, then {second.loss_sum / second.loss_count!r}"
+        if not _close(first.loss_sum, second.loss_sum):
+            return missing(
+                f"the same sample ids give {losses}; a batch must depend on its sample ids and the seed only, not on "
+                "an iterator that goes on: after a handoff another process asks for the next ids"
+            )
+        growth = float(world.reduced().norm() / reduced.norm())
+        if not _close(growth, 1.0):
+            return missing(
+                f"the same batch gives {growth:.2f} times the gradients the second time; step must begin with "
+                "state.model.zero_grad_buffer() and state.optimizer.zero_grad()"
+            )
+        if not same_numbers(first.loss_sum, second.loss_sum) or not torch.equal(reduced, world.reduced()):
+            return warning(
+                f"the same batch gives {losses}: equal but for rounding, some operation is not deterministic"
+            )
+        return ok("the same sample ids give the same loss and gradients twice")
+
+    def _from_seed(self) -> TrialWorld:
+        """A world of a job object of its own, filled from the seed."""
+        assert self._manifest is not None
+        job = self.plan.new_job()
+        world = self._new_world(job)
+        world.build()
+        world.lay_out(self._manifest)
+        job.warm_up()
+        world.fill()
+        return world
+
+    def _step_in_parts(self) -> Finding:
+        assert self.plan.drop_every is not None
+        rule, world = DropRule(self.plan.drop_every), self._world
+        rule.check(self._job)
+        whole, gradients = world.gradients(), world.reduced()
+        world.gradients()
+        active: Any = world
+        parts = do_step(self._job, active, world.batches, rule, lambda place: False)
+        assert parts is not None
+        if not same_numbers(whole.loss_sum, parts.loss_sum) or not torch.equal(gradients, world.reduced()):
+            return missing("step_in_parts: gives another loss or other gradients than step; must be equal bit for bit")
+        return ok(f"equal to step in parts of {rule.every} micro-batches")
+
+    def _replay(self) -> Finding:
+        """Which rung handoffs of this job take."""
+        try:
+            check_replay(self._world.live)
+        except (UnsupportedState, HeaderError) as error:
+            return warning(f"handoffs copy all state in the pause (stop-and-copy): {error}", rung="stop-and-copy")
+        return ok("handoffs can be live: optimizer steps can be replayed bit for bit", rung="live")
+
+    def _steps(self) -> Finding:
+        world = self._world
+        world.fill()
+        for number in range(1, self.plan.steps + 1):
+            self.steps.append(world.step())
+            if not math.isfinite(self.steps[-1].loss) or not math.isfinite(self.steps[-1].norm):
+                return missing(
+                    f"step {number}: loss is {self.steps[-1].loss}, gradient norm {self.steps[-1].norm}; look at data, "
+                    "learning rate and initial values"
+                )
+            if number == self._half:
+                world.save(self._path)
+                self._saved, self._small = world.contents(), world.small_state()
+        self.findings.say({"state_bytes": world.live.device_bytes})
+        losses = [step.loss for step in self.steps]
+        text = ", ".join(f"{loss:.6f}" for loss in losses)
+        return ok(f"losses {text}", losses=losses, norms=[step.norm for step in self.steps])
+
+    def _same_seed(self) -> Finding:
+        self._world.close()
+        again = self._from_seed()
+        steps = [again.step() for _ in self.steps]
+        again.close()
+        if difference := _first_difference(self.steps, steps):
+            return _unequal(self.steps, steps, f"a new job with the same seed gives other numbers: {difference}", _SEED)
+        return ok(f"{len(steps)} steps of a new job with the same seed are equal bit for bit")
+
+    def _checkpoint(self) -> Finding:
+        assert self._manifest is not None
+        job = self.plan.new_job()
+        world = self._new_world(job)
+        world.build()
+        world.lay_out(self._manifest)
+        job.warm_up()
+        world.load(self._path)
+        for kind, tensor in world.contents().items():
+            if not torch.equal(tensor, self._saved[kind]):
+                return missing(f"checkpoint: {kind} differs after it was loaded")
+        small = world.small_state()
+        for part in ("scheduler", "hyper_parameters", "job"):
+            if small[part] != self._small[part]:
+                return missing(
+                    f"checkpoint: {part} is {small[part]} after loading, was {self._small[part]}; load_state_dict and "
+                    "load_small_state must bring back all that state_dict and small_state gave"
+                )
+        steps = [world.step() for _ in self.steps[self._half :]]
+        world.close()
+        size = sum(entry.stat().st_size for entry in os.scandir(self._path))
+        if difference := _first_difference(self.steps[self._half :], steps):
+            text = f"from the checkpoint training goes on otherwise: {difference}"
+            return _unequal(self.steps[self._half :], steps, text, _STATE)
+        return ok(f"saved after step {self._half}, loaded into a new job, equal bit for bit", checkpoint_bytes=size)
+
+    def _hooks(self) -> Finding:
+        longest, step_s = max(step.hook_s for step in self.steps), self._step_s
+        text = f"at most {longest:.3f} s a step, beside {step_s:.3f} s"
+        if longest > HOOK_SHARE * step_s:
+            return warning(f"{text}; it runs inside the pause when a step is handed over, so keep it short")
+        return ok(text)
+
+    @property
+    def _step_s(self) -> float:
+        """The first step allocates; it does not count."""
+        return statistics.median(step.seconds for step in self.steps[1:] or self.steps)
+
+    def _measure(self) -> None:
+        slowest = max(step.seconds for step in self.steps[1:] or self.steps)
+        self.findings.say({"step_s": self._step_s, "step_s_max": slowest})
+
+
+_SEED = "draw numbers from self.seed only, and keep nothing between jobs of a process"
+_STATE = "keep no state outside of model, optimizer, scheduler and small_state"
+
+
+def _unequal(first: list[TrialStep], second: list[TrialStep], text: str, change: str) -> Finding:
+    """Missing where training is another one; a warning where it is the same but for rounding."""
+    if all(_close(one.loss, other.loss) for one, other in zip(first, second, strict=True)):
+        return warning(f"{text}; but for rounding they are equal: some operation is not deterministic")
+    return missing(f"{text}; {change}")
+
+
+def _close(first: float, second: float) -> bool:
+    return abs(first - second) <= ROUNDING_SHARE * abs(second)
+
+
+def _first_difference(first: list[TrialStep], second: list[TrialStep]) -> str:
+    for number, (one, other) in enumerate(zip(first, second, strict=True), start=1):
+        for name in ("loss", "norm"):
+            if not same_numbers(getattr(one, name), getattr(other, name)):
+                return f"{name} of step {number} is {getattr(one, name)!r}, then {getattr(other, name)!r}"
+    return ""

@@ -1,0 +1,138 @@
+"""A trial finds what is wrong with a job, and nothing with one that is right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.real_ranks import run_alone
+from tests.cluster.real_ranks_model import small_gpt
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
+WRONG = "tests.liver_core.trial.wrong_jobs"
+LIVE = "handoffs can be live"
+
+
+def trial(entrypoint: str, corpus: str, **changes: Any) -> dict[str, dict[str, Any]]:
+    """Findings by check of a trial of that job, in order."""
+    plan = {
+        "entrypoint": entrypoint if ":" in entrypoint else f"{WRONG}:{entrypoint}",
+        "args": small_gpt(corpus, num_layers=2),
+        "global_batch": 4,
+        "micro_batch": 1,
+        "seed": 7,
+        "workdir": None,
+        "layouts": ("TP1", "TP2xPP2"),
+        "layout": "TP1",
+        "steps": 3,
+        "drop_every": None,
+    }
+    lines = run_alone(_trial, plan | changes, timeout_s=120.0)
+    return {line["check"]: line for line in lines if "check" in line}
+
+
+def _trial(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    import multiprocessing
+
+    from liver_core.trial.findings import Findings
+    from liver_core.trial.one_process import JobTrial, TrialPlan
+
+    # Megatron writes a checkpoint from a child of the rank, which multiprocessing forbids to a daemonic process.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    lines: list[str] = []
+    JobTrial(TrialPlan(**plan), Findings(lines.append)).run()
+    return [json.loads(line) for line in lines]
+
+
+def missing(found: dict[str, dict[str, Any]]) -> dict[str, str]:
+    return {check: line["text"] for check, line in found.items() if line["result"] == "missing"}
+
+
+def test_the_reference_job_passes_every_check(corpus: str):
+    found = trial("liver_core.training.gpt:GptJob", corpus, drop_every=1)
+    assert {line["result"] for line in found.values()} == {"ok"}
+    assert list(found) == [
+        "module", "class", "build", "random", "optimizer", "parameters", "layouts", "warm_up", "initial values", "step",
+        "same batch", "step in parts", "replay", "steps", "same seed", "checkpoint", "on_step",
+    ]  # fmt: skip
+    assert found["replay"]["values"] == {"rung": "live"}
+    assert len(found["steps"]["values"]["losses"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("job", "check", "says"),
+    [
+        ("my_gtp:MyGpt", "module", "there is no module my_gtp on Python's path; set workdir to its folder"),
+        ("GptJobb", "module", "has no GptJobb; its jobs are: BuildDraws,"),
+        ("NotAJob", "module", "NotAJob is not a TrainingJob: it must derive from liver_core.training.job.TrainingJob"),
+        ("LossIsNaN", "module", "did you mean LossIsNan?"),
+        ("Unfinished", "class", "Unfinished: lacks initial_parameter, step, which every TrainingJob must have"),
+        ("OldSignature", "class", "is called as OldSignature(args, *, global_batch, micro_batch, seed), but"),
+        ("BuildRaises", "build", "KeyError: 'rope_theta'"),
+        ("BuildReturnsTuple", "build", "build returned a tuple; it must return a liver_core.training.job.TrainState"),
+        ("BuildDraws", "random", "set perform_initialization=False"),
+        ("Unmarked", "build", "linear_qkv.weight: is split over tensor-parallel ranks, but not marked so"),
+        ("MarkedLate", "build", "was made before the parameters were marked"),
+        ("PicksLayouts", "layouts", "TP2xPP2: tp: this kernel is written for TP1"),
+        ("DrawsOtherwise", "initial values", "draw from the generator it is given"),
+        ("HalfParameters", "initial values", "must be the whole parameter of"),
+        ("ReturnsLoss", "step", "returned a float; it must return a StepResult"),
+        ("StepsItself", "step", "the loop does the optimizer step"),
+        ("LossIsNan", "step", "loss is nan in the first step"),
+        (
+            "KeepsGradients",
+            "same batch",
+            "times the gradients the second time; step must begin with",
+        ),
+        ("DataGoesOn", "same batch", "must depend on its sample ids and the seed only"),
+        ("NanLater", "steps", "step 3: loss is nan"),
+        ("TensorInSchedule", "steps", "scheduler.state_dict(): must hold plain JSON"),
+        ("ForgetfulSchedule", "checkpoint", "scheduler is {'count': 0} after loading, was {'count': 1}"),
+        ("HiddenState", "checkpoint", "keep no state outside of model, optimizer, scheduler and small_state"),
+    ],
+)
+def test_each_mistake_gets_its_sentence(corpus: str, job: str, check: str, says: str):
+    found = trial(job, corpus)
+    problems = missing(found)
+    assert list(problems) == [check]
+    assert says in problems[check]
+
+
+def test_a_traceback_is_shown_whole(corpus: str):
+    found = trial("BuildRaises", corpus)
+    assert 'raise KeyError("rope_theta")' in found["build"]["details"]
+    assert "layouts" not in found
+
+
+def test_layouts_that_cannot_run_are_refused_by_name_and_rule(corpus: str):
+    found = trial("liver_core.training.gpt:GptJob", corpus, layouts=("TP1", "CP2", "PP2xVPP2", "PP3", "TP8", "DP3"))
+    text = missing(found)["layouts"]
+    assert "CP2: CP2 is not supported, this version runs TP, PP and DP only" in text
+    assert "VPP2 is not supported" in text
+    assert "PP3: num_layers" in text and "TP8" in text
+    assert "DP3: global_batch: 4 is not a multiple of micro_batch x DP" in text
+    assert found["layouts"]["values"]["supported"] == ["TP1"]
+
+
+def test_an_optimizer_that_cannot_be_replayed_is_a_warning_with_the_rung_it_takes(corpus: str):
+    found = trial("tests.liver_core.rank.support.stream_jobs:FusedJob", corpus)
+    assert not missing(found)
+    assert found["replay"]["result"] == "warning"
+    assert "stop-and-copy" in found["replay"]["text"] and "fused" in found["replay"]["text"]
+
+
+def test_a_long_hook_is_a_warning(corpus: str):
+    found = trial("SlowHook", corpus)
+    assert not missing(found)
+    assert found["on_step"]["result"] == "warning" and "runs inside the pause" in found["on_step"]["text"]
+
+
+def test_a_module_that_does_not_import_is_named_with_its_line(tmp_path: Path, corpus: str):
+    (tmp_path / "broken_job.py").write_text("import json\n\nimport no_such_package\n")
+    found = trial("broken_job:Job", corpus, workdir=str(tmp_path))
+    text = missing(found)["module"]
+    assert "importing broken_job failed: ModuleNotFoundError: No module named 'no_such_package'" in text
+    assert f"{tmp_path}/broken_job.py:3" in text
