@@ -1,4 +1,4 @@
-"""One agent, put together: journal, zygote, supervisor, driver, peer endpoint, notice watcher, line to the service."""
+"""One agent: connects journal, zygote, supervisor, driver, peer endpoint, notice watcher and link to the service."""
 
 import asyncio
 import contextlib
@@ -38,11 +38,11 @@ _log = logging.getLogger(__name__)
 
 
 class PortInUse(Exception):
-    """The peer endpoint cannot be bound; the text names address and rule."""
+    """The peer endpoint cannot listen; the text names the options, the address and the cause."""
 
 
 class Agent:
-    """`run` returns when `stop` is called. Ranks, stores and zygote live on; `stop_ranks` ends them first."""
+    """`run` returns after `stop`; ranks, stores and zygote keep running. `stop_ranks` ends those instead."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -57,7 +57,7 @@ class Agent:
         self._health = SourceHealth("", SourceState.STARTING, "", datetime.now(UTC))
 
     def stop(self) -> None:
-        """Have `run` return soon."""
+        """Make `run` return soon."""
         self._stopping.set()
 
     async def run(self) -> None:
@@ -91,7 +91,7 @@ class Agent:
             server = PeerServer(app)
             watcher = self._watcher(link)
             _log.info(
-                "agent of %s, start %d, peers reach it at %s:%d",
+                "agent of node %s started (start %d), peer endpoint at %s:%d",
                 settings.node_id,
                 self._incarnation,
                 settings.host,
@@ -105,13 +105,13 @@ class Agent:
             )
 
     async def stop_ranks(self) -> None:
-        """End every rank, every store and the zygote of the run directory. No service is needed for it."""
+        """End every rank, every store and the zygote of the run directory. Works without the service."""
         self._journal.open()
         supervisor, stores, zygote = self._supervision()
         try:
             supervisor.adopt()
             stores.adopt()
-            await supervisor.stop_all("the agent was told to stop its ranks", STOP_GRACE_S)
+            await supervisor.stop_all("liver-agent --stop-ranks ended it", STOP_GRACE_S)
             await stores.retire_all()
             await zygote.end_with_children()
         finally:
@@ -121,7 +121,7 @@ class Agent:
             self._journal.close()
 
     async def _serve(self, *parts: Coroutine[Any, Any, None]) -> None:
-        """Until told to stop, or until a part ends with an error, which is raised."""
+        """Run the parts until `stop` is called. Raises the error of the first part that fails."""
         tasks = [asyncio.create_task(part) for part in parts]
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -142,7 +142,7 @@ class Agent:
     # The parts.
 
     def _begin_incarnation(self, last: dict, port: int) -> None:
-        """On disk before anything is said under its number."""
+        """Store the number of this start on disk before any message carries it."""
         self._incarnation = int(last.get("count", 0)) + 1
         record = {"count": self._incarnation, "uuid": str(self._incarnation_id), "peer_port": port}
         self._journal.put(Table.INCARNATION, INCARNATION_KEY, record)
@@ -238,7 +238,9 @@ class Agent:
 
     def _watcher(self, link: ServiceLink) -> NoticeWatcher:
         async def on_fact(fact: NoticeFact) -> None:
-            _log.warning("%s announces %s, deadline %s", fact.source, fact.kind, fact.deadline_utc)
+            _log.warning(
+                "node %s: %s announces %s, deadline %s", fact.node_id, fact.source, fact.kind, fact.deadline_utc
+            )
             self._driver.take_notice(fact)
 
         async def on_health(health: SourceHealth) -> None:
@@ -261,7 +263,7 @@ class Agent:
             now=lambda: datetime.now(UTC),
         )
 
-    # What the parts call.
+    # Callbacks of the parts.
 
     async def _take_orders(self, orders: SyncOrders) -> None:
         if orders.accepted_incarnation == self._incarnation_id:
@@ -272,7 +274,7 @@ class Agent:
                 with contextlib.suppress(ValueError):
                     self._outbox.drop_handoff(uuid.UUID(refusal.key))
         if orders.release is not None:
-            _log.info("the service has no more use for this node: %s", orders.release.reason)
+            _log.info("the service releases this node: %s", orders.release.reason)
         self._driver.take_orders(orders)
 
     def _take_fatal(self, error: Exception) -> None:
@@ -283,10 +285,9 @@ class Agent:
         if self._health.state is not SourceState.UNKNOWN:
             return ""
         return (
-            f"{self._health.source} cannot be read since {self._health.since_utc:%H:%M:%S} UTC: {self._health.reason}"[
-                :500
-            ]
-        )
+            f"{self._health.source} has been unreadable since {self._health.since_utc:%H:%M:%S} UTC: "
+            f"{self._health.reason}"
+        )[:500]
 
     def _peer_status(self, job_id: str) -> dict:
         job = self._driver.jobs.get(job_id)
@@ -300,7 +301,7 @@ class Agent:
 
 
 def notice_source(settings: Settings) -> NoticeSource:
-    """The source of the node's provider."""
+    """The notice source of the node's provider."""
     match settings.provider:
         case Provider.AWS:
             return AwsImdsSource(
@@ -317,7 +318,7 @@ def notice_source(settings: Settings) -> NoticeSource:
 
 
 def _bind_peer(settings: Settings, last_port: int) -> socket.socket:
-    """The port that peers know from last time, if it is free and nobody asked for another."""
+    """Listen on --peer-port. Without one: on the port of the last start if it is free, else on any free port."""
     if not settings.peer_port and last_port:
         with contextlib.suppress(OSError):
             return bind(settings.host, last_port)
@@ -329,8 +330,8 @@ def _bind_peer(settings: Settings, last_port: int) -> socket.socket:
 
 
 async def _link_once_ready(link: ServiceLink, zygote: ZygoteHost, *, is_new: bool) -> None:
-    """Talk to the service. A node without ranks first makes itself able to fork some: a node that has yet to import
-    for seconds would hold up every handoff that it is planned into. One that has ranks reports them at once."""
+    """Run the link to the service. A node without ranks first waits for its zygote: otherwise the service could plan it
+    into a handoff, which would then wait seconds for the node's imports. A node with ranks reports them at once."""
     if is_new:
         await link.check_token()
         await _warm(zygote)
@@ -340,11 +341,11 @@ async def _link_once_ready(link: ServiceLink, zygote: ZygoteHost, *, is_new: boo
 
 
 async def _warm(zygote: ZygoteHost) -> None:
-    """Have the zygote ready before the first rank is wanted; a problem is told again when one is."""
+    """Start the zygote before the first rank needs it. A problem is logged here and raised at the first fork."""
     try:
         client = await zygote.ensure()
     except ZygoteError as error:
-        _log.warning("%s", error)
+        _log.warning("the zygote is not ready, the first fork tries again: %s", error)
         return
     _log.info("zygote (pid %d) is ready, imports took %.1f s", client.identity.pid, client.hello["preload_s"])
     if client.hello["problem"]:

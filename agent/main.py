@@ -1,4 +1,4 @@
-"""The `liver-agent` command: one per node. Reads settings, starts the agent, makes one clear line of every refusal."""
+"""The `liver-agent` command: one per node. Reads the settings, runs the agent, prints one line for every error."""
 
 import argparse
 import asyncio
@@ -36,18 +36,19 @@ example:
   liver-agent --service-url http://10.0.0.5:8470 --token-file /etc/liver/token --node-id node-1 --slots 8 \\
       --provider aws --pool p4d-us-east-1a --host 10.0.1.17
 
-The agent ends on SIGTERM and leaves its ranks training; the next agent with the same --run-dir finds them again.
-`liver-agent --stop-ranks --run-dir DIR` ends them.
+SIGTERM ends the agent, but not its ranks: they keep training, and the next agent with the same --run-dir adopts them.
+`liver-agent --stop-ranks --run-dir DIR` ends the ranks.
 
 environment: LIVER_AGENT_SERVICE_URL, LIVER_AGENT_TOKEN_FILE, LIVER_AGENT_NODE_ID, LIVER_AGENT_SLOTS,
-  LIVER_AGENT_PROVIDER, LIVER_AGENT_POOL, LIVER_AGENT_RUN_DIR, LIVER_AGENT_HOST, LIVER_AGENT_PEER_PORT stand for the
-  options. LIVER_AGENT_AWS_IMDS_URL and LIVER_AGENT_GCP_METADATA_URL: another metadata address.
-  LIVER_AGENT_GCP_NOTICE_S=120: the instance has preemptionNoticeDuration. LIVER_AGENT_NOTICE_INTERVAL_S: polling (2).
+  LIVER_AGENT_PROVIDER, LIVER_AGENT_POOL, LIVER_AGENT_RUN_DIR, LIVER_AGENT_HOST, LIVER_AGENT_PEER_PORT set the options
+  of the same names. LIVER_AGENT_AWS_IMDS_URL, LIVER_AGENT_GCP_METADATA_URL: another metadata address.
+  LIVER_AGENT_GCP_NOTICE_S=120: the instance has preemptionNoticeDuration.
+  LIVER_AGENT_NOTICE_INTERVAL_S: seconds between two polls of the metadata (2).
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 stopped, 2 settings, 3 refused by the service, 4 journal broken or disk full."""
+    """Returns the exit status: 0 stopped, 2 settings, 3 rejected by the service, 4 journal broken or disk full."""
     options = _parser(os.environ).parse_args(arguments)
     logging.basicConfig(
         level=getattr(logging, options.log_level.upper()),
@@ -98,7 +99,7 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Settin
     if not node_id:
         raise SettingsError("--node-id is required")
     if options.stop_ranks and not options.run_dir and not options.node_id:
-        raise SettingsError("--stop-ranks needs --run-dir or --node-id, to say whose ranks")
+        raise SettingsError("--stop-ranks needs --run-dir or --node-id, to find the ranks")
     _check(NodeId, "--node-id", node_id)
     if options.service_url:
         _check(Url, "--service-url", options.service_url)
@@ -132,23 +133,27 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
 
     parser = argparse.ArgumentParser(
         prog="liver-agent",
-        description="Keeps the ranks of this node alive, hears spot notices, and moves jobs to other layouts.",
+        description="Runs the ranks of this node, watches for spot notices, and moves jobs to other layouts.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"liver-agent {agent_version()}")
     parser.add_argument("--service-url", default=env("SERVICE_URL"), help="where `liver serve` listens")
-    parser.add_argument("--token-file", default=env("TOKEN_FILE"), help="file with the agent token; never the token")
-    parser.add_argument("--node-id", default=env("NODE_ID"), help="name of this node, unique and the same for its life")
+    parser.add_argument("--token-file", default=env("TOKEN_FILE"), help="file that contains the agent token")
+    parser.add_argument(
+        "--node-id", default=env("NODE_ID"), help="name of this node; unique, and the same at each start"
+    )
     parser.add_argument("--slots", default=env("SLOTS", "1"), help="rank processes at a time, one per GPU")
-    parser.add_argument("--provider", default=env("PROVIDER", "none"), help="aws, gcp or none: who may take the node")
+    parser.add_argument(
+        "--provider", default=env("PROVIDER", "none"), help="aws, gcp or none: whose notices to watch for"
+    )
     parser.add_argument("--pool", default=env("POOL", "default"), help="price and capacity pool of the node")
     parser.add_argument("--run-dir", default=env("RUN_DIR"), help="journal, logs and sockets; one agent per directory")
     parser.add_argument("--host", default=env("HOST", "127.0.0.1"), help="private address for peers, ranks and stores")
     parser.add_argument("--peer-port", default=env("PEER_PORT", "0"), help="0: a free port, the same at each start")
-    parser.add_argument("--device", default=env("DEVICE", "cpu"), help="what the slots are, for people")
+    parser.add_argument("--device", default=env("DEVICE", "cpu"), help="kind of device of the slots, shown to people")
     parser.add_argument(
-        "--preload", default=env("PRELOAD", DEFAULT_PRELOAD), help="modules imported once, for all ranks"
+        "--preload", default=env("PRELOAD", DEFAULT_PRELOAD), help="modules to import once for all ranks"
     )
     parser.add_argument("--rank-entry", default=env("RANK_ENTRY", DEFAULT_RANK_ENTRY), help=argparse.SUPPRESS)
     parser.add_argument("--log-level", default=env("LOG_LEVEL", "info"), choices=["debug", "info", "warning", "error"])

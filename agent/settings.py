@@ -56,20 +56,20 @@ def read_token(path: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"--token-file {path} cannot be read: {error}") from None
     if not text or len(text) > TOKEN_CHARS_MAX or not text.isascii() or any(character.isspace() for character in text):
-        raise SettingsError(f"--token-file {path} must hold one token of 1 to {TOKEN_CHARS_MAX} characters")
+        raise SettingsError(f"--token-file {path} must contain one token of 1 to {TOKEN_CHARS_MAX} characters")
     return text
 
 
 def default_run_dir(node_id: str, environ: Mapping[str, str]) -> Path:
-    """Where an agent keeps its journal and logs if nobody says."""
+    """The directory of an agent's journal and logs if --run-dir is not set."""
     state = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(state) / "liver" / "agent" / node_id
 
 
 def socket_dir_for(run_dir: Path) -> Path:
-    """A directory whose sockets have names short enough for the kernel; only its owner may enter it.
+    """A directory whose path is short enough for the kernel's limit on sockets. Only its owner may enter it.
 
-    Raises SettingsError when a directory of that name belongs to somebody else.
+    Raises SettingsError if it exists and belongs to another user.
     """
     inside = run_dir / "s"
     if len(os.fsencode(inside)) + SOCKET_NAME_BYTES <= SOCKET_PATH_BYTES_MAX:
@@ -83,7 +83,7 @@ def _private_directory(path: Path) -> Path:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = path.lstat()
     except OSError as error:
-        raise SettingsError(f"--run-dir: {path} cannot be made: {error.strerror}") from None
+        raise SettingsError(f"--run-dir: {path} cannot be created: {error.strerror}") from None
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise SettingsError(f"--run-dir: {path} must be a directory that only its owner may enter")
     return path

@@ -1,1 +1,1 @@
-"""How LiveR is put on machines. `demo` puts all of it on this one."""
+"""Runs LiveR on machines. `demo` runs all of it on this one."""

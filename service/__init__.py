@@ -1,1 +1,1 @@
-"""The control plane: hears of nodes and notices, decides layouts, enacts handoffs, accounts. Never imports torch."""
+"""The control plane: stores agents' reports, decides layouts, proposes handoffs, accounts time. Never imports torch."""

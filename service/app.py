@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class Health(BaseModel):
-    """Whether it works, and who it is."""
+    """Whether the service works, and its release."""
 
     status: str
     version: str
@@ -46,16 +46,16 @@ class Health(BaseModel):
 
 @dataclass(slots=True)
 class Running:
-    """What the application holds while it serves."""
+    """The parts of the application while it serves."""
 
     context: Context
     reconcilers: Reconcilers | None
 
 
 def create_app(settings: Settings, *, clock: Clock = utc_now, database: Database | None = None) -> FastAPI:
-    """The application. The database is opened here, so that an error names its cause before any port is bound.
+    """The application. The database is opened here, so that an error comes before the first request.
 
-    Raises StartError. `database`: given by tests; then it is also theirs to close.
+    Raises StartError. `database`: given by tests, which then also close it.
     """
     owned = database is None
     database = database or open_database(settings)
@@ -67,7 +67,7 @@ def create_app(settings: Settings, *, clock: Clock = utc_now, database: Database
         version=release(),
         summary="Keeps large training jobs alive on spot capacity.",
         description="Bearer tokens everywhere but /healthz. Errors are problem+json and name the field and the rule.",
-        # The description is behind a token like everything else, and the usual pages load scripts from elsewhere.
+        # The API description needs a token like everything else, and FastAPI's own pages load scripts from other hosts.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -80,7 +80,7 @@ def create_app(settings: Settings, *, clock: Clock = utc_now, database: Database
     )  # fmt: skip
     app.state.context = context
     problems.install(app)
-    # Routes are tried in this order, and nearly all requests are agents'.
+    # Routes are tried in this order, and nearly all requests come from agents.
     for noun in (sync, jobs, nodes, notices, handoffs, ledger, leases):
         app.include_router(noun.router)
     app.include_router(console.router, include_in_schema=False)

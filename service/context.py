@@ -1,4 +1,4 @@
-"""What every request and reconciler works with: settings, database, clock, wake hub; and who may call."""
+"""What every request and reconciler uses: settings, database, clock, wake hub; and who may call."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class Context:
         return self.database.sessions
 
 
-# This and the checks below wait for nothing. Were they not coroutines, each would be sent to a thread of its own.
+# This function and the checks below do not block. They are coroutines so that they need no threads.
 async def of_request(request: Request) -> Context:
     """The context of the application that serves this request."""
     return request.app.state.context
@@ -61,14 +61,14 @@ def transaction(context: ContextOf) -> Iterator[Session]:
         yield session
 
 
-# Function scope, or the commit would come after the response: persist before you speak.
+# Function scope, or the commit would come after the response: persist before you answer.
 SessionOf = Annotated[Session, Depends(transaction, scope="function")]
 
 
 async def caller_of(
     context: ContextOf, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> Caller:
-    """Who calls. 401 without a valid token. Uses its own short transaction: streams must not hold one."""
+    """The caller. 401 without a valid token. Uses its own short transaction: streams must not keep one open."""
     token = credentials.credentials if credentials else ""
     caller = context.recent_agents.find(token, now=context.clock())
     if caller is None:

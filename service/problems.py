@@ -1,4 +1,4 @@
-"""Errors as problem+json: what a user causes becomes a status, a sentence, and the field and rule that were broken."""
+"""Errors as problem+json: an error that a user causes gets a status, a sentence, and the field with its broken rule."""
 
 import logging
 
@@ -47,12 +47,12 @@ def invalid(*problems: FieldProblem) -> ProblemError:
 
 
 def conflict(detail: str) -> ProblemError:
-    """409 for a state that does not allow what was asked."""
+    """409 for a state that does not allow the request."""
     return ProblemError(Problem(title="Conflict", status=409, code=errors.CONFLICT, detail=detail))
 
 
 def field_problems(error: ValidationError | RequestValidationError) -> tuple[FieldProblem, ...]:
-    """Pydantic's findings as dotted fields and rules, without the input itself (it may hold a secret)."""
+    """Pydantic's findings as dotted fields and rules, without the input itself (it may contain a secret)."""
     found = []
     for item in error.errors():
         location = [str(part) for part in item["loc"] if part not in ("body", "query", "path", "header")]

@@ -14,14 +14,14 @@ from service.settings import Settings
 
 _log = logging.getLogger(__name__)
 STOP_S = 5
-"""How long open streams get to end."""
+"""How long open streams have to end."""
 
 
 def serve(settings: Settings, *, say: Callable[[str], None] = _log.info) -> None:
     """Serve until SIGINT or SIGTERM. Raises StartError: port in use, data directory not writable or full, database
-    unreachable; nothing is left running then. `say` is told the address and the token files once it is up."""
+    unreachable; then nothing is left running. `say` is called with the address and the token files at the start."""
     check_data_dir(settings.resolved_data_dir())
-    # The port comes first: nothing should be started, or written, by a second service on the same port.
+    # The port comes first, so that a second service on the same port starts and writes nothing.
     listener = bind(settings.host, settings.port)
     try:
         app = create_app(settings)

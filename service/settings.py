@@ -20,24 +20,28 @@ class Settings(BaseSettings):
     database_pool_size: int = Field(default=10, ge=2, le=200)
 
     agent_poll_s: float = Field(default=1.0, gt=0, le=60)
-    silent_after_s: float = Field(default=6.0, gt=0, description="no sync for so long: not placed on any more")
-    gone_after_s: float = Field(default=30.0, gt=0, description="no sync for so long: the lease is over")
+    silent_after_s: float = Field(
+        default=6.0, gt=0, description="no sync for this long: nothing new is placed on the node"
+    )
+    gone_after_s: float = Field(default=30.0, gt=0, description="no sync for this long: the node's lease ends")
     propose_after_s: float = Field(default=3.0, ge=0, description="time the agents have to act on a standing plan")
-    open_within_s: float = Field(default=15.0, gt=0, description="a proposal nobody opens is dropped after this")
+    open_within_s: float = Field(default=15.0, gt=0, description="a proposal that no agent opens is dropped after this")
     handoff_quiet_s: float = Field(
         default=240.0,
         gt=0,
-        description="an open handoff without any news is given up; agents tell of theirs once a minute",
+        description="an open handoff without a report for this long is dropped; agents report theirs once a minute",
     )
     grow_settle_s: float = Field(default=3.0, ge=0, description="quiet time before a job grows onto new nodes")
     start_within_s: float = Field(
-        default=270.0, gt=0, description="a start that makes no step within this failed; longer than agents wait"
+        default=270.0, gt=0, description="a start without a step for this long has failed; longer than agents wait"
     )
-    stop_within_s: float = Field(default=60.0, gt=0, description="ranks still there after this are declared gone")
-    stall_after_s: float = Field(default=20.0, gt=0, description="no step for so long while a member is silent: lost")
+    stop_within_s: float = Field(default=60.0, gt=0, description="ranks that still run after this count as gone")
+    stall_after_s: float = Field(
+        default=20.0, gt=0, description="no step for this long while a member is silent: the world is lost"
+    )
     starts_max: int = Field(default=3, ge=1, description="failed starts in a row before the job is failed")
 
-    reconcile_s: float = Field(default=0.5, gt=0, description="safety net; NOTIFY wakes the reconcilers earlier")
+    reconcile_s: float = Field(default=0.5, gt=0, description="period of the reconcilers; NOTIFY wakes them earlier")
     reconcilers: bool = True
     claim_s: float = Field(default=10.0, gt=0)
     step_rows_max: int = Field(default=20_000, ge=100, description="per job; older ones are dropped")

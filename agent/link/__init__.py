@@ -1,1 +1,1 @@
-"""The agent's line to the service: reports up, orders down, and a stream that only wakes. It may be dead for ever."""
+"""The agent's link to the service: sends reports, receives orders and wake-ups. The agent also works without it."""

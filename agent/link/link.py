@@ -21,10 +21,10 @@ TIMEOUT_S = 10.0
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 5.0
 POLL_LEAST_S = 0.05
-"""What comes together is said together."""
+"""News within this time goes into one report."""
 SPACING_S, CALM_S = 0.25, 1.0
-"""Least time between two syncs that only this agent wants, and that only tell of progress: a node, and here and there
-the service too, shares its cores with ranks that train."""
+"""Least time between two syncs: SPACING_S if only this agent has news, CALM_S if it has only progress to report. A sync
+takes processor time from ranks that train on the same cores, on the node and sometimes also beside the service."""
 POLL_MOST_S = 60.0
 WAKE_SILENCE_S = 60.0
 ORDERS_BYTES_MAX = 64 * 1024 * 1024
@@ -42,16 +42,16 @@ class LinkState(StrEnum):
 
 
 class LinkRefused(Exception):
-    """The service answered and will not talk to this agent: another version, a wrong token, a report it cannot read."""
+    """Service and agent cannot work together: another version, a wrong token, an unreadable report or answer."""
 
 
 class ServiceAway(Exception):
-    """No answer, or one that says to try later."""
+    """The service does not answer, or asks to retry later."""
 
 
 class ServiceLink:
-    """`make_report(seq)` gives the next report, `take_orders` gets each answer. Call `poke` when there is news,
-    `mention` when something goes on as it should."""
+    """`make_report(seq)` makes the next report, `take_orders` is called with each answer. Call `poke` for news that the
+    service needs soon, `mention` for progress."""
 
     def __init__(
         self,
@@ -84,25 +84,25 @@ class ServiceLink:
         return self.state is LinkState.CONNECTED
 
     def poke(self) -> None:
-        """There is something to say or to ask: sync soon."""
+        """There is news to report or an order to fetch: sync soon."""
         self._prompt.set()
         self._news.set()
 
     def mention(self) -> None:
-        """There is progress to show: sync within a second or so."""
+        """There is progress to report: sync within about a second."""
         self._news.set()
 
     async def run(self) -> None:
-        """Sync until cancelled. Raises LinkRefused only when the very first answer is a refusal.
+        """Sync until cancelled. Raises LinkRefused only if the very first answer is a refusal.
 
-        An agent that has found ranks of an earlier start sets `ends_on_first_refusal` to False: they need it.
+        An agent that adopted ranks sets `ends_on_first_refusal` to False, because the ranks need it.
         """
         wake = asyncio.create_task(self._listen())
         try:
             while True:
                 began = time.monotonic()
                 pause_s = await self._round()
-                # News does not cut a backoff short: a service that is away is not asked more often for it.
+                # While the service does not answer, news does not shorten the backoff; only a wake-up does.
                 news = self._news if self.state is LinkState.CONNECTED else self._awake
                 try:
                     async with asyncio.timeout(pause_s):
@@ -154,13 +154,13 @@ class ServiceLink:
             raise LinkRefused(f"the orders cannot be read: {where}: {first['msg']}") from None
         if orders.protocol_version != PROTOCOL_VERSION:
             raise LinkRefused(
-                f"the service speaks protocol version {orders.protocol_version}, this agent {PROTOCOL_VERSION}: "
+                f"the service has protocol version {orders.protocol_version}, this agent {PROTOCOL_VERSION}: "
                 "install the same liver release on both"
             )
         return orders
 
     async def _round(self) -> float:
-        """One sync and what follows from it; returns how long to wait for news."""
+        """Sync once and take the answer. Returns how long to wait for news."""
         self._news.clear()
         self._prompt.clear()
         self._awake.clear()
@@ -181,18 +181,20 @@ class ServiceLink:
 
     def _set_state(self, state: LinkState, reason: str) -> None:
         if (state, reason) != (self.state, self.reason):
-            level = logging.INFO if state is LinkState.CONNECTED else logging.WARNING
-            _log.log(level, "service %s is %s%s", self._client.base_url, state, f": {reason}" * bool(reason))
+            if state is LinkState.CONNECTED:
+                _log.info("the service at %s is connected", self._client.base_url)
+            else:
+                _log.warning("the service at %s is %s, retrying: %s", self._client.base_url, state, reason)
         self.state, self.reason = state, reason
 
     def _backoff_s(self) -> float:
-        """Doubling with full jitter, so that ten thousand agents do not come back in the same second."""
+        """Doubling with full jitter, so that ten thousand agents do not retry in the same second."""
         self._away_rounds = min(self._away_rounds + 1, 16)
         ceiling = min(BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0**self._away_rounds)
         return random.uniform(BACKOFF_FIRST_S / 2, ceiling)
 
     async def _listen(self) -> None:
-        """Every event of the wake stream, and every new connection, is worth a sync."""
+        """Sync at every event of the wake stream. The service sends one at the start of each connection too."""
         pause_s = BACKOFF_FIRST_S
         while True:
             try:

@@ -1,6 +1,6 @@
-"""Sends rank logs piece by piece with the reports: reads from each file where the service has acknowledged it.
+"""Sends rank logs in pieces with the reports. Each file is read from where the service has acknowledged it.
 
-The positions are kept in a small file beside the logs; losing it means sending pieces again, which changes nothing.
+The positions are stored in a small file beside the logs. If it is lost, pieces are sent again, which changes nothing.
 """
 
 import json
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """One rank's log and under which name its next piece goes: the world and rank that the process has now."""
+    """One rank's log. `generation` and `rank`, which its next piece is sent under, are those of the process now."""
 
     path: str
     job_id: str
@@ -37,7 +37,7 @@ class LogShipper:
         self._sent: dict[int, dict[str, LogPosition]] = {}
 
     def pieces(self, files: Iterable[LogFile], report_seq: int) -> tuple[LogChunk, ...]:
-        """What is new in these logs, bounded; it counts as sent with this report."""
+        """The new text of these logs, bounded. It counts as sent with this report."""
         chunks: list[LogChunk] = []
         left = BYTES_PER_REPORT_MAX
         sent: dict[str, LogPosition] = {}
@@ -55,12 +55,12 @@ class LogShipper:
                     )
                 )
                 sent[file.path] = position
-        # Only the newest report's positions matter: an older report that is acknowledged late says less.
+        # Keep only the newest report's positions: a late acknowledgement of an older report confirms less.
         self._sent = {report_seq: sent}
         return tuple(chunks)
 
     def acknowledge(self, report_seq: int) -> None:
-        """The service holds what went with this report."""
+        """The service has stored the pieces that were sent with this report."""
         positions = self._sent.pop(report_seq, None)
         if not positions:
             return
@@ -71,7 +71,7 @@ class LogShipper:
             fresh.write_text(json.dumps({path: [at.byte, at.char] for path, at in self._acknowledged.items()}))
             fresh.rename(self._file)
         except OSError as error:
-            _log.warning("log positions cannot be kept: %s", error)
+            _log.warning("log positions cannot be stored, a restarted agent sends pieces again: %s", error)
 
 
 def _read_positions(path: Path) -> dict[str, LogPosition]:

@@ -1,6 +1,6 @@
-"""Facts that the service has not acknowledged yet: bounded, and sent again until they are.
+"""Facts that the service has not acknowledged yet. The queues are bounded; a fact is sent again until acknowledged.
 
-Pure: times come with the facts. Not thread-safe; it lives in the agent's event loop.
+Pure: times come with the facts. Not thread-safe: used in the agent's event loop only.
 """
 
 import logging
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Queue(Generic[FactT]):
-    """Facts by key, oldest first. A newer fact under a key replaces the older and has to be acknowledged anew."""
+    """Facts by key, oldest first. A newer fact replaces an older one with its key and needs its own acknowledgement."""
 
     def __init__(self, name: str, facts_max: int, per_report_max: int) -> None:
         self.dropped = 0
@@ -43,24 +43,26 @@ class Queue(Generic[FactT]):
         self._sent: dict[object, tuple[int, FactT]] = {}
 
     def put(self, key: object, fact: FactT) -> None:
-        """Keep a fact; when there are too many the oldest goes."""
+        """Add a fact; if there are too many, drop the oldest."""
         self._facts[key] = fact
         while len(self._facts) > self._facts_max:
             oldest, _ = self._facts.popitem(last=False)
             self._sent.pop(oldest, None)
             self.dropped += 1
             if self.dropped == 1 or self.dropped % 1_000 == 0:
-                _log.warning("%d %s dropped: more than %d wait", self.dropped, self._name, self._facts_max)
+                _log.warning(
+                    "%d %s dropped so far: more than %d wait for the service", self.dropped, self._name, self._facts_max
+                )
 
     def batch(self, report_seq: int) -> tuple[FactT, ...]:
-        """The oldest facts, as many as one report may hold; they count as sent with this report."""
+        """The oldest facts, as many as fit into one report. They count as sent with this report."""
         keys = list(self._facts)[: self._per_report_max]
         for key in keys:
             self._sent[key] = (report_seq, self._facts[key])
         return tuple(self._facts[key] for key in keys)
 
     def acknowledge(self, report_seq: int) -> None:
-        """Forget what was sent up to this report, unless it has changed since."""
+        """Remove the facts that were sent up to this report, except those that have changed since."""
         for key, (sent_seq, fact) in tuple(self._sent.items()):
             if sent_seq <= report_seq:
                 del self._sent[key]
@@ -68,7 +70,7 @@ class Queue(Generic[FactT]):
                     del self._facts[key]
 
     def drop(self, key: object) -> None:
-        """The service will never take it."""
+        """Remove a fact that the service rejects."""
         self._facts.pop(key, None)
         self._sent.pop(key, None)
 
@@ -95,7 +97,7 @@ class Outbox:
         self.notices.put((fact.node_id, fact.kind), fact)
 
     def put_step(self, row: StepRow) -> None:
-        """One step of one generation; what several ranks know of it is put together."""
+        """One step of one generation; a newer row replaces an older one."""
         key = (row.job_id, row.generation, row.step)
         self.steps.put(key, row)
 
@@ -112,10 +114,10 @@ class Outbox:
         self.finished.put((fact.job_id, fact.generation), fact)
 
     def acknowledge(self, report_seq: int) -> None:
-        """Everything sent up to this report is stored by the service."""
+        """The service has stored everything that was sent up to this report."""
         for queue in (self.notices, self.steps, self.handoffs, self.checkpoints, self.finished):
             queue.acknowledge(report_seq)
 
     def drop_handoff(self, handoff_id: UUID) -> None:
-        """The service refuses this handoff."""
+        """The service rejects this handoff: do not send it again."""
         self.handoffs.drop(handoff_id)

@@ -1,1 +1,1 @@
-"""Where a node hears that it will go: cloud metadata, polled or long-polled. Hearing is apart from deciding."""
+"""Detects that the cloud will take this node away, by polling its metadata. Decides nothing."""

@@ -1,7 +1,7 @@
 """AWS instance metadata, version 2 (IMDSv2): a session token, then polling of the spot keys and the rebalance key.
 
-Wire rules are AWS's own handler's: token for 3600 s, renewed below 15 s, dropped on 401, 2 s timeout, 2 s polling.
-A 404 is the normal "nothing"; a 5xx, a timeout or unreadable JSON is `Unknown` with its reason, never "no notice".
+The timing follows AWS's own handler: token for 3600 s, renewed below 15 s, dropped on 401, 2 s timeout, 2 s polling.
+A 404 means no notice; a 5xx, a timeout or unreadable JSON is `Unknown` with its reason, never "no notice".
 """
 
 import json
@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 import httpx
 
-from agent.notices.source import RAW_CHARS_MAX, Announcement, Heard, Nothing, Observation, Unknown, parse_utc
+from agent.notices.source import RAW_CHARS_MAX, Announced, Announcement, Nothing, Observation, Unknown, parse_utc
 from agent.protocol.sync import NoticeKind
 
 DEFAULT_URL = "http://169.254.169.254"
@@ -25,7 +25,7 @@ ACTIONS = ("terminate", "stop", "hibernate")
 
 
 class _Unreadable(Exception):
-    """Inside this file only: one key could not be read."""
+    """One key could not be read. Does not leave this file."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -33,7 +33,7 @@ class _Unreadable(Exception):
 
 
 class AwsImdsSource:
-    """`monotonic` and `now` come in so that token renewal is tested without waiting."""
+    """`monotonic` and `now` are arguments, so that token renewal is tested without waiting."""
 
     name = "aws-imds"
 
@@ -51,14 +51,14 @@ class AwsImdsSource:
         self._timeout_s = timeout_s
         self._monotonic = monotonic
         self._now = now
-        # Proxies of the environment are for the outside; metadata is link-local.
+        # No proxy from the environment: metadata is link-local.
         self._client = httpx.AsyncClient(timeout=timeout_s, trust_env=False)
         self._token = ""
         self._token_until = 0.0
 
     async def observe(self) -> Observation:
-        """One look at all three keys. What could be read is said even when another key could not."""
-        heard: list[Announcement] = []
+        """Read all three keys once. If one cannot be read, the announcements of the others are still returned."""
+        announcements: list[Announcement] = []
         problems: list[str] = []
         for read in (self._read_interruption, self._read_rebalance):
             try:
@@ -67,17 +67,17 @@ class AwsImdsSource:
                 problems.append(error.reason)
                 continue
             if announcement is not None:
-                heard.append(announcement)
+                announcements.append(announcement)
         if problems:
-            return Unknown("; ".join(dict.fromkeys(problems)), tuple(heard))
-        return Heard(tuple(heard)) if heard else Nothing()
+            return Unknown("; ".join(dict.fromkeys(problems)), tuple(announcements))
+        return Announced(tuple(announcements)) if announcements else Nothing()
 
     async def close(self) -> None:
         """Close the connection pool."""
         await self._client.aclose()
 
     async def _read_interruption(self) -> Announcement | None:
-        """The action key; the older key where the newer is absent or cannot be read."""
+        """Read the action key; if it is absent or unreadable, the older termination key."""
         unreadable: _Unreadable | None = None
         try:
             body = await self._get(ACTION_PATH)
@@ -105,7 +105,7 @@ class AwsImdsSource:
         return Announcement(NoticeKind.REBALANCE, None, _raw(REBALANCE_PATH, body))
 
     async def _get(self, path: str) -> str | None:
-        """The body, or None for 404. A 401 means that the token went stale: it is dropped and asked for once more."""
+        """The body, or None for 404. A 401 means that the token is stale: drop it and retry once with a new one."""
         for attempt in (1, 2):
             response = await self._send("GET", path, {"X-aws-ec2-metadata-token": await self._fresh_token()})
             if response.status_code == 401 and attempt == 1:
@@ -146,7 +146,7 @@ def _parse_action(body: str, now: datetime) -> Announcement:
         raise _Unreadable(f"{ACTION_PATH}: action must be one of {', '.join(ACTIONS)}, is {action!r}")
     moment = parse_utc(time) if isinstance(time, str) else None
     if action == "hibernate":
-        # EC2 starts hibernating at once, whatever the time says (EC2 User Guide).
+        # EC2 starts hibernating at once, whatever `time` is (EC2 User Guide).
         return Announcement(NoticeKind.INTERRUPTION, now.astimezone(UTC), _raw(ACTION_PATH, body))
     if moment is None:
         raise _Unreadable(f"{ACTION_PATH}: time must be RFC 3339, is {time!r}")

@@ -1,7 +1,7 @@
 """GCP metadata server: a long poll of `instance/preempted`, resumed by its ETag.
 
-The long poll is never trusted to hang (some servers answer at once): the watcher keeps at least a second between calls.
-A first call with a stale ETag returns at once, so a flip that happened before the agent started is not missed.
+Some servers answer a long poll at once, so the watcher starts at most one call per second. The first call sends a stale
+ETag and returns at once, so a change before the agent's start is not missed.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 import httpx
 
-from agent.notices.source import RAW_CHARS_MAX, Announcement, Heard, Nothing, Observation, Unknown
+from agent.notices.source import RAW_CHARS_MAX, Announced, Announcement, Nothing, Observation, Unknown
 from agent.notices.warning_budget import WarningBudget
 from agent.protocol.sync import NoticeKind
 
@@ -21,7 +21,7 @@ STALE_ETAG = "NONE"
 
 
 class GcpMetadataSource:
-    """`budget` supplies the deadline, because the key itself carries none."""
+    """`budget` gives the deadline, because the key contains none."""
 
     name = "gcp-metadata"
     interval_s = 1.0
@@ -43,9 +43,9 @@ class GcpMetadataSource:
         self._deadline: datetime | None = None
 
     async def observe(self) -> Observation:
-        """Wait for a change, at most the long poll's time."""
+        """Wait for a change, at most for the long poll's timeout."""
         if self._deadline is not None:
-            return self._heard("TRUE")
+            return self._announced("TRUE")
         query = {"wait_for_change": "true", "last_etag": self._etag, "timeout_sec": str(self._long_poll_s)}
         try:
             response = await self._client.get(
@@ -64,17 +64,17 @@ class GcpMetadataSource:
         if value != "TRUE":
             return self._unknown(f"{PREEMPTED_PATH} must be TRUE or FALSE, is {value[:80]!r}")
         self._deadline = self._now() + timedelta(seconds=self._budget.announced_s)
-        return self._heard(value)
+        return self._announced(value)
 
     async def close(self) -> None:
         """Close the connection pool."""
         await self._client.aclose()
 
-    def _heard(self, value: str) -> Heard:
+    def _announced(self, value: str) -> Announced:
         raw = f"{PREEMPTED_PATH}: {value}"[:RAW_CHARS_MAX]
-        return Heard((Announcement(NoticeKind.INTERRUPTION, self._deadline, raw),))
+        return Announced((Announcement(NoticeKind.INTERRUPTION, self._deadline, raw),))
 
     def _unknown(self, reason: str) -> Unknown:
-        # After a failure the next call must return at once, or a flip during the failure would wait a whole poll.
+        # The call after a failure must return at once: the value may have changed during the failure.
         self._etag = STALE_ETAG
         return Unknown(reason)

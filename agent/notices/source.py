@@ -1,6 +1,6 @@
-"""What a notice source is, and what one look at it can say: nothing, an announcement, or that it cannot be known.
+"""The interface of a notice source, and the results of reading one: `Nothing`, `Announced` or `Unknown`.
 
-Pure. A timeout or a server error is `Unknown`, never `Nothing`: a blind agent must not look like a safe one.
+Pure. A timeout or a server error is `Unknown`, never `Nothing`: a node whose notices cannot be read must not look safe.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ RAW_CHARS_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """One thing a source said. `deadline_utc` is None where the source names no time."""
+    """One announcement of a source. `deadline_utc` is None if the source names no time."""
 
     kind: NoticeKind
     deadline_utc: datetime | None
@@ -23,11 +23,11 @@ class Announcement:
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """The source was reached and announces nothing."""
+    """The source was read and announces nothing."""
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Announced:
     """The source announces these."""
 
     announcements: tuple[Announcement, ...]
@@ -35,17 +35,17 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The source could not be read, so nobody knows; `reason` says why. `heard` is what could be read all the same."""
+    """The source, or a part of it, could not be read; `reason` says why. `announcements`: what could still be read."""
 
     reason: str
-    heard: tuple[Announcement, ...] = ()
+    announcements: tuple[Announcement, ...] = ()
 
 
-Observation = Nothing | Heard | Unknown
+Observation = Nothing | Announced | Unknown
 
 
 class NoticeSource(Protocol):
-    """One way to hear of an interruption. `observe` may hang for as long as the source's own timeout."""
+    """One way to learn of an interruption. `observe` may wait for the source's own timeout."""
 
     @property
     def name(self) -> str:
@@ -58,7 +58,7 @@ class NoticeSource(Protocol):
         ...
 
     async def observe(self) -> Observation:
-        """One look. Never raises for what the network does."""
+        """Read the source once. A network error becomes `Unknown`, never an exception."""
         ...
 
     async def close(self) -> None:
@@ -67,7 +67,7 @@ class NoticeSource(Protocol):
 
 
 class NoneSource:
-    """For machines nobody takes back: always reached, never announces."""
+    """For machines that no cloud takes back: always readable, never announces anything."""
 
     name = "none"
     interval_s = 60.0
@@ -81,7 +81,7 @@ class NoneSource:
 
 
 def parse_utc(text: str) -> datetime | None:
-    """RFC 3339 text to an aware time; None if it is not one (a time without a zone is not)."""
+    """RFC 3339 text as an aware time; None for anything else, also for a time without a zone."""
     try:
         moment = datetime.fromisoformat(text.strip())
     except ValueError:

@@ -1,6 +1,6 @@
 """How many seconds of a notice can be used: a policy per provider, from reference figures until measured ones exist.
 
-Pure. Of AWS's 120 s about 105 are usable, of GCP's default 30 about 25, and about 115 with its 120 s option.
+Pure. Usable are about 105 s of AWS's 120 s, about 25 s of GCP's default 30 s and about 115 s of its optional 120 s.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from agent.protocol.sync import Provider
 
 @dataclass(frozen=True, slots=True)
 class WarningBudget:
-    """`announced_s`: nominal time from announcement to the end. `usable_s`: what is left of it after delays.
+    """`announced_s`: nominal time from announcement to the end. `usable_s`: the part of it that remains after delays.
 
-    A shorter announcement (a late one, a test) keeps the same share in reserve.
+    A shorter announcement (a late one, a test) reserves the same share for delays.
     """
 
     announced_s: float
@@ -21,12 +21,12 @@ class WarningBudget:
     reason: str
 
     def node_gone_utc(self, first_seen_utc: datetime, deadline_utc: datetime | None) -> datetime:
-        """When the node may vanish; a source that names no time is taken at its nominal warning."""
+        """When the node may vanish. If the source names no time: `announced_s` after the first sight."""
         nominal = first_seen_utc + timedelta(seconds=self.announced_s)
         return nominal if deadline_utc is None else deadline_utc
 
     def safe_by_utc(self, first_seen_utc: datetime, deadline_utc: datetime | None) -> datetime:
-        """When the leaver's state must be elsewhere: the end, less the share that delays eat."""
+        """By when the state must be off the leaving node: the end minus the share reserved for delays."""
         gone = self.node_gone_utc(first_seen_utc, deadline_utc)
         left_s = max(0.0, (gone - first_seen_utc).total_seconds())
         share = self.usable_s / self.announced_s
@@ -42,6 +42,6 @@ def warning_budget(provider: Provider, gcp_notice_s: int = 0) -> WarningBudget:
         case Provider.GCP if gcp_notice_s >= 120:
             return WarningBudget(120.0, 115.0, "GCP with preemptionNoticeDuration=120s")
         case Provider.GCP:
-            return WarningBudget(30.0, 25.0, "GCP by default gives 30 s to mechanical off")
+            return WarningBudget(30.0, 25.0, "GCP's default: 30 s until the machine is off")
         case Provider.NONE:
-            return WarningBudget(120.0, 105.0, "no provider named: announcements are taken as AWS's")
+            return WarningBudget(120.0, 105.0, "no provider is set: AWS's figures are used")

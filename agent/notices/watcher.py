@@ -1,7 +1,7 @@
-"""Watches one source for ever: turns observations into facts (each kind once, earliest deadline kept) and health.
+"""Watches one source and reports notices as facts (one per kind, with the earliest deadline) and the source's health.
 
-The source may be mocked by a server whose `time` drifts with every poll; the first deadline heard stays unless a later
-one is earlier by more than a second.
+A mock server's `time` may drift with every poll. So a new deadline replaces the known one only if it is more than a
+second earlier.
 """
 
 import asyncio
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from agent.notices.source import Announcement, Heard, Nothing, NoticeSource, Observation, Unknown
+from agent.notices.source import Announced, Announcement, Nothing, NoticeSource, Observation, Unknown
 from agent.protocol.sync import NoticeFact, NoticeKind
 
 DEADLINE_DRIFT = timedelta(seconds=1)
 
 
 class SourceState(StrEnum):
-    """Whether the source can be believed right now."""
+    """Whether the source can be read right now."""
 
     STARTING = "starting"
     WATCHING = "watching"
@@ -52,10 +52,10 @@ class NoticeWatcher:
         self._on_health = on_health
         self._now = now
         self._known: dict[NoticeKind, NoticeFact] = {}
-        self.health = SourceHealth(source.name, SourceState.STARTING, "not asked yet", now())
+        self.health = SourceHealth(source.name, SourceState.STARTING, "not read yet", now())
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read the source until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             started = loop.time()
@@ -63,16 +63,16 @@ class NoticeWatcher:
             await asyncio.sleep(max(0.0, self._source.interval_s - (loop.time() - started)))
 
     async def take(self, observation: Observation) -> None:
-        """What one observation changes."""
+        """Report what one observation changes."""
         match observation:
             case Nothing():
                 await self._set_health(SourceState.WATCHING, "")
-            case Heard(announcements):
+            case Announced(announcements):
                 await self._set_health(SourceState.WATCHING, "")
                 await self._take_announcements(announcements)
-            case Unknown(reason, heard):
+            case Unknown(reason, announcements):
                 await self._set_health(SourceState.UNKNOWN, reason)
-                await self._take_announcements(heard)
+                await self._take_announcements(announcements)
 
     async def _take_announcements(self, announcements: tuple[Announcement, ...]) -> None:
         for announcement in announcements:

@@ -1,1 +1,1 @@
-"""How the agents of one job talk to each other without the service: signed HTTP on private addresses."""
+"""How the agents of one job exchange messages without the service: signed HTTP on private addresses."""

@@ -1,6 +1,6 @@
-"""Sends envelopes to other agents of a job. Connections are reused; nothing is queued but the newest of each kind.
+"""Sends envelopes to other agents of a job over reused connections. Only the newest envelope of each subject waits.
 
-Handoff messages say a whole state, so an older one that could not be sent yet is worth nothing once a newer exists.
+A handoff message contains a whole state, so a newer one replaces an older one that is not sent yet.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """An agent that did not answer: since when, the last try, and how many tries."""
+    """An agent that does not answer: when the first and the last try failed, and the number of tries."""
 
     since: float
     last: float
@@ -34,7 +34,7 @@ class Silence:
 
 
 class PeerUnreachable(Exception):
-    """No answer, or not the hoped one; the text says what happened."""
+    """No answer, or an answer that is an error; the text says what happened."""
 
 
 class PeerClient:
@@ -50,9 +50,9 @@ class PeerClient:
         self._silences: dict[tuple[str, str], Silence] = {}
 
     def send_newest(self, envelope: Envelope, subject: str, *, attempts: int = 1) -> None:
-        """Send without waiting. An envelope to the same node about the same subject that still waits is replaced.
+        """Send without waiting. Replaces an envelope to the same node about the same subject that still waits.
 
-        One attempt is enough for what is said again anyway; what is said once takes several.
+        One attempt is enough for a message that is repeated anyway; a message sent only once needs several.
         """
         key = (envelope.job_id, envelope.receiver, subject)
         self._newest[key] = envelope
@@ -60,18 +60,18 @@ class PeerClient:
             self._tasks[key] = asyncio.create_task(self._drain(key, attempts))
 
     async def send(self, envelope: Envelope) -> None:
-        """Send and wait until it is taken. Raises PeerUnreachable."""
+        """Send and wait until the receiver has accepted it. Raises PeerUnreachable."""
         body = envelope.model_dump_json(by_alias=True).encode()
         await self._request("POST", envelope.job_id, envelope.receiver, PEER_PATH, body)
 
     async def status(self, job_id: str, node_id: str) -> dict[str, Any]:
-        """What the other agent says about a job. Raises PeerUnreachable."""
+        """The other agent's summary of a job. Raises PeerUnreachable."""
         return (await self._request("GET", job_id, node_id, STATUS_PATH, b"")).json()
 
     def unreachable_since(self, job_id: str) -> dict[str, float]:
-        """Agents that were tried again and again, also just now, without an answer; since when (seconds since 1970).
+        """Agents that left several requests unanswered, one of them just now; since when (seconds since 1970).
 
-        One failure long ago says nothing about an agent that nobody has asked anything since.
+        An old failure does not count if nothing was sent to the agent since.
         """
         fresh = time.time() - FRESH_S
         return {
@@ -81,7 +81,7 @@ class PeerClient:
         }
 
     def heard_from(self, job_id: str, node_id: str) -> None:
-        """The agent spoke by itself: it is there."""
+        """The agent sent something, so it is reachable: forget its failures."""
         self._silences.pop((job_id, node_id), None)
 
     async def close(self) -> None:
@@ -99,7 +99,15 @@ class PeerClient:
                         await self.send(envelope)
                         break
                     except PeerUnreachable as error:
-                        _log.info("%s to %s was not taken: %s", envelope.kind, envelope.receiver, error)
+                        _log.info(
+                            "job %s: %s to node %s was not delivered (attempt %d of %d): %s",
+                            envelope.job_id,
+                            envelope.kind,
+                            envelope.receiver,
+                            attempt,
+                            attempts,
+                            error,
+                        )
                     if attempt < attempts and key not in self._newest:
                         await asyncio.sleep(RETRY_S)
         finally:

@@ -1,6 +1,6 @@
-"""The peer endpoint of one agent: it checks signature and form, and hands the envelope on.
+"""The peer endpoint of one agent: checks signature and format of an envelope and passes it to the driver.
 
-Every answer is small: what a peer should know comes back as messages of its own.
+Every answer is small: an agent sends what its peers should know as messages of its own.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ MAX_CONNECTIONS = 4_096
 
 
 class PeerRefused(Exception):
-    """The driver does not take an envelope; the text goes back to the sender."""
+    """The driver rejects an envelope; the text is sent back to the sender."""
 
 
 KeyOf = Callable[[str], str | None]
@@ -44,7 +44,7 @@ Status = Callable[[str], dict[str, Any]]
 
 
 def peer_app(*, node_id: str, key_of: KeyOf, take: Take, status: Status) -> FastAPI:
-    """`key_of(job_id)` is the job's key, None for a job that this node has no part in."""
+    """`key_of(job_id)` is the job's key, None for a job that this node does not take part in."""
     app = FastAPI(title="liver peer endpoint", openapi_url=None, docs_url=None, redoc_url=None)
     window = ReplayWindow()
 
@@ -52,7 +52,7 @@ def peer_app(*, node_id: str, key_of: KeyOf, take: Take, status: Status) -> Fast
         job_id = request.headers.get(JOB_HEADER, "")
         key = key_of(job_id)
         if key is None:
-            # The same answer as for a wrong key: who has none learns nothing about the jobs of this node.
+            # The same answer as for a wrong key, so that a caller without a key learns nothing about this node's jobs.
             return _problem(401, UNAUTHENTICATED, "the signature does not match")
         signed = SignedRequest(request.method, request.url.path, job_id, body)
         try:
@@ -77,7 +77,7 @@ def peer_app(*, node_id: str, key_of: KeyOf, take: Take, status: Status) -> Fast
             problem = version_problem(envelope.protocol_version)
             return _problem(409, problem.code, problem.detail)
         if envelope.job_id != job_id or envelope.receiver != node_id:
-            return _problem(403, FORBIDDEN, f"this is {node_id}, and the request is signed for job {job_id}")
+            return _problem(403, FORBIDDEN, f"receiver must be {node_id} and job_id must be {job_id}, as signed")
         try:
             await take(envelope)
         except PeerRefused as error:
@@ -128,7 +128,7 @@ class PeerServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Nothing is captured."""
+        """Capture nothing."""
         yield
 
 

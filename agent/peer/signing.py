@@ -1,6 +1,6 @@
-"""Signatures of the peer endpoint: HMAC-SHA256 with the job's key over everything that a request means.
+"""Signatures of the peer endpoint: HMAC-SHA256 with the job's key over method, path, job, time, nonce and body.
 
-Pure: time and nonces come in. A request is taken once, within half a minute of when it was signed.
+Pure: time and nonces are arguments. A request is accepted once, within half a minute of its signing time.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class Request:
 
 
 class SignatureRefused(Exception):
-    """The request is not taken; the text says which rule it breaks, never what the key is."""
+    """The request is rejected; the text names the broken rule, never the key."""
 
 
 def sign(request: Request, key: str, *, now: float, nonce: str) -> dict[str, str]:
@@ -46,7 +46,7 @@ def sign(request: Request, key: str, *, now: float, nonce: str) -> dict[str, str
 
 
 class ReplayWindow:
-    """Remembers the nonces of the last window; the oldest first, so forgetting is cheap."""
+    """Remembers recent nonces, oldest first, so that removing old ones is cheap."""
 
     def __init__(self) -> None:
         self._nonces: OrderedDict[tuple[str, str], float] = OrderedDict()
@@ -65,11 +65,11 @@ class ReplayWindow:
         self._remember((request.job_id, nonce), now)
 
     def _remember(self, key: tuple[str, str], now: float) -> None:
-        # A nonce counts for twice the window: a request signed by a clock that is ahead stays fresh that much longer.
+        # Keep a nonce for twice the window: a request signed by a clock that is ahead stays fresh for that long.
         while self._nonces and next(iter(self._nonces.values())) < now - 2 * WINDOW_S:
             self._nonces.popitem(last=False)
         if key in self._nonces:
-            raise SignatureRefused("this request was taken before")
+            raise SignatureRefused("this request was accepted before")
         if len(self._nonces) >= NONCES_MAX:
             raise SignatureRefused(f"more than {NONCES_MAX} requests within {2 * WINDOW_S:g} s")
         self._nonces[key] = now

@@ -1,1 +1,1 @@
-"""The parent of the rank processes: a zygote that forks them, links to them, their logs, and their ends."""
+"""Starts, watches and ends the rank processes: the zygote that forks them, the links to them, their logs."""

@@ -1,7 +1,7 @@
-"""Log files that cannot fill a disk, and reading them piece by piece.
+"""Log files of bounded size, and reading them in pieces.
 
-A process appends to its file by itself, so its output survives agent and zygote. The zygote cuts a file that has grown:
-the older part is dropped, and a sidecar file says how many characters went, so that offsets keep their meaning.
+A process appends to its own file, so its output survives agent and zygote. The zygote empties a file that is too large
+and counts the dropped bytes and characters in a sidecar file, so that offsets stay valid.
 """
 
 import json
@@ -15,7 +15,7 @@ CUT_NOTE = b"[liver: the log above this line was dropped, it had grown over its 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """What was cut from the front of a log since it was begun."""
+    """How much was dropped from the front of a log since its beginning."""
 
     bytes: int = 0
     chars: int = 0
@@ -23,16 +23,16 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """A place in a log, counted from its very first byte and character."""
+    """A place in a log, counted from the first byte and character ever written."""
 
     byte: int = 0
     char: int = 0
 
 
 def cut_if_grown(path: Path, bytes_max: int = LOG_BYTES_MAX) -> bool:
-    """Drop everything in a log above its limit. The writer goes on appending to the same file.
+    """Empty a log that is larger than its limit. The writer keeps appending to the same file.
 
-    What the writer adds between reading and cutting is lost; it is at most a few lines of a log that overflows.
+    Lines that the writer adds between reading and truncating are lost: at most a few of a log that overflows.
     """
     try:
         size = path.stat().st_size
@@ -50,7 +50,7 @@ def cut_if_grown(path: Path, bytes_max: int = LOG_BYTES_MAX) -> bool:
 
 
 def read_dropped(path: Path) -> Dropped:
-    """What the sidecar says; nothing dropped when there is none."""
+    """The content of the sidecar; nothing dropped if there is none."""
     try:
         data = json.loads(_sidecar(path).read_text())
         return Dropped(int(data["bytes"]), int(data["chars"]))
@@ -59,7 +59,7 @@ def read_dropped(path: Path) -> Dropped:
 
 
 def read_chunk(path: Path, position: LogPosition, bytes_max: int) -> tuple[LogPosition, str, LogPosition] | None:
-    """The next piece: where it truly starts, its text, where the next begins. None when there is nothing new.
+    """The next piece: where it starts (after any dropped part), its text, where the next starts. None if there is none.
 
     A piece ends between characters; bytes that are no UTF-8 become replacement characters.
     """
@@ -82,7 +82,7 @@ def read_chunk(path: Path, position: LogPosition, bytes_max: int) -> tuple[LogPo
 
 
 def _whole_characters(data: bytes, *, full: bool) -> bytes:
-    """Without a character that is begun but not finished, unless nothing else is there."""
+    """The data without an incomplete last character, unless there is nothing else."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:

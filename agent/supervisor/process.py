@@ -1,6 +1,6 @@
-"""A process that is surely the one meant: pid and start time together, signalled through a pidfd.
+"""Identifies a process by pid and start time and signals it through a pidfd. Does not start processes.
 
-Not here: starting processes. A bare pid may have been given to somebody else since; nothing of ours trusts one.
+A bare pid is never trusted: the kernel may have given it to another process since.
 """
 
 import os
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """`start_time` is field 22 of /proc/<pid>/stat: clock ticks from the start of the machine."""
+    """`start_time` is field 22 of /proc/<pid>/stat: clock ticks since boot."""
 
     pid: int
     start_time: float
@@ -29,12 +29,12 @@ class ProcessIdentity:
 
 
 def read_start_time(pid: int) -> float | None:
-    """Start time of a process that runs, None for one that is gone or only waits to be reaped."""
+    """Start time of a running process; None if it has ended, also if it is not reaped yet."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The command name may hold spaces and parentheses; the fields after it follow the last closing parenthesis.
+    # The command name may contain spaces and parentheses; the other fields follow the last closing parenthesis.
     fields = stat[stat.rindex(b")") + 2 :].split()
     return None if fields[0] in (b"Z", b"X") else float(fields[19])
 
@@ -57,7 +57,7 @@ def open_pidfd(identity: ProcessIdentity) -> int | None:
         descriptor = os.pidfd_open(identity.pid)
     except OSError:
         return None
-    # From here on the descriptor is bound to whatever has the pid now, so checking after opening leaves no gap.
+    # The descriptor stays bound to the process that has the pid now, so checking after opening leaves no gap.
     if is_alive(identity):
         return descriptor
     os.close(descriptor)

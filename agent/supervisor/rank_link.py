@@ -1,4 +1,4 @@
-"""The line between the agent and one rank process: commands down, events up, reconnecting while the process lives."""
+"""The link of the agent to one rank process: sends commands, receives events, reconnects while the process lives."""
 
 import asyncio
 import contextlib
@@ -16,10 +16,10 @@ SEND_S = 5.0
 
 
 class RankLink:
-    """`on_event` is called in the event loop for each message, `on_garbage` with the reason for what is not one.
+    """`on_event` is called in the event loop for each message, `on_malformed` with the reason for any other line.
 
-    Nothing is queued: a command that cannot be sent now returns False, and whoever wanted it says it again at the next
-    hello, since all commands say a whole wanted state.
+    Nothing is queued: `send` returns False if it cannot send now, and the caller sends the command again at the next
+    hello. That is safe, because every command contains the whole wanted state.
     """
 
     def __init__(
@@ -28,16 +28,16 @@ class RankLink:
         process: ProcessIdentity,
         *,
         on_event: Callable[[RankEvent], None],
-        on_garbage: Callable[[str], None],
+        on_malformed: Callable[[str], None],
     ) -> None:
         self._socket_path = socket_path
         self._process = process
         self._on_event = on_event
-        self._on_garbage = on_garbage
+        self._on_malformed = on_malformed
         self._writer: asyncio.StreamWriter | None = None
 
     async def run(self) -> None:
-        """Until the process has ended."""
+        """Connect and read until the process has ended."""
         retry_s = RETRY_S
         while is_alive(self._process):
             try:
@@ -55,7 +55,7 @@ class RankLink:
             await asyncio.sleep(RETRY_S)
 
     async def send(self, command: Message) -> bool:
-        """Whether the command was handed to the kernel; no promise that the rank has read it."""
+        """Whether the kernel accepted the command; the rank may not have read it."""
         writer = self._writer
         if writer is None or writer.is_closing():
             return False
@@ -68,7 +68,7 @@ class RankLink:
         return True
 
     async def query(self) -> bool:
-        """Ask for hello and the true stage."""
+        """Request hello and the current stage."""
         return await self.send(StatusQuery())
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -77,7 +77,7 @@ class RankLink:
                 try:
                     line = await reader.readline()
                 except ValueError:
-                    self._on_garbage(f"a line of more than {LINE_BYTES_MAX} bytes")
+                    self._on_malformed(f"a line of more than {LINE_BYTES_MAX} bytes")
                     return
                 if not line.endswith(b"\n"):
                     return
@@ -85,6 +85,6 @@ class RankLink:
                     event = decode_event(line)
                 except ValidationError as error:
                     first = error.errors()[0]
-                    self._on_garbage(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+                    self._on_malformed(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
                     continue
                 self._on_event(event)

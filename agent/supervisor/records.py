@@ -1,4 +1,4 @@
-"""What the supervisor knows of one slot's process and of one store child, and how the journal keeps it. Pure."""
+"""What the supervisor knows of one slot's process and of one store child, and its form in the journal. Pure."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +27,7 @@ class SlotKey:
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """What the journal keeps of a rank process: enough for the next agent to find exactly this process again."""
+    """The journal's record of a rank process: enough for the next agent to find exactly this process."""
 
     process: ProcessIdentity
     socket_path: str
@@ -60,14 +60,14 @@ class RankRecord:
 
 @dataclass(slots=True)
 class RankState:
-    """A rank process as it was last heard of. `generation` and `rank` are those of the world it trains in."""
+    """The last known state of a rank process. `generation` and `rank` are those of the world it trains in."""
 
     record: RankRecord
     pulse: RankPulse
     generation: int
     rank: int
     stage: RankStage = RankStage.STARTING
-    heard: bool = False
+    hello_received: bool = False
     loss: float | None = None
     handoff_id: str = ""
     reason: Reason | None = None
@@ -76,7 +76,7 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class StoreRecord:
-    """What the journal keeps of a store child."""
+    """The journal's record of a store child."""
 
     process: ProcessIdentity
     socket_path: str
@@ -101,7 +101,7 @@ class StoreRecord:
 
 @dataclass(frozen=True, slots=True, order=True)
 class StoreKey:
-    """One store for one generation, never started again for it."""
+    """One store per generation; it is never started a second time."""
 
     job_id: str
     generation: int

@@ -1,7 +1,7 @@
 """The store of one generation: torch's TCPStore in a process of its own, forked by the zygote.
 
-It listens on the job's private address only and ends when it is told to over its unix socket. Whoever connects there
-gets one line, `{"type": "store", "host", "port"}`; the line `{"type": "stop"}` ends it.
+It listens on the job's private address only. Each client of its unix socket gets one line, `{"type": "store", "host",
+"port"}`; a client that sends the line `{"type": "stop"}` ends it.
 """
 
 import contextlib
@@ -18,19 +18,19 @@ from typing import Any
 from agent.supervisor.zygote import listen
 
 ORPHAN_S = 6 * 3_600.0
-"""A store nobody has asked anything of for this long, with no agent connected, belongs to a node that was forgotten."""
+"""A store without a connected agent for this long ends: its node was forgotten."""
 
 CLIENTS_MAX = 16
 BACKLOG = 4_096
 
 
 def run(spec: dict[str, Any]) -> int:
-    """Serve until told to end. `spec` has `host`, `socket_path` and optionally `orphan_s`."""
+    """Serve until stopped. `spec` has `host`, `socket_path` and optionally `orphan_s`."""
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     listener = listen_private(spec["host"])
     port = listener.getsockname()[1]
-    # With a listening socket of ours the store binds to the private address; by itself it takes every interface.
+    # Pass a socket that is bound to the private address: by itself TCPStore listens on every interface.
     store = TCPStore(
         spec["host"],
         port,
@@ -59,7 +59,7 @@ def listen_private(host: str) -> socket.socket:
 
 
 def serve_control(control: socket.socket, hello: bytes, orphan_s: float) -> None:
-    """Greet whoever connects; return when told to stop, on SIGTERM, or when nobody has asked for long."""
+    """Send `hello` to each client. Returns on a stop request, on SIGTERM, or after `orphan_s` without a client."""
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))
     reader, writer = socket.socketpair()
@@ -77,7 +77,7 @@ def serve_control(control: socket.socket, hello: bytes, orphan_s: float) -> None
                 with contextlib.suppress(OSError):
                     client.sendall(hello)
             elif source is not reader:
-                if _says_stop(source):
+                if _reads_stop(source):
                     return
                 if source.fileno() < 0:
                     clients.remove(source)
@@ -87,8 +87,8 @@ def serve_control(control: socket.socket, hello: bytes, orphan_s: float) -> None
             return
 
 
-def _says_stop(client: socket.socket) -> bool:
-    """Reads one request; closes the connection when it has ended."""
+def _reads_stop(client: socket.socket) -> bool:
+    """Read one request: whether it is a stop. Closes the connection at its end."""
     try:
         data = client.recv(4_096)
     except OSError:

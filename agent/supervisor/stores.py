@@ -1,4 +1,4 @@
-"""The store children of one node: one per generation of a job, forked by the zygote, found again after a restart.
+"""The store children of one node: one per generation of a job, forked by the zygote, adopted after a restart.
 
 A store that died is never started again for its generation: an empty decision record would allow a second decision.
 """
@@ -27,7 +27,7 @@ class StoreError(Exception):
 
 
 class Stores:
-    """`on_exit` hears of a store that ended without having been told to."""
+    """`on_exit` is called for each store that ended without `retire`."""
 
     def __init__(
         self,
@@ -51,12 +51,12 @@ class Stores:
         self._died: set[StoreKey] = set()
 
     def adopt(self) -> None:
-        """Watch the stores that the journal knows."""
+        """Watch the stores in the journal."""
         for text, data in self._journal.items(Table.STORE):
             self._watch(StoreKey.parse(text), StoreRecord.from_json(data))
 
     def address(self, key: StoreKey) -> StoreAddress | None:
-        """Where the store of this generation listens, None when this node hosts none."""
+        """Where the store of this generation listens; None if this node does not host it."""
         record = self._records.get(key)
         return None if record is None else record.address
 
@@ -114,7 +114,7 @@ class Stores:
             await self.retire(key)
 
     async def close(self) -> None:
-        """Stop watching; the stores live on."""
+        """Stop watching; the stores keep running."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -134,7 +134,7 @@ class Stores:
 
 
 async def _ask_address(socket_path: str, process: ProcessIdentity) -> StoreAddress:
-    """Wait until the store's socket says where it listens."""
+    """Wait until the store sends its address."""
     try:
         async with asyncio.timeout(READY_S):
             while True:
@@ -148,7 +148,7 @@ async def _ask_address(socket_path: str, process: ProcessIdentity) -> StoreAddre
                 line = await reader.readline()
                 writer.close()
                 if line:
-                    said = json.loads(line)
-                    return StoreAddress(host=said["host"], port=said["port"])
+                    hello = json.loads(line)
+                    return StoreAddress(host=hello["host"], port=hello["port"])
     except TimeoutError:
         raise StoreError(f"the store did not listen within {READY_S:g} s") from None

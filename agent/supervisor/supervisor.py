@@ -1,6 +1,6 @@
-"""The rank processes of one node: launched through the zygote, found again after a restart, watched, ended.
+"""Runs the rank processes of one node: launches them through the zygote, adopts, watches and ends them.
 
-It knows processes, not handoffs: what a rank should do is decided by the driver, which gets every event from here.
+It knows nothing of handoffs: the driver gets every event from here and decides what a rank does.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ LOGS_PER_JOB_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class SupervisorSettings:
-    """Where things lie and what is started. `socket_dir` is short, since a socket's path has at most 107 bytes."""
+    """Directories, and the entry point of a rank. `socket_dir` is short: a socket's path has at most 107 bytes."""
 
     run_dir: Path
     socket_dir: Path
@@ -41,7 +41,7 @@ class SupervisorSettings:
 
 
 class Supervisor:
-    """`on_event` hears each message of a rank, `on_exit` each end, its cause and the last known state."""
+    """`on_event` is called with each message of a rank, `on_exit` with the cause and last state when one ends."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Supervisor:
         self._code_known = asyncio.Event()
 
     def note_exit(self, exited: Exited) -> None:
-        """For the zygote host: an exit code to go with an end that the pidfd told."""
+        """Called by the zygote host: store an exit code. The pidfd reports the end itself."""
         while len(self._codes) >= CODES_MAX:
             self._codes.pop(next(iter(self._codes)))
         self._codes[exited.identity] = exited.code
@@ -73,7 +73,7 @@ class Supervisor:
         self._code_known = asyncio.Event()
 
     def adopt(self) -> None:
-        """Watch the ranks that the journal knows; one that has ended since is told as an exit."""
+        """Watch the ranks in the journal. One that has ended since is reported by `on_exit`."""
         for text, data in self._journal.items(Table.RANK):
             self._watch(SlotKey.parse(text), RankRecord.from_json(data))
 
@@ -83,7 +83,7 @@ class Supervisor:
         return self._states
 
     async def launch(self, spec: RankSpec, origin: str) -> RankState:
-        """Fork the rank, journal it, begin to watch it. A live process in the slot is an error of the caller."""
+        """Fork the rank, journal it, start to watch it. The slot must not have a live process."""
         key = SlotKey(spec.job_id, spec.slot)
         assert key not in self._states, f"slot {key} still has a process"
         log_path = self._log_path(spec)
@@ -105,12 +105,12 @@ class Supervisor:
         return self._watch(key, record)
 
     async def send(self, key: SlotKey, command: Message) -> bool:
-        """Whether the command could be handed over now."""
+        """Whether the command could be sent now."""
         link = self._links.get(key)
         return link is not None and await link.send(command)
 
     async def stop(self, key: SlotKey, reason: str, grace_s: float) -> None:
-        """Ask the rank to stop, and end it when it has not after `grace_s`."""
+        """Ask the rank to stop. If it still runs after `grace_s`, terminate it, then kill it."""
         state = self._states.get(key)
         if state is None:
             return
@@ -127,7 +127,7 @@ class Supervisor:
         await asyncio.gather(*(self.stop(key, reason, grace_s) for key in tuple(self._states)))
 
     def check_pulses(self) -> tuple[tuple[SlotKey, str], ...]:
-        """The ranks that newly hang, and why. Call about once a second."""
+        """The ranks that hang since the last call, and why. Call about once a second."""
         found: list[tuple[SlotKey, str]] = []
         for key, state in self._states.items():
             reason = state.pulse.hang_reason(time.monotonic())
@@ -137,7 +137,7 @@ class Supervisor:
         return tuple(found)
 
     async def close(self) -> None:
-        """Stop watching; the ranks live on."""
+        """Stop watching; the ranks keep running."""
         for task in self._tasks.values():
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
@@ -158,17 +158,17 @@ class Supervisor:
             record.socket_path,
             record.process,
             on_event=lambda event: self._take_event(key, state, event),
-            on_garbage=lambda reason: self._take_garbage(state, reason),
+            on_malformed=lambda reason: self._take_malformed(state, reason),
         )
         self._tasks[key] = asyncio.create_task(self._follow(key, state))
         return state
 
     async def _follow(self, key: SlotKey, state: RankState) -> None:
-        """From start or adoption to the end of the process."""
+        """Watch one process from its start or adoption to its end."""
         link = asyncio.create_task(self._links[key].run())
         try:
             await wait_process_end(state.record.process)
-            # What the rank said last is still in the socket; its last word often says why it ended.
+            # The rank's last message may still be in the socket, and it often gives the reason of the end.
             await asyncio.wait([link], timeout=EXIT_CODE_WAIT_S)
         finally:
             link.cancel()
@@ -192,7 +192,7 @@ class Supervisor:
         now = time.monotonic()
         match event:
             case Hello():
-                state.heard = True
+                state.hello_received = True
                 state.generation, state.rank, state.stage = event.generation, event.rank, event.stage
                 state.pulse.step = event.step
                 state.handoff_id = str(event.handoff_id or "")
@@ -218,8 +218,8 @@ class Supervisor:
         self._on_event(key, event)
 
     @staticmethod
-    def _take_garbage(state: RankState, reason: str) -> None:
-        state.reason = Reason(text=f"said something that is not in the contract: {reason}"[:2_000], rank=state.rank)
+    def _take_malformed(state: RankState, reason: str) -> None:
+        state.reason = Reason(text=f"sent a message that breaks the protocol: {reason}"[:2_000], rank=state.rank)
 
 
 async def wait_process_end(process: ProcessIdentity) -> None:
@@ -247,12 +247,12 @@ async def _happens(event: asyncio.Event, timeout_s: float) -> bool:
 
 
 def _exit_reason(state: RankState, code: int | None) -> Reason:
-    """What to tell about an end: the rank's own last word where it gave one."""
-    how = "ended, nobody could read its exit code"
+    """Why the process ended, with the last reason that the rank itself reported."""
+    how = "ended with an unknown exit code"
     if code is not None:
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-    said = f"; it said: {state.reason.text}" if state.reason is not None else ""
-    text = f"rank process (pid {state.record.process.pid}) {how} after step {state.pulse.step}{said}"
+    reported = f"; it reported: {state.reason.text}" if state.reason is not None else ""
+    text = f"rank process (pid {state.record.process.pid}) {how} after step {state.pulse.step}{reported}"
     return Reason(text=text[:2_000], rank=state.rank, phase=str(state.stage))
 
 
@@ -269,7 +269,7 @@ def _make_directories(*directories: Path) -> None:
 
 
 def _drop_old_logs(directory: Path, in_use: set[str]) -> None:
-    """Each process has a log of its own; of those that ended the oldest go."""
+    """Each process has its own log. Delete the oldest logs of processes that have ended."""
     logs = sorted((path for path in directory.glob("*.log") if str(path) not in in_use), key=_changed_at)
     for path in logs[:-LOGS_PER_JOB_MAX]:
         for name in (path, path.with_name(path.name + ".dropped")):

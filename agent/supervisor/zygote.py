@@ -37,7 +37,7 @@ IDLE_EXIT_S = 600.0
 
 @dataclass(slots=True)
 class Child:
-    """One process forked here. `name` is what makes a repeated request harmless."""
+    """One process forked here. A repeated request with the same `name` forks no second one."""
 
     name: str
     pid: int
@@ -49,11 +49,11 @@ class Child:
 
 
 class Refused(Exception):
-    """A request that is not carried out; the text goes back to the agent."""
+    """A request is rejected; the text is sent back to the agent."""
 
 
 class Zygote:
-    """One run directory's zygote. `serve` returns when it was told to end or nobody needs it any more."""
+    """One run directory's zygote. `serve` returns after an end request, or when it has been idle for `idle_exit_s`."""
 
     def __init__(self, listener: socket.socket, preload: tuple[str, ...], idle_exit_s: float = IDLE_EXIT_S) -> None:
         self._listener = listener
@@ -70,7 +70,7 @@ class Zygote:
         self._signal_reader, self._signal_writer = socket.socketpair()
 
     def preload(self) -> None:
-        """Import what every child needs. A failure is kept and told to whoever asks for a fork."""
+        """Import what every child needs. A failure is stored and rejects every fork."""
         started = time.monotonic()
         for name in self._preload:
             try:
@@ -79,7 +79,7 @@ class Zygote:
                 traceback.print_exc()
                 self._problem = f"cannot import {name}: {type(error).__name__}: {error}"
                 break
-        # Objects that live for good are taken out of the collector's sight, so that children do not copy their pages.
+        # Exclude these permanent objects from garbage collection, so that children do not copy their pages.
         gc.collect()
         gc.freeze()
         self._preload_s = time.monotonic() - started
@@ -194,7 +194,7 @@ class Zygote:
             _run_child(module, function, request, log_path)
         start_time = read_start_time(pid)
         if start_time is None:
-            # It has ended already and waits to be reaped; its true start time is no longer of use to anybody.
+            # The child has already ended and is not reaped yet: nobody needs its start time any more.
             start_time = -1.0
         self._children[pid] = Child(str(request["name"]), pid, start_time, log_path)
         return {**self._children[pid].to_json(), "existing": False}
@@ -207,7 +207,7 @@ class Zygote:
             end.close()
 
     def _forget(self, request: dict[str, Any]) -> None:
-        """The agent has taken note of these exits."""
+        """The agent has stored these exits: do not report them again."""
         pids = {int(pid) for pid in request["pids"]}
         kept = [exited for exited in self._exits if exited["pid"] not in pids]
         self._exits.clear()
@@ -252,7 +252,7 @@ class Zygote:
 
 
 def _run_child(module: str, function: str, request: dict[str, Any], log_path: str) -> None:
-    """Never returns: a child that fell back into the zygote's loop would answer in its name."""
+    """Never returns: a child that returned to the zygote's loop would answer requests in its place."""
     code = 1
     try:
         os.setsid()
@@ -271,7 +271,7 @@ def _run_child(module: str, function: str, request: dict[str, Any], log_path: st
         with contextlib.suppress(Exception):
             sys.stdout.flush()
             sys.stderr.flush()
-        # Exit handlers belong to the zygote; a rank that needs one runs it inside its entry.
+        # No exit handlers: they belong to the zygote. A rank that needs one runs it in its entry function.
         os._exit(code)
 
 
@@ -306,7 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Listen first, then import, so that an agent can connect at once and wait for the hello."""
     parser = argparse.ArgumentParser(prog="python -m agent.supervisor.zygote")
     parser.add_argument("--socket", required=True)
-    parser.add_argument("--preload", default="", help="modules to import before the first fork, with commas between")
+    parser.add_argument("--preload", default="", help="modules to import before the first fork, separated by commas")
     parser.add_argument("--idle-exit-s", type=float, default=IDLE_EXIT_S)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The agent's side of the zygote: start one or find the one that runs, ask it to fork, hear what ended."""
+"""The agent's client of the zygote: starts one or connects to a running one, requests forks, receives exits."""
 
 import asyncio
 import contextlib
@@ -23,12 +23,12 @@ LINE_BYTES_MAX = 8 * 1024 * 1024
 
 
 class ZygoteError(Exception):
-    """The zygote cannot be used, or refused; the text says why."""
+    """The zygote cannot be used, or it rejected a request; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """One process to fork. `name` makes a repeated request find the process of the first."""
+    """One process to fork. A repeated request with the same `name` returns the process of the first."""
 
     name: str
     entry: str
@@ -40,14 +40,14 @@ class ForkRequest:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A process ended. `code` is negative for a signal, None where nobody could read it."""
+    """A process ended. `code` is negative for a signal, None if it could not be read."""
 
     identity: ProcessIdentity
     code: int | None
 
 
 class ZygoteClient:
-    """One connection. `on_exit` is called in the event loop for every child that ended, also long ago."""
+    """One connection. `on_exit` is called in the event loop for every child that ended, also before the connection."""
 
     def __init__(self, socket_path: str, on_exit: Callable[[Exited], None]) -> None:
         self.socket_path = socket_path
@@ -60,12 +60,12 @@ class ZygoteClient:
 
     @property
     def connected(self) -> bool:
-        """Whether requests can be made."""
+        """Whether requests can be sent."""
         return self._reader_task is not None and not self._reader_task.done()
 
     @property
     def identity(self) -> ProcessIdentity:
-        """The zygote, as it said itself."""
+        """The zygote's process, from its hello."""
         return ProcessIdentity.from_json(self.hello)
 
     async def connect(self, process: ProcessIdentity, timeout_s: float = READY_S) -> None:
@@ -98,17 +98,17 @@ class ZygoteClient:
         return ProcessIdentity.from_json(answer)
 
     async def forget(self, pids: list[int]) -> None:
-        """These ends are noted; the zygote need not tell them again."""
+        """These exits are stored; the zygote need not report them again."""
         await self._ask({"op": "forget", "pids": pids}, ANSWER_S)
 
     async def end(self) -> None:
-        """Tell the zygote to end; its children live on."""
+        """End the zygote; its children keep running."""
         with contextlib.suppress(ZygoteError):
             await self._ask({"op": "end"}, ANSWER_S)
         await self.close()
 
     async def close(self) -> None:
-        """Hang up; the zygote runs on."""
+        """Close the connection; the zygote keeps running."""
         if self._reader_task is not None:
             self._reader_task.cancel()
             await asyncio.gather(self._reader_task, return_exceptions=True)
@@ -139,11 +139,11 @@ class ZygoteClient:
         except TimeoutError:
             raise ZygoteError(f"the zygote did not answer {request['op']} in {timeout_s:g} s") from None
         except OSError as error:
-            raise ZygoteError(f"the zygote is gone: {error}") from None
+            raise ZygoteError(f"the connection to the zygote is lost: {error}") from None
         finally:
             self._waiting.pop(key, None)
         if answer["op"] == "refused":
-            raise ZygoteError(f"the zygote refused: {answer['reason']}")
+            raise ZygoteError(f"the zygote rejected {request['op']}: {answer['reason']}")
         return answer
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -159,11 +159,11 @@ class ZygoteClient:
         finally:
             for waiting in self._waiting.values():
                 if not waiting.done():
-                    waiting.set_exception(ZygoteError("the zygote hung up"))
+                    waiting.set_exception(ZygoteError("the zygote closed the connection"))
 
 
 def start_zygote(socket_path: str, preload: str, log_path: Path, environment: dict[str, str]) -> ProcessIdentity:
-    """Start a zygote in a session of its own; it listens soon and is ready later."""
+    """Start a zygote in a session of its own. It listens at once and is ready after its imports."""
     from agent.supervisor.process import read_start_time
 
     root = str(Path(__file__).resolve().parent.parent.parent)
@@ -181,6 +181,6 @@ def start_zygote(socket_path: str, preload: str, log_path: Path, environment: di
     start_time = read_start_time(process.pid)
     if start_time is None:
         raise ZygoteError(f"the zygote ended at once; see {log_path}")
-    # Nobody waits for it here: it outlives the agent. Popen would warn about that when it is collected.
+    # Nothing waits for the zygote, because it outlives the agent. With a return code set, Popen does not warn about it.
     process.returncode = 0
     return ProcessIdentity(process.pid, start_time)

@@ -1,4 +1,4 @@
-"""Keeps one zygote for a run directory: adopts the one that runs, starts one where there is none, forks through it."""
+"""Keeps one zygote for a run directory: adopts the running one or starts one, and forks through it."""
 
 import asyncio
 import signal
@@ -12,11 +12,11 @@ from agent.supervisor.zygote_client import Exited, ForkRequest, ZygoteClient, Zy
 ZYGOTE_KEY = "zygote"
 TERMINATE_S = 5.0
 DEFAULT_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-"""One OpenMP thread, as torchrun sets it: more would start threads in the zygote, and fight over the node's cores."""
+"""One OpenMP thread, as torchrun sets it: more would start threads in the zygote and compete for the node's cores."""
 
 
 class ZygoteHost:
-    """`on_exit` hears of every child that ended and that the zygote could reap."""
+    """`on_exit` is called for every child that ended and that the zygote could reap."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class ZygoteHost:
 
     @property
     def problem(self) -> str:
-        """Why no rank can be forked, as the zygote says it; empty when it can."""
+        """Why the zygote cannot fork ranks; empty if it can."""
         return "" if self._client is None else str(self._client.hello.get("problem", ""))
 
     async def ensure(self) -> ZygoteClient:
@@ -54,7 +54,7 @@ class ZygoteHost:
             return client
 
     async def fork(self, request: ForkRequest) -> ProcessIdentity:
-        """Fork, starting a new zygote once if the old one died meanwhile."""
+        """Fork a process. If the zygote has died meanwhile, start a new one and retry once."""
         client = await self.ensure()
         try:
             return await client.fork(request)
@@ -64,13 +64,13 @@ class ZygoteHost:
         return await (await self.ensure()).fork(request)
 
     async def end(self) -> None:
-        """End the zygote, if there is one; its children live on."""
+        """End the zygote, if there is one; its children keep running."""
         if self._known_process() is not None:
             await (await self.ensure()).end()
         self._journal.delete(Table.ZYGOTE, ZYGOTE_KEY)
 
     async def end_with_children(self) -> None:
-        """End the zygote and whatever it forked that the journal does not know, as after a kill in the middle of it."""
+        """End the zygote and all its children, also one that an agent killed during the fork did not journal."""
         if self._known_process() is not None:
             client = await self.ensure()
             children = [ProcessIdentity.from_json(child) for child in client.hello["children"]]
@@ -82,7 +82,7 @@ class ZygoteHost:
         await self.end()
 
     async def close(self) -> None:
-        """Hang up."""
+        """Close the connection to the zygote."""
         if self._client is not None:
             await self._client.close()
 

@@ -1,7 +1,7 @@
-"""The rank's end of the line to its agent: a unix socket, one JSON object a line, the newest connection is the agent.
+"""The rank's side of the link to its agent: a unix socket, one JSON object per line.
 
-Nothing is lost when the agent is away: the latest stage of each handoff is said again to whoever connects, steps and
-checkpoints wait in a bounded queue. Commands are obeyed in the reader's thread and only leave wishes in the mailbox.
+The newest connection is the agent. While there is none, steps and checkpoints wait in a bounded queue. Each agent that
+connects gets the latest stage of every handoff. The reader's thread takes commands; it only leaves them for the loop.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ _STAGES_MAX = 8
 
 
 def log(text: str) -> None:
-    """One line to this rank's log file, which is what its standard output is."""
+    """Write one line to standard output, which is this rank's log file."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 class ControlSocket:
-    """Listens on `path`. `hello` makes the first line of a connection, `obey` takes each command."""
+    """Listens on `path`. `hello` makes the first line of a connection; `on_command` is called with each command."""
 
-    def __init__(self, path: str, hello: Callable[[], Message], obey: Callable[[RankCommand], None]) -> None:
+    def __init__(self, path: str, hello: Callable[[], Message], on_command: Callable[[RankCommand], None]) -> None:
         self._path = path
         self._hello = hello
-        self._obey = obey
+        self._on_command = on_command
         self._lock = threading.Lock()
         self._agent: socket.socket | None = None
         self._waiting: deque[Message] = deque(maxlen=_WAITING_MAX)
         self._stages: OrderedDict[str, StageReport] = OrderedDict()
 
     def start(self) -> None:
-        """Listen; from here on an agent may connect. The socket is for this user only."""
+        """Listen. From now on an agent of this user, and of no other, can connect."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -55,7 +55,7 @@ class ControlSocket:
         threading.Thread(target=self._accept, args=(listener,), name="control", daemon=True).start()
 
     def say(self, message: Message) -> None:
-        """Send, or keep for the next agent. Never blocks for longer than a local socket takes."""
+        """Send the message, or keep it for the next agent. Blocks no longer than the socket's send timeout."""
         with self._lock:
             if isinstance(message, StageReport):
                 key = str(message.handoff_id)
@@ -90,7 +90,7 @@ class ControlSocket:
             threading.Thread(target=self._read, args=(connection,), name="commands", daemon=True).start()
 
     def _greet(self) -> None:
-        """Hello, the truth about every handoff, then what waited."""
+        """Send hello, the latest stage of every handoff, then the queued messages."""
         self._send(self._hello())
         for stage in self._stages.values():
             self._send(stage)
@@ -103,10 +103,10 @@ class ControlSocket:
                 try:
                     command = decode_command(line)
                 except ValidationError as error:
-                    log(f"refused a command: {error}")
+                    log(f"rejected a command of the agent: {error}")
                     continue
                 if command.type == "status":
                     with self._lock:
                         self._greet()
                 else:
-                    self._obey(command)
+                    self._on_command(command)

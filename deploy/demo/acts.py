@@ -16,20 +16,20 @@ START_S = 90.0
 HANDOFF_S = 90.0
 STOP_S = 40.0
 STEPS_BEFORE = 10
-"""So many steps of a layout before it is left, for a median step time that is worth the name."""
+"""Steps of each layout before the job leaves it: enough for a median step time."""
 
 WARNING_S = 120.0
-"""What AWS gives."""
+"""The warning that AWS gives."""
 
 LOOK_S = 1.0
-"""How often the job is looked at: each look takes some of the cores that its ranks train on."""
+"""How often the demo queries the job: a query takes processor time from the ranks."""
 
 BETWEEN_NOTICES_S = 10.0
 NEWCOMER = "node-e"
 
 
 class Acts:
-    """One job on one cluster. `tracker` is there once `start` has begun."""
+    """One job on one cluster. `tracker` exists once `start` has submitted the job."""
 
     def __init__(self, cluster: Cluster, api: Api, display: Display) -> None:
         self._cluster = cluster
@@ -56,7 +56,7 @@ class Acts:
         self._display.say(f"job {self.tracker.job_id} trains as {short(self.tracker.job['layout'])}")
 
     def lose_a_node(self) -> None:
-        """A spot notice for one node: the job leaves it while it trains."""
+        """A spot notice for one node: the job leaves the node while it trains."""
         leaver = self.tracker.nodes[-1]
         self._display.act(f"A spot notice for {leaver}: four nodes become three")
         self._interrupt(leaver)
@@ -67,7 +67,7 @@ class Acts:
         self._train()
 
     def gain_a_node(self) -> None:
-        """A node that comes is taken in, in another layout than the first."""
+        """A node joins: the job grows onto it, in another layout than the first."""
         self._display.act(f"{NEWCOMER} joins: three nodes become four, in another layout than before")
         self.newcomer = Newcomer(NEWCOMER, time.time())
         self._cluster.start_node(NEWCOMER)
@@ -101,10 +101,10 @@ class Acts:
 
     def _interrupt(self, node_id: str) -> None:
         interrupt(self._cluster.nodes[node_id].imds_url, ends_in_s=WARNING_S)
-        self._display.say(f"the metadata endpoint of {node_id} says: terminate in {WARNING_S:.0f} s")
+        self._display.say(f"the metadata endpoint of {node_id} announces: terminate in {WARNING_S:.0f} s")
 
     def _until_moved(self, what: str, left: Callable[[], bool]) -> None:
-        """Until the nodes are as wanted and the handoff that did it is fully measured."""
+        """Wait until the job has moved and its handoff is fully measured."""
 
         def moved() -> bool:
             done = self.tracker.measured(after_generation=self._generation)
@@ -117,7 +117,7 @@ class Acts:
         self._generation = self.tracker.job["active_generation"]
 
     def _train(self) -> None:
-        """Some ordinary steps of the new layout."""
+        """Train some ordinary steps in the new layout."""
         enough = self.tracker.last_step + STEPS_BEFORE
         self._until("ordinary steps", START_S, lambda: self.tracker.last_step >= enough)
 

@@ -1,4 +1,4 @@
-"""What the live run is compared with: the restart from a checkpoint, and the same job undisturbed, without agents."""
+"""Measures what the live run is compared with: the restart from a checkpoint, and the same job without notices."""
 
 import json
 import sys
@@ -77,7 +77,7 @@ def _undisturbed(
 
 
 def read_reference(layout: str, folder: Path) -> Reference:
-    """What rank 0 of an undisturbed run wrote down."""
+    """The steps that rank 0 of an undisturbed run recorded."""
     losses, digests, seconds = {}, {}, {}
     for line in (folder / "rank-0.jsonl").read_text().splitlines():
         event = json.loads(line)

@@ -14,7 +14,7 @@ FIRST_LAYOUT = "TP2xPP2"
 THREE_NODES_LAYOUT = "PP3"
 SECOND_LAYOUT = "TP2xDP2"
 TWO_NODES_LAYOUT = "TP2"
-# Calm enough that two runs which differ by rounding stay close: a wilder one tells no defect from chaos.
+# Slow learning, so that two runs that differ only by rounding stay close; otherwise rounding would hide a defect.
 OPTIMIZER = {"lr": 2e-4, "warmup_steps": 50, "adam_eps": 1e-5}
 MODEL = {
     "num_layers": 12,

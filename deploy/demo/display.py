@@ -21,7 +21,7 @@ PLAIN_EVERY_S = 5.0
 
 
 class Display(Protocol):
-    """`act` opens a part of the demo, `say` notes a fact of it, `note` shows something that changes, `job` the job."""
+    """`act` starts a part of the demo, `say` shows a result, `note` shows progress, `job` shows the job."""
 
     def act(self, title: str) -> None: ...
 
@@ -44,7 +44,7 @@ class PlainDisplay:
 
     def __init__(self) -> None:
         self._started = time.monotonic()
-        self._said_at = 0.0
+        self._printed_at = 0.0
         self._handoff = ""
 
     def act(self, title: str) -> None:
@@ -52,12 +52,12 @@ class PlainDisplay:
         self._line(f"== {title}")
 
     def say(self, text: str) -> None:
-        """A fact."""
+        """A result of the part."""
         self._line(f"   {text}")
 
     def note(self, text: str) -> None:
-        """Something that changes: not every change is a line."""
-        if text and time.monotonic() - self._said_at > PLAIN_EVERY_S:
+        """Progress: at most one line every few seconds."""
+        if text and time.monotonic() - self._printed_at > PLAIN_EVERY_S:
             self._line(f"   {text}")
 
     def job(self, tracker: Tracker) -> None:
@@ -70,15 +70,15 @@ class PlainDisplay:
         self.note(job_text(tracker))
 
     def close(self) -> None:
-        """Nothing to take down."""
+        """Nothing to close."""
 
     def _line(self, text: str) -> None:
-        self._said_at = time.monotonic()
-        print(f"[{self._said_at - self._started:6.1f} s] {text}", flush=True)
+        self._printed_at = time.monotonic()
+        print(f"[{self._printed_at - self._started:6.1f} s] {text}", flush=True)
 
 
 class LiveDisplay:
-    """A list of the parts with what was found in each, and below it what is happening now."""
+    """The parts with their results, and below them what is happening now."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -95,12 +95,12 @@ class LiveDisplay:
         self._now = []
 
     def say(self, text: str) -> None:
-        """A fact of the part under way."""
+        """A result of the part under way."""
         if self._acts:
             self._acts[-1][1].append(text)
 
     def note(self, text: str) -> None:
-        """Something that changes."""
+        """Progress."""
         self._now = [text]
 
     def job(self, tracker: Tracker) -> None:
@@ -114,21 +114,21 @@ class LiveDisplay:
         self._live.stop()
 
     def _flush(self) -> None:
-        """What is over moves above the live part, where it scrolls away like any output."""
-        for title, said, began in self._acts:
+        """Print finished parts above the live display, where they scroll away like any output."""
+        for title, results, began in self._acts:
             took = time.monotonic() - began
             self._console.print(Text.assemble(("✓ ", "green"), (title, "bold"), (f"  {took:.1f} s", "dim")))
-            for text in said:
+            for text in results:
                 self._console.print(Padding(Text(text), (0, 0, 0, 2)))
         self._acts = []
 
     def _render(self) -> Group:
         rows: list[Any] = []
-        for title, said, began in self._acts:
+        for title, results, began in self._acts:
             head = Table.grid(padding=(0, 1))
             took = f"{time.monotonic() - began:.1f} s of {time.monotonic() - self._started:.0f} s"
             head.add_row(Spinner("dots"), Text(title, style="bold"), Text(took, style="dim"))
-            rows += [head, *(Padding(Text(text), (0, 0, 0, 2)) for text in said)]
+            rows += [head, *(Padding(Text(text), (0, 0, 0, 2)) for text in results)]
         rows += [Padding(Text(text, style="cyan"), (0, 0, 0, 2)) for text in self._now if text]
         return Group(*rows)
 

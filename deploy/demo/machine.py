@@ -1,4 +1,4 @@
-"""What the demo ran on and with, for its report."""
+"""The machine and the releases that the demo ran on, for its report."""
 
 import os
 import platform
@@ -26,7 +26,7 @@ def device(kinds: list[str]) -> dict[str, Any]:
         "slots": kinds,
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
-        # Above the number of cores the times say more about the neighbours than about this program.
+        # Above the number of cores, other programs on the machine distort the times.
         "load_average_1_min": os.getloadavg()[0],
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()}",

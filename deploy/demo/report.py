@@ -9,7 +9,7 @@ from typing import Any
 
 PAUSE_STEPS_MAX = 3.0
 LOSS_ULPS = 4
-"""Below so many units in the last place of an fp32 loss, "the same" and "rounded in another order" are one thing."""
+"""Losses that differ by fewer units in the last place of fp32 count as equal: another order of rounding explains it."""
 AS_TODAY_OVER_PAUSE_MIN = 200.0
 AS_TODAY_OVER_LOST_MIN = 30.0
 HANDOFF_FIELDS = (
@@ -46,7 +46,7 @@ class Reference:
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """A node that was started while the job trained. `started_at`: when its agent was, seconds since 1970."""
+    """A node that was started while the job trained. `started_at`: start of its agent, seconds since 1970."""
 
     node_id: str
     started_at: float
@@ -117,7 +117,7 @@ def missed_targets(report: dict[str, Any]) -> list[str]:
     """Each ratio of times below its target, as a sentence. A busy machine misses them without anything being wrong."""
     ratios = report["ratios"]
     targets = (("as_today_over_pause", AS_TODAY_OVER_PAUSE_MIN), ("as_today_over_lost", AS_TODAY_OVER_LOST_MIN))
-    # Absent where nothing was lost at all, which misses nothing.
+    # A ratio is None if nothing was lost; that misses no target.
     present = [(name, ratios[name], least) for name, least in targets if ratios[name] is not None]
     return [f"{name} is {value:.1f}, the target is {least:g}" for name, value, least in present if value < least]
 
@@ -131,7 +131,7 @@ def _newcomer_start(
 ) -> dict[str, Any] | None:
     """What the start of a new node's agent and its imports cost the job that trains on the same cores.
 
-    It is over before the handoff is opened, so `lost_s` of the handoff does not have it.
+    The start ends before the handoff is opened, so the handoff's `lost_s` does not include it.
     """
     joined = next((item for item in active if newcomer.node_id in item["target_nodes"]), None)
     if joined is None:

@@ -1,4 +1,4 @@
-"""Runs the demo: sets everything up, plays the acts, measures the restart to compare with, reports, takes all down.
+"""Runs the demo: sets everything up, runs the acts, measures the restart to compare with, reports, ends everything.
 
 Every wait has a deadline. Ctrl-C, SIGTERM and failures end every process that was started.
 """
@@ -55,7 +55,7 @@ def run_demo(*, report: Path | None, keep: bool, plain: bool) -> int:
         return EXIT_FAILED
     except KeyboardInterrupt:
         display.close()
-        sys.stderr.write("interrupted; everything that was started is being ended\n")
+        sys.stderr.write("interrupted; ending every process that was started\n")
         return EXIT_INTERRUPTED
     finally:
         _take_down(processes, previous)
@@ -76,7 +76,7 @@ def _play(folder: Path, processes: Processes, display: Display) -> dict[str, Any
     ledger = api.get("/api/v1/ledger", job_id=tracker.job_id)
     kinds = sorted({node["device"] for node in api.get("/api/v1/nodes")})
     api.close()
-    # What follows is measured on a quiet machine, as the live run was with nothing but itself.
+    # The comparison, like the live run, has the machine to itself.
     processes.close()
     layout = acts.layout_after_first_loss
     baseline, references = compare(
@@ -97,7 +97,7 @@ def _play(folder: Path, processes: Processes, display: Display) -> dict[str, Any
 
 
 def _set_up(cluster: Cluster, processes: Processes, display: Display) -> tuple[Api, str]:
-    """Corpus, service and four nodes; they come up beside each other."""
+    """Start corpus, service and four nodes in parallel."""
     display.act("Start a service with an embedded PostgreSQL, and four nodes with one CPU rank each")
     cluster.start_service()
     data_prefix, corpus = cluster.start_corpus()
@@ -111,7 +111,7 @@ def _set_up(cluster: Cluster, processes: Processes, display: Display) -> tuple[A
         display.note("building the corpus out of the standard library's own sources")
         processes.finish(corpus, CORPUS_S)
     until("four ready nodes", READY_S, lambda: cluster.ready_nodes(api) >= set(FIRST_NODES), cluster.check)
-    display.say(f"{len(FIRST_NODES)} agents, each with its own endpoint that speaks AWS's metadata protocol")
+    display.say(f"{len(FIRST_NODES)} agents, each with its own endpoint for AWS's metadata protocol")
     return api, data_prefix
 
 
@@ -120,7 +120,7 @@ def _interrupted(number: int, frame: object) -> NoReturn:
 
 
 def _take_down(processes: Processes, previous: Any) -> None:
-    """End everything, also when somebody presses Ctrl-C again meanwhile."""
+    """End everything, even if the user presses Ctrl-C again meanwhile."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(DemoFailed):
         processes.close()

@@ -1,4 +1,4 @@
-"""The demo's view of its job: what the service says, asked again and again; what was heard once is kept."""
+"""The demo's view of its job, polled from the service. Steps that were seen once are kept."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from deploy.local.api import Api
 
 REREAD_STEPS = 8
-"""Rows may arrive out of order, since several agents report: the last few are asked for again."""
+"""Rows may arrive out of order, since several agents report: the last few are fetched again."""
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Tracker:
     steps: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def refresh(self) -> None:
-        """Ask for everything that may have changed."""
+        """Fetch everything that may have changed."""
         self.job = self.api.get(f"/api/v1/jobs/{self.job_id}")
         self.handoffs = self.api.handoffs(self.job_id)
         for row in self.api.steps(self.job_id, after=max(0, self.last_step - REREAD_STEPS)):
@@ -30,7 +30,7 @@ class Tracker:
 
     @property
     def last_step(self) -> int:
-        """The highest step heard of."""
+        """The highest step seen."""
         return max(self.steps, default=0)
 
     @property
@@ -55,7 +55,7 @@ class Tracker:
         return next((item for item in reversed(self.handoffs) if item["state"] not in ended), None)
 
     def why_not(self) -> str:
-        """What the job and its last handoff say, for an error message."""
+        """State and reason of the job and of its last handoff, for an error message."""
         text = f"the job is {self.job.get('state')}: {self.job.get('reason')}"
         if not self.handoffs:
             return text

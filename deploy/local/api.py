@@ -1,4 +1,4 @@
-"""What the demo asks of the service's REST API, as any client would, and of the metadata endpoints."""
+"""The demo's client of the service's REST API, like any other client, and of the metadata endpoints."""
 
 import time
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Api:
         self._http = httpx.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=REQUEST_S)
 
     def get(self, path: str, **params: Any) -> Any:
-        """GET as JSON. Raises DemoFailed with what the service says."""
+        """GET as JSON. Raises DemoFailed with the service's error."""
         return self._answer(self._http.get(path, params=params))
 
     def post(self, path: str, body: Any = None) -> Any:
@@ -51,7 +51,7 @@ class Api:
 
 
 def interrupt(imds_url: str, *, ends_in_s: float) -> None:
-    """Have a metadata endpoint announce that its instance will be taken away."""
+    """Make a metadata endpoint announce that its instance will be taken away."""
     body = {"do": "interrupt", "notice_in_s": 0, "ends_in_s": ends_in_s}
     response = httpx.post(f"{imds_url}/admin", json=body, timeout=REQUEST_S)
     if response.status_code != 200:
@@ -66,9 +66,9 @@ def until(
     *,
     poll_s: float = POLL_S,
 ) -> Any:
-    """The condition's first true value. `check` is called at every look and raises when waiting has become useless.
+    """Wait for the condition's first true value. `check` is called before every try; it raises if waiting is useless.
 
-    Raises DemoFailed naming `what` when time is over. An unanswered request counts as not yet.
+    Raises DemoFailed with `what` when the time is over. A request without an answer counts as not yet.
     """
     deadline = time.monotonic() + timeout_s
     while True:

@@ -19,9 +19,9 @@ CORPUS_S = 120.0
 CORPUS_BYTES = 2_000_000
 SERVICE = "service"
 POOL = "demo-spot"
-# In a fleet the service has a machine of its own; here it shares two cores with the ranks, and lets them go first.
+# In a fleet the service has its own machine. Here it shares two cores with the ranks, so it runs at low priority.
 SERVICE_NICE = 15
-# A demo grows onto a new node sooner than an operator would want: nobody waits for a fleet to settle here.
+# The demo grows onto a new node sooner than the default: here no fleet has to settle.
 SERVICE_ENVIRONMENT = {"LIVER_SERVICE_GROW_SETTLE_S": "1"}
 
 
@@ -46,7 +46,7 @@ class Cluster:
         self.service: Started | None = None
 
     def start_corpus(self) -> tuple[str, Started | None]:
-        """The prefix of the corpus, and the process that builds it where it is not there yet."""
+        """The prefix of the corpus, and the process that builds it if it does not exist yet."""
         prefix = corpus_prefix(self.folder)
         if all(Path(prefix + suffix).is_file() for suffix in (".bin", ".idx")):
             return prefix, None
@@ -63,9 +63,9 @@ class Cluster:
         """Its API once it answers."""
         service = self.service
         assert service is not None
-        self.url = until("the start of the service", SERVICE_START_S, lambda: _said(service.log), service.check)
+        self.url = until("the start of the service", SERVICE_START_S, lambda: _service_url(service.log), service.check)
         until("the service", SERVICE_START_S, lambda: httpx.get(f"{self.url}/readyz").is_success, service.check)
-        self._processes.give_way(SERVICE, SERVICE_NICE)
+        self._processes.lower_priority(SERVICE, SERVICE_NICE)
         return Api(self.url, self.folder / "tokens" / "script.token")
 
     def start_node(self, node_id: str) -> Node:
@@ -78,7 +78,7 @@ class Cluster:
         return node
 
     def end_node(self, node_id: str) -> None:
-        """The machine is gone: agent, ranks, stores and metadata endpoint at once."""
+        """Take the machine away: end agent, ranks, stores and metadata endpoint at once."""
         self.nodes.pop(node_id)
         self._processes.end(node_id)
 
@@ -103,14 +103,14 @@ class Cluster:
 
 
 def corpus_prefix(folder: Path) -> str:
-    """Kept between demos under build/ of a source tree, else in the data directory."""
+    """Under build/ of a source tree, where later demos find it again; else in the data directory."""
     python = f"python{sysconfig.get_python_version()}"
     if Path("pyproject.toml").is_file() and Path("liver_core").is_dir() and os.access(".", os.W_OK):
         return str(Path("build").resolve() / "demo-corpus" / python / "stdlib")
     return str(folder / "corpus" / python / "stdlib")
 
 
-def _said(log: Path) -> str:
+def _service_url(log: Path) -> str:
     found = re.search(r"^service: (http://\S+)", log.read_text(), re.MULTILINE)
     return found[1] if found else ""
 

@@ -1,7 +1,7 @@
-"""A loopback HTTP server that speaks IMDSv2: one server is the metadata service of one instance.
+"""A loopback HTTP server for IMDSv2: one server is the metadata service of one instance.
 
-For the demo, rehearsals and tests on machines that are not EC2. Not a mock: the agent talks real HTTP to it, and token
-rules, status codes and bodies are EC2's. An `/admin` part, which EC2 does not have, schedules what is announced.
+For the demo, rehearsals and tests on machines that are not EC2. Not a mock: the agent uses real HTTP, and token rules,
+status codes and bodies are EC2's. An `/admin` path, which EC2 does not have, schedules the announcements.
 
     python -m deploy.local.metadata_server --port 0 --instance-id i-0a1
 """
@@ -40,7 +40,7 @@ class Mode(StrEnum):
 
 @dataclass(slots=True)
 class Instance:
-    """What one instance's metadata says. Times are seconds of `time.time()`."""
+    """The metadata of one instance. Times are seconds of `time.time()`."""
 
     instance_id: str = "i-00000000000000001"
     instance_type: str = "p4d.24xlarge"
@@ -54,7 +54,7 @@ class Instance:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def issue_token(self, ttl_s: int) -> str:
-        """A new session token; the oldest go when there are too many."""
+        """A new session token. If there are too many, the oldest are dropped."""
         token = secrets.token_urlsafe(40)
         with self.lock:
             while len(self.tokens) >= TOKENS_MAX:
@@ -63,7 +63,7 @@ class Instance:
         return token
 
     def token_is_valid(self, token: str) -> bool:
-        """Issued here and not run out."""
+        """Whether the token was issued here and has not expired."""
         with self.lock:
             return self.tokens.get(token, 0.0) > time.time()
 
@@ -129,7 +129,7 @@ class ImdsServer:
         self.url = f"http://{host}:{self._http.server_address[1]}"
 
     def start(self) -> "ImdsServer":
-        """Begin to answer."""
+        """Start answering."""
         self._thread.start()
         return self
 
@@ -197,7 +197,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(400 if problem else 200, problem or "ok")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Silent: one line for each poll helps nobody."""
+        """Log nothing: one line for each poll would be noise."""
 
     def _mode_lets_through(self) -> bool:
         match self.server.instance.mode:

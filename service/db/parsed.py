@@ -1,4 +1,4 @@
-"""Objects made from stored JSON, kept so that the same JSON is not validated anew at every read. Pure."""
+"""Caches objects made from stored JSON, so that the same JSON is not validated again at every read. Pure."""
 
 import threading
 from collections.abc import Callable, Hashable
@@ -8,10 +8,10 @@ T = TypeVar("T")
 
 
 class Parsed(Generic[T]):
-    """A bounded memory of one kind of immutable object.
+    """A bounded cache of one kind of immutable object.
 
-    A kept object is used only where the JSON just read equals the one it was made from: it is never older than the row,
-    in whichever replica, and what another transaction wrote is seen at once.
+    A cached object is used only if the JSON just read equals the JSON it was made from. So it is never older than the
+    row, in any replica, and a write of another transaction is seen at once.
     """
 
     def __init__(self, make: Callable[[Any], T], *, most: int) -> None:
@@ -21,7 +21,7 @@ class Parsed(Generic[T]):
         self._lock = threading.Lock()
 
     def of(self, key: Hashable, stored: Any) -> T:
-        """The object of `stored`. `key` names the row; it only has to make equal content likely."""
+        """The object made from `stored`. `key` names the row; it need only make equal content likely."""
         kept = self._kept.get(key)
         if kept is not None and kept[0] == stored:
             return kept[1]

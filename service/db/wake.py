@@ -1,6 +1,6 @@
-"""Wake-ups: a committed change sends NOTIFY, every replica listens once and tells its waiting streams and reconcilers.
+"""Wake-ups: a committed change sends NOTIFY; every replica listens once and wakes its waiting streams and reconcilers.
 
-Only a hint: whoever waits also looks by itself from time to time, so that a lost one costs a second, not an order.
+A wake-up is only a hint: every waiter also checks from time to time, so a lost one costs a second, not an order.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def job_topic(job_id: str) -> str:
 
 
 def notify(session: Session, topics: Iterable[str]) -> None:
-    """Wake whoever waits for one of the topics, when (and only if) this transaction commits."""
+    """Wake the waiters for these topics when (and only if) this transaction commits."""
     batch: list[str] = []
     chars = 0
     for topic in dict.fromkeys(topics):
@@ -63,11 +63,11 @@ class WakeHub:
         self._thread = threading.Thread(target=self._listen, name="wake-listener", daemon=True)
 
     def start(self) -> None:
-        """Begin to listen."""
+        """Start listening."""
         self._thread.start()
 
     def stop(self, *, timeout_s: float = 5.0) -> None:
-        """End listening and wake every waiter once, so that none hangs."""
+        """Stop listening and wake every waiter once, so that none hangs."""
         self._stop.set()
         self.wake_all()
         if self._thread.ident is not None:
@@ -79,7 +79,7 @@ class WakeHub:
             self._reconcilers.clear()
 
     def wake_all(self) -> None:
-        """Everybody should look: said at the end and after a lost connection, when hints may have been missed."""
+        """Wake every waiter: at the end, and after a lost connection, when wake-ups may have been missed."""
         self._reconcilers.set()
         with self._lock:
             waiters = [waiter for group in self._waiters.values() for waiter in group]
@@ -119,7 +119,7 @@ class WakeHub:
                         for notification in connection.notifies(timeout=0.5):
                             self._dispatch(notification.payload)
             except psycopg.Error as error:
-                _log.warning("listening for wake-ups failed, again in %.0f s: %s", RETRY_S, error)
+                _log.warning("listening for wake-ups failed, retry in %.0f s: %s", RETRY_S, error)
                 self._stop.wait(RETRY_S)
 
     def _dispatch(self, payload: str) -> None:
@@ -133,6 +133,6 @@ class WakeHub:
 
 
 def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-    # A loop that has just been closed has no one left to wake.
+    # A loop that was just closed has no waiters left.
     if not loop.is_closed():
         loop.call_soon_threadsafe(event.set)

@@ -1,4 +1,4 @@
-"""Proposes and drops handoffs, and takes in what agents mirror, also of handoffs opened without this service."""
+"""Proposes and drops handoffs, and stores agents' copies, also of handoffs opened without the service."""
 
 import logging
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Mirrored:
-    """What came of one mirror. `refusal`: why it was not taken. `orders_differ`: whether agents are told something else
-    about the job now; all else is news only for whoever watches it."""
+    """The result of storing one mirror. `refusal`: why it is rejected. `orders_differ`: whether the orders of the job's
+    agents change; if not, only watchers of the job get news."""
 
     refusal: str | None = None
     orders_differ: bool = False
@@ -63,30 +63,30 @@ def propose_handoff(session: Session, job: JobRow, action: Action, *, plan_diges
 
 
 def drop_handoff(row: HandoffRow, reason: str, *, now: datetime) -> None:
-    """Give up on one that nobody drives. Agents that do drive it say so in their next mirror and are believed."""
+    """Abort a handoff that no agent drives. If agents do drive it, their next mirror overrides this."""
     row.state = HandoffState.ABORTED
     row.reason = reason
     row.changed_at = row.recorded_at = now
 
 
 def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> Mirrored:
-    """Store what an agent says about a handoff.
+    """Store an agent's copy of a handoff.
 
-    The job's row is locked by the caller. A handoff that is active becomes the job's generation by compare-and-set.
+    The caller has locked the job's row. A handoff that is active becomes the job's generation by compare-and-set.
     """
     if mirror.target.job_id != job.job_id or mirror.target.generation != mirror.generation:
         return Mirrored("target names another job or generation than the handoff")
     row = session.get(HandoffRow, mirror.handoff_id, with_for_update={"key_share": True}, populate_existing=True)
     if row is not None and row.job_id != job.job_id:
         return Mirrored(f"handoff {mirror.handoff_id} belongs to another job")
-    # One that was dropped here before it had a generation is as good as unknown: agents that drive it are believed.
+    # A handoff that was dropped here before it had a generation counts as unknown: agents may still drive it.
     known = row is not None and (row.generation is not None or row.state != HandoffState.ABORTED)
     new, old = Copy(mirror.state, mirror.plan_revision, mirror.mirror_seq), None
     if row is not None and known:
         old = Copy(HandoffState(row.state), row.plan_revision, row.mirror_seq)
         if not is_newer(new, old):
             return Mirrored()
-    generation_taken = _make_room(session, job, mirror, now=now)
+    generation_taken = _claim_number(session, job, mirror, now=now)
     if generation_taken is not None:
         return Mirrored(generation_taken, orders_differ=True)
     opened = row is None or row.generation is None
@@ -102,14 +102,18 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
         _drop_unopened(session, job, mirror, now=now)
     refusal = _activate_if_due(session, job, mirror, now=now) if mirror.state is HandoffState.ACTIVE else None
     if refusal is not None:
-        row.reason = f"{row.reason}; not taken as the job's generation: {refusal}".removeprefix("; ")
+        row.reason = f"{row.reason}; rejected as the job's generation: {refusal}".removeprefix("; ")
         return Mirrored(refusal, orders_differ=True)
     _charge_pause(session, row, mirror, now=now)
     return Mirrored(orders_differ=opened or orders_differ(new, old))
 
 
-def _make_room(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:
-    """A number is used once. Where two handoffs claim one, the one that is active or further on keeps it."""
+def _claim_number(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:
+    """Why this handoff cannot have its generation number, None if it can. A number is used once.
+
+    If an earlier mirror of another handoff has the number, this one takes it over, unless the other is active or this
+    one is aborted.
+    """
     activated = session.get(GenerationRow, (job.job_id, mirror.generation))
     if activated is not None and activated.origin_id != mirror.handoff_id:
         return f"generation {mirror.generation} of this job was made by {activated.origin_id}"
@@ -122,15 +126,15 @@ def _make_room(session: Session, job: JobRow, mirror: HandoffMirror, *, now: dat
     if other is None:
         return None
     if mirror.state is HandoffState.ABORTED or (other.state == HandoffState.ACTIVE):
-        return f"generation {mirror.generation} of this job was also claimed by handoff {other.handoff_id}"
+        return f"generation {mirror.generation} of this job belongs to handoff {other.handoff_id}"
     other.generation = None
-    drop_handoff(other, f"generation {mirror.generation} went to handoff {mirror.handoff_id}", now=now)
+    drop_handoff(other, f"generation {mirror.generation} now belongs to handoff {mirror.handoff_id}", now=now)
     session.flush()
     return None
 
 
 def _drop_unopened(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> None:
-    """A proposal of ours that the agents forestalled with a handoff of their own is moot."""
+    """Drop a proposal of the service if the agents have opened a handoff of their own instead."""
     statement = select(HandoffRow).where(
         HandoffRow.job_id == job.job_id,
         HandoffRow.state == HandoffState.PROPOSED,
@@ -174,20 +178,20 @@ def _layout_of_parent(session: Session, job: JobRow, mirror: HandoffMirror) -> s
 
 
 def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:
-    """Make an active handoff the job's generation; None if it is (or already was), else why not."""
+    """Make an active handoff the job's generation. None if it is (or already was), else why it cannot be."""
     activated = session.get(GenerationRow, (job.job_id, mirror.generation))
     if activated is not None:
         return None
     if job.state in ENDED:
         return f"the job is {job.state}"
-    born_here = session.scalars(
+    started_here = session.scalars(
         select(GenerationRow.generation).where(
             GenerationRow.job_id == job.job_id, GenerationRow.source_kind != SourceKind.HANDOFF
         )
     ).all()
     expected = job.active_generation
     refusal = accepts_active(
-        active=expected, parent=mirror.parent, generation=mirror.generation, born_here=frozenset(born_here)
+        active=expected, parent=mirror.parent, generation=mirror.generation, started_here=frozenset(started_here)
     )
     if refusal is not None:
         return refusal
@@ -202,12 +206,12 @@ def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, *, no
     if job.state in (JobState.STARTING, JobState.RUNNING):
         set_state(job, JobState.RUNNING, reason, now=now)
         job.failed_starts = 0
-    _log.info("job %s: generation %s is active by handoff %s", job.job_id, mirror.generation, mirror.handoff_id)
+    _log.info("job %s: handoff %s made generation %s active", job.job_id, mirror.handoff_id, mirror.generation)
     return None
 
 
 def _charge_pause(session: Session, row: HandoffRow, mirror: HandoffMirror, *, now: datetime) -> None:
-    """Give the measured pause to the ledger, once, on every slot of the new world."""
+    """Account the measured pause in the ledger, once, on every slot of the new world."""
     pause_s = mirror.measures.pause_s
     if mirror.state is not HandoffState.ACTIVE or pause_s is None or row.pause_charged:
         return

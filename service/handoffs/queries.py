@@ -16,7 +16,7 @@ from service.jobs.tables import GenerationRow, JobRow
 
 LIST_MAX = 1_000
 _BEGINS_AN_ID = re.compile("[0-9a-f]{1,32}")
-# The states stand in the statement itself, or a prepared one could not use the partial index.
+# The states are literals: with parameters, a prepared statement could not use the partial index.
 _IS_OPEN = HandoffRow.state.in_(bindparam("open", OPEN, expanding=True, literal_execute=True))
 _OPEN = select(HandoffRow).where(among(HandoffRow.job_id, "job_ids"), _IS_OPEN)
 
@@ -39,14 +39,14 @@ def list_handoffs(
 
 
 def open_handoff(session: Session, job_id: str) -> HandoffRow | None:
-    """The handoff that may still become active; the one that is furthest where several are known."""
+    """The handoff that may still become active; if several are known, the one that is furthest."""
     return open_handoffs(session, [job_id]).get(job_id)
 
 
 def open_handoffs(session: Session, job_ids: Iterable[str]) -> dict[str, HandoffRow]:
     """The same for several jobs, of those that have one."""
     rows = session.scalars(_OPEN, {"job_ids": list(job_ids)}).all()
-    # The furthest comes last and stays.
+    # The furthest comes last and replaces the others.
     return {
         row.job_id: row for row in sorted(rows, key=lambda row: (OPEN.index(HandoffState(row.state)), row.opened_at))
     }
@@ -64,8 +64,8 @@ def last_ended(session: Session, job_id: str) -> HandoffRow | None:
 
 
 def broken_reasons(session: Session, job: JobRow) -> tuple[str, ...]:
-    """Why the active world is lost although its ranks may not say so: a handoff out of it broke after the boundary, or
-    the start that should have made it was aborted."""
+    """Why the active world is lost, even if its ranks do not report it: a handoff from it broke after the boundary, or
+    the start that should have made it broke or was aborted."""
     if job.active_generation is None:
         return ()
     started = session.get(GenerationRow, (job.job_id, job.active_generation))
@@ -83,7 +83,7 @@ def broken_reasons(session: Session, job: JobRow) -> tuple[str, ...]:
 
 
 def as_open(row: HandoffRow) -> OpenHandoff:
-    """The pure form. Times are when this service heard, so that a wrong clock on a node misleads nobody."""
+    """The pure form. `changed_at` is when the service got the report, so that a wrong clock on a node does no harm."""
     target = placement_of(row)
     return OpenHandoff(
         handoff_id=UUID(str(row.handoff_id)),

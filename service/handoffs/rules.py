@@ -1,4 +1,4 @@
-"""Which of two copies of a handoff is the newer truth. Pure."""
+"""Which of two copies of a handoff is newer. Pure."""
 
 from dataclasses import dataclass
 
@@ -25,19 +25,20 @@ class Copy:
 
 
 def is_newer(new: Copy, old: Copy) -> bool:
-    """Whether `new` says more than `old`.
+    """Whether `new` replaces `old`.
 
-    Several agents may mirror one handoff (the lead may die), so the sequence alone does not order copies: an end beats
-    what is open, a later plan beats an earlier one, further beats less far, and only then the sequence counts.
+    Several agents may mirror one handoff (the lead may die), so the sequence alone does not order copies. An ended copy
+    beats an open one, then a later plan beats an earlier one, then a later state beats an earlier one, and only then
+    the sequence counts.
     """
     return _key(new) > _key(old)
 
 
 def orders_differ(new: Copy, old: Copy | None) -> bool:
-    """Whether the nodes of the job are told something else once `new` has replaced `old`.
+    """Whether the orders of the job's nodes change when `new` replaces `old`.
 
-    They are told which nodes take part (a new handoff, or a new plan of it) and which generation is active (its end);
-    how far it is they know from each other. Telling a thousand nodes of each phase would cost a thousand syncs.
+    Orders name the nodes that take part (a new handoff, or a new plan of it) and the active generation (its end). The
+    agents report progress to each other: sending each phase to a thousand nodes would cost a thousand syncs.
     """
     return old is None or (new.plan_revision, _end(new)) != (old.plan_revision, _end(old))
 
@@ -53,5 +54,5 @@ def _end(copy: Copy) -> HandoffState | None:
 
 def _key(copy: Copy) -> tuple[bool, int, int, int]:
     ended = not is_open(copy.state)
-    # Once ended, the revision no longer matters: active beats aborted whoever says it.
+    # Once ended, the revision no longer matters: active beats aborted, whichever agent reports it.
     return ended, 0 if ended else copy.plan_revision, _PROGRESS[copy.state], copy.mirror_seq

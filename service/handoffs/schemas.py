@@ -1,4 +1,4 @@
-"""What the REST API says about handoffs: who, from where to where, why, how long, how many bytes."""
+"""What the REST API returns about handoffs: who, from where to where, why, how long, how many bytes."""
 
 from datetime import datetime
 from typing import Annotated, Any

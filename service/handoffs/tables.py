@@ -1,4 +1,4 @@
-"""One row per handoff attempt. The id comes from the proposer, so a row opened without the service arrives later."""
+"""One row per handoff attempt. The proposer makes the id, so the service can store it later."""
 
 from datetime import datetime
 from uuid import UUID

@@ -58,7 +58,7 @@ async def read_job_file(request: Request) -> JobFile:
 
 @router.post("", status_code=201, operation_id="submit_job", summary="Register a job", openapi_extra=_BODY)
 def submit(context: ContextOf, session: SessionOf, job_file: Annotated[JobFile, Depends(read_job_file)]) -> JobSummary:
-    """The job starts as soon as enough nodes are ready; until then it says what it waits for."""
+    """The job starts as soon as enough nodes are ready; until then `reason` says what it waits for."""
     return JobSummary.of(submit_job(session, job_file, now=context.clock()), None)
 
 
@@ -111,7 +111,7 @@ def steps(
     after: Annotated[int, Query(ge=-1, description="Only steps above this one.")] = -1,
     limit: Annotated[int, Query(ge=1, le=20_000)] = 1_000,
 ) -> list[StepOut]:
-    """In the order they were made; a step redone after a checkpoint appears once for each generation."""
+    """In the order they were made. A step repeated after a checkpoint appears once for each generation."""
     _job(session, job_id)
     return [StepOut.of(row) for row in queries.steps_of(session, job_id, after=after, limit=limit)]
 
@@ -124,13 +124,13 @@ def logs(
     after: Annotated[int, Query(ge=0, description="Only what came after this log_id.")] = 0,
     limit: Annotated[int, Query(ge=1, le=2_000)] = 200,
 ) -> list[LogOut]:
-    """Without `after`, the newest pieces. Older output than the service keeps is gone."""
+    """Without `after`, the newest pieces. The service keeps a limited amount and drops the oldest output."""
     _job(session, job_id)
     return [LogOut.of(row) for row in queries.logs_of(session, job_id, rank=rank, after=after, limit=limit)]
 
 
 def known_job(context: ContextOf, job_id: str) -> str:
-    """404 before a stream begins; afterwards it would be too late to say so."""
+    """The job's id. Raises 404 before the stream begins, since afterwards the status can no longer be sent."""
     with context.sessions() as session:
         return _job(session, job_id).job_id
 
@@ -169,8 +169,8 @@ def _event(context: Context, job_id: str, last_step: int) -> JobEvent | None:
         row = session.get(JobRow, job_id)
         if row is None:
             return None
-        # A stream begins with the newest steps. A job that fell back to a checkpoint makes old step numbers again:
-        # show them again.
+        # A stream begins with the newest steps. A job that restarted from a checkpoint repeats old step numbers: show them
+        # again.
         after = row.last_step - WATCH_STEPS_MAX if last_step < 0 else min(last_step, row.last_step)
         handoff = next(iter(list_handoffs(session, job_id=job_id, limit=1)), None)
         active = session.get(GenerationRow, (job_id, row.active_generation)) if row.active_generation else None

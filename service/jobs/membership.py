@@ -1,4 +1,4 @@
-"""Keeps the list of nodes that are told about a job equal to what its rows say."""
+"""Keeps a job's member list, the nodes that get its orders, up to date with its rows."""
 
 from sqlalchemy.orm import Session
 
@@ -11,9 +11,9 @@ HAS_MEMBERS = (JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING, JobStat
 
 
 def refresh_members(session: Session, job: JobRow) -> None:
-    """Members of the active world, targets of an open handoff, spares of the standing plans; nobody once it ended.
+    """Store the members: nodes of the active world, targets of an open handoff, spares of the standing plans.
 
-    A suspended job holds no node, so that others may use them.
+    A job that has ended or is suspended has no members, so that other jobs may use the nodes.
     """
     session.flush()
     if job.state not in HAS_MEMBERS:

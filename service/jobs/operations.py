@@ -50,7 +50,7 @@ class Birth:
 
 
 def submit_job(session: Session, job_file: JobFile, *, now: datetime) -> JobRow:
-    """Register a job. Raises 422 naming each field whose layout rules cannot work; then nothing is stored."""
+    """Register a job. Raises 422, and stores nothing, if layout rules cannot work; it names each field."""
     problems = tuple(FieldProblem(field=item.field, rule=item.rule) for item in rule_violations(job_file))
     if problems:
         raise invalid(*problems)
@@ -91,7 +91,7 @@ def lock_job(session: Session, job_id: str) -> JobRow:
 
 
 def set_state(job: JobRow, state: JobState, reason: str, *, now: datetime) -> None:
-    """Move to a state and say why. An ended job is never due again."""
+    """Set the state and its reason. An ended job is never due again."""
     if job.state != state:
         job.state = state
         job.state_changed_at = now
@@ -101,7 +101,7 @@ def set_state(job: JobRow, state: JobState, reason: str, *, now: datetime) -> No
 
 
 def touch(session: Session, job: JobRow, *, now: datetime) -> None:
-    """Something that agents are told about this job has changed: number it, wake the agents and the reconcilers."""
+    """The job's orders have changed: give them a new number, wake its agents and the reconcilers."""
     job.orders_seq = session.execute(ORDERS_SEQUENCE.next_value()).scalar_one()
     if job.state not in ENDED:
         job.due_at = now
@@ -110,7 +110,7 @@ def touch(session: Session, job: JobRow, *, now: datetime) -> None:
 
 
 def start_generation(session: Session, job: JobRow, target: Placement, birth: Birth, *, now: datetime) -> GenerationRow:
-    """Burn the next number for a world that starts afresh, from initialisation or a checkpoint, and make it active."""
+    """Use the next number for a new world, started from initialisation or a checkpoint, and make it active."""
     number, parent = job.next_generation, job.active_generation
     roster = Roster(job_id=job.job_id, generation=number, layout=target.layout, members=target.members)
     row = add_generation(session, job, roster, birth, parent=parent, now=now)
@@ -127,7 +127,7 @@ def start_generation(session: Session, job: JobRow, target: Placement, birth: Bi
 def add_generation(
     session: Session, job: JobRow, roster: Roster, birth: Birth, *, parent: int | None, now: datetime
 ) -> GenerationRow:
-    """Store a generation; its number is used up from here on, whatever becomes of it."""
+    """Store a generation. Its number is used from now on, even if the generation fails."""
     row = GenerationRow(
         job_id=job.job_id,
         generation=roster.generation,
@@ -150,7 +150,7 @@ def add_generation(
 
 
 def burn(job: JobRow, generation: int) -> None:
-    """A generation number has been seen in use: never give it out again."""
+    """Mark a generation number as used, so that it is never assigned again."""
     job.next_generation = max(job.next_generation, generation + 1)
 
 
@@ -169,7 +169,7 @@ def activate(session: Session, job: JobRow, *, expected: int | None, generation:
 
 
 def set_members(session: Session, job: JobRow, roles: dict[str, MemberRole]) -> None:
-    """Replace who is told about the job. Nodes nobody has heard of, or at work for another job, are left out."""
+    """Replace the job's members. Leaves out unknown nodes and nodes that work for another job."""
     known = set(session.scalars(select(NodeRow.node_id).where(NodeRow.node_id.in_(list(roles)))))
     wanted = {node_id: role for node_id, role in roles.items() if node_id in known}
     mine = select(JobMemberRow.node_id, JobMemberRow.role).where(JobMemberRow.job_id == job.job_id)

@@ -1,4 +1,4 @@
-"""Reads of jobs, and the assembly of everything the job rule and the planner look at."""
+"""Reads of jobs, and collects everything that the job rule and the planner need."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -83,7 +83,7 @@ def generations(session: Session, job_id: str) -> Sequence[GenerationRow]:
 
 
 def newest_checkpoint(session: Session, job_id: str) -> Checkpoint | None:
-    """What a restart begins from."""
+    """The checkpoint that a restart uses."""
     statement = (
         select(CheckpointRow)
         .where(CheckpointRow.job_id == job_id)
@@ -200,7 +200,7 @@ def _view(
 
 
 def _nodes_for(session: Session, job: JobRow, world: World | None) -> Sequence[NodeRow]:
-    """Nodes that are alive and not at work for another job, and the members of the world in whatever state."""
+    """Living nodes that do not work for another job, and the members of the world in any state."""
     elsewhere = select(JobMemberRow.node_id).where(
         JobMemberRow.job_id != job.job_id, JobMemberRow.role != MemberRole.SPARE
     )
@@ -211,23 +211,23 @@ def _nodes_for(session: Session, job: JobRow, world: World | None) -> Sequence[N
 
 
 def _restarting(inputs: PlanInputs, nodes: Sequence[NodeRow]) -> PlanInputs:
-    """The same without the present world, and only on nodes that are heard: nothing there could still be saved."""
+    """The inputs of a restart: without the present world, of which nothing can be saved, and with ready nodes only."""
     ready = {node.node_id for node in nodes if node.state == NodeState.READY}
     return replace(inputs, world=None, nodes=tuple(node for node in inputs.nodes if node.node_id in ready))
 
 
 def _absent(session: Session, handoff: HandoffRow | None) -> tuple[str, ...]:
-    """Targets of the open handoff that are not heard."""
+    """Targets of the open handoff that are silent or gone."""
     if handoff is None:
         return ()
     targets = handoffs.placement_of(handoff).node_ids()
-    unheard = select(NodeRow.node_id).where(NodeRow.node_id.in_(targets), NodeRow.state != NodeState.READY)
-    return tuple(session.scalars(unheard.order_by(NodeRow.node_id)))
+    not_ready = select(NodeRow.node_id).where(NodeRow.node_id.in_(targets), NodeRow.state != NodeState.READY)
+    return tuple(session.scalars(not_ready.order_by(NodeRow.node_id)))
 
 
 def _usable(node: NodeRow, spec: JobFile, world: World | None) -> bool:
-    # A member that is silent may only have a slow agent: it counts until it is gone, or its job would be moved off a
-    # node that works. A free node must be known to be there.
+    # A silent member may only have a slow agent. It counts until it is gone, or the job would leave a node that works.
+    # A free node must be ready.
     if world is not None and node.node_id in world.node_ids():
         return node.state != NodeState.GONE
     return node.state == NodeState.READY and (not spec.pools or node.pool in spec.pools)
@@ -239,13 +239,13 @@ def _leaving(noticed: tuple[NoticeRow, ...], members: set[str]) -> tuple[Leaving
         if item.node_id in members and takes_node(as_notice(item)):
             old = found.get(item.node_id)
             deadlines = [at for at in (old.deadline_at if old else None, item.deadline_at) if at is not None]
-            heard_at = old.heard_at if old else item.recorded_at
-            found[item.node_id] = Leaving(item.node_id, heard_at, min(deadlines, default=None))
+            noticed_at = old.noticed_at if old else item.recorded_at
+            found[item.node_id] = Leaving(item.node_id, noticed_at, min(deadlines, default=None))
     return tuple(found[node_id] for node_id in sorted(found))
 
 
 def _broken(nodes: Sequence[NodeRow], job: JobRow) -> tuple[str, ...]:
-    """Ranks of the active generation that cannot go on, in words."""
+    """One reason for each rank of the active generation that cannot continue."""
     failed = (RankStage.BROKEN, RankStage.FAILED)
     return tuple(
         f"rank {rank['rank']} on node {node.node_id} is {rank['stage']}"

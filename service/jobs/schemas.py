@@ -1,4 +1,4 @@
-"""What the REST API says about jobs."""
+"""What the REST API returns about jobs."""
 
 from datetime import datetime
 from typing import Annotated, Any

@@ -81,7 +81,7 @@ class JobRow(Claimed, Base):
 
 
 class GenerationRow(Base):
-    """One generation of one job: a number used once. `origin_id` names its birth (a handoff or a start)."""
+    """One generation of one job: a number used once. `origin_id` names the handoff or the start that made it."""
 
     __tablename__ = "job_generations"
     __table_args__ = (
@@ -118,7 +118,7 @@ class MemberRole(StrEnum):
 
 
 class JobMemberRow(Base):
-    """Which nodes are told about a job. A node works for one job at a time; it may be the spare of several."""
+    """The nodes that get a job's orders. A node works for one job at a time; it may be the spare of several."""
 
     __tablename__ = "job_members"
     __table_args__ = (
@@ -167,7 +167,7 @@ class RankLogRow(Base):
 
 
 class CheckpointRow(Base):
-    """One complete checkpoint. The newest is what a restart begins from."""
+    """One complete checkpoint. A restart uses the newest."""
 
     __tablename__ = "checkpoints"
     __table_args__ = (Index("ix_checkpoints_job_step", "job_id", "step"),)

@@ -33,7 +33,7 @@ class PriceOut(BaseModel):
 
 @router.get("/prices", operation_id="list_prices", summary="Current price of each pool")
 def list_all(context: ContextOf, session: SessionOf) -> list[PriceOut]:
-    """Pools without a price are accounted as costing nothing."""
+    """A pool without a price costs nothing in the ledger."""
     return [
         PriceOut(pool=row.pool, price_usd_per_hour=row.price_usd_per_hour, effective_from=row.effective_from)
         for row in current_prices(session, now=context.clock())

@@ -10,7 +10,7 @@ from service.leases.tables import LeaseRow, PoolPriceRow
 
 
 def ensure_lease(session: Session, *, node_id: str, pool: str, slots: int, now: datetime) -> LeaseRow:
-    """The node's open lease; a new one when it has none or was given back with other slots or in another pool."""
+    """The node's open lease. Opens a new one if it has none, or if it came back with other slots or in another pool."""
     lease = open_lease(session, node_id)
     if lease is not None and (lease.pool, lease.slots) == (pool, slots):
         return lease
@@ -24,14 +24,14 @@ def ensure_lease(session: Session, *, node_id: str, pool: str, slots: int, now: 
 
 
 def end_lease(lease: LeaseRow, *, now: datetime, reason: str) -> None:
-    """End it once."""
+    """End the lease; a second call changes nothing."""
     if lease.ended_at is None:
         lease.ended_at = max(now, lease.started_at)
         lease.end_reason = reason
 
 
 def set_price(session: Session, *, pool: str, price_usd_per_hour: float, effective_from: datetime) -> None:
-    """Append a price; the same moment twice replaces it."""
+    """Append a price; a second price for the same moment replaces the first."""
     statement = insert(PoolPriceRow).values(
         pool=pool, price_usd_per_hour=price_usd_per_hour, effective_from=effective_from
     )

@@ -12,7 +12,7 @@ _OPEN = select(LeaseRow).where(LeaseRow.node_id == bindparam("node_id"), LeaseRo
 
 
 def open_lease(session: Session, node_id: str) -> LeaseRow | None:
-    """The lease of a node's present life."""
+    """The node's open lease."""
     return session.scalars(_OPEN, {"node_id": node_id}).one_or_none()
 
 

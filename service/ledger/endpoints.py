@@ -61,7 +61,7 @@ def show(
     since: Annotated[AwareDatetime | None, Query()] = None,
     until: Annotated[AwareDatetime | None, Query()] = None,
 ) -> LedgerOut:
-    """Of one job, or of every slot that was held (then idle time is in it)."""
+    """Of one job, or of all leased slots (then idle time is included)."""
     _check_known(session, job_id)
     return LedgerOut.of(job_id, list(summary(session, job_id=job_id, since=since, until=until)))
 

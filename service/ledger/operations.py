@@ -46,7 +46,7 @@ class Spent:
 
 
 def account_all(session: Session, *, lease: LeaseRow, until: datetime, spent: Sequence[Spent]) -> None:
-    """`account` for each slot of a lease, from slot 0 on. Intervals that only grow, nearly all, take one statement."""
+    """`account` for each slot of a lease, from slot 0 on. Intervals that only grow (nearly all) share one statement."""
     values = {
         "lease_id": lease.lease_id,
         "until": until,
@@ -87,7 +87,7 @@ def account(session: Session, *, lease: LeaseRow, slot: int, until: datetime, sp
 def charge_last_seconds(session: Session, *, lease: LeaseRow, slot: int, seconds: float, cause: Cause) -> bool:
     """Give the last `seconds` of a slot's productive time another cause; False if its last interval is not productive.
 
-    Used for a handoff's measured pause: its length is exact, its place on the time line is where it became known.
+    Used for a handoff's measured pause: its length is exact, its position is the time at which it was reported.
     """
     tail = _tail(session, lease_id=lease.lease_id, slot=slot)
     if tail is None or tail.cause != Cause.PRODUCTIVE or seconds <= 0:

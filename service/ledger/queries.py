@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from service.ledger.tables import Cause
 
 # The price of an interval is the last one set for its pool before it began; a pool without a price costs nothing.
-# A price set later than all of a pool's history still counts for it, or the first price would come too late.
+# The first price of a pool also counts for the time before it, which would cost nothing otherwise.
 _SUMMARY = text(
     """
     SELECT ledger.cause,

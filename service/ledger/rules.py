@@ -11,7 +11,7 @@ LOST = (RankStage.BROKEN, RankStage.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """What a report says about one slot. `stage` is None where no rank runs on it."""
+    """What a report contains about one slot. `stage` is None if no rank runs on it."""
 
     stage: RankStage | None
     generation: int | None
@@ -22,10 +22,10 @@ class SlotFacts:
 
 
 def cause_of(slot: SlotFacts) -> Cause:
-    """The cause of the time since the report before.
+    """The cause of the time since the previous report.
 
-    A rank that prepares a handoff still trains, so its time is productive; what a handoff costs is charged apart, from
-    the measured pause. A rank of a generation that is not active yet is a newcomer's start-up.
+    A rank that prepares a handoff still trains, so its time is productive; the handoff's measured pause is accounted
+    separately. A rank of a generation that is not active yet is a newcomer that starts.
     """
     if slot.stage is None or slot.stage in ENDED:
         return Cause.IDLE

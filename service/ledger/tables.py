@@ -1,6 +1,6 @@
 """The ledger. Intervals of a (lease, slot) tile time: each starts exactly where the one before it ends.
 
-The chain is kept by the database without btree_gist: `follows` points at the end of the interval before.
+The database enforces the chain without btree_gist: `follows` refers to the end of the interval before.
 """
 
 from datetime import datetime

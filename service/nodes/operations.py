@@ -1,4 +1,4 @@
-"""Takes in who a node is and notices when it is not heard any more."""
+"""Stores what a node reports about itself, and marks a node gone."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,7 +27,7 @@ _LOCK = (
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """The node that reports, its row locked. `is_new`: never heard before. `is_news`: this report is not a repeat."""
+    """The node that reports, its row locked. `is_new`: its first report ever. `is_news`: the report is not a repeat."""
 
     node: NodeRow
     is_new: bool
@@ -35,10 +35,10 @@ class Reporter:
 
 
 def lock_node(session: Session, report: SyncReport, *, now: datetime) -> Reporter:
-    """The node's row, locked, made on its first report.
+    """The node's row, locked; created at the first report.
 
-    Raises 409 for a report of an agent start that a later one has replaced: two agents under one name, or a message
-    that was long on its way, must not overwrite what the present agent says.
+    Raises 409 for a report of an agent start that a later one has replaced: a second agent with the same name, or a
+    delayed message, must not overwrite the report of the present agent.
     """
     key = {"node_id": report.node.node_id}
     node = session.scalars(_LOCK, key).one_or_none()
@@ -62,7 +62,7 @@ def _remember(session: Session, report: SyncReport, *, now: datetime) -> None:
 
 
 def store_node(node: NodeRow, report: SyncReport, *, now: datetime) -> bool:
-    """Replace what the node said before; whether the change is one that plans depend on."""
+    """Replace the node's previous report. Returns whether anything that plans depend on has changed."""
     before = (node.state, node.slots, node.pool, node.peer_url)
     for name, value in _columns(report, now).items():
         if name != "first_seen_at":
@@ -72,7 +72,7 @@ def store_node(node: NodeRow, report: SyncReport, *, now: datetime) -> bool:
 
 
 def mark_gone(session: Session, node: NodeRow, *, reason: str, now: datetime) -> None:
-    """The node's life is over: its lease ends and the time since its last report is lost."""
+    """Mark the node gone: its lease ends, and the time since its last report is accounted as lost."""
     node.state = NodeState.GONE
     node.ranks = []
     lease = open_lease(session, node.node_id)

@@ -1,4 +1,4 @@
-"""When a node that is not heard counts as silent, then gone. Pure."""
+"""When a node that sends no reports counts as silent, then as gone. Pure."""
 
 from datetime import datetime
 
@@ -10,10 +10,10 @@ def state_of(
 ) -> NodeState:
     """The state of a node by the time since its last report.
 
-    Time in which this service was not listening does not count: a service that comes back after an hour must not
-    declare every node gone before any of them had the chance to report.
+    Time in which this service was not listening does not count: after an hour of downtime it must not mark every node
+    gone before the nodes had time to report.
     """
-    unheard_s = (now - max(last_seen_at, listening_since)).total_seconds()
-    if unheard_s >= gone_after_s:
+    silence_s = (now - max(last_seen_at, listening_since)).total_seconds()
+    if silence_s >= gone_after_s:
         return NodeState.GONE
-    return NodeState.SILENT if unheard_s >= silent_after_s else NodeState.READY
+    return NodeState.SILENT if silence_s >= silent_after_s else NodeState.READY

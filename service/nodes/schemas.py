@@ -1,4 +1,4 @@
-"""What the REST API says about nodes."""
+"""What the REST API returns about nodes."""
 
 from datetime import datetime
 from typing import Any
@@ -18,8 +18,8 @@ class NodeOut(BaseModel):
     slots: int
     device: str
     state: NodeState
-    leaving: bool = Field(description="An open notice says that it will go.")
-    deadline_at: datetime | None = Field(description="The earliest deadline heard.")
+    leaving: bool = Field(description="An open notice announces that the node will go.")
+    deadline_at: datetime | None = Field(description="The earliest deadline of its open notices.")
     jobs: list[str]
     peer_url: str
     private_address: str

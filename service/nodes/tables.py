@@ -1,4 +1,4 @@
-"""Nodes: the last report of each, replaced by the next; every start of an agent is remembered to fence older ones."""
+"""Nodes with the last report of each, and every start of an agent, so that reports of older starts are rejected."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -48,7 +48,7 @@ class NodeRow(Base):
 
 
 class IncarnationRow(Base):
-    """One start of one agent. A report of an earlier start than the current one is refused."""
+    """One start of one agent. A report of an earlier start than the current one is rejected."""
 
     __tablename__ = "agent_incarnations"
 

@@ -14,7 +14,7 @@ router = APIRouter(prefix="/api/v1/notices", tags=["notices"], dependencies=[PER
 
 
 class NoticeOut(BaseModel):
-    """One announcement, as heard."""
+    """One announcement, as an agent reported it."""
 
     notice_id: int
     node_id: str
@@ -31,7 +31,7 @@ class NoticeOut(BaseModel):
 def list_all(
     context: ContextOf, session: SessionOf, limit: Annotated[int, Query(ge=1, le=1_000)] = 100
 ) -> list[NoticeOut]:
-    """`open`: it still says something about a node that is there."""
+    """`open`: the notice still applies to a node that is there."""
     still_open = {row.notice_id for row in open_notices(session, now=context.clock())}
     return [
         NoticeOut(

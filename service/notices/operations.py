@@ -1,4 +1,4 @@
-"""Stores what agents heard."""
+"""Stores the notices that agents report."""
 
 from datetime import datetime
 
@@ -10,7 +10,7 @@ from service.notices.tables import NoticeRow
 
 
 def record_notice(session: Session, fact: NoticeFact, *, lease_id: int, now: datetime) -> bool:
-    """Append a notice; False if this life of the node has already had the same kind with the same deadline."""
+    """Append a notice. False if the lease already has one of the same kind with the same deadline."""
     inserted = session.execute(
         insert(NoticeRow)
         .values(

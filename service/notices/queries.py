@@ -15,7 +15,7 @@ LIST_MAX = 1_000
 
 
 def open_notices(session: Session, *, now: datetime, node_ids: Iterable[str] | None = None) -> tuple[NoticeRow, ...]:
-    """Notices that still say something, of the given nodes or of all."""
+    """Notices that still apply, of the given nodes or of all."""
     since = horizon(now)
     statement = (
         select(NoticeRow)
@@ -30,7 +30,7 @@ def open_notices(session: Session, *, now: datetime, node_ids: Iterable[str] | N
 
 
 def horizon(now: datetime) -> datetime:
-    """A notice whose deadline and first sight are both before this is surely not open."""
+    """A notice whose deadline and first sight are both before this time is not open."""
     return now - max(GRACE_AFTER_DEADLINE, WITHOUT_DEADLINE_LASTS)
 
 

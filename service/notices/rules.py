@@ -1,7 +1,7 @@
 """When a notice counts. Pure.
 
-A notice is a fact about one life of a node; it is open while that life lasts and its deadline is not long past. A node
-that still reports well after its deadline was not taken (both clouds cancel some), so it may be used again.
+A notice belongs to one lease of a node. It is open while the lease lasts and its deadline is not long past. A node that
+still reports well after its deadline was not taken (both clouds cancel some), so it may be used again.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ class Notice:
 
 
 def is_open(notice: Notice, *, now: datetime, lease_open: bool) -> bool:
-    """Whether the notice still says something about the node."""
+    """Whether the notice still applies to the node."""
     if not lease_open:
         return False
     if notice.deadline_at is None:
@@ -39,5 +39,5 @@ def takes_node(notice: Notice) -> bool:
 
 
 def earliest_deadline(notices: tuple[Notice, ...]) -> datetime | None:
-    """The earliest deadline heard, on any channel; None if no notice names one."""
+    """The earliest deadline of the notices; None if no notice names one."""
     return min((notice.deadline_at for notice in notices if notice.deadline_at is not None), default=None)

@@ -1,4 +1,4 @@
-"""Notices as facts. The same announcement heard twice is one row; a changed deadline is another fact."""
+"""Notices, only ever appended. The same announcement reported twice is one row; a changed deadline is a new row."""
 
 from datetime import datetime
 

@@ -9,39 +9,39 @@ from service.planner.inputs import Decision, LayoutUse, PlanInputs, PlanNode, Ve
 from service.planner.score import Score, score
 
 GAIN_MIN = 0.03
-"""A move onto the same number of nodes must promise so much: predictions are not better than this."""
+"""The least predicted gain for which a job moves: predictions are not more accurate than this."""
 
 STANDING_PLANS_MAX = 10_000
 
 
 def decide(inputs: PlanInputs) -> Decision:
-    """What the job should run on, given the nodes it may use. `inputs.nodes` must not hold nodes that will go."""
+    """What the job should run on, given the nodes it may use. `inputs.nodes` must not contain nodes that will go."""
     best = _best(inputs)
     if best is None:
         return Decision(Verdict.SUSPEND, _why_nothing(inputs))
     layout, nodes, expected = best
     target = Placement(layout=layout, members=place(layout, nodes, inputs))
-    said = f"{layout} on {len(target.node_ids())} of {len(inputs.nodes)} nodes, {_said(expected)} per step"
+    choice = f"{layout} on {len(target.node_ids())} of {len(inputs.nodes)} nodes, {_seconds(expected)} per step"
     world = inputs.world
     if world is None:
-        return Decision(Verdict.START, f"start {said}", target)
+        return Decision(Verdict.START, f"start {choice}", target)
     usable = {node.node_id for node in inputs.nodes}
     lost = [node_id for node_id in world.node_ids() if node_id not in usable]
     if lost:
-        return Decision(Verdict.MOVE, f"without {', '.join(lost[:8])}: {said}", target)
+        return Decision(Verdict.MOVE, f"without {', '.join(lost[:8])}: {choice}", target)
     if str(layout) == str(world.layout):
-        return Decision(Verdict.STAY, f"{world.layout} on its nodes is still the choice", None)
+        return Decision(Verdict.STAY, f"{world.layout} on its nodes is still the best choice", None)
     now = score(inputs.job, world.layout, inputs.step_seconds)
     same_nodes = len(target.node_ids()) == len(world.node_ids())
     if same_nodes and (inputs.job.layouts.pinned or expected.seconds > now.seconds * (1 - GAIN_MIN)):
-        return Decision(Verdict.STAY, f"{layout} on as many nodes promises too little over {world.layout}", None)
+        return Decision(Verdict.STAY, f"{layout} on as many nodes gains too little over {world.layout}", None)
     if not inputs.job.layouts.pinned and expected.seconds > now.seconds * (1 - GAIN_MIN):
-        return Decision(Verdict.STAY, f"{said} is no gain over {_said(now)} in {world.layout}", None)
-    return Decision(Verdict.MOVE, f"{said} instead of {world.layout} at {_said(now)}", target)
+        return Decision(Verdict.STAY, f"{choice} is no gain over {_seconds(now)} in {world.layout}", None)
+    return Decision(Verdict.MOVE, f"{choice} instead of {world.layout} at {_seconds(now)}", target)
 
 
 def standing_plans(inputs: PlanInputs) -> tuple[StandingPlan, ...]:
-    """One plan for every single loss of a node of the world: what to do without asking anybody."""
+    """One plan for each single node of the world: what the agents do, without asking the service, if it is lost."""
     world = inputs.world
     if world is None:
         return ()
@@ -71,14 +71,14 @@ def layouts_by_count(inputs: PlanInputs) -> tuple[LayoutForCount, ...]:
         alone = tuple(PlanNode(f"any-{index}", slots) for index in range(count))
         best = _best(replace(inputs, nodes=alone, world=None))
         fitting = best is not None and (not job.layouts.pinned or len(best[1]) == count)
-        reason = f"{best[0]}, {_said(best[2])} per step" if best and fitting else f"nothing fits {count} nodes"
+        reason = f"{best[0]}, {_seconds(best[2])} per step" if best and fitting else f"no layout fits {count} nodes"
         choices.append(LayoutForCount(nodes=count, layout=best[0] if best and fitting else None, reason=reason))
     return tuple(choices)
 
 
 def place(layout: Layout, nodes: tuple[PlanNode, ...], inputs: PlanInputs) -> tuple[Member, ...]:
-    """Who holds each rank: survivors first and in their old rank order, so that most state is already where it is
-    needed, then further slots in the order of the nodes."""
+    """The member of each rank: survivors first and in their old rank order, so that most state is already in place;
+    then other slots in the order of the nodes."""
     chosen = {node.node_id for node in nodes}
     slots = {node.node_id: node.slots for node in nodes}
     kept = [member for member in (inputs.world.members if inputs.world else ()) if member.node_id in chosen]
@@ -109,8 +109,8 @@ def _best(inputs: PlanInputs) -> tuple[Layout, tuple[PlanNode, ...], Score] | No
 
 
 def _history(inputs: PlanInputs, count: int) -> tuple[LayoutUse, ...]:
-    """The history that decides whose turn it is. A world that keeps its nodes keeps its turn: without this, a job with
-    pinned layouts in turn would move for ever."""
+    """The history that decides which pinned layout is next. A world that keeps its nodes keeps its layout: otherwise a
+    job with `prefer_change` would move for ever."""
     world = inputs.world
     if world is None or len(world.node_ids()) != count or not inputs.history:
         return inputs.history
@@ -142,5 +142,5 @@ def _why_nothing(inputs: PlanInputs) -> str:
     return f"no {rules} layout fits {len(inputs.nodes)} nodes with {slots} slots"
 
 
-def _said(value: Score) -> str:
+def _seconds(value: Score) -> str:
     return f"{value.seconds:.3g} s {'measured' if value.measured else 'predicted'}"

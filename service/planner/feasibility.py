@@ -42,7 +42,7 @@ def violations(job: JobFile, layout: Layout) -> tuple[Violation, ...]:
 
 
 def rule_violations(job: JobFile) -> tuple[Violation, ...]:
-    """What is impossible in the job file's own layout rules; each must hold before the job is accepted."""
+    """The rules that the layouts named in the job file break. A job with any is rejected."""
     named = [(f"layouts.allowed.{i}", text, None) for i, text in enumerate(job.layouts.allowed)]
     named += [(f"layouts.pinned.{i}.layout", pin.layout, pin.nodes) for i, pin in enumerate(job.layouts.pinned)]
     found: list[Violation] = []

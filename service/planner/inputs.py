@@ -1,4 +1,4 @@
-"""What the planner decides from, and what it decides. Frozen, complete, digestible. Pure."""
+"""The planner's inputs and its decision. Frozen, complete, digestible. Pure."""
 
 import hashlib
 import json
@@ -32,7 +32,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class LayoutUse:
-    """One generation the job has had: at how many nodes, in which layout."""
+    """One generation the job has had: its number of nodes and its layout."""
 
     nodes: int
     layout: str
@@ -73,7 +73,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The verdict, where to (unless it is stay or suspend), and why."""
+    """The verdict, its reason, and the target (unless the verdict is stay or suspend)."""
 
     verdict: Verdict
     reason: str

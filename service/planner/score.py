@@ -52,7 +52,7 @@ def predict(job: JobFile, layout: Layout, prior: Prior | None = None) -> float:
 
 
 def score(job: JobFile, layout: Layout, measured: tuple[tuple[str, float], ...]) -> Score:
-    """The measured step time of the layout, or the prediction scaled by how far off it was where it was measured."""
+    """The measured step time of the layout; else the prediction, scaled by measured over predicted of other layouts."""
     known = dict(measured)
     if str(layout) in known:
         return Score(known[str(layout)], measured=True)

@@ -1,1 +1,1 @@
-"""Loops that claim rows, decide by pure rules and apply guarded by their claim."""
+"""Loops that claim rows, decide by pure rules, and apply the decision if the claim is still theirs."""

@@ -1,4 +1,4 @@
-"""The job reconciler: claims jobs that are due, decides by the pure rule, applies guarded by the claim."""
+"""The job reconciler: claims jobs that are due, decides by the pure rule, applies it if the claim is still its own."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -15,25 +15,25 @@ from service.handoffs.queries import open_handoff
 from service.jobs.membership import refresh_members
 from service.jobs.operations import new_birth, set_state, start_generation, touch
 from service.jobs.queries import Situation, situation
-from service.jobs.rules import Action, Do, Patience, next_action
+from service.jobs.rules import Action, Do, JobLimits, next_action
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
 from service.planner.decision import layouts_by_count, standing_plans
 from service.settings import Settings
 
 BATCH = 32
 LOOK_AGAIN_S = 2.0
-"""The longest a live job goes without being looked at; every wake-up is earlier."""
+"""The longest time between two looks at a live job. A wake-up makes it shorter."""
 AFTER_ERROR_S = 1.0
 _log = logging.getLogger(__name__)
 
 
 class NodesTakenError(Exception):
-    """Another job got a node first; the decision is made again."""
+    """Another job got a node first; the job is decided again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claimed job as it was when claimed: applied only if nothing about it has changed since."""
+    """A claimed job. `due_at` is its value at the claim: if it differs later, something has made the job due since."""
 
     job_id: str
     token: UUID
@@ -42,7 +42,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Plans:
-    """What the agents may act on by themselves."""
+    """The plans that agents may act on without the service."""
 
     standing: list
     by_count: list
@@ -50,7 +50,7 @@ class Plans:
 
 
 def tick(context: Context) -> int:
-    """Handle the jobs that are due once; how many there were."""
+    """Handle each job that is due once. Returns how many there were."""
     now = context.clock()
     with context.sessions.begin() as session:
         token = uuid4()
@@ -69,16 +69,16 @@ def tick(context: Context) -> int:
         try:
             _handle(context, claim)
         except NodesTakenError as error:
-            _log.info("job %s: %s", claim.job_id, error)
-            _give_back(context, claim)
+            _log.info("job %s: %s, retry in %.0f s", claim.job_id, error, AFTER_ERROR_S)
+            _retry_later(context, claim)
         except Exception:
-            # One job that cannot be decided must not keep the others waiting.
-            _log.exception("job %s could not be reconciled, again in %.0f s", claim.job_id, AFTER_ERROR_S)
-            _give_back(context, claim)
+            # An error in one job must not stop the others.
+            _log.exception("job %s: reconciling failed, retry in %.0f s", claim.job_id, AFTER_ERROR_S)
+            _retry_later(context, claim)
     return len(claims)
 
 
-def _give_back(context: Context, claim: Claim) -> None:
+def _retry_later(context: Context, claim: Claim) -> None:
     with context.sessions.begin() as session:
         row = take_back(session, JobRow, key=JobRow.job_id == claim.job_id, token=claim.token)
         if row is not None and row.due_at is not None:
@@ -86,13 +86,13 @@ def _give_back(context: Context, claim: Claim) -> None:
 
 
 def _handle(context: Context, claim: Claim) -> None:
-    patience = patience_of(context.settings)
+    limits = limits_of(context.settings)
     now = context.clock()
     with context.sessions() as session:
         job = session.get_one(JobRow, claim.job_id)
         seen = (job.state, job.active_generation, job.orders_seq)
         facts = situation(session, job, now=now)
-    action = next_action(facts.view, patience)
+    action = next_action(facts.view, limits)
     plans = _plans(facts) if action.do is Do.NOTHING else None
     with context.sessions.begin() as session:
         row = take_back(session, JobRow, key=JobRow.job_id == claim.job_id, token=claim.token)
@@ -108,7 +108,7 @@ def _handle(context: Context, claim: Claim) -> None:
 
 
 def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: str, now: datetime) -> None:
-    """Enact one decision in the caller's transaction."""
+    """Apply one action in the caller's transaction."""
     if action.do is not Do.NOTHING:
         _log.info("job %s: %s: %s", job.job_id, action.do, action.reason)
     match action.do:
@@ -135,13 +135,13 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
     job.failed_starts += action.failed_start
     refresh_members(session, job)
     if action.target is not None:
-        _check_held(session, job, action)
+        _check_members(session, job, action)
     touch(session, job, now=now)
 
 
-def patience_of(settings: Settings) -> Patience:
+def limits_of(settings: Settings) -> JobLimits:
     """The waits of the job rule, from the settings of the same names."""
-    return Patience(**{name: getattr(settings, name) for name in Patience.__dataclass_fields__})
+    return JobLimits(**{name: getattr(settings, name) for name in JobLimits.__dataclass_fields__})
 
 
 def _start(session: Session, job: JobRow, action: Action, *, now: datetime) -> None:
@@ -159,22 +159,22 @@ def _drop_open(session: Session, job: JobRow, reason: str, *, now: datetime) -> 
         session.flush()
 
 
-def _check_held(session: Session, job: JobRow, action: Action) -> None:
-    """Raise if another job took one of the target's nodes; the transaction is rolled back."""
+def _check_members(session: Session, job: JobRow, action: Action) -> None:
+    """Raises NodesTakenError, which rolls the transaction back, if another job took one of the target's nodes."""
     assert action.target is not None
     statement = select(JobMemberRow.node_id).where(
         JobMemberRow.job_id == job.job_id, JobMemberRow.role != MemberRole.SPARE
     )
     missing = set(action.target.node_ids()) - set(session.scalars(statement))
     if missing and action.do in (Do.START, Do.PROPOSE):
-        raise NodesTakenError(f"nodes {', '.join(sorted(missing)[:8])} are taken by another job, deciding again")
+        raise NodesTakenError(f"another job took nodes {', '.join(sorted(missing)[:8])}")
 
 
 def _plans(facts: Situation) -> Plans:
     """Standing plans for every single loss, and layouts by node count, as the agents get them."""
     standing = standing_plans(facts.inputs)
     if facts.view.leaving:
-        # With notices open the inputs lack the nodes that will go; a plan for one more loss then covers them all.
+        # While notices are open, the inputs lack the nodes that will go. So a plan for one more loss covers them all.
         going = tuple(item.node_id for item in facts.view.leaving)
         standing = tuple(
             plan.model_copy(update={"leaving": tuple(dict.fromkeys((*going, *plan.leaving)))}) for plan in standing
@@ -189,10 +189,12 @@ def _plans(facts: Situation) -> Plans:
 
 
 def _store_plans(session: Session, job: JobRow, plans: Plans, *, now: datetime) -> None:
-    """Tell the agents only of plans that lead elsewhere: predicted seconds in a reason change all the time."""
+    """Store the plans and wake the agents if more than reasons changed: the seconds predicted there always change."""
     if job.state not in (JobState.STARTING, JobState.RUNNING):
         return
-    if _gist(plans.standing) == _gist(job.standing_plans) and _gist(plans.by_count) == _gist(job.layouts_by_count):
+    if _without_reasons(plans.standing) == _without_reasons(job.standing_plans) and _without_reasons(
+        plans.by_count
+    ) == _without_reasons(job.layouts_by_count):
         return
     job.standing_plans, job.layouts_by_count, job.plan_digest = plans.standing, plans.by_count, plans.digest
     refresh_members(session, job)
@@ -201,12 +203,12 @@ def _store_plans(session: Session, job: JobRow, plans: Plans, *, now: datetime) 
     job.due_at = due_at
 
 
-def _gist(items: list) -> list:
+def _without_reasons(items: list) -> list:
     return [{key: value for key, value in item.items() if key not in ("reason", "plan_digest")} for item in items]
 
 
 def _schedule(job: JobRow, claim: Claim, action: Action, *, now: datetime) -> None:
-    """When to look again, unless something has made the job due since it was claimed."""
+    """Set when to look again, unless something has made the job due since it was claimed."""
     if job.due_at == claim.due_at:
         wait_s = min(action.look_again_s or LOOK_AGAIN_S, LOOK_AGAIN_S)
         job.due_at = now + timedelta(seconds=max(wait_s, 0.05))

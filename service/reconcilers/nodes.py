@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class NodeWatch:
-    """Keeps since when this process has been listening: what was not heard while it was not there says nothing."""
+    """Knows since when this process receives reports: a node's silence before that does not count."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -27,7 +27,7 @@ class NodeWatch:
         self._last_tick = self._listening_since
 
     def tick(self) -> int:
-        """Look at every node that has not been heard for a while; how many changed."""
+        """Check every node that has not reported for a while. Returns how many changed."""
         now = self._context.clock()
         settings = self._context.settings
         if (now - self._last_tick).total_seconds() > max(MISSED_TICKS_MAX, 4 * settings.reconcile_s):
@@ -54,7 +54,7 @@ class NodeWatch:
                 )
                 if state in (node.state, NodeState.READY):
                     continue
-                _log.warning("node %s is %s, last heard %s", node.node_id, state, node.last_seen_at.isoformat())
+                _log.warning("node %s is %s, last report %s", node.node_id, state, node.last_seen_at.isoformat())
                 changed += 1
                 due |= self._apply(session, node, state, now)
             for job_id in sorted(due):
@@ -65,7 +65,7 @@ class NodeWatch:
 
     def _apply(self, session: Session, node: NodeRow, state: NodeState, now: datetime) -> set[str]:
         if state is NodeState.GONE:
-            mark_gone(session, node, reason=f"not heard since {node.last_seen_at.isoformat()}", now=now)
+            mark_gone(session, node, reason=f"no report since {node.last_seen_at.isoformat()}", now=now)
         else:
             node.state = state
         return set(session.scalars(select(JobMemberRow.job_id).where(JobMemberRow.node_id == node.node_id)))

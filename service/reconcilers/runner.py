@@ -1,4 +1,4 @@
-"""Runs the reconcilers, one thread each, until told to stop. A tick that fails is logged and tried again."""
+"""Runs the reconcilers, one thread each, until `stop`. A tick that fails is logged and retried."""
 
 import logging
 import threading
@@ -36,7 +36,7 @@ class Reconcilers:
             self._threads.append(thread)
 
     def stop(self, *, timeout_s: float = 10.0) -> None:
-        """Stop after the tick each loop is in."""
+        """Stop each loop after its current tick."""
         self._stop.set()
         self._context.hub.wake_all()
         for thread in self._threads:
@@ -51,6 +51,6 @@ class Reconcilers:
             try:
                 tick()
             except Exception:
-                _log.exception("reconciler %s failed, again in %.0f s", name, AFTER_ERROR_S)
+                _log.exception("reconciler %s failed, retry in %.0f s", name, AFTER_ERROR_S)
                 self._stop.wait(AFTER_ERROR_S)
             wait()

@@ -1,4 +1,4 @@
-"""Keeps what grows without end within its limits: step rows and rank logs of each job, oldest first."""
+"""Deletes the oldest step rows and rank logs of each job above their limits."""
 
 from sqlalchemy import text
 
@@ -29,7 +29,7 @@ _TRIM_LOGS = text(
 
 
 def tick(context: Context) -> int:
-    """Delete what is over the limits; how many rows went. Only one replica at a time does it."""
+    """Delete the rows above the limits. Returns how many. Only one replica at a time does it."""
     settings = context.settings
     with context.sessions.begin() as session:
         if not session.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": LOCK_KEY}).scalar_one():

@@ -1,1 +1,1 @@
-"""The agents' surface: one sync operation and a stream that wakes."""
+"""The API for agents: one sync operation and a wake stream."""

@@ -24,7 +24,7 @@ from service.sync.orders import build_orders
 
 router = APIRouter(prefix="/agent/v1", tags=["agents"], dependencies=[AGENT_ONLY])
 WAKE_LOOK_S = 2.0
-"""How often an idle wake stream looks by itself, should a NOTIFY have been lost."""
+"""How often an idle wake stream checks the orders itself, in case a NOTIFY was lost."""
 
 _BODY: dict[str, Any] = {
     "requestBody": {
@@ -37,9 +37,9 @@ _BODY: dict[str, Any] = {
 
 
 async def read_report(request: Request) -> SyncReport:
-    """The report in the body. The version is looked at first: an agent of another version must be told just that.
+    """The report in the body. A wrong protocol version is reported before any other error.
 
-    Read by hand because the wire contract is strict JSON: a time is a string there, but "1" is not 1.
+    Not parsed by FastAPI, because the wire format is strict JSON: a time is a string there, but "1" is not 1.
     """
     body = bytearray()
     async for part in request.stream():
@@ -58,14 +58,14 @@ async def read_report(request: Request) -> SyncReport:
     except ValidationError as error:
         _check_version(body)
         raise invalid(*field_problems(error)) from error
-    # Absent means the present version to the schema, but not here.
+    # For the schema an absent version means the present one; here it is an error.
     if report.protocol_version != PROTOCOL_VERSION or "protocol_version" not in report.model_fields_set:
         _check_version(body)
     return report
 
 
 def _check_version(body: bytearray) -> None:
-    """What is wrong with the whole, or with the version, is said before what is wrong with any part."""
+    """Raises for a body that is not JSON and for a wrong version, so that these come before errors in fields."""
     try:
         seen = json.loads(body)
     except ValueError as error:
@@ -83,8 +83,8 @@ def _check_version(body: bytearray) -> None:
     openapi_extra=_BODY,
 )
 async def sync(context: ContextOf, report: Annotated[SyncReport, Depends(read_report)]) -> Response:
-    """Level-triggered and idempotent on (agent_incarnation, report_seq). 409: another protocol version, or another
-    start of this node's agent has taken over."""
+    """Level-triggered and idempotent on (agent_incarnation, report_seq). 409: another protocol version, or a later
+    start of this node's agent has replaced this one."""
     return Response(await run_in_threadpool(_sync, context, report), media_type="application/json")
 
 
@@ -98,7 +98,7 @@ def _sync(context: Context, report: SyncReport) -> str:
 @router.get(
     "/wake",
     operation_id="wake",
-    summary="A stream that says when another sync is worth making",
+    summary="A stream with an event whenever the node should sync",
     response_class=EventSourceResponse,
 )
 async def wake(context: ContextOf, node_id: Annotated[NodeId, Query()]) -> AsyncIterator[ServerSentEvent]:

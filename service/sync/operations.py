@@ -1,7 +1,7 @@
-"""One sync: stores everything a report says in one transaction, then answers with orders from the committed rows.
+"""One sync: stores a whole report in one transaction. `service.sync.orders` makes the answer from the stored rows.
 
-Lock order, here and in the reconcilers: the node, then jobs by id, then ledger tails. Applied at most once for each
-(agent_incarnation, report_seq); every fact has a key of its own besides, so a fact sent again changes nothing.
+Lock order, here and in the reconcilers: the node, then jobs by id, then ledger tails. A report is applied at most once
+for each (agent_incarnation, report_seq). Every fact also has its own key, so a fact sent again changes nothing.
 """
 
 from collections.abc import Iterable
@@ -31,7 +31,7 @@ from service.notices.operations import record_notice
 from service.problems import ProblemError
 
 # Rows come as one array per column: one statement for any number of rows, compiled and prepared once. Several ranks
-# report one step; each knows only part of it, so what one leaves open another may fill.
+# report one step, and each knows only part of it: a later row fills the empty columns of an earlier one.
 _ADD_ROWS = text(
     """
     WITH logged AS (
@@ -73,7 +73,7 @@ class Intake:
     """One report on its way into the database.
 
     `changed`: jobs whose orders are different now. `due`: jobs whose reconciler should look again. `watched`: jobs with
-    news for whoever watches them, and for nobody else.
+    news for their watchers only.
     """
 
     session: Session
@@ -88,14 +88,14 @@ class Intake:
     generations: dict[tuple[str, int], GenerationRow | None] = field(default_factory=dict)
 
     def generation(self, job_id: str, number: int) -> GenerationRow | None:
-        """A generation of a locked job, read once: from the time that the handoffs are stored no other is made."""
+        """A generation of a locked job, read once: after the handoffs are stored, no new one is made."""
         key = (job_id, number)
         if key not in self.generations:
             self.generations[key] = self.session.get(GenerationRow, key)
         return self.generations[key]
 
     def refuse(self, part: str, key: object, reason: str) -> None:
-        """This part is not taken; the agent is told once and must not send it again."""
+        """Reject this part. The agent gets the refusal once and must not send the part again."""
         self.refusals.append(Refusal(part=part, key=str(key)[:256], reason=reason[:2_000]))
 
 
@@ -111,7 +111,7 @@ def apply_report(session: Session, report: SyncReport, *, now: datetime) -> Inta
     is_changed = store_node(node, report, now=now) or reporter.is_new
     info = report.node
     with session.no_autoflush:
-        # Neither reads what has been changed so far; all of it is written at once, below.
+        # Neither call reads the changes made so far; those are written at once, below.
         lease = ensure_lease(session, node_id=info.node_id, pool=info.pool, slots=info.slots, now=now)
         _lock_jobs(intake)
     _store_notices(intake, lease)
@@ -132,7 +132,7 @@ def apply_report(session: Session, report: SyncReport, *, now: datetime) -> Inta
 
 
 def _lock_jobs(intake: Intake) -> None:
-    """Lock every job that the report says something about, in order of id."""
+    """Lock every job that the report concerns, in order of id."""
     report = intake.report
     members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == intake.node.node_id)
     noticed = set(intake.session.scalars(members)) if report.notices else set()
@@ -157,7 +157,7 @@ def _store_notices(intake: Intake, lease: LeaseRow) -> None:
 
 
 def _store_handoffs(intake: Intake) -> None:
-    # Oldest generation first: agents that worked alone may bring several, each the parent of the next.
+    # Oldest generation first: agents that worked without the service may report several, each the parent of the next.
     for mirror in sorted(intake.report.handoffs, key=attrgetter("generation", "mirror_seq")):
         job = intake.jobs.get(mirror.job_id)
         if job is None:
@@ -180,7 +180,7 @@ def _store_stores(intake: Intake) -> None:
 
 
 def _store_rows(intake: Intake) -> None:
-    """Steps and logs. Of a step that is named twice the later row counts."""
+    """Store steps and logs. If a step comes twice, the later row counts."""
     steps = [step for step in intake.report.steps if step.job_id in intake.jobs]
     logs = [chunk for chunk in intake.report.logs if chunk.job_id in intake.jobs]
     if steps or logs:
@@ -199,7 +199,7 @@ def _store_rows(intake: Intake) -> None:
 
 
 def _store_progress(intake: Intake) -> None:
-    """Ranks also say their step, so that a job's progress is known even where step rows come late."""
+    """Ranks also report their step, so that a job's progress is known even if step rows come late."""
     for rank in intake.report.ranks:
         job = intake.jobs.get(rank.job_id)
         if job is None:
@@ -210,7 +210,7 @@ def _store_progress(intake: Intake) -> None:
 
 
 def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None:
-    """The job has made `step` in `generation`."""
+    """Record that the job has made `step` in `generation`."""
     if generation != job.active_generation or job.state in ENDED:
         return
     row = intake.generation(job.job_id, generation)
@@ -241,7 +241,7 @@ def _store_checkpoints(intake: Intake) -> None:
             "size_bytes": fact.size_bytes,
             "seconds": fact.seconds,
         }
-        # Written again at the same path: the later content is what is there now.
+        # A checkpoint written again at the same path replaces the earlier one.
         intake.session.execute(
             insert(CheckpointRow)
             .values(values)
@@ -256,7 +256,7 @@ def _store_checkpoints(intake: Intake) -> None:
 
 
 def _forget_old_checkpoints(session: Session, job_id: str, *, keep: int) -> None:
-    """The agents delete what is older than the newest `keep`; a restart must not be sent there."""
+    """The agents delete all but the newest `keep` checkpoints; a restart must not use a deleted one."""
     kept = (
         select(CheckpointRow.path)
         .where(CheckpointRow.job_id == job_id)
@@ -279,7 +279,7 @@ def _store_finished(intake: Intake) -> None:
         if fact.failed is not None:
             set_state(job, JobState.FAILED, fact.failed.text, now=intake.now)
         elif job.state == JobState.STOPPING:
-            set_state(job, JobState.STOPPED, f"stopped as asked at step {fact.step}", now=intake.now)
+            set_state(job, JobState.STOPPED, f"stopped on request at step {fact.step}", now=intake.now)
         elif job.state == JobState.SUSPENDING:
             continue
         else:
@@ -313,7 +313,7 @@ def _account(intake: Intake, lease: LeaseRow) -> None:
 
 
 def _wake(intake: Intake, *, all_jobs: bool) -> None:
-    """Tell agents whose orders changed, and the reconcilers whose facts changed."""
+    """Wake the agents of jobs whose orders changed and the reconcilers of jobs whose facts changed."""
     session, now = intake.session, intake.now
     for job_id in sorted(intake.changed):
         refresh_members(session, intake.jobs[job_id])
@@ -325,7 +325,7 @@ def _wake(intake: Intake, *, all_jobs: bool) -> None:
             intake.watched.add(job_id)
     notify(session, map(job_topic, sorted(intake.watched - intake.changed)))
     if all_jobs:
-        # A node came or changed: any job could want it. Rows that are locked elsewhere are skipped, since waiting for
+        # A node joined or changed: any job may want it. Rows that are locked elsewhere are skipped, since waiting for
         # them here could deadlock; their reconciler looks again within seconds anyway.
         waiting = select(JobRow.job_id).where(JobRow.due_at.is_not(None), JobRow.job_id.not_in(intake.jobs))
         found = session.scalars(waiting.order_by(JobRow.job_id).with_for_update(skip_locked=True, key_share=True)).all()
@@ -339,6 +339,6 @@ def _wake(intake: Intake, *, all_jobs: bool) -> None:
 
 
 def _standing(job_id: str, rank: int, stage: str) -> tuple[str, int, str]:
-    """What of a rank a reconciler cares about: that it is there, and whether it is over."""
+    """What the reconciler needs to know of a rank: that it exists, and whether it has ended."""
     over = (RankStage.FAILED, RankStage.BROKEN, RankStage.LEFT, RankStage.FINISHED, RankStage.ABORTED)
     return job_id, rank, stage if stage in over else "alive"

@@ -1,4 +1,4 @@
-"""What one node is told, derived from the committed rows and nothing else."""
+"""Makes the orders of one node, from stored rows and nothing else."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -37,7 +37,7 @@ from service.notices.rules import Notice, is_open, takes_node
 from service.sync.operations import Intake
 
 ALL_PLANS_UP_TO_NODES = 64
-"""Larger jobs send each node only the plan for its own loss: all plans to all nodes would grow with the square."""
+"""In larger jobs a node gets only the plan for its own loss: all plans for all nodes would grow with the square."""
 
 _DESIRED = {
     JobState.PENDING: DesiredState.RUN,
@@ -52,16 +52,16 @@ _DESIRED = {
 }
 
 _JOBS = select(JobRow).where(among(JobRow.job_id, "job_ids"))
-# One row for each node that is told about a job, and for each notice about it that may be open.
-_TOLD = text(
+# One row for each member of a job, and for each notice about it that may be open.
+_MEMBERS = text(
     """
-    SELECT told.job_id, nodes.node_id, nodes.peer_url, nodes.state, notices.notice_id, notices.kind, notices.source,
+    SELECT members.job_id, nodes.node_id, nodes.peer_url, nodes.state, notices.notice_id, notices.kind, notices.source,
            notices.deadline_at, notices.first_seen_at, notices.raw
       FROM (SELECT job_id, node_id FROM job_members
              WHERE job_id IN (SELECT unnest(CAST(:job_ids AS text[]))
                               UNION SELECT job_id FROM job_members WHERE node_id = :node_id)
-            UNION ALL SELECT '', unnest(CAST(:node_ids AS text[]))) AS told
-      JOIN nodes ON nodes.node_id = told.node_id
+            UNION ALL SELECT '', unnest(CAST(:node_ids AS text[]))) AS members
+      JOIN nodes ON nodes.node_id = members.node_id
       LEFT JOIN (notices JOIN leases ON leases.lease_id = notices.lease_id AND leases.ended_at IS NULL)
         ON notices.node_id = nodes.node_id
        AND (notices.deadline_at > :horizon OR notices.first_seen_at > :horizon)
@@ -78,7 +78,7 @@ _LAYOUTS: Parsed[LayoutByCount] = Parsed(
 
 @dataclass(slots=True)
 class Neighbour:
-    """A node as the agents of its job are told of it, with what has been announced about it."""
+    """A node as the orders of its job describe it, with its open notices."""
 
     node_id: str
     peer_url: str
@@ -90,11 +90,11 @@ _Nodes = dict[str, Neighbour]
 
 
 def build_orders(intake: Intake, *, poll_s: float) -> SyncOrders:
-    """All jobs that the reporting node is part of, or still has ranks of."""
+    """Orders for all jobs that the reporting node is a member of or still has ranks of."""
     node, session = intake.node, intake.session
     with_ranks = {rank.job_id for rank in intake.report.ranks}
-    told = _told(intake, node_id=node.node_id, job_ids=with_ranks)
-    wanted = with_ranks | {job_id for job_id, nodes in told.items() if node.node_id in nodes}
+    members = _members(intake, node_id=node.node_id, job_ids=with_ranks)
+    wanted = with_ranks | {job_id for job_id, nodes in members.items() if node.node_id in nodes}
     found = {job_id: job for job_id, job in intake.jobs.items() if job_id in wanted}
     if wanted - found.keys():
         missing = session.scalars(_JOBS, {"job_ids": list(wanted - found.keys())})
@@ -106,31 +106,31 @@ def build_orders(intake: Intake, *, poll_s: float) -> SyncOrders:
         issued_utc=intake.now,
         accepted_incarnation=UUID(str(node.agent_incarnation)),
         accepted_report_seq=node.report_seq,
-        jobs=tuple(_job_order(intake, job, told.get(job.job_id, {}), handoffs.get(job.job_id)) for job in jobs),
+        jobs=tuple(_job_order(intake, job, members.get(job.job_id, {}), handoffs.get(job.job_id)) for job in jobs),
         refusals=tuple(intake.refusals),
         poll_s=poll_s,
     )
 
 
-def _told(
+def _members(
     intake: Intake, *, node_id: str | None = None, job_ids: Iterable[str] = (), node_ids: Iterable[str] = ()
 ) -> dict[str, _Nodes]:
-    """By job the nodes that are told about it: of the given jobs, and of all those of which one node is told. The given
-    nodes come besides, under no job's name."""
+    """The member nodes by job: of the given jobs, and of every job that `node_id` is a member of. Also the nodes of
+    `node_ids`, under the empty job id."""
     values = {
         "job_ids": list(job_ids),
         "node_ids": list(node_ids),
         "node_id": node_id,
         "horizon": horizon(intake.now),
     }
-    told: dict[str, _Nodes] = defaultdict(dict)
-    for row in intake.session.execute(_TOLD, values):
-        nodes = told[row.job_id]
+    members: dict[str, _Nodes] = defaultdict(dict)
+    for row in intake.session.execute(_MEMBERS, values):
+        nodes = members[row.job_id]
         if row.node_id not in nodes:
             nodes[row.node_id] = Neighbour(row.node_id, row.peer_url, row.state)
         if row.kind is not None and is_open(_notice(row), now=intake.now, lease_open=True):
             nodes[row.node_id].notices.append(row)
-    return told
+    return members
 
 
 def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow | None) -> JobOrder:
@@ -138,8 +138,8 @@ def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow |
     roster = roster_of(active) if active is not None else None
     unknown = set(roster.node_ids()) - nodes.keys() if roster else set()
     if unknown:
-        # Members of a world that has ended or lost them are still told to each other.
-        nodes = nodes | _told(intake, node_ids=unknown).get("", {})
+        # Nodes of the roster that are no longer members of the job still get each other's addresses.
+        nodes = nodes | _members(intake, node_ids=unknown).get("", {})
     noticed = sorted((item for node in nodes.values() for item in node.notices), key=attrgetter("notice_id"))
     going = {item.node_id for item in noticed if takes_node(_notice(item))}
     return JobOrder(
@@ -165,9 +165,9 @@ def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow |
 
 
 def _lead_order(members: Sequence[str], nodes: _Nodes, going: set[str]) -> tuple[str, ...]:
-    """Who leads: members that stay and are heard, in rank order; then, for want of better, those that will go."""
-    heard = [node_id for node_id in members if node_id in nodes and nodes[node_id].state == NodeState.READY]
-    return tuple(sorted(heard, key=lambda node_id: node_id in going))
+    """The order in which nodes lead: ready members that stay, in rank order; then ready members that will go."""
+    ready = [node_id for node_id in members if node_id in nodes and nodes[node_id].state == NodeState.READY]
+    return tuple(sorted(ready, key=lambda node_id: node_id in going))
 
 
 def _standing_plans(job: JobRow, node_id: str, members: int) -> tuple[StandingPlan, ...]:

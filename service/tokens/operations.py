@@ -36,13 +36,13 @@ def create_token(session: Session, *, role: Role, name: str, now: datetime) -> s
 
 
 def verify_token(session: Session, token: str, *, now: datetime) -> Caller | None:
-    """Who holds this token, or None if it is unknown, expired or revoked."""
+    """The caller with this token, or None if it is unknown, expired or revoked."""
     if len(token) > TOKEN_CHARS_MAX:
         return None
     prefix, _, rest = token.partition("_")
     token_id, _, secret = rest.partition("_")
     row = session.get(TokenRow, token_id) if prefix == PREFIX and secret else None
-    # Hashed and compared even for an unknown id, so that the answer's time does not tell which ids exist.
+    # Hashed and compared even for an unknown id, so that the response time does not show which ids exist.
     matches = hmac.compare_digest(_hashed(secret), row.secret_sha256 if row else "0" * 64)
     if row is None or not matches or row.revoked_at is not None or (row.expires_at and row.expires_at <= now):
         return None
@@ -50,9 +50,9 @@ def verify_token(session: Session, token: str, *, now: datetime) -> Caller | Non
 
 
 def ensure_first_tokens(session: Session, *, folder: Path, now: datetime) -> tuple[Path, ...]:
-    """On the first start, one token per role in `folder/ROLE.token` (mode 0600). Returns the files, also later.
+    """At the first start, create one token per role in `folder/ROLE.token` (mode 0600). Returns the files at any start.
 
-    A file that is gone while its token exists is not made again: whoever deleted it meant to.
+    A deleted file is not created again while its token exists: somebody deleted it on purpose.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for role in Role:

@@ -1,4 +1,4 @@
-"""Agents' tokens that were verified a moment ago: an agent calls every second, and mostly with the same token. Pure."""
+"""Caches agents' tokens for seconds after they were verified: an agent calls every second with the same token. Pure."""
 
 import hashlib
 import threading
@@ -8,19 +8,19 @@ from service.tokens.operations import Caller
 from service.tokens.tables import Role
 
 FRESH = timedelta(seconds=5)
-"""The longest that an agent's token works on after it was revoked."""
+"""The longest time that a revoked agent's token still works."""
 KEPT_MAX = 1_024
 
 
 class RecentAgents:
-    """Answers for a token only while its verification is fresh and it has not expired. Other roles are never kept."""
+    """Finds a token only while its verification is fresh and it has not expired. Other roles are never cached."""
 
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Caller, datetime]] = {}
         self._lock = threading.Lock()
 
     def find(self, token: str, *, now: datetime) -> Caller | None:
-        """Who holds the token; None means that it has to be looked up."""
+        """The caller with the token; None means that it must be looked up."""
         caller, verified_at = self._kept.get(_key(token), (None, now))
         if caller is None or not timedelta(0) <= now - verified_at < FRESH:
             return None
@@ -39,5 +39,5 @@ class RecentAgents:
 
 
 def _key(token: str) -> bytes:
-    # By hash, so that a lookup's time tells nothing about the tokens kept.
+    # By hash, so that the time of a lookup shows nothing about the cached tokens.
     return hashlib.sha256(token.encode()).digest()

@@ -13,7 +13,7 @@ def sign(token_id: str, *, expires_unix_s: int, key: bytes) -> str:
 
 
 def read(value: str, *, now_unix_s: float, key: bytes) -> str | None:
-    """The token id of a cookie, or None if it was not signed by us or is over."""
+    """The token id of a cookie, or None if its signature is wrong or it has expired."""
     payload, _, mac = value.rpartition(".")
     token_id, _, expires = payload.partition(".")
     if not hmac.compare_digest(mac.encode(), _mac(payload, key).encode()) or not expires.isdecimal():

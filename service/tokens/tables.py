@@ -1,4 +1,4 @@
-"""Tokens: only a hash of the secret is kept."""
+"""Tokens: only a hash of the secret is stored."""
 
 from datetime import datetime
 from enum import StrEnum

@@ -111,7 +111,7 @@ def test_the_agent_process_never_imports_torch() -> None:
 def test_a_token_file_holds_exactly_one_token(tmp_path: Path, text: str) -> None:
     path = tmp_path / "token"
     path.write_text(text)
-    with pytest.raises(SettingsError, match="must hold one token"):
+    with pytest.raises(SettingsError, match="must contain one token"):
         read_token(str(path))
 
 

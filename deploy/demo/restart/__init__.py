@@ -1,1 +1,1 @@
-"""What a handoff is measured against: the same job in one process, and its restart by checkpoint and torchrun."""
+"""What a handoff is compared with: the same job without agents, and its restart by checkpoint and torchrun."""

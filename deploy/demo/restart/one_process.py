@@ -1,7 +1,7 @@
-"""Run a job without agents: one world after the other, ranks forked from this process, which has imported everything.
+"""Runs a job without agents: one world after the other, ranks forked from this process, which has imported everything.
 
-For undisturbed reference runs and for the restart baseline at its best. Every rank writes what happens, with the wall
-clock, as JSON lines to a file of its own; nothing here is on the live path.
+For undisturbed reference runs and for the best case of the restart baseline. Every rank writes events with wall clock
+times as JSON lines to its own file. Nothing here is on the live path.
 
     python -m deploy.demo.restart.one_process plan.json
 """
@@ -34,7 +34,7 @@ _POLL_S = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What a job file says about the training itself."""
+    """The part of a job file that concerns the training itself."""
 
     entrypoint: str
     args: dict[str, Any]
@@ -59,7 +59,7 @@ class WorldSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SoloPlan:
+class WorldsPlan:
     """Worlds to run one after the other."""
 
     job: JobSpec
@@ -70,14 +70,14 @@ class SoloPlan:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> SoloPlan:
+    def from_json(cls, text: str) -> WorldsPlan:
         """Raises TypeError or KeyError for anything that `to_json` did not write."""
         data = json.loads(text)
         return cls(job=JobSpec(**data["job"]), worlds=tuple(WorldSpec(**world) for world in data["worlds"]))
 
 
 class RankFailed(RuntimeError):
-    """A rank ended otherwise than finished, or did not end in time; the text names it and its log."""
+    """A rank failed or did not end in time; the text names it and its log."""
 
 
 def warm() -> None:
@@ -95,7 +95,7 @@ def warm() -> None:
     from liver_core.training import gpt  # noqa: F401
 
 
-def run_worlds(plan: SoloPlan) -> None:
+def run_worlds(plan: WorldsPlan) -> None:
     """Run every world of the plan. Raises RankFailed; no process outlives the call."""
     for world in plan.worlds:
         run_world(plan.job, world)
@@ -120,12 +120,12 @@ def run_world(job: JobSpec, world: WorldSpec) -> None:
 
 
 def note_launch(folder: Path) -> None:
-    """Write down that a world's processes are about to be started."""
+    """Record the time just before a world's processes are started."""
     (folder / LAUNCH_FILE).write_text(json.dumps({"at": time.time()}))
 
 
 def read_events(folder: str | Path) -> dict[int, list[dict[str, Any]]]:
-    """rank -> what it wrote, in order."""
+    """rank -> its events, in order."""
     found = {}
     for path in sorted(Path(folder).glob("rank-*.jsonl")):
         rank = int(path.stem.removeprefix("rank-"))
@@ -179,7 +179,7 @@ def _fork_store() -> tuple[int, int]:
 
 
 def _wait(children: dict[int, str], store: int, deadline: float, folder: Path) -> None:
-    """Until only the store is left. Raises RankFailed for the first that ends badly or when time is over."""
+    """Wait until only the store is left. Raises RankFailed for the first rank that fails, or at the deadline."""
     while set(children) != {store}:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == 0:
@@ -203,7 +203,7 @@ def _end(children: dict[int, str]) -> None:
 
 
 class EventFile:
-    """The loop's listener: one JSON object a line, each with `at`, seconds of the wall clock."""
+    """The loop's listener: one JSON object per line, each with `at`, seconds of the wall clock."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -225,7 +225,7 @@ class EventFile:
         self.write("step", step=progress.step, loss=totals.loss, seconds=seconds, sample_digest=digest)
 
     def checkpointed(self, path: str, step: int, seconds: float) -> None:
-        """A checkpoint is complete; said by rank 0."""
+        """A checkpoint is complete; reported by rank 0."""
         self.write("saved", path=path, step=step, seconds=seconds)
 
     def checkpoint_failed(self, path: str, text: str) -> None:
@@ -235,7 +235,7 @@ class EventFile:
 
 @contextmanager
 def event_file(folder: str, rank: int) -> Iterator[EventFile]:
-    """The event file of one rank, begun anew."""
+    """The event file of one rank, emptied first."""
     with (Path(folder) / f"rank-{rank}.jsonl").open("w") as file:
         yield EventFile(file)
 
@@ -273,21 +273,21 @@ def _run_rank(job: JobSpec, world: WorldSpec, rank: int, port: int) -> int:
 
 
 def start_roster(layout: str) -> Roster:
-    """The members of a world without agents: one process a node that exists in name only."""
+    """The members of a world without agents: each process has a node that is only a name."""
     parsed = ParallelLayout.parse(layout)
     return Roster("solo", 1, parsed, tuple(Member(f"solo-{rank}", 0) for rank in range(parsed.world_size)))
 
 
 def _no_transport(name: str, store: StoreAddress) -> Any:
-    raise AssertionError(f"{name} at {store}: a world without a source reads from nobody")
+    raise AssertionError(f"{name} at {store}: a world without a source has nothing to read")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the plan in a file. The status is 1 when a rank failed, with the reason on standard error."""
     parser = argparse.ArgumentParser(prog="python -m deploy.demo.restart.one_process", description=__doc__)
-    parser.add_argument("plan", help="a file with a SoloPlan as JSON")
+    parser.add_argument("plan", help="a file with a WorldsPlan as JSON")
     options = parser.parse_args(arguments)
-    plan = SoloPlan.from_json(Path(options.plan).read_text())
+    plan = WorldsPlan.from_json(Path(options.plan).read_text())
     warm()
     try:
         run_worlds(plan)

@@ -1,8 +1,9 @@
-"""The restart that a live handoff is measured against: the same job saved, ended, started again from its checkpoint.
+"""Measures the restart that a live handoff is compared with: save the job, end it, start it from its checkpoint.
 
-Twice. *As today*: torchrun, fresh interpreters, a plain Megatron script. *At best*: ranks forked from a process that
-has imported everything. Checkpoint in memory (tmpfs), warm page cache, Megatron's slow save queue replaced: the restart
-gets every advantage. Numbers are differences of wall clock stamps that ranks wrote. Takes one JSON file, writes one.
+Measured in two ways. *As today*: torchrun, fresh interpreters, a plain Megatron script. *At best*: ranks forked from a
+process that has imported everything. The restart gets every advantage: checkpoint in memory (tmpfs), warm page cache,
+Megatron's slow save queue replaced. Numbers are differences of wall clock times that ranks recorded.
+Reads one JSON file, writes one.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from deploy.demo.restart.one_process import LAUNCH_FILE, JobSpec, SoloPlan, WorldSpec, note_launch, read_events
+from deploy.demo.restart.one_process import LAUNCH_FILE, JobSpec, WorldSpec, WorldsPlan, note_launch, read_events
 from liver_core.layout import ParallelLayout
 
 MEMORY_FOLDER = Path("/dev/shm")
@@ -72,19 +73,19 @@ def measure_at_best(settings: BaselineSettings) -> dict[str, Any]:
     """Restarts whose ranks are forked from one warm process. Raises BaselineFailed."""
     with _worlds(settings, "at-best") as worlds:
         plan = settings.folder / "at-best" / "plan.json"
-        plan.write_text(SoloPlan(job=settings.job, worlds=tuple(worlds)).to_json())
-        run_solo(plan, timeout_s=settings.timeout_s * len(worlds))
+        plan.write_text(WorldsPlan(job=settings.job, worlds=tuple(worlds)).to_json())
+        run_plan(plan, timeout_s=settings.timeout_s * len(worlds))
         return _summary([_restart(old, new) for old, new in pairwise(worlds)])
 
 
-def run_solo(plan: Path, *, timeout_s: float) -> None:
+def run_plan(plan: Path, *, timeout_s: float) -> None:
     """Run the worlds of a plan file in a process of its own. Raises BaselineFailed."""
     _run([sys.executable, "-m", "deploy.demo.restart.one_process", str(plan)], plan.with_suffix(".log"), timeout_s)
 
 
 @contextmanager
 def _worlds(settings: BaselineSettings, name: str) -> Iterator[list[WorldSpec]]:
-    """One world more than restarts, each going on where the one before it saved; the last saves nothing.
+    """One more world than restarts. Each continues from the checkpoint of the one before; the last saves none.
 
     Checkpoints are removed at the end.
     """
@@ -141,20 +142,20 @@ def _run(command: list[str], log_path: Path, timeout_s: float) -> None:
 
 
 def _last_error(log_path: Path) -> str:
-    """The first line that tells of an exception or a signal: what came after it is mostly its consequences."""
+    """The first line that names an exception or a signal: later lines are mostly its consequences."""
     lines = log_path.read_text(errors="replace").splitlines()
     named = [line for line in lines if re.search(r"\w(Error|Exception|Failed|Moved): +\S|[Ss]ignal \d+ \(SIG", line)]
     return (named or lines or ["no output"])[0 if named else -1][:500]
 
 
 def _end_session(process: subprocess.Popen) -> None:
-    """Kill what is left of the session that a process of ours leads."""
+    """Kill what is left of the session that `process` leads."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(10)
 
 
-# Stamps to numbers.
+# From times to durations.
 
 
 def _restart(old: WorldSpec, new: WorldSpec) -> Restart:
@@ -165,7 +166,7 @@ def _restart(old: WorldSpec, new: WorldSpec) -> Restart:
 
 
 def _ending(world: WorldSpec) -> dict[str, float]:
-    """When the slowest rank of a world had made its last step, and when its checkpoint was complete."""
+    """When the slowest rank of a world finished its last step, and when its checkpoint was complete."""
     events = read_events(world.events)
     step_end = max(_one(events[rank], "step", step=world.last_step)["at"] for rank in events)
     saved = max(event["at"] for rank in events for event in events[rank] if event["event"] == "saved")
@@ -173,7 +174,7 @@ def _ending(world: WorldSpec) -> dict[str, float]:
 
 
 def _beginning(world: WorldSpec) -> dict[str, float]:
-    """The moments of a start, each when the slowest rank was there; and the seconds of its first step."""
+    """The moments of a start, each at its slowest rank, and the seconds of the first step."""
     events = read_events(world.events)
     moments = {"teardown": json.loads((Path(world.events) / LAUNCH_FILE).read_text())["at"]}
     first_steps = []

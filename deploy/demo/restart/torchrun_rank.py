@@ -1,7 +1,7 @@
 """One rank of the restart baseline as it is done today: a plain Megatron script under torchrun, no agents, no handoff.
 
 Default torch.distributed start, Megatron's global parallel_state, its distributed checkpoint; the same job and the same
-steps as the live path. Writes what happens with the wall clock to the event file of its rank.
+steps as the live path. Writes events with wall clock times to the event file of its rank.
 
     torchrun --standalone --nproc-per-node 3 -m deploy.demo.restart.torchrun_rank job.json world.json
 """
@@ -86,7 +86,7 @@ class Script:
         self.live = self._live()
 
     def _live(self) -> Any:
-        """The names by which checkpoints are read, as on the live path; milliseconds."""
+        """The names under which checkpoints are read, as on the live path. Takes milliseconds."""
         import torch.distributed as dist
 
         from liver_core.state import megatron_optimizer as megatron
@@ -119,7 +119,7 @@ class Script:
         self.progress = Progress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
 
     def train(self) -> None:
-        """Up to the last step."""
+        """Train up to the last step."""
         while self.progress.step < self.spec.last_step:
             self._step()
 
@@ -144,7 +144,7 @@ class Script:
         self.events.step(1, self.progress, totals, time.monotonic() - started)
 
     def save(self) -> None:
-        """A complete checkpoint of the last step, where one is asked for."""
+        """Write a complete checkpoint of the last step, if the plan has one."""
         if self.spec.save_to is None:
             return
         from liver_core.state.checkpoint import snapshot, write

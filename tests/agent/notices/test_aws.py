@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from agent.notices.aws import AwsImdsSource
-from agent.notices.source import Heard, Nothing, Observation, Unknown
+from agent.notices.source import Announced, Nothing, Observation, Unknown
 from agent.protocol.sync import NoticeKind
 from deploy.local.metadata_server import ImdsServer, Instance, Mode
 
@@ -41,7 +41,7 @@ def test_a_quiet_instance_announces_nothing(imds: ImdsServer) -> None:
 def test_an_interruption_is_heard_with_its_deadline(imds: ImdsServer) -> None:
     assert httpx.post(f"{imds.url}/admin", json={"do": "interrupt", "ends_in_s": 120}).status_code == 200
     (seen,) = look(imds)
-    assert isinstance(seen, Heard)
+    assert isinstance(seen, Announced)
     (announcement,) = seen.announcements
     assert announcement.kind is NoticeKind.INTERRUPTION
     assert announcement.deadline_utc is not None
@@ -52,7 +52,7 @@ def test_an_interruption_is_heard_with_its_deadline(imds: ImdsServer) -> None:
 def test_hibernation_is_due_at_once(imds: ImdsServer) -> None:
     imds.instance.change({"do": "interrupt", "action": "hibernate"})
     (seen,) = look(imds)
-    assert isinstance(seen, Heard)
+    assert isinstance(seen, Announced)
     assert seen.announcements[0].deadline_utc is not None
     assert seen.announcements[0].deadline_utc <= datetime.now(UTC)
 
@@ -60,7 +60,7 @@ def test_hibernation_is_due_at_once(imds: ImdsServer) -> None:
 def test_a_rebalance_recommendation_is_heard_without_a_deadline(imds: ImdsServer) -> None:
     imds.instance.change({"do": "rebalance"})
     (seen,) = look(imds)
-    assert isinstance(seen, Heard)
+    assert isinstance(seen, Announced)
     assert (seen.announcements[0].kind, seen.announcements[0].deadline_utc) == (NoticeKind.REBALANCE, None)
 
 
@@ -111,7 +111,7 @@ def test_a_malformed_action_falls_back_to_the_termination_time(imds: ImdsServer)
     imds.instance.change({"do": "interrupt"})
     imds.instance.mode = Mode.MALFORMED
     (seen,) = look(imds)
-    assert isinstance(seen, Heard)
+    assert isinstance(seen, Announced)
     assert "termination-time" in seen.announcements[0].raw
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from urllib.parse import parse_qs, urlparse
 
 from agent.notices.gcp import GcpMetadataSource
-from agent.notices.source import Announcement, Heard, NoneSource, Nothing, Observation, Unknown
+from agent.notices.source import Announced, Announcement, NoneSource, Nothing, Observation, Unknown
 from agent.notices.warning_budget import warning_budget
 from agent.notices.watcher import NoticeWatcher, SourceHealth, SourceState
 from agent.protocol.sync import NoticeFact, NoticeKind, Provider
@@ -40,12 +40,14 @@ def interruption(seconds: float) -> Announcement:
 
 
 def test_a_repeated_announcement_is_one_fact() -> None:
-    facts, _ = watch(Heard((interruption(120),)), Heard((interruption(120.5),)), Heard((interruption(121),)))
+    facts, _ = watch(
+        Announced((interruption(120),)), Announced((interruption(120.5),)), Announced((interruption(121),))
+    )
     assert len(facts) == 1
 
 
 def test_an_earlier_deadline_is_a_new_fact_with_the_first_sight_kept() -> None:
-    facts, _ = watch(Heard((interruption(120),)), Heard((interruption(60),)))
+    facts, _ = watch(Announced((interruption(120),)), Announced((interruption(60),)))
     assert [fact.deadline_utc for fact in facts] == [NOON + timedelta(seconds=120), NOON + timedelta(seconds=60)]
 
 
@@ -117,7 +119,7 @@ def test_the_gcp_long_poll_resumes_by_etag_and_hears_the_flip() -> None:
     server.shutdown()
     server.server_close()
     assert first == Nothing()
-    assert isinstance(second, Heard)
+    assert isinstance(second, Announced)
     assert second.announcements[0].deadline_utc == NOON + timedelta(seconds=30)
     assert _Metadata.asked == ["NONE", "e1"]
 

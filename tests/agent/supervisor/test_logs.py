@@ -55,7 +55,7 @@ def test_a_rank_without_a_step_for_many_median_steps_is_named_with_its_numbers()
         pulse.stepped(10.0 * step, step, 2.0)
     assert pulse.hang_reason(50.0 + 39.0) == ""
     assert pulse.hang_reason(50.0 + 41.0) == (
-        "no step after step 5 and no news for 41 s; limit 40 s at a median step of 2.00 s"
+        "no step after step 5 and no report for 41 s; limit 40 s at a median step of 2.00 s"
     )
 
 

@@ -132,7 +132,7 @@ def test_a_rank_is_asked_to_stop_before_it_is_killed(run_dir: Path) -> None:
     async def scenario() -> None:
         async with node(run_dir) as this:
             state = await this.supervisor.launch(this.spec(), "o")
-            await eventually(lambda: state.heard, "the hello")
+            await eventually(lambda: state.hello_received, "the hello")
             await this.supervisor.stop(KEY, "it is enough", grace_s=5.0)
             await eventually(lambda: this.exits, "the exit")
             assert "exit code 0" in this.exits[0][1].text
@@ -184,7 +184,7 @@ def test_a_next_agent_adopts_zygote_and_rank_and_goes_on(run_dir: Path) -> None:
         async with node(run_dir) as second:
             adopted = second.supervisor.states[KEY]
             assert adopted.record == state.record
-            await eventually(lambda: adopted.heard, "the hello to the second agent")
+            await eventually(lambda: adopted.hello_received, "the hello to the second agent")
             assert adopted.pulse.step >= 2
             assert adopted.stage is RankStage.TRAINING
             assert (await second.zygote.ensure()).identity == ProcessIdentity.from_json(zygote or {})
@@ -196,7 +196,7 @@ def test_a_rank_outlives_its_zygote_and_a_new_zygote_is_started_for_the_next(run
     async def scenario() -> None:
         async with node(run_dir) as this:
             state = await this.supervisor.launch(this.spec(), "o")
-            await eventually(lambda: state.heard, "the hello")
+            await eventually(lambda: state.hello_received, "the hello")
             old = (await this.zygote.ensure()).identity
             send_signal(old, signal.SIGKILL)
             assert wait_end(old, 5.0)
@@ -215,7 +215,7 @@ def test_a_rank_that_ended_while_no_agent_ran_is_told_as_an_exit(run_dir: Path) 
     async def scenario() -> None:
         first = Node(run_dir, "tests.agent.fake_rank:run", "json")
         state = await first.supervisor.launch(first.spec(), "o")
-        await eventually(lambda: state.heard, "the hello")
+        await eventually(lambda: state.hello_received, "the hello")
         await first.leave()
         send_signal(state.record.process, signal.SIGTERM)
         assert wait_end(state.record.process, 5.0)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.demo.restart.one_process import JobSpec, SoloPlan, WorldSpec, read_events
-from deploy.demo.restart.torchrun import BaselineFailed, BaselineSettings, measure_as_today, measure_at_best, run_solo
+from deploy.demo.restart.one_process import JobSpec, WorldSpec, WorldsPlan, read_events
+from deploy.demo.restart.torchrun import BaselineFailed, BaselineSettings, measure_as_today, measure_at_best, run_plan
 from tests.cluster.real_ranks_model import small_gpt
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -33,8 +33,8 @@ def undisturbed(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> dict[i
     folder = tmp_path_factory.mktemp("undisturbed")
     world = WorldSpec(layout=LAYOUT, last_step=2 * STEPS, events=str(folder / "events"), timeout_s=120)
     plan = folder / "plan.json"
-    plan.write_text(SoloPlan(job=job(corpus), worlds=(world,)).to_json())
-    run_solo(plan, timeout_s=180)
+    plan.write_text(WorldsPlan(job=job(corpus), worlds=(world,)).to_json())
+    run_plan(plan, timeout_s=180)
     return losses(folder / "events")
 
 

@@ -105,7 +105,7 @@ def _is_gone(pid: int) -> bool:
 
 def test_a_group_that_gives_way_does_so_for_every_session_too(processes: Processes):
     started = processes.start("service", "sleep", python(SLEEP))
-    processes.give_way("service", 15)
+    processes.lower_priority("service", 15)
     pid = started.process.pid
     assert os.getpriority(os.PRIO_PROCESS, pid) == 15
     autogroup = Path(f"/proc/{pid}/autogroup")

@@ -11,10 +11,10 @@ from service.jobs.rules import (
     Action,
     Checkpoint,
     Do,
+    JobLimits,
     JobView,
     Leaving,
     OpenHandoff,
-    Patience,
     accepts_active,
     deadline_of,
     next_action,
@@ -66,7 +66,7 @@ def handoff(**changes) -> OpenHandoff:
 
 
 def act(job: JobView) -> Action:
-    return next_action(job, Patience())
+    return next_action(job, JobLimits())
 
 
 @pytest.mark.parametrize("state", ENDED)
@@ -93,7 +93,7 @@ def test_stopping_ends_when_no_rank_is_left_or_after_a_while_with_the_number_sai
     assert act(stopping).do is Do.NOTHING
     assert act(replace(stopping, ranks_left=0)).state is JobState.STOPPED
     late = act(replace(stopping, state_changed_at=at(-61)))
-    assert (late.state, late.reason) == (JobState.STOPPED, "stopped as asked; 2 ranks did not end within 60 s")
+    assert (late.state, late.reason) == (JobState.STOPPED, "stopped on request; 2 ranks did not end within 60 s")
 
 
 def test_a_notice_is_left_to_the_agents_for_a_moment_and_then_answered_for_all_noticed_nodes():
@@ -126,7 +126,7 @@ def test_an_open_handoff_is_left_to_its_agents():
     ("changes", "reason"),
     [
         ({"state": HandoffState.PROPOSED, "opened_at": at(-16)}, "no agent opened it within 15 s"),
-        ({"changed_at": at(-241)}, "no news of it for 241 s"),
+        ({"changed_at": at(-241)}, "no report of it for 241 s"),
     ],
 )
 def test_a_handoff_that_nobody_drives_is_dropped(changes, reason):
@@ -136,7 +136,7 @@ def test_a_handoff_that_nobody_drives_is_dropped(changes, reason):
 def test_a_proposal_that_does_not_answer_a_later_notice_is_dropped_before_it_is_opened():
     leaving = (Leaving("c", at(-30), None), Leaving("b", at(-1), None))
     proposed = view(handoff=handoff(state=HandoffState.PROPOSED), leaving=leaving)
-    assert act(proposed).reason == "not opened yet and it does not answer the notice for b"
+    assert act(proposed).reason == "not opened yet, and it does not answer the notice for b"
     assert act(replace(proposed, handoff=handoff())).do is Do.NOTHING
 
 
@@ -150,20 +150,20 @@ def test_growth_waits_until_the_job_has_been_quiet():
     ("changes", "loss"),
     [
         ({"broken": ("rank 2 on node c is failed: out of memory",)}, "rank 2 on node c is failed: out of memory"),
-        ({"gone": ("c",)}, "c went without a handoff"),
+        ({"gone": ("c",)}, "c disappeared without a handoff"),
         ({"silent": ("c",), "last_step_at": at(-21)}, "c is silent and no step was made for 21 s"),
     ],
 )
 def test_a_lost_world_comes_back_from_its_checkpoint_with_the_lost_steps_said(changes, loss):
     action = act(view(**changes))
     assert (action.do, action.checkpoint, action.lost_steps) == (Do.START, Checkpoint("/c/40", 40), 10)
-    assert action.reason == f"{loss}; again from checkpoint of step 40, 10 steps lost; start there"
+    assert action.reason == f"{loss}; restart from checkpoint of step 40, 10 steps lost; start there"
 
 
 def test_without_a_checkpoint_a_lost_world_begins_again_and_says_so():
     action = act(view(gone=("c",), checkpoint=None))
     assert (action.checkpoint, action.lost_steps) == (None, 50)
-    assert "again from its beginning (there is no checkpoint), 50 steps lost" in action.reason
+    assert "restart from its beginning (there is no checkpoint), 50 steps lost" in action.reason
 
 
 @pytest.mark.parametrize("lost", ["gone", "silent"])
@@ -183,7 +183,7 @@ def test_a_silent_agent_whose_ranks_still_train_is_no_loss():
 
 def test_a_lost_world_without_enough_nodes_suspends():
     action = act(view(gone=("c",), restart=NOTHING_FITS))
-    assert (action.do, action.reason) == (Do.SUSPEND, "c went without a handoff; 1 nodes are ready")
+    assert (action.do, action.reason) == (Do.SUSPEND, "c disappeared without a handoff; 1 nodes are ready")
 
 
 def test_a_loss_during_an_open_handoff_takes_the_checkpoint_rung():
@@ -212,7 +212,7 @@ def test_a_start_that_makes_no_step_is_tried_again_and_the_third_is_the_last():
 
 
 @pytest.mark.parametrize(
-    ("active", "parent", "generation", "born_here", "refusal"),
+    ("active", "parent", "generation", "started_here", "refusal"),
     [
         (1, 1, 2, {1}, None),
         (1, 1, 5, {1}, None),
@@ -221,11 +221,11 @@ def test_a_start_that_makes_no_step_is_tried_again_and_the_third_is_the_last():
         (2, 1, 2, {1}, "generation 2 is already active"),
         (3, 1, 4, {1}, "its parent 1 was replaced by generation 3"),
         (3, 2, 4, {1, 3}, "its parent 2 was replaced by generation 3"),
-        (1, 1, 3, {1, 2}, "the service started generation 2 since"),
+        (1, 1, 3, {1, 2}, "the service has started generation 2 since then"),
     ],
 )
 def test_a_generation_that_agents_made_alone_is_taken_only_out_of_the_line_that_is_active(
-    active, parent, generation, born_here, refusal
+    active, parent, generation, started_here, refusal
 ):
-    found = accepts_active(active=active, parent=parent, generation=generation, born_here=frozenset(born_here))
+    found = accepts_active(active=active, parent=parent, generation=generation, started_here=frozenset(started_here))
     assert found == refusal

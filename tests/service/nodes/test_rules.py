@@ -1,4 +1,4 @@
-"""When a node that is not heard counts as silent, then gone."""
+"""When a node that sends no reports counts as silent, then as gone."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -11,7 +11,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("unheard_s", "listening_s", "state"),
+    ("silence_s", "listening_s", "state"),
     [
         (5.9, 999, NodeState.READY),
         (6, 999, NodeState.SILENT),
@@ -21,9 +21,9 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
         (3_600, 10, NodeState.SILENT),
     ],
 )
-def test_only_silence_while_the_service_was_listening_counts(unheard_s, listening_s, state):
+def test_only_silence_while_the_service_was_listening_counts(silence_s, listening_s, state):
     found = state_of(
-        last_seen_at=NOW - timedelta(seconds=unheard_s),
+        last_seen_at=NOW - timedelta(seconds=silence_s),
         listening_since=NOW - timedelta(seconds=listening_s),
         now=NOW,
         silent_after_s=6,

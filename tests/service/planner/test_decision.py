@@ -167,7 +167,7 @@ def test_layouts_by_count_say_for_every_allowed_count_what_runs_or_why_nothing_d
     assert [(choice.nodes, choice.layout and str(choice.layout)) for choice in choices] == [
         (1, None), (2, "TP2xPP1xDP1"), (3, "TP1xPP3xDP1"), (4, "TP2xPP2xDP1"),
     ]  # fmt: skip
-    assert choices[0].reason == "nothing fits 1 nodes"
+    assert choices[0].reason == "no layout fits 1 nodes"
 
 
 def test_the_digest_of_the_inputs_is_stable_and_changes_with_every_one_of_them():

@@ -149,7 +149,7 @@ def test_a_proposal_onto_a_node_that_falls_silent_is_dropped(fleet: Fleet):
     for _ in range(4):
         fleet.round(seconds=2)
     (handoff,) = fleet.handoffs()
-    assert (handoff["state"], handoff["reason"]) == ("aborted", "not opened yet and e is not heard any more")
+    assert (handoff["state"], handoff["reason"]) == ("aborted", "not opened yet, and no reports come from e")
 
 
 def test_a_proposal_that_nobody_opens_is_dropped_with_a_reason_and_made_again(fleet: Fleet):
@@ -175,7 +175,7 @@ def test_a_rank_that_breaks_brings_the_job_back_from_its_checkpoint_with_lost_st
     job = fleet.job()
     assert (job["state"], job["lost_steps"], job["last_step"]) == ("starting", 12, 20)
     assert job["reason"].startswith(
-        "rank 1 on node b is failed: peer was reset; again from checkpoint of step 20, 12 steps lost; start "
+        "rank 1 on node b is failed: peer was reset; restart from checkpoint of step 20, 12 steps lost; start "
     )
 
 
@@ -191,7 +191,9 @@ def test_a_node_that_vanishes_is_replaced_from_the_checkpoint_on_the_remaining_n
         fleet.round(trains=False, seconds=4)
     job = fleet.job()
     assert (job["active_generation"], job["layout"], job["nodes"]) == (2, "TP1xPP3xDP1", ["a", "b", "c"])
-    assert job["generations"][-1]["reason"].startswith("d went without a handoff; again from checkpoint of step 20")
+    assert job["generations"][-1]["reason"].startswith(
+        "d disappeared without a handoff; restart from checkpoint of step 20"
+    )
     states = {node["node_id"]: node["state"] for node in fleet.client.get("/api/v1/nodes").json()}
     assert states == {"a": "ready", "b": "ready", "c": "ready", "d": "gone"}
 
