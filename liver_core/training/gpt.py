@@ -1,7 +1,7 @@
 """The reference job: a Megatron-Core GPT on a Megatron indexed dataset. The demo and the tests run it.
 
-It is what a user would write: everything Megatron needs is passed explicitly, nothing is read from global
-parallel_state. Dense models; experts are refused for now.
+It is what a user would write: it passes everything that Megatron needs, and reads nothing from the global
+parallel_state. Dense models only: it rejects layouts with experts.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class GptArguments(BaseModel):
     clip_grad: float = Field(1.0, ge=0)
     adam_eps: float = Field(1e-8, gt=0)
     init_std: float = Field(0.02, gt=0)
-    overlap_grad_reduce: bool = Field(False, description="reduce each gradient bucket while backward goes on")
-    overlap_param_gather: bool = Field(False, description="gather the weights of each bucket while forward goes on")
+    overlap_grad_reduce: bool = Field(False, description="reduce each gradient bucket during the backward pass")
+    overlap_param_gather: bool = Field(False, description="gather the weights of each bucket during the forward pass")
     ddp_bucket_size: int | None = Field(
-        None, ge=1, description="elements at which a gradient bucket is full; Megatron's default where not given"
+        None, ge=1, description="elements at which a gradient bucket is full; without it, Megatron's default"
     )
     data_prefix: str = Field(description="path of the indexed dataset without .bin and .idx")
 
@@ -128,7 +128,7 @@ class GptJob(TrainingJob):
             model = model.bfloat16()
         ddp = DistributedDataParallel(config, self._ddp_config(), model, pg_collection=world.collection)
         if self.args.overlap_grad_reduce:
-            # Gradients are reduced in the last micro-batch's backward pass, not in those that accumulate.
+            # Reduce gradients in the last micro-batch's backward pass only, not in those that accumulate.
             config.no_sync_func = ddp.no_sync
         config.finalize_model_grads_func = functools.partial(finalize_model_grads, pg_collection=world.collection)
         optimizer = get_megatron_optimizer(
@@ -155,7 +155,7 @@ class GptJob(TrainingJob):
         return self._result(world, batches, losses)
 
     def _pass(self, state: TrainState, world: MegatronWorld, batches: Sequence[MicroBatch], forward: Any) -> list[Any]:
-        """Forward and backward; returns what the loss function said of each micro-batch, on the last stage only."""
+        """Forward and backward. Returns the loss function's report of each micro-batch, on the last stage only."""
         return self._schedule(world, state)(
             forward_step_func=forward,
             data_iterator=self._samples(batches),
@@ -205,7 +205,7 @@ class GptJob(TrainingJob):
         return self._reader
 
     def _forward(self, samples: Iterator[dict[str, torch.Tensor]], model: torch.nn.Module, step_of: int | None = None):
-        """`step_of`: micro-batches of the whole step where the schedule is given a part of it."""
+        """`step_of`: micro-batches of the whole step, if the schedule gets only a part of it."""
         batch = next(samples)
         output = model(batch["tokens"], batch["position_ids"], self._causal_mask(), labels=batch["labels"])
         loss = _mean_loss if step_of is None else functools.partial(_share_of_loss, step_of)
@@ -217,7 +217,7 @@ class GptJob(TrainingJob):
         return torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
 
     def _causal_mask(self) -> torch.Tensor | None:
-        """bool [1, 1, sequence, sequence], True is masked. Megatron would make its own on the GPU only."""
+        """bool [1, 1, sequence, sequence], True is masked. Megatron makes a mask of its own only on a GPU."""
         return None if torch.cuda.is_available() else self._mask
 
     def _transformer_config(self, layout: ParallelLayout) -> TransformerConfig:
@@ -240,8 +240,8 @@ class GptJob(TrainingJob):
             add_bias_linear=False,
             hidden_dropout=0.0,
             attention_dropout=0.0,
-            # Parameters are filled from global coordinates, a checkpoint or the previous world: drawing them here
-            # would move the training world's random state.
+            # The loop fills parameters from global coordinates, a checkpoint or the previous world. Drawing them here
+            # would advance the training world's random state.
             perform_initialization=False,
             use_cpu_initialization=not torch.cuda.is_available(),
             masked_softmax_fusion=False,
@@ -294,17 +294,19 @@ class GptJob(TrainingJob):
 
 
 def _mean_loss(loss_mask: torch.Tensor, output: torch.Tensor):
-    """Mean over the micro-batch's tokens; the copy is needed because the schedule divides the loss in place."""
+    """Mean over the micro-batch's tokens. The copy is needed because the schedule divides the loss in place."""
     mask = loss_mask.view(-1).float()
     loss = (output.float().view(-1) * mask).sum() / mask.sum()
     return loss, {"loss": loss.detach().clone()}
 
 
 def _share_of_loss(step_of: int, loss_mask: torch.Tensor, output: torch.Tensor):
-    """As `_mean_loss`, divided here as Megatron divides it by the micro-batches that it is given. The tokens are what
-    Megatron wants to hear where it does not divide; nobody uses them."""
-    loss, said = _mean_loss(loss_mask, output)
-    return loss / step_of, torch.zeros((), dtype=torch.int), said
+    """As `_mean_loss`, divided by the micro-batches of the whole step as Megatron would divide it.
+
+    Where Megatron does not divide, it expects a token count too. Nothing uses that count.
+    """
+    loss, reported = _mean_loss(loss_mask, output)
+    return loss / step_of, torch.zeros((), dtype=torch.int), reported
 
 
 def _zero_gradients(state: TrainState) -> None:
@@ -314,10 +316,10 @@ def _zero_gradients(state: TrainState) -> None:
 
 @contextlib.contextmanager
 def _part_of_step(state: TrainState, *, last: bool) -> Iterator[None]:
-    """Have Megatron's schedule do a part of a step: it divides no loss, and only the last part reduces gradients.
+    """Make Megatron's schedule do a part of a step: it divides no loss, and only the last part reduces gradients.
 
-    The schedule would divide by its own number of micro-batches, and would reduce after each call. Nothing else in the
-    reference job looks at `calculate_per_token_loss` once the world is built.
+    By default the schedule divides by its own number of micro-batches, and reduces after each call. Once the world is
+    built, nothing else in the reference job reads `calculate_per_token_loss`.
     """
     config = state.config
     divides, finalize, no_sync = config.calculate_per_token_loss, config.finalize_model_grads_func, config.no_sync_func
