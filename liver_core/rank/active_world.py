@@ -1,4 +1,4 @@
-"""The world that a rank trains in, and what a handoff out of it agrees on: the verdict, and what is certified where."""
+"""The world in which a rank trains, and what the ranks of a handoff agree on: the verdict and the certificate plans."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class ActiveWorld:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How the state of one handoff moves, the same for all its ranks: LIVE, certified at `version` with `certificate`,
-    or STOP_AND_COPY for `reason`, found in `phase` ("stream", or "replay" for an optimizer that cannot be replayed)."""
+    """How the state of one handoff moves; the same for all its ranks. Either LIVE, certified at `version` with
+    `certificate`, or STOP_AND_COPY because of `reason`. `phase` is "stream", or "replay" if the optimizer cannot be
+    replayed."""
 
     rung: Rung
     reason: str = ""
@@ -48,17 +49,17 @@ class Verdict:
 
 
 def rank_in(roster: Roster | None, member: Member) -> int | None:
-    """The rank of `member` in `roster`, None when it is not a member."""
+    """The rank of `member` in `roster`, or None if it is not a member."""
     if roster is None or member not in roster.members:
         return None
     return roster.members.index(member)
 
 
 def source_certificate_plan(live: LiveState, target: ParallelLayout) -> CertificatePlan:
-    """Where in a source's regions which element of which parameter lies, worked out before the pause.
+    """Which element of which parameter lies where in a source's regions. Computed before the pause.
 
-    What tensor parallelism replicates is counted on its first rank only, as the copies that the target world will
-    hold: so that there every replica is certified, while sums over any source layout are equal.
+    Only the first tensor-parallel rank counts replicated parameters, and it counts each one once per replica in the
+    target world. So every replica in the target is certified, and sums over any source layout are equal.
     """
     specs = {spec.name: spec for spec in live.manifest.parameters}
     first = live.layout.coordinates(live.rank).tp == 0
@@ -69,6 +70,6 @@ def source_certificate_plan(live: LiveState, target: ParallelLayout) -> Certific
 
 
 def target_certificate_plan(live: LiveState, source: ParallelLayout) -> CertificatePlan:
-    """The same of a target, where every copy is counted."""
+    """The same for a target, where every copy counts."""
     shapes = {spec.name: spec.shape for spec in live.manifest.parameters}
     return CertificatePlan(live.resident(), shapes, paired=paired_parameters(live.manifest, source, live.layout))

@@ -1,6 +1,7 @@
-"""What a rank has been told from outside, kept for its next boundary. Thread-safe; the main thread takes, others leave.
+"""Requests to a rank, stored until its next boundary. Thread-safe: other threads store, the main thread takes.
 
-A wish that was shown at a boundary cannot be taken back until that boundary is over: all ranks may have agreed on it.
+Once the rank shows a request at a boundary, all ranks may agree on it. It cannot be withdrawn until that boundary is
+over.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from liver_core.handoff.ready_tag import NOTHING_WANTED, TAG_MAX, BoundaryPhase,
 
 @dataclass(slots=True)
 class Wishes:
-    """The wishes of this rank. `checkpoint`: (request number, path); `stop`: why."""
+    """The requests stored on this rank. `checkpoint`: (request number, path). `stop`: why."""
 
     ready: tuple[str, int] | None = None
     checkpoint: tuple[int, str] | None = None
@@ -25,7 +26,7 @@ class Wishes:
 
 @dataclass(slots=True)
 class Mailbox:
-    """See the module. `aborts` and `retired` are handoff ids that the main thread has not yet dealt with."""
+    """See the module. `aborts` and `retired`: handoff ids that the main thread has not dealt with yet."""
 
     wishes: Wishes = field(default_factory=Wishes)
     aborts: dict[str, Reason] = field(default_factory=dict)
@@ -44,49 +45,49 @@ class Mailbox:
             return self.wishes.ready is not None and self.wishes.ready[0] == handoff_id
 
     def wake(self) -> None:
-        """Have whoever waits look again."""
+        """Wake the waiting threads, so that they check their condition again."""
         with self.changed:
             self.changed.notify_all()
 
     def wait_for(self, condition: Callable[[], bool], deadline: float) -> None:
-        """Until `condition` holds, looked at when woken and twice a second, or `deadline` (time.monotonic seconds)."""
+        """Wait until `condition` is true, or `deadline` (time.monotonic seconds). Checks twice a second at least."""
         with self.changed:
             while not condition() and (left_s := deadline - time.monotonic()) > 0:
                 self.changed.wait(min(0.5, left_s))
 
     def withdraw(self, handoff_id: str) -> None:
-        """Show it no more; without effect on a boundary under way."""
+        """Stop showing the ready tag. A boundary in progress is not affected."""
         with self.changed:
             if self.wishes.ready is not None and self.wishes.ready[0] == handoff_id:
                 self.wishes.ready = None
             self.changed.notify_all()
 
     def abort(self, handoff_id: str, reason: Reason) -> None:
-        """Withdraw and have the main thread drop the next world."""
+        """Withdraw, and make the main thread drop the next world."""
         self.withdraw(handoff_id)
         with self.changed:
             self.aborts[handoff_id] = reason
             self.changed.notify_all()
 
     def retire(self, handoff_id: str) -> None:
-        """The old world of this handoff is needed by nobody."""
+        """Nothing needs the old world of this handoff any more."""
         with self.changed:
             self.retired.append(handoff_id)
             self.changed.notify_all()
 
     def checkpoint(self, number: int, path: str) -> None:
-        """Write a checkpoint at the first boundary at which every rank has been told the same number."""
+        """Write a checkpoint at the first boundary at which every rank has the same request number."""
         with self.changed:
             self.wishes.checkpoint = (number, path)
 
     def stop(self, why: str) -> None:
-        """End after the step at whose boundary every rank has been told."""
+        """End after the first step at whose boundary every rank has this request."""
         with self.changed:
             self.wishes.stop = why
             self.changed.notify_all()
 
     def word(self) -> int:
-        """The word this rank shows at a boundary: its greatest wish."""
+        """The word that this rank shows at a boundary: its most urgent request, of stop, ready and checkpoint."""
         with self.changed:
             wishes = self.wishes
             if wishes.stop is not None:
@@ -98,7 +99,7 @@ class Mailbox:
             return NOTHING_WANTED
 
     def take_checkpoint(self) -> str:
-        """The path of the agreed checkpoint; the wish is fulfilled."""
+        """The path of the agreed checkpoint. Removes the request."""
         with self.changed:
             assert self.wishes.checkpoint is not None
             path = self.wishes.checkpoint[1]
@@ -106,12 +107,12 @@ class Mailbox:
             return path
 
     def take_abort(self, handoff_id: str) -> Reason | None:
-        """The reason why this handoff was aborted, or None."""
+        """Take the reason why this handoff was aborted, or None."""
         with self.changed:
             return self.aborts.pop(handoff_id, None)
 
     def take_retired(self) -> list[str]:
-        """Handoffs retired since the last call."""
+        """Take the handoffs retired since the last call."""
         with self.changed:
             retired, self.retired = self.retired, []
             return retired

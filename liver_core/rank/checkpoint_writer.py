@@ -1,4 +1,4 @@
-"""Writes checkpoints of one rank in the background while training goes on."""
+"""Writes checkpoints of one rank in the background, while training goes on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from liver_core.state.checkpoint import error_text, prune, snapshot, write
 
 
 class CheckpointWriter:
-    """Writes checkpoints of one rank in the background, one at a time; `done(path, step, seconds)` on rank 0."""
+    """Writes one checkpoint at a time in the background. Calls `done(path, step, seconds)` on rank 0."""
 
     def __init__(self, done: Callable[[str, int, float], None], failed: Callable[[str, str], None]) -> None:
         self._done = done
@@ -24,9 +24,10 @@ class CheckpointWriter:
         self._thread: threading.Thread | None = None
 
     def start(self, active: ActiveWorld, small: dict[str, Any], path: str, *, keep: int | None = None) -> None:
-        """Snapshot now (collective, main thread), write in the background. Waits for the one before, if any.
+        """Take a snapshot now (collective, main thread) and write it in the background. Waits for a write in progress.
 
-        With `keep`, rank 0 removes all but the newest `keep` complete siblings named step-N once this one is complete.
+        With `keep`: once this checkpoint is complete, rank 0 removes all but the newest `keep` complete siblings named
+        step-N.
         """
         self.close()
         started = time.monotonic()
@@ -49,14 +50,14 @@ class CheckpointWriter:
             if group.rank() == 0 and keep is not None:
                 prune(Path(path).parent, keep)
         except (Exception, CheckpointException) as error:
-            # Training goes on without this checkpoint; the reason reaches the user.
+            # Training goes on without this checkpoint. The user gets the reason.
             self._failed(path, error_text(error))
             return
         if group.rank() == 0:
             self._done(path, int(small["step"]), time.monotonic() - started)
 
     def close(self, timeout_s: float = 120.0) -> None:
-        """Wait for the checkpoint being written."""
+        """Wait for the checkpoint that is being written."""
         if self._thread is not None:
             self._thread.join(timeout_s)
             self._thread = None

@@ -1,7 +1,7 @@
-"""The training loop of one rank: steps, boundaries, and the way from one world to the next.
+"""The training loop of one rank: steps, boundaries, and the switch from one world to the next.
 
-Everything that changes a world happens in the main thread at a boundary. Commands come from another thread and only
-leave wishes in a `Mailbox`; preparation runs in a thread of its own and leaves its result for the next boundary.
+Worlds change only in the main thread, at a boundary. Commands come from another thread and only store requests in a
+`Mailbox`. Preparation runs in a thread of its own; its result waits for the next boundary.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 class Ended(Exception):
-    """This rank has no more work; `how` is finished, stopped, left, aborted or broken."""
+    """This rank has no more work. `how` is finished, stopped, left, aborted or broken."""
 
     def __init__(self, how: str, reason: Reason | None = None) -> None:
         super().__init__(how)
@@ -73,7 +73,7 @@ class CheckpointRule:
 
 
 class RankLoop:
-    """One rank process of one job. `run` in the main thread; the command methods from any other."""
+    """One rank process of one job. Call `run` in the main thread, and the command methods from any other."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class RankLoop:
         drop_rule: DropRule | None = None,
         probe: Probe = lambda point: None,
     ) -> None:
-        """Raises ValueError where steps of the job cannot be dropped and `drop_rule` says how."""
+        """Raises ValueError if `drop_rule` is set but the job's steps cannot be dropped."""
         if drop_rule is not None:
             drop_rule.check(job)
         self.job = job
@@ -116,7 +116,7 @@ class RankLoop:
 
     @property
     def handoff_id(self) -> str | None:
-        """The handoff this rank is in: preparing, waiting, cutting over, or keeping the old world for."""
+        """The handoff that this rank prepares, waits for, cuts over, or keeps the old world for."""
         for part in (self.following, self.preparation, self.retiring):
             if part is not None:
                 return part.handoff_id if isinstance(part, Retiring) else part.request.handoff_id
@@ -129,13 +129,13 @@ class RankLoop:
 
     @property
     def preparation(self) -> Preparation | None:
-        """What builds the next world, or has built it."""
+        """The preparation that builds the next world, or has built it."""
         return self.upcoming.preparation
 
     # Commands, from any thread.
 
     def prepare(self, request: Request) -> None:
-        """Begin to build the next world, or take a newer plan revision of it. What was said before changes nothing."""
+        """Begin to build the next world, or accept a newer plan revision. Repeated or old requests change nothing."""
         if self.active is None or request.generation > self.active.world.generation:
             self.upcoming.prepare(request)
 
@@ -144,7 +144,7 @@ class RankLoop:
         self.upcoming.permit(handoff_id, plan_revision)
 
     def withdraw(self, handoff_id: str) -> None:
-        """Show it no more; without effect when the boundary was first."""
+        """Stop showing the ready tag. Has no effect if the boundary was agreed first."""
         self.upcoming.withdraw(handoff_id)
 
     def retire(self, handoff_id: str) -> None:
@@ -152,17 +152,17 @@ class RankLoop:
         self.mailbox.retire(handoff_id)
 
     def stop(self, why: str) -> None:
-        """End at the first boundary at which every rank has been told."""
+        """End at the first boundary at which every rank has this request."""
         self.mailbox.stop(why)
 
     def abort(self, handoff_id: str, reason: Reason) -> None:
-        """Drop the next world at the next boundary, or sooner where it is still being built."""
+        """Drop the next world at the next boundary, or sooner if it is still being built."""
         self.mailbox.abort(handoff_id, reason)
 
     # The main thread.
 
     def run(self, first: Request) -> Ended:
-        """Join the world of `first`, then train until there is no more to do. Returns how it ended."""
+        """Join the world of `first`, then train until there is no more work. Returns how it ended."""
         try:
             self._enter(first)
             while True:
@@ -171,12 +171,12 @@ class RankLoop:
             self.checkpoints.close()
             return ended
         except RuntimeError as error:
-            # What torch raises when a peer is gone or does not come in time: this world cannot take another step.
-            _log.exception("rank of %s broke in phase %s", self.member, self._phase)
+            # Torch raises this if a peer is gone or late. This world cannot do another step.
+            _log.exception("the rank of %s cannot continue: error in phase %s", self.member, self._phase)
             return self._broken(error)
 
     def _broken(self, error: RuntimeError) -> Ended:
-        """The world this rank trains in is no more: the checkpoint rung is next, a handoff under way is lost too."""
+        """The world in which this rank trains is lost, and so is a handoff in progress. The checkpoint rung is next."""
         rank = self.active.world.rank if self.active is not None else None
         text = f"the world cannot go on: {type(error).__name__}: {plainly(error)}"
         reason = Reason(text, self._phase, rank)
@@ -190,20 +190,20 @@ class RankLoop:
         return Ended("broken", reason)
 
     def _enter(self, request: Request) -> None:
-        """A fresh process: build, wait for permission, then for the boundary of the source world, and cut over."""
+        """A new process: build, wait for permission, wait for the boundary of the source world, then cut over."""
         try:
             following, version = self.upcoming.enter(request)
         except Dropped as dropped:
             raise Ended("aborted", dropped.reason) from dropped
         if following.request.rescues:
-            # What follows may take longer than the deadline, by which who is not past the boundary would be aborted.
+            # The rescue may outlast the deadline. Report now that the boundary is past, or the agent would abort it.
             self._saying.cutting_over(following.request)
         boundary = BoundaryAgreed(version, dropped=bool(following.boundary.get("dropped")))
         self._finish_cutover(self._cutover(following, boundary).run(), None, 0.0)
 
     def _step(self) -> None:
-        """One global batch: train, agree, then step here or hand the step over."""
-        # Before a stream begins to look at steps: it is told since when the version stands.
+        """Do one global batch: train, agree, then step here or hand the step over."""
+        # Set this before a stream attaches: the stream needs to know since when the version has not changed.
         self._step_began = time.monotonic()
         self._maintain()
         active = self.active
@@ -233,8 +233,11 @@ class RankLoop:
         self._after_step(active, agreement)
 
     def _drops(self, place: Place) -> bool:
-        """At a place between two parts of a step: whether all ranks agree to drop it. What waits for a boundary, and
-        does not change the world, is done here too: the next one may be too far away."""
+        """Between two parts of a step: whether all ranks agree to drop it.
+
+        Also does the upkeep that otherwise waits for a boundary and does not change the world: the next boundary may be
+        too far away.
+        """
         active, self._phase = self.active, "boundary"
         assert active is not None and self.drop_rule is not None
         self._maintain()
@@ -278,7 +281,7 @@ class RankLoop:
         if self.last_step is not None and self.progress.step >= self.last_step:
             raise Ended("finished")
         if agreement is not None and agreement.phase is BoundaryPhase.STOP:
-            raise Ended("stopped", Reason(self.mailbox.wishes.stop or "told to stop", "training"))
+            raise Ended("stopped", Reason(self.mailbox.wishes.stop or "stop requested", "training"))
 
     def _write_checkpoint(self, active: ActiveWorld, path: str) -> None:
         small = collect(self.job, active.state, active.live, self.progress)
@@ -288,20 +291,20 @@ class RankLoop:
     # Handing over.
 
     def _drop_step(self, active: ActiveWorld) -> None:
-        """All ranks have dropped the step under way: hand over the state before it."""
+        """All ranks have dropped the step in progress: hand over the state from before it."""
         following, dropped = self.following, time.monotonic()
         assert following is not None
         following.measures["dropped_s"] = dropped - self._step_began
         self._hand_over(active, following, None, dropped)
 
     def _hand_over(self, active: ActiveWorld, following: NextWorld, totals: StepTotals | None, reduced: float) -> None:
-        """`totals` of the step that is handed over, None where it was dropped; `reduced`: when that came to an end."""
+        """`totals` of the step handed over, None if it was dropped. `reduced`: when it was reduced or dropped."""
         self._saying.cutting_over(following.request)
         boundary = BoundaryAgreed(self.progress.step, dropped=totals is None)
         outcome = self._cutover(following, boundary, active, totals).run()
         outcome.measures["reduced_at_utc"] = time.time() - (time.monotonic() - reduced)
         outcome.measures["median_step_s"] = statistics.median(self.timings.steps or [0.0])
-        # No optimizer step is part of the pause where there were no gradients to apply.
+        # A dropped step has no gradients to apply, so its pause contains no optimizer step.
         usual_s = statistics.median(self.timings.optimizer or [0.0])
         outcome.measures["optimizer_s"] = 0.0 if totals is None else usual_s
         self._finish_cutover(outcome, totals, reduced)
@@ -368,8 +371,8 @@ class RankLoop:
                 raise Ended("broken", reason)
 
     def _switch(self, following: NextWorld, outcome: Outcome, redo: Reason | None) -> None:
-        """GO: the next world becomes the active one, and applies the step that was handed over, or, for the reason
-        `redo`, does it anew."""
+        """GO: the next world becomes the active one. It applies the step that was handed over. With a reason `redo` it
+        does the batch again instead."""
         started, self._phase = time.monotonic(), "switch"
         assert following.world is not None and following.state is not None and following.live is not None
         old, self.active = self.active, ActiveWorld(following.world, following.state, following.live)
@@ -392,7 +395,7 @@ class RankLoop:
         self.timings = Timings()
         following.measures["switch_s"] = time.monotonic() - started
         if self.retiring is not None:
-            # The word that the world before could go never came; two old worlds are not kept.
+            # The order to retire the previous old world never came. Do not keep two old worlds.
             self.retiring.free_in_background(after_s=COLLECT_AFTER_S)
         self.retiring = Retiring(following.request.handoff_id, old, following)
         self._switched = True
@@ -405,7 +408,7 @@ class RankLoop:
             self.retiring.following.measures.setdefault("first_forward_at_utc", time.time())
 
     def _note_first_step(self) -> None:
-        """The first own step of a new world is what lets the old one go."""
+        """After its first step, a new world no longer needs the old one: report "active"."""
         if not self._switched or self.retiring is None:
             return
         self._switched = False
@@ -421,8 +424,8 @@ class RankLoop:
         )
 
     def _leave(self, following: NextWorld, outcome: Outcome, reason: Reason) -> None:
-        """A leaver that has read GO: say so, stay readable until the new world stands, exit. In a rescue all of it has
-        been read: it goes at once."""
+        """A leaver that has read GO: report it, stay readable until the new world is up, then exit. In a rescue all of
+        its state has been read, so it exits at once."""
         self._stage(
             following.request, "left", reason=reason, measures=following.measures, certificate=outcome.certificate
         )
@@ -440,7 +443,7 @@ class RankLoop:
     # Upkeep.
 
     def _maintain(self) -> None:
-        """Deal with aborts, retired worlds, and a stream that wants to see the steps; between steps or their parts."""
+        """Between steps or their parts: handle aborts and retired worlds, and attach a waiting stream to the steps."""
         self.upcoming.drop_if_aborted()
         for handoff_id in self.mailbox.take_retired():
             if self.retiring is not None and self.retiring.handoff_id == handoff_id and not self._switched:
@@ -451,7 +454,7 @@ class RankLoop:
             stream.attach(self.progress.step, self.timings.steps, since=self._step_began)
 
     def _preparation(self, request: Request) -> Preparation:
-        # Asked by handoff, so that an abort which comes before the preparation has begun ends it too.
+        # Looks up the abort by handoff id, so an abort that comes before the preparation begins ends it too.
         aborts = self.mailbox.aborts
         preparation = (RescuePreparation if request.rescues else Preparation)(
             request,
@@ -466,5 +469,5 @@ class RankLoop:
 
     def _probe_preparation(self, preparation: Preparation, point: str) -> None:
         if point == "stream" and preparation.request.streams:
-            self.upcoming.say(preparation, "streaming")
+            self.upcoming.report_stage(preparation, "streaming")
         self.probe(point)

@@ -1,11 +1,11 @@
-"""The memory that one handoff takes on one rank, counted as it comes and goes.
+"""The memory that one handoff takes on one rank, counted at every allocation and release.
 
-Device and host memory are two accounts, also on a machine where they are the same memory.
+Device and host memory are counted separately, even on a machine where they are the same memory.
 """
 
 
 class MemoryAccount:
-    """What a handoff has taken, in bytes: more than the rank held before it. Peaks go into `measures`."""
+    """Bytes that a handoff has taken beyond what the rank used before it. Peaks go into `measures`."""
 
     def __init__(self, measures: dict[str, float]) -> None:
         self._measures = measures
@@ -13,7 +13,7 @@ class MemoryAccount:
         self.host_bytes = 0
 
     def take(self, device_bytes: int = 0, host_bytes: int = 0) -> None:
-        """So much more is taken; less than nothing is given back."""
+        """Add to what is taken. Negative numbers are releases."""
         self.device_bytes += device_bytes
         self.host_bytes += host_bytes
         self._peak("extra_bytes_peak", self.device_bytes)
@@ -21,7 +21,7 @@ class MemoryAccount:
             self._peak("host_bytes_peak", self.host_bytes)
 
     def pass_through(self, device_bytes: int) -> None:
-        """So much was taken for a moment."""
+        """Count a transient peak: memory that was taken and released again."""
         self.take(device_bytes)
         self.take(-device_bytes)
 

@@ -1,4 +1,4 @@
-"""The world that a handoff prepares beside the one that a rank trains in: its parts, and how it is dropped."""
+"""The next world, which a handoff prepares while the rank trains in another: its parts, and how to drop it."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ COLLECT_AFTER_S = 1.0
 class NextWorld:
     """What preparation made: for a target its world, state, plan and endpoint; for a leaver only the endpoint.
 
-    `small` is the small state of the checkpoint that was loaded, `boundary` what the source world posted at its
-    boundary. `verdict` says how the state moves, once all ranks have agreed on it. Where there is a `rescue`, world,
-    state and plan are made after it. `measures` are seconds per phase and bytes. `placement` says what of a target's
-    world waits in host memory, `extra_bytes_max` is the budget of its device (None: no limit), `account` what this rank
-    holds more than before.
+    `small`: the small state of the loaded checkpoint. `boundary`: what the source world published at its boundary.
+    `verdict`: how the state moves, once all ranks have agreed. If there is a `rescue`, it comes before world, state and
+    plan. `measures`: seconds per phase, and bytes. `placement`: which parts of a target's world wait in host memory.
+    `extra_bytes_max`: the budget of its device (None: no limit). `account`: the memory that the handoff has taken.
     """
 
     request: Request
@@ -66,42 +65,42 @@ class NextWorld:
         self.account = MemoryAccount(self.measures)
 
     def reads(self, kinds: Sequence[str]) -> list[Read]:
-        """The remote reads of these kinds, all peers."""
+        """The remote reads of these kinds, from all peers."""
         assert self.plan is not None
         return [Read(part.source_rank, kind, part.runs) for part in self.plan.remote for kind in kinds]
 
     @property
     def streams(self) -> bool:
-        """Whether the state streams, so that only the last gradients are left for the pause."""
+        """Whether the state streams. If so, only the last gradients move in the pause."""
         return self.verdict is not None and self.verdict.rung is Rung.LIVE
 
     @property
     def why_it_fell(self) -> Reason | None:
-        """Why the state is copied in the pause although it was to stream."""
+        """Why the state is copied in the pause although the order asked to stream it."""
         verdict = self.verdict
         return None if verdict is None or self.streams else Reason(verdict.reason, verdict.phase)
 
     def end_streams(self) -> None:
-        """End the threads that stream; nothing reads or fills a ring any more."""
+        """End the streaming threads. After this nothing reads or fills a ring."""
         if self.target_stream is not None:
             self.target_stream.close()
         if self.source_stream is not None:
             self.source_stream.close()
 
     def free_streams(self) -> int:
-        """After `end_streams`: give back the memory that they worked with. Returns bytes on the device."""
+        """After `end_streams`: free the streams' memory. Returns bytes on the device."""
         source, target = self.source_stream, self.target_stream
         return (0 if source is None else source.free()) + (0 if target is None else target.free())
 
     def end_rescue(self) -> None:
-        """Free what was kept for leavers, with the endpoints over which it was read: every target holds its state."""
+        """Every target has its state: free what was stored for leavers, and close the endpoints used to read it."""
         if self.rescue is not None:
             self.rescue.close()
             if self.transport is not None:
                 self.transport.close()
 
     def drop(self) -> None:
-        """Give everything back; g is as if nothing had happened."""
+        """Free everything. The running world is as if nothing had happened."""
         self.end_streams()
         self.end_rescue()
         if self.transport is not None:
@@ -111,8 +110,8 @@ class NextWorld:
         if self.live is not None:
             free(self.live)
         self.world = self.state = self.live = self.target_stream = self.source_stream = None
-        # Modules and optimizer refer to each other in circles, and through them to sockets and threads of the groups.
-        # Not at once: whoever drops it still has it in hand, an exception on its way for example.
+        # Modules and optimizer form reference cycles, which keep the sockets and threads of the groups. Collect later:
+        # the caller may still refer to this world, for example in an exception.
         later = threading.Timer(COLLECT_AFTER_S, collect)
         later.daemon = True
         later.start()

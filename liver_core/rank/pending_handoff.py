@@ -1,8 +1,8 @@
-"""The next world of a rank, from the order that asks for it to the boundary at which all ranks agree on it.
+"""A rank's pending handoff, from the order to prepare it to the boundary at which all ranks agree on it.
 
-Orders come from another thread, a survivor builds in a thread of its own, and boundaries are met in the main thread:
-one lock is over all of it. A newcomer has no world to train in; it builds in its main thread, again where the plan is
-amended.
+Orders come from another thread, a survivor builds in a thread of its own, and boundaries happen in the main thread. One
+lock guards all of it. A newcomer has no world to train in: it builds in its main thread, and builds again if the plan
+is amended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _USERS_CODE = ("build model", "warm up", "load state")
 
 
 class Dropped(Exception):
-    """A newcomer has no part in a next world any more; `reason` says why."""
+    """A newcomer has no next world any more. `reason` says why."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(str(reason))
@@ -38,13 +38,14 @@ class Dropped(Exception):
 
 
 class _Superseded(Exception):
-    """A newer plan revision wants another world than the one that was built."""
+    """A newer plan revision needs another world than the one that was built."""
 
 
 class Upcoming:
-    """See the module. `make` makes a preparation of a request; `trains` says whether this rank has a world already.
+    """See the module. `make` makes a preparation from a request. `trains` says whether this rank already has a world.
 
-    `preparation` is that of the newest plan revision, `following` what it made. Both are None where nothing is wanted.
+    `preparation` is that of the newest plan revision, `following` is the world it made. Both are None if no handoff is
+    pending.
     """
 
     def __init__(
@@ -67,63 +68,66 @@ class Upcoming:
         self._later: Request | None = None
         self._cutting = False
         self._shown = False
-        self._owed = False
+        self._report_due = False
 
     # Orders, from any thread.
 
     def prepare(self, request: Request) -> None:
-        """Begin to build, or take a newer plan revision of the handoff that is being prepared.
+        """Begin to build, or accept a newer plan revision of the pending handoff.
 
-        A repeated or older revision changes nothing. A newer one comes too late once this rank has permission for the
-        older: the boundary may be agreed already. Where permission was taken back, the boundary under way is awaited.
+        A repeated or older revision changes nothing. A newer one is rejected once this rank has permission for the
+        older: the boundary may be agreed already. If permission was withdrawn but a boundary still shows the tag, the
+        newer revision waits until that boundary is over.
         """
         with self._lock:
-            held = self.preparation
-            if held is None and not self._trains():
+            current = self.preparation
+            if current is None and not self._trains():
                 self._early = request
-            elif held is None:
+            elif current is None:
                 self._begin(request)
-            elif held.request.handoff_id != request.handoff_id:
-                text = f"still preparing handoff {held.request.handoff_id}"
+            elif current.request.handoff_id != request.handoff_id:
+                text = f"still preparing handoff {current.request.handoff_id}"
                 self._saying.stage(request, "aborted", reason=self._reason(request, "prepare", text))
-            elif request.plan_revision <= held.request.plan_revision:
+            elif request.plan_revision <= current.request.plan_revision:
                 return
             elif self._cutting or self._mailbox.permits(request.handoff_id):
-                _log.warning("revision %d of handoff %s comes too late", request.plan_revision, request.handoff_id)
+                text = "revision %d of handoff %s is rejected: the boundary of revision %d may be agreed already"
+                _log.warning(text, request.plan_revision, request.handoff_id, current.request.plan_revision)
             elif self._shown:
                 self._later = request
             else:
-                self._amend(held, request)
+                self._amend(current, request)
 
     def permit(self, handoff_id: str, plan_revision: int) -> None:
-        """Show the ready tag from the next boundary on; never that of a revision which a newer one has replaced."""
+        """Show the ready tag from the next boundary on. Ignored for a revision that a newer one has replaced."""
         with self._lock:
-            held = self.preparation.request if self.preparation is not None else None
-            if held is not None and held.handoff_id == handoff_id and held.plan_revision != plan_revision:
-                _log.warning("permission for revision %d of handoff %s is void", plan_revision, handoff_id)
+            current = self.preparation.request if self.preparation is not None else None
+            if current is not None and current.handoff_id == handoff_id and current.plan_revision != plan_revision:
+                text = "permission for revision %d of handoff %s is ignored: this rank prepares revision %d"
+                _log.warning(text, plan_revision, handoff_id, current.plan_revision)
                 return
-            # Said before the tag is shown, so that it never comes after the news of the boundary.
+            # Report "ready" before the tag is shown, so that it never comes after the report of the boundary.
             if self.following is not None and self.following.request.handoff_id == handoff_id:
                 self._saying.stage(self.following.request, "ready", measures=self.following.measures)
             self._mailbox.permit(handoff_id, plan_revision)
 
     def withdraw(self, handoff_id: str) -> None:
-        """Show it no more; without effect when the boundary was first."""
+        """Stop showing the ready tag. Has no effect if the boundary was agreed first."""
         self._mailbox.withdraw(handoff_id)
         with self._lock:
             following = self.following
             if following is None or following.request.handoff_id != handoff_id or self._cutting:
                 return
             if self._shown:
-                # Every rank may have agreed on the tag at this very moment; the boundary's outcome is the answer.
-                self._owed = True
+                # All ranks may be agreeing on the tag right now. Report after the boundary, by its outcome.
+                self._report_due = True
                 return
             self._saying.stage(following.request, "prepared", measures=following.measures)
 
     # Boundaries, in the main thread.
 
     def word(self) -> int:
-        """What this rank shows at the boundary that it enters now; `settle` must follow."""
+        """The word that this rank shows at the boundary that it enters now. `settle` must follow."""
         with self._lock:
             word = self._mailbox.word()
             asked = agreed(word, word)
@@ -131,10 +135,10 @@ class Upcoming:
             return word
 
     def word_between_parts(self, needs_s: float) -> int:
-        """What this rank shows between two parts of a step, as `word` does at its end: whether to drop it.
+        """The word that this rank shows between two parts of a step: whether to drop the step. `settle` must follow.
 
-        `needs_s`: how long a cutover at the end of the step is away. A step whose state would still have to be copied
-        there is not waited for.
+        `needs_s`: seconds until a cutover at the end of this step would be over. If the state does not stream, it would
+        still have to be copied then, so the step is dropped in any case.
         """
         with self._lock:
             following = self.following
@@ -146,23 +150,23 @@ class Upcoming:
             return word
 
     def settle(self, agreement: Agreement | None) -> NextWorld | None:
-        """The boundary is over: the world to hand over to, or None."""
+        """The boundary is over. Returns the world to hand over to, or None."""
         with self._lock:
             following = self.following
             self._cutting = following is not None and _is_for(agreement, following.request)
-            owed, later = self._owed, self._later
-            self._shown, self._owed, self._later = False, False, None
+            report_due, later = self._report_due, self._later
+            self._shown, self._report_due, self._later = False, False, None
             if following is None or self._cutting:
                 return following
-            if owed:
+            if report_due:
                 self._saying.stage(following.request, "prepared", measures=following.measures)
             if later is not None and self.preparation is not None:
                 self._amend(self.preparation, later)
             return None
 
     def chain(self, version: int) -> int | None:
-        """This rank's part in what the gradients streamed up to `version` sum to since the state was certified; None
-        where nothing was, or some of them are not hashed yet."""
+        """This rank's part of the sum over the gradients streamed since the state was certified, up to `version`. None
+        if no state was certified, or if some of these gradients are not hashed yet."""
         made = self.following
         if made is None or not made.streams or made.source_stream is None or made.verdict is None:
             return None
@@ -172,33 +176,33 @@ class Upcoming:
             return None
 
     def stream(self) -> SourceStream | None:
-        """What publishes the steps of this rank, while a handoff wants them."""
+        """The stream that publishes this rank's steps, if a handoff needs one."""
         preparation = self.preparation
         made = self.following or (None if preparation is None else preparation.made)
         return None if made is None else made.source_stream
 
     def drop_if_aborted(self) -> None:
-        """Between two steps: give up what was built where an abort has come."""
+        """Between two steps: drop the world that was built, if an abort has come."""
         with self._lock:
             following = self.following
             reason = None if following is None else self._mailbox.take_abort(following.request.handoff_id)
             if reason is None:
                 return
             self.following = self.preparation = None
-        self._give_up(following, reason)
+        self._drop(following, reason)
 
     def drop(self, reason: Reason) -> None:
-        """Give up what was built."""
-        self._give_up(self._let_go(), reason)
+        """Drop the world that was built."""
+        self._drop(self._detach(), reason)
 
     def take(self) -> None:
         """The world that was built is the active one now."""
-        following = self._let_go()
+        following = self._detach()
         assert following is not None
         self._mailbox.withdraw(following.request.handoff_id)
 
-    def _let_go(self) -> NextWorld | None:
-        """Nothing is wanted any more. Returns what was built."""
+    def _detach(self) -> NextWorld | None:
+        """No handoff is pending any more. Returns the world that was built."""
         with self._lock:
             following, self.following, self.preparation = self.following, None, None
             self._cutting = False
@@ -207,8 +211,8 @@ class Upcoming:
     # A newcomer, in its main thread.
 
     def enter(self, request: Request) -> tuple[NextWorld, int]:
-        """Build, wait for permission, then for the boundary of the source world. Returns the world and the version at
-        which the source world stands. Raises Dropped."""
+        """Build, wait for permission, then for the boundary of the source world. Returns the world and the source
+        world's version at that boundary. Raises Dropped."""
         with self._lock:
             early = self._early
             if early is not None and early.handoff_id == request.handoff_id:
@@ -246,7 +250,7 @@ class Upcoming:
         raise Dropped(reason)
 
     def _await_boundary(self, preparation: Preparation, made: NextWorld) -> int:
-        """The version at which the source world stands; a world without a source starts at what it loaded."""
+        """The source world's version at the boundary. Without a source world: the version that was loaded."""
         request = made.request
         if request.source is None:
             return 0 if made.small is None else int(made.small["step"])
@@ -271,21 +275,21 @@ class Upcoming:
         self.preparation = self._make(request)
         self._in_background(self.preparation, None)
 
-    def _amend(self, held: Preparation, request: Request) -> None:
-        """With the lock: where the target is the same, keep what is built and has arrived; else build again."""
-        if request.target_revision == held.request.target_revision:
-            held.amend(request)
+    def _amend(self, current: Preparation, request: Request) -> None:
+        """With the lock: if the target is the same, keep what is built and has arrived. If not, build again."""
+        if request.target_revision == current.request.target_revision:
+            current.amend(request)
             made = self.following
             reason, measures = (None, None) if made is None else (made.why_it_fell, made.measures)
-            self._saying.stage(request, held.stage, reason=reason, measures=measures)
+            self._saying.stage(request, current.stage, reason=reason, measures=measures)
             return
         if not request.names(self._member):
-            text = f"no part in revision {request.plan_revision} of the plan"
+            text = f"this member has no part in revision {request.plan_revision} of the plan"
             self._mailbox.abort(request.handoff_id, self._reason(request, "amend", text))
             return
         before, self.following = self.following, None
         self.preparation = self._make(request)
-        held.superseded = True
+        current.superseded = True
         self._mailbox.wake()
         if before is not None and self._trains():
             self._in_background(self.preparation, before)
@@ -294,8 +298,8 @@ class Upcoming:
         threading.Thread(target=self._run, args=(preparation, before), name="prepare", daemon=True).start()
 
     def _run(self, preparation: Preparation, before: NextWorld | None) -> Preparation | None:
-        """Build the newest revision, after `before` of an older one has given way. Returns whose world is `following`
-        then, or None where it could not be built, which has been said."""
+        """Build the newest revision, after dropping `before`, the world of an older one. Returns the preparation whose
+        world is now `following`. Returns None if it could not be built; that is already reported."""
         while True:
             if before is not None:
                 give_way(before)
@@ -310,11 +314,11 @@ class Upcoming:
             preparation, before = newest, made
 
     def _build(self, preparation: Preparation) -> tuple[NextWorld | None, Exception | None]:
-        self.say(preparation, "preparing")
+        self.report_stage(preparation, "preparing")
         try:
             return preparation.run(), None
         except Overtaken as overtaken:
-            # The order that the others have already will come, or an abort; until then there is nothing to tell.
+            # The others already have a newer order. Wait until it comes here, or an abort. Report nothing until then.
             self._mailbox.wait_for(preparation.aborted, preparation.deadline)
             return None, overtaken
         except (PrepareFailed, Cancelled) as error:
@@ -322,15 +326,15 @@ class Upcoming:
                 _log.exception("%s cannot build its part", self._member)
             return None, error
 
-    def say(self, preparation: Preparation, stage: str) -> None:
-        """The preparation has come to `stage`; one that a newer revision has replaced is not spoken of."""
+    def report_stage(self, preparation: Preparation, stage: str) -> None:
+        """Report that the preparation is at `stage`, unless a newer revision has replaced it."""
         with self._lock:
             preparation.stage = stage
             if not preparation.superseded:
                 self._saying.stage(preparation.request, stage)
 
     def _built(self, preparation: Preparation, made: NextWorld | None, problem: Exception | None) -> None:
-        """With the lock: the newest revision is built, or it could not be."""
+        """With the lock: the newest revision is built, or its build failed. Report it."""
         request = preparation.request
         if made is not None:
             self.following, preparation.stage = made, "prepared"
@@ -341,7 +345,7 @@ class Upcoming:
         reason = self._mailbox.take_abort(request.handoff_id) or self._reason(request, phase, str(problem))
         self._saying.stage(request, "aborted", reason=reason)
 
-    def _give_up(self, following: NextWorld | None, reason: Reason) -> None:
+    def _drop(self, following: NextWorld | None, reason: Reason) -> None:
         if following is not None:
             self._mailbox.withdraw(following.request.handoff_id)
             following.drop()

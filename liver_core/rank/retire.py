@@ -1,4 +1,4 @@
-"""What a handoff leaves behind, and how it is freed once nobody can need it any more."""
+"""What a handoff leaves after its cutover (old world, endpoints), and how it is freed once nothing needs it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from liver_core.worlds.released import collect
 
 @dataclass(slots=True)
 class Retiring:
-    """What a handoff left behind, kept until every rank of the new world has reported its first step."""
+    """What a handoff leaves, kept until every rank of the new world has reported its first step."""
 
     handoff_id: str
     old: ActiveWorld | None
     following: NextWorld
 
     def free_in_background(self, *, after_s: float = 0.0) -> None:
-        """Free what the old world held: endpoints, groups, memory. Nobody waits for it, but the collection of garbage
-        at its end stops all threads for some hundredths of a second."""
+        """Free endpoints, groups and memory of the old world. Nothing waits for it, but the garbage collection at its
+        end stops all threads for some hundredths of a second."""
         freeing = threading.Timer(after_s, self._free)
         freeing.name, freeing.daemon = "retire", True
         freeing.start()
@@ -37,6 +37,5 @@ class Retiring:
             free(self.old.live)
             self.old.state = self.old.live = None  # type: ignore[assignment]
         self.old = None
-        # Modules, hooks and optimizer refer to each other in circles, and through them to the sockets and threads of
-        # the old groups.
+        # Modules, hooks and optimizer form reference cycles, which keep the sockets and threads of the old groups.
         collect()

@@ -1,7 +1,7 @@
 """The step boundary: one tiny all-reduce in which every rank of a world agrees on what happens next.
 
-It runs at every step, handoff or not: a collective that only some ranks enter deadlocks. A second one sums what the
-step gave, and is under way at the same time. Both are over the whole world.
+It runs at every step, handoff or not: if only some ranks entered a collective, it would deadlock. A second all-reduce
+sums the results of the step at the same time. Both span the whole world.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _PART_MASK = (1 << _PART_BITS) - 1
 
 
 def agree(word: int, group: dist.ProcessGroup) -> Agreement | None:
-    """What all ranks of the world asked for with one voice at this boundary, or None; the same on every rank.
+    """The request that all ranks of the world showed at this boundary, or None if they differ. The same on every rank.
 
-    `word` is `liver_core.handoff.ready_tag.pack(...)` of this rank's greatest wish. Raises RuntimeError when a rank of
-    the world is gone.
+    `word` is `liver_core.handoff.ready_tag.pack(...)` of this rank's most urgent request. Raises RuntimeError if a rank
+    of the world is gone.
     """
     pair = torch.tensor(boundary_pair(word), dtype=torch.int64)
     dist.all_reduce(pair, op=dist.ReduceOp.MIN, group=group)
@@ -35,7 +35,7 @@ def agree(word: int, group: dist.ProcessGroup) -> Agreement | None:
 class StepTotals:
     """One step over the whole world: mean loss over micro-batches, tokens, digest of the sample ids it used.
 
-    `chain`: what the gradients streamed before this step sum to modulo 2^64 (`certificate.chained_sums`), None unless
+    `chain`: the sum modulo 2^64 over the gradients streamed before this step (`certificate.chained_sums`). None unless
     every rank knew its part.
     """
 
@@ -46,7 +46,7 @@ class StepTotals:
 
 
 class Totalling:
-    """A sum over the world that is under way; `wait` is called once."""
+    """A sum over the world, in progress. Call `wait` once."""
 
     def __init__(self, values: torch.Tensor, group: dist.ProcessGroup) -> None:
         self._values = values
@@ -54,7 +54,7 @@ class Totalling:
         self._work = dist.all_reduce(values, group=group, async_op=True)
 
     def wait(self) -> StepTotals:
-        """Raises RuntimeError when a rank of the world is gone."""
+        """The totals. Raises RuntimeError if a rank of the world is gone."""
         assert self._work is not None
         self._work.wait()
         loss_sum, count, tokens, chains, *sums = self._values.tolist()
@@ -67,9 +67,9 @@ class Totalling:
 
 
 def start_total(result: StepResult, digest_part: int, group: dist.ProcessGroup, chain: int | None = None) -> Totalling:
-    """Sum what the ranks learned. `digest_part` and `chain`, 64-bit, are this rank's parts; `chain` None: not known.
+    """Start the sum of all ranks' results. `digest_part` and `chain` are this rank's 64-bit parts; None: unknown.
 
-    They travel as 22-bit numbers, whose sums are exact in float64 to 2^31 ranks.
+    They are sent as 22-bit numbers. Sums of these are exact in float64 for up to 2^31 ranks.
     """
     known = [result.loss_sum, result.loss_count, result.tokens, chain is not None]
     parts = [*_parts(digest_part), *_parts(chain or 0)]

@@ -1,4 +1,4 @@
-"""How long a world's steps took lately."""
+"""How long the latest steps of a world took."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WINDOW_STEPS = 32
 
 @dataclass(slots=True)
 class Timings:
-    """Of this world's ordinary steps, in seconds: whole steps and their part after the boundary."""
+    """Seconds of this world's ordinary steps: whole steps, and their part after the boundary."""
 
     steps: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))
     optimizer: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))

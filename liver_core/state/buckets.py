@@ -1,8 +1,8 @@
 """Gradient buckets of one rank: Megatron's rule for them, and the rank's pieces of them as one region.
 
-Each bucket is divided over the data-parallel ranks by itself, so what a rank owns lies in one piece a bucket. Where the
-pieces follow each other (one bucket, or one data-parallel rank) the region is a view of Megatron's buffer. Elsewhere
-fp32 masters have memory of their own, and gradients are moved together inside Megatron's buffer for a handoff.
+Megatron divides each bucket over the data-parallel ranks, so a rank owns one piece of every bucket. If the pieces are
+adjacent (one bucket, or one data-parallel rank), the region is a view of Megatron's buffer. If not, fp32 masters have
+memory of their own, and a handoff moves the gradients together inside Megatron's buffer.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 from liver_core.layout import BucketRule, RankShards
 from liver_core.state.live_state import LiveState
 
-# `DistributedDataParallel.__init__`: the size of a bucket where the job does not set one.
+# `DistributedDataParallel.__init__`: the size of a bucket if the job does not set one.
 _DEFAULT_ELEMENTS = 40_000_000
 _DEFAULT_ELEMENTS_PER_DP = 1_000_000
 
 
 def bucket_rule(optimizer: Any) -> BucketRule:
-    """How the buffer of a live DistributedOptimizer is cut, as it will be cut in a world of another layout.
+    """The rule by which Megatron cuts the buffer of a live DistributedOptimizer, also in a world of another layout.
 
-    Megatron puts its default size, which depends on DP, in place of none and does not keep which it was: a size that
-    equals the default is taken for it. Where that is wrong the next world's buckets are found to differ and refused.
+    If the job sets no size, Megatron fills in its default, which depends on DP, and does not record that it did. So we
+    take a size equal to the default for the default. If that is wrong, `adopt` raises: the next world's buckets differ.
     """
     config = optimizer.ddp_config
     size, padded = config.bucket_size, config.pad_buckets_for_high_nccl_busbw
@@ -39,7 +39,7 @@ def bucket_rule(optimizer: Any) -> BucketRule:
 
 
 def pieces(optimizer: Any, data: str, shards: RankShards) -> tuple[torch.Tensor, ...]:
-    """This rank's part of every bucket, flat views in bucket order; `data` is "param_data" or "grad_data"."""
+    """This rank's part of every bucket as flat views, in bucket order. `data` is "param_data" or "grad_data"."""
     buckets = optimizer.buffers[0].buckets
     return tuple(
         getattr(bucket, data)[part.start : part.stop] for bucket, part in zip(buckets, shards.buckets, strict=True)
@@ -47,7 +47,7 @@ def pieces(optimizer: Any, data: str, shards: RankShards) -> tuple[torch.Tensor,
 
 
 def one_view(parts: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
-    """Parts of one buffer as one flat view where each begins at the end of the one before, else None."""
+    """Parts of one buffer as one flat view, or None if they are not adjacent."""
     for part, following in pairwise(parts):
         if part.storage_offset() + part.numel() != following.storage_offset():
             return None
@@ -55,19 +55,19 @@ def one_view(parts: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
 
 
 def region_over(buffer: torch.Tensor, parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """Where a rank's pieces of a gradient buffer lie end to end when they are collected: a view of the buffer.
+    """The view of a gradient buffer in which a rank's collected pieces lie end to end.
 
-    In place where they do so by themselves, else at the buffer's front, which nobody reads any more once gradients are
-    reduced: it is other ranks' parts of the first buckets, or this rank's own.
+    Adjacent pieces stay in place. Others go to the front of the buffer. It holds other ranks' parts of the first
+    buckets, or this rank's own; nobody reads other ranks' parts once gradients are reduced.
     """
     whole = one_view(parts)
     return buffer[: sum(part.numel() for part in parts)] if whole is None else whole
 
 
 def collect_gradients(live: LiveState) -> None:
-    """As a source, before others read the region: move the reduced gradients there; no step until `return_gradients`.
+    """As a source, before others read the region: move the reduced gradients there. No step until `return_gradients`.
 
-    No place in the region lies behind the piece that goes there, so going up overwrites nothing still to be moved.
+    A piece moves to the front or stays, so moving in ascending order overwrites no piece that still has to move.
     """
     for piece, window in _moves(live):
         _move(piece, window)
@@ -75,13 +75,13 @@ def collect_gradients(live: LiveState) -> None:
 
 
 def return_gradients(live: LiveState) -> None:
-    """As a source whose step is not handed over after all: gradients that were collected go back, bit for bit."""
+    """As a source that keeps its step after all: move collected gradients back, bit for bit."""
     if live.collected:
         spread_gradients(live)
 
 
 def spread_gradients(live: LiveState) -> None:
-    """As a target, before the step that was handed over: move gradients from the region to Megatron's buckets."""
+    """As a target, before it applies the step: move gradients from the region to Megatron's buckets."""
     for piece, window in reversed(_moves(live)):
         _move(window, piece)
     live.collected = False
@@ -95,5 +95,5 @@ def _moves(live: LiveState) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def _move(source: torch.Tensor, target: torch.Tensor) -> None:
     apart = abs(int(source.storage_offset()) - int(target.storage_offset()))
     if apart:
-        # Torch refuses to copy between parts that overlap.
+        # Torch cannot copy between overlapping parts.
         target.copy_(source.clone() if apart < source.numel() else source)

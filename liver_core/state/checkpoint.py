@@ -1,8 +1,8 @@
 """Megatron distributed checkpoints of a job, written in the background, loaded into any layout.
 
-The checkpoint rung of the ladder. Uses Megatron's own `dist_checkpointing` in its fully reshardable format on both
-ways, so it shares no mapping with the live path: tests use it as the oracle. Writing: a snapshot is taken at a boundary
-in the main thread, files are written by a thread on a group of its own, a complete checkpoint appears by one rename.
+The checkpoint rung of the ladder. It saves and loads with Megatron's own `dist_checkpointing` in its fully reshardable
+format and shares no mapping with the live path, so tests use it as the oracle. To write, the main thread takes a
+snapshot at a boundary, a thread with its own group writes files, and one rename publishes the complete checkpoint.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ COMPLETE_FILE = "metadata.json"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written or read; the text names the path and the rule."""
+    """A checkpoint cannot be written or read. The text names the path and the rule."""
 
 
 def _metadata(world: MegatronWorld) -> dict[str, Any]:
@@ -50,9 +50,9 @@ def _metadata(world: MegatronWorld) -> dict[str, Any]:
 
 
 def snapshot(world: MegatronWorld, state: TrainState) -> dict[str, Any]:
-    """The sharded state dict at this boundary with every tensor copied: training may go on while it is written.
+    """The sharded state dict at this boundary, with every tensor copied, so training can go on during the write.
 
-    A collective of the world: weights and optimizer state are gathered over data-parallel ranks. Main thread only.
+    A collective of the world: it gathers weights and optimizer state over data-parallel ranks. Main thread only.
     """
     gather_weights(state)
     module = unwrapped(state.model)
@@ -63,9 +63,11 @@ def snapshot(world: MegatronWorld, state: TrainState) -> dict[str, Any]:
 
 
 def _sharded_optimizer(optimizer: Any, model: dict[str, Any], world: MegatronWorld, **how: Any) -> Any:
-    """Megatron's own description around a defect of megatron-core 0.16.1 with several buckets: optimizer state is
-    gathered without the padding at the ends of buckets, and then looked up at places that count it, so that all
-    parameters behind the first padding are shifted. Meanwhile padding counts as elements here."""
+    """Megatron's own description, with a workaround for megatron-core 0.16.1 and several buckets.
+
+    Megatron gathers optimizer state without the padding at the ends of buckets, but looks it up at offsets that count
+    the padding. All parameters after the first padding are then shifted. The workaround counts padding as elements.
+    """
     parts = [part for buffer in optimizer.buffers for part in (buffer, *buffer.buckets)]
     counted = [part.numel_unpadded for part in parts]
     try:
@@ -84,12 +86,12 @@ def _copied(value: Any) -> Any:
 
 
 def write(sharded: dict[str, Any], small: Mapping[str, Any], path: str, group: dist.ProcessGroup) -> None:
-    """Write a snapshot to `path`, all ranks of `group` together; complete or absent, never half there.
+    """Write a snapshot to `path`, all ranks of `group` together. `path` is complete or absent, never partial.
 
-    Safe in a background thread: this thread's default group is `group` while it runs.
+    Safe in a background thread: `group` is this thread's default group during the call.
     """
     target, partial = Path(path), Path(f"{path}.partial")
-    # The stock queue belongs to a spawned manager process per rank: a second import of everything, 6 s and 236 MB.
+    # Megatron's own queue spawns a manager process per rank, which imports everything again: 6 s and 236 MB.
     filesystem_async._results_queue = queue.Queue()  # type: ignore[assignment]
     with default_group(group):
         if group.rank() == 0:
@@ -105,7 +107,7 @@ def write(sharded: dict[str, Any], small: Mapping[str, Any], path: str, group: d
 
 
 def read_small_state(path: str) -> dict[str, Any]:
-    """The small state of a complete checkpoint. Raises CheckpointError where there is none."""
+    """The small state of a complete checkpoint. Raises CheckpointError if there is none."""
     folder = Path(path)
     for name in (COMPLETE_FILE, SMALL_STATE_FILE):
         if not (folder / name).is_file():
@@ -116,13 +118,13 @@ def read_small_state(path: str) -> dict[str, Any]:
 def load_checkpoint(path: str, world: MegatronWorld, state: TrainState, live: LiveState) -> dict[str, Any]:
     """Load masters, moments and weights of `path` into a world of any layout. Returns the small state.
 
-    A collective of `world`; call under `building(world)` or when it is active.
+    A collective of `world`. Call it under `building(world)` or when `world` is active.
     """
     small = read_small_state(path)
     optimizer = distributed_optimizer(state.optimizer)
     module = unwrapped(state.model)
     if not optimizer.optimizer.state:
-        # Upstream cannot describe an optimizer that never stepped.
+        # Megatron cannot describe an optimizer that never stepped.
         attach_moments(live, probe_scalars(optimizer))
     model = module.sharded_state_dict(metadata=_metadata(world))
     wanted = {
@@ -132,7 +134,7 @@ def load_checkpoint(path: str, world: MegatronWorld, state: TrainState, live: Li
     try:
         loaded: Any = dist_checkpointing.load(wanted, path)
     except (Exception, CheckpointException) as error:
-        # Megatron raises whatever its strategies and torch raise; what a user must know is which checkpoint it was.
+        # Megatron passes on errors of its strategies and of torch. Add which checkpoint it was.
         raise CheckpointError(f"checkpoint {path}: {error_text(error)}") from error
     module.load_state_dict(loaded["model"])
     _load_optimizer(optimizer, loaded["optimizer"])
@@ -141,21 +143,23 @@ def load_checkpoint(path: str, world: MegatronWorld, state: TrainState, live: Li
 
 
 def error_text(error: BaseException) -> str:
-    """Kind and text of an error; torch's CheckpointException, which is no Exception, wraps those of the ranks."""
+    """Type and text of an error. Torch's CheckpointException (not an Exception) wraps the errors of the ranks."""
     if isinstance(error, CheckpointException):
         return "; ".join(f"rank {rank}: {error_text(wrapped[0])}" for rank, wrapped in error.failures.items())
     return f"{type(error).__name__}: {error}"
 
 
 def _load_optimizer(optimizer: Any, loaded: dict[str, Any]) -> None:
-    """Megatron's own loader around two defects with torch's optimizers (megatron-core 0.16.1 and 0.19.2):
-    it asks the loaded tensors for "step", and leaves one `step` tensor shared by all parameters."""
+    """Megatron's own loader, with workarounds for torch's optimizers (megatron-core 0.16.1 and 0.19.2).
+
+    Megatron's loader expects "step" among the loaded tensors, and it leaves all parameters sharing one `step` tensor.
+    """
     original = optimizer._set_main_param_and_optimizer_states
 
     def with_step(model_param: torch.nn.Parameter, tensors: dict[str, torch.Tensor]) -> None:
         group, order = optimizer.model_param_group_index_map[model_param]
-        held = scalars_of(optimizer.optimizer.param_groups[group]["params"][order])
-        original(model_param, {**held, **tensors})
+        scalars = scalars_of(optimizer.optimizer.param_groups[group]["params"][order])
+        original(model_param, {**scalars, **tensors})
 
     def scalars_of(main: torch.Tensor) -> dict[str, torch.Tensor]:
         return {name: value for name, value in optimizer.optimizer.state[main].items() if value.dim() == 0}
@@ -172,7 +176,7 @@ def _load_optimizer(optimizer: Any, loaded: dict[str, Any]) -> None:
 
 
 def prune(folder: Path, keep: int) -> None:
-    """Remove the oldest complete checkpoints beyond `keep`; anything not of our making is left alone."""
+    """Remove the oldest complete checkpoints beyond `keep`. Leave everything that we did not write."""
     complete = sorted(entry for entry in folder.glob("step-*") if (entry / SMALL_STATE_FILE).is_file())
     for old in complete[:-keep]:
         shutil.rmtree(old, ignore_errors=True)

@@ -1,7 +1,6 @@
 """Regions of a next world that wait in host memory for the cutover, because the device has no room for both worlds.
 
-Host memory beside a GPU is pinned. On a machine without one, device and host are the same memory, and all this is done
-the same way.
+With a GPU, the host memory is pinned. Without one, device and host are the same memory and the code does the same.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from liver_core.worlds.released import discard, pin, restore
 
 
 def wait_in_host_memory(live: LiveState, areas: Iterable[Area]) -> int:
-    """Have these areas of a world that was built without memory wait in host memory, zeroed; before `allocate`.
+    """Give these areas of a world that was built without memory zeroed host memory. Call it before `allocate`.
 
     Returns bytes of host memory.
     """
@@ -36,10 +35,10 @@ def wait_in_host_memory(live: LiveState, areas: Iterable[Area]) -> int:
 
 
 def move_in(live: LiveState, note: Callable[[int, int], None]) -> None:
-    """Give all areas their memory on the device, and everything that waited in host memory its place there.
+    """Allocate all areas on the device, and move there what waited in host memory.
 
-    `note(device, host)` hears of every change of what is taken, in bytes. No endpoint may know the regions in host
-    memory any more. Weights are left to the gather that ends the next step.
+    Calls `note(device, host)` with the bytes of every allocation and release. Before the call, every endpoint must have
+    dropped the regions in host memory. Weights are not moved: the gather that ends the next step fills them.
     """
     filled = {home.untyped_storage()._cdata: home.numel() for home in live.homes.values()}
     for tensor in live.hollow:

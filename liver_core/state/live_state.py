@@ -1,4 +1,4 @@
-"""One rank's state in one world, as flat regions over Megatron's own tensors, and the memory that they take."""
+"""One rank's state in one world as flat regions over Megatron's own tensors, and their memory."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from liver_core.worlds.released import discard, restore
 
 @dataclass(slots=True)
 class LiveState:
-    """One rank's state in one world as flat fp32 regions, by kind; every region has the same offsets.
+    """One rank's state in one world as flat fp32 regions, by kind. All regions have the same offsets.
 
     `regions[kind]` has `shards.region_numel` elements and shares memory with Megatron's own tensors. Kinds are
-    "master", "grad" and the optimizer's moments under the names its own class gives them. `gradients` is where Megatron
-    keeps the reduced gradients, bucket after bucket; `collected` while they lie in the region "grad" instead.
-    `windows`: each of the optimizer's own parameters, and where in the regions it lies.
+    "master", "grad" and the optimizer's moments, named as its class names them. `gradients`: where Megatron keeps the
+    reduced gradients, bucket after bucket. `collected`: they are in the region "grad" instead. `windows`: each of the
+    optimizer's own parameters, and its slice of the regions.
 
-    In a world that waits, a region may lie in host memory (`liver_core.state.host_memory`): then `homes[kind]` is the
-    tensor on the device that it belongs in, and `hollow` are the device's allocations that have no memory yet.
+    Before the cutover a region may wait in host memory (`liver_core.state.host_memory`). Then `homes[kind]` is its
+    tensor on the device, and `hollow` lists the tensors on the device that have no memory yet.
     """
 
     manifest: Manifest
@@ -60,7 +60,7 @@ class LiveState:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of parameter and gradient buffers, masters and moments on the device, with memory or still without."""
+        """Bytes of parameter and gradient buffers, masters and moments on the device, allocated or not yet."""
         whole = self.buffers()
         spans = {tensor.untyped_storage()._cdata for tensor in whole}
         regions = (self.regions | self.homes).values()
@@ -69,15 +69,15 @@ class LiveState:
 
 
 def state_kinds(manifest: Manifest) -> tuple[str, ...]:
-    """Masters and moments, in the manifest's order: all that outlives a step."""
+    """Masters and moments in the manifest's order: all kinds that outlive a step."""
     return tuple(kind.name for kind in manifest.kinds if kind.name != GRAD)
 
 
 def allocate(live: LiveState) -> int:
-    """Give released regions and Megatron's parameter and gradient buffers their memory, zeroed. Returns bytes.
+    """Allocate released regions and Megatron's parameter and gradient buffers, zeroed. Returns bytes.
 
-    All of it is written to once here, also what a gather or a backward pass fills later: no pause pays for page faults.
-    What is `hollow` stays so.
+    Writes to all of it once, also to what a gather or a backward pass fills later, so that no page faults occur in the
+    pause. `hollow` tensors stay without memory.
     """
     waits = {tensor.untyped_storage()._cdata for tensor in live.hollow}
     here = [region for kind, region in live.regions.items() if kind not in live.homes]
@@ -90,9 +90,9 @@ def allocate(live: LiveState) -> int:
 
 
 def free(live: LiveState) -> int:
-    """Give the memory of a world's parameters, gradients, masters and moments back. Returns bytes.
+    """Free the memory of a world's parameters, gradients, masters and moments. Returns bytes.
 
-    Explicitly, because Megatron's modules, hooks and optimizer refer to each other in circles: they would keep it
-    until Python's collector happens to come by. The world must not be used afterwards.
+    Megatron's modules, hooks and optimizer form reference cycles. Without this call they would keep the memory until
+    Python's garbage collector runs. The world must not be used afterwards.
     """
     return discard((*live.buffers(), *live.regions.values()))

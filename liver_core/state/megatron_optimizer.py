@@ -1,8 +1,8 @@
 """Megatron's live state as flat regions: masters, moments and reduced gradients of one rank's ZeRO-1 shard.
 
-The coordinate space comes from Megatron itself (`sharded_state_dict`); what each rank holds comes from the pure layout
-function and is checked against the live optimizer here. One of the few places that import Megatron-Core. Supported:
-DistributedOptimizer over one DDP chunk in one buffer, dense, fp32 or bf16 with fp32 masters and fp32 gradients.
+Megatron's `sharded_state_dict` gives the coordinates. The pure layout function says what each rank holds; this module
+checks that against the live optimizer. One of the few places that import Megatron-Core. Supported: DistributedOptimizer
+over one DDP chunk in one buffer, dense, fp32 or bf16 with fp32 masters and fp32 gradients.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 class StateMismatch(RuntimeError):
-    """The live state of a rank is not what the pure layout function says; the text names parameter and numbers."""
+    """The live state of a rank differs from the pure layout function. The text names parameter and numbers."""
 
 
 class UnsupportedState(RuntimeError):
-    """The job uses something whose state we do not move; the text names it and what to change."""
+    """The job uses something whose state we cannot move. The text names it and what to change."""
 
 
 def distributed_optimizer(optimizer: Any) -> DistributedOptimizer:
-    """The one DistributedOptimizer inside what `get_megatron_optimizer` returned, or UnsupportedState."""
+    """The one DistributedOptimizer inside the result of `get_megatron_optimizer`. Raises UnsupportedState."""
     parts = optimizer.chained_optimizers if isinstance(optimizer, ChainedOptimizer) else [optimizer]
     if len(parts) != 1 or not isinstance(parts[0], DistributedOptimizer):
         kinds = ", ".join(type(part).__name__ for part in parts)
@@ -62,7 +62,7 @@ def distributed_optimizer(optimizer: Any) -> DistributedOptimizer:
 def describe_parameters(model: Any, world: MegatronWorld) -> tuple[ParameterSpec, ...]:
     """The parameters of this rank's stage in global coordinates, from Megatron's own sharded state dict.
 
-    Each spec is complete: unsharded shape, the dim that tensor parallelism splits, gated blocks, global layer number.
+    Each spec is complete: unsharded shape, the dim split by tensor parallelism, gated blocks, global layer number.
     """
     module = unwrapped(model)
     sharded = module.sharded_state_dict(metadata={"dp_cp_group": world.collection.dp_cp})
@@ -108,7 +108,7 @@ def _pieces(entry: Any) -> list[ShardedTensor]:
 
 
 def _global_name(name: str, layer: int) -> str:
-    """'decoder.layers.0.x' of stage 1 -> 'decoder.layers.3.x': the local layer number becomes the global one."""
+    """'decoder.layers.0.x' of stage 1 -> 'decoder.layers.3.x': replaces the local layer number by the global one."""
     if layer < 0:
         return name
     head, _, tail = name.partition(".layers.")
@@ -116,7 +116,7 @@ def _global_name(name: str, layer: int) -> str:
 
 
 def unwrapped(model: Any) -> Any:
-    """The Megatron module inside DDP and precision wrappers: its names and its state dict have no prefix."""
+    """The Megatron module inside DDP and precision wrappers. Its names and its state dict have no prefix."""
     while hasattr(model, "module"):
         model = model.module
     return model
@@ -125,9 +125,9 @@ def unwrapped(model: Any) -> Any:
 def merge_manifest(
     parts: list[tuple[ParameterSpec, ...]], num_layers: int, kinds: tuple[StateKind, ...], rule: BucketRule
 ) -> Manifest:
-    """One manifest out of what the pipeline stages described. Raises StateMismatch where two ranks disagree.
+    """One manifest from the descriptions of all pipeline stages. Raises StateMismatch if two ranks disagree.
 
-    `order` becomes the position inside the place (first stage, one layer, last stage), the same in every layout.
+    `order` becomes the position inside its place (first stage, one layer, last stage), which is equal in every layout.
     """
     seen: dict[str, ParameterSpec] = {}
     for spec in (spec for part in parts for spec in part):
@@ -149,9 +149,9 @@ _PLACES = ("first", "layer", "last")
 
 
 def discover_kinds(optimizer: DistributedOptimizer) -> tuple[StateKind, ...]:
-    """master, every moment that the optimizer's own class keeps for an element, and grad.
+    """master, every moment that the optimizer's class keeps per element, and grad.
 
-    Found by stepping one tiny parameter with the job's class and settings, so no optimizer is named in code.
+    Steps one tiny parameter with the job's class and settings to find the moments, so the code names no optimizer.
     """
     moments = [name for name, value in _probe(optimizer).items() if torch.is_tensor(value) and value.shape == (3,)]
     names = (MASTER, *sorted(moments), GRAD)
@@ -169,12 +169,12 @@ def _probe(optimizer: DistributedOptimizer) -> Mapping[str, Any]:
 
 
 def adopt(model: Any, optimizer: Any, manifest: Manifest, world: MegatronWorld) -> LiveState:
-    """Lay regions over a world's live state, after checking it against the pure layout function.
+    """Check a world's live state against the pure layout function, then lay regions over it.
 
-    Moments and bf16 masters are re-homed into flat buffers (content kept), and so are fp32 masters where this rank's
-    pieces of the buckets do not follow each other; else they, and gradients, are views of Megatron's flat buffers. In a
+    Moves moments and bf16 masters into flat buffers (content kept). Moves fp32 masters too if this rank's pieces of the
+    buckets are not adjacent. Otherwise fp32 masters, and always gradients, are views of Megatron's flat buffers. In a
     world built with released storage the regions have no memory until `allocate`.
-    Raises StateMismatch naming the first bucket or parameter that lies elsewhere than the layout function says.
+    Raises StateMismatch naming the first bucket or parameter that is not where the layout function says.
     """
     inner = distributed_optimizer(optimizer)
     shards = shard_ranges(manifest, world.layout, world.rank)
@@ -191,7 +191,7 @@ def adopt(model: Any, optimizer: Any, manifest: Manifest, world: MegatronWorld) 
 
 
 def local_names(model: Any, manifest: Manifest, world: MegatronWorld) -> dict[torch.nn.Parameter, str]:
-    """Live parameter -> logical name, by registration order; raises StateMismatch where a shape is not the layout's."""
+    """Live parameter -> logical name, by registration order. Raises StateMismatch if a shape is not the layout's."""
     expected = local_parameters(manifest, world.layout, world.rank)
     actual = list(unwrapped(model).named_parameters())
     if len(actual) != len(expected):
@@ -207,7 +207,7 @@ def local_names(model: Any, manifest: Manifest, world: MegatronWorld) -> dict[to
 
 
 def _check_buffer(inner: DistributedOptimizer, shards: RankShards, names: dict[torch.nn.Parameter, str]) -> None:
-    """Every bucket must be the layout function's, and every range that Megatron says this rank owns, and no other."""
+    """Every bucket, and every range that this rank owns by Megatron, must equal the layout function's."""
     (per_bucket,) = inner.gbuf_ranges[0].values()
     buckets = [(bucket.numel_unpadded, bucket.grad_data.numel()) for bucket in inner.buffers[0].buckets]
     wanted = [(bucket.numel, bucket.padded_numel) for bucket in shards.buckets]
@@ -245,7 +245,7 @@ def _adopt_masters(live: LiveState) -> torch.Tensor:
 
 
 def _windows(live: LiveState, names: dict[torch.nn.Parameter, str]) -> Iterator[tuple[torch.nn.Parameter, slice]]:
-    """Each optimizer parameter this rank owns a part of, and where in the regions that lies."""
+    """Each optimizer parameter of which this rank owns a part, and that part's slice of the regions."""
     inner = live.optimizer
     offsets = {entry.name: entry for entry in live.shards.parameters}
     pairs = (
@@ -267,7 +267,7 @@ def _rehome(tensor: torch.Tensor, window: torch.Tensor) -> None:
 
 
 def _adopt_moment(live: LiveState, kind: str) -> None:
-    """Re-home one moment into a flat region; where the optimizer never stepped the region stands ready, unused."""
+    """Move one moment into a flat region. If the optimizer never stepped, the region exists but is not used yet."""
     flat = live.regions[kind] = _flat(live)
     state = live.optimizer.optimizer.state
     for shard, window in live.windows:
@@ -276,9 +276,9 @@ def _adopt_moment(live: LiveState, kind: str) -> None:
 
 
 def attach_moments(live: LiveState, scalars: Mapping[str, Any]) -> None:
-    """Give a never-stepped optimizer its state: moments are windows of the regions, everything else `scalars`.
+    """Give an optimizer that never stepped its state: moments as windows of the regions, the rest from `scalars`.
 
-    A scalar tensor gets its own copy for each parameter: one shared `step` tensor would advance once a parameter.
+    Each parameter gets its own copy of a scalar tensor. A shared `step` tensor would advance once per parameter.
     """
     live.settled = True
     regions = {kind: live.regions[kind] for kind in live.moments}
@@ -291,15 +291,15 @@ def attach_moments(live: LiveState, scalars: Mapping[str, Any]) -> None:
 
 
 def settle_moments(live: LiveState) -> None:
-    """After an optimizer step: moments that this step made lazily move into the regions. Costs nothing afterwards."""
+    """After an optimizer step: move moments that the step created into the regions. Does nothing from then on."""
     if not live.settled:
         readopt_moments(live)
 
 
 def element_scalars(live: LiveState) -> dict[str, Any]:
-    """Optimizer state that is not a moment (step counts), which must be equal for all parameters of the rank.
+    """Optimizer state that is not a moment (step counts). It must be equal for all parameters of the rank.
 
-    Tensors are given as floats; fp32 counts survive the trip through JSON exactly. Empty before the first step.
+    Tensors become floats; JSON keeps fp32 counts exactly. Empty before the first step.
     """
     moments = set(live.moments)
     found: dict[str, Any] = {}
@@ -314,18 +314,18 @@ def element_scalars(live: LiveState) -> dict[str, Any]:
 
 
 def has_stepped(live: LiveState) -> bool:
-    """Whether the moments exist: they are made by the first optimizer step."""
+    """Whether the moments exist. The first optimizer step creates them."""
     return bool(live.optimizer.optimizer.state)
 
 
 def probe_scalars(optimizer: DistributedOptimizer) -> dict[str, Any]:
-    """What the optimizer's class keeps for a parameter besides moments, as it is before the first step."""
+    """What the optimizer's class keeps per parameter besides moments, with its values before the first step."""
     stepped = {name: value for name, value in _probe(optimizer).items() if not (torch.is_tensor(value) and value.dim())}
     return {name: 0.0 if torch.is_tensor(value) else value for name, value in stepped.items()}
 
 
 def readopt_moments(live: LiveState) -> None:
-    """Lay the moments back into the regions after something replaced the optimizer's tensors (content kept)."""
+    """Move the moments back into the regions after something replaced the optimizer's tensors (content kept)."""
     live.settled = True
     state = live.optimizer.optimizer.state
     for kind in live.moments:
@@ -337,8 +337,8 @@ def readopt_moments(live: LiveState) -> None:
 def fill_initial(live: LiveState, initial: Callable[[ParameterSpec, torch.Generator], torch.Tensor], seed: int) -> None:
     """Fill the masters (and, for bf16, nothing else) from global coordinates: the same values in every layout.
 
-    Each whole parameter is drawn from a generator seeded by (seed, name) and cut to what this rank owns; one whole
-    parameter at a time is in memory. Weights follow from the masters by the gather that starts the world.
+    Draws each whole parameter from a generator seeded by (seed, name) and cuts out what this rank owns. Only one whole
+    parameter is in memory at a time. The gather that starts the world fills the weights from the masters.
     """
     specs = {spec.name: spec for spec in live.manifest.parameters}
     drawn_name, drawn = "", torch.empty(0)

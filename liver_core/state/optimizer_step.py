@@ -1,7 +1,7 @@
-"""The optimizer step, cut where a handoff cuts it: gradients prepared and measured, then applied, here or elsewhere.
+"""The optimizer step in the two parts between which a handoff happens: measure the gradients, then apply them.
 
-The norm is computed once, in the world that reduced the gradients; whoever applies the step uses that norm, in
-Megatron's order of operations, so that old and new world compute the same bits.
+The world that reduced the gradients computes the norm, once. The world that applies the step uses that norm and
+Megatron's order of operations, so old and new world compute the same bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def measure_gradients(state: TrainState) -> float:
-    """Total gradient norm over the world (a collective of it). Changes nothing: gradients are only looked at."""
+    """Total gradient norm over the world (a collective of it). Gradients do not change."""
     optimizer = distributed_optimizer(state.optimizer)
     optimizer.prepare_grads()
     return float(optimizer.get_grad_norm())
@@ -38,7 +38,7 @@ def apply_step(state: TrainState, grad_norm: float) -> None:
 
 
 def refresh_weights(state: TrainState) -> None:
-    """Rebuild the model weights from the masters: copy each shard, gather over data-parallel ranks."""
+    """Rebuild the model weights from the masters: copy each shard, then gather over data-parallel ranks."""
     optimizer = distributed_optimizer(state.optimizer)
     with torch.no_grad():
         optimizer._copy_main_params_to_model_params()
@@ -46,36 +46,36 @@ def refresh_weights(state: TrainState) -> None:
 
 
 def gather_weights(state: TrainState) -> None:
-    """Complete the model weights now, for whoever reads them between steps. A collective of the data-parallel ranks.
+    """Gather the model weights now, for a reader between two steps. A collective of the data-parallel ranks.
 
-    Between a step and the next forward pass a rank of a job with overlap_param_gather has only its own part of them.
+    With overlap_param_gather, a rank has only its own part of them between a step and the next forward pass.
     """
     if state.model.ddp_config.overlap_param_gather:
         state.model.start_param_sync(force_sync=True)
 
 
 def _gather_in_next_forward(state: TrainState) -> None:
-    """Have weights that a step changed gathered by the forward pass that needs them; only with overlap_param_gather.
+    """With overlap_param_gather: make the next forward pass gather the weights that this step changed.
 
-    Megatron does so by itself unless something (a checkpoint, the start of a world) gathered between the reduction of
-    the gradients and the step: then its mark of what was gathered would stand for the weights before the step.
+    Megatron does so by itself, unless something (a checkpoint, the start of a world) gathered between the reduction of
+    the gradients and the step. Then Megatron's flag would still mark the weights from before the step as gathered.
     """
     for group in state.model.bucket_groups:
         group.param_gather_dispatched = False
 
 
-# `step` appears in groups only after a checkpoint was loaded (Megatron puts it there); element state has the true one.
+# Megatron puts `step` into groups only when it loads a checkpoint. The true one is in the element state.
 _NOT_CONTENT = ("params", "lr", "weight_decay", "step")
 
 
 def hyper_parameters(state: TrainState) -> list[dict[str, Any]]:
-    """Learning rate and weight decay of each parameter group, keyed by the group's content, never by its index."""
+    """Learning rate and weight decay of each parameter group, keyed by the group's content, not by its index."""
     groups = distributed_optimizer(state.optimizer).optimizer.param_groups
     return [{"key": _content(group), "lr": group["lr"], "weight_decay": group["weight_decay"]} for group in groups]
 
 
 def set_hyper_parameters(state: TrainState, groups: list[dict[str, Any]]) -> None:
-    """Take over learning rate and weight decay. Raises KeyError text for a group that the other world did not have."""
+    """Set learning rate and weight decay. Raises KeyError naming a group that the other world did not have."""
     known = {group["key"]: group for group in groups}
     for group in distributed_optimizer(state.optimizer).optimizer.param_groups:
         key = _content(group)

@@ -1,6 +1,6 @@
-"""Replay with the job's own optimizer and Megatron's own clipping; and the start-up check that it gives the same bits.
+"""Replay with the job's own optimizer and Megatron's own clipping, and the check that replay gives the same bits.
 
-The windows themselves are `liver_core.streaming.window_step`; here is what only the live optimizer knows.
+`liver_core.streaming.window_step` steps on windows. This module adds what only the live optimizer knows.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from liver_core.streaming.window_step import Clip, Place, Replayer, StepRule
 CHECK_STEPS = 4
 CHECK_ELEMENTS = 4099
 CHECK_CUTS = (0, 1, 18, 1049, 1050, 2111, 4098, CHECK_ELEMENTS)
-"""Windows of odd lengths at odd places: a kernel that treats the end of a tensor otherwise than its middle shows."""
+"""Odd lengths at odd offsets show a kernel that treats the end of a tensor differently from its middle."""
 
 
 def clip(parameters: list[torch.nn.Parameter], limit: float, norm: float) -> None:
     """Megatron's own clipping, in place on the gradients of `parameters`."""
-    # The cast is to what the function takes: its annotation names tensors.
+    # A new list, since the function's annotation names tensors, not parameters.
     clip_grad_by_total_norm_fp32([*parameters], limit, norm)
 
 
 def step_rule(optimizer: torch.optim.Optimizer, moments: tuple[str, ...], *, clip: Clip = clip) -> StepRule:
-    """The job's class and settings, from its live inner optimizer."""
+    """The job's optimizer class and settings, from its live inner optimizer."""
     groups = tuple({key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups)
     return StepRule(type(optimizer), groups, tuple(_content(group) for group in groups), moments, clip)
 
 
 def replayer(live: LiveState, *, window_elements: int) -> Replayer:
-    """A replayer over a world's regions, on the device or waiting in host memory. Raises UnsupportedState for a
-    parameter elsewhere."""
+    """A replayer over a world's regions, on the device or in host memory. Raises UnsupportedState if a parameter lies
+    in no region."""
     rule = step_rule(live.optimizer.optimizer, live.moments)
     return Replayer(
         rule,
@@ -51,27 +51,27 @@ def replayer(live: LiveState, *, window_elements: int) -> Replayer:
 
 
 def _places(live: LiveState) -> list[Place]:
-    """Where each optimizer parameter lies in the regions, and its group; checked against the layout function."""
+    """Each optimizer parameter's place in the regions and its group, checked against the layout function."""
     master = live.homes.get(MASTER, live.regions[MASTER])
     storage, base = master.untyped_storage()._cdata, master.storage_offset()
     found = []
     for number, group in enumerate(live.optimizer.optimizer.param_groups):
         for parameter in group["params"]:
             if parameter.untyped_storage()._cdata != storage:
-                raise UnsupportedState(f"parameter group {number}: a master of {parameter.numel()} is in no region")
+                raise UnsupportedState(f"group {number}: a master of {parameter.numel()} elements is in no region")
             start = parameter.storage_offset() - base
             found.append(Place(start, start + parameter.numel(), number))
     owned = {(part.region_offset, part.region_offset + part.numel) for part in live.shards.parameters}
     if {(place.start, place.stop) for place in found} != owned:
-        raise UnsupportedState("the optimizer's masters are not the parameters that the layout function says")
+        raise UnsupportedState("the optimizer's masters differ from the parameters of the layout function")
     return found
 
 
 def check_replay(live: LiveState) -> None:
-    """Prove, before anything streams, that steps on windows are the steps on whole tensors, bit for bit.
+    """Check, before anything streams, that a step on windows equals the step on whole tensors, bit for bit.
 
-    Raises UnsupportedState naming class, setting and first difference. Draws its numbers from a generator of its own.
-    Done once in a process for a class with its settings on a device; rates, which change every step, do not count.
+    Raises UnsupportedState naming class, settings and first difference. Draws its numbers from a generator of its own.
+    Runs once per process for each optimizer class, settings and device. Rates change every step and are left out.
     """
     rule, device = step_rule(live.optimizer.optimizer, live.moments), live.device
     passed = (rule.optimizer, rule.keys, device)
@@ -84,15 +84,16 @@ _PASSED: set[tuple[type, tuple[str, ...], torch.device]] = set()
 
 
 def check_rule(rule: StepRule, device: torch.device) -> None:
-    """`check_replay` of a rule: every parameter group on its own, some steps from no state, on `device`."""
+    """`check_replay` for a rule: each parameter group separately, a few steps from empty state, on `device`."""
     for number, settings in enumerate(rule.groups):
         problem = _difference(rule, number, device)
         if problem:
-            # Switched off is not of interest, and neither is what Megatron adds for its own use.
-            told = {key: value for key, value in settings.items() if key in _SHOWN or value is True}
+            # Leave out settings that are off, and those that Megatron adds for its own use.
+            shown = {key: value for key, value in settings.items() if key in _SHOWN or value is True}
             raise UnsupportedState(
-                f"optimizer {rule.optimizer.__name__} with {told}: a step on parts of a tensor is not the step on the "
-                f"whole one ({problem}); steps cannot be replayed. Choose its foreach or for-loop implementation"
+                f"optimizer {rule.optimizer.__name__} with {shown}: a step on parts of a tensor differs from the step "
+                f"on the whole tensor ({problem}), so steps cannot be replayed. "
+                "Choose its foreach or for-loop implementation"
             )
 
 
@@ -100,7 +101,7 @@ _SHOWN = ("lr", "betas", "eps", "momentum", "fused", "foreach", "weight_decay")
 
 
 def _difference(rule: StepRule, number: int, device: torch.device) -> str:
-    """What differs first between whole and replayed steps of one group, or nothing."""
+    """The first difference between whole and replayed steps of one group, or an empty text."""
     generator = torch.Generator().manual_seed(20_000 + number)
     start = torch.randn(CHECK_ELEMENTS, generator=generator)
     regions = {kind: torch.zeros(CHECK_ELEMENTS, device=device) for kind in ("master", "grad", *rule.moments)}
@@ -132,7 +133,7 @@ def _difference(rule: StepRule, number: int, device: torch.device) -> str:
 def _header(
     rule: StepRule, number: int, version: int, rates: Mapping[str, float], state: Mapping[str, Any]
 ) -> StepHeader:
-    """The header as a source writes it, once through its bytes."""
+    """The header as a source writes it, encoded and decoded once."""
     scalars = {
         name: float(value) if torch.is_tensor(value) else value
         for name, value in state.items()

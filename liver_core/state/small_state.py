@@ -1,7 +1,7 @@
-"""The small state of a job: everything but tensors that must follow it into the next world, as JSON.
+"""The small state of a job: what the next world needs besides tensors, as JSON.
 
-Step and data position, schedule, hyper-parameters by content, per-parameter step counts, the job's own. Floats survive
-JSON bit for bit (shortest round-trip representation). Random streams are re-derived, see `reseed`.
+Step and data position, schedule, hyper-parameters by content, per-parameter step counts, the job's own state. JSON
+keeps floats bit for bit (shortest round-trip representation). `reseed` derives random streams again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from liver_core.worlds.megatron import MegatronWorld, seed_streams
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the job is: optimizer steps applied, samples consumed by them, digest over those steps' samples."""
+    """How far the job is: optimizer steps applied, samples consumed by them, digest of those samples."""
 
     step: int
     cursor: DataCursor
@@ -28,7 +28,7 @@ class Progress:
 
 
 def collect(job: TrainingJob, state: TrainState, live: LiveState, progress: Progress) -> dict[str, Any]:
-    """The small state at a boundary; equal on all ranks of the world (asserted for the parts that could differ)."""
+    """The small state at a boundary. Equal on all ranks of the world (asserted for the parts that could differ)."""
     return {
         "step": progress.step,
         "consumed_samples": progress.cursor.consumed,
@@ -43,7 +43,7 @@ def collect(job: TrainingJob, state: TrainState, live: LiveState, progress: Prog
 def install(
     small: Mapping[str, Any], job: TrainingJob, state: TrainState, live: LiveState, world: MegatronWorld
 ) -> Progress:
-    """Give a world that holds masters and moments the rest of the state. Returns where the job is."""
+    """Set the small state of a world that already has masters and moments. Returns how far the job is."""
     if small["element_scalars"] and not has_stepped(live):
         attach_moments(live, small["element_scalars"])
     if state.scheduler is not None and small["scheduler"] is not None:
@@ -59,9 +59,9 @@ def install(
 
 
 def reseed(job: TrainingJob, world: MegatronWorld, step: int) -> None:
-    """Re-derive this rank's random streams from (seed, step, tensor rank, pipeline rank, data rank).
+    """Derive this rank's random streams again from (seed, step, tensor rank, pipeline rank, data rank).
 
-    A stream belongs to a place in a layout and means nothing in another one, so no stream is carried over; every world
-    that starts at `step` in the same layout draws the same numbers.
+    A stream belongs to a rank's coordinates in one layout and means nothing in another, so streams do not move with the
+    state. Every world that starts at `step` in the same layout draws the same numbers.
     """
     seed_streams(world, seed=job.seed, step=step)

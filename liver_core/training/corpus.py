@@ -1,7 +1,7 @@
-"""Byte-level corpus of the Python standard library in Megatron's indexed format, and samples out of such a dataset.
+"""Byte-level corpus of the Python standard library in Megatron's indexed format, and samples from such a dataset.
 
-`python -m liver_core.training.corpus --out PREFIX` builds the corpus the demo and the tests train on: real text that is
-on every machine. Any other dataset in the same format serves as well.
+`python -m liver_core.training.corpus --out PREFIX` builds the corpus on which the demo and the tests train: real text
+that every machine has. Any other dataset in the same format works too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ END_OF_DOCUMENT = 256
 
 
 class ByteTokenizer:
-    """What GPTDataset asks of a tokenizer: token ids are bytes, 256 ends a document."""
+    """The tokenizer that GPTDataset needs: token ids are bytes, 256 ends a document."""
 
     vocab_size = BYTE_VOCABULARY
     eod = END_OF_DOCUMENT
@@ -37,7 +37,7 @@ class ByteTokenizer:
 
 
 class SampleReader:
-    """Samples by position in one endless shuffled sequence; position p is dataset item p modulo its length."""
+    """Samples by position in one endless shuffled sequence. Position p is dataset item p modulo its length."""
 
     def __init__(self, prefix: str, *, seq_length: int, seed: int) -> None:
         self._dataset = _open(prefix, seq_length, seed)
@@ -52,10 +52,10 @@ class SampleReader:
 
 
 def build_standard_library_corpus(prefix: str, *, bytes_max: int = 8_000_000) -> int:
-    """Write PREFIX.bin and PREFIX.idx from the standard library's own sources, one document a file. Returns bytes.
+    """Write PREFIX.bin and PREFIX.idx from the standard library's sources, one document per file. Returns bytes.
 
-    Files are taken in sorted order, so the same Python gives the same corpus. Written beside and renamed: a reader
-    never sees half a corpus.
+    Files are sorted, so the same Python gives the same corpus. Each output is written under another name and then
+    renamed, so a reader never sees a partial file.
     """
     target = Path(prefix)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -102,14 +102,14 @@ def _open(prefix: str, seq_length: int, seed: int) -> GPTDataset:
     )
     indexed = IndexedDataset(prefix, multimodal=False, mmap=True)
     documents = numpy.arange(indexed.document_indices.shape[0] - 1, dtype=numpy.int32)
-    # Whoever holds the lock builds what is missing, whatever its rank; the others of the node find it.
+    # The first process of a node to get the lock builds the missing index, whatever its rank. The others find it.
     with _locked(cache / ".lock"), alone():
         return GPTDataset(indexed, prefix, documents, None, Split.train, config)
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process of a node at a time. Megatron itself leaves the index to rank 0 and a barrier."""
+    """Lets in one process of a node at a time. Megatron itself has rank 0 build the index, then uses a barrier."""
     with path.open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield

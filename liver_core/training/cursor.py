@@ -1,7 +1,7 @@
-"""The data cursor: which samples each data-parallel rank takes in each step, whatever the layout. Pure.
+"""The data cursor: which samples each data-parallel rank takes in each step, in any layout. Pure.
 
-A global batch is always the next `global_batch` sample ids, so every sample is used exactly once however often the
-layout changes. The digest of a step is a sum, so ranks can contribute their parts in any order.
+A global batch is always the next `global_batch` sample ids, so each sample is used exactly once, however often the
+layout changes. The digest of a step is a sum, so ranks can add their parts in any order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _MASK = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class DataCursor:
-    """`consumed` samples have been trained on by applied steps; `global_batch` is constant for a job's life."""
+    """`consumed`: samples used by the steps applied so far. `global_batch` is constant for a job's life."""
 
     consumed: int
     global_batch: int
@@ -25,8 +25,8 @@ class DataCursor:
     def batches(self, dp_rank: int, dp_size: int) -> tuple[MicroBatch, ...]:
         """The micro-batches of one data-parallel rank in the step that starts at this cursor.
 
-        Micro-batch k of rank r holds ids consumed + (k * dp_size + r) * micro_batch and following, Megatron's order
-        (megatron/training/datasets/data_samplers.py). Raises ValueError where the batch does not divide.
+        Micro-batch k of rank r starts at id consumed + (k * dp_size + r) * micro_batch. This is Megatron's order
+        (megatron/training/datasets/data_samplers.py). Raises ValueError if the batch does not divide.
         """
         per_round = self.micro_batch * dp_size
         if self.global_batch % per_round:
@@ -46,7 +46,7 @@ class DataCursor:
 def digest_part(step: int, batches: tuple[MicroBatch, ...], here: Coordinates) -> int:
     """This rank's part of the step's sample digest; the digest is the sum of all parts modulo 2^64.
 
-    The ranks of one model replica train on the same samples, so its first rank speaks for all of them.
+    The ranks of one model replica train on the same samples, so only the replica's first rank adds a part.
     """
     if (here.tp, here.pp, here.cp) != (0, 0, 0):
         return 0
@@ -54,12 +54,12 @@ def digest_part(step: int, batches: tuple[MicroBatch, ...], here: Coordinates) -
 
 
 def chained(previous: int, step_digest: int) -> int:
-    """Digest over all steps so far: order-dependent in steps, so that a repeated or swapped step shows."""
+    """Digest of all steps so far. It depends on the order of steps, so it detects a repeated or swapped step."""
     return _splitmix((previous ^ step_digest) & _MASK)
 
 
 def expected_digest(step: int, cursor: DataCursor) -> int:
-    """What an undisturbed run's step digest is, computed without any rank."""
+    """The step digest of an undisturbed run, computed without any rank."""
     ids = range(cursor.consumed, cursor.consumed + cursor.global_batch)
     return sum(_mixed(step, sample) for sample in ids) & _MASK
 

@@ -1,7 +1,7 @@
 """The reference job: a Megatron-Core GPT on a Megatron indexed dataset. The demo and the tests run it.
 
-It is what a user would write: everything Megatron needs is passed explicitly, nothing is read from global
-parallel_state. Dense models; experts are refused for now.
+It is what a user would write: it passes everything that Megatron needs, and reads nothing from the global
+parallel_state. Dense models only: it rejects layouts with experts.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class GptArguments(BaseModel):
     clip_grad: float = Field(1.0, ge=0)
     adam_eps: float = Field(1e-8, gt=0)
     init_std: float = Field(0.02, gt=0)
-    overlap_grad_reduce: bool = Field(False, description="reduce each gradient bucket while backward goes on")
-    overlap_param_gather: bool = Field(False, description="gather the weights of each bucket while forward goes on")
+    overlap_grad_reduce: bool = Field(False, description="reduce each gradient bucket during the backward pass")
+    overlap_param_gather: bool = Field(False, description="gather the weights of each bucket during the forward pass")
     ddp_bucket_size: int | None = Field(
-        None, ge=1, description="elements at which a gradient bucket is full; Megatron's default where not given"
+        None, ge=1, description="elements at which a gradient bucket is full; without it, Megatron's default"
     )
     data_prefix: str = Field(description="path of the indexed dataset without .bin and .idx")
 

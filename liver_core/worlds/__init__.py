@@ -1,6 +1,5 @@
-"""Worlds: two generations of one job living side by side in one process.
+"""Worlds: two generations of one job side by side in one process.
 
-`groups` is the only place that touches private torch.distributed names, `megatron` the only one here that imports
-Megatron-Core, `released` builds structure without memory, `cpu_compat` lets Megatron run without CUDA and is never
-imported on a machine that has it.
+Only `groups` touches private torch.distributed names. Only `megatron` and `cpu_compat` import Megatron-Core. `released`
+builds structure without memory. `cpu_compat` lets Megatron run without CUDA; a machine with CUDA never imports it.
 """

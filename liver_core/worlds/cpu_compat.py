@@ -1,7 +1,7 @@
-"""Lets Megatron-Core run where CUDA is absent. Each patch has a name, a reason and can be switched off alone.
+"""Lets Megatron-Core run where CUDA is absent. Each patch has a name and a reason, and can be switched off alone.
 
-Never imported on a machine with a GPU: `apply` refuses. An ablation test keeps the list minimal. Settings that are not
-patches (TORCHDYNAMO_DISABLE, use_cpu_initialization, fusions off) belong to the job, see liver_core.training.gpt.
+Not for a machine with a GPU: `apply` raises there. An ablation test keeps the list minimal. Settings that are not
+patches (use_cpu_initialization, fusions off) belong to the job, see liver_core.training.gpt.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def apply(without: Iterable[str] = ()) -> tuple[str, ...]:
     skip = set(without)
     if unknown := skip - PATCHES.keys():
         raise ValueError(f"without: unknown patch {sorted(unknown)}; known are {sorted(PATCHES)}")
-    # torch.compile is bound when Megatron is imported; its first step would cost 17 s of compilation per process.
+    # Importing Megatron binds torch.compile. Each process would then spend 17 s compiling in its first step.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     for name, patch in PATCHES.items():
         if name not in skip and name not in _applied:
@@ -41,13 +41,13 @@ def _patch(function: Callable[[], None]) -> Callable[[], None]:
 
 @_patch
 def current_device() -> None:
-    """Megatron allocates on `torch.cuda.current_device()`; on a CPU that is the CPU."""
+    """Megatron allocates on `torch.cuda.current_device()`. Without CUDA that is the CPU."""
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment]
 
 
 @_patch
 def cuda_factories() -> None:
-    """`torch.tensor` and `torch.zeros` are called with device='cuda' (schedules, optimizer scalars, clip_grads)."""
+    """Megatron calls `torch.tensor` and `torch.zeros` with device='cuda' (schedules, optimizer scalars, clip_grads)."""
     for name in ("tensor", "zeros"):
         setattr(torch, name, _on_cpu(getattr(torch, name)))
 
@@ -87,7 +87,7 @@ def rng_state() -> None:
 
 @_patch
 def synchronize() -> None:
-    """Pipeline schedules and checkpointing call `torch.cuda.synchronize`; CPU work is synchronous."""
+    """Pipeline schedules and checkpointing call `torch.cuda.synchronize`. CPU work is synchronous already."""
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
 
 

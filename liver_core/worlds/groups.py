@@ -1,7 +1,7 @@
-"""Process groups of one world, made directly on a store, beside any number of other worlds of the process.
+"""Process groups of one world, made directly on a store. A process may have the groups of several worlds at once.
 
-This module is the guarded place for private torch.distributed names. `check_private_names` runs before the first group
-is made and fails with a clear message when torch has moved. Not here: which groups Megatron wants (worlds.megatron).
+Only this module uses private torch.distributed names. `check_private_names` runs before the first group is made and
+raises a clear error if torch has changed them. Not here: which groups Megatron wants (worlds.megatron).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _WORLD_MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_
 
 
 class PrivateApiMoved(RuntimeError):
-    """A private torch or megatron name that this version of the product relies on is gone or behaves differently."""
+    """A private torch or Megatron name that we rely on is missing or behaves differently in the installed version."""
 
 
 class BringUpFailed(RuntimeError):
@@ -68,11 +68,11 @@ def check_private_names() -> None:
 
 
 class _ThreadWorld(c10d._World):
-    """A `_World` whose default group can be overridden by one thread while every other thread keeps the active one.
+    """A `_World` in which one thread can override the default group. All other threads keep the active one.
 
     Megatron's optimizer constructor gathers objects on the default group (megatron/core/optimizer/__init__.py,
-    `_get_param_groups`); built in the background it would otherwise join the training world's collectives and hang it.
-    Only an override is thread-local: autograd runs backward hooks on its own threads, which must see the active world.
+    `_get_param_groups`). In a background thread it would join the training world's collectives and hang that world.
+    Only the override is per thread: autograd runs backward hooks on its own threads, which must see the active world.
     """
 
     @property
@@ -90,7 +90,7 @@ _NO_GROUP = object()
 
 
 def install_thread_world() -> None:
-    """Make the default group overridable per thread. Idempotent; groups that were made before stay."""
+    """Make the default group overridable per thread. Idempotent. Existing groups stay as they are."""
     if not isinstance(c10d._world, _ThreadWorld):
         check_private_names()
         c10d._world.__class__ = _ThreadWorld
@@ -110,7 +110,7 @@ def default_group(group: dist.ProcessGroup) -> Iterator[None]:
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Let this thread see no default group at all, so that library code which leaves work to rank 0 does it here."""
+    """Let this thread see no default group. Library code that leaves work to rank 0 then does it in this process."""
     install_thread_world()
     previous = getattr(_override, "group", None)
     _override.group = _NO_GROUP
@@ -128,15 +128,15 @@ def activate_default_group(group: dist.ProcessGroup | None) -> None:
 def connect_store(address: StoreAddress, *, timeout_s: float, answer_s: float | None = None) -> dist.TCPStore:
     """Open a client connection to the generation's store.
 
-    Every thread needs its own: one TCPStore client is a mutex, and a blocking wait of the preparing thread on a shared
-    one would stall the training thread. Raises ConnectionError naming the address.
+    Every thread needs its own client. A client is one mutex: if the preparing thread waits on a shared client, the
+    training thread stalls. Raises ConnectionError naming the address.
 
-    With `answer_s` an operation that gets no answer for so long fails (dist.DistNetworkError), and the client is of no
-    more use. Without it torch waits for ever for a store that stalls, or whose machine vanished without a word.
+    With `answer_s`, an operation fails (dist.DistNetworkError) if no answer arrives within that time. The client is
+    then unusable. Without `answer_s`, torch waits for ever for a store that stalls or whose machine disappeared.
     """
     if answer_s is None:
         return _open_store(address, timeout_s)
-    # Already the constructor asks the store something and waits for ever, so it has a thread, left to its fate.
+    # The constructor already sends a request and may wait for ever. So it runs in a thread that nobody has to join.
     made: list[dist.TCPStore | ConnectionError] = []
 
     def make() -> None:
@@ -163,10 +163,10 @@ def _open_store(address: StoreAddress, timeout_s: float) -> dist.TCPStore:
 
 
 def _bound_answers(port: int, answer_s: float) -> None:
-    """Let what this process reads from and writes to `port` fail after `answer_s`: c10d offers no such setting.
+    """Set a timeout of `answer_s` on all sockets of this process that connect to `port`. c10d has no such setting.
 
-    Connections of other threads to the same store are among them; there too an answer comes at once or never, since
-    c10d asks poll(2) before it reads what it waits for.
+    This includes connections of other threads to the same store. That is safe: c10d waits in poll(2) and reads only
+    when an answer has arrived, so a read returns at once or never.
     """
     limit = struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6))
     for descriptor in os.listdir("/proc/self/fd"):
@@ -196,8 +196,8 @@ def make_group(
     """Make the gloo group of the world ranks `ranks`, of which `rank` is this process, and register it with torch.
 
     `name` must be new in this process (torch's registry of names is process-wide). `host` is the local address that
-    gloo binds to. Blocks until all members came or `timeout_s` passed (BringUpFailed). A collective of the group fails
-    after `collective_s`.
+    gloo binds to. Blocks until all members have joined, at most `timeout_s` (then BringUpFailed). A collective of the
+    group fails after `collective_s`.
     """
     group_rank, size = tuple(ranks).index(rank), len(ranks)
     prefix = dist.PrefixStore(f"{name}/", store)
@@ -216,10 +216,10 @@ def make_group(
 
 
 def gloo_options(host: str, timeout: timedelta):
-    """Options of a gloo backend that binds to the local address `host`; `timeout` of bring-up and of collectives.
+    """Options of a gloo backend that binds to the local address `host`; `timeout` is for bring-up and for collectives.
 
-    Its collectives run one after the other, in one thread. With torch's two, several under way at once on the same
-    connections corrupt the heap now and then: what guards a buffer of one thread is freed a second time by the other
+    One thread runs its collectives one after the other. Torch's default is two threads. Concurrent collectives on the
+    same connections then sometimes corrupt the heap: one thread frees the guard of the other's buffer a second time
     (torch 2.13: a job with overlapped reduction and gather died once in about 1500 steps).
     """
     options = c10d.ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
@@ -232,19 +232,19 @@ def gloo_options(host: str, timeout: timedelta):
 def _gloo(store: dist.Store, rank: int, size: int, host: str, timeout_s: float, collective_s: float):
     backend = c10d.ProcessGroupGloo(store, rank, size, gloo_options(host, timedelta(seconds=timeout_s)))
     backend._set_sequence_number_for_group()
-    # Coming up is quick or has failed; a collective may wait for as long as a slow step of a peer takes.
+    # Bring-up is quick or fails. A collective may have to wait for a slow step of a peer, so it gets another timeout.
     backend._set_default_timeout(timedelta(seconds=collective_s))
     return backend
 
 
 @cache
 def _device(host: str):
-    """One gloo device for all groups of the process: each has an event loop, which is a thread and its descriptors."""
+    """One gloo device for all groups of the process. Each device runs an event loop: one thread and its descriptors."""
     return c10d.ProcessGroupGloo.create_device(hostname=host)
 
 
 def _register(group: dist.ProcessGroup, store: dist.Store, name: GroupName, ranks: Sequence[int]) -> None:
-    """Enter the group in torch's maps, with that world's own rank numbers; P2POp and rank look-ups need it."""
+    """Register the group in torch's maps with the rank numbers of its own world. P2POp and rank look-ups need it."""
     world = c10d._world
     world.pg_map[group] = ("gloo", store)
     world.pg_names[group] = name
@@ -259,10 +259,10 @@ def _register(group: dist.ProcessGroup, store: dist.Store, name: GroupName, rank
 
 @contextmanager
 def limited(group: dist.ProcessGroup, seconds: float) -> Iterator[None]:
-    """Within this block a collective of `group` that takes longer raises RuntimeError, and the group is dead.
+    """Within this block a collective of `group` raises RuntimeError after `seconds`. The group is then unusable.
 
-    The time-out closes the connections, so a peer that comes late gets an error too instead of joining the next
-    collective by mistake. For moments in which waiting for the bring-up time-out would be too long.
+    The timeout closes the connections, so a late peer gets an error too. It cannot join the next collective by mistake.
+    Use it where waiting for the group's own timeout would be too long.
     """
     backends = [group._get_backend(device) for device in group._device_types]
     before = [backend.options._timeout for backend in backends]
@@ -285,10 +285,10 @@ def make_groups(
     timeout_s: float,
     collective_s: float,
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """Make each distinct group of `wanted` that contains `rank`, in the given order, sharing equal memberships.
+    """Make each distinct group of `wanted` that contains `rank`, in the given order. Equal memberships share one group.
 
-    The order must be the same on all ranks. Returns membership -> group. On failure the groups already made are
-    destroyed before BringUpFailed leaves.
+    The order must be the same on all ranks. Returns membership -> group. On failure it destroys the groups that it has
+    made, then raises BringUpFailed.
     """
     made: dict[tuple[int, ...], dist.ProcessGroup] = {}
     try:
@@ -305,8 +305,8 @@ def make_groups(
 
 
 def destroy_groups(groups) -> None:
-    """Shut each group down and take it out of torch's maps, one by one: destroying "the world" would unregister the
-    names of every other world too."""
+    """Shut each group down and remove it from torch's maps, one by one. Destroying the default world in one call would
+    unregister the names of every other world too."""
     world = c10d._world
     for group in list(groups):
         if group not in world.pg_map:
@@ -326,7 +326,7 @@ def destroy_groups(groups) -> None:
 
 
 def plainly(error: BaseException) -> str:
-    """The first line of an error's text; of one of gloo's the first sentence, without the place in its sources."""
+    """The first line of an error's text. For a gloo error: its first sentence, without the source location."""
     first = str(error).strip().partition("\n")[0]
     gloo = re.match(r"\[[^\]]*\]\s*(.*?)(\. |$)", first)
     return (gloo.group(1) if gloo else first)[:500]

@@ -1,7 +1,7 @@
-"""One world of a Megatron-Core job: its roster, its process groups, and what must be swapped when it becomes active.
+"""One world of a Megatron-Core job: its roster, its process groups, and the globals to swap when it becomes active.
 
-One of the few places that import Megatron-Core (see tests/test_tidy.py). Private Megatron names live here and are
-checked by `check_private_names` at start-up.
+One of the few places that import Megatron-Core (see tests/test_tidy.py). It uses private Megatron names;
+`check_private_names` checks them at start-up.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from liver_core.worlds.groups import (
     make_groups,
 )
 
-# parallel_state global -> field of ProcessGroupCollection. Megatron 0.16 still reads a few of them although a
-# collection was passed (vocab-parallel cross entropy reads the tensor-parallel group), so one guarded place sets them.
+# parallel_state global -> field of ProcessGroupCollection. Megatron 0.16 still reads a few of these globals although it
+# gets a collection: vocab-parallel cross entropy reads the tensor-parallel group. `activate` alone sets them.
 _GLOBAL_GROUPS = {
     "_TENSOR_MODEL_PARALLEL_GROUP": "tp",
     "_PIPELINE_MODEL_PARALLEL_GROUP": "pp",
@@ -55,8 +55,8 @@ _GLOBAL_GROUPS = {
 class MegatronWorld:
     """The groups of one generation as this rank sees them.
 
-    `everyone` spans the world and belongs to the main thread, `background` spans it too and belongs to background work
-    (checkpoints), so that their collectives never mix. `collection` is Megatron's.
+    `everyone` and `background` both span the world. The main thread uses `everyone`, background work (checkpoints) uses
+    `background`, so their collectives never mix. `collection` is Megatron's.
     """
 
     roster: Roster
@@ -92,12 +92,12 @@ def check_private_names() -> None:
 
 
 def prepare_process() -> None:
-    """Once per process, before the first world: self-checks, per-thread default group, Megatron's scratch buffer."""
+    """Call once, before the first world of a process: checks, per-thread default group, Megatron's scratch buffer."""
     check_private_names()
     install_thread_world()
     if parallel_state._GLOBAL_MEMORY_BUFFER is None:
         parallel_state._set_global_memory_buffer()
-    # Half a million objects of torch and Megatron stay for good: no collection has to look at them again.
+    # Half a million objects of torch and Megatron live as long as the process. The garbage collector can skip them.
     gc.freeze()
 
 
@@ -111,9 +111,9 @@ def bring_up(
     collective_s: float = 600.0,
     name: str = "",
 ) -> MegatronWorld:
-    """Make all groups of `roster` that contain `rank`; touches nothing of the active world.
+    """Make all groups of `roster` that contain `rank`. The active world is not touched.
 
-    `name` is what the groups are called by, new in this process; empty: job and generation.
+    `name` prefixes the names of the groups and must be new in this process; the default is job and generation.
     Every rank of the roster must call this concurrently. Raises BringUpFailed naming the group that did not complete.
     """
     layout = roster.layout
@@ -191,16 +191,16 @@ def _ends(stages: tuple[int, ...]) -> tuple[int, ...]:
 
 @contextmanager
 def building(world: MegatronWorld) -> Iterator[None]:
-    """Within this block this thread builds parts of `world`: hidden collectives on the default group go to it.
+    """Within this block this thread builds parts of `world`. Its collectives on the default group go to that world.
 
-    The active world, its parallel_state globals and its random state stay as they are; other threads notice nothing.
+    The active world, its parallel_state globals and its random state stay as they are. Other threads are not affected.
     """
     with default_group(world.everyone):
         yield
 
 
 def activate(world: MegatronWorld) -> None:
-    """Make `world` the one that this process trains in. Only pointers change; call at a step boundary."""
+    """Make `world` the one that this process trains in. Only pointers change. Call it at a step boundary."""
     activate_default_group(world.everyone)
     for name, attribute in _GLOBAL_GROUPS.items():
         setattr(parallel_state, name, getattr(world.collection, attribute, None))
@@ -209,7 +209,7 @@ def activate(world: MegatronWorld) -> None:
 
 
 def retire(world: MegatronWorld) -> None:
-    """Destroy the groups of a world that is no longer active: frees their threads and descriptors. Idempotent."""
+    """Destroy the groups of a world that is no longer active. This frees their threads and descriptors. Idempotent."""
     if not world.retired:
         world.retired = True
         destroy_groups(world.groups)
@@ -217,16 +217,16 @@ def retire(world: MegatronWorld) -> None:
 
 
 def _forget_modules() -> None:
-    """Empty Megatron's caches of method results, whose keys are modules and through them a world's groups."""
+    """Empty Megatron's caches of method results. Their keys are modules, which keep a world's groups alive."""
     for method in vars(RotaryEmbedding).values():
         if hasattr(method, "cache_clear"):
             method.cache_clear()
 
 
 def mark_tensor_parallel(module: torch.nn.Module) -> None:
-    """Set the tensor-parallel attributes that Megatron leaves out with `perform_initialization=False`.
+    """Set the tensor-parallel attributes that Megatron omits with `perform_initialization=False`.
 
-    Without them the gradient norm counts tensor-parallel rank 0 only and training drifts from the second step on.
+    Without them the gradient norm counts tensor-parallel rank 0 only, and training is wrong from the second step on.
     """
     for _, parameter, dim in split_parameters(module):
         if not getattr(parameter, "tensor_model_parallel", False):
@@ -252,7 +252,7 @@ def split_parameters(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Pa
 
 
 def seed_streams(world: MegatronWorld, *, seed: int, step: int) -> None:
-    """Set torch's generator and Megatron's tracker streams for this place in this layout at this step."""
+    """Seed torch's generator and Megatron's tracker streams for this rank's coordinates and this step."""
     here = world.coordinates
     place = (seed * 1_000_003 + step) * 1_000_003 + here.dp * 65_536 + here.pp * 256
     model_parallel_cuda_manual_seed(place % 2**31, tp_rank=here.tp, ep_rank=0, etp_rank=here.tp)
@@ -260,7 +260,7 @@ def seed_streams(world: MegatronWorld, *, seed: int, step: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class RandomState:
-    """Where the streams that `seed_streams` sets stand. `device` is None without a GPU."""
+    """The state of the random streams that `seed_streams` seeds. `device` is None without a GPU."""
 
     host: torch.Tensor
     device: torch.Tensor | None
@@ -268,13 +268,13 @@ class RandomState:
 
 
 def random_state() -> RandomState:
-    """A copy of this process's random streams, to go back to."""
+    """A copy of this process's random streams, for `restore_random_state`."""
     device = torch.cuda.get_rng_state() if torch.cuda.is_available() else None
     return RandomState(torch.get_rng_state(), device, _tracker().get_states())
 
 
 def restore_random_state(state: RandomState) -> None:
-    """Have the streams draw again what they have drawn since `state` was taken."""
+    """Set the streams back to `state`, so that they repeat the numbers drawn since then."""
     torch.set_rng_state(state.host)
     if state.device is not None:
         torch.cuda.set_rng_state(state.device)
@@ -282,5 +282,5 @@ def restore_random_state(state: RandomState) -> None:
 
 
 def _tracker() -> Any:
-    """Megatron's, which it makes on demand; its annotation says None."""
+    """Megatron's tracker. Megatron makes it on demand; its annotation wrongly says None."""
     return get_cuda_rng_tracker()

@@ -1,7 +1,7 @@
 """Released storage: build modules, buffers and optimizers that have structure but no memory.
 
-While `released()` is active on a thread, tensors made there keep their shape, dtype and views, but their storage is
-given back at once and every write into such a storage is skipped. `restore` gives the memory back when it is wanted.
+While `released()` is active on a thread, tensors made there keep shape, dtype and views, but their storage is freed at
+once. Writes into freed storage are skipped. `restore` allocates the memory when it is needed.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _KEEP_BYTES = 4096
-# Storage address -> bytes it had when it was released. An address that is used again is overwritten at its release.
+# Storage address -> its bytes when it was released. If an address is reused, its next release overwrites the entry.
 _SIZES: dict[int, int] = {}
 _PINNED: set[int] = set()
-"""Addresses of storages in host memory that are pinned."""
+"""Addresses of pinned storages in host memory."""
 _ALIASING = ("view", "_unsafe_view", "alias", "detach", "slice", "select", "expand", "t", "transpose", "as_strided")
 
 
@@ -31,7 +31,7 @@ def storage_is_released(tensor: torch.Tensor) -> bool:
 
 
 def release(tensors: Iterable[torch.Tensor]) -> int:
-    """Give the storages behind `tensors` back to the allocator; views of them keep their geometry. Returns bytes."""
+    """Free the storages behind `tensors`. Views of them keep their geometry. Returns bytes freed."""
     storages = [storage for storage in _storages(tensors) if storage.nbytes()]
     freed = sum(storage.nbytes() for storage in storages)
     for storage in storages:
@@ -41,7 +41,7 @@ def release(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def restore(tensors: Iterable[torch.Tensor]) -> int:
-    """Allocate again the storages behind released `tensors`; content is undefined. Returns bytes allocated."""
+    """Allocate the storages behind released `tensors` again. Their content is undefined. Returns bytes allocated."""
     storages = _storages(tensor for tensor in tensors if storage_is_released(tensor))
     for storage in storages:
         storage.resize_(_SIZES.pop(storage._cdata))
@@ -49,9 +49,10 @@ def restore(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def discard(tensors: Iterable[torch.Tensor]) -> int:
-    """Give the memory behind `tensors` back for good, whoever still refers to them. Returns bytes.
+    """Free the memory behind `tensors` for good, even if something still refers to them. Returns bytes freed.
 
-    A storage that numpy has seen cannot be resized; its pages are handed to the system instead, its addresses stay.
+    Torch cannot resize a storage that numpy has seen. Such a storage keeps its addresses; only its pages go back to the
+    system.
     """
     storages = [storage for storage in _storages(tensors) if storage.nbytes()]
     freed = sum(storage.nbytes() for storage in storages)
@@ -73,10 +74,10 @@ def discard(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def pin(tensor: torch.Tensor) -> None:
-    """Pin the host memory of `tensor`, until `discard`, so that the device copies from and to it by itself.
+    """Pin the host memory of `tensor` in place, until `discard`. The device can then copy from and to it directly.
 
-    In place: torch's own pinned memory is rounded up to a power of two, which no budget would know of. Raises
-    MemoryError where the system does not allow it, for instance by a limit of locked memory.
+    Torch's own pinned memory is not used: it is rounded up to a power of two, which the budget would not count. Raises
+    MemoryError if the system refuses, for example because of a limit on locked memory.
     """
     storage = tensor.untyped_storage()
     status = int(_cudart().cudaHostRegister(storage.data_ptr(), storage.nbytes(), 0))
@@ -86,26 +87,28 @@ def pin(tensor: torch.Tensor) -> None:
 
 
 def _cudart() -> Any:
-    """The CUDA runtime that torch is linked with; its annotation says None."""
+    """The CUDA runtime that torch is linked with. Its annotation wrongly says None."""
     return torch.cuda.cudart()
 
 
 def trim() -> None:
-    """Make the C library return what was freed to the system: without it a build's passing tensors stay resident."""
+    """Make the C library return freed memory to the system. Without it, temporary tensors of a build stay resident."""
     if _malloc_trim is not None:
         _malloc_trim(0)
 
 
 def collect() -> None:
-    """Collect what refers to itself in circles, and return it to the system. Stops all threads for some hundredths of a
-    second. What was imported before the first world is frozen, so this looks at the worlds only.
+    """Collect objects in reference cycles and return their memory to the system.
+
+    Stops all threads for some hundredths of a second. Objects imported before the first world are frozen, so the
+    collector looks at the worlds only.
     """
     gc.collect()
     trim()
 
 
 _c_library = ctypes.CDLL(None)
-# Only glibc has it; elsewhere freed memory goes back by the allocator's own rules.
+# Only glibc has it. Elsewhere the allocator decides when freed memory goes back to the system.
 _malloc_trim = getattr(_c_library, "malloc_trim", None)
 
 
@@ -113,8 +116,8 @@ _malloc_trim = getattr(_c_library, "malloc_trim", None)
 def released() -> Iterator[_ReleaseMode]:
     """Within this block, on this thread, new tensors above 4 KiB have no memory and writes to them are skipped.
 
-    Peak memory of a build is the single largest tensor in the making (a buffer that is allocated and given back), not
-    the sum. Small tensors stay real: step counters and scales must be computed with.
+    So the peak memory of a build is its largest single tensor (allocated, then freed), not the sum of all tensors.
+    Small tensors keep their memory: the build computes with step counters and scales.
     """
     mode = _ReleaseMode()
     with mode:
@@ -122,7 +125,7 @@ def released() -> Iterator[_ReleaseMode]:
 
 
 class _ReleaseMode(TorchDispatchMode):
-    """Skips operations on released tensors and releases what factories return. `peak_bytes` is the largest tensor."""
+    """Skips operations on released tensors and releases new tensors. `peak_bytes` is the largest tensor so far."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +133,7 @@ class _ReleaseMode(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # Nothing is compiled within the block; torch's guard against it would be a tenth of each operation's cost.
+        # Nothing is compiled within the block. Torch's check for it would take a tenth of each operation's time.
         return False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -146,7 +149,7 @@ class _ReleaseMode(TorchDispatchMode):
         return self._after(_hollow_result(func, args, kwargs))
 
     def _viewed(self, func, args, kwargs, touched: list[torch.Tensor]):
-        """Torch checks a view against the storage's size, so the storage has it back, untouched, for that moment."""
+        """Torch checks a view against its storage's size. Restore the storage for this call; nothing writes to it."""
         storages = _storages(tensor for tensor in touched if storage_is_released(tensor))
         for storage in storages:
             storage.resize_(_SIZES[storage._cdata])
@@ -167,7 +170,7 @@ class _ReleaseMode(TorchDispatchMode):
 
 
 def _tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors among an operator's arguments or results, also those in lists: operators nest no deeper."""
+    """The tensors among an operator's arguments or results, including those in lists. Operators do not nest deeper."""
     found = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, torch.Tensor):
@@ -188,7 +191,7 @@ def _is_view(func) -> bool:
 
 
 def _hollow_result(func, args, kwargs):
-    """The result of a functional operation on released inputs: right shape and dtype, no content."""
+    """The result of a functional operation on released inputs: it has the right shape and dtype, and no content."""
     source = _tensors_in(args, kwargs)[0]
     name = func._schema.name.removeprefix("aten::")
     if name not in ("clone", "_to_copy", "zeros_like", "empty_like", "ones_like"):

@@ -169,8 +169,8 @@ def _event(context: Context, job_id: str, last_step: int) -> JobEvent | None:
         row = session.get(JobRow, job_id)
         if row is None:
             return None
-        # A stream begins with the newest steps. A job that restarted from a checkpoint repeats old step numbers: show them
-        # again.
+        # A stream begins with the newest steps. A job that restarted from a checkpoint repeats old step numbers: they
+        # are shown again.
         after = row.last_step - WATCH_STEPS_MAX if last_step < 0 else min(last_step, row.last_step)
         handoff = next(iter(list_handoffs(session, job_id=job_id, limit=1)), None)
         active = session.get(GenerationRow, (job_id, row.active_generation)) if row.active_generation else None

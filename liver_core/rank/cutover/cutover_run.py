@@ -1,8 +1,8 @@
 """The cutover of one rank: carries out what `liver_core.handoff.Cutover` decides, in the main thread, at the boundary.
 
-Stop-and-copy: training stands still from the agreed boundary to the decision. Masters and moments are read first and
-certified, gradients second, so that a source lost in between still leaves a version from which the batch can be redone.
-Everything that can fail here ends as an event of the machine; nothing of g is written before GO has been read.
+Training pauses from the agreed boundary to the decision. Targets read and certify masters and moments first, gradients
+second. So if a source is lost in between, a version remains from which the batch can be redone. Every failure here
+becomes an event of the machine. Nothing of the old world is written before GO has been read.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ TrainOn = ApplyStepInSource | RedoBatchInSource
 Ending = ApplyStepInTarget | RedoBatchInTarget | TrainOn | Leave | FallToCheckpoint
 Probe = Callable[[str], None]
 
-# By when, in parts of the seconds that a target has, reading and comparing must be over: the rest is for the barrier.
+# When reading and comparing must be over, as shares of a target's time limit. The rest is for the barrier.
 READING_SHARE = 0.7
 COMPARING_SHARE = 0.85
 
 
 @dataclass(slots=True)
 class Outcome:
-    """How the cutover ended on this rank; `boundary` is what the source world posted (norm, small state)."""
+    """How the cutover ended on this rank. `boundary`: what the source world published (norm, small state)."""
 
     ending: Ending
     decision: Decision
@@ -78,9 +78,9 @@ class Outcome:
 
 
 class CutoverRun:
-    """One rank's cutover. `boundary_of` gives, on a source, what holds at this boundary and is equal on all its ranks:
-    version, small state, totals of the step. `chain`: what the gradients streamed until then sum to over the source
-    world, None where that was not learned at the boundary."""
+    """One rank's cutover. On a source, `boundary_of` gives what is equal on all its ranks at this boundary: version,
+    small state, totals of the step. `chain`: the sum over the source world of the gradients streamed until then, None
+    if the boundary did not yield it."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class CutoverRun:
         self.source: SourceSide | None = None
         if following.source_rank is not None and active is not None:
             self.source = SourceSide(self.pause, active, boundary_of, chain)
-        self._held = Level.NOTHING
+        self._reached = Level.NOTHING
         self._arrived_gradients: torch.Tensor | None = None
         self._joined = self._agreed = False
         self._refused: Reason | None = None
@@ -113,7 +113,7 @@ class CutoverRun:
         self._dropped = machine.boundary.dropped
 
     def run(self) -> Outcome:
-        """From the agreed boundary to an ending. Bounded by the machine's deadlines; never raises for what peers do."""
+        """From the agreed boundary to an ending. The machine's deadlines bound it. Never raises because of a peer."""
         effects: deque[CutoverEffect] = deque(self.machine.begin())
         while True:
             if not effects:
@@ -124,7 +124,7 @@ class CutoverRun:
             if isinstance(effect, TrainOn) and self._source_broken is not None:
                 effect = FallToCheckpoint(self._source_broken)
             elif isinstance(effect, TrainOn) and self.pause.problems and self.following.target_rank is None:
-                # The machine of a rank that only gives knows the others' vote; why that failed, this rank knows better.
+                # This rank only gives. Its machine knows the vote of the others, but this rank knows the cause.
                 effect = type(effect)(self.pause.problems[0].reason)
             if isinstance(effect, Ending):
                 return Outcome(effect, self.decision, self.boundary, self.pause.measures, self._certificate_text())
@@ -160,8 +160,8 @@ class CutoverRun:
     def _read_state(self, version: int, until: float) -> StateRead:
         """Source: publish this boundary. Target: read masters and moments, then gradients unless the step was dropped.
 
-        What a rank owes the source world it does whatever happens to it as a target: every living source runs the same
-        collectives, so that on NO-GO the source world still stands.
+        A source rank does its part in the source world even if it fails as a target: all living sources run the same
+        collectives, so that the source world still works after NO-GO.
         """
         started = self.clock()
         self.pause.until = started + READING_SHARE * (until - started)
@@ -169,31 +169,31 @@ class CutoverRun:
         self.probe("boundary")
         following = self.following
         if following.request.source is None:
-            self._held = Level.STATE
-            return StateRead(self._held, source_lost=True, reason=Reason("there is no source world", "read"))
+            self._reached = Level.STATE
+            return StateRead(self._reached, source_lost=True, reason=Reason("there is no source world", "read"))
         self._version = version
         state_kinds, grad_kinds = self._kinds()
-        published = self._tried(lambda: self._tell_boundary(state_kinds))
+        published = self._tried(lambda: self._publish_state(state_kinds))
         if following.streams:
             has_state = published and self._tried(self._catch_up)
         else:
             has_state = published and self._tried(lambda: self._fetch(state_kinds))
         if has_state:
-            self._held = Level.STATE
+            self._reached = Level.STATE
             self.probe("state read")
-        measured = published and not self._dropped and self._tried(self._tell_gradients)
+        measured = published and not self._dropped and self._tried(self._publish_gradients)
         fetched = has_state and measured and self._tried(lambda: self._fetch(grad_kinds))
         if fetched:
             self.probe("gradients read")
             self._hash_gradients()
         certified = self.source is None or self._tried(self.source.finish_certificate)
         if fetched and certified:
-            self._held = Level.EVERYTHING
+            self._reached = Level.EVERYTHING
         source_lost = any(problem.source for problem in self.pause.problems)
-        return StateRead(self._held, source_lost, self.pause.problems[0].reason if self.pause.problems else None)
+        return StateRead(self._reached, source_lost, self.pause.problems[0].reason if self.pause.problems else None)
 
     def _tried(self, action: Callable[[], None]) -> bool:
-        """Whether it could be done; what was lost is remembered, and a source tells the others of a lost source."""
+        """Whether `action` succeeded. Stores what was lost; if it is a source, a source rank publishes the loss."""
         try:
             action()
         except Lost as lost:
@@ -201,7 +201,7 @@ class CutoverRun:
             self.pause.problems.append(lost)
             if lost.source and self.source is not None:
                 with contextlib.suppress(Lost):
-                    self.source.tell_lost(lost.reason)
+                    self.source.publish_lost(lost.reason)
             return False
         return True
 
@@ -210,22 +210,22 @@ class CutoverRun:
         assert manifest is not None
         return state_kinds(manifest), (GRAD,)
 
-    def _tell_boundary(self, kinds: Sequence[str]) -> None:
+    def _publish_state(self, kinds: Sequence[str]) -> None:
         if self.source is not None:
             try:
-                self.source.tell_boundary(self._version, kinds)
+                self.source.publish_state(self._version, kinds)
             finally:
                 self.boundary = self.source.boundary
 
-    def _tell_gradients(self) -> None:
-        """A newcomer waits for the norm, which says that gradients can be read."""
+    def _publish_gradients(self) -> None:
+        """Source: publish. Newcomer: wait for the norm; once it is published, gradients can be read."""
         if self.source is not None:
-            self.source.tell_gradients()
+            self.source.publish_gradients()
         else:
             self.boundary["norm"] = self.pause.wait("norm")
 
     def _catch_up(self) -> None:
-        """As a target of a stream: reach the version of this boundary, which is at most one step away."""
+        """As a streaming target: reach the version of this boundary, which is at most one step away."""
         stream = self.following.target_stream
         if stream is None:
             return
@@ -240,7 +240,7 @@ class CutoverRun:
         self.pause.measures["bytes_moved"] = self.pause.measures["bytes_streamed"]
 
     def _fetch(self, kinds: Sequence[str]) -> None:
-        """As a target: everything of these kinds, from this process and from the other sources."""
+        """As a target: get all state of these kinds, from this process and from the other sources."""
         following = self.following
         if following.world is None:
             return
@@ -267,7 +267,7 @@ class CutoverRun:
     # Certificates, barrier, decision.
 
     def _compared(self) -> CertificateCompared:
-        """Compare, over the whole target world, what arrived with what the source world had."""
+        """Over the whole target world, compare what arrived with what the source world had."""
         if self.following.world is None or self.following.request.source is None:
             return CertificateCompared(equal=True)
         self.probe("certificate")
@@ -285,7 +285,7 @@ class CutoverRun:
         return CertificateCompared(equal=True)
 
     def _mismatches(self) -> list[str]:
-        """Parameter/kind pairs whose sums over the target world are not those of the source world."""
+        """Parameter/kind pairs whose sums over the target world differ from the source world's."""
         following = self.following
         assert following.world is not None and following.manifest is not None
         counted = self._counted()
@@ -302,7 +302,7 @@ class CutoverRun:
         return bad
 
     def _counted(self) -> Counted:
-        """What the ranks of the target world say; the same collective on each of them however much it holds."""
+        """The count over the target world. Every rank runs the same collective, however much it has read."""
         following = self.following
         assert following.world is not None and following.manifest is not None
         group, size = following.world.everyone, following.world.layout.world_size
@@ -315,32 +315,33 @@ class CutoverRun:
         try:
             with limited(group, self.pause.left_s):
                 arrived = (self._target_state(), gradients)
-                return count(self._held, arrived, sent, size, lambda whole: dist.all_reduce(whole, group=group))
+                return count(self._reached, arrived, sent, size, lambda whole: dist.all_reduce(whole, group=group))
         except RuntimeError as error:
             raise Lost(self.pause.reason("certificate", f"a target is gone: {plainly(error)}"), source=False) from error
 
     def _sent(self, name: str) -> torch.Tensor | None:
-        """What the source world's part hashes to, on the one rank of the target world that tells the others: the first
-        survivor, who has it from the source world's own sum, or else the first rank, who reads it in the store."""
+        """The source world's certificate, on the one rank of the target world that adds it; None on the others. This is
+        the first survivor, which took part in the source world's sum. Without survivors it is rank 0, which reads the
+        certificate from the store."""
         request, rank = self.following.request, self.following.target_rank
         assert request.source is not None
         survivors = [index for index, member in enumerate(request.target.members) if member in request.source.members]
         if rank != next(iter(survivors), 0):
             return None
-        if not survivors and self._held >= Level.STATE and (name == "state" or self._held is Level.EVERYTHING):
+        if not survivors and self._reached >= Level.STATE and (name == "state" or self._reached is Level.EVERYTHING):
             with contextlib.suppress(Lost):
                 return torch.tensor(self.pause.wait(f"certificate/{name}"), dtype=torch.int64)
         return None if self.source is None else self.source.certificates.get(name)
 
     def _hash_gradients(self) -> None:
-        """As a target: what the gradients that have arrived hash to."""
+        """As a target: hash the gradients that have arrived."""
         following = self.following
         if following.world is not None:
             assert following.certificate is not None and following.live is not None
             self._arrived_gradients = hashed(following.certificate, following.live.regions, (GRAD,))
 
     def _target_state(self) -> torch.Tensor:
-        """As a target: the part of this rank in what `_source_state` is compared with."""
+        """As a target: this rank's part of the certificate of the state that arrived."""
         following = self.following
         assert following.certificate is not None and following.live is not None
         if not following.streams:
@@ -351,7 +352,7 @@ class CutoverRun:
     def _barrier(self, level: Level, until: float) -> BarrierPassed | BarrierFailed:
         assert self.following.world is not None
         if self._agreed and level is Level.EVERYTHING:
-            # Everybody was there, holds everything, and has seen that nothing differs.
+            # The comparison already was a barrier: all ranks have everything, and all know that nothing differs.
             return BarrierPassed(level)
         self.pause.until = until
         lowest, group = torch.tensor([int(level)], dtype=torch.int64), self.following.world.everyone
@@ -359,12 +360,13 @@ class CutoverRun:
             if self.following.request.source is None:
                 self.probe("barrier")
             elif not self._joined:
-                # Whoever holds nothing never compared; the others wait for its part.
+                # A rank without the state did not compare, but the others wait for its part in that collective.
                 self._counted()
             with limited(group, self.pause.left_s):
                 dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
         except RuntimeError as error:
-            reason = self.pause.reason("barrier", f"not all ranks of the next world came: {plainly(error)}")
+            text = f"not all ranks of the next world reached the barrier: {plainly(error)}"
+            reason = self.pause.reason("barrier", text)
             return BarrierFailed(self._refused or reason)
         except Lost as lost:
             return BarrierFailed(self._refused or lost.reason)
@@ -384,7 +386,7 @@ class CutoverRun:
         return None if self.source is None else self.source.broken
 
     def _state_certificate(self) -> torch.Tensor | None:
-        """What the state of the source world hashes to, where this rank knows it."""
+        """The certificate of the source world's state, or None if this rank does not know it."""
         return None if self.source is None else self.source.certificates.get("state")
 
     def _certificate_text(self) -> str:

@@ -1,7 +1,6 @@
-"""The source world's side of a cutover: what one of its ranks tells of the boundary, and the collectives it owes.
+"""The source world's side of a cutover: what its ranks publish about the boundary, and its collectives.
 
-All living source ranks run the same collectives whatever happens to them as targets, so that on NO-GO their world still
-stands.
+All living source ranks run the same collectives, even if they fail as targets. So their world still works after NO-GO.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from liver_core.state.optimizer_step import measure_gradients
 from liver_core.worlds.groups import limited, plainly
 
 IN_PAUSE_POLL_S = 0.002
-"""How late a newcomer may see what the source world posts while training stands still."""
+"""The poll interval of a newcomer for what the source world publishes in the pause."""
 
 
 class Lost(Exception):
-    """Something needed is gone; `source` when it is a source rank."""
+    """Something needed is lost. `source`: it is a source rank."""
 
     def __init__(self, reason: Reason, *, source: bool) -> None:
         super().__init__(str(reason))
@@ -38,9 +37,9 @@ class Lost(Exception):
 
 @dataclass(slots=True)
 class Pause:
-    """What both sides of one rank share while training stands still.
+    """What both sides of one rank share in the pause.
 
-    `until`: when what is being done must be over, of `clock`. `problems`: what was lost, in order.
+    `until`: when the present action must end, by `clock`. `problems`: what was lost, in order.
     """
 
     following: NextWorld
@@ -53,38 +52,38 @@ class Pause:
 
     @property
     def left_s(self) -> float:
-        """Seconds until then."""
+        """Seconds left until `until`."""
         return self.until - self.clock()
 
     def reason(self, phase: str, text: str, tile: str = "") -> Reason:
-        """In the name of this rank."""
+        """A reason that names this rank."""
         return Reason(text=text, phase=phase, rank=self.rank, tile=tile)
 
     def add(self, name: str, started: float) -> None:
-        """Count the seconds since `started` to a measure."""
+        """Add the seconds since `started` to a measure."""
         self.measures[name] = self.measures.get(name, 0.0) + self.clock() - started
 
     def post(self, name: str, value: Any) -> None:
-        """Put a word into the handoff's store. Raises Lost."""
+        """Publish a value in the handoff's store. Raises Lost."""
         try:
             self.following.exchange.post(name, value)
         except ExchangeTimeout as error:
             raise Lost(self.reason(name, str(error)), source=False) from error
 
     def wait(self, name: str) -> Any:
-        """What the source world posts under `name`; it posts "lost" instead when it has lost a rank. Raises Lost."""
+        """Wait for what the source world publishes as `name`. If it publishes "lost" (it lost a rank), raises Lost."""
         try:
             found, value = self.following.exchange.wait_any((name, "lost"), self.until, poll_s=IN_PAUSE_POLL_S)
         except ExchangeTimeout as error:
             raise Lost(self.reason(name, str(error)), source=True) from error
         if found != name:
-            raise Lost(self.reason(name, f"the source world says: {value}"), source=True)
+            raise Lost(self.reason(name, f"the source world reports: {value}"), source=True)
         return value
 
 
 class SourceSide:
-    """See the module. `boundary`: what was told of it. `certificates`: "state" and "gradients", summed over the source
-    world, once they are known. `broken`: why the source world cannot go on, None while it can."""
+    """See the module. `boundary`: what is published about it. `certificates`: "state" and "gradients", summed over the
+    source world, once they are known. `broken`: why the source world cannot go on, None while it can."""
 
     def __init__(
         self, pause: Pause, active: ActiveWorld, boundary_of: Callable[[], dict[str, Any]], chain: int | None
@@ -100,42 +99,42 @@ class SourceSide:
         self._summing: tuple[str, torch.Tensor, Any] | None = None
 
     @property
-    def speaks(self) -> bool:
-        """Whether this rank posts for the source world: its rank 0 and its first survivor, so that one may die."""
+    def publishes(self) -> bool:
+        """Whether this rank publishes for the source world. Rank 0 and the first survivor do, so that one may die."""
         request, rank = self._following.request, self._following.source_rank
         assert request.source is not None
         survivors = [index for index, member in enumerate(request.source.members) if member in request.target.members]
         return rank == 0 or rank in survivors[:1]
 
-    def announce(self) -> None:
-        """Say that the boundary is reached. Raises Lost."""
+    def publish_boundary(self) -> None:
+        """Publish that the boundary is reached. Raises Lost."""
         self.boundary = self._boundary_of()
-        self._speak("boundary", self.boundary)
+        self._publish("boundary", self.boundary)
 
-    def tell_boundary(self, version: int, kinds: Sequence[str]) -> None:
-        """Say that the boundary is reached, then what the state of these kinds hashes to. Raises Lost."""
-        unspoken = None
+    def publish_state(self, version: int, kinds: Sequence[str]) -> None:
+        """Publish that the boundary is reached, then the certificate of these kinds of state. Raises Lost."""
+        failure = None
         try:
-            self.announce()
+            self.publish_boundary()
         except Lost as lost:
-            # A store that is gone must not keep this rank out of the collectives that the others enter.
-            unspoken = lost
+            # Even if the store is lost, this rank must enter the collectives: the other ranks enter them too.
+            failure = lost
         if self._chain is None or not self._following.streams:
             self._start_sum("state", self._state_part(version, kinds))
             self.finish_certificate()
-        elif unspoken is None:
-            self._know("state", word(self._chain))
-        if unspoken is not None:
-            raise unspoken
+        elif failure is None:
+            self._publish_certificate("state", word(self._chain))
+        if failure is not None:
+            raise failure
 
-    def tell_gradients(self) -> None:
-        """Measure the gradients, make them readable and say so; `finish_certificate` must follow. Raises Lost."""
+    def publish_gradients(self) -> None:
+        """Measure the gradients, make them readable, publish the norm. Call `finish_certificate` next. Raises Lost."""
         pause, stay = self._pause, self._gradients_stay
         pause.probe("norm")
         norm = self._collective("gradient norm", lambda: measure_gradients(self._active.state))
-        # All gradients are reduced: where they are read from where they are, nobody need wait for what they hash to.
+        # All gradients are reduced. If they are read in place, targets need not wait for their hash.
         if stay:
-            self._speak("norm", norm)
+            self._publish("norm", norm)
         started = pause.clock()
         collect_gradients(self._active.live)
         assert self._following.source_certificate is not None
@@ -144,33 +143,33 @@ class SourceSide:
         self._start_sum("gradients", part)
         if not stay:
             self.finish_certificate()
-            self._speak("norm", norm)
+            self._publish("norm", norm)
         self.boundary["norm"] = norm
 
     def finish_certificate(self) -> None:
-        """The sum that is under way, if one is, becomes known here and to newcomers. Raises Lost."""
+        """Finish the sum in progress, if any, and publish the certificate to newcomers. Raises Lost."""
         if self._summing is None:
             return
         (name, whole, work), self._summing = self._summing, None
         started = self._pause.clock()
         self._collective(f"{name} certificate", work.wait)
         self._pause.add("certify_source_s", started)
-        self._know(name, whole)
+        self._publish_certificate(name, whole)
 
-    def tell_lost(self, reason: Reason) -> None:
-        """A source is lost: newcomers need not wait for what will not come."""
-        if self.speaks:
+    def publish_lost(self, reason: Reason) -> None:
+        """Publish that a source is lost, so that newcomers stop waiting for what will not come."""
+        if self.publishes:
             self._pause.post("lost", reason.text)
 
     @property
     def _gradients_stay(self) -> bool:
-        """Whether no source moves its gradients before they are read: those of one bucket lie in one piece."""
+        """Whether targets read gradients in place: with one bucket, a rank's gradients are one piece."""
         assert self._following.manifest is not None
         return self._following.manifest.bucket_rule.elements_max is None
 
     def _state_part(self, version: int, kinds: Sequence[str]) -> torch.Tensor:
-        """The part of this rank in what the state hashes to. Where it streamed it was certified at the announced
-        version, and only the gradients of the steps since then are left to be compared."""
+        """This rank's part of the state's certificate. Streamed state was certified at the announced version, so only
+        the gradients of the steps since then remain to be compared."""
         following = self._following
         assert following.source_certificate is not None
         if not following.streams:
@@ -179,7 +178,7 @@ class SourceSide:
         try:
             return word(following.source_stream.chain(following.verdict.version, version, self._pause.until))
         except TimeoutError as error:
-            # The others wait in the collective; what this rank adds there makes the comparison fail.
+            # The others wait in the collective. Add a wrong value there, which makes the comparison fail.
             self._pause.problems.append(Lost(self._pause.reason("certificate", str(error)), source=False))
             return word(1)
 
@@ -188,16 +187,16 @@ class SourceSide:
         work = self._collective(f"{name} certificate", lambda: dist.all_reduce(part, group=everyone, async_op=True))
         self._summing = (name, part, work)
 
-    def _know(self, name: str, whole: torch.Tensor) -> None:
+    def _publish_certificate(self, name: str, whole: torch.Tensor) -> None:
         self.certificates[name] = whole
-        self._speak(f"certificate/{name}", whole.tolist())
+        self._publish(f"certificate/{name}", whole.tolist())
 
-    def _speak(self, name: str, value: Any) -> None:
-        if self.speaks:
+    def _publish(self, name: str, value: Any) -> None:
+        if self.publishes:
             self._pause.post(name, value)
 
     def _collective(self, what: str, action: Callable[[], Any]) -> Any:
-        """Run a collective of g; a source that is gone, or does not come in time, shows as an error of it."""
+        """Run a collective of the source world. It fails if a source is gone or late. Raises Lost."""
         try:
             with limited(self._active.world.everyone, self._pause.left_s):
                 return action()
@@ -207,7 +206,7 @@ class SourceSide:
 
 
 def hashed(plan: CertificatePlan, regions: Mapping[str, torch.Tensor], kinds: Sequence[str]) -> torch.Tensor:
-    """int64 [kinds x parameters]: this rank's part of the certificate, to be summed over its world modulo 2^64."""
+    """int64 [kinds x parameters]: this rank's part of the certificate. Its world sums the parts modulo 2^64."""
     return torch.cat([torch.from_numpy(plan.sums(regions[kind], kind).view("int64")) for kind in kinds])
 
 

@@ -1,7 +1,7 @@
-"""The one collective of the next world in a cutover: what arrived is compared with what was sent, and everybody votes.
+"""The one collective of the next world in a cutover: it compares what arrived with what was sent, and counts votes.
 
-Certificates are sums modulo 2^64, so one rank puts in what the source world's come to, every rank takes off what its
-own part of the state comes to, and nothing may be left. All ranks learn the same, so that none can judge otherwise.
+Certificates are sums modulo 2^64. One rank adds the source world's sums, every rank subtracts the sums of its own part
+of the state, and the result must be zero. All ranks get the same result, so all judge alike.
 """
 
 from __future__ import annotations
@@ -18,54 +18,57 @@ _LEVELS = (Level.STATE, Level.EVERYTHING)
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """What all ranks of the next world said. Of each level, STATE first: `left`, int64, sent less arrived; how many
-    ranks `hold` it; whether it `was_sent`, or nobody could say what there was to compare with."""
+    """The result over all ranks of the next world. Each pair is for the levels STATE and EVERYTHING, in this order.
+
+    `left`: int64, sent minus arrived. `ranks_with`: how many ranks have it. `was_sent`: whether the source world's sums
+    are known, so that there is something to compare with.
+    """
 
     left: tuple[torch.Tensor, torch.Tensor]
-    hold: tuple[int, int]
+    ranks_with: tuple[int, int]
     was_sent: tuple[bool, bool]
     size: int
 
     @property
     def everything(self) -> bool:
-        """Whether every rank holds the gradients too."""
-        return self.hold[1] == self.size
+        """Whether every rank has the gradients too."""
+        return self.ranks_with[1] == self.size
 
     @property
     def unknown(self) -> str:
-        """Why nothing can be compared, or nothing."""
-        if self.hold[0] < self.size:
-            return f"only {self.hold[0]} of {self.size} targets hold the state"
+        """Why nothing can be compared; empty if it can."""
+        if self.ranks_with[0] < self.size:
+            return f"only {self.ranks_with[0]} of {self.size} targets hold the state"
         if not all(self.was_sent[: 1 + self.everything]):
-            return "what the source world had did not become known"
+            return "the source world's certificate is unknown"
         return ""
 
     def differing(self, state: Sequence[str], gradients: Sequence[str]) -> list[str]:
-        """Of the names of what was compared, those that are not what was sent; gradients where all hold them."""
+        """The names whose sums differ from what was sent. Includes gradients if all ranks have them."""
         left = torch.cat(self.left) if self.everything else self.left[0]
         names = [*state, *gradients] if self.everything else state
         return [name for name, equal in zip(names, (left == 0).tolist(), strict=True) if not equal]
 
 
 def count(
-    held: Level,
+    reached: Level,
     arrived: Sequence[torch.Tensor],
     sent: Sequence[torch.Tensor | None],
     size: int,
     reduce: Callable[[torch.Tensor], object],
 ) -> Counted:
-    """Bring this rank's part in, and have it summed over the `size` ranks of the next world in place by `reduce`.
+    """Add this rank's part. `reduce` sums it in place over the `size` ranks of the next world.
 
-    arrived: of state and gradients, int64, what this rank's share hashes to; equally long on every rank, and taken off
-    only where `held` says that it is here. sent: what the source world's hash to, on one rank; None elsewhere.
+    arrived: int64 hash sums of this rank's state and gradients, of equal length on every rank. They are subtracted only
+    for the levels that this rank has `reached`. sent: the source world's sums, on one rank; None elsewhere.
     """
-    left = [torch.zeros_like(mine) if said is None else said.clone() for mine, said in zip(arrived, sent, strict=True)]
+    left = [torch.zeros_like(mine) if sums is None else sums.clone() for mine, sums in zip(arrived, sent, strict=True)]
     for part, mine, level in zip(left, arrived, _LEVELS, strict=True):
-        part -= mine * (held >= level)
-    flags = torch.tensor([*(held >= level for level in _LEVELS), *(said is not None for said in sent)])
+        part -= mine * (reached >= level)
+    flags = torch.tensor([*(reached >= level for level in _LEVELS), *(sums is not None for sums in sent)])
     whole = torch.cat([*left, flags.to(torch.int64)])
     reduce(whole)
-    state, gradients, told = whole.split([len(left[0]), len(left[1]), len(flags)])
-    with_state, with_gradients, state_sent, gradients_sent = told.tolist()
+    state, gradients, counts = whole.split([len(left[0]), len(left[1]), len(flags)])
+    with_state, with_gradients, state_sent, gradients_sent = counts.tolist()
     was_sent = (bool(state_sent), bool(gradients_sent))
     return Counted((state, gradients), (with_state, with_gradients), was_sent, size)

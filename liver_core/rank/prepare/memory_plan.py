@@ -1,4 +1,4 @@
-"""The memory of a handoff on one rank: planned before anything is built, and what waited on the host moved in."""
+"""The memory of a handoff on one rank: plan it before anything is built, and move in what waited on the host."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ def plan_memory(
     request: Request,
     manifest: Manifest,
     target_rank: int,
-    held: LiveState | None,
+    present: LiveState | None,
     *,
     extra_bytes_max: int | None,
     host_bytes_max: int,
 ) -> tuple[Placement, int | None]:
-    """Where the parts of this rank's next world wait, and the budget of its device. `held`: its state in the present
-    world. Raises PlacementRefused with numbers.
+    """Where the parts of this rank's next world wait, and the budget of its device. `present`: the rank's state in the
+    world in which it trains, None for a newcomer. Raises PlacementRefused with numbers.
 
-    Where host memory is allowed, the device of a newcomer, which has no present world, has room for one besides.
+    If host memory is allowed, the budget of a newcomer also includes one world: its device does not hold one yet.
     """
     assert request.source is not None
     source, target = request.source.layout, request.target.layout
-    if extra_bytes_max is not None and host_bytes_max and held is None:
+    if extra_bytes_max is not None and host_bytes_max and present is None:
         extra_bytes_max += world_bytes(manifest, source)
-    ring = 0 if held is None else ring_bytes(held.shards.region_numel, DEPTH_LEAST)
+    ring = 0 if present is None else ring_bytes(present.shards.region_numel, DEPTH_LEAST)
     room = Room(
         extra_bytes_max,
         host_bytes_max,
-        held_bytes=0 if held is None else held.device_bytes,
+        held_bytes=0 if present is None else present.device_bytes,
         stream=least_streaming(ring, region_numel(manifest, target, target_rank)) if request.streams else None,
     )
     return place(areas(manifest, target, target.coordinates(target_rank).pp), room, target_rank), extra_bytes_max
 
 
 def take_place(following: NextWorld, old: ActiveWorld | None) -> None:
-    """After GO: what waited in host memory moves to the device, in the place of the present world.
+    """After GO: move what waited in host memory to the device, in place of the present world.
 
-    Everything that the handoff took beside the next world goes first, then the present world, then the next one comes:
-    so the device never holds more than before the cutover or after it. Nothing reads the present world any more, since
-    every target has voted that it holds all it needs; but it is no source for another handoff now, should this
-    world be lost before its first step. Does nothing where nothing waits.
+    First free the handoff's other memory, then the present world, then allocate the next world. So the device never
+    holds more than before or after the cutover. Nothing reads the present world any more: every target has voted that
+    it holds all it needs. But if the next world is lost before its first step, the present world can no longer be the
+    source of another handoff. Does nothing if nothing waits.
     """
     live, account = following.live, following.account
     assert live is not None

@@ -1,7 +1,7 @@
-"""The cutover of one rank in a rescue: survivors take what only leavers hold, and vote; then they build the next world.
+"""One rank's cutover in a rescue: survivors read what only leavers have, and vote; then they build the next world.
 
-No collective of the old world is run, so that on NO-GO it stands as it was, and a leaver that dies once everything of
-it is held is not missed. Survivors vote through the store, since no group has them and nobody else.
+No collective of the old world runs. So the old world is unchanged after NO-GO, and a leaver may die once all its state
+is saved. Survivors vote through the store, because no process group consists of exactly the survivors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from liver_core.worlds.groups import limited, plainly
 
 
 class RescueRun(CutoverRun):
-    """As CutoverRun. `complete` builds the next world, until the time it is given; it raises RuntimeError."""
+    """As CutoverRun. `complete(until)` builds the next world until that time, or raises RuntimeError."""
 
     def __init__(
         self,
@@ -80,23 +80,23 @@ class RescueRun(CutoverRun):
     # Until the decision.
 
     def _read_state(self, version: int, until: float) -> StateRead:
-        """Leaver: say what it gives hashes to. Survivor: read its share."""
+        """Leaver: publish the certificates of what it gives. Survivor: read its share."""
         started = self.clock()
         self.pause.until = started + READING_SHARE * (until - started)
         self._compare_until = started + COMPARING_SHARE * (until - started)
         self._version = version
         self.probe("boundary")
         assert self.source is not None
-        spoken = self._tried(self.source.announce)
+        published = self._tried(self.source.publish_boundary)
         self.boundary = self.source.boundary
         if self.following.target_rank is None:
             self._tried(self._publish_certificates)
             return StateRead(Level.EVERYTHING, reason=self.pause.problems[0].reason if self.pause.problems else None)
-        held = spoken and self._tried(self._take_share)
-        if held:
+        has_share = published and self._tried(self._take_share)
+        if has_share:
             self.probe("state read")
         return StateRead(
-            Level.STATE if held else Level.NOTHING,
+            Level.STATE if has_share else Level.NOTHING,
             source_lost=any(problem.source for problem in self.pause.problems),
             reason=self.pause.problems[0].reason if self.pause.problems else None,
         )
@@ -111,7 +111,7 @@ class RescueRun(CutoverRun):
         self.probe("certificates published")
 
     def _take_share(self) -> None:
-        """Kind by kind, from all leavers at once."""
+        """Read this rank's share kind by kind, from all leavers at once."""
         rescue, rank = self._rescue, self.following.source_rank
         assert rank is not None
         for kind in self._all_kinds:
@@ -120,7 +120,7 @@ class RescueRun(CutoverRun):
             self.pause.measures["bytes_rescued"] = self.pause.measures.get("bytes_rescued", 0.0) + nbytes
 
     def _read(self, transport: Transport | None, reads: list[Read], measure: str) -> int:
-        """Bytes read; raises Lost where a peer is."""
+        """Bytes read. Raises Lost if a peer is lost."""
         if not reads:
             return 0
         assert transport is not None
@@ -132,7 +132,7 @@ class RescueRun(CutoverRun):
         return report.bytes
 
     def _compared(self) -> CertificateCompared:
-        """Whether this rank's share is what its leavers had at this boundary."""
+        """Whether this rank's share equals what its leavers had at this boundary."""
         self.probe("certificate")
         started, self.pause.until = self.clock(), self._compare_until
         try:
@@ -160,7 +160,7 @@ class RescueRun(CutoverRun):
         return [f"{spec.name}/{kind}" for kind in self._all_kinds for spec in self.following.manifest.parameters]
 
     def _barrier(self, level: Level, until: float) -> BarrierPassed | BarrierFailed:
-        """The MIN over survivors: everyone counted, or one that holds nothing has said so."""
+        """The MIN over survivors: all of them have reported their share, or one has reported that it has none."""
         self.probe("vote")
         exchange, survivors = self.following.exchange, len(self._rescue.plan.survivors)
         try:
@@ -172,7 +172,7 @@ class RescueRun(CutoverRun):
                 if exchange.peek("rescue/missed") is not None:
                     return BarrierPassed(Level.NOTHING)
                 if self.clock() >= until:
-                    text = f"not all {survivors} survivors hold their share"
+                    text = f"not all {survivors} survivors have their share"
                     return BarrierFailed(self.pause.reason("barrier", text))
                 time.sleep(IN_PAUSE_POLL_S)
         except ExchangeTimeout as error:
@@ -182,7 +182,7 @@ class RescueRun(CutoverRun):
     # After the release.
 
     def _built(self, until: float) -> TargetBuilt:
-        """Build, read and certify; what fails is said to the others, who would wait for this rank."""
+        """Build, read and certify. Publish a failure: otherwise the others would wait for this rank."""
         self.pause.until = until
         self.probe("released")
         try:
@@ -198,7 +198,7 @@ class RescueRun(CutoverRun):
         return TargetBuilt()
 
     def _refill(self) -> None:
-        """As a target: masters and moments, from what survivors hold and from what they keep."""
+        """As a target: fill masters and moments from the survivors' regions and their rescue regions."""
         following, rescue = self.following, self._rescue
         assert following.live is not None and rescue.refill is not None
         self._fetch(self._all_kinds)
@@ -213,30 +213,30 @@ class RescueRun(CutoverRun):
         self.pause.measures["bytes_moved"] = self.pause.measures.get("bytes_moved", 0.0) + nbytes
 
     def _certify(self) -> None:
-        """Whether the target world holds, all over, what survivors held and kept; the same answer on every rank.
+        """Check that the whole target world has what the survivors had and saved. Every rank gets the same answer.
 
-        One collective of the next world: what survivors have, what targets have. Raises Lost.
+        One collective of the next world sums what survivors have and what targets have. Raises Lost.
         """
         self.probe("barrier")
         following, started = self.following, self.clock()
         assert following.world is not None and following.live is not None
-        there = hashed(every_element(following.live), following.live.regions, self._all_kinds)
-        held = torch.zeros_like(there)
+        arrived = hashed(every_element(following.live), following.live.regions, self._all_kinds)
+        expected = torch.zeros_like(arrived)
         if self.active is not None and self._rescue.whole is not None:
             live, kept = self._rescue.whole
-            held += hashed(live, self.active.live.regions, self._all_kinds)
+            expected += hashed(live, self.active.live.regions, self._all_kinds)
             if self._rescue.regions:
-                held += hashed(kept, self._rescue.regions, self._all_kinds)
-        whole, group = torch.cat([held, there]), following.world.everyone
+                expected += hashed(kept, self._rescue.regions, self._all_kinds)
+        whole, group = torch.cat([expected, arrived]), following.world.everyone
         try:
             with limited(group, self.pause.left_s):
                 dist.all_reduce(whole, group=group)
         except RuntimeError as error:
             raise Lost(self.pause.reason("certificate", f"a target is gone: {plainly(error)}"), source=False) from error
         self.pause.add("certify_target_s", started)
-        held, there = whole.chunk(2)
-        self._certified = held
-        bad = [name for name, equal in zip(self._names(), (held == there).tolist(), strict=True) if not equal]
+        expected, arrived = whole.chunk(2)
+        self._certified = expected
+        bad = [name for name, equal in zip(self._names(), (expected == arrived).tolist(), strict=True) if not equal]
         if bad:
             text = f"{len(bad)} differ, first {bad[0]}"
             raise Lost(self.pause.reason("certificate", text, tile=bad[0]), source=False)

@@ -1,4 +1,4 @@
-"""What a rank saves of the state that only leavers hold, or gives of it: the plan, where it lies, and who reads it."""
+"""The state that only leavers have: what this rank saves or gives of it, where it lies, and which rank reads it."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from liver_core.reshard import RankPlan, RescuePlan
 from liver_core.transport.protocol import Read, Transport
 
 KEPT = "kept/"
-"""Before the name of a state kind: the rescue region of that kind, as peers read it."""
+"""Prefix of a state kind: peers read the rescue region of that kind under this name."""
 
 
 @dataclass(slots=True)
 class Rescue:
-    """One rank's part. `regions`: kind -> what it keeps, on the host; empty on leavers and newcomers.
+    """One rank's part. `regions`: kind -> what it saves, in host memory; empty on leavers and newcomers.
 
-    `certificates`: for each rank at the other side, where its shares lie here. `whole` is the part of this rank in what
-    all survivors hold, `refill` how it fills its next region from rescue regions. `transport`: between leavers and
-    survivors, until the release.
+    `certificates`: for each rank at the other side, where the shares with it lie here. `whole`: this rank's part of
+    what all survivors have. `refill`: how it fills its next region from rescue regions. `transport`: between leavers
+    and survivors, until the release.
     """
 
     plan: RescuePlan
@@ -32,18 +32,18 @@ class Rescue:
 
     @property
     def bytes(self) -> int:
-        """Host memory that it takes."""
+        """Host memory that the regions take."""
         return sum(region.numel() * region.element_size() for region in self.regions.values())
 
     def reads(self, rank: int, kind: str) -> list[Read]:
-        """How survivor `rank` reads its share."""
+        """The reads by which survivor `rank` gets its share."""
         shares = self.plan.kept_by(rank)
         leavers = sorted({share.leaver for share in shares})
         runs = {leaver: tuple(share.runs for share in shares if share.leaver == leaver) for leaver in leavers}
         return [Read(leaver, kind, runs[leaver]) for leaver in leavers]
 
     def close(self) -> None:
-        """Nobody reads from a leaver, or what was kept, any more."""
+        """Nothing reads from a leaver or from rescue regions any more: close the transport, free the regions."""
         if self.transport is not None:
             self.transport.close()
         self.transport = None

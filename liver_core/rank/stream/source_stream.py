@@ -1,8 +1,8 @@
-"""What a source rank does for a live handoff beside its steps: it fills the ring, and says what its state hashes to.
+"""What a source rank does for a live handoff beside its steps: it fills the ring and publishes the hash of its state.
 
-The main thread calls `attach`, `before_step` and `after_step`. One thread sums the gradients of each step, another one
-talks to the store, so that a store that does not answer holds up no step. The state is hashed at exactly the version
-that the target world announced, while forward and backward passes run: a step that would change it waits, measured.
+The main thread calls `attach`, `before_step` and `after_step`. One thread sums the gradients of each step, another uses
+the store, so a store that does not answer delays no step. The state is hashed at exactly the version that the target
+world announced, during forward and backward passes. A step that would change the state waits; the wait is measured.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from liver_core.worlds.released import discard
 
 POLL_S = 0.02
 STANDING_SHARE = 0.8
-"""Of a usual step: a part of the rest is the optimizer's, and steps differ."""
+"""The share of a usual step in which the version is expected not to change. The optimizer needs a part of the rest, and
+steps vary."""
 HASH_WAIT_S_MAX = 30.0
-"""How long a step may wait for a hash: far above any hash, so that a thread that is stuck shows as an error."""
+"""How long a step may wait for a hash. No hash takes that long: reaching it means that a thread is stuck, an error."""
 
 
 class SourceStream:
-    """See the module. `version` is the number of steps applied, None before `attach` and inside a step."""
+    """See the module. `_version`: the number of steps applied; None before `attach` and inside a step."""
 
     def __init__(
         self,
@@ -69,25 +70,25 @@ class SourceStream:
 
     @property
     def attached(self) -> bool:
-        """Whether steps are published."""
+        """Whether this stream publishes steps."""
         return self._version is not None or bool(self._published)
 
     def attach(self, version: int, steps: Sequence[float], *, since: float) -> None:
-        """From now on every step is published; called before one is applied, when `version` of them are.
+        """Publish every step from now on. Call it before a step is applied; `version` steps are applied already.
 
-        `steps`: seconds of the last steps, newest last. `since`: when the one under way began (time.monotonic seconds).
+        `steps`: seconds of the last steps, newest last. `since`: start of the present step (time.monotonic seconds).
         """
         self._learn_usual_step(steps)
-        # Until now the counter was odd: who looked at it saw a source inside a step.
+        # Until now the counter was odd, so readers saw a source inside a step.
         self.ring.version = version - 1
         self.after_step(version)
         self._stands_since = since
 
     def before_step(self, active: ActiveWorld, version: int, norm: float, steps: Sequence[float]) -> None:
-        """The gradients of the step to `version` are reduced and have the total norm `norm`; nothing is applied yet.
+        """The gradients of the step to `version` are reduced, with total norm `norm`. Nothing is applied yet.
 
-        `steps`: seconds of the last steps, newest last. Never raises: a step that cannot be published costs the stream,
-        not the training.
+        `steps`: seconds of the last steps, newest last. Never raises: if a step cannot be published, the stream fails
+        and training goes on.
         """
         started = time.monotonic()
         try:
@@ -102,7 +103,7 @@ class SourceStream:
         self.wait_s += time.monotonic() - started
 
     def _learn_usual_step(self, steps: Sequence[float]) -> None:
-        """From the first steps that are known: later ones may be slow because of the stream."""
+        """Use the first known steps. Later ones may be slow because of the stream."""
         if steps and not self._usual_step_s:
             self._usual_step_s = statistics.median(steps)
 
@@ -138,7 +139,7 @@ class SourceStream:
             self._changed.notify_all()
 
     def stands_for_s(self, version: int) -> float:
-        """Seconds that this source is expected to stand at `version` from now on; 0 where it does not, or may not."""
+        """Seconds for which this source is expected to stay at `version`. 0 if it is elsewhere or may leave at once."""
         with self._changed:
             if self._version != version:
                 return 0.0
@@ -147,8 +148,8 @@ class SourceStream:
     def chain(self, after: int, upto: int, until: float) -> int:
         """One number over the gradients of the steps after `after` up to `upto`, summed modulo 2^64 over this rank.
 
-        Waits until `until` (time.monotonic seconds) for the last of them to be hashed. Raises TimeoutError, at once
-        where the stream has failed.
+        Waits until `until` (time.monotonic seconds) for the last of them to be hashed, then raises TimeoutError. Raises
+        it at once if the stream has failed.
         """
         wanted = range(after + 1, upto + 1)
         with self._changed:
@@ -162,22 +163,22 @@ class SourceStream:
             return chained_sums({version: self._sums[version] for version in wanted})
 
     def close(self) -> None:
-        """End the thread. The ring stays readable as long as its endpoint."""
+        """End the threads. The ring stays readable as long as its endpoint is open."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def free(self) -> int:
-        """After `close`, when no endpoint knows the ring any more: give its memory back. Returns bytes."""
+        """After `close`, and once no endpoint uses the ring: free its memory. Returns bytes."""
         self._summing.join(HASH_WAIT_S_MAX)
         return 0 if self._summing.is_alive() else discard(self.ring.regions.values())
 
     def _may_overwrite(self, version: int) -> bool:
-        """A slot is given to a later step only once its gradients were hashed, or when nobody hashes any more."""
+        """A later step may reuse a slot once its gradients are hashed, or if nothing will hash them any more."""
         return version in self._sums or version not in self._published or self._closed or bool(self.failure)
 
     def _fail(self, text: str) -> None:
-        """The first failure stands."""
+        """Store the first failure."""
         with self._changed:
             self.failure = self.failure or text
             self._changed.notify_all()
@@ -216,8 +217,8 @@ class SourceStream:
                 self._changed.wait(POLL_S)
 
     def _hash_at(self, version: int) -> list[int] | int | None:
-        """uint64 sums over this rank's state, kinds by parameters, at exactly `version`; when it is past, by how many
-        steps. None once closed.
+        """uint64 sums over this rank's state, kinds by parameters, at exactly `version`. If that version is past: by
+        how many steps. None once closed.
         """
         while not self._closed:
             with self._changed:

@@ -1,7 +1,7 @@
-"""One target rank's stream in a live handoff: made at the end of preparation, followed until the boundary, then ended.
+"""One target rank's stream in a live handoff. It runs from the end of preparation to the boundary.
 
-Puts `liver_core.streaming` together with this rank's plan, endpoint and regions, and keeps what the certificate needs:
-the hash at the announced version and the sums of every gradient replayed since.
+Connects `liver_core.streaming` with this rank's plan, endpoint and regions. Keeps what the certificate needs: the hash
+at the announced version, and the sums of all gradients replayed since.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from liver_core.worlds.released import discard
 
 SHARE_LEAST = 0.1
 SLOWED, UNDISTURBED = 1.10, 1.03
-"""Steps that take more than the first times their usual length mean that streaming takes too much; below the second it
-may take more again."""
+"""Ratios of a step to its usual length. Above the first, streaming slows training too much and slows down. Below the
+second, it may speed up again."""
 
 
 PATIENCE = 0.25
-"""The part of the time to the deadline in which streaming gives way."""
+"""The share of the time to the deadline in which streaming slows down for training."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """`tile_elements`: at most; a tile of a few MB is read in milliseconds, so that a step seldom comes in between.
-    `ring_depth`: slots of a source's ring, where the budget allows. `share`: most of its time that a target's thread
-    may work, above 0 and at most 1."""
+    """`tile_elements`: the maximum. A tile of a few MB is read in milliseconds, so a step seldom happens during a read.
+    `ring_depth`: slots of a source's ring, if the budget allows. `share`: the largest share of time that a target's
+    thread may work, above 0 and at most 1."""
 
     tile_elements: int = 1 << 20
     ring_depth: int = 4
@@ -56,9 +56,9 @@ class StreamSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetInputs:
-    """What a target's stream gets of the world that was prepared: see `NextWorld`, whose parts these are.
+    """The parts of a `NextWorld` that a target's stream needs.
 
-    `active`: the world that this rank trains in, None for a newcomer. `beside`: the source stream of the same process.
+    `active`: the world in which this rank trains, None for a newcomer. `beside`: the source stream of the same process.
     """
 
     request: Request
@@ -76,11 +76,11 @@ class TargetInputs:
 
 
 class StreamFailed(RuntimeError):
-    """The stream cannot give what is asked of it; the text says why."""
+    """The stream cannot reach the requested version. The text says why."""
 
 
 class StreamRefused(RuntimeError):
-    """The state of this rank cannot stream; the text says why and what to change. `phase`: "stream" or "replay"."""
+    """The state of this rank cannot stream. The text says why and what to change. `phase`: "stream" or "replay"."""
 
     def __init__(self, text: str, phase: str = "stream") -> None:
         super().__init__(text)
@@ -88,7 +88,7 @@ class StreamRefused(RuntimeError):
 
 
 class _Counted:
-    """An endpoint's reads, counted by what they are for."""
+    """An endpoint's reads, counted by purpose."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
@@ -105,7 +105,7 @@ class _Counted:
 
 
 class _Summing:
-    """Replays, and before each replay of the whole share takes the sum of its gradients. `heard` gets every header."""
+    """Replays. Sums the gradients before each replay of the whole share. Calls `on_header` with every header."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class _Summing:
         live: LiveState,
         plan: CertificatePlan,
         whole: Callable[[], bool],
-        heard: Callable[[StepHeader], None],
+        on_header: Callable[[StepHeader], None],
         *,
         probe: Callable[[str], None],
     ) -> None:
@@ -121,7 +121,7 @@ class _Summing:
         self._live = live
         self._plan = plan
         self._whole = whole
-        self._heard = heard
+        self._on_header = on_header
         self._probe = probe
         self.sums: dict[int, int] = {}
 
@@ -131,11 +131,11 @@ class _Summing:
             parts = self._plan.sums(self._live.regions[GRAD], GRAD)
             self.sums[header.version] = sum(int(part) for part in parts) & MASK
         self._inner.replay(spans, header)
-        self._heard(header)
+        self._on_header(header)
 
 
 class LiveTarget:
-    """See the module. `converged`: everything is here and at most one step behind."""
+    """See the module. `converged`: all state is here, at most one step behind."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class LiveTarget:
 
     @property
     def version(self) -> int:
-        """What everything resident stands at."""
+        """The version of all state that is here."""
         return self._follower.version
 
     @property
@@ -209,12 +209,12 @@ class LiveTarget:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step of the source world as it says, 0 before it was heard."""
+        """Seconds per step as the source world reports them; 0 before the first report."""
         return self._follower.pace.step_s
 
     @property
     def failure(self) -> str:
-        """Why the stream has ended before its time, or nothing."""
+        """Why the stream ended early; empty if it did not."""
         result = self._result
         return "" if result is None or result.end is StreamEnd.DONE else f"{result.end}: {result.reason}"
 
@@ -223,18 +223,18 @@ class LiveTarget:
         self._stream.announce(version)
 
     def hashed(self, version: int) -> list[int] | int | None:
-        """The sums at `version`, kinds by parameters, or by how many steps it was missed; None before either."""
+        """The sums at `version`, kinds by parameters, or by how many steps it was missed. None if not known yet."""
         return self._hashes.get(version)
 
     def finish(self, version: int, until: float) -> None:
-        """Reach exactly `version` by `until` (time.monotonic seconds) and end. Raises StreamFailed."""
+        """Reach exactly `version` by `until` (time.monotonic seconds), then end. Raises StreamFailed."""
         self._stream.finish(version)
         self._thread.join(max(0.0, until - time.monotonic()))
         result = self._result
         if result is None:
             self.close()
             raise StreamFailed(f"version {version} was not reached in time: {self.describe()}")
-        # A source that is lost once all is here at that version has nothing left to give.
+        # If all state is here at that version, the loss of a source does not matter any more.
         ended = result.end is StreamEnd.DONE or (result.end is StreamEnd.LOST and result.whole)
         if not ended or result.version != version:
             raise StreamFailed(f"{result.end} at version {result.version}, not {version}: {result.reason}")
@@ -242,7 +242,7 @@ class LiveTarget:
     def chain(self, after: int, upto: int) -> int:
         """`certificate.chained_sums` of the gradients replayed after version `after` up to `upto`.
 
-        A step that was not summed counts as nothing, which makes the comparison fail.
+        A step that was not summed counts as 0, which makes the comparison fail.
         """
         return chained_sums({version: self._summing.sums.get(version, 0) for version in range(after + 1, upto + 1)})
 
@@ -269,13 +269,13 @@ class LiveTarget:
         }
 
     def close(self) -> None:
-        """End the thread, wherever it is. Its endpoint may be used by another thread afterwards."""
+        """End the thread, whatever it is doing. Another thread may use its endpoint afterwards."""
         self._stream.stop()
         if self._thread is not threading.current_thread():
             self._thread.join(15.0)
 
     def free(self) -> int:
-        """After `close`: give back what replay worked with. Returns bytes on the device."""
+        """After `close`: free the memory of replay. Returns bytes on the device."""
         discard(self._replayer.stages.values())
         freed, self._replay_bytes = self._replay_bytes, 0
         return freed
@@ -284,20 +284,20 @@ class LiveTarget:
         self._result = self._stream.run(self._deadline)
 
     def certified(self) -> None:
-        """The verdict is here: from now on nothing gives way, since a step that is missed cannot be certified again."""
+        """The verdict is here. Stop slowing down: a missed step could not be certified again."""
         self._certified = True
         self._stream.set_share(1.0)
 
     def hasten(self, deadline: float) -> None:
-        """The handoff's deadline is nearer, in time.monotonic() seconds."""
+        """Set the handoff's new, earlier deadline, in time.monotonic() seconds."""
         self._deadline = deadline
 
     def _throttle(self, header: StepHeader) -> None:
-        """Give way while steps take longer than usual: less by a third at once, more again by little."""
+        """Slow down while steps take longer than usual: cut the share by a third. Raise it again in smaller steps."""
         if not header.usual_step_s or self._certified:
             return
         if time.monotonic() - self._started > PATIENCE * (self._deadline - self._started):
-            # Whoever gives way for too long does not arrive at all.
+            # If it slowed down for too long, it would not finish before the deadline.
             self._stream.set_share(1.0)
             return
         slower = header.step_s / header.usual_step_s
@@ -325,7 +325,7 @@ class LiveTarget:
         self._hashes[version] = self.version - version
 
     def _refuse_or_size(self, inputs: TargetInputs) -> int:
-        """Elements of a tile; StreamRefused where this rank cannot stream at all."""
+        """Elements of a tile. Raises StreamRefused if this rank cannot stream."""
         if inputs.plan.remote and (inputs.transport is None or not inputs.transport.one_sided):
             raise StreamRefused("a source can be read over gloo only, and streaming needs one-sided reads")
         try:

@@ -63,7 +63,7 @@ def test_a_rank_that_holds_nothing_is_counted_and_its_memory_is_not():
 @pytest.mark.parametrize("known", [(SENT[0], None), (None, SENT[1]), (None, None)])
 def test_what_nobody_can_say_was_sent_is_not_taken_for_equal(known: tuple):
     for counted in voted([(Level.EVERYTHING, [2**62, 7], [5]), (Level.EVERYTHING, [0, 0], [0])], known):
-        assert counted.unknown == "what the source world had did not become known"
+        assert counted.unknown == "the source world's certificate is unknown"
 
 
 def test_only_the_state_need_be_known_where_a_rank_misses_the_gradients():
