@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from agent.notices import aws, gcp
+from agent.protocol.plain_rules import rule_in_words
 from agent.protocol.sync import Provider
 from agent.protocol.values import NodeId, Url
 from agent.settings import (
@@ -157,7 +158,7 @@ def _check(kind: Any, name: str, value: str) -> None:
     try:
         TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        raise SettingsError(f"{name} {value!r}: {error.errors()[0]['msg']}") from None
+        raise SettingsError(f"{name} {rule_in_words(error.errors()[0])}, is {value!r}") from None
 
 
 def _provider(text: str) -> Provider:

@@ -13,9 +13,9 @@ from starlette.exceptions import HTTPException
 
 from agent.protocol import errors
 from agent.protocol.errors import PROBLEM_MEDIA_TYPE, FieldProblem, Problem
+from agent.protocol.plain_rules import rule_in_words
 
 _log = logging.getLogger(__name__)
-_PLAIN_RULES = {"extra_forbidden": "is not a known field", "missing": "is required"}
 
 
 class ProblemError(Exception):
@@ -56,8 +56,7 @@ def field_problems(error: ValidationError | RequestValidationError) -> tuple[Fie
     found = []
     for item in error.errors():
         location = [str(part) for part in item["loc"] if part not in ("body", "query", "path", "header")]
-        rule = _PLAIN_RULES.get(item["type"], item["msg"].removeprefix("Value error, "))
-        found.append(FieldProblem(field=".".join(location) or "(whole)", rule=rule[:500]))
+        found.append(FieldProblem(field=".".join(location) or "(whole)", rule=rule_in_words(item)))
     return tuple(found[:256])
 
 

@@ -3,16 +3,17 @@
 Pure. Every error names the field and the rule it breaks; nothing is coerced except what YAML writes differently.
 """
 
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     AwareDatetime,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 from agent.protocol.values import Identifier, Layout, Message
@@ -21,9 +22,6 @@ DEFAULT_ENTRYPOINT = "liver_core.training.gpt:GptJob"
 ENTRYPOINT_PATTERN = r"^[A-Za-z_][\w]*(\.[A-Za-z_][\w]*)*:[A-Za-z_][\w]*$"
 ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 LAYOUT_PATTERN = r"^(?:(?:TP|PP|DP|CP|EP|ETP|VPP)[1-9][0-9]{0,4})(?:x(?:TP|PP|DP|CP|EP|ETP|VPP)[1-9][0-9]{0,4})*$"
-
-LayoutText = Annotated[str, StringConstraints(pattern=LAYOUT_PATTERN, max_length=64)]
-Plain = str | int | float | bool | None
 
 
 def parse_layout(text: str) -> Layout:
@@ -35,6 +33,21 @@ def parse_layout(text: str) -> Layout:
             raise ValueError(f"layout {text!r}: axis {axis} is written twice")
         sizes[axis.lower()] = int(part[len(axis) :])
     return Layout(**sizes)
+
+
+def _parses(text: str) -> str:
+    parse_layout(text)
+    return text
+
+
+def _number_as_text(value: object) -> object:
+    """`OMP_NUM_THREADS: 1` is a number in YAML and text in an environment. What else is no text stays refused."""
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+LayoutText = Annotated[str, StringConstraints(pattern=LAYOUT_PATTERN, max_length=64), AfterValidator(_parses)]
+EnvironmentName = Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME, max_length=128)]
+EnvironmentText = Annotated[str, BeforeValidator(_number_as_text)]
 
 
 class JobPart(Message):
@@ -49,11 +62,12 @@ class NodeBounds(JobPart):
     min: int = Field(ge=1, le=10_000)
     max: int = Field(ge=1, le=10_000)
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.max < self.min:
-            raise ValueError(f"nodes.max {self.max} must be at least nodes.min {self.min}")
-        return self
+    @field_validator("max")
+    @classmethod
+    def _ordered(cls, value: int, info: ValidationInfo) -> int:
+        if value < info.data.get("min", value):
+            raise ValueError(f"nodes.max {value} must be at least nodes.min {info.data['min']}")
+        return value
 
 
 class PinnedLayout(JobPart):
@@ -73,13 +87,6 @@ class LayoutRules(JobPart):
     )
     tensor_parallel_max: int | None = Field(default=None, ge=1, le=1_024)
 
-    @field_validator("allowed")
-    @classmethod
-    def _allowed_parse(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            parse_layout(text)
-        return value
-
 
 class ModelShape(JobPart):
     """What the planner must know to refuse an impossible layout; names are Megatron's. The job gets these too."""
@@ -93,20 +100,17 @@ class ModelShape(JobPart):
     seq_length: int = Field(ge=1, le=10_000_000)
     num_experts: int | None = Field(default=None, ge=1, le=10_000)
 
-    @model_validator(mode="after")
-    def _divisible(self) -> Self:
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"model.hidden_size {self.hidden_size} must be divisible by "
-                f"model.num_attention_heads {self.num_attention_heads}"
-            )
-        groups = self.num_query_groups
-        if groups is not None and self.num_attention_heads % groups:
-            raise ValueError(
-                f"model.num_attention_heads {self.num_attention_heads} must be divisible by "
-                f"model.num_query_groups {groups}"
-            )
-        return self
+    @field_validator("num_query_groups", "hidden_size")
+    @classmethod
+    def _divisible(cls, value: int | None, info: ValidationInfo) -> int | None:
+        heads = info.data.get("num_attention_heads")
+        if value is None or heads is None:
+            return value
+        if info.field_name == "hidden_size" and value % heads:
+            raise ValueError(f"model.hidden_size {value} must be divisible by model.num_attention_heads {heads}")
+        if info.field_name == "num_query_groups" and heads % value:
+            raise ValueError(f"model.num_attention_heads {heads} must be divisible by model.num_query_groups {value}")
+        return value
 
 
 class DdpRules(JobPart):
@@ -159,6 +163,24 @@ class StopRule(JobPart):
     steps: int = Field(ge=1, le=2**40)
 
 
+EXAMPLE: dict[str, Any] = {
+    "name": "gpt-small",
+    "global_batch": 16,
+    "micro_batch": 2,
+    "nodes": {"min": 2, "max": 4},
+    "layouts": {"allowed": ["TP2xPP2", "PP3", "TP2xDP2"]},
+    "model": {
+        "num_layers": 6,
+        "hidden_size": 192,
+        "num_attention_heads": 6,
+        "padded_vocab_size": 264,
+        "seq_length": 128,
+    },
+    "checkpoint": {"path": "/tmp/checkpoints", "every_steps": 50},
+    "stop": {"steps": 500},
+}
+
+
 class JobFile(JobPart):
     """One job. Field for field what `job.yaml` holds."""
 
@@ -166,26 +188,7 @@ class JobFile(JobPart):
         strict=False,
         extra="forbid",
         frozen=True,
-        json_schema_extra={
-            "examples": [
-                {
-                    "name": "gpt-small",
-                    "global_batch": 16,
-                    "micro_batch": 2,
-                    "nodes": {"min": 2, "max": 4},
-                    "layouts": {"allowed": ["TP2xPP2", "PP3", "TP2xDP2"]},
-                    "model": {
-                        "num_layers": 6,
-                        "hidden_size": 192,
-                        "num_attention_heads": 6,
-                        "padded_vocab_size": 264,
-                        "seq_length": 128,
-                    },
-                    "checkpoint": {"path": "/tmp/checkpoints", "every_steps": 50},
-                    "stop": {"steps": 500},
-                }
-            ]
-        },
+        json_schema_extra={"examples": [EXAMPLE]},
     )
 
     name: Identifier
@@ -194,9 +197,7 @@ class JobFile(JobPart):
     ddp: DdpRules | None = Field(default=None, description="The job gets these too, where they are given.")
     args: dict[str, Any] = Field(default_factory=dict, max_length=256, description="Further arguments of the job.")
     workdir: Annotated[str, StringConstraints(min_length=1, max_length=4_096)] | None = None
-    environment: dict[Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME, max_length=128)], str] = Field(
-        default_factory=dict, max_length=256
-    )
+    environment: dict[EnvironmentName, EnvironmentText] = Field(default_factory=dict, max_length=256)
     global_batch: int = Field(ge=1, le=1_000_000)
     micro_batch: int = Field(default=1, ge=1, le=1_000_000)
     seed: int = Field(default=1234, ge=0, lt=2**31)
@@ -217,11 +218,13 @@ class JobFile(JobPart):
     deadline: AwareDatetime | None = Field(default=None, description="When the job should be done, with time zone.")
     pools: tuple[Identifier, ...] = Field(default=(), max_length=64, description="Pools it may use; empty means all.")
 
-    @model_validator(mode="after")
-    def _batches_divide(self) -> Self:
-        if self.global_batch % self.micro_batch:
-            raise ValueError(f"global_batch {self.global_batch} must be divisible by micro_batch {self.micro_batch}")
-        return self
+    @field_validator("micro_batch")
+    @classmethod
+    def _batches_divide(cls, value: int, info: ValidationInfo) -> int:
+        batch = info.data.get("global_batch", 0)
+        if batch % value:
+            raise ValueError(f"global_batch {batch} must be divisible by micro_batch {value}")
+        return value
 
     @field_validator("drop_step")
     @classmethod
@@ -263,6 +266,7 @@ def job_file_schema() -> dict[str, Any]:
 
 __all__ = [
     "DEFAULT_ENTRYPOINT",
+    "EXAMPLE",
     "CheckpointRule",
     "DdpRules",
     "DropStepRule",

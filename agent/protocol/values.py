@@ -15,12 +15,15 @@ RANKS_MAX = 16_384
 NODES_MAX = 10_000
 REASON_CHARS_MAX = 2_000
 
-Identifier = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", min_length=1, max_length=63)]
+IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+URL_PATTERN = r"^https?://[^\s]+$"
+
+Identifier = Annotated[str, StringConstraints(pattern=IDENTIFIER_PATTERN, min_length=1, max_length=63)]
 NodeId = Identifier
 JobId = Identifier
 Text = Annotated[str, StringConstraints(max_length=REASON_CHARS_MAX)]
 ShortText = Annotated[str, StringConstraints(max_length=256)]
-Url = Annotated[str, StringConstraints(pattern=r"^https?://[^\s]+$", max_length=512)]
+Url = Annotated[str, StringConstraints(pattern=URL_PATTERN, max_length=512)]
 Digest = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9:+/=_-]*$", max_length=128)]
 Port = Annotated[int, Field(ge=1, le=65_535)]
 Rank = Annotated[int, Field(ge=0, lt=RANKS_MAX)]

@@ -4,26 +4,26 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-import yaml
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import ValidationError
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from agent.protocol import errors
-from agent.protocol.errors import FieldProblem, Problem
+from agent.protocol.errors import Problem
 from agent.protocol.jobfile import JobFile
+from agent.protocol.jobfile_check import JobFileError, check_job_file
 from service.context import PERSON_ONLY, Context, ContextOf, SessionOf
 from service.db.wake import job_topic
 from service.handoffs.queries import list_handoffs, open_handoff
 from service.handoffs.schemas import HandoffOut
 from service.jobs import queries
+from service.jobs.job_yaml import read_fields
 from service.jobs.operations import request_stop, submit_job
 from service.jobs.schemas import CheckpointOut, GenerationOut, JobEvent, JobOut, JobSummary, LogOut, StepOut
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow
-from service.problems import ProblemError, field_problems, invalid, not_found
+from service.problems import ProblemError, invalid, not_found
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], dependencies=[PERSON_ONLY])
 JOB_FILE_BYTES_MAX = 1024 * 1024
@@ -50,16 +50,9 @@ async def read_job_file(request: Request) -> JobFile:
                 )
             )
     try:
-        # JSON is YAML, so one safe reader serves both.
-        content = yaml.safe_load(body.decode())
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise invalid(FieldProblem(field="(whole)", rule=f"must be YAML or JSON: {error}"[:500])) from error
-    if not isinstance(content, dict):
-        raise invalid(FieldProblem(field="(whole)", rule=f"must be a mapping of fields, not {type(content).__name__}"))
-    try:
-        return JobFile.model_validate(content)
-    except ValidationError as error:
-        raise invalid(*field_problems(error)) from error
+        return check_job_file(read_fields(bytes(body)))
+    except JobFileError as error:
+        raise invalid(*error.problems) from error
 
 
 @router.post("", status_code=201, operation_id="submit_job", summary="Register a job", openapi_extra=_BODY)

@@ -13,42 +13,32 @@ from service.planner.inputs import LayoutUse, Violation
 
 TENSOR_PARALLEL_MAX = 64
 CANDIDATES_MAX = 4_096
+FURTHER_AXES = ("cp", "ep", "etp", "vpp")
+"""Megatron has these as well; no job of this version can run on them."""
 
 
 def violations(job: JobFile, layout: Layout) -> tuple[Violation, ...]:
     """Every rule that `layout` breaks for this job; empty if it can run."""
+    if further := [f"{axis.upper()}{size}" for axis in FURTHER_AXES if (size := getattr(layout, axis)) > 1]:
+        return (Violation(f"layout with {', '.join(further)}", "this version runs TP, PP and DP only"),)
     try:
         ParallelLayout.from_json(layout.model_dump())
     except LayoutError as error:
         return (Violation("layout", str(error)),)
     model = job.model
     checks = (
-        ("model.num_layers", model.num_layers, layout.pp * layout.vpp, "PP x VPP"),
+        ("model.num_layers", model.num_layers, layout.pp, "PP"),
         ("model.num_attention_heads", model.num_attention_heads, layout.tp, "TP"),
         ("model.num_query_groups", model.num_query_groups or 0, layout.tp, "TP"),
         ("model.ffn_hidden_size", model.ffn_hidden_size or 0, layout.tp, "TP"),
         ("model.padded_vocab_size", model.padded_vocab_size, layout.tp, "TP"),
-        ("model.seq_length", model.seq_length, layout.cp, "CP"),
         ("global_batch", job.global_batch // job.micro_batch, layout.dp, "micro_batch x DP"),
     )
-    found = [
+    return tuple(
         Violation(field, f"{value} must be divisible by {by} {size} of layout {layout}")
         for field, value, size, by in checks
         if value % size
-    ]
-    found += _expert_violations(job, layout)
-    return tuple(found)
-
-
-def _expert_violations(job: JobFile, layout: Layout) -> list[Violation]:
-    if layout.ep == 1:
-        return []
-    experts = job.model.num_experts
-    if experts is None:
-        return [Violation("model.num_experts", f"must be set for EP {layout.ep} of layout {layout}")]
-    if experts % layout.ep:
-        return [Violation("model.num_experts", f"{experts} must be divisible by EP {layout.ep} of layout {layout}")]
-    return []
+    )
 
 
 def rule_violations(job: JobFile) -> tuple[Violation, ...]:

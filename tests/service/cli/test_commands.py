@@ -136,7 +136,7 @@ def test_an_impossible_layout_names_its_field_and_its_rule(service: Service, tmp
     path.write_text(yaml.safe_dump(JOB | {"layouts": {"allowed": ["PP5"]}}))
     result = service.run("jobs", "submit", str(path))
     assert result.exit_code == 1 and result.stdout == ""
-    assert "layouts.allowed.0" in result.stderr and "12 must be divisible by PP x VPP 5" in result.stderr
+    assert "layouts.allowed.0" in result.stderr and "12 must be divisible by PP 5" in result.stderr
 
 
 def test_unknown_and_missing_fields_are_all_named_at_once(service: Service, tmp_path: Path):

@@ -24,14 +24,22 @@ def test_a_job_file_is_accepted_as_yaml_and_as_json(client):
 @pytest.mark.parametrize(
     ("change", "field", "rule"),
     [
-        ({"name": "no spaces"}, "name", "pattern"),
-        ({"nam": 1}, "nam", "is not a known field"),
-        ({"model": None}, "model", "Input should be"),
+        (
+            {"name": "no spaces"},
+            "name",
+            "begin with a letter or a digit, such as gpt-small; is 'no spaces'; did you mean no-spaces?",
+        ),
+        ({"nam": 1}, "nam", "is not a known field; did you mean name?"),
+        ({"model": None}, "model", "must be a mapping of fields, such as {num_layers: 6,"),
         ({"global_batch": 0}, "global_batch", "greater than or equal to 1"),
-        ({"micro_batch": 5}, "(whole)", "global_batch 24 must be divisible by micro_batch 5"),
-        ({"nodes": {"min": 4, "max": 2}}, "nodes", "nodes.max 2 must be at least nodes.min 4"),
-        ({"entrypoint": "os.system"}, "entrypoint", "pattern"),
-        ({"environment": {"A-B": "1"}}, "environment.A-B.[key]", "pattern"),
+        ({"micro_batch": 5}, "micro_batch", "global_batch 24 must be divisible by micro_batch 5"),
+        ({"nodes": {"min": 4, "max": 2}}, "nodes.max", "nodes.max 2 must be at least nodes.min 4"),
+        (
+            {"entrypoint": "os.system"},
+            "entrypoint",
+            "package.module:Class, such as my_package.training:MyJob; is 'os.system'",
+        ),
+        ({"environment": {"A-B": "1"}}, "environment.A-B.[key]", "must be letters, digits and underscores"),
         ({"stop": {"steps": 0}}, "stop.steps", "greater than or equal to 1"),
         ({"ddp": {"overlap_param_gather": True}}, "ddp.overlap_param_gather", "needs ddp.overlap_grad_reduce"),
         ({"ddp": {"bucket_size": 1000}}, "ddp.bucket_size", "needs ddp.overlap_grad_reduce"),
@@ -40,7 +48,7 @@ def test_a_job_file_is_accepted_as_yaml_and_as_json(client):
             "ddp.bucket_size",
             "greater than or equal to 1",
         ),
-        ({"ddp": {"overlap_grad_reduce": "maybe"}}, "ddp.overlap_grad_reduce", "valid boolean"),
+        ({"ddp": {"overlap_grad_reduce": "maybe"}}, "ddp.overlap_grad_reduce", "must be true or false; is 'maybe'"),
         ({"ddp": {"bucket_elements": 1000}}, "ddp.bucket_elements", "is not a known field"),
         ({"drop_step": {"every_micro_batches": 0}}, "drop_step.every_micro_batches", "greater than or equal to 1"),
         ({"drop_step": {"every_micro_batches": 24}}, "drop_step", "every_micro_batches 24 must be below 24"),
@@ -53,13 +61,18 @@ def test_a_job_file_is_accepted_as_yaml_and_as_json(client):
         ({"extra_bytes_max": 1, "host_bytes_max": -1}, "host_bytes_max", "greater than or equal to 1"),
         ({"host_bytes_max": 1}, "host_bytes_max", "needs extra_bytes_max"),
         ({"budget_usd": -1}, "budget_usd", "greater than 0"),
-        ({"deadline": "tomorrow"}, "deadline", "datetime"),
-        ({"layouts": {"allowed": ["TP2 PP2"]}}, "layouts.allowed.0", "pattern"),
-        ({"layouts": {"allowed": ["TP2xTP2"]}}, "layouts.allowed", "axis TP is written twice"),
+        ({"deadline": "tomorrow"}, "deadline", "such as 2030-01-31T12:00:00Z; is 'tomorrow'"),
+        ({"layouts": {"allowed": ["TP2 PP2"]}}, "layouts.allowed.0", "is 'TP2 PP2'; did you mean TP2xPP2?"),
+        ({"layouts": {"allowed": ["TP2xTP2"]}}, "layouts.allowed.0", "axis TP is written twice"),
+        (
+            {"layouts": {"pinned": [{"nodes": 4, "layout": "PP2xPP2"}]}},
+            "layouts.pinned.0.layout",
+            "axis PP is written twice",
+        ),
         (
             {"layouts": {"allowed": ["PP5"]}},
             "layouts.allowed.0",
-            "model.num_layers: 12 must be divisible by PP x VPP 5 of layout TP1xPP5xDP1",
+            "model.num_layers: 12 must be divisible by PP 5 of layout TP1xPP5xDP1",
         ),
         (
             {"layouts": {"pinned": [{"nodes": 3, "layout": "TP3"}]}},
@@ -76,7 +89,12 @@ def test_a_job_file_is_accepted_as_yaml_and_as_json(client):
             "layouts.allowed.0",
             "global_batch: 24 must be divisible by micro_batch x DP 16 of layout TP1xPP1xDP16",
         ),
-        ({"layouts": {"allowed": ["EP2xDP2"]}}, "layouts.allowed.0", "model.num_experts: must be set for EP 2"),
+        (
+            {"layouts": {"allowed": ["EP2xDP2"]}},
+            "layouts.allowed.0",
+            "layout with EP2: this version runs TP, PP and DP",
+        ),
+        ({"layouts": {"allowed": ["TP2", "TP2xCP2"]}}, "layouts.allowed.1", "layout with CP2: this version runs TP,"),
     ],
 )
 def test_a_bad_job_file_names_field_and_rule_and_registers_nothing(client, context, change, field, rule):
@@ -93,8 +111,8 @@ def test_a_bad_job_file_names_field_and_rule_and_registers_nothing(client, conte
     ("content", "rule"),
     [
         ("name: [", "must be YAML or JSON"),
-        ("- a\n- b", "must be a mapping of fields, not list"),
-        ("", "must be a mapping of fields, not NoneType"),
+        ("- a\n- b", "must be a mapping of fields, is a list"),
+        ("", "must be a mapping of fields, is empty"),
         ("!!python/object/apply:os.system [ls]", "must be YAML or JSON"),
         (b"\xff\xfe", "must be YAML or JSON"),
     ],
@@ -103,6 +121,16 @@ def test_what_is_no_job_file_at_all_is_refused_with_the_reason(client, content, 
     answer = client.post("/api/v1/jobs", content=content)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["rule"].startswith(rule)
+
+
+def test_an_environment_reaches_the_job_as_it_was_written(client):
+    text = "OMP_NUM_THREADS: 1\n  MASK: 010\n  RATIO: 1.10\n  AT: 12:30\n  FLAG: yes\n  WORD: 'x y'"
+    content = yaml.safe_dump({**JOB, "environment": None}).replace("environment: null", f"environment:\n  {text}")
+    job_id = client.post("/api/v1/jobs", content=content).json()["job_id"]
+    found = client.get(f"/api/v1/jobs/{job_id}").json()["spec"]["environment"]
+    assert found == {
+        "OMP_NUM_THREADS": "1", "MASK": "010", "RATIO": "1.10", "AT": "12:30", "FLAG": "yes", "WORD": "x y",
+    }  # fmt: skip
 
 
 def test_a_job_file_that_is_too_large_is_413(client):
