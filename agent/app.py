@@ -9,8 +9,6 @@ import time
 import uuid
 from collections.abc import Coroutine
 from datetime import UTC, datetime
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from agent.driver.driver import Driver
@@ -27,7 +25,7 @@ from agent.notices.watcher import NoticeWatcher, SourceHealth, SourceState
 from agent.peer.peer_client import PeerClient
 from agent.peer.peer_server import PeerServer, bind, peer_app
 from agent.protocol.sync import NodeInfo, NoticeFact, Provider, SyncOrders, SyncReport
-from agent.settings import Settings
+from agent.settings import Settings, agent_version
 from agent.supervisor.stores import Stores
 from agent.supervisor.supervisor import Supervisor, SupervisorSettings
 from agent.supervisor.zygote_client import Exited, ZygoteError
@@ -318,15 +316,6 @@ def notice_source(settings: Settings) -> NoticeSource:
             return NoneSource()
 
 
-@cache
-def agent_version() -> str:
-    """The installed release, or that it runs from a source tree."""
-    try:
-        return version("liver")
-    except PackageNotFoundError:
-        return "source"
-
-
 def _bind_peer(settings: Settings, last_port: int) -> socket.socket:
     """The port that peers know from last time, if it is free and nobody asked for another."""
     if not settings.peer_port and last_port:
@@ -343,6 +332,7 @@ async def _link_once_ready(link: ServiceLink, zygote: ZygoteHost, *, is_new: boo
     """Talk to the service. A node without ranks first makes itself able to fork some: a node that has yet to import
     for seconds would hold up every handoff that it is planned into. One that has ranks reports them at once."""
     if is_new:
+        await link.check_token()
         await _warm(zygote)
         await link.run()
         return

@@ -22,6 +22,7 @@ from agent.settings import (
     DEFAULT_STORE_ENTRY,
     Settings,
     SettingsError,
+    agent_version,
     default_run_dir,
     read_token,
     socket_dir_for,
@@ -135,6 +136,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"liver-agent {agent_version()}")
     parser.add_argument("--service-url", default=env("SERVICE_URL"), help="where `liver serve` listens")
     parser.add_argument("--token-file", default=env("TOKEN_FILE"), help="file with the agent token; never the token")
     parser.add_argument("--node-id", default=env("NODE_ID"), help="name of this node, unique and the same for its life")
@@ -158,7 +160,7 @@ def _check(kind: Any, name: str, value: str) -> None:
     try:
         TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
-        raise SettingsError(f"{name} {rule_in_words(error.errors()[0])}, is {value!r}") from None
+        raise SettingsError(f"{name} {value!r} {rule_in_words(error.errors()[0])}") from None
 
 
 def _provider(text: str) -> Provider:

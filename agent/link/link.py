@@ -119,6 +119,20 @@ class ServiceLink:
             await asyncio.gather(wake, return_exceptions=True)
             await self._client.aclose()
 
+    async def check_token(self) -> None:
+        """Ask for the wake stream once, before anything that takes long. Raises LinkRefused where the service does not
+        take the token; that the service is away, or answers anything else, is for `run` to deal with."""
+        try:
+            async with self._client.stream("GET", WAKE_PATH, params={"node_id": self._node_id}) as response:
+                if response.status_code not in (401, 403):
+                    return
+                await response.aread()
+        except httpx.HTTPError as error:
+            _log.warning("service %s does not answer: %s: %s", self._client.base_url, type(error).__name__, error)
+            return
+        if self.ends_on_first_refusal:
+            raise _refusal(response)
+
     async def sync(self) -> SyncOrders:
         """One report, one answer. Raises LinkRefused or ServiceAway."""
         self._report_seq += 1
@@ -167,7 +181,8 @@ class ServiceLink:
 
     def _set_state(self, state: LinkState, reason: str) -> None:
         if (state, reason) != (self.state, self.reason):
-            _log.log(logging.INFO if state is LinkState.CONNECTED else logging.WARNING, "service %s %s", state, reason)
+            level = logging.INFO if state is LinkState.CONNECTED else logging.WARNING
+            _log.log(level, "service %s is %s%s", self._client.base_url, state, f": {reason}" * bool(reason))
         self.state, self.reason = state, reason
 
     def _backoff_s(self) -> float:

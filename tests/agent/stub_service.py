@@ -238,6 +238,9 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(200, orders.model_dump_json(by_alias=True))
 
     def do_GET(self) -> None:
+        if self.headers["Authorization"] != f"Bearer {TOKEN}":
+            self._answer(401, json.dumps({"code": "unauthenticated", "detail": "no such token"}))
+            return
         self._answer(404, "no wake stream here, agents poll")
 
     def _answer(self, status: int, body: str) -> None:

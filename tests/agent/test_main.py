@@ -82,7 +82,14 @@ def test_a_wrong_token_ends_the_agent_with_the_words_of_the_service(tmp_path: Pa
         service.stop()
         run("--stop-ranks", "--run-dir", str(tmp_path / "run"))
     assert ended.returncode == 3
-    assert "refuses the token: 401 no such token" in ended.stderr
+    assert f"{service.url}: the service refuses the token: 401 no such token" in ended.stderr
+    assert "imports took" not in ended.stderr, "the token is looked at after seconds of imports only"
+
+
+def test_the_version_is_told_without_any_setting() -> None:
+    shown = run("--version")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith("liver-agent ")
 
 
 def test_stop_ranks_must_say_whose() -> None:

@@ -29,6 +29,7 @@ class Service(ThreadingHTTPServer):
         self.answer: tuple[int, str] | None = None
         self.reports: list[int] = []
         self.wake = threading.Event()
+        self.wake_status = 200
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -53,10 +54,10 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
 
     def do_GET(self) -> None:
-        self.send_response(200)
+        self.send_response(self.server.wake_status)
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
-        if self.server.wake.wait(20.0):
+        if self.server.wake_status == 200 and self.server.wake.wait(20.0):
             self.wfile.write(b'event: wake\ndata: {"orders_seq": 2}\n\n')
 
     def log_message(self, format: str, *args: object) -> None:
@@ -217,3 +218,22 @@ def test_a_refusal_after_the_first_answer_is_reported_and_asked_again(service: S
         await eventually(lambda: agent.link.state is LinkState.CONNECTED, "connected again")
 
     run_while(service.url, check)
+
+
+def test_a_token_is_looked_at_before_the_first_report(service: Service) -> None:
+    async def check() -> None:
+        agent = Agent(service.url)
+        await agent.link.check_token()
+        service.wake_status = 401
+        with pytest.raises(LinkRefused, match="refuses the token: 401"):
+            await agent.link.check_token()
+        agent.link.ends_on_first_refusal = False  # Ranks of an earlier start need this agent.
+        await agent.link.check_token()
+        assert service.reports == []
+
+    asyncio.run(check())
+
+
+def test_a_service_that_is_away_is_named_by_its_address_and_refuses_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    asyncio.run(Agent("http://127.0.0.1:9").link.check_token())
+    assert "service http://127.0.0.1:9 does not answer" in caplog.text
