@@ -1,18 +1,21 @@
 """What a person sees while the demo runs: a live display on a terminal, lines elsewhere."""
 
 import sys
+import textwrap
 import time
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
 from deploy.demo.tracker import Tracker
 from service.cli.output import seconds, size
+from service.cli.output import short_layout as short
 
 PLAIN_EVERY_S = 5.0
 
@@ -116,7 +119,7 @@ class LiveDisplay:
             took = time.monotonic() - began
             self._console.print(Text.assemble(("✓ ", "green"), (title, "bold"), (f"  {took:.1f} s", "dim")))
             for text in said:
-                self._console.print(Text(f"  {text}"))
+                self._console.print(Padding(Text(text), (0, 0, 0, 2)))
         self._acts = []
 
     def _render(self) -> Group:
@@ -125,8 +128,8 @@ class LiveDisplay:
             head = Table.grid(padding=(0, 1))
             took = f"{time.monotonic() - began:.1f} s of {time.monotonic() - self._started:.0f} s"
             head.add_row(Spinner("dots"), Text(title, style="bold"), Text(took, style="dim"))
-            rows += [head, *(Text(f"  {text}") for text in said)]
-        rows += [Text(f"  {text}", style="cyan") for text in self._now if text]
+            rows += [head, *(Padding(Text(text), (0, 0, 0, 2)) for text in said)]
+        rows += [Padding(Text(text, style="cyan"), (0, 0, 0, 2)) for text in self._now if text]
         return Group(*rows)
 
 
@@ -134,7 +137,7 @@ def job_text(tracker: Tracker) -> str:
     """Where the job stands, in one line."""
     job = tracker.job
     if not tracker.steps:
-        return f"job {job.get('state', '-')}: {job.get('reason', '')}"[:160]
+        return textwrap.shorten(f"job {job.get('state', '-')}: {job.get('reason', '')}", 160, placeholder=" …")
     row = tracker.steps[tracker.last_step]
     loss = "-" if row["loss"] is None else f"{row['loss']:.4f}"
     where = f"{short(job['layout'] or '')} on {', '.join(tracker.nodes)}"
@@ -152,9 +155,3 @@ def handoff_text(handoff: dict[str, Any] | None, *, now: datetime | None = None)
         left = (datetime.fromisoformat(handoff["deadline_at"]) - (now or datetime.now(UTC))).total_seconds()
         parts.append(f"{left:.0f} s to the deadline")
     return ", ".join(parts)
-
-
-def short(layout: str) -> str:
-    """A layout without the axes that are 1: TP2xPP2xDP1 is TP2xPP2."""
-    kept = [axis for axis in layout.split("x") if axis.strip("ABCDEFGHIJKLMNOPQRSTUVWXYZ") != "1"]
-    return "x".join(kept) or layout

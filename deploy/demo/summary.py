@@ -1,71 +1,95 @@
-"""The table at the end of the demo."""
+"""The tables at the end of the demo."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+import typer
 
 from deploy.demo.display import short
 from deploy.demo.report import AS_TODAY_OVER_LOST_MIN, AS_TODAY_OVER_PAUSE_MIN, PAUSE_STEPS_MAX, missed_targets
-from service.cli.output import seconds, size
+from service.cli.columns import Column, fitted, fitted_pairs
+from service.cli.output import print_lines, seconds, size, terminal_width
+
+WIDE = 1_000
+"""Where no terminal limits a line: rows stay whole."""
+HANDOFFS = (
+    Column("FROM"),
+    Column("TO"),
+    Column("CAUSE"),
+    Column("TO SAFE", right=True),
+    Column("PAUSE", right=True),
+    Column("STEPS", right=True),
+    Column("LOST", right=True),
+    Column("MOVED", right=True),
+    Column("LEAST", right=True, below=True, label="least"),
+    Column("CERTIFICATE", below=True, label="certificate"),
+)
+RESTARTS = (
+    Column("RESTART"),
+    Column("DOWNTIME", right=True),
+    Column("OVER PAUSE", right=True),
+    Column("OVER LOST", right=True),
+    Column("PHASES IN S", below=True, label="in s:"),
+)
 
 
 def print_summary(report: dict[str, Any], *, broken: list[str], report_path: Path | None = None) -> None:
     """Handoffs, restarts, exactness; then each bound that is broken."""
-    console = Console(highlight=False, width=None)
-    console.print()
-    console.print(_handoffs(report))
-    console.print()
-    console.print(_restarts(report))
-    console.print()
+    _table("Live handoffs", HANDOFFS, [_handoff(item) for item in report["handoffs"]])
+    _table("The same move by restart", RESTARTS, _restarts(report))
+    typer.echo("")
     for line in _exactness(report):
-        console.print(line, soft_wrap=True)
-    console.print(f"took {report['took_s']:.0f} s on {report['device']['cores']} cores, {report['device']['cpu']}")
+        _say(line)
+    device = report["device"]
+    _say(f"took {report['took_s']:.0f} s on {device['cores']} cores, {device['cpu']}")
     if report_path is not None:
-        console.print(f"report: {report_path}", soft_wrap=True)
+        typer.echo(f"report: {report_path}")
     for text in missed_targets(report):
-        console.print(f"MISSED: {text} (load average {report['device']['load_average_1_min']:.1f})", soft_wrap=True)
+        _say(f"MISSED: {text} (load average {device['load_average_1_min']:.1f})")
     for text in broken:
-        console.print(f"BROKEN: {text}", style="bold red", soft_wrap=True, markup=False)
+        _say(f"BROKEN: {text}", fg="red", bold=True)
 
 
-def _handoffs(report: dict[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", title="Live handoffs", title_justify="left")
-    for name in ("FROM", "TO", "CAUSE", "NOTICE TO SAFE", "PAUSE", "STEPS", "LOST", "MOVED", "LEAST", "CERTIFICATE"):
-        table.add_column(name, justify="left" if name in ("FROM", "TO", "CAUSE", "CERTIFICATE") else "right")
-    for item in report["handoffs"]:
-        table.add_row(
-            short(item["from"]),
-            short(item["to"]),
-            item["cause"],
-            seconds(item["notice_to_safe_s"]),
-            seconds(item["pause_s"]),
-            f"{item['pause_steps']:.2f}",
-            seconds(item["lost_s"]),
-            size(item["bytes_moved"]),
-            size(item["bytes_lower_bound"]),
-            item["certificate"] or "-",
-        )
-    return table
+def _table(title: str, columns: Sequence[Column], rows: list[tuple[str, ...]]) -> None:
+    typer.echo(f"\n{title}")
+    print_lines(fitted(columns, rows, width=terminal_width() or WIDE))
 
 
-def _restarts(report: dict[str, Any]) -> Table:
-    ratios = report["ratios"]
-    table = Table(box=None, pad_edge=False, header_style="bold", title_justify="left", title="The same move by restart")
-    for name in ("RESTART", "DOWNTIME", "OVER PAUSE", "OVER LOST", "PHASES"):
-        table.add_column(name, justify="left" if name in ("RESTART", "PHASES") else "right")
+def _say(text: str, **style: Any) -> None:
+    for line in fitted_pairs([("", text)], width=(terminal_width() or WIDE)):
+        typer.echo(typer.style(line.strip(), **style) if style else line.strip())
+
+
+def _handoff(item: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        short(item["from"]),
+        short(item["to"]),
+        item["cause"],
+        seconds(item["notice_to_safe_s"]),
+        seconds(item["pause_s"]),
+        f"{item['pause_steps']:.2f}",
+        seconds(item["lost_s"]),
+        size(item["bytes_moved"]),
+        size(item["bytes_lower_bound"]),
+        item["certificate"] or "-",
+    )
+
+
+def _restarts(report: dict[str, Any]) -> list[tuple[str, ...]]:
+    ratios, rows = report["ratios"], []
     for name, text in (("as_today", "as today: torchrun"), ("at_best", "at best: forked")):
         found = report["restart_baseline"][name]
-        phases = ", ".join(f"{phase} {value:.2f}" for phase, value in found["phases_s"].items())
-        table.add_row(
-            text,
-            seconds(found["downtime_s"]),
-            _times(ratios.get(f"{name}_over_pause")),
-            _times(ratios.get(f"{name}_over_lost")),
-            phases,
+        rows.append(
+            (
+                text,
+                seconds(found["downtime_s"]),
+                _times(ratios.get(f"{name}_over_pause")),
+                _times(ratios.get(f"{name}_over_lost")),
+                ", ".join(f"{phase} {value:.2f}" for phase, value in found["phases_s"].items()),
+            )
         )
-    return table
+    return rows
 
 
 def _exactness(report: dict[str, Any]) -> tuple[str, ...]:

@@ -5,56 +5,76 @@ from typing import Annotated, Any
 import typer
 
 from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect
-from service.cli.output import age, print_details, print_json, print_table, seconds, size
+from service.cli.columns import Column
+from service.cli.output import layouts, print_details, print_json, print_table, seconds, since, size
+from service.cli.which import find_handoff, find_job, short_handoffs, short_jobs
 
 app = typer.Typer(help="Every attempt to hand a job over, with what was measured.", no_args_is_help=True)
+LIST = (
+    Column("HANDOFF"),
+    Column("JOB"),
+    Column("GEN", right=True),
+    Column("LAYOUTS"),
+    Column("STATE"),
+    Column("PAUSE", right=True),
+    Column("MOVED", right=True),
+    Column("OPENED"),
+    Column("CAUSE", below=True),
+    Column("RUNG", below=True),
+    Column("REASON", below=True),
+)
+PHASES = (Column("PHASE"), Column("TIME", right=True))
 
 
 @app.command("list", epilog="Example: liver handoffs list --job gpt-small-1a2b3c4d")
 def list_all(
-    job: Annotated[str | None, typer.Option("--job", help="Only of this job.", metavar="ID")] = None,
+    job: Annotated[str | None, typer.Option("--job", help="Only of this job.", metavar="JOB")] = None,
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """List handoffs, newest first, also those that were aborted."""
-    found = connect(service_url, token_file).get("/api/v1/handoffs", job_id=job)
+    client = connect(service_url, token_file)
+    found = client.get("/api/v1/handoffs", job_id=find_job(client, job) if job else None)
     if as_json:
         return print_json(found)
+    ids = short_handoffs(item["handoff_id"] for item in found)
+    jobs = short_jobs(item["job_id"] for item in found)
     rows = [
         (
-            item["handoff_id"],
-            item["job_id"],
+            ids[item["handoff_id"]],
+            jobs[item["job_id"]],
             str(item["generation"] or "-"),
-            f"{item['from'] or '-'} -> {item['to']}",
+            layouts(item["from"], item["to"]),
             item["state"],
-            item["cause"],
-            item["rung"],
             seconds(item["pause_s"]),
             size(item["bytes_moved"]),
-            age(item["opened_at"]),
+            since(item["opened_at"]),
+            item["cause"],
+            item["rung"],
+            item["reason"],
         )
         for item in found
     ]
-    columns = ("HANDOFF", "JOB", "GEN", "LAYOUTS", "STATE", "CAUSE", "RUNG", "PAUSE", "MOVED", "AGE")
-    print_table(columns, rows, empty="no handoffs")
+    print_table(LIST, rows, empty="no handoffs")
 
 
-@app.command(epilog="Example: liver handoffs show 2f1c9a52-8f5e-4d6b-9d53-0b6f5c6d7e8f --json")
+@app.command(epilog="Example: liver handoffs show 2f1c9a52 --json")
 def show(
-    handoff_id: Annotated[str, typer.Argument(help="Id of the handoff.", metavar="ID")],
+    handoff_id: Annotated[str, typer.Argument(help="Id of the handoff, or the beginning of it.", metavar="ID")],
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one handoff: why, from where to where, how long each phase took, how much was moved."""
-    item = connect(service_url, token_file).get(f"/api/v1/handoffs/{handoff_id}")
+    client = connect(service_url, token_file)
+    item = client.get(f"/api/v1/handoffs/{find_handoff(client, handoff_id)}")
     if as_json:
         return print_json(item)
     print_details(_details(item))
     rows = [(name.removesuffix("_s"), seconds(value)) for name, value in item["phases_s"].items()]
     typer.echo("")
-    print_table(("PHASE", "TIME"), rows, empty="no phases were measured")
+    print_table(PHASES, rows, empty="no phases were measured")
 
 
 def _details(item: dict[str, Any]) -> tuple[tuple[str, str], ...]:

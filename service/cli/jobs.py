@@ -1,23 +1,47 @@
 """`liver jobs`: submit, list, show, watch, logs, stop."""
 
 import json
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from service.cli.client import DEFAULT_URL, AsJson, ServiceClient, ServiceUrl, TokenFile, connect, fail
-from service.cli.output import age, print_details, print_json, print_table, seconds
+from service.cli.columns import Column
+from service.cli.follow import Lines, Screen, View
+from service.cli.output import layout, names, print_details, print_json, print_table, seconds, since
+from service.cli.which import ENDED, find_job, short_jobs
+from service.elapsed import span
 
 app = typer.Typer(help="Register, follow and stop jobs.", no_args_is_help=True)
-JobId = Annotated[str, typer.Argument(help="Id of the job, as `liver jobs list` shows it.", metavar="ID")]
+JobId = Annotated[
+    str, typer.Argument(help="Id of the job, the beginning of it, or its name; see `liver jobs list`.", metavar="JOB")
+]
 JOB_FILE_BYTES_MAX = 1024 * 1024
 RECONNECTS_MAX = 30
 RECONNECT_S = 1.0
 FOLLOW_S = 1.0
-ENDED = ("stopped", "finished", "failed")
+LIST = (
+    Column("JOB"),
+    Column("NAME", parts=True),
+    Column("STATE"),
+    Column("LAYOUT"),
+    Column("NODES", right=True),
+    Column("STEP", right=True),
+    Column("SUBMITTED"),
+    Column("REASON", below=True),
+)
+GENERATIONS = (
+    Column("GENERATION", right=True),
+    Column("FROM"),
+    Column("LAYOUT"),
+    Column("NODES"),
+    Column("MADE"),
+    Column("REASON", below=True),
+)
 
 
 @app.command(epilog="Example: liver jobs submit job.yaml")
@@ -30,6 +54,8 @@ def submit(
     """Register a job; prints its id. It starts as soon as enough nodes are ready."""
     content = _read_job_file(job_file)
     job = connect(service_url, token_file).post("/api/v1/jobs", content=content, content_type="application/yaml")
+    for remark in _remarks(content):
+        typer.echo(f"note: {remark}", err=True)
     if as_json:
         print_json(job)
     else:
@@ -42,19 +68,21 @@ def list_all(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None
     jobs = connect(service_url, token_file).get("/api/v1/jobs")
     if as_json:
         return print_json(jobs)
+    ids = short_jobs(job["job_id"] for job in jobs)
     rows = [
         (
-            job["job_id"],
+            ids[job["job_id"]],
+            job["name"],
             job["state"],
-            job["layout"] or "-",
+            layout(job["layout"]),
             str(len(job["nodes"])),
             f"{job['last_step']}/{job['stop_steps']}",
-            age(job["created_at"]),
+            since(job["created_at"]),
             job["reason"],
         )
         for job in jobs
     ]
-    print_table(("JOB", "STATE", "LAYOUT", "NODES", "STEP", "AGE", "REASON"), rows, empty="no jobs")
+    print_table(LIST, rows, empty="no jobs")
 
 
 @app.command(epilog="Example: liver jobs show gpt-small-1a2b3c4d")
@@ -62,7 +90,8 @@ def show(
     job_id: JobId, service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False
 ) -> None:
     """Show one job: where it stands and why, its generations, its checkpoints."""
-    job = connect(service_url, token_file).get(f"/api/v1/jobs/{job_id}")
+    client = connect(service_url, token_file)
+    job = client.get(f"/api/v1/jobs/{find_job(client, job_id)}")
     if as_json:
         return print_json(job)
     checkpoint = max(job["checkpoints"], key=lambda item: item["step"], default=None)
@@ -72,17 +101,31 @@ def show(
             ("state", f"{job['state']}: {job['reason']}"),
             ("layout", f"{job['layout'] or '-'} on {', '.join(job['nodes']) or 'no nodes'}"),
             ("step", f"{job['last_step']} of {job['stop_steps']}, {job['lost_steps']} lost"),
+            ("pace", _pace(job["pace"])),
             ("step time", ", ".join(f"{name} {seconds(value)}" for name, value in job["step_seconds"].items())),
             ("checkpoint", f"step {checkpoint['step']} in {checkpoint['path']}" if checkpoint else "none"),
             ("open handoff", job["open_handoff"] or ""),
         )
     )
     rows = [
-        (str(item["generation"]), item["source"], item["layout"], ", ".join(item["nodes"]), item["reason"])
+        (
+            str(item["generation"]),
+            item["source"],
+            layout(item["layout"]),
+            names(item["nodes"]),
+            since(item["created_at"]),
+            item["reason"],
+        )
         for item in job["generations"]
     ]
     typer.echo("")
-    print_table(("GENERATION", "FROM", "LAYOUT", "NODES", "REASON"), rows, empty="no generation yet")
+    print_table(GENERATIONS, rows, empty="no generation yet")
+
+
+def _pace(pace: dict[str, float | None]) -> str:
+    if not pace["steps_per_s"]:
+        return ""
+    return f"{pace['steps_per_s']:.3g} steps/s, {span(pace['remaining_s'] or 0.0)} left"
 
 
 @app.command(epilog="Example: liver jobs stop gpt-small-1a2b3c4d")
@@ -90,7 +133,8 @@ def stop(
     job_id: JobId, service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False
 ) -> None:
     """Stop a job: its ranks end after their step. Stopping a stopped job changes nothing."""
-    job = connect(service_url, token_file).post(f"/api/v1/jobs/{job_id}/stop")
+    client = connect(service_url, token_file)
+    job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/stop")
     if as_json:
         print_json(job)
     else:
@@ -109,7 +153,7 @@ def logs(
 ) -> None:
     """Print what the ranks wrote, oldest first. With --json one piece a line."""
     client = connect(service_url, token_file)
-    path, lines, after = f"/api/v1/jobs/{job_id}/logs", RankLines(), 0
+    path, lines, after = f"/api/v1/jobs/{find_job(client, job_id)}/logs", RankLines(), 0
     while True:
         pieces = client.get(path, rank=rank, after=after, limit=limit)
         for piece in pieces:
@@ -130,38 +174,59 @@ def logs(
 def watch(
     job_id: JobId, service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False
 ) -> None:
-    """Follow a job until it ends: states, handoffs, steps. The status is 1 when the job failed."""
+    """Follow a job until it ends: its progress, its states, and the phases of its handoffs as they pass.
+
+    The status is 0 when the job finished or was stopped, and 1 when it failed.
+    """
     client = connect(service_url, token_file)
-    story, state = JobStory(), ""
+    job_id, view, state = find_job(client, job_id), _view(as_json=as_json), ""
     try:
-        for event in _events(client, job_id):
+        for event in _events(client, job_id, view.say):
             state = event["job"]["state"]
-            for line in [json.dumps(event)] if as_json else story.tell(event):
-                typer.echo(line)
+            if as_json:
+                typer.echo(json.dumps(event))
+            else:
+                view.show(event)
             if state in ENDED:
                 break
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    finally:
+        view.close()
     if state == "failed":
         raise typer.Exit(1)
 
 
-def _events(client: ServiceClient, job_id: str) -> Iterator[dict[str, Any]]:
-    """Events of the stream; a stream that breaks is opened again, a limited number of times in a row."""
+def _view(*, as_json: bool) -> View:
+    """A display in place where there is a terminal that can have one, lines elsewhere."""
+    if as_json or not sys.stdout.isatty():
+        return Lines()
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    return Lines() if console.is_dumb_terminal else Screen(console)
+
+
+def _events(client: ServiceClient, job_id: str, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """Events of the stream; one that breaks is opened again, a limited number of times in a row."""
     failures = 0
     while True:
         try:
             with client.events(f"/api/v1/jobs/{job_id}/watch") as stream:
                 for line in stream:
+                    if failures:
+                        say("the service is back")
                     failures = 0
                     yield json.loads(line)
-            if client.get(f"/api/v1/jobs/{job_id}")["state"] in ENDED:
-                return
+            problem = "the service has ended the stream"
         except ConnectionError as error:
-            failures += 1
-            if failures > RECONNECTS_MAX:
-                fail(str(error))
-            time.sleep(RECONNECT_S)
+            problem = str(error)
+        failures += 1
+        if failures > RECONNECTS_MAX:
+            fail(problem)
+        if failures == 1:
+            say(f"{problem}; trying again for {RECONNECTS_MAX * RECONNECT_S:.0f} s")
+        time.sleep(RECONNECT_S)
 
 
 def _read_job_file(path: Path) -> bytes:
@@ -172,6 +237,15 @@ def _read_job_file(path: Path) -> bytes:
     if len(content) > JOB_FILE_BYTES_MAX:
         fail(f"job file {path}: has {len(content)} bytes, at most {JOB_FILE_BYTES_MAX} are allowed")
     return content
+
+
+def _remarks(content: bytes) -> list[str]:
+    """What of an accepted job file looks wrong from this machine."""
+    from service.cli.workdir_check import remarks
+    from service.jobs.job_yaml import read_fields
+
+    fields = read_fields(content)
+    return remarks(fields.get("workdir"), fields.get("entrypoint")) if isinstance(fields, dict) else []
 
 
 class RankLines:
@@ -193,38 +267,3 @@ class RankLines:
 
 def _prefixed(whose: tuple[int, int], line: str) -> str:
     return f"[generation {whose[0]} rank {whose[1]}] {line}"
-
-
-class JobStory:
-    """A job's events as lines for people: what is new, never the same twice."""
-
-    def __init__(self) -> None:
-        self._state = ""
-        self._handoff = ""
-
-    def tell(self, event: dict[str, Any]) -> list[str]:
-        """Lines for what changed since the event before."""
-        job, handoff = event["job"], event.get("handoff")
-        lines = []
-        state = f"{job['state']}: {job['reason']}"
-        if state != self._state:
-            self._state = state
-            lines.append(f"job      {state}")
-        if handoff is not None:
-            text = _handoff_line(handoff)
-            if text != self._handoff:
-                self._handoff = text
-                lines.append(text)
-        if event["steps"]:
-            step = event["steps"][-1]
-            loss = "-" if step["loss"] is None else f"{step['loss']:.4f}"
-            where = f"{job['layout'] or '-'} on {len(job['nodes'])} nodes"
-            lines.append(f"step     {step['step']} loss {loss} {seconds(step['seconds'])} {where}")
-        return lines
-
-
-def _handoff_line(handoff: dict[str, Any]) -> str:
-    text = f"handoff  {handoff['from'] or '-'} -> {handoff['to']}: {handoff['state']}"
-    if handoff["state"] == "active" and handoff["pause_s"] is not None:
-        return f"{text}, pause {seconds(handoff['pause_s'])}"
-    return f"{text}{': ' + handoff['reason'] if handoff['reason'] else ''}"

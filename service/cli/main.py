@@ -1,6 +1,7 @@
 """The `liver` command. Each verb lives in the file of its noun; nothing heavy is imported before a verb runs."""
 
 from importlib.metadata import entry_points
+from typing import Annotated
 
 import typer
 
@@ -13,9 +14,9 @@ app = typer.Typer(
     name="liver",
     help="Keeps large Megatron training jobs alive on spot capacity: live handoff between layouts, without a restart.",
     epilog="Client verbs take the service from --service-url or LIVER_SERVICE_URL and a token from --token-file, "
-    "LIVER_TOKEN_FILE, LIVER_TOKEN or the service's data directory. A token is never given on the command line.",
+    "LIVER_TOKEN_FILE, LIVER_TOKEN or the service's data directory. A token is never given on the command line. "
+    "liver --install-completion makes bash, zsh and fish complete verbs and options.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -29,16 +30,21 @@ for _command in entry_points(group=PLUGGED_COMMANDS):
     _command.load()(app)
 
 
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"liver {version('liver')}")
+        raise typer.Exit
+
+
 @app.callback()
 def root(
-    version: bool = typer.Option(False, "--version", help="Show the release and exit.", is_eager=True),
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the release and exit.", callback=_show_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Show the release when asked for it."""
-    if version:
-        from importlib.metadata import version as installed
-
-        typer.echo(f"liver {installed('liver')}")
-        raise typer.Exit
 
 
 if __name__ == "__main__":

@@ -3,9 +3,18 @@
 import typer
 
 from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect
-from service.cli.output import age, print_json, print_table
+from service.cli.columns import Column
+from service.cli.output import deadline, print_json, print_table, since
 
 app = typer.Typer(help="Announcements that nodes will go.", no_args_is_help=True)
+LIST = (
+    Column("NODE"),
+    Column("KIND"),
+    Column("STATE"),
+    Column("HEARD"),
+    Column("DEADLINE"),
+    Column("SOURCE", below=True, label="from"),
+)
 
 
 @app.callback()
@@ -24,10 +33,10 @@ def list_all(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None
             item["node_id"],
             item["kind"],
             "open" if item["open"] else "over",
-            age(item["first_seen_at"]),
-            age(item["deadline_at"]),
+            since(item["first_seen_at"]),
+            deadline(item["deadline_at"]),
             item["source"],
         )
         for item in found
     ]
-    print_table(("NODE", "KIND", "STATE", "HEARD", "DEADLINE", "SOURCE"), rows, empty="no notices")
+    print_table(LIST, rows, empty="no notices")

@@ -1,22 +1,25 @@
-"""What the client verbs print: tables and details for people, JSON for programs."""
+"""What the client verbs print: tables and details for people or, in a pipe, for programs; JSON as the API says it."""
 
 import json
+import os
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from service.cli.columns import Cell, Column, Kind, Line, Value, fitted, fitted_pairs, shown, tabbed, whole
+from service.elapsed import ago, due
+
+NAMES_SHOWN = 6
+_STYLES: dict[Kind, dict[str, Any]] = {Kind.HEAD: {"bold": True}, Kind.ROW: {}, Kind.BELOW: {"dim": True}}
 
 
-def console() -> "Console":
-    """Standard output. Wide where it is not a terminal, so that a pipe gets whole lines."""
-    from rich.console import Console
-
-    return Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+def terminal_width() -> int | None:
+    """Characters a line may have on the terminal; None where nobody looks: in a pipe or a file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_json(data: Any) -> None:
@@ -24,60 +27,85 @@ def print_json(data: Any) -> None:
     typer.echo(json.dumps(data, indent=2, ensure_ascii=False))
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str) -> None:
-    """One line a row; `empty` says what it means that there is none."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    # As text, so that a bracket in a reason is not taken for markup.
-    lines = [[Text(cell) for cell in row] for row in rows]
-    if not lines:
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[Value]], *, empty: str) -> None:
+    """As wide as the terminal; in a pipe one line a row, whole values with tabs between. `empty`: there is no row."""
+    found = list(rows)
+    width = terminal_width()
+    if not found:
         typer.echo(empty)
-        return
+    elif width is None:
+        typer.echo("\n".join(tabbed(columns, found)))
+    else:
+        print_lines(fitted(columns, found, width=width))
+
+
+def print_lines(lines: Iterable[Line]) -> None:
+    """Lines of a table: titles bold, what stands beneath a row dim."""
+    is_plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     for line in lines:
-        table.add_row(*line)
-    console().print(table)
+        style = _STYLES[line.kind]
+        typer.echo(line.text if is_plain or not style else typer.style(line.text, **style))
 
 
-def print_details(pairs: Iterable[tuple[str, str]]) -> None:
+def print_details(pairs: Iterable[tuple[str, Value]]) -> None:
     """Name and value, one a line; empty values are left out."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in pairs:
-        if value:
-            table.add_row(name, Text(value))
-    console().print(table)
+    found = [(name, value) for name, value in pairs if shown(value)]
+    width = terminal_width()
+    if width is None:
+        typer.echo("\n".join(f"{name}\t{whole(value)}" for name, value in found))
+    else:
+        typer.echo("\n".join(fitted_pairs(found, width=width)))
 
 
-def age(moment: str | None, *, now: datetime | None = None) -> str:
-    """How long ago, short; a dash for never."""
-    if moment is None:
-        return "-"
-    passed = ((now or datetime.now(UTC)) - datetime.fromisoformat(moment)).total_seconds()
-    sign, passed = ("in ", -passed) if passed < 0 else ("", passed)
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if passed >= size:
-            return f"{sign}{passed / size:.1f} {unit}"
-    return f"{sign}{passed:.0f} s"
+def since(moment: str | None) -> Value:
+    """A past time: how long ago for people, the time itself for programs."""
+    return Cell(ago(moment, datetime.now(UTC)), moment or "-")
+
+
+def deadline(moment: str | None) -> Value:
+    """A time that may be past or to come."""
+    return Cell(due(moment, datetime.now(UTC)), moment or "-")
+
+
+def names(found: Sequence[str]) -> Value:
+    """A list of names; people see the first ones of many."""
+    every = ", ".join(found) or "-"
+    more = len(found) - NAMES_SHOWN
+    return Cell(f"{', '.join(found[:NAMES_SHOWN])} and {more} more", every) if more > 1 else every
+
+
+def short_layout(layout: str) -> str:
+    """A layout without the axes that are 1: TP2xPP2xDP1 is TP2xPP2."""
+    kept = [axis for axis in layout.split("x") if axis.strip("ABCDEFGHIJKLMNOPQRSTUVWXYZ") != "1"]
+    return "x".join(kept) or layout
+
+
+def layout(text: str | None) -> Value:
+    """A layout, or a dash where there is none."""
+    return Cell(short_layout(text), text) if text else "-"
+
+
+def layouts(source: str | None, target: str) -> Value:
+    """From where to where a handoff goes."""
+    return Cell(f"{short_layout(source) if source else '-'} -> {short_layout(target)}", f"{source or '-'} -> {target}")
 
 
 def seconds(value: float | None) -> str:
     """Seconds with three digits that matter; a dash where nothing is known."""
-    return "-" if value is None else f"{value:.3g} s"
+    if value is None:
+        return "-"
+    return f"{1e3 * value:.2g} ms" if 0 < abs(value) < 1e-3 else f"{_three_digits(value)} s"
 
 
 def size(value: float | None) -> str:
     """Bytes in a unit that fits."""
     if value is None:
         return "-"
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= scale:
-            return f"{value / scale:.3g} {unit}"
+            return f"{_three_digits(value / scale)} {unit}"
     return f"{value:.0f} B"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"

@@ -5,9 +5,11 @@ from typing import Annotated
 import typer
 
 from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect
-from service.cli.output import age, print_json, print_table
+from service.cli.columns import Column
+from service.cli.output import print_json, print_table, since
 
 app = typer.Typer(help="What a node of each pool costs.", no_args_is_help=True)
+LIST = (Column("POOL"), Column("USD PER NODE HOUR", right=True), Column("SINCE"))
 
 
 @app.command("list", epilog="Example: liver prices list")
@@ -16,8 +18,8 @@ def list_all(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None
     found = connect(service_url, token_file).get("/api/v1/pools/prices")
     if as_json:
         return print_json(found)
-    rows = [(item["pool"], f"{item['price_usd_per_hour']:.4f}", age(item["effective_from"])) for item in found]
-    print_table(("POOL", "USD PER NODE HOUR", "SINCE"), rows, empty="no prices: pools are accounted as costing nothing")
+    rows = [(item["pool"], f"{item['price_usd_per_hour']:.4f}", since(item["effective_from"])) for item in found]
+    print_table(LIST, rows, empty="no prices: pools are accounted as costing nothing")
 
 
 @app.command("set", epilog="Example: liver prices set aws-us-west-2a 12.24")

@@ -1,7 +1,6 @@
 """The status page: jobs, layouts, handoffs, goodput by cause, dollars. A browser logs in with a token once."""
 
 import time
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -14,6 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from service.context import Context, ContextOf
+from service.elapsed import ago, departure
 from service.handoffs.queries import list_handoffs
 from service.handoffs.schemas import HandoffOut
 from service.jobs import queries
@@ -148,14 +148,6 @@ def _page(template: str, *, status: int = 200, **values: Any) -> HTMLResponse:
     return HTMLResponse(_templates.get_template(template).render(**values), status_code=status, headers=_HEADERS)
 
 
-def _ago(value: datetime, now: datetime) -> str:
-    seconds = max(0, int((now - value).total_seconds()))
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{seconds // size} {unit} ago"
-    return f"{seconds} s ago"
-
-
 def _bytes(value: int | None) -> str:
     if value is None:
         return "–"
@@ -169,4 +161,4 @@ def _seconds(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f} s" if value < 10 else f"{value:.1f} s"
 
 
-_templates.filters.update(ago=_ago, bytes=_bytes, seconds=_seconds)
+_templates.filters.update(ago=ago, departure=departure, bytes=_bytes, seconds=_seconds)

@@ -18,16 +18,20 @@ router = APIRouter(prefix="/api/v1/handoffs", tags=["handoffs"], dependencies=[P
 def list_all(
     session: SessionOf,
     job_id: Annotated[str | None, Query()] = None,
+    match: Annotated[str | None, Query(max_length=64, description="Only those whose id begins so.")] = None,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> list[HandoffOut]:
     """Also those that were aborted, with the reason, and those that agents made while this service was away."""
-    return [HandoffOut.of(row) for row in list_handoffs(session, job_id=job_id, limit=limit)]
+    return [HandoffOut.of(row) for row in list_handoffs(session, job_id=job_id, match=match, limit=limit)]
 
 
 @router.get("/{handoff_id}", operation_id="show_handoff", summary="Show one handoff")
-def show(session: SessionOf, handoff_id: UUID) -> HandoffOut:
+def show(session: SessionOf, handoff_id: str) -> HandoffOut:
     """With its phases and everything that was measured."""
-    row = session.get(HandoffRow, handoff_id)
+    try:
+        row = session.get(HandoffRow, UUID(handoff_id))
+    except ValueError:
+        row = None
     if row is None:
         raise not_found("handoff", handoff_id)
     return HandoffOut.of(row)

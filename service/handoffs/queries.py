@@ -1,5 +1,6 @@
 """Reads of handoffs."""
 
+import re
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
@@ -14,16 +15,26 @@ from service.jobs.rules import OpenHandoff
 from service.jobs.tables import GenerationRow, JobRow
 
 LIST_MAX = 1_000
+_BEGINS_AN_ID = re.compile("[0-9a-f]{1,32}")
 # The states stand in the statement itself, or a prepared one could not use the partial index.
 _IS_OPEN = HandoffRow.state.in_(bindparam("open", OPEN, expanding=True, literal_execute=True))
 _OPEN = select(HandoffRow).where(among(HandoffRow.job_id, "job_ids"), _IS_OPEN)
 
 
-def list_handoffs(session: Session, *, job_id: str | None = None, limit: int = 100) -> Sequence[HandoffRow]:
-    """Newest first."""
+def list_handoffs(
+    session: Session, *, job_id: str | None = None, match: str | None = None, limit: int = 100
+) -> Sequence[HandoffRow]:
+    """Newest first. `match`: only those whose id begins so."""
     statement = select(HandoffRow).order_by(HandoffRow.opened_at.desc()).limit(min(limit, LIST_MAX))
     if job_id is not None:
         statement = statement.where(HandoffRow.job_id == job_id)
+    if match is not None:
+        digits = match.replace("-", "").lower()
+        if not _BEGINS_AN_ID.fullmatch(digits):
+            return ()
+        # As bounds, since an index orders ids and not their text.
+        least, most = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+        statement = statement.where(HandoffRow.handoff_id.between(least, most))
     return session.scalars(statement).all()
 
 

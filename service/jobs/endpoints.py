@@ -21,13 +21,14 @@ from service.handoffs.schemas import HandoffOut
 from service.jobs import queries
 from service.jobs.job_yaml import read_fields
 from service.jobs.operations import request_stop, submit_job
-from service.jobs.schemas import CheckpointOut, GenerationOut, JobEvent, JobOut, JobSummary, LogOut, StepOut
+from service.jobs.schemas import CheckpointOut, GenerationOut, JobEvent, JobOut, JobSummary, LogOut, Pace, StepOut
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow
 from service.problems import ProblemError, invalid, not_found
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], dependencies=[PERSON_ONLY])
 JOB_FILE_BYTES_MAX = 1024 * 1024
 WATCH_LOOK_S = 1.0
+WATCH_STEPS_MAX = 500
 _YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
 _SCHEMA = {"schema": JobFile.model_json_schema(ref_template="#/components/schemas/{model}")}
 _BODY: dict[str, Any] = {
@@ -62,9 +63,16 @@ def submit(context: ContextOf, session: SessionOf, job_file: Annotated[JobFile, 
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs, newest first")
-def list_all(session: SessionOf, limit: Annotated[int, Query(ge=1, le=1_000)] = 100) -> list[JobSummary]:
+def list_all(
+    session: SessionOf,
+    match: Annotated[
+        str | None, Query(max_length=128, description="Only where id, random part of the id or name begins so.")
+    ] = None,
+    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+) -> list[JobSummary]:
     """Every job, also ended ones."""
-    return [JobSummary.of(row, queries.active_row(session, row)) for row in queries.list_jobs(session, limit=limit)]
+    rows = queries.list_jobs(session, match=match, limit=limit)
+    return [JobSummary.of(row, queries.active_row(session, row)) for row in rows]
 
 
 @router.get("/{job_id}", operation_id="show_job", summary="Show one job")
@@ -81,6 +89,7 @@ def show(session: SessionOf, job_id: str) -> JobOut:
         spec=queries.job_file_of(row),
         generations=[GenerationOut.of(item) for item in queries.generations(session, job_id)],
         checkpoints=[CheckpointOut.of(item) for item in checkpoints],
+        pace=Pace.of(row, queries.steps_per_s(session, row)),
         step_seconds=dict(queries.step_seconds(session, job_id)),
         standing_plans=row.standing_plans,
         layouts_by_count=row.layouts_by_count,
@@ -160,13 +169,15 @@ def _event(context: Context, job_id: str, last_step: int) -> JobEvent | None:
         row = session.get(JobRow, job_id)
         if row is None:
             return None
-        # A job that fell back to a checkpoint makes old step numbers again: show them again.
-        after = min(last_step, row.last_step)
+        # A stream begins with the newest steps. A job that fell back to a checkpoint makes old step numbers again:
+        # show them again.
+        after = row.last_step - WATCH_STEPS_MAX if last_step < 0 else min(last_step, row.last_step)
         handoff = next(iter(list_handoffs(session, job_id=job_id, limit=1)), None)
         active = session.get(GenerationRow, (job_id, row.active_generation)) if row.active_generation else None
         return JobEvent(
             job=JobSummary.of(row, active),
-            steps=[StepOut.of(step) for step in queries.steps_of(session, job_id, after=after, limit=500)],
+            pace=Pace.of(row, queries.steps_per_s(session, row)),
+            steps=[StepOut.of(step) for step in queries.steps_of(session, job_id, after=after, limit=WATCH_STEPS_MAX)],
             handoff=HandoffOut.of(handoff).model_dump(mode="json", by_alias=True) if handoff else None,
         )
 

@@ -16,7 +16,16 @@ from agent.protocol.values import Placement, Roster
 from service.db.base import ORDERS_SEQUENCE
 from service.db.wake import job_topic, node_topic, notify
 from service.jobs.rules import Checkpoint
-from service.jobs.tables import ENDED, GenerationRow, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
+from service.jobs.tables import (
+    ENDED,
+    RANDOM_PART_CHARS,
+    GenerationRow,
+    JobMemberRow,
+    JobRow,
+    JobState,
+    MemberRole,
+    SourceKind,
+)
 from service.nodes.tables import NodeRow
 from service.planner.feasibility import rule_violations
 from service.problems import conflict, invalid, not_found
@@ -46,7 +55,7 @@ def submit_job(session: Session, job_file: JobFile, *, now: datetime) -> JobRow:
     if problems:
         raise invalid(*problems)
     job = JobRow(
-        job_id=f"{job_file.name[:54]}-{secrets.token_hex(4)}",
+        job_id=f"{job_file.name[:54]}-{secrets.token_hex(RANDOM_PART_CHARS // 2)}",
         name=job_file.name,
         spec=job_file.model_dump(mode="json", exclude_none=True),
         peer_key=secrets.token_urlsafe(32),

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from statistics import median
 from uuid import UUID
 
-from sqlalchemy import select, text
+from sqlalchemy import func, or_, select, text
 from sqlalchemy.orm import Session
 
 from agent.protocol.jobfile import JobFile
@@ -15,6 +16,7 @@ from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
 from service.jobs.rules import Checkpoint, JobView, Leaving
 from service.jobs.tables import (
+    RANDOM_PART_CHARS,
     CheckpointRow,
     GenerationRow,
     JobMemberRow,
@@ -36,6 +38,7 @@ LIST_MAX = 1_000
 HISTORY_MAX = 64
 NODES_CONSIDERED_MAX = 10_000
 STEPS_FOR_MEDIAN = 500
+STEPS_FOR_PACE = 25
 
 _STEP_SECONDS = text(
     """
@@ -59,9 +62,13 @@ class Situation:
     handoff_id: UUID | None
 
 
-def list_jobs(session: Session, *, limit: int = 100) -> Sequence[JobRow]:
-    """Newest first."""
-    return session.scalars(select(JobRow).order_by(JobRow.created_at.desc()).limit(min(limit, LIST_MAX))).all()
+def list_jobs(session: Session, *, match: str | None = None, limit: int = 100) -> Sequence[JobRow]:
+    """Newest first. `match`: only those whose id, random part of the id, or name begins so."""
+    statement = select(JobRow).order_by(JobRow.created_at.desc()).limit(min(limit, LIST_MAX))
+    if match is not None:
+        names = (JobRow.job_id, func.right(JobRow.job_id, RANDOM_PART_CHARS), JobRow.name)
+        statement = statement.where(or_(*(name.startswith(match, autoescape=True) for name in names)))
+    return session.scalars(statement).all()
 
 
 def active_row(session: Session, job: JobRow) -> GenerationRow | None:
@@ -108,6 +115,20 @@ def step_seconds(session: Session, job_id: str) -> tuple[tuple[str, float], ...]
     """Median measured step time by layout, of recent steps."""
     rows = session.execute(_STEP_SECONDS, {"job_id": job_id, "most": STEPS_FOR_MEDIAN}).all()
     return tuple((row.layout, float(row.seconds)) for row in rows)
+
+
+def steps_per_s(session: Session, job: JobRow) -> float | None:
+    """The pace of the active generation, by the median of its last steps; None while it has made none or stands."""
+    if job.state != JobState.RUNNING:
+        return None
+    statement = (
+        select(StepRow.seconds)
+        .where(StepRow.job_id == job.job_id, StepRow.generation == job.active_generation)
+        .order_by(StepRow.step.desc())
+        .limit(STEPS_FOR_PACE)
+    )
+    middle_s = median(found) if (found := session.scalars(statement).all()) else 0.0
+    return 1.0 / middle_s if middle_s > 0 else None
 
 
 def situation(session: Session, job: JobRow, *, now: datetime) -> Situation:

@@ -81,6 +81,19 @@ class JobSummary(BaseModel):
         )
 
 
+class Pace(BaseModel):
+    """How fast a job goes. Null while it stands, and before its first step."""
+
+    steps_per_s: float | None = Field(default=None, description="By the median of the last steps.")
+    remaining_s: float | None = Field(default=None, description="To the last step at this pace.")
+
+    @classmethod
+    def of(cls, row: JobRow, steps_per_s: float | None) -> "Pace":
+        """From a job's row and its measured pace."""
+        missing = max(0, int(row.spec["stop"]["steps"]) - row.last_step)
+        return cls(steps_per_s=steps_per_s, remaining_s=missing / steps_per_s if steps_per_s else None)
+
+
 class CheckpointOut(BaseModel):
     """One complete checkpoint."""
 
@@ -103,6 +116,7 @@ class JobOut(JobSummary):
     spec: JobFile
     generations: list[GenerationOut]
     checkpoints: list[CheckpointOut]
+    pace: Pace
     step_seconds: dict[str, float] = Field(description="Median measured seconds per step, by layout.")
     standing_plans: list[dict[str, Any]] = Field(description="What the agents do at once if these nodes go.")
     layouts_by_count: list[dict[str, Any]]
@@ -146,5 +160,6 @@ class JobEvent(BaseModel):
     """One event of a job's watch stream: the job as it is now, new steps, and its latest handoff."""
 
     job: JobSummary
+    pace: Pace
     steps: list[StepOut]
     handoff: dict[str, Any] | None

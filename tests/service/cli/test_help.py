@@ -1,7 +1,9 @@
 """What the command says about itself, and that it starts without loading what it does not need."""
 
+import os
 import subprocess
 import sys
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -41,6 +43,50 @@ def test_the_command_starts_without_loading_what_only_some_verbs_need():
     program = f"import sys, service.cli.main; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_request_is_made_without_loading_what_only_the_service_needs():
+    """What a command loads comes before its first answer, also before the one that a token is wrong."""
+    program = (
+        "import sys\n"
+        "from service.cli.main import app\n"
+        "app(['nodes', 'list', '--service-url', 'http://127.0.0.1:9'], standalone_mode=False)\n"
+        f"print([name for name in {(*HEAVY, 'yaml', 'jinja2')!r} if name != 'httpx' and name in sys.modules])"
+    )
+    environment = {"LIVER_TOKEN": "liver_0_0", "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True, text=True, timeout=50, check=True, env=os.environ | environment,
+    )  # fmt: skip
+    assert "no answer from the service at http://127.0.0.1:9" in done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_version_is_told_and_no_command_is_missing():
+    result = CliRunner().invoke(app, ["--version"])
+    assert result.exit_code == 0
+    assert result.stdout == f"liver {version('liver')}\n"
+
+
+def test_the_command_alone_shows_its_help():
+    result = CliRunner().invoke(app, [])
+    assert "Commands" in result.output and "--install-completion" in result.output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("liver ha", "handoffs"), ("liver jobs wa", "watch"), ("liver jobs logs --fol", "--follow")],
+)
+def test_verbs_and_options_are_completed(shell: str, typed: str, offered: str):
+    environment = {
+        "_LIVER_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": str(len(typed.split()) - 1),
+        "_TYPER_COMPLETE_ARGS": typed,
+    }
+    result = CliRunner().invoke(app, [], prog_name="liver", env=environment)
+    assert offered in result.stdout
 
 
 def _verbs(command: Any, prefix: str = "") -> list[str]:

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from agent.protocol.values import Layout
 from service.jobs.operations import activate, add_generation, lock_job, new_birth
-from service.jobs.tables import JobRow, SourceKind
+from service.jobs.tables import JobRow, SourceKind, StepRow
 from tests.service.conftest import bearer
 from tests.service.fake_agent import JOB, roster
 
@@ -154,6 +154,61 @@ def test_a_wrong_token_is_401_everywhere_and_says_how_to_send_one(client, header
         assert answer.status_code == 401, path
         assert answer.headers["www-authenticate"] == "Bearer"
         assert "Authorization: Bearer" in answer.json()["detail"]
+
+
+def test_jobs_are_found_by_the_beginning_of_id_random_part_or_name(client):
+    first, second = (
+        client.post("/api/v1/jobs", json=JOB | {"name": name}).json()["job_id"] for name in ("alpha_1", "alpha-12")
+    )
+
+    def found(match: str) -> set[str]:
+        return {job["job_id"] for job in client.get("/api/v1/jobs", params={"match": match}).json()}
+
+    assert found("alpha") == {first, second}
+    assert found("alpha_") == {first}, "an underscore is no wildcard"
+    assert found("%") == set()
+    assert found(first) == found(first[-8:]) == found(first[-8:-1]) == {first}
+    assert found(first[-5:]) == set()
+
+
+def test_the_pace_is_that_of_the_last_steps_of_the_running_generation(client, context, clock, make_agent):
+    job_id = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
+    assert client.get(f"/api/v1/jobs/{job_id}").json()["pace"] == {"steps_per_s": None, "remaining_s": None}
+    with context.sessions.begin() as session:
+        job = lock_job(session, job_id)
+        for generation, took in ((1, 9.0), (2, 0.5)):
+            members = roster(job_id, generation, Layout(pp=2), "a", "b")
+            birth = new_birth(SourceKind.INIT, "for a test")
+            add_generation(session, job, members, birth, parent=generation - 1 or None, now=clock())
+            session.add_all(
+                StepRow(job_id=job_id, generation=generation, step=step, seconds=took, finished_at=clock())
+                for step in range(40)
+            )
+            activate(session, job, expected=generation - 1 or None, generation=generation)
+        job.state, job.last_step = "running", 40
+    pace = client.get(f"/api/v1/jobs/{job_id}").json()["pace"]
+    assert pace == {"steps_per_s": pytest.approx(2.0), "remaining_s": pytest.approx((1000 - 40) / 2.0)}
+
+
+def test_a_watch_of_a_long_job_begins_with_its_newest_steps(client, context, clock):
+    job_id = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
+    with context.sessions.begin() as session:
+        job = lock_job(session, job_id)
+        add_generation(
+            session,
+            job,
+            roster(job_id, 1, Layout(pp=2), "a", "b"),
+            new_birth(SourceKind.INIT, ""),
+            parent=None,
+            now=clock(),
+        )
+        session.add_all(
+            StepRow(job_id=job_id, generation=1, step=step, seconds=1.0, finished_at=clock()) for step in range(1, 801)
+        )
+        job.last_step, job.state = 800, "finished"
+    with client.stream("GET", f"/api/v1/jobs/{job_id}/watch") as stream:
+        event = next(json.loads(line[5:]) for line in stream.iter_lines() if line.startswith("data:"))
+    assert [step["step"] for step in event["steps"]] == list(range(301, 801))
 
 
 def test_health_needs_no_token(client):
