@@ -17,6 +17,7 @@ STATES = ("proposed", "preparing", "streaming", "ready", "cutting_over", "active
 """Of a handoff, in the order in which it passes them."""
 PHASES_SHOWN = 6
 REFRESH_PER_S = 4.0
+BAR_CHARS = 60
 
 
 class View(Protocol):
@@ -93,7 +94,6 @@ class Screen:
 
     def _render(self) -> "Group":
         from rich.console import Group
-        from rich.progress_bar import ProgressBar
         from rich.text import Text
 
         if self._event is None:
@@ -102,7 +102,9 @@ class Screen:
         title = Text.assemble((job["job_id"], "bold"), f"  {job['state']}")
         if job["layout"]:
             title.append(f"  {short_layout(job['layout'])} on {_nodes(job)}, generation {job['active_generation']}")
-        bar = ProgressBar(total=job["stop_steps"], completed=job["last_step"])
+        width = min(self._console.width, BAR_CHARS)
+        done = min(width, width * job["last_step"] // job["stop_steps"])
+        bar = Text.assemble(("█" * done, "green"), ("░" * (width - done), "dim"))
         rows = [title, bar, Text(progress(self._event) + self._end_time())]
         if handoff is not None and handoff["state"] in STATES[:-1]:
             rows += self._handoff(handoff)
@@ -113,7 +115,7 @@ class Screen:
         if not remaining_s:
             return ""
         end = self._now() + timedelta(seconds=remaining_s)
-        return f" (at {end.astimezone():{'%H:%M' if remaining_s < 20 * 3_600 else '%a %d %b %H:%M'}})"
+        return f", until {end.astimezone():{'%H:%M' if remaining_s < 20 * 3_600 else '%a %d %b %H:%M'}}"
 
     def _handoff(self, handoff: dict[str, Any]) -> list[Any]:
         from rich.text import Text

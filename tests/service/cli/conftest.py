@@ -24,6 +24,11 @@ from service.cli.main import app
 from tests.agent.waiting import eventually
 
 START_S = 40.0
+# Agents in these tests report once and then stay quiet, however slow the machine is.
+PATIENT = {
+    f"LIVER_SERVICE_{name}_S": "3600"
+    for name in ("SILENT_AFTER", "GONE_AFTER", "STALL_AFTER", "HANDOFF_QUIET", "START_WITHIN", "OPEN_WITHIN")
+}
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ def service() -> Iterator[Service]:
     log = data_dir / "serve.log"
     with log.open("w") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONUNBUFFERED": "1"}
+            command, stdout=output, stderr=subprocess.STDOUT, env=os.environ | {"PYTHONUNBUFFERED": "1"} | PATIENT
         )
     try:
         yield Service(_ready_url(process, log), data_dir, log.read_text())

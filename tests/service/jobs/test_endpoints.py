@@ -265,3 +265,14 @@ def test_the_status_page_asks_for_a_token_and_keeps_a_signed_cookie(client, sett
     assert "demo" in client.get(f"/jobs/{job_id}", headers=anonymous).text
     client.cookies.set("liver_session", client.cookies["liver_session"][:-1] + "x")
     assert "Log in" in client.get("/", headers=anonymous).text
+
+
+def test_the_status_page_tells_a_deadline_that_has_passed_from_one_to_come(client, settings, make_agent, clock):
+    agent = make_agent("a")
+    agent.sync(notices=(agent.notice(deadline_s=95),))
+    client.post("/login", data={"token": bearer(settings, "script")["Authorization"].removeprefix("Bearer ")})
+    assert "goes in 95 s" in client.get("/").text
+    clock.advance(155)
+    agent.sync()
+    page = client.get("/").text
+    assert "was due 60 s ago" in page and "goes in" not in page
