@@ -1,6 +1,8 @@
 """Calls the REST API for the client verbs: finds service and token, and turns every failure into one clear sentence."""
 
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -8,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+from service.cli.columns import fitted_text
 
 if TYPE_CHECKING:
     import httpx
@@ -34,7 +38,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs in
 
 def fail(text: str, *, code: int = 1) -> NoReturn:
     """Say on standard error what is wrong and leave with a status that is not zero."""
-    typer.echo(f"error: {text}", err=True)
+    lines = f"error: {text}".splitlines()
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        lines = [part for line in lines for part in fitted_text(line, width=width)]
+    typer.echo("\n".join(lines), err=True)
     raise typer.Exit(code)
 
 

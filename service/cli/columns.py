@@ -86,6 +86,14 @@ def fitted_pairs(pairs: Sequence[tuple[str, Value]], *, width: int) -> list[str]
     return lines
 
 
+def fitted_text(text: str, *, width: int) -> list[str]:
+    """One line of text, folded between words; what follows is indented a little more than its beginning."""
+    plain = text.lstrip(" ")
+    margin = " " * (len(text) - len(plain))
+    folded = _folded(_plain(plain), max(1, width - len(margin) - GAP))
+    return [margin + " " * (GAP if at else 0) + line for at, line in enumerate(folded)]
+
+
 def shown(value: Value) -> str:
     """What people see of it: one line without control characters."""
     return _plain(value.shown if isinstance(value, Cell) else value)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from service.cli.columns import GAP, Cell, Column, Kind, fitted, fitted_pairs, tabbed
+from service.cli.columns import GAP, Cell, Column, Kind, fitted, fitted_pairs, fitted_text, tabbed
 from service.cli.handoffs import LIST as HANDOFFS
 from service.cli.jobs import LIST as JOBS
 from service.cli.nodes import LIST as NODES
@@ -104,6 +104,13 @@ def test_details_are_folded_under_their_values():
         "        stays, three pipeline stages of four layers each fit",
         "        what is left",
         "layout  TP8xPP16xDP128",
+    ]
+
+
+def test_an_error_is_folded_with_what_follows_indented():
+    assert fitted_text("  stop.steps: must be at least 1, is 0", width=28) == [
+        "  stop.steps: must be at",
+        "    least 1, is 0",
     ]
 
 
