@@ -6,8 +6,8 @@ Pure. The value itself is not repeated here, since it may be a secret.
 from collections.abc import Mapping
 from typing import Any
 
-from agent.protocol.values import IDENTIFIER_PATTERN, URL_PATTERN
 from agent.protocol.jobfile import ENTRYPOINT_PATTERN, ENVIRONMENT_NAME, LAYOUT_PATTERN
+from agent.protocol.values import IDENTIFIER_PATTERN, URL_PATTERN
 
 RULE_CHARS_MAX = 500
 _OF_PATTERNS = {

@@ -14,8 +14,8 @@ from uuid import UUID
 import httpx
 import pytest
 
-from agent.protocol.base import HandoffState, Layout, Reason, Rung
 from agent.protocol.sync import HandoffMeasures, JobFinished
+from agent.protocol.values import HandoffState, Layout, Reason, Rung
 from tests.agent.waiting import eventually
 from tests.service.cli.conftest import Service
 from tests.service.fake_agent import JOB, FakeAgent, mirror, roster, step_row
