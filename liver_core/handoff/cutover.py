@@ -1,7 +1,7 @@
-"""The cutover of one rank, from the agreed boundary to the decision; hosted in the rank's main thread.
+"""The cutover of one rank, from the agreed boundary to the decision. The rank's main thread hosts it.
 
-Pure, sans-IO: `handle(event, now)` returns what to do next. Nobody applies the last step before the decision has been
-read from the store; what the store says rules, never one's own wish. `now` is monotonic seconds of this rank.
+Pure, sans-IO: `handle(event, now)` returns what to do next. No rank applies the last step before it has read the
+decision from the store. The store's decision counts, never a rank's own proposal. `now`: this rank's monotonic seconds.
 """
 
 from dataclasses import dataclass
@@ -12,35 +12,35 @@ from liver_core.handoff.messages import CutoverDeadlines, Decision, Reason
 
 
 class Level(IntEnum):
-    """What a target holds; the barrier of g+1 is the MIN over its ranks."""
+    """What a target holds. The barrier of the target world is the MIN over its ranks."""
 
     NOTHING = 0
-    STATE = 1  # masters and moments, not the gradients: a source was lost, the step dropped, or it is a rescue. GO-REDO
-    EVERYTHING = 2  # and certified
+    STATE = 1  # masters and moments, no gradients: a source was lost, the step was dropped, or a rescue. GO-REDO
+    EVERYTHING = 2  # gradients too, and certified
 
 
 POLL_S = 0.2
-"""Pause between two reads of a record that is not decided yet, or of a store that did not answer."""
+"""Time between two reads of an undecided record, or of a store that did not answer."""
 
 
 class CutoverState(StrEnum):
     """Where the rank is; `decided` and `fell` are final."""
 
     READING = "reading"
-    HELD = "held"  # everything that could be read is here; the certificates are being compared
+    HELD = "held"  # reading is over; the certificates are being compared
     VOTED = "voted"  # in the barrier, or waiting for the decision
-    BUILDING = "building"  # rescue: leavers are released; the target world is built, and filled from survivors
+    BUILDING = "building"  # rescue: leavers are released; build the target world and fill it from survivors
     DECIDED = "decided"
-    FELL = "fell"  # no decision could be read: the checkpoint rung
+    FELL = "fell"  # the decision cannot be known or done: checkpoint rung
 
 
 @dataclass(frozen=True, slots=True)
 class BoundaryAgreed:
-    """What a cutover begins with: all ranks of the source world held the same ready tag. A newcomer learns it from the
+    """What a cutover begins with: all ranks of the source world showed the same ready tag. A newcomer reads it in the
     store.
 
-    `dropped`: in the middle of a step, which is given up. There are no gradients to be had, so all that a target can
-    hold is the state, and whoever goes on does the batch again.
+    `dropped`: the boundary is in the middle of a step, which is dropped. There are no gradients then, so a target can
+    hold only the state, and the world that goes on does the batch again.
     """
 
     version: int
@@ -52,8 +52,8 @@ class BoundaryAgreed:
 
 @dataclass(frozen=True, slots=True)
 class StateRead:
-    """The reads are over. `level` STATE counts only with `source_lost` or where the step was dropped. A world loaded
-    from a checkpoint has no source at all and says (STATE, source_lost=True): it starts at the version it holds and
+    """The reads are over. `level` STATE counts only with `source_lost`, after a dropped step, or in a rescue. A world
+    loaded from a checkpoint has no source and answers (STATE, source_lost=True): it starts at the version it holds and
     does the batch."""
 
     level: Level
@@ -63,7 +63,7 @@ class StateRead:
 
 @dataclass(frozen=True, slots=True)
 class CertificateCompared:
-    """Certificates of both sides were compared for everything this rank holds."""
+    """This rank has compared the certificates of both sides for all that it holds."""
 
     equal: bool
     reason: Reason | None = None
@@ -85,14 +85,14 @@ class BarrierFailed:
 
 @dataclass(frozen=True, slots=True)
 class DecisionRead:
-    """What the record in the store holds: the answer of a compare-and-set or of a read."""
+    """The record in the store, as a compare-and-set or a read returned it."""
 
     decision: Decision
 
 
 @dataclass(frozen=True, slots=True)
 class TargetBuilt:
-    """Every rank of the target world holds the certified state, or, with a reason, this one knows that not all do."""
+    """Every rank of the target world holds the certified state. With a reason: this rank knows that some do not."""
 
     reason: Reason | None = None
 
@@ -106,7 +106,7 @@ class StoreUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed (`next_deadline` says until when nothing can happen)."""
+    """Time has passed. Nothing can happen before `next_deadline`."""
 
 
 CutoverEvent = (
@@ -126,9 +126,9 @@ CutoverEvent = (
 
 @dataclass(frozen=True, slots=True)
 class ReadState:
-    """A source publishes `version`, a target reads masters, moments, gradients and small state of it; answer with
-    StateRead before `until`. A rank that is only a source says EVERYTHING when it has published. In a rescue a survivor
-    reads its share of what only leavers hold, and says STATE."""
+    """A source publishes `version`; a target reads its masters, moments, gradients and small state. Answer with
+    StateRead before `until`. A rank that is only a source answers EVERYTHING once it has published. In a rescue a
+    survivor reads its share of what only leavers hold, and answers STATE."""
 
     version: int
     until: float
@@ -141,7 +141,7 @@ class CompareCertificates:
 
 @dataclass(frozen=True, slots=True)
 class EnterBarrier:
-    """MIN over the ranks of the target world, in a rescue over the survivors; answer with BarrierPassed or
+    """MIN over the ranks of the target world; in a rescue, over the survivors. Answer with BarrierPassed or
     BarrierFailed before `until`."""
 
     level: Level
@@ -150,7 +150,7 @@ class EnterBarrier:
 
 @dataclass(frozen=True, slots=True)
 class ProposeDecision:
-    """Compare-and-set `undecided -> wish` on the decision record; answer with DecisionRead of what is there."""
+    """Compare-and-set `undecided -> wish` on the decision record. Answer with DecisionRead of the record."""
 
     wish: Decision
     reason: Reason
@@ -158,14 +158,14 @@ class ProposeDecision:
 
 @dataclass(frozen=True, slots=True)
 class ReadDecision:
-    """Read the record at `not_before`; answer with DecisionRead or StoreUnreachable."""
+    """Read the record at `not_before`. Answer with DecisionRead or StoreUnreachable."""
 
     not_before: float
 
 
 @dataclass(frozen=True, slots=True)
 class BuildTarget:
-    """GO-REDO of a rescue: build the target world and fill it from what survivors hold; answer with TargetBuilt."""
+    """GO-REDO of a rescue: build the target world and fill it from the survivors. Answer with TargetBuilt."""
 
     until: float
 
@@ -177,14 +177,14 @@ class ApplyStepInTarget:
 
 @dataclass(frozen=True, slots=True)
 class RedoBatchInTarget:
-    """GO-REDO: start the target world at the version held, without gradients, and do the batch again."""
+    """GO-REDO: start the target world at the version that it holds, without gradients, and do the batch again."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyStepInSource:
-    """NO-GO and this rank is a member of the source world: apply the step there and train on."""
+    """NO-GO, and this rank is a member of the source world: apply the step there and train on."""
 
     reason: Reason
 
@@ -198,15 +198,15 @@ class RedoBatchInSource:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """This rank has no part in the world that goes on: say so and exit."""
+    """This rank has no part in the world that goes on: report it and exit."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class FallToCheckpoint:
-    """The decision cannot be known, or the target world of a rescue cannot be built: nothing may be applied; the job
-    comes back from a checkpoint."""
+    """The decision cannot be known, or the target world of a rescue cannot be built. Apply nothing; the job restarts
+    from a checkpoint."""
 
     reason: Reason
 
@@ -228,10 +228,11 @@ CutoverEffect = (
 
 
 class Cutover:
-    """One rank's way through one cutover, made when the `boundary` is agreed, and begun with what `begin` asks for.
+    """One rank's machine for one cutover. It is made when the `boundary` is agreed, and starts with what `begin` asks
+    for.
 
-    The host answers each effect by one event; events that nobody waits for any more change nothing. Where it `rescues`,
-    survivors vote, over what leavers alone held, and the target world is built after GO-REDO.
+    The host answers each effect by one event. Events that come too late change nothing. If it `rescues`, survivors
+    vote on what only leavers held, and the target world is built after GO-REDO.
     """
 
     def __init__(
@@ -260,12 +261,12 @@ class Cutover:
         self._dropped = boundary.dropped
         self._held = Level.NOTHING
         self._wish: Decision | None = None
-        self._reason = Reason("everything is held and certified", "barrier")
+        self._reason = Reason("every target holds all state, certified", "barrier")
         self._lost = "a source is lost"
 
     @property
     def next_deadline(self) -> float:
-        """When a Tick is due at the latest, on the clock of `now`; infinite when the machine has ended."""
+        """The latest time for the next Tick, on the clock of `now`. Infinite when the machine has ended."""
         match self.state:
             case CutoverState.READING | CutoverState.HELD:
                 return self._own_deadline
@@ -285,7 +286,7 @@ class Cutover:
         return (ReadState(self.boundary.version, until=self._own_deadline),)
 
     def handle(self, event: CutoverEvent, now: float) -> tuple[CutoverEffect, ...]:
-        """Take one event; the effects are to be carried out in order."""
+        """Take one event. Carry out the effects in order."""
         match event:
             case StateRead():
                 return self._on_state_read(event, now)
@@ -325,14 +326,14 @@ class Cutover:
             self._reason = event.reason
             self._lost = event.reason.text if event.source_lost else self._lost
         if not self.votes:
-            self.state = CutoverState.VOTED  # A leaver has no voice in the barrier, but stays until the decision.
+            self.state = CutoverState.VOTED  # A leaver does not vote, but stays until the decision.
             return (ReadDecision(not_before=now),)
-        # Gradients that are missing while every source lives mean that g can do the step: no reason to redo a batch.
+        # Gradients are missing, but all sources live: the source world can apply the step, so do not redo the batch.
         if event.level is Level.STATE and not event.source_lost and not self._dropped and not self.rescues:
             return self._enter_barrier(Level.NOTHING, now)
         if event.level is Level.NOTHING:
             return self._enter_barrier(Level.NOTHING, now)
-        assert event.level is Level.STATE or not (self._dropped or self.rescues), "no gradients were to be held"
+        assert event.level is Level.STATE or not (self._dropped or self.rescues), "there are no gradients to hold"
         self.state = CutoverState.HELD
         self._held = event.level
         return (CompareCertificates(),)
@@ -342,12 +343,12 @@ class Cutover:
             return ()
         if event.equal:
             return self._enter_barrier(self._held, now)
-        self._reason = event.reason or self._because("certificate", "what arrived is not what the source held")
+        self._reason = event.reason or self._because("certificate", "the state received differs from the source's")
         return self._enter_barrier(Level.NOTHING, now)
 
     def _enter_barrier(self, level: Level, now: float) -> tuple[CutoverEffect, ...]:
         self.state = CutoverState.VOTED
-        # Also where it is late: comparing may have been a vote already, by which the others decide.
+        # Even if it is late: the comparison may already have been a vote, and the others decide by it.
         self.vote = level
         if now >= self._own_deadline:
             return self._propose(Decision.NO_GO, self._late("reading"))
@@ -386,10 +387,10 @@ class Cutover:
 
     def _decide(self, decision: Decision, now: float) -> tuple[CutoverEffect, ...]:
         needed = {Decision.GO: Level.EVERYTHING, Decision.GO_REDO: Level.STATE}.get(decision, Level.NOTHING)
-        # A newcomer to a rescue has no vote, and takes what survivors hold.
+        # A newcomer to a rescue has no vote. It gets what survivors hold.
         held = Level.NOTHING if self.votes else Level.STATE
         if self.in_target and (held if self.vote is None else self.vote) < needed:
-            return self._fall(self._because("decision", f"{decision} was decided, but the state is not held here"))
+            return self._fall(self._because("decision", f"{decision} was decided, but this rank lacks the state"))
         self.decision = decision
         if self.in_target and self.rescues and decision.goes:
             self.state = CutoverState.BUILDING
@@ -411,7 +412,7 @@ class Cutover:
                 return (Leave(self._because("decision", f"{decision}: this rank has no part in the target world")),)
 
     def _on_built(self, reason: Reason | None) -> tuple[CutoverEffect, ...]:
-        """The leavers are gone: whatever failed since then, the old world cannot go on either."""
+        """The leavers are gone. If anything has failed since then, the old world cannot go on either."""
         if self.state is not CutoverState.BUILDING:
             return ()
         if reason is not None:
@@ -429,7 +430,7 @@ class Cutover:
     def _on_tick(self, now: float) -> tuple[CutoverEffect, ...]:
         match self.state:
             case CutoverState.READING | CutoverState.HELD if now >= self._own_deadline:
-                # Without having entered the barrier: so its MIN cannot come to be, and nobody can propose GO.
+                # This rank has not entered the barrier, so its MIN never completes and no rank can propose GO.
                 phase = str(self.state)
                 self.state = CutoverState.VOTED
                 return self._propose(Decision.NO_GO, self._late(phase))
@@ -438,7 +439,7 @@ class Cutover:
             case CutoverState.VOTED if now >= self._own_deadline and self._wish is None:
                 return self._propose(Decision.NO_GO, self._late("decision"))
             case CutoverState.BUILDING if now >= self._build_until:
-                text = f"the next world does not stand {self.deadlines.build_s:g} s after the decision"
+                text = f"the next world is not ready {self.deadlines.build_s:g} s after the decision"
                 return self._fall(self._because("build", text))
             case _:
                 return ()
@@ -450,17 +451,17 @@ class Cutover:
     def _why_redo(self) -> Reason:
         why = "the step was dropped" if self._dropped else self._lost
         text = f"{why}, and every target holds the state before the step"
-        return self._because("barrier", "survivors hold all that only leavers held" if self.rescues else text)
+        return self._because("barrier", "survivors hold all state that only leavers had" if self.rescues else text)
 
     def _no_go_reason(self) -> Reason:
         if self._wish is Decision.NO_GO:
             return self._reason
-        return self._because("decision", "another rank could not hold the state in time")
+        return self._because("decision", "another rank did not get the state in time")
 
     def _late(self, phase: str) -> Reason:
         side = "target" if self.votes else "source"
         limit_s = self._own_deadline - self._boundary_at
-        return self._because(phase, f"not done {limit_s:g} s after the boundary ({side})")
+        return self._because(phase, f"not finished {limit_s:g} s after the boundary ({side})")
 
     def _because(self, phase: str, text: str) -> Reason:
         return Reason(text, phase, rank=self.rank)

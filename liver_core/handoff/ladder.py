@@ -1,7 +1,7 @@
-"""The fallback ladder: which rung fits into the time that is left, and why (handoff.md section 6).
+"""The fallback ladder: which rung fits into the time left, and why (handoff.md section 6).
 
-Pure. Estimates come in as numbers; the first rung that fits with margin is taken, and every rung passed over is named
-with its reason.
+Pure. It gets estimates as numbers and takes the first rung that fits with margin. It gives the reason for every rung
+that it rejects.
 """
 
 from collections.abc import Callable
@@ -11,24 +11,27 @@ from math import ceil
 from liver_core.handoff.messages import Rung
 
 BESIDE = frozenset({Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.RESCUE})
-"""On these the memory of two worlds is needed at once."""
+"""The rungs that need memory for two worlds at once."""
 CERTIFY_STEPS = 2
-"""The version at which both sides hash is announced so many steps ahead (handoff.md section 4)."""
+"""How many steps ahead the version is announced at which both sides hash (handoff.md section 4)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LadderInputs:
-    """What is known when a handoff is chosen; seconds, bytes and bytes per second.
+    """What is known when a handoff is chosen. Seconds, bytes, and bytes per second.
 
-    `seconds_to_deadline` is None when nothing forces the change. `sources_whole`: every rank of g is alive.
-    `prepare_s` is the building of g+1, which overlaps with training. `checkpoint_age_steps` is None without one.
-    Streaming gets `stream_share` (0..1) of the bandwidth, and needs `follow_s` for each step of g: reading its
-    gradients and replaying them. `one_sided`: the transport reads without the source's help. `replay_refusal` is why
-    the optimizer cannot be replayed exactly, `stream_failure` why streaming failed before in this world; empty: nothing
-    is known against it. `memory_refusal` is why this next world does not fit beside the running one; empty: it is not
-    known to be too large. `bytes_only_leaving` is what no survivor holds, `endpoints_s` how long it takes to connect to
-    those who hold it, `ranks_staying` how many survive, `rescue_failure` why a rescue failed before in this world.
-    `part_s`: how far apart the places are at which a step can be dropped, None where the job has none.
+    `seconds_to_deadline`: None if there is no deadline. `sources_whole`: every rank of the running world is alive.
+    `prepare_s`: time to build the next world, while training goes on. `checkpoint_age_steps`: None if there is no
+    checkpoint. `stream_share`: the share (0..1) of the bandwidth for streaming. `follow_s`: time to read and replay the
+    gradients of one step. `one_sided`: the transport reads without the source's help.
+
+    Texts say why something does not work; empty: nothing is known against it. `replay_refusal`: the optimizer cannot be
+    replayed exactly. `stream_failure`, `rescue_failure`: streaming or a rescue failed before in this world.
+    `memory_refusal`: the next world does not fit beside the running one.
+
+    `bytes_only_leaving`: what no survivor holds. `endpoints_s`: time to connect to the ranks that hold it.
+    `ranks_staying`: how many ranks survive. `part_s`: time between two places at which a step can be dropped, None if
+    the job has no such places.
     """
 
     bytes_to_move: int
@@ -57,7 +60,7 @@ class LadderInputs:
 
 @dataclass(frozen=True, slots=True)
 class RungChoice:
-    """The rung taken, the seconds it is estimated to need, and what was said about it and about every rung above it."""
+    """The rung, its estimated seconds, and in `said` the reasons for it and for rejecting each rung above it."""
 
     rung: Rung
     estimate_s: float
@@ -65,20 +68,20 @@ class RungChoice:
 
     @property
     def reason(self) -> str:
-        """All of it in one line."""
+        """All reasons in one line."""
         return "; ".join(f"{rung}: {text}" for rung, text in self.said)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one rung needs; `refusal` is empty when nothing but time can be against it."""
+    """What one rung needs. `refusal` is empty if only time can rule it out."""
 
     seconds: float
     refusal: str = ""
 
 
 def choose_rung(inputs: LadderInputs) -> RungChoice:
-    """The least disturbing rung that fits. Raises ValueError naming a number that cannot be."""
+    """The least disturbing rung that fits. Raises ValueError naming an impossible input."""
     _check(inputs)
     said: list[tuple[Rung, str]] = []
     for rung, estimated in _ESTIMATES:
@@ -95,7 +98,7 @@ def choose_rung(inputs: LadderInputs) -> RungChoice:
 
 
 def _refusal(rung: Rung, estimate: Estimate, inputs: LadderInputs) -> str:
-    """Why this rung is passed over; empty when it fits."""
+    """Why this rung is rejected; empty if it fits."""
     refusal = _too_few_nodes(inputs) or _without_state(inputs) or _without_room(rung, inputs)
     return refusal or estimate.refusal or _late(inputs, estimate.seconds)
 
@@ -107,7 +110,7 @@ def _too_few_nodes(inputs: LadderInputs) -> str:
 
 
 def _without_state(inputs: LadderInputs) -> str:
-    """What is against every rung that reads a living world."""
+    """The reason against every rung that reads a living world; empty if there is none."""
     if not inputs.sources_whole:
         return "a rank of the running world is lost"
     if inputs.bytes_to_move and not inputs.bandwidth_bytes_per_s:
@@ -116,28 +119,28 @@ def _without_state(inputs: LadderInputs) -> str:
 
 
 def _without_room(rung: Rung, inputs: LadderInputs) -> str:
-    """What is against every rung that builds the next world beside the running one."""
+    """The reason against rungs that build the next world beside the running one; empty if there is none."""
     if inputs.memory_refusal and rung in BESIDE:
         return f"the next world was refused: {inputs.memory_refusal}"
     return ""
 
 
 def _live(inputs: LadderInputs) -> Estimate:
-    """Built, converged and certified while g trains; then the next boundary, and the last step's gradients."""
+    """Build, converge and certify while training goes on. Then the next boundary, and the last step's gradients."""
     stream = _stream(inputs)
     if stream.refusal:
         return stream
     certified_s = inputs.prepare_s + stream.seconds + CERTIFY_STEPS * inputs.step_s
-    # Ready comes at any moment of a step: the boundary after it is a whole step away at worst.
+    # A rank can become ready at any time in a step, so the next boundary is at worst a whole step away.
     boundary_s = max(inputs.seconds_to_boundary, certified_s + inputs.step_s)
     return Estimate(boundary_s + inputs.follow_s)
 
 
 def _drop_step(inputs: LadderInputs) -> Estimate:
-    """Copied as on the live rung, but the step under way is dropped where its next part ends, and redone in g+1.
+    """Copy as on the live rung, but drop the step in progress at the end of a part, and redo it in the next world.
 
-    A source publishes from the end of a part on, and ready comes at any moment of a part. No step is thrown away where
-    the boundary comes in time for the copy that is the next rung.
+    A source publishes from the end of a part on, and a rank can become ready at any time in a part. No step is dropped
+    if a copy at the boundary (the next rung) is in time.
     """
     stream = _stream(inputs)
     if stream.refusal:
@@ -145,24 +148,24 @@ def _drop_step(inputs: LadderInputs) -> Estimate:
     if inputs.part_s is None:
         return Estimate(0.0, "the job's steps are not done in parts")
     if inputs.seconds_to_deadline is None:
-        return Estimate(0.0, "nothing presses: no step need be dropped")
+        return Estimate(0.0, "no deadline: no step needs to be dropped")
     copied = _stop_and_copy(inputs)
     if not _late(inputs, copied.seconds):
-        return Estimate(0.0, f"a copy at the boundary is done in {copied.seconds:.1f} s: no step need be dropped")
-    # The state does not change before the boundary that is out of reach: what is copied need not be followed.
+        return Estimate(0.0, f"a copy at the boundary ends in {copied.seconds:.1f} s: no step needs to be dropped")
+    # The boundary is out of reach, so the state does not change during the copy. No step has to be followed.
     bandwidth = inputs.stream_share * inputs.bandwidth_bytes_per_s
     return Estimate(inputs.prepare_s + copy_s(inputs.bytes_to_move, bandwidth) + 2 * inputs.part_s)
 
 
 def _stop_and_copy(inputs: LadderInputs) -> Estimate:
-    """Preparing runs while g trains; the copy starts at the first boundary after it, at worst a whole step later."""
+    """Prepare while training goes on. The copy starts at the first boundary after that, at worst a step later."""
     boundary_s = max(inputs.seconds_to_boundary, inputs.prepare_s + inputs.step_s)
     return Estimate(boundary_s + copy_s(inputs.bytes_to_move, inputs.bandwidth_bytes_per_s))
 
 
 def _rescue(inputs: LadderInputs) -> Estimate:
-    """What no survivor holds goes into host memory at a boundary; the new world is built when the leavers are gone, so
-    that it is the first boundary at which endpoints are connected."""
+    """At a boundary, copy what no survivor holds into host memory. Build the new world after the leavers are gone. So
+    the copy can start at the first boundary at which endpoints are connected."""
     if not inputs.ranks_staying:
         return Estimate(0.0, "no rank of the running world stays")
     if inputs.rescue_failure:
@@ -190,9 +193,9 @@ _ESTIMATES: tuple[tuple[Rung, Callable[[LadderInputs], Estimate]], ...] = (
 
 
 def _stream(inputs: LadderInputs) -> Estimate:
-    """Seconds until what was copied has caught up with the steps done meanwhile.
+    """Seconds until the copy has caught up with the steps done meanwhile.
 
-    While copying takes c seconds in all, t / step_s steps pass in t = c + (t / step_s) * follow_s seconds.
+    If copying takes c seconds in all, then t = c + (t / step_s) * follow_s, since t / step_s steps are done meanwhile.
     """
     if not inputs.one_sided:
         return Estimate(0.0, "the transport has no one-sided reads")
@@ -211,7 +214,7 @@ def _stream(inputs: LadderInputs) -> Estimate:
 
 
 def copy_s(count: int, bytes_per_s: float) -> float:
-    """Seconds to copy `count` bytes; 0.0 where a refusal says that there is no bandwidth."""
+    """Seconds to copy `count` bytes. 0.0 without bandwidth; a refusal reports that."""
     return count / bytes_per_s if bytes_per_s else 0.0
 
 
@@ -224,7 +227,7 @@ def _late(inputs: LadderInputs, estimate_s: float) -> str:
 
 def _fit(inputs: LadderInputs, estimate_s: float) -> str:
     if inputs.seconds_to_deadline is None:
-        return f"needs {estimate_s:.1f} s, nothing presses"
+        return f"needs {estimate_s:.1f} s, no deadline"
     return f"needs {estimate_s:.1f} s of the {inputs.seconds_to_deadline:.1f} s left, margin {inputs.margin_s:.1f} s"
 
 

@@ -1,7 +1,7 @@
 """The participant's half of a handoff: one machine per rank, hosted by that rank's agent.
 
 Pure, sans-IO: `handle(event, now)` returns the effects to carry out, in order. It promises to at most one handoff at a
-time, and a promise is journalled (`Persist`) before it is spoken. Which orders it takes is decided in `refusals`.
+time, and journals a promise (`Persist`) before it reports it. `refusals` decides which orders it accepts.
 """
 
 from dataclasses import replace
@@ -46,7 +46,7 @@ Effects = tuple[ParticipantEffect, ...]
 class Participant:
     """One member's part in the handoffs of one job.
 
-    `record` is the journalled one after a restart of the agent, or a fresh ParticipantRecord (with `active` set when
+    `record`: after a restart of the agent the journalled one, otherwise a new ParticipantRecord (with `active` set if
     this member already runs a rank). `agent_incarnation` must be greater than at every earlier start of the agent.
     Call `start` once, before any event.
     """
@@ -58,12 +58,12 @@ class Participant:
         self.record = record
         self.state = ParticipantState.IDLE
         self._report_seq = 0
-        self._tag_heard = False  # whether the rank has said READY since permission
-        # Why the ranks took the next rung; not journalled, since the rank says it again to a restarted agent.
+        self._tag_heard = False  # whether the rank has reported READY since permission
+        # Why the ranks took the next rung. Not journalled: the rank reports it again to a restarted agent.
         self._fallback: Reason | None = None
 
     def start(self, now: float) -> Effects:
-        """Re-adopt: asks the rank for its true stage (QueryRank) when the record holds a promise or a world."""
+        """Re-adopt the rank: if the record has a promise or a world, ask the rank for its true stage (QueryRank)."""
         if self.record.promise is None and self.record.active is None:
             return ()
         self.state = ParticipantState.RESTORING
@@ -85,14 +85,14 @@ class Participant:
 
     @property
     def wants_ticks(self) -> bool:
-        """Whether a deadline is running."""
+        """Whether it waits for a deadline."""
         return self.state is not ParticipantState.IDLE
 
     # Orders.
 
     def _on_order(self, order: Order, now: float) -> Effects:
         if self.state is ParticipantState.RESTORING:
-            return ()  # The order will be repeated; until the rank has answered there is no truth to tell.
+            return ()  # The order will be sent again. There is nothing true to report until the rank answers.
         promise = self.record.promise
         if order.job_id == self.job_id and promise is not None and promise.handoff_id == order.handoff_id:
             return self._on_own_order(order, promise, now)
@@ -105,7 +105,7 @@ class Participant:
         return self._promise(order, now) if refusal is None else (self._refuse(order, refusal, now),)
 
     def _settled(self) -> ParticipantRecord:
-        """The record as a new handoff sees it: one that is active here binds no more, it is retired on the way."""
+        """The record as a new handoff sees it. A handoff that is active here no longer binds; it gets retired."""
         if self.state is ParticipantState.ACTIVE:
             return replace(self.record, promise=None)
         return self.record
@@ -120,7 +120,7 @@ class Participant:
                 return self._on_newer_prepare(order, now)
             case Phase.PERMIT if self.state is ParticipantState.READY and order.plan_revision == promise.plan_revision:
                 if not order.takes_over and self.member not in order.target.members:
-                    return self._end(Stage.LEFT, self._because("permit", "no part in the target world"), now)
+                    return self._end(Stage.LEFT, self._because("permit", "this member is not in the target world"), now)
                 permitted = replace(promise, phase=Phase.PERMIT)
                 self.state, self._tag_heard = ParticipantState.PERMITTED, False
                 return (self._persist(promise=permitted), self._set_tag(permitted), self._report(now))
@@ -132,7 +132,7 @@ class Participant:
                 return (self._report(now),)
 
     def _withdraw(self, promise: Promise, now: float) -> Effects:
-        """No permission of this revision counts any more; READY is said again once no tag of it can be agreed."""
+        """Permission of this revision is void. Report READY again once no tag of it can be agreed."""
         if self.state not in (ParticipantState.READY, ParticipantState.PERMITTED):
             return (self._report(now),)
         clear = (ClearReadyTag(promise.handoff_id),) if self.state is ParticipantState.PERMITTED else ()
@@ -145,12 +145,12 @@ class Participant:
         if order.plan_revision == promise.plan_revision or self.state is ParticipantState.ABORTING:
             return (self._report(now),)
         if self.state not in BEFORE_PERMISSION:
-            # The boundary of the promised revision may be first, or was: only what was promised counts.
-            text = f"revision {order.plan_revision} is not taken: revision {promise.plan_revision} is {self.state}"
+            # The boundary of the promised revision may come first, or has come. So only the promise counts.
+            text = f"revision {order.plan_revision} is rejected: revision {promise.plan_revision} is {self.state}"
             return (self._report(now, self._because("amend", text)),)
         refusal = amend_refusal(order, self.record.order, self.member, now)
         if refusal is not None:
-            return self._abort(refusal, now)  # What was promised is not wanted any more, and the new cannot be.
+            return self._abort(refusal, now)  # The old revision is obsolete, and the new one is impossible.
         return self._take_revision(order, now)
 
     def _take_revision(self, order: Order, now: float) -> Effects:
@@ -163,7 +163,7 @@ class Participant:
         return (persist, PrepareRank(order), self._report(now))
 
     def _promise(self, order: Order, now: float) -> Effects:
-        """Bind this member to the handoff: on disk first, then the rank, then the word."""
+        """Bind this member to the handoff: write to disk first, then order the rank, then report."""
         self._fallback = None
         retire: Effects = ()
         if self.record.promise is not None:
@@ -179,18 +179,18 @@ class Participant:
         return (persist, *retire, *self._set_out(order, now))
 
     def _set_out(self, order: Order, now: float) -> Effects:
-        """First things first: end the rank of a world that is given up, then build."""
+        """If the old world is not taken over, end its rank first. Then build."""
         if not order.takes_over and self.record.active is not None:
             self.state = ParticipantState.STOPPING
-            return (StopRank(self._because("prepare", "its world is given up")), self._report(now))
+            return (StopRank(self._because("prepare", "a restart replaces its world")), self._report(now))
         if self.member not in order.target.members and not order.takes_over:
-            self.state = ParticipantState.READY  # Its rank is ended and it builds nothing: that was its part.
+            self.state = ParticipantState.READY  # Its rank has ended and it builds nothing: its part is done.
             return (self._report(now),)
         self.state = ParticipantState.PREPARING
         return (PrepareRank(order), self._report(now))
 
     def _burn(self, order: Order, now: float) -> Effects:
-        """An abort of a handoff that was never promised: its delayed prepare must not be taken later."""
+        """An abort of a handoff that was never promised. Its delayed prepare must not be accepted later."""
         reason = order.reason or Reason("aborted by the proposer", "abort")
         if order.generation <= self.record.highest_generation:
             return (self._refuse(order, reason, now),)
@@ -203,7 +203,7 @@ class Participant:
             case _ if self.state in BEFORE_BOUNDARY:
                 promise = self.record.promise
                 assert promise is not None
-                # The tag first: dropping a world takes longer than the next boundary.
+                # Withdraw the tag first: a boundary may come before the world is dropped.
                 withdraw = (ClearReadyTag(promise.handoff_id),) if self.state in MAY_SHOW_TAG else ()
                 self.state = ParticipantState.ABORTING
                 persist = self._persist(promise=replace(promise, phase=Phase.ABORT), reason=reason)
@@ -230,7 +230,7 @@ class Participant:
         if promise is None:
             return self._on_rank_unpromised(event, now)
         if self.state is ParticipantState.STOPPING:
-            return ()  # Only its end counts now, and that comes as RankDied.
+            return ()  # Only its end counts now; that arrives as RankDied.
         foreign = event.handoff_id not in ("", promise.handoff_id)
         older = event.plan_revision not in (None, promise.plan_revision) and event.stage in OF_ONE_REVISION
         if foreign or older or event.stage is RankStage.TRAINING:
@@ -255,7 +255,7 @@ class Participant:
             case RankStage.ABORTED:
                 return self._adopt_aborted(event, now)
             case RankStage.BROKEN:
-                reason = event.reason or self._because("cutover", "the rank can go on in no world")
+                reason = event.reason or self._because("cutover", "the rank cannot continue in any world")
                 return self._lose_rank(Stage.BROKEN, reason, now, decision=event.decision)
             case _:
                 assert_never(event.stage)
@@ -267,7 +267,7 @@ class Participant:
         return ()
 
     def _on_rank_elsewhere(self, event: RankReported, promise: Promise, now: float) -> Effects:
-        """The rank says nothing of what is promised: it just steps, or speaks of an older handoff or revision."""
+        """The rank's report is not about the promise: it trains, or reports an older handoff or revision."""
         in_target = event.stage is RankStage.TRAINING and event.generation == promise.generation
         if in_target and promise.phase is not Phase.PREPARE:
             return self._adopt_active(event, now)
@@ -277,7 +277,7 @@ class Participant:
         if promise.phase is Phase.ABORT and older_revision:
             return self._abort_again(promise, now)
         if promise.phase is not Phase.PREPARE:
-            # What was built before permission or abort is gone: the rank has dropped it while the agent was away.
+            # The world built before permission or abort is gone: the rank dropped it while the agent was away.
             return self._end(Stage.ABORTED, self.record.reason or self._because("restore", "the rank dropped it"), now)
         assert self.record.order is not None
         return self._set_out(self.record.order, now)
@@ -303,7 +303,7 @@ class Participant:
     def _adopt_prepared(self, promise: Promise, now: float) -> Effects:
         match self.state:
             case ParticipantState.WITHDRAWING if not self._tag_heard:
-                return ()  # Said before it had permission: the tag may be set yet, and gone only after that.
+                return ()  # Reported before permission: the rank may still set its tag after this report.
             case ParticipantState.PREPARING | ParticipantState.STREAMING | ParticipantState.WITHDRAWING:
                 self.state = ParticipantState.READY
                 return (self._report(now),)
@@ -322,7 +322,7 @@ class Participant:
                 return ()
 
     def _readopt(self, promise: Promise, now: float) -> Effects:
-        """After a restart: the rank is built. What the journal permits is said to it again."""
+        """After a restart: the rank's world is built. Send the rank again what the journal permits."""
         match promise.phase:
             case Phase.ABORT:
                 return self._abort_again(promise, now)
@@ -349,7 +349,7 @@ class Participant:
         self.state = ParticipantState.CUTTING_OVER
         if promise.phase is Phase.PERMIT:
             return (self._report(now),)
-        # The boundary was before an abort: the abort came too late, and only the decision record rules.
+        # The boundary came before the abort. The abort is too late; only the decision record counts.
         return (self._persist(promise=replace(promise, phase=Phase.PERMIT), reason=None), self._report(now))
 
     def _adopt_active(self, event: RankReported, now: float) -> Effects:
@@ -398,7 +398,7 @@ class Participant:
                 return self._lose_rank(Stage.ABORTED, reason, now)
 
     def _died_unwatched(self, reason: Reason, now: float) -> Effects:
-        """The rank ended while its agent was away. With permission given the boundary may have been reached."""
+        """The rank ended while its agent was away. If it had permission, the boundary may have come."""
         promise, order = self.record.promise, self.record.order
         assert promise is not None and order is not None
         nothing_built = self.record.active is not None or self.member not in order.target.members
@@ -408,7 +408,7 @@ class Participant:
         return self._lose_rank(stage, reason, now, decision=self.record.decision)
 
     def _stopped(self, now: float) -> Effects:
-        """The rank of the world that is given up is gone: on disk, then on with this member's part."""
+        """The rank of the old world has ended. Write that to disk, then do this member's part."""
         assert self.record.order is not None
         return (self._persist(active=None), *self._set_out(self.record.order, now))
 
@@ -426,7 +426,7 @@ class Participant:
         if self.state in BEFORE_BOUNDARY and now > order.boundary_by(self.member):
             return self._abort(self._because(str(self.state), "the deadline passed before the boundary"), now)
         if self.state is ParticipantState.WITHDRAWING:
-            self._tag_heard = True  # A rank that permission never reached says READY at no time.
+            self._tag_heard = True  # A rank that never got permission never reports READY, so do not wait for it.
             return (ClearReadyTag(promise.handoff_id), self._report(now))
         kept_until = order.deadline_utc + order.cutover.over_s(order.rung) + RETIRE_GRACE_S
         if self.state is ParticipantState.ACTIVE and now > kept_until:
@@ -436,7 +436,7 @@ class Participant:
     # Endings, the record and reports.
 
     def _end(self, stage: Stage, reason: Reason, now: float, *, decision: Decision = Decision.UNDECIDED) -> Effects:
-        """The handoff is over here; the world that the rank steps in stays as it is."""
+        """The handoff is over here. The world in which the rank trains stays as it is."""
         order = self.record.order
         self.state = ParticipantState.IDLE
         self.record = replace(self.record, decision=decision)
@@ -481,7 +481,7 @@ class Participant:
         return self._report_of(order, Stage.ABORTED, reason, Decision.UNDECIDED, now)
 
     def _report(self, now: float, refusal: Reason | None = None) -> SendReport:
-        """The truth about the promised handoff; `refusal` says why the order that it answers is not taken."""
+        """The truth about the promised handoff. `refusal`: why the order that this report answers is rejected."""
         stage = STAGE_OF_STATE[self.state]
         reason = refusal or self.record.reason or (self._fallback if stage is Stage.READY else None)
         return self._report_of(self.record.order, stage, reason, self.record.decision, now)

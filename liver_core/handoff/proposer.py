@@ -1,7 +1,7 @@
-"""The proposer's half of a handoff, hosted by the agent that leads or by the service; one machine per job.
+"""The proposer's half of a handoff: one machine per job, hosted by the agent that leads or by the service.
 
-Pure, sans-IO: `handle(event, now)` returns the effects to carry out, in order. It has at most one handoff open, burns a
-generation number for each, also for those that end aborted, and journals before it speaks.
+Pure, sans-IO: `handle(event, now)` returns the effects to carry out, in order. It has at most one handoff open. Every
+handoff uses up a generation number, even if it is aborted. It writes its journal before it sends orders.
 """
 
 from dataclasses import replace
@@ -30,15 +30,15 @@ from liver_core.handoff.tally import Tally
 from liver_core.layout import Member, Roster
 
 RESEND_S = 1.0
-"""An order whose effect is not reported is sent again this often."""
+"""An order is sent again this often until its effect is reported."""
 GIVE_UP_S = 30.0
-"""Whoever stays silent this long after all deadlines is named and no longer waited for."""
+"""If a participant is silent this long after all deadlines, the proposer names it and stops waiting."""
 
 Effects = tuple[ProposerEffect, ...]
 
 
 class ProposerState(StrEnum):
-    """What the proposer is about; between restarts it is kept as the phase of the record."""
+    """What the proposer is doing. The record stores it as a phase, so it survives a restart."""
 
     IDLE = "idle"
     PREPARING = "preparing"
@@ -60,8 +60,8 @@ _STATE_OF_PHASE = {
 class Proposer:
     """Opens handoffs of one job and drives each to its end.
 
-    `proposer_id` is where reports go (a node id, or the service). `record` is the journalled one after a restart; the
-    first Tick then sends the open handoff's orders again. `agent_incarnation` grows with every start of the host.
+    `proposer_id`: where reports go (a node id, or the service). `record`: the journalled one after a restart; the first
+    Tick then sends the open handoff's orders again. `agent_incarnation` grows with every start of the host.
     """
 
     def __init__(self, *, job_id: str, proposer_id: str, agent_incarnation: int, record: ProposerRecord) -> None:
@@ -72,12 +72,12 @@ class Proposer:
         self.tally = Tally(record.proposal)
         self._highest_seen = 0
         self._order_seq = 0
-        self._phase_since: float | None = None  # None: not known since the restart
+        self._phase_since: float | None = None  # None: not known yet after a restart
         self._sent_at = float("-inf")
 
     @property
     def state(self) -> ProposerState:
-        """What it is about."""
+        """What it is doing."""
         return ProposerState.IDLE if self.record.proposal is None else _STATE_OF_PHASE[self.record.phase]
 
     def handle(self, event: ProposerEvent, now: float) -> Effects:
@@ -150,10 +150,10 @@ class Proposer:
         return (*self._enter(now), *self._orders(now))
 
     def _revise(self, proposal: Proposal, now: float) -> Effects:
-        """The next plan revision; nobody has permission for the one before."""
+        """Make the next plan revision. No participant has permission for the previous one."""
         assert self.record.proposal is not None
         dropped = [member for member in self.tally.members if member not in _members(proposal)]
-        reason = Reason("no part in the amended plan", "amend")
+        reason = Reason("this member has no part in the amended plan", "amend")
         goodbyes = tuple(
             SendOrder(member, replace(self._order(now), phase=Phase.ABORT, reason=reason)) for member in dropped
         )
@@ -181,10 +181,10 @@ class Proposer:
             return "rung: a restart from a checkpoint is opened as a handoff of its own"
         kept = (current.parent, current.source, current.store, current.cutover)
         if (proposal.parent, proposal.source, proposal.store, proposal.cutover) != kept:
-            return "source: a revision keeps parent, source, store and cutover deadlines"
+            return "source: a revision must keep parent, source, store and cutover deadlines"
         if proposal.deadline_utc > current.deadline_utc:
             late_s = proposal.deadline_utc - current.deadline_utc
-            return f"deadline_utc: a revision only brings it nearer, this one is {late_s:.1f} s later"
+            return f"deadline_utc: a revision can only make it earlier, this one is {late_s:.1f} s later"
         return self._proposal_refusal(proposal, now)
 
     def _on_cancel(self, reason: Reason, now: float) -> Effects:
@@ -194,8 +194,8 @@ class Proposer:
         if self.record.phase in (Phase.RETIRE, Phase.ABORT) or self.tally.boundary_passed():
             return (Refused(proposal.handoff_id, Reason(f"too late: the handoff is {self.state}", "cancel")),)
         if proposal.rung is Rung.RESCUE and self.record.phase is not Phase.PREPARE:
-            # Leavers may be released already, unheard: a newcomer told to abort is missed in the next world then.
-            return (Refused(proposal.handoff_id, Reason("too late: a rescue that has permission stands", "cancel")),)
+            # Leavers may be released already, unreported. Then the next world needs its newcomers: abort none of them.
+            return (Refused(proposal.handoff_id, Reason("too late: the rescue has permission", "cancel")),)
         return self._abort(reason, now)
 
     # Progress.
@@ -218,7 +218,7 @@ class Proposer:
         return (*effects, *self._orders(now))
 
     def _progress(self, now: float) -> Effects:
-        """What follows from the reports and the time; the same whatever event brought them."""
+        """What follows from the reports and the time, whichever event brought them."""
         match self.state:
             case ProposerState.IDLE:
                 return ()
@@ -260,7 +260,7 @@ class Proposer:
         return ()
 
     def _progress_withdrawing(self, now: float) -> Effects:
-        """When every tag is gone the plan is amended; when the boundary was first, it stays as it is."""
+        """Once every tag is withdrawn, amend the plan. If the boundary came first, keep the plan."""
         pending = self.record.pending
         assert pending is not None
         if self.tally.goes() or self.tally.boundary_passed():
@@ -271,7 +271,7 @@ class Proposer:
             return self._abort(failure, now)
         if now > min(self._deadline, pending.deadline_utc):
             return self._abort(
-                self.tally.silent_reason("withdraw", "the deadline passed before all tags were gone"), now
+                self.tally.silent_reason("withdraw", "the deadline passed before all tags were withdrawn"), now
             )
         if not self.tally.waiting(Phase.WITHDRAW, self.record.plan_revision):
             return self._revise(pending, now)
@@ -293,13 +293,13 @@ class Proposer:
         if self.tally.all_retired():
             return self._finish(Stage.ACTIVE, Reason("every rank did its first step", "retire"), now)
         if now > self._since + GIVE_UP_S:
-            reason = self.tally.silent_reason("retire", "active; not everybody reported that it is retired")
+            reason = self.tally.silent_reason("retire", "active; not every participant reported that it retired")
             return self._finish(Stage.ACTIVE, reason, now)
         return ()
 
     def _progress_aborting(self, now: float) -> Effects:
         if self.tally.goes():
-            # The boundary was before the abort, and the decision is GO.
+            # The boundary came before the abort, and the decision is GO.
             self.record = replace(self.record, phase=Phase.PERMIT, reason=None)
             return (*self._enter(now), *self._progress_switched(now))
         reason = self.record.reason or Reason("aborted", "abort")
@@ -333,12 +333,12 @@ class Proposer:
     # Orders.
 
     def _enter(self, now: float) -> tuple[PersistProposal]:
-        """The phase changed: on disk before anybody hears of it."""
+        """The phase changed. Write it to disk before sending anything."""
         self._phase_since = now
         return (PersistProposal(self.record),)
 
     def _orders(self, now: float) -> tuple[SendOrder, ...]:
-        """The current order for everybody whose report does not show it done."""
+        """The current order, for every participant whose report does not show it done."""
         self._sent_at = now
         members = self.tally.waiting(self.record.phase, self.record.plan_revision)
         if not members:
@@ -386,14 +386,14 @@ class Proposer:
 
     @property
     def _last_moment(self) -> float:
-        """When every rank that reached the boundary has a decision or has fallen, and had time to say so."""
+        """By then, every rank that reached the boundary has a decision or has fallen, and had time to report it."""
         assert self.record.proposal is not None
         proposal = self.record.proposal
         return proposal.deadline_utc + proposal.cutover.over_s(proposal.rung) + GIVE_UP_S
 
 
 def _wanted_of_ranks(proposal: Proposal) -> tuple[object, ...]:
-    """What ranks have to build again when it changes; parent, source and store are the same in all revisions."""
+    """If this changes, ranks must build again. Parent, source and store are the same in all revisions."""
     return (proposal.layout, proposal.members, proposal.rung)
 
 

@@ -1,6 +1,6 @@
-"""Which orders a participant does not take, and why: the one handler of late, repeated, foreign and stale messages.
+"""Which orders a participant rejects, and why: the one handler of late, repeated, foreign and stale messages.
 
-Pure. A refusal is final for the message, not for the sender: what is refused today may be taken when it is sent again.
+Pure. A refusal rejects one message. The sender may send the order again, and it may be accepted then.
 """
 
 from liver_core.handoff.messages import PROTOCOL_VERSION, Order, Phase, Promise, Reason
@@ -11,13 +11,13 @@ _PHASE_ORDER = {Phase.PREPARE: 0, Phase.PERMIT: 1, Phase.WITHDRAW: 2, Phase.RETI
 
 
 def is_stale(order: Order, promise: Promise) -> bool:
-    """Whether an order of the promised handoff says less than what was accepted already."""
+    """Whether an order of the promised handoff is older than what was already accepted."""
     wanted = (order.plan_revision, _PHASE_ORDER[order.phase])
     return wanted < (promise.plan_revision, _PHASE_ORDER[promise.phase])
 
 
 def prepare_refusal(order: Order, record: ParticipantRecord, member: Member, job_id: str, now: float) -> Reason | None:
-    """Why this member does not promise to a handoff that it does not know, or None."""
+    """Why this member rejects a handoff to which it has no promise yet, or None."""
     rank = None if record.active is None else record.active.rank_of(member)
     text = (
         _envelope_refusal(order, job_id)
@@ -29,14 +29,14 @@ def prepare_refusal(order: Order, record: ParticipantRecord, member: Member, job
 
 
 def amend_refusal(order: Order, promised: Order, member: Member, now: float) -> Reason | None:
-    """Why a newer revision of the promised handoff is not taken, or None."""
+    """Why this member rejects a newer revision of the promised handoff, or None."""
     if (order.generation, order.parent) != (promised.generation, promised.parent):
-        text = f"a revision keeps generation {promised.generation} of parent {promised.parent}"
+        text = f"a revision must keep generation {promised.generation} of parent {promised.parent}"
     elif order.source != promised.source or order.takes_over != promised.takes_over:
-        text = "a revision keeps the source roster, and whether its state is taken over"
+        text = "a revision must keep the source roster, and whether its state is taken over"
     elif order.deadline_utc > promised.deadline_utc:
         late_s = order.deadline_utc - promised.deadline_utc
-        text = f"deadline_utc: a revision only brings it nearer, this one is {late_s:.1f} s later"
+        text = f"deadline_utc: a revision can only make it earlier, this one is {late_s:.1f} s later"
     else:
         text = _part_refusal(order, member) or _deadline_refusal(order, now)
     return None if text is None else Reason(text, "prepare")
@@ -65,11 +65,11 @@ def _roster_refusal(order: Order, record: ParticipantRecord, member: Member) -> 
         return f"generation: {order.generation} does not fit parent {order.parent} and the target roster"
     active = record.active
     if active is not None and order.source is None:
-        return f"source: this member steps in generation {active.generation}, which the order does not name"
+        return f"source: this member trains in generation {active.generation}, which the order does not name"
     if active is not None and order.parent != active.generation:
-        return f"parent: this member steps in generation {active.generation}, not {order.parent}"
+        return f"parent: this member trains in generation {active.generation}, not {order.parent}"
     if active is not None and order.source != active:
-        return f"source: not the roster of generation {active.generation} that this member steps in"
+        return f"source: not the roster of generation {active.generation} in which this member trains"
     if active is None and order.takes_over and order.source is not None and member in order.source.members:
         why = "" if record.reason is None else f" ({record.reason})"
         return f"source: this member runs no rank of generation {order.parent}{why}"

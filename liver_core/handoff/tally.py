@@ -1,7 +1,7 @@
-"""What a proposer knows about the participants of its open handoff: the latest report of each, and who is lost.
+"""What a proposer knows about the participants of its open handoff: the latest report of each, and which are lost.
 
-Pure. Bounded by the number of participants. All questions are asked anew of the latest reports, so that a lost,
-repeated or reordered report can make an answer late but never wrong.
+Pure. Bounded by the number of participants. Every answer is computed from the latest reports, so a lost, repeated or
+reordered report can make an answer late but never wrong.
 """
 
 from liver_core.handoff.messages import Decision, Phase, Reason, Report, Rung, Stage
@@ -24,24 +24,24 @@ class Tally:
         self._targets = frozenset(target)
         self._source_ranks = {member: rank for rank, member in enumerate(source)}
         self._target_ranks = {member: rank for rank, member in enumerate(target)}
-        # On the checkpoint rung a source member that is lost anyway need not be stopped.
+        # On the checkpoint rung, a source member that is lost need not be stopped.
         given_up = proposal is not None and proposal.rung is Rung.CHECKPOINT
         self._dispensable = frozenset(source) - self._targets if given_up else frozenset()
-        # A rescue does not wait for newcomers: they are needed only when the leavers have been released.
+        # A rescue does not wait for newcomers: it needs them only after the leavers are released.
         rescues = proposal is not None and proposal.rung is Rung.RESCUE
         self._later = self._targets - frozenset(source) if rescues else frozenset()
         self._reports: dict[Member, Report] = {}
         self._lost: dict[Member, Reason] = {}
 
     def amended(self, proposal: Proposal) -> "Tally":
-        """The tally of the next revision; what is known of those who stay is kept."""
+        """The tally of the next revision. Keeps what is known of the participants that stay."""
         tally = Tally(proposal)
         tally._reports = {member: report for member, report in self._reports.items() if member in tally.members}
         tally._lost = {member: reason for member, reason in self._lost.items() if member in tally.members}
         return tally
 
     def take(self, report: Report) -> bool:
-        """Keep the report if it is newer than what is known of a participant. Who reports is not lost."""
+        """Store a participant's report if it is newer than the last one. A participant that reports is not lost."""
         known = self._reports.get(report.member)
         if report.member not in self.members or (known is not None and known.order_key >= report.order_key):
             return False
@@ -50,18 +50,18 @@ class Tally:
         return True
 
     def lose(self, member: Member, reason: Reason) -> bool:
-        """The host says that the member is gone."""
+        """The host reports that the member is lost."""
         if member not in self.members or member in self._lost:
             return False
         self._lost[member] = reason
         return True
 
     def waiting(self, phase: Phase, plan_revision: int) -> tuple[Member, ...]:
-        """Who has not reported that the wanted phase is accepted or done.
+        """The participants that have not reported the wanted phase as accepted or done.
 
-        Permission is taken back from the sources first: until their tags are gone the boundary may come, and then
-        whoever is only a target has to go with them. So is a rescue called off, which may have released its leavers
-        before anybody heard of it; elsewhere the old world trains on without newcomers.
+        Permission is withdrawn from the sources first. Until their tags are withdrawn the boundary may come, and then
+        participants that are only targets must go along. An abort of a rescue has the same order: the rescue may have
+        released its leavers before any report of it. In all other aborts the old world trains on without newcomers.
         """
         waiting = tuple(member for member in self.members if not self._shows(member, phase, plan_revision))
         if phase is Phase.WITHDRAW or (phase is Phase.ABORT and self._later):
@@ -70,12 +70,12 @@ class Tally:
         return waiting
 
     def all_ready(self, plan_revision: int) -> bool:
-        """Everybody promised this revision and is built and connected, but for those who may come later."""
+        """Every participant has promised this revision and is built and connected, except those that may come later."""
         waited_for = (member for member in self.members if member not in self._later)
         return all(self._is_ready(member, plan_revision) or self._is_spared(member) for member in waited_for)
 
     def failure(self, plan_revision: int) -> Reason | None:
-        """Why the handoff cannot go on: somebody refused, aborted, broke or is lost."""
+        """Why the handoff cannot go on: a participant refused, aborted, broke or is lost."""
         for member in self.members:
             report = self._reports.get(member)
             if self._is_spared(member):
@@ -90,26 +90,26 @@ class Tally:
         return None
 
     def boundary_passed(self) -> bool:
-        """Somebody is past the agreed boundary: an abort comes too late."""
+        """A participant is past the agreed boundary, so an abort is too late."""
         return any(report.stage in _PAST_BOUNDARY for report in self._reports.values())
 
     def goes(self) -> bool:
-        """Somebody has read GO."""
+        """A participant has read GO."""
         return any(report.stage is Stage.ACTIVE or report.decision.goes for report in self._reports.values())
 
     def decision(self) -> Decision:
-        """What was decided, as far as anybody reported it."""
+        """What was decided, as far as it is reported."""
         for report in self._reports.values():
             if report.decision is not Decision.UNDECIDED:
                 return report.decision
         return Decision.GO if self.goes() else Decision.UNDECIDED
 
     def all_switched(self) -> bool:
-        """Every target did its first step; every leaver has left or is gone anyway."""
+        """Every target has done its first step. Every leaver has left or is lost."""
         return all(self._has_switched(member) for member in self.members)
 
     def broken_after_go(self) -> Reason | None:
-        """A rank of the target world was lost after GO: its world cannot go on."""
+        """Why the target world cannot go on: one of its ranks was lost after GO."""
         for member in self.members:
             report = self._reports.get(member)
             if member not in self._targets:
@@ -121,15 +121,15 @@ class Tally:
         return None
 
     def all_retired(self) -> bool:
-        """Nobody is bound by the handoff any more."""
+        """No participant is bound by the handoff any more."""
         return all(member in self._lost or self._is_free(member) for member in self.members)
 
     def all_dropped(self) -> bool:
-        """Nobody holds anything of the aborted handoff any more."""
+        """No participant has anything of the aborted handoff any more."""
         return all(member in self._lost or self._has_dropped(member) for member in self.members)
 
     def dropped_stage(self) -> Stage:
-        """`broken` when nobody knows the decision or the source world lost a rank, otherwise `aborted`."""
+        """`broken` if a rank broke, unless the decision is NO-GO and all source ranks live. Otherwise `aborted`."""
         broken = {member for member, report in self._reports.items() if report.stage is Stage.BROKEN}
         if not broken:
             return Stage.ABORTED
@@ -137,7 +137,7 @@ class Tally:
         return Stage.ABORTED if trains_on else Stage.BROKEN
 
     def silent_reason(self, phase: str, text: str) -> Reason:
-        """Names the first participant that is not where the others are waiting for it."""
+        """A reason that names the first participant for which the others wait."""
         for member in self.members:
             report = self._reports.get(member)
             if member in self._lost:

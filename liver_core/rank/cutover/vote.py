@@ -1,7 +1,7 @@
 """The one collective of the next world in a cutover: it compares what arrived with what was sent, and counts votes.
 
 Certificates are sums modulo 2^64. One rank adds the source world's sums, every rank subtracts the sums of its own part
-of the state, and the result must be zero. All ranks get the same result, so all judge alike.
+of the state, and the result must be zero. All ranks get the same result, so none can judge differently.
 """
 
 from __future__ import annotations

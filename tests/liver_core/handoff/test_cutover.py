@@ -135,7 +135,7 @@ def test_a_go_over_a_state_that_is_not_held_here_is_not_followed():
     drive(machine, StateRead(Level.NOTHING, reason=WHY))
     (effect,) = drive(machine, DecisionRead(Decision.GO))
     assert isinstance(effect, FallToCheckpoint)
-    assert "the state is not held here" in effect.reason.text
+    assert "this rank lacks the state" in effect.reason.text
 
 
 def test_a_leaver_publishes_stays_until_the_decision_and_enters_no_barrier():
@@ -175,7 +175,7 @@ def test_a_target_that_is_late_does_not_enter_the_barrier_any_more():
     (effect,) = drive(machine, CertificateCompared(True), now=TARGET)
     assert isinstance(effect, ProposeDecision)
     assert effect.wish is Decision.NO_GO
-    assert effect.reason == Reason("not done 20 s after the boundary (target)", "reading", 1)
+    assert effect.reason == Reason("not finished 20 s after the boundary (target)", "reading", 1)
     # Comparing may have been its vote already: where the others went by it, it follows.
     assert drive(machine, DecisionRead(Decision.GO), now=TARGET) == (ApplyStepInTarget(),)
 

@@ -127,7 +127,7 @@ def test_the_first_rung_that_fits_is_taken_and_all_above_it_are_named(inputs: La
         (
             replace(ROOMY, seconds_to_deadline=50.0, part_s=1.0),
             Rung.DROP_STEP,
-            "a copy at the boundary is done in 35.0 s: no step need be dropped",
+            "a copy at the boundary ends in 35.0 s: no step needs to be dropped",
         ),
         (
             replace(ROOMY, seconds_to_deadline=None, replay_refusal="", follow_s=5.0),
@@ -169,7 +169,7 @@ def test_the_first_rung_that_fits_is_taken_and_all_above_it_are_named(inputs: La
         (replace(ROOMY, sources_whole=False), Rung.RESCUE, "a rank of the running world is lost"),
         (replace(ROOMY, bandwidth_bytes_per_s=0.0), Rung.STOP_AND_COPY, "no bandwidth was measured"),
         (replace(ROOMY, nodes_left=1), Rung.CHECKPOINT, "1 nodes are left, the job needs 2"),
-        (replace(ROOMY, seconds_to_deadline=None), Rung.LIVE, "needs 61.0 s, nothing presses"),
+        (replace(ROOMY, seconds_to_deadline=None), Rung.LIVE, "needs 61.0 s, no deadline"),
     ],
 )
 def test_what_is_said_of_a_rung_names_its_numbers(inputs: LadderInputs, rung: Rung, text: str):

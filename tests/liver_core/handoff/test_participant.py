@@ -73,8 +73,8 @@ def test_it_promises_to_one_handoff_at_a_time_and_says_to_which():
     ("message", "complaint"),
     [
         (order(generation=1, parent=0), "generation: 1 is used up, the highest seen is 1"),
-        (order(parent=0, generation=5), "parent: this member steps in generation 1, not 0"),
-        (order(source=roster(1, B, A)), "source: not the roster of generation 1 that this member steps in"),
+        (order(parent=0, generation=5), "parent: this member trains in generation 1, not 0"),
+        (order(source=roster(1, B, A)), "source: not the roster of generation 1 in which this member trains"),
         (order(source=None, parent=0), "which the order does not name"),
         (order(job_id="other"), "job_id: this participant belongs to job"),
         (order(deadline_utc=1.0), "deadline_utc: passed 2.0 s ago"),
@@ -322,7 +322,7 @@ def test_a_newer_revision_is_refused_with_the_reason_once_permission_was_given(s
     assert kinds(effects) == [SendReport]
     (report,) = reports_in(effects)
     assert (report.stage, report.plan_revision) == (stage, 1)
-    assert (report.reason.phase, report.reason.text) == ("amend", f"revision 2 is not taken: revision 1 is {state}")
+    assert (report.reason.phase, report.reason.text) == ("amend", f"revision 2 is rejected: revision 1 is {state}")
     assert machine.record == before
 
 

@@ -281,10 +281,18 @@ def test_an_amendment_before_permission_is_a_new_revision_and_says_goodbye_to_wh
     [
         (past_the_boundary(), proposal(members=(A, B)), "the notice becomes the next handoff"),
         (opened(), proposal(handoff_id=H2), "no such handoff is open"),
-        (opened(), proposal(source=roster(1, B, A)), "a revision keeps parent, source, store and cutover deadlines"),
-        (opened(), proposal(store=StoreAddress("127.0.0.1", 4001)), "a revision keeps parent, source, store"),
+        (
+            opened(),
+            proposal(source=roster(1, B, A)),
+            "a revision must keep parent, source, store and cutover deadlines",
+        ),
+        (opened(), proposal(store=StoreAddress("127.0.0.1", 4001)), "a revision must keep parent, source, store"),
         (opened(), proposal(rung=Rung.CHECKPOINT), "a restart from a checkpoint is opened as a handoff of its own"),
-        (opened(), proposal(deadline_utc=DEADLINE + 1.5), "a revision only brings it nearer, this one is 1.5 s later"),
+        (
+            opened(),
+            proposal(deadline_utc=DEADLINE + 1.5),
+            "a revision can only make it earlier, this one is 1.5 s later",
+        ),
         (opened(), proposal(deadline_utc=NOW), "deadline_utc: has passed"),
     ],
 )

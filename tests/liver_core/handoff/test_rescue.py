@@ -94,7 +94,7 @@ def test_a_survivor_reads_its_share_compares_votes_and_builds_when_it_has_read_g
     drive(machine, StateRead(Level.STATE))
     assert drive(machine, CertificateCompared(True)) == (EnterBarrier(Level.STATE, until=BOUNDARY + 20),)
     (effect,) = drive(machine, BarrierPassed(Level.STATE))
-    text = "survivors hold all that only leavers held"
+    text = "survivors hold all state that only leavers had"
     assert effect == ProposeDecision(Decision.GO_REDO, Reason(text, "barrier", 1))
     assert drive(machine, DecisionRead(Decision.GO_REDO)) == (BuildTarget(until=BOUNDARY + 40),)
     assert drive(machine, TargetBuilt()) == (RedoBatchInTarget(Reason(text, "barrier", 1)),)
@@ -124,7 +124,7 @@ def test_a_newcomer_has_no_vote_may_come_late_and_builds_with_the_survivors(at: 
     machine = cutover(in_source=False, at=at)
     assert machine.begin() == (ReadDecision(not_before=at),)
     assert drive(machine, DecisionRead(Decision.GO_REDO), now=at) == (BuildTarget(until=at + 40),)
-    text = "survivors hold all that only leavers held"
+    text = "survivors hold all state that only leavers had"
     assert drive(machine, TargetBuilt(), now=at) == (RedoBatchInTarget(Reason(text, "barrier", 1)),)
 
 
@@ -143,12 +143,12 @@ def test_what_fails_after_the_release_is_the_checkpoints_with_its_reason():
     assert drive(machine, Tick(), now=BOUNDARY + 39.9) == ()
     (effect,) = drive(machine, Tick(), now=BOUNDARY + 40)
     assert isinstance(effect, FallToCheckpoint)
-    assert str(effect.reason) == "rank 1, build: the next world does not stand 40 s after the decision"
+    assert str(effect.reason) == "rank 1, build: the next world is not ready 40 s after the decision"
 
 
 def test_nobody_votes_with_gradients_in_a_rescue():
     machine = cutover()
-    with pytest.raises(AssertionError, match="no gradients were to be held"):
+    with pytest.raises(AssertionError, match="there are no gradients to hold"):
         drive(machine, StateRead(Level.EVERYTHING))
 
 
@@ -203,7 +203,7 @@ def test_a_rescue_that_has_permission_is_not_called_off_since_leavers_may_be_gon
     for member in (A, B):
         machine.handle(truth(ParticipantState.READY, member), 3.0)
     (refused,) = machine.handle(Cancel(WHY), 3.5)
-    assert isinstance(refused, Refused) and "permission stands" in refused.reason.text
+    assert isinstance(refused, Refused) and "the rescue has permission" in refused.reason.text
     assert machine.state is ProposerState.PERMITTED
     preparing = opened()
     assert not any(isinstance(effect, Refused) for effect in preparing.handle(Cancel(WHY), 3.5))

@@ -96,7 +96,7 @@ def test_a_survivor_that_is_too_slow_keeps_the_leaver(job: RescueTrio, point: st
     job.await_passage(SURVIVOR, point)
     # The limit of those who have no vote decides, whoever of them looks first; the survivor finds that decision.
     reasons = [job.reason(member, request, "aborted") for member in (LEAVER, newcomer)]
-    assert any("not done 4.5 s after the boundary (source)" in reason for reason in reasons), reasons
+    assert any("not finished 4.5 s after the boundary (source)" in reason for reason in reasons), reasons
     job.command([SURVIVOR], "release")
     assert "rank" in job.reason(SURVIVOR, request, "aborted")
     job.ranks[SURVIVOR].events.remove(("held", point))
