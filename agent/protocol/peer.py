@@ -15,9 +15,7 @@ from agent.protocol.values import (
     JobId,
     Message,
     NodeId,
-    Reason,
     ShortText,
-    StoreAddress,
     Utc,
 )
 
@@ -26,12 +24,10 @@ ENVELOPE_BYTES_MAX = 4 * 1024 * 1024
 
 
 class PeerKind(StrEnum):
-    """What is inside: a handoff or store message, or a `NoticeFact` for the agent that leads."""
+    """What is inside: a handoff message, or a `NoticeFact` for the agent that leads."""
 
     ORDER = "order"
     REPORT = "report"
-    STORE_REQUEST = "store_request"
-    STORE_ANSWER = "store_answer"
     NOTICE = "notice"
 
 
@@ -58,19 +54,3 @@ class Envelope(Message):
     slot: int | None = Field(default=None, ge=0, lt=1_024, description="The receiver's slot that an order is for.")
     body: dict[str, Any]
     measured: RankMeasures | None = None
-
-
-class StoreRequest(Message):
-    """The lead asks a node that stays to host the store of one generation."""
-
-    handoff_id: UUID
-    generation: int = Field(ge=1)
-
-
-class StoreAnswer(Message):
-    """The store listens at `store`, or why there is none."""
-
-    handoff_id: UUID
-    generation: int = Field(ge=1)
-    store: StoreAddress | None = None
-    reason: Reason | None = None

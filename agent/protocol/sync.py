@@ -289,10 +289,6 @@ class LayoutByCount(Message):
 
     choices: tuple[LayoutForCount, ...] = Field(default=(), max_length=4_096)
 
-    def layout_for(self, nodes: int) -> Layout | None:
-        """The layout at `nodes` nodes, or None where nothing is feasible."""
-        return next((choice.layout for choice in self.choices if choice.nodes == nodes), None)
-
 
 class HandoffOrder(Message):
     """A handoff the service proposes. The first agent of `lead_order` that is up opens it and burns a generation."""

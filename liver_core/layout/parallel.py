@@ -89,11 +89,6 @@ class ParallelLayout:
         """
         return _groups((self.tp, self.cp, 1, self.dp, self.pp), _named_axes(axes))
 
-    def expert_groups(self, axes: str) -> tuple[tuple[int, ...], ...]:
-        """As `groups`, in Megatron's expert grid: "tp" is the expert TP size and "dp" what is left of the stage."""
-        expert_dp = self.tp * self.cp * self.dp // (self.ep * self.etp)
-        return _groups((self.etp, 1, self.ep, expert_dp, self.pp), _named_axes(axes))
-
     def __str__(self) -> str:
         rarer = (("CP", self.cp), ("EP", self.ep), ("ETP", self.etp), ("VPP", self.vpp))
         parts = [f"TP{self.tp}", f"PP{self.pp}", f"DP{self.dp}", *(f"{name}{size}" for name, size in rarer if size > 1)]

@@ -64,11 +64,6 @@ class RankShards:
     parameters: tuple[ParameterShard, ...]
     region_numel: int
 
-    @property
-    def owned_numel(self) -> int:
-        """Elements of parameters, without padding."""
-        return sum(parameter.numel for parameter in self.parameters)
-
 
 def shard_ranges(manifest: Manifest, layout: ParallelLayout, rank: int) -> RankShards:
     """The ZeRO-1 shards of a rank. Raises LayoutError when the model does not fit the layout."""

@@ -58,12 +58,6 @@ def chained(previous: int, step_digest: int) -> int:
     return _splitmix((previous ^ step_digest) & _MASK)
 
 
-def expected_digest(step: int, cursor: DataCursor) -> int:
-    """The step digest of an undisturbed run, computed without any rank."""
-    ids = range(cursor.consumed, cursor.consumed + cursor.global_batch)
-    return sum(_mixed(step, sample) for sample in ids) & _MASK
-
-
 def _mixed(step: int, sample: int) -> int:
     return _splitmix((step * 0x9E3779B97F4A7C15 + sample) & _MASK)
 

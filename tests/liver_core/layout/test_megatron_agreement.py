@@ -16,7 +16,6 @@ pytest.importorskip("torch", reason="torch is not installed: Megatron's own layo
 pytest.importorskip("megatron.core", reason="megatron-core is not installed: its own layout cannot be compared")
 
 AXES = ("tp", "pp", "dp", "cp", "dp-cp", "tp-pp", "tp-dp", "tp-cp", "tp-dp-cp", "tp-cp-dp-pp")
-EXPERT_AXES = ("ep", "tp", "dp", "tp-ep", "tp-ep-pp", "pp")
 SUPPRESSED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
 ORDER = "tp-cp-ep-dp-pp"
 
@@ -30,19 +29,6 @@ def test_groups_are_those_of_megatrons_rank_generator(tp, cp, dp, pp):
     theirs = RankGenerator(tp=tp, ep=1, dp=dp, pp=pp, cp=cp, order=ORDER)
     for axes in AXES:
         assert [list(group) for group in layout.groups(axes)] == theirs.get_ranks(axes)
-
-
-@pytest.mark.parametrize(
-    ("tp", "cp", "dp", "pp", "ep", "etp"),
-    [(1, 1, 4, 2, 4, 1), (2, 1, 4, 2, 2, 2), (4, 1, 2, 1, 8, 1), (2, 3, 2, 2, 3, 2), (1, 2, 6, 1, 3, 4)],
-)
-def test_expert_groups_are_those_of_megatrons_expert_rank_generator(tp, cp, dp, pp, ep, etp):
-    from megatron.core.parallel_state import RankGenerator
-
-    layout = ParallelLayout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, etp=etp)
-    theirs = RankGenerator(tp=etp, ep=ep, dp=tp * cp * dp // (ep * etp), pp=pp, cp=1, order=ORDER)
-    for axes in EXPERT_AXES:
-        assert [list(group) for group in layout.expert_groups(axes)] == theirs.get_ranks(axes)
 
 
 @pytest.mark.parametrize("layout", ["PP1", "PP2", "PP3", "PP6", "PP2xVPP2", "PP2xVPP3", "PP3xVPP2"])

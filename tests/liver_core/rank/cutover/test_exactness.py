@@ -15,6 +15,7 @@ from liver_core.handoff.messages import Rung
 from tests.cluster.rank_cluster import RankSetup
 from tests.cluster.real_ranks import run_alone
 from tests.cluster.real_ranks_model import small_gpt
+from tests.cluster.undisturbed import undisturbed_samples
 from tests.liver_core.rank.support.chain import (
     Chain,
     World,
@@ -130,7 +131,7 @@ def test_until_the_first_handoff_losses_are_those_of_an_undisturbed_run_and_then
 
 
 def test_every_sample_is_used_exactly_once_whatever_the_layout(chain: Chain, twin: Chain):
-    expected = run_alone(_undisturbed_digests, len(chain.steps))
+    expected = run_alone(undisturbed_samples, len(chain.steps))
     assert {step: (consumed, digest) for _, step, _, consumed, digest in chain.steps} == expected
     assert all(chain.digests()[step] == digest for step, digest in twin.digests().items() if step in chain.digests())
 
@@ -163,15 +164,3 @@ def test_losses_after_a_handoff_stay_within_what_two_layouts_differ_by(corpus: s
     assert all(ours[step] == old[step] for step in range(1, handed + 1))
     layout_noise = max(abs(old[step] - new[step]) for step in range(1, last + 1))
     assert max(abs(ours[step] - old[step]) for step in range(handed + 1, last + 1)) <= layout_noise
-
-
-def _undisturbed_digests(steps: int) -> dict[int, tuple[int, int]]:
-    """Step -> samples consumed and chained digest, as the cursor alone says."""
-    from liver_core.training.cursor import DataCursor, chained, expected_digest
-
-    cursor, digest, expected = DataCursor(0, 8, 2), 0, {}
-    for step in range(1, steps + 1):
-        digest = chained(digest, expected_digest(step, cursor))
-        cursor = cursor.advanced()
-        expected[step] = (cursor.consumed, digest)
-    return expected

@@ -10,6 +10,7 @@ from liver_core.handoff.messages import Rung
 from liver_core.layout import Member
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks import run_alone
+from tests.cluster.undisturbed import undisturbed_samples
 from tests.liver_core.rank.support.stream_random import Link, Story, first_difference, told_by_stop_and_copy
 
 
@@ -67,7 +68,7 @@ class AmendedJob(Cluster):
         ended = [rank for rank in self.all_ranks if rank.result and rank.result["trace"]]
         rows = {row[1]: (row[0], *row[3:]) for rank in ended for row in self.steps(rank.member)}
         assert {step: row[1:] for step, row in rows.items()} == run_alone(
-            _undisturbed_samples, len(rows), self.setup.micro_batch
+            undisturbed_samples, len(rows), self.setup.micro_batch
         )
         firsts: dict[int, int] = {}
         for step in sorted(rows):
@@ -78,15 +79,3 @@ class AmendedJob(Cluster):
         copied = told_by_stop_and_copy(replace(story, links=tuple(self.links)), setup, handed_at)
         traces = {rank.member.node_id: rank.result["trace"] for rank in ended if rank.result}
         assert not first_difference(traces, copied.traces)
-
-
-def _undisturbed_samples(steps: int, micro_batch: int) -> dict[int, tuple[int, int]]:
-    """Step -> samples consumed and chained digest, as the cursor alone says."""
-    from liver_core.training.cursor import DataCursor, chained, expected_digest
-
-    cursor, digest, expected = DataCursor(0, 8, micro_batch), 0, {}
-    for step in range(1, steps + 1):
-        digest = chained(digest, expected_digest(step, cursor))
-        cursor = cursor.advanced()
-        expected[step] = (cursor.consumed, digest)
-    return expected
