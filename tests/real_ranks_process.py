@@ -243,7 +243,7 @@ class Recorder:
             self._at_boundary()
         if point == "barrier" and self.setup.record and self.loop.following.request.source is not None:
             self._at_barrier()
-        if point == "barrier" and self.setup.record and self.loop.following.request.checkpoint is not None:
+        if point == "barrier" and self.setup.record and self.loop.following.request.checkpoint:
             self._at_barrier()
         if point == "switched" and self.setup.record:
             self._at_switch()

@@ -3,16 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 from uuid import UUID
 
 from agent.journal import Journal
 from agent.link.outbox import Outbox
 from agent.notices.warning_budget import WarningBudget
 from agent.peer.peer_client import PeerClient
-from agent.protocol.peer import Envelope, PeerKind, RankMeasures
+from agent.protocol.jobfile import JobFile
+from agent.protocol.peer import Envelope, PeerBody
+from agent.protocol.worker import RankSpec
 from agent.supervisor.stores import Stores
 from agent.supervisor.supervisor import Supervisor
+from liver_core.handoff import Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,16 +66,19 @@ class Node:
     now: Callable[[], float]
     settings: DriverSettings = field(default_factory=DriverSettings)
 
-    def envelope(
-        self,
-        job_id: str,
-        receiver: str,
-        kind: PeerKind,
-        body: dict[str, Any],
-        *,
-        slot: int | None = None,
-        measured: RankMeasures | None = None,
-    ) -> Envelope:
+    def rank_spec(self, slot: int, order: Order, spec: JobFile, number: str) -> RankSpec:
+        """What the process of a slot is started with; `number` tells it from the job's other processes here."""
+        return RankSpec(
+            node_id=self.node_id,
+            slot=slot,
+            order=order,
+            spec=spec,
+            private_address=self.private_address,
+            socket_path=self.supervisor.socket_path("r", order.job_id, number),
+            run_dir=f"{self.run_dir}/ranks/{order.job_id}/{number}",
+        )
+
+    def envelope(self, job_id: str, receiver: str, body: PeerBody) -> Envelope:
         """A message of this node to another agent of the job."""
         return Envelope(
             sender=self.node_id,
@@ -81,8 +86,5 @@ class Node:
             agent_incarnation=self.incarnation_id,
             job_id=job_id,
             issued_utc=datetime.fromtimestamp(self.now(), UTC),
-            kind=kind,
-            slot=slot,
             body=body,
-            measured=measured,
         )

@@ -12,7 +12,7 @@ from agent.driver.node_context import Node
 from agent.driver.participants import JobSlots
 from agent.driver.planning import lead_candidates
 from agent.peer.peer_client import PeerUnreachable
-from agent.protocol.peer import PeerKind
+from agent.protocol.peer import NoticeBody
 from agent.protocol.sync import JobOrder, NoticeFact, NoticeKind
 from liver_core.layout import Roster
 
@@ -104,8 +104,7 @@ class Rumours:
         for name in ready or candidates:
             try:
                 for fact in facts:
-                    body = fact.model_dump(mode="json")
-                    await self._node.peers.send(self._node.envelope(self._job_id, name, PeerKind.NOTICE, body))
+                    await self._node.peers.send(self._node.envelope(self._job_id, name, NoticeBody(notice=fact)))
             except PeerUnreachable as error:
                 _log.warning("job %s: %s cannot be told of the notice: %s", self._job_id, name, error)
                 self._skip[name] = now + patience_s

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from agent.driver.node_context import DriverSettings
-from agent.driver.wire import core_layout, core_members, wire_layout
 from agent.protocol.jobfile import ModelShape
 from agent.protocol.sync import JobOrder
 from agent.protocol.values import HandoffCause
@@ -123,8 +122,8 @@ def plan_loss(
         if plan.parent == active.generation and frozenset(plan.leaving) == leaving:
             if plan.target is None:
                 return NoPlan(f"standing plan: {plan.reason}")
-            layout, members = core_layout(plan.target.layout), core_members(plan.target.members)
-            return Plan(layout, members, plan.plan_digest, f"standing plan: {plan.reason}")
+            target = plan.target
+            return Plan(target.layout, target.members, plan.plan_digest, f"standing plan: {plan.reason}")
     if service_is_there and waited_s < SERVICE_WAIT_S:
         return Wait(f"no standing plan covers the loss of {_names(leaving)}; the service is asked")
     return _plan_by_count(order, active, leaving)
@@ -208,7 +207,7 @@ def ladder_inputs(
     follow_s = GRADIENT_BYTES_PER_PARAMETER * parameters / bandwidth + settings.replay_share * pulse.median_step_s
     going = [rank for rank, member in enumerate(source.members) if member not in plan.members]
     staying = set(source.node_ids()) - leaving
-    micro_batches = order.spec.micro_batches(wire_layout(source.layout))
+    micro_batches = order.spec.micro_batches(source.layout)
     part = None if order.spec.drop_step is None else order.spec.drop_step.part_of_step(micro_batches)
     age = None if pulse.checkpoint_step is None else max(0, pulse.step - pulse.checkpoint_step)
     bytes_to_move, refused = BYTES_PER_PARAMETER * parameters, (source.generation, str(plan.layout))
@@ -248,7 +247,7 @@ def _plan_by_count(order: JobOrder, active: Roster, leaving: frozenset[str]) -> 
         return NoPlan(f"no layout is known for {nodes} nodes")
     if choice.layout is None:
         return NoPlan(f"nothing feasible on {nodes} nodes: {choice.reason}")
-    layout = core_layout(choice.layout)
+    layout = choice.layout
     if layout.world_size > len(staying):
         return NoPlan(f"{layout} needs {layout.world_size} slots, {len(staying)} stay without {_names(leaving)}")
     # In the order of the old ranks, so that most of what a survivor needs it holds already.

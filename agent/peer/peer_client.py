@@ -99,7 +99,7 @@ class PeerClient:
                         await self.send(envelope)
                         break
                     except PeerUnreachable as error:
-                        _log.info("%s to %s was not taken: %s", envelope.kind, envelope.receiver, error)
+                        _log.info("%s to %s was not taken: %s", envelope.body.kind, envelope.receiver, error)
                     if attempt < attempts and key not in self._newest:
                         await asyncio.sleep(RETRY_S)
         finally:

@@ -7,20 +7,15 @@ tensor parallel ranks; the global batch over micro-batch x data parallel.
 from collections.abc import Iterator
 
 from agent.protocol.jobfile import JobFile, parse_layout
-from agent.protocol.values import Layout
-from liver_core.layout import LayoutError, ParallelLayout
+from liver_core.layout import ParallelLayout
 from service.planner.inputs import LayoutUse, Violation
 
 TENSOR_PARALLEL_MAX = 64
 CANDIDATES_MAX = 4_096
 
 
-def violations(job: JobFile, layout: Layout) -> tuple[Violation, ...]:
+def violations(job: JobFile, layout: ParallelLayout) -> tuple[Violation, ...]:
     """Every rule that `layout` breaks for this job; empty if it can run."""
-    try:
-        ParallelLayout.from_json(layout.model_dump())
-    except LayoutError as error:
-        return (Violation("layout", str(error)),)
     model = job.model
     checks = (
         ("model.num_layers", model.num_layers, layout.pp * layout.vpp, "PP x VPP"),
@@ -40,7 +35,7 @@ def violations(job: JobFile, layout: Layout) -> tuple[Violation, ...]:
     return tuple(found)
 
 
-def _expert_violations(job: JobFile, layout: Layout) -> list[Violation]:
+def _expert_violations(job: JobFile, layout: ParallelLayout) -> list[Violation]:
     if layout.ep == 1:
         return []
     experts = job.model.num_experts
@@ -66,7 +61,7 @@ def rule_violations(job: JobFile) -> tuple[Violation, ...]:
     return tuple(found)
 
 
-def candidates(job: JobFile, *, nodes: int, slots: int, history: tuple[LayoutUse, ...]) -> tuple[Layout, ...]:
+def candidates(job: JobFile, *, nodes: int, slots: int, history: tuple[LayoutUse, ...]) -> tuple[ParallelLayout, ...]:
     """The layouts to choose from with `slots` slots on `nodes` nodes: pinned, else allowed, else all that divide."""
     if job.layouts.pinned:
         pinned = _pinned(job, nodes=nodes, history=history)
@@ -76,12 +71,12 @@ def candidates(job: JobFile, *, nodes: int, slots: int, history: tuple[LayoutUse
     return tuple(layout for layout in _enumerated(job, slots=slots) if fits(job, layout, slots=slots))
 
 
-def fits(job: JobFile, layout: Layout, *, slots: int) -> bool:
+def fits(job: JobFile, layout: ParallelLayout, *, slots: int) -> bool:
     """Whether the layout can run and has a slot for every rank."""
     return layout.world_size <= slots and not violations(job, layout)
 
 
-def _pinned(job: JobFile, *, nodes: int, history: tuple[LayoutUse, ...]) -> Layout | None:
+def _pinned(job: JobFile, *, nodes: int, history: tuple[LayoutUse, ...]) -> ParallelLayout | None:
     """The layout pinned for this many nodes; with `prefer_change` the next one in turn."""
     choices = [pin.layout for pin in job.layouts.pinned if pin.nodes == nodes]
     if not choices:
@@ -93,11 +88,11 @@ def _pinned(job: JobFile, *, nodes: int, history: tuple[LayoutUse, ...]) -> Layo
     return parse_layout(choices[(used[-1] + 1) % len(choices)] if used else choices[0])
 
 
-def _enumerated(job: JobFile, *, slots: int) -> Iterator[Layout]:
+def _enumerated(job: JobFile, *, slots: int) -> Iterator[ParallelLayout]:
     """TP x PP x DP over at most `slots` ranks, larger worlds first, bounded."""
     tensor_max = min(slots, job.layouts.tensor_parallel_max or TENSOR_PARALLEL_MAX, job.model.num_attention_heads)
     found = [
-        Layout(tp=tp, pp=pp, dp=dp)
+        ParallelLayout(tp=tp, pp=pp, dp=dp)
         for tp in _divisors(job.model.num_attention_heads, most=tensor_max)
         for pp in _divisors(job.model.num_layers, most=slots // tp)
         for dp in _divisors(job.global_batch // job.micro_batch, most=slots // (tp * pp))

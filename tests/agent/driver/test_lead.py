@@ -15,20 +15,19 @@ import pytest
 from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import DriverSettings, Node
 from agent.driver.planning import Learned, Pulse
-from agent.driver.wire import core_roster
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder, LayoutByCount, LayoutForCount
-from agent.protocol.values import HandoffCause, HandoffState, Layout, Placement, Rung, StoreAddress
-from liver_core.handoff import Order, Participant, ParticipantRecord, Phase, Reason, Stage
+from agent.protocol.values import HandoffCause, HandoffState, Placement
+from liver_core.handoff import Order, Participant, ParticipantRecord, Phase, Reason, Rung, Stage, StoreAddress
 from liver_core.handoff import Rung as CoreRung
 from liver_core.handoff.participant_events import OrderReceived, RankReported, RankStage, SendReport
 from liver_core.handoff.proposer import ProposerState
-from liver_core.layout import Member
+from liver_core.layout import Member, ParallelLayout
 from tests.agent.stub_service import JOB_ID, StubService, members_of, roster_of
 from tests.agent.waiting import fake_job
 
 FOUR = ("a", "b", "c", "d")
-ACTIVE = core_roster(roster_of(1, FOUR))
+ACTIVE = roster_of(1, FOUR)
 START_S = 1_700_000_000.0
 
 
@@ -229,7 +228,9 @@ def test_a_boundary_that_comes_before_permission_is_taken_back_leaves_the_notice
 
 def test_an_open_handoff_that_cannot_be_amended_is_given_up_for_all_notices(job: JobOrder) -> None:
     async def run() -> None:
-        only_three = LayoutByCount(choices=(LayoutForCount(nodes=3, layout=Layout(pp=3), reason="three or nothing"),))
+        only_three = LayoutByCount(
+            choices=(LayoutForCount(nodes=3, layout=ParallelLayout(pp=3), reason="three or nothing"),)
+        )
         now = scene(job.model_copy(update={"standing_plans": (), "layouts_by_count": only_three}))
         await now.notice(60.0, "d")
         await now.notice(60.0, "c", "d")
@@ -292,7 +293,7 @@ def test_another_notice_that_leaves_the_target_as_it_is_lets_ranks_keep_what_the
     """Three nodes are no use to this job, so that without d, and without c as well, it runs on a and b."""
 
     async def run() -> None:
-        pairs = tuple(LayoutForCount(nodes=count, layout=Layout(pp=2), reason="pairs only") for count in (2, 3))
+        pairs = tuple(LayoutForCount(nodes=count, layout=ParallelLayout(pp=2), reason="pairs only") for count in (2, 3))
         of_pairs = job.model_copy(
             update={"standing_plans": (), "layouts_by_count": LayoutByCount(choices=pairs), "lead_order": FOUR}
         )
@@ -318,7 +319,7 @@ def test_capacity_that_appears_neither_amends_nor_delays_an_open_handoff(job: Jo
             handoff_id=UUID(int=1),
             parent=1,
             cause=HandoffCause.GROW,
-            target=Placement(layout=Layout(pp=4), members=members_of(("a", "b", "c", "e"))),
+            target=Placement(layout=ParallelLayout(pp=4), members=members_of(("a", "b", "c", "e"))),
             plan_digest="grow",
             reason="a node appeared",
             proposed_utc=now.mirrors[-1].opened_utc,
@@ -418,7 +419,7 @@ def test_capacity_that_appears_gets_the_time_that_its_state_needs(job: JobOrder)
             handoff_id=UUID(int=1),
             parent=1,
             cause=HandoffCause.GROW,
-            target=Placement(layout=Layout(pp=4), members=members_of(FOUR)),
+            target=Placement(layout=ParallelLayout(pp=4), members=members_of(FOUR)),
             plan_digest="grow",
             reason="a node appeared",
             proposed_utc=datetime.fromtimestamp(START_S, UTC),

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from agent.driver.journal_records import SlotMemory, proposer_from_json, proposer_to_json, slot_from_json, slot_to_json
+from agent.driver.journal_records import SlotMemory
 from agent.driver.measures import merge_measures
 from agent.driver.node_context import DriverSettings
 from agent.driver.planning import (
@@ -25,11 +25,9 @@ from agent.driver.planning import (
     plan_loss,
 )
 from agent.driver.progress import LostTime, Progress, learned_from
-from agent.driver.wire import core_layout, core_roster
 from agent.protocol.jobfile import DropStepRule
 from agent.protocol.sync import HandoffMeasures, HandoffMirror, JobOrder
 from agent.protocol.values import HandoffCause, HandoffState
-from agent.protocol.values import Rung as WireRung
 from liver_core.handoff import (
     CutoverDeadlines,
     Decision,
@@ -37,6 +35,7 @@ from liver_core.handoff import (
     Order,
     ParticipantRecord,
     Phase,
+    PreparePhase,
     Promise,
     Proposal,
     ProposerRecord,
@@ -49,12 +48,12 @@ from liver_core.handoff import (
 )
 from liver_core.handoff.participant_events import EndedHandoff
 from liver_core.handoff.proposer_events import HandoffEnded
-from liver_core.layout import Member, ParallelLayout, Roster
+from liver_core.layout import Member, ParallelLayout, Roster, from_json, to_json
 from tests.agent.stub_service import StubService, roster_of
 from tests.agent.waiting import fake_job
 
 FOUR = ("a", "b", "c", "d")
-ACTIVE = core_roster(roster_of(1, FOUR))
+ACTIVE = roster_of(1, FOUR)
 
 
 @pytest.fixture
@@ -85,7 +84,7 @@ def test_without_a_service_nothing_is_waited_for(order: JobOrder) -> None:
 
 
 def test_a_standing_plan_of_another_generation_is_not_used(order: JobOrder) -> None:
-    newer = core_roster(roster_of(2, FOUR))
+    newer = roster_of(2, FOUR)
     found = plan_loss(order, newer, frozenset({"b"}), waited_s=9.0, service_is_there=True)
     assert isinstance(found, Plan)
     assert "made without the service" in found.reason
@@ -222,7 +221,7 @@ def measured(**phases_s: float) -> Progress:
         proposer="a",
         cause=HandoffCause.NOTICE,
         state=HandoffState.ACTIVE,
-        rung=WireRung.LIVE,
+        rung=Rung.LIVE,
         target=roster_of(2, FOUR[:3]),
         opened_utc=now,
         changed_utc=now,
@@ -237,14 +236,16 @@ def test_the_next_ladder_knows_what_a_handoff_measured_and_why_it_fell() -> None
     # The bandwidth beside training is not that of the link.
     assert learned == Learned(prepare_s=5.0, follow_s=0.2)
     progress = measured()
-    progress.fallback = Reason("fused AdamW", "replay", 0)
+    progress.fallback = Reason("fused AdamW", PreparePhase.REPLAY, 0)
     assert learned_from(progress, Learned(), done).replay_refusal == "fused AdamW"
-    aborted = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("ring", "stream", 0))
+    aborted = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("ring", PreparePhase.STREAM, 0))
     failed = learned_from(measured(), Learned(), aborted)
     assert (failed.stream_failure, failed.failed_in) == ("ring", 1)
-    too_large = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("9", "estimate memory", 0))
+    too_large = HandoffEnded(
+        HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("9", PreparePhase.ESTIMATE_MEMORY, 0)
+    )
     refused = learned_from(measured(), Learned(), too_large)
-    layout = str(core_layout(roster_of(2, FOUR[:3]).layout))
+    layout = str(roster_of(2, FOUR[:3]).layout)
     assert (refused.memory_refusal, refused.refused_in, refused.refused_layout) == ("9", 1, layout)
     elsewhere = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("dead", "prepare", 0))
     assert learned_from(measured(), Learned(), elsewhere) == Learned()
@@ -252,11 +253,13 @@ def test_the_next_ladder_knows_what_a_handoff_measured_and_why_it_fell() -> None
 
 def test_a_rescue_tells_what_endpoints_take_and_whether_there_is_room_for_what_leavers_hold() -> None:
     progress = measured(to_ready=2.0)
-    progress.mirror = progress.mirror.model_copy(update={"rung": WireRung.RESCUE})
+    progress.mirror = progress.mirror.model_copy(update={"rung": Rung.RESCUE})
     done = HandoffEnded(HandoffId("h"), 2, Stage.ACTIVE, Decision.GO_REDO, Reason("all did", "retire"))
     assert learned_from(progress, Learned(prepare_s=9.0), done).endpoints_s == 2.0
     assert learned_from(progress, Learned(prepare_s=9.0), done).prepare_s == 9.0
-    refused = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("budget", "plan the rescue", 0))
+    refused = HandoffEnded(
+        HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("budget", PreparePhase.PLAN_THE_RESCUE, 0)
+    )
     failed = learned_from(progress, Learned(), refused)
     assert (failed.rescue_failure, failed.rescue_failed_in) == ("budget", 1)
 
@@ -352,7 +355,7 @@ def handoff_order() -> Order:
         proposer_id="a",
         agent_incarnation=3,
         report_seq=1,
-        issued_at=1.0,
+        issued_at=datetime.now(UTC).timestamp(),
     )
 
 
@@ -369,8 +372,8 @@ def test_a_slot_and_a_proposer_come_back_from_the_journal_as_they_were() -> None
         ended=(ended,),
     )
     memory = SlotMemory(record=record, origin="o", store=StoreAddress("h", 5))
-    assert slot_from_json(slot_to_json(memory)) == memory
-    assert slot_from_json(slot_to_json(SlotMemory())) == SlotMemory()
+    assert from_json(SlotMemory, to_json(memory)) == memory
+    assert from_json(SlotMemory, to_json(SlotMemory())) == SlotMemory()
     proposal = Proposal(
         handoff_id=order.handoff_id,
         job_id="fake-job",
@@ -382,12 +385,12 @@ def test_a_slot_and_a_proposer_come_back_from_the_journal_as_they_were() -> None
         store=order.store,
         cause="notice",
         rung=Rung.STOP_AND_COPY,
-        deadline_utc=5.0,
+        deadline_utc=order.deadline_utc,
         cutover=CutoverDeadlines(),
     )
     end = HandoffEnded(order.handoff_id, 2, Stage.ACTIVE, Decision.GO, reason)
     proposer = ProposerRecord(
         highest_generation=3, proposal=proposal, generation=3, plan_revision=4, target_revision=2, ended=(end,)
     )
-    assert proposer_from_json(proposer_to_json(replace(proposer, pending=proposal))).pending == proposal
-    assert proposer_from_json(proposer_to_json(proposer)) == proposer
+    assert from_json(ProposerRecord, to_json(replace(proposer, pending=proposal))).pending == proposal
+    assert from_json(ProposerRecord, to_json(proposer)) == proposer

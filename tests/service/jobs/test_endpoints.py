@@ -6,7 +6,7 @@ import pytest
 import yaml
 from sqlalchemy import func, select
 
-from agent.protocol.values import Layout
+from liver_core.layout import ParallelLayout
 from service.jobs.operations import activate, add_generation, lock_job, new_birth
 from service.jobs.tables import JobRow, SourceKind
 from tests.service.conftest import bearer
@@ -149,7 +149,9 @@ def test_the_active_generation_changes_only_from_the_one_that_is_expected(client
         job = lock_job(session, job_id)
         for generation in (1, 2):
             birth = new_birth(SourceKind.INIT, "test")
-            add_generation(session, job, roster(job_id, generation, Layout(), "a"), birth, parent=None, now=clock())
+            add_generation(
+                session, job, roster(job_id, generation, ParallelLayout(), "a"), birth, parent=None, now=clock()
+            )
         assert activate(session, job, expected=None, generation=1)
         assert not activate(session, job, expected=None, generation=2)
         assert job.active_generation == 1
