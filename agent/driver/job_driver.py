@@ -19,7 +19,7 @@ from agent.driver.node_context import Node
 from agent.driver.notice_response import Rumours
 from agent.driver.participants import JobSlots
 from agent.driver.planning import Pulse
-from agent.driver.rank_host import RankHost
+from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.journal import JournalError, Table
 from agent.peer.peer_server import PeerRefused
 from agent.protocol.peer import Envelope, NoticeBody, OrderBody, RankMeasures, ReportBody
@@ -104,7 +104,7 @@ class JobDriver:
     def abandon(self, reason: str) -> None:
         """The service disowns the job: its ranks are ended."""
         for slot in self._host.states():
-            self._host.end(slot, reason, self._node.settings.stop_grace_s)
+            self._host.end(slot, reason, STOP_GRACE_S)
 
     def post(self, work: Work) -> None:
         """Have something done in this job's turn."""

@@ -62,6 +62,8 @@ from liver_core.handoff.proposer_events import (
 )
 from liver_core.layout import Member, Roster, from_json, to_json
 
+HANDOFF_DEADLINE_S = 180.0
+PEER_LOST_S = 20.0
 MIRRORS_MAX = 64
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 10.0
@@ -166,7 +168,7 @@ class Lead:
             return
         plan = Plan(wanted.target.layout, wanted.target.members, wanted.plan_digest, wanted.reason)
         now = self._node.now()
-        deadline = now + self._node.settings.handoff_deadline_s
+        deadline = now + HANDOFF_DEADLINE_S
         notice_at = None
         if wanted.leaving or wanted.deadline_utc is not None:
             notices = {fact.node_id: fact for fact in order.notices}
@@ -214,7 +216,7 @@ class Lead:
             source = proposal.source.members if proposal.source is not None else ()
             for member in dict.fromkeys((*source, *proposal.members)):
                 since = unreachable.get(member.node_id)
-                if since is not None and now - since > self._node.settings.peer_lost_s:
+                if since is not None and now - since > PEER_LOST_S:
                     text = f"the agent of {member.node_id} has not been reached for {now - since:.0f} s"
                     await self._feed(MemberLost(member, Reason(text, "prepare")))
         await self._feed(Tick())
@@ -337,9 +339,8 @@ class Lead:
 
     def _ladder(self, order: JobOrder, wanted: Intent) -> LadderInputs:
         left_s = wanted.deadline_utc - self._node.now() if wanted.notice_at is not None else None
-        pulse, settings = self._pulse(), self._node.settings
         where = (order, wanted.source, wanted.plan, wanted.leaving, left_s)
-        return ladder_inputs(*where, pulse=pulse, learned=self._learned, settings=settings)
+        return ladder_inputs(*where, pulse=self._pulse(), learned=self._learned)
 
     async def _host_store(self, intent: Intent, generation: int) -> None:
         try:

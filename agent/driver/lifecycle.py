@@ -11,7 +11,7 @@ from agent.driver.journal_records import SlotMemory
 from agent.driver.lead import Lead
 from agent.driver.node_context import Node
 from agent.driver.participants import JobSlots
-from agent.driver.rank_host import Launch, RankHost
+from agent.driver.rank_host import STOP_GRACE_S, Launch, RankHost
 from agent.protocol.rank import WriteCheckpoint
 from agent.protocol.sync import DesiredState, JobOrder, RankStatus, SourceCheckpoint, SourceHandoff
 from agent.protocol.values import HandoffCause
@@ -21,6 +21,9 @@ from agent.supervisor.zygote_client import ZygoteError
 from liver_core.handoff import Order, RankStage, Reason, Stage, StoreAddress, start_order
 from liver_core.layout import Member, Roster
 
+START_DEADLINE_S = 240.0
+MISSING_RANK_S = 15.0
+SUSPEND_CHECKPOINT_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -127,7 +130,7 @@ class Births:
             roster,
             store,
             str(order.origin_id),
-            deadline_utc=now + self._node.settings.start_deadline_s,
+            deadline_utc=now + START_DEADLINE_S,
             issued_at=now,
             proposer_id=self._node.node_id,
             cause=HandoffCause.CHECKPOINT if checkpoint else HandoffCause.START,
@@ -143,7 +146,7 @@ class Births:
         now = self._node.now()
         if self._missing_since is None:
             self._missing_since = now
-        if now - self._missing_since < self._node.settings.missing_rank_s:
+        if now - self._missing_since < MISSING_RANK_S:
             return
         for slot in missing:
             rank = roster.members.index(Member(self._node.node_id, slot))
@@ -184,7 +187,7 @@ class Births:
             for slot in ranks:
                 await self._host.tell(slot, WriteCheckpoint(path=self._suspend_path))
         step_s = max((state.pulse.median_s() for state in ranks.values()), default=0.0)
-        patience_s = max(self._node.settings.suspend_checkpoint_s, 4 * step_s)
+        patience_s = max(SUSPEND_CHECKPOINT_S, 4 * step_s)
         if self._suspend_path in self._checkpoints or now - self._suspend_since > patience_s:
             await self._wind_down(order, "the job is suspended")
 
@@ -194,7 +197,7 @@ class Births:
         self._ending = True
         await self._lead.cancel(reason)
         for slot in self._host.states():
-            self._host.end(slot, reason, self._node.settings.stop_grace_s)
+            self._host.end(slot, reason, STOP_GRACE_S)
 
     def _say(self, text: str) -> None:
         if text != self._said:

@@ -38,7 +38,7 @@ from liver_core.handoff.participant_events import (
 )
 from liver_core.layout import Member, Roster, from_json, to_json
 
-LEAVE_GRACE_S = 10.0
+LEAVE_GRACE_S, ABORT_GRACE_S = 10.0, 10.0
 SETTLED_STAGES = (
     RankStage.CUTTING_OVER,
     RankStage.ACTIVE,
@@ -265,7 +265,7 @@ class JobSlots:
             self._aborting_since.pop(slot, None)
             return
         since = self._aborting_since.get(slot, now)
-        if participant.record.active is None and now - since > self._node.settings.abort_grace_s:
+        if participant.record.active is None and now - since > ABORT_GRACE_S:
             self._aborting_since.pop(slot, None)
             self._host.end(slot, "did not end after an abort", 0.0)
 

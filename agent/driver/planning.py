@@ -6,7 +6,6 @@ Pure: everything known comes in, a decision with its reason comes out.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from agent.driver.node_context import DriverSettings
 from agent.protocol.jobfile import ModelShape
 from agent.protocol.sync import JobOrder
 from agent.protocol.values import HandoffCause
@@ -28,6 +27,11 @@ SOURCE_WAITS, STORE_WAITS = 1.5, 3.0
 """A source waits for the decision, and everybody for the store, so many times as long as a target."""
 UNHURRIED_MOST_S, UNHURRIED_TIMES = 3_600.0, 3.0
 """Where nothing presses a handoff may take so many times what its rung is estimated to need."""
+BANDWIDTH_GUESS_BYTES_PER_S, PREPARE_GUESS_S, ENDPOINTS_GUESS_S = 500e6, 5.0, 1.0
+"""Until a handoff has measured them. Endpoints are all that a rescue prepares."""
+STREAM_SHARE, REPLAY_SHARE = 0.5, 0.1
+"""Guesses: of the bandwidth that streaming gets, and of a step that a replay takes."""
+MARGIN_S = 2.0
 GRADIENT_BYTES_PER_PARAMETER = 4
 """What a target reads of each step that it follows."""
 
@@ -198,13 +202,12 @@ def ladder_inputs(
     *,
     pulse: Pulse,
     learned: Learned,
-    settings: DriverSettings,
 ) -> LadderInputs:
-    """What the ladder chooses from. Guesses of the settings stand where nothing was measured; `left_s` None: nothing
+    """What the ladder chooses from. Guesses stand where nothing was measured; `left_s` None: nothing
     presses. Whether a rank can stream at all it finds out itself, and falls to the next rung with its reason."""
     parameters = estimate_parameters(order.spec.model)
-    bandwidth = learned.bandwidth_bytes_per_s or settings.bandwidth_bytes_per_s
-    follow_s = GRADIENT_BYTES_PER_PARAMETER * parameters / bandwidth + settings.replay_share * pulse.median_step_s
+    bandwidth = learned.bandwidth_bytes_per_s or BANDWIDTH_GUESS_BYTES_PER_S
+    follow_s = GRADIENT_BYTES_PER_PARAMETER * parameters / bandwidth + REPLAY_SHARE * pulse.median_step_s
     going = [rank for rank, member in enumerate(source.members) if member not in plan.members]
     staying = set(source.node_ids()) - leaving
     micro_batches = order.spec.micro_batches(source.layout)
@@ -214,23 +217,23 @@ def ladder_inputs(
     return LadderInputs(
         bytes_to_move=bytes_to_move,
         bandwidth_bytes_per_s=bandwidth,
-        prepare_s=learned.prepare_s or settings.prepare_s,
+        prepare_s=learned.prepare_s or PREPARE_GUESS_S,
         step_s=pulse.median_step_s,
         seconds_to_boundary=max(0.0, pulse.median_step_s - pulse.step_age_s),
         seconds_to_deadline=left_s,
-        margin_s=settings.margin_s,
+        margin_s=MARGIN_S,
         sources_whole=True,
         nodes_left=len(staying | {member.node_id for member in plan.members}),
         nodes_least=order.spec.nodes.min,
         checkpoint_age_steps=age,
-        stream_share=settings.stream_share,
+        stream_share=STREAM_SHARE,
         follow_s=learned.follow_s if learned.follow_s is not None else follow_s,
-        one_sided=settings.one_sided,
+        one_sided=True,
         replay_refusal=learned.replay_refusal,
         stream_failure=learned.stream_failure if learned.failed_in == source.generation else "",
         memory_refusal=learned.memory_refusal if refused == (learned.refused_in, learned.refused_layout) else "",
         bytes_only_leaving=BYTES_PER_PARAMETER * parameters_only_of(order.spec.model, source.layout, going),
-        endpoints_s=learned.endpoints_s if learned.endpoints_s is not None else settings.endpoints_s,
+        endpoints_s=learned.endpoints_s if learned.endpoints_s is not None else ENDPOINTS_GUESS_S,
         ranks_staying=len(source.members) - len(going),
         rescue_failure=learned.rescue_failure if learned.rescue_failed_in == source.generation else "",
         part_s=None if part is None else part * pulse.median_step_s,

@@ -17,6 +17,7 @@ from agent.supervisor.supervisor import Supervisor
 from agent.supervisor.zygote_client import ZygoteError
 from liver_core.handoff import Reason
 
+STOP_GRACE_S = 20.0
 _log = logging.getLogger(__name__)
 
 

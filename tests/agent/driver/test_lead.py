@@ -12,8 +12,8 @@ from uuid import UUID
 
 import pytest
 
-from agent.driver.lead import Lead, Leaving
-from agent.driver.node_context import DriverSettings, Node
+from agent.driver.lead import HANDOFF_DEADLINE_S, Lead, Leaving
+from agent.driver.node_context import Node
 from agent.driver.planning import Learned, Pulse
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder, LayoutByCount, LayoutForCount
@@ -57,7 +57,7 @@ class Stores:
 class Scene:
     """The lead on node a, and a participant per member; ranks do what the test says."""
 
-    def __init__(self, order: JobOrder, settings: DriverSettings) -> None:
+    def __init__(self, order: JobOrder) -> None:
         self.order = order
         self.now = START_S
         self.mirrors: list[HandoffMirror] = []
@@ -83,7 +83,6 @@ class Scene:
             mention=lambda: None,
             now=lambda: self.now,
             service_is_there=lambda: False,
-            settings=settings,
         )
         self.lead = Lead(
             cast(Node, node),
@@ -144,7 +143,7 @@ def job(tmp_path: Path) -> JobOrder:
 
 
 def scene(job: JobOrder) -> Scene:
-    return Scene(job, DriverSettings())
+    return Scene(job)
 
 
 def test_another_notice_amends_the_handoff_that_is_still_preparing(job: JobOrder) -> None:
@@ -414,7 +413,8 @@ def test_a_handoff_that_takes_long_is_told_of_again_before_the_service_gives_it_
 
 def test_capacity_that_appears_gets_the_time_that_its_state_needs(job: JobOrder) -> None:
     async def run() -> None:
-        now = Scene(job, DriverSettings(bandwidth_bytes_per_s=1_000.0))
+        now = scene(job)
+        now.lead._learned = Learned(bandwidth_bytes_per_s=1_000.0)
         wanted = HandoffOrder(
             handoff_id=UUID(int=1),
             parent=1,
@@ -428,7 +428,7 @@ def test_capacity_that_appears_gets_the_time_that_its_state_needs(job: JobOrder)
         opened = await asyncio.wait_for(now.posted.get(), timeout=10.0)
         await opened()
         order = now.sent[0][1]
-        assert order.deadline_utc - START_S > 2 * DriverSettings().handoff_deadline_s
+        assert order.deadline_utc - START_S > 2 * HANDOFF_DEADLINE_S
         assert order.cutover.target_s == 120.0
 
     asyncio.run(run())

@@ -9,7 +9,6 @@ import pytest
 
 from agent.driver.journal_records import SlotMemory
 from agent.driver.measures import merge_measures
-from agent.driver.node_context import DriverSettings
 from agent.driver.planning import (
     Intent,
     Learned,
@@ -114,7 +113,7 @@ def rung_for(order: JobOrder, left_s: float | None, *, step_s: float = 0.5, lear
     assert isinstance(found, Plan)
     pulse = Pulse(100, 0.1, step_s, 90)
     where = (order, ACTIVE, found, frozenset({"b"}), left_s)
-    return choose_rung(ladder_inputs(*where, pulse=pulse, learned=learned or Learned(), settings=DriverSettings())).rung
+    return choose_rung(ladder_inputs(*where, pulse=pulse, learned=learned or Learned())).rung
 
 
 def test_a_handoff_is_live_unless_something_is_known_against_it(order: JobOrder) -> None:
@@ -150,7 +149,7 @@ def test_how_far_a_part_reaches_is_counted_on_a_data_parallel_rank(order: JobOrd
     found = plan(order, "b")
     assert isinstance(found, Plan)
     pipeline, replicas = ACTIVE, replace(ACTIVE, layout=ParallelLayout(dp=4))
-    given = {"pulse": Pulse(100, 10.0, 60.0, 90), "learned": Learned(), "settings": DriverSettings()}
+    given = {"pulse": Pulse(100, 10.0, 60.0, 90), "learned": Learned()}
     where = (found, frozenset({"b"}), 40.0)
     assert ladder_inputs(in_parts(order, 2), pipeline, *where, **given).part_s == 10.0
     assert ladder_inputs(in_parts(order, 2), replicas, *where, **given).part_s == 40.0
@@ -177,7 +176,7 @@ def test_the_ladder_counts_the_leavers_share_of_the_bytes_and_the_nodes_that_are
     found = plan(order, "b")
     assert isinstance(found, Plan)
     where = (order, ACTIVE, found, frozenset({"b"}), 25.0)
-    inputs = ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=Learned(), settings=DriverSettings())
+    inputs = ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=Learned())
     assert inputs.bytes_to_move == 12 * estimate_parameters(order.spec.model)
     # b is a stage between the embeddings; a holds one of them besides its layers.
     embedding = 12 * order.spec.model.padded_vocab_size * order.spec.model.hidden_size
@@ -274,7 +273,7 @@ def test_the_next_world_of_a_rescue_gets_several_times_what_it_is_expected_to_ta
     found = plan(order, "b")
     assert isinstance(found, Plan)
     where = (order, ACTIVE, found, frozenset({"b"}), 25.0)
-    settings = {"pulse": Pulse(100, 0.1, 0.5, 90), "settings": DriverSettings()}
+    settings = {"pulse": Pulse(100, 0.1, 0.5, 90)}
     limits = [
         cutover_deadlines(ladder_inputs(*where, learned=learned, **settings)).build_s
         for learned in (Learned(), Learned(prepare_s=20.0, bandwidth_bytes_per_s=1e12), Learned(prepare_s=100.0))
@@ -286,7 +285,7 @@ def test_the_pause_gets_several_times_what_a_copy_and_the_step_take_at_most_two_
     found = plan(order, "b")
     assert isinstance(found, Plan)
     where = (order, ACTIVE, found, frozenset({"b"}), None)
-    small = ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=Learned(), settings=DriverSettings())
+    small = ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=Learned())
     small = replace(small, bytes_to_move=0, step_s=0.0)
     for inputs, target_s in (
         (small, 20.0),
@@ -303,7 +302,7 @@ def test_only_what_nothing_presses_gets_a_deadline_by_its_estimate(order: JobOrd
     assert isinstance(found, Plan)
     wanted = Intent("h", HandoffCause.GROW, found, ACTIVE, frozenset(), 1_000.0, None)
     where, pulse = (order, ACTIVE, found, frozenset(), None), Pulse(100, 0.1, 0.5, 90)
-    inputs = ladder_inputs(*where, pulse=pulse, learned=Learned(), settings=DriverSettings())
+    inputs = ladder_inputs(*where, pulse=pulse, learned=Learned())
     for estimate_s, deadline in ((1.0, 1_000.0), (400.0, 2_100.0), (9_000.0, 4_500.0)):
         choice = RungChoice(Rung.LIVE, estimate_s, ((Rung.LIVE, "fits"),))
         taken = on_rung(wanted, choice, inputs, now=900.0)
