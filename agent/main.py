@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from agent.notices import aws, gcp
 from agent.protocol.plain_rules import rule_in_words
 from agent.protocol.sync import Provider
-from agent.protocol.values import NodeId, Url
+from agent.protocol.values import Url
 from agent.settings import (
     DEFAULT_PRELOAD,
     DEFAULT_RANK_ENTRY,
@@ -27,6 +27,7 @@ from agent.settings import (
     read_token,
     socket_dir_for,
 )
+from liver_core.layout.limits import NodeId
 
 EXIT_SETTINGS = 2
 EXIT_REFUSED = 3

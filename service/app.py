@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
-from agent.protocol.values import PROTOCOL_VERSION
+from agent.protocol import PROTOCOL_VERSION
 from service import problems
 from service.console import endpoints as console
 from service.context import PERSON_ONLY, Clock, Context, utc_now

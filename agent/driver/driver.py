@@ -12,8 +12,8 @@ from agent.peer.peer_server import PeerRefused
 from agent.protocol.peer import Envelope
 from agent.protocol.rank import RankEvent
 from agent.protocol.sync import NoticeFact, NoticeKind, RankStatus, StoreHosted, SyncOrders
-from agent.protocol.values import Reason
 from agent.supervisor.records import RankState, SlotKey, StoreKey
+from liver_core.handoff import Reason
 
 ENDED_LOGS_MAX = 64
 _log = logging.getLogger(__name__)

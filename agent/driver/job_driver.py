@@ -19,11 +19,10 @@ from agent.driver.node_context import Node
 from agent.driver.notice_response import Rumours
 from agent.driver.participants import JobSlots
 from agent.driver.planning import Pulse
-from agent.driver.rank_host import RankHost
-from agent.driver.wire import core_reason, utc
+from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.journal import JournalError, Table
 from agent.peer.peer_server import PeerRefused
-from agent.protocol.peer import Envelope, PeerKind, RankMeasures
+from agent.protocol.peer import Envelope, NoticeBody, OrderBody, RankMeasures, ReportBody
 from agent.protocol.rank import Checkpointed, Finished, Hello, RankEvent, StageReport, StepReport
 from agent.protocol.sync import (
     CheckpointFact,
@@ -35,9 +34,9 @@ from agent.protocol.sync import (
     StepRow,
     StoreHosted,
 )
-from agent.protocol.values import RankStage, Reason
+from agent.protocol.values import utc
 from agent.supervisor.records import RankState, StoreKey
-from liver_core.handoff import MessageError, Order, Report
+from liver_core.handoff import Order, RankStage, Reason, Report
 from liver_core.layout import Member
 
 TICK_S = 0.5
@@ -105,7 +104,7 @@ class JobDriver:
     def abandon(self, reason: str) -> None:
         """The service disowns the job: its ranks are ended."""
         for slot in self._host.states():
-            self._host.end(slot, reason, self._node.settings.stop_grace_s)
+            self._host.end(slot, reason, STOP_GRACE_S)
 
     def post(self, work: Work) -> None:
         """Have something done in this job's turn."""
@@ -134,7 +133,7 @@ class JobDriver:
         """A message of another agent of the job. Raises PeerRefused naming field and rule."""
         try:
             self.post(self._work_of(envelope))
-        except (MessageError, ValueError) as error:
+        except ValueError as error:
             raise PeerRefused(str(error)[:1_000]) from None
 
     def take_rank_event(self, slot: int, event: RankEvent) -> None:
@@ -232,23 +231,17 @@ class JobDriver:
             self._lost.clear()
 
     def _work_of(self, envelope: Envelope) -> Work:
-        match envelope.kind:
-            case PeerKind.ORDER:
-                order = Order.from_json(envelope.body)
-                slot = envelope.slot
-                if slot is None or slot >= self._node.slots:
+        match envelope.body:
+            case OrderBody(slot=slot, order=order):
+                if slot >= self._node.slots:
                     raise ValueError(f"slot: this node has {self._node.slots} slots, the order is for {slot}")
                 if order.source is None:
                     raise ValueError("source: must not be null between agents; starts come from the service")
                 return lambda: self._take_order(slot, order)
-            case PeerKind.REPORT:
-                report = Report.from_json(envelope.body)
-                return lambda: self.lead.take_report(report, envelope.measured)
-            case PeerKind.NOTICE:
-                fact = NoticeFact.model_validate_json(json.dumps(envelope.body))
+            case ReportBody(report=report, measured=measured):
+                return lambda: self.lead.take_report(report, measured)
+            case NoticeBody(notice=fact):
                 return lambda: self.rumours.take(fact, asked_to_lead=True)
-            case other:
-                raise ValueError(f"kind: {other} is not spoken here, the agent that leads hosts the store itself")
 
     async def _take_order(self, slot: int, order: Order) -> None:
         await self.slots.take_order(slot, order)
@@ -283,7 +276,7 @@ class JobDriver:
                 update={"stage": RankStage.FAILED, "reason": reason}
             )
         if self._host.ended(slot):
-            await self.slots.take_death(slot, core_reason(reason, "rank"))
+            await self.slots.take_death(slot, reason)
         self._node.poke()
 
     async def _launch_failed(self, slot: int, reason: Reason) -> None:
@@ -302,7 +295,7 @@ class JobDriver:
                 stage=RankStage.FAILED,
                 reason=reason,
             )
-        await self.slots.take_death(slot, core_reason(reason, "start"))
+        await self.slots.take_death(slot, reason)
         self._node.poke()
 
     # Facts.
@@ -360,7 +353,7 @@ class JobDriver:
         stage = state.stage
         if stage is RankStage.ABORTED and participant is not None and participant.record.active is not None:
             stage = RankStage.TRAINING  # It dropped what it prepared; its own world goes on.
-        reason = Reason(text=state.hang_reason, rank=state.rank) if state.hang_reason else state.reason
+        reason = Reason(state.hang_reason, "training", state.rank) if state.hang_reason else state.reason
         return RankStatus(
             job_id=self.job_id,
             generation=state.generation,
@@ -389,7 +382,7 @@ class JobDriver:
         if member.node_id == self._node.node_id:
             self.post(lambda: self._take_order(member.slot, order))
             return
-        envelope = self._node.envelope(self.job_id, member.node_id, PeerKind.ORDER, order.to_json(), slot=member.slot)
+        envelope = self._node.envelope(self.job_id, member.node_id, OrderBody(slot=member.slot, order=order))
         self._node.peers.send_newest(envelope, f"order/{member.slot}")
 
     async def _send_report(self, to: str, report: Report) -> None:
@@ -399,7 +392,7 @@ class JobDriver:
         if to == self._node.node_id:
             self.post(lambda: self.lead.take_report(report, measured))
             return
-        envelope = self._node.envelope(self.job_id, to, PeerKind.REPORT, report.to_json(), measured=measured)
+        envelope = self._node.envelope(self.job_id, to, ReportBody(report=report, measured=measured))
         self._node.peers.send_newest(envelope, f"report/{report.member.slot}")
 
     async def _tidy_stores(self, order: JobOrder) -> None:

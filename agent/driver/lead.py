@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from uuid import uuid4
 
-from agent.driver.journal_records import proposer_from_json, proposer_to_json
 from agent.driver.node_context import Node
 from agent.driver.planning import (
     Intent,
@@ -25,11 +24,10 @@ from agent.driver.planning import (
     same_plan,
 )
 from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, from_mirror, learned_from
-from agent.driver.wire import core_layout, core_members, core_store, utc
 from agent.journal import Table
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder
-from agent.protocol.values import HandoffCause, HandoffState, StoreAddress
+from agent.protocol.values import HandoffCause, HandoffState, utc
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
 from agent.supervisor.zygote_client import ZygoteError
@@ -44,6 +42,7 @@ from liver_core.handoff import (
     Report,
     Rung,
     Stage,
+    StoreAddress,
     choose_rung,
 )
 from liver_core.handoff.proposer import ProposerState
@@ -61,8 +60,10 @@ from liver_core.handoff.proposer_events import (
     SendOrder,
     Tick,
 )
-from liver_core.layout import Member, Roster
+from liver_core.layout import Member, Roster, from_json, to_json
 
+HANDOFF_DEADLINE_S = 180.0
+PEER_LOST_S = 20.0
 MIRRORS_MAX = 64
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 10.0
@@ -110,7 +111,7 @@ class Lead:
         """What the journal kept: the proposer's record, and the mirrors, which are sent again."""
         record = self._node.journal.get(Table.PROPOSER, self._job_id)
         if record is not None:
-            self._proposer = self._new_proposer(proposer_from_json(record))
+            self._proposer = self._new_proposer(from_json(ProposerRecord, record))
         proposal = self._proposer.record.proposal
         for key, data in self._node.journal.items(Table.HANDOFF):
             mirror = HandoffMirror.model_validate(data, strict=False)
@@ -165,10 +166,9 @@ class Lead:
         """Open what the service proposes, such as capacity that appeared; while a handoff is open it waits."""
         if not self.is_idle or self.knows(str(wanted.handoff_id)):
             return
-        layout, members = core_layout(wanted.target.layout), core_members(wanted.target.members)
-        plan = Plan(layout, members, wanted.plan_digest, wanted.reason)
+        plan = Plan(wanted.target.layout, wanted.target.members, wanted.plan_digest, wanted.reason)
         now = self._node.now()
-        deadline = now + self._node.settings.handoff_deadline_s
+        deadline = now + HANDOFF_DEADLINE_S
         notice_at = None
         if wanted.leaving or wanted.deadline_utc is not None:
             notices = {fact.node_id: fact for fact in order.notices}
@@ -216,7 +216,7 @@ class Lead:
             source = proposal.source.members if proposal.source is not None else ()
             for member in dict.fromkeys((*source, *proposal.members)):
                 since = unreachable.get(member.node_id)
-                if since is not None and now - since > self._node.settings.peer_lost_s:
+                if since is not None and now - since > PEER_LOST_S:
                     text = f"the agent of {member.node_id} has not been reached for {now - since:.0f} s"
                     await self._feed(MemberLost(member, Reason(text, "prepare")))
         await self._feed(Tick())
@@ -339,9 +339,8 @@ class Lead:
 
     def _ladder(self, order: JobOrder, wanted: Intent) -> LadderInputs:
         left_s = wanted.deadline_utc - self._node.now() if wanted.notice_at is not None else None
-        pulse, settings = self._pulse(), self._node.settings
         where = (order, wanted.source, wanted.plan, wanted.leaving, left_s)
-        return ladder_inputs(*where, pulse=pulse, learned=self._learned, settings=settings)
+        return ladder_inputs(*where, pulse=self._pulse(), learned=self._learned)
 
     async def _host_store(self, intent: Intent, generation: int) -> None:
         try:
@@ -370,7 +369,7 @@ class Lead:
             layout=intent.plan.layout,
             members=intent.plan.members,
             plan_digest=intent.plan.digest,
-            store=core_store(store),
+            store=store,
             cause=str(intent.cause),
             rung=intent.rung,
             deadline_utc=intent.deadline_utc,
@@ -413,7 +412,7 @@ class Lead:
         for effect in effects:
             match effect:
                 case PersistProposal(record=record):
-                    data = proposer_to_json(record)
+                    data = to_json(record)
                     await asyncio.to_thread(self._node.journal.put, Table.PROPOSER, self._job_id, data)
                     if self.progress is not None:
                         self.progress.take_record(record, self._node.now())

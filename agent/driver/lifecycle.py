@@ -11,18 +11,19 @@ from agent.driver.journal_records import SlotMemory
 from agent.driver.lead import Lead
 from agent.driver.node_context import Node
 from agent.driver.participants import JobSlots
-from agent.driver.rank_host import Launch, RankHost
-from agent.driver.wire import core_roster, core_store, utc
+from agent.driver.rank_host import STOP_GRACE_S, Launch, RankHost
 from agent.protocol.rank import WriteCheckpoint
-from agent.protocol.sync import DesiredState, JobOrder, RankStatus, SourceHandoff
-from agent.protocol.values import RankStage, Reason, StoreAddress
-from agent.protocol.worker import RankSpec
+from agent.protocol.sync import DesiredState, JobOrder, RankStatus, SourceCheckpoint, SourceHandoff
+from agent.protocol.values import HandoffCause
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
 from agent.supervisor.zygote_client import ZygoteError
-from liver_core.handoff import Stage
-from liver_core.layout import Roster
+from liver_core.handoff import Order, RankStage, Reason, Stage, StoreAddress, start_order
+from liver_core.layout import Member, Roster
 
+START_DEADLINE_S = 240.0
+MISSING_RANK_S = 15.0
+SUSPEND_CHECKPOINT_S = 10.0
 _log = logging.getLogger(__name__)
 
 
@@ -60,7 +61,7 @@ class Births:
     async def _run(self, order: JobOrder, lost: dict[int, RankStatus]) -> None:
         if order.generation is None or order.roster is None or order.source is None or order.origin_id is None:
             return
-        roster = core_roster(order.roster)
+        roster = order.roster
         mine = [member.slot for member in roster.members if member.node_id == self._node.node_id]
         self._note_missing(order, roster, mine, lost)
         if isinstance(order.source, SourceHandoff):
@@ -114,31 +115,27 @@ class Births:
     async def _launch(self, order: JobOrder, roster: Roster, slot: int, store: StoreAddress) -> None:
         assert order.generation is not None and order.roster is not None and order.source is not None
         assert order.origin_id is not None
-        number = f"{slot}-{order.generation}-{str(order.origin_id)[:4]}"
-        spec = RankSpec(
-            job_id=self._job_id,
-            node_id=self._node.node_id,
-            slot=slot,
-            generation=order.generation,
-            rank=next(
-                rank
-                for rank, member in enumerate(roster.members)
-                if (member.node_id, member.slot) == (self._node.node_id, slot)
-            ),
-            roster=order.roster,
-            source=order.source,
-            handoff_id=order.origin_id,
-            deadline_utc=utc(self._node.now() + self._node.settings.start_deadline_s),
-            store=store,
-            spec=order.spec,
-            private_address=self._node.private_address,
-            socket_path=self._node.supervisor.socket_path("r", self._job_id, number),
-            run_dir=f"{self._node.run_dir}/ranks/{self._job_id}/{number}",
-        )
+        first = self._first_order(order, roster, store)
+        spec = self._node.rank_spec(slot, first, order.spec, f"{slot}-{order.generation}-{first.handoff_id[:4]}")
         origin = str(order.origin_id)
         _log.info("job %s: starting rank %d of generation %d", self._job_id, spec.rank, order.generation)
         await self._lead.cancel(f"generation {order.generation} starts afresh")
-        await self._slots.begin(Launch(spec, origin), roster, SlotMemory(origin=origin, store=core_store(store)))
+        await self._slots.begin(Launch(spec, origin), roster, SlotMemory(origin=origin, store=store))
+
+    def _first_order(self, order: JobOrder, roster: Roster, store: StoreAddress) -> Order:
+        """What the ranks of a birth are asked to build: the world of `roster` without a source."""
+        now = self._node.now()
+        checkpoint = order.source.path if isinstance(order.source, SourceCheckpoint) else ""
+        return start_order(
+            roster,
+            store,
+            str(order.origin_id),
+            deadline_utc=now + START_DEADLINE_S,
+            issued_at=now,
+            proposer_id=self._node.node_id,
+            cause=HandoffCause.CHECKPOINT if checkpoint else HandoffCause.START,
+            checkpoint=checkpoint,
+        )
 
     def _note_missing(self, order: JobOrder, roster: Roster, mine: list[int], lost: dict[int, RankStatus]) -> None:
         """The service believes in ranks that this node does not have: say so, never start them again."""
@@ -149,12 +146,10 @@ class Births:
         now = self._node.now()
         if self._missing_since is None:
             self._missing_since = now
-        if now - self._missing_since < self._node.settings.missing_rank_s:
+        if now - self._missing_since < MISSING_RANK_S:
             return
         for slot in missing:
-            rank = next(
-                index for index, m in enumerate(roster.members) if (m.node_id, m.slot) == (self._node.node_id, slot)
-            )
+            rank = roster.members.index(Member(self._node.node_id, slot))
             lost[slot] = RankStatus(
                 job_id=self._job_id,
                 generation=roster.generation,
@@ -192,7 +187,7 @@ class Births:
             for slot in ranks:
                 await self._host.tell(slot, WriteCheckpoint(path=self._suspend_path))
         step_s = max((state.pulse.median_s() for state in ranks.values()), default=0.0)
-        patience_s = max(self._node.settings.suspend_checkpoint_s, 4 * step_s)
+        patience_s = max(SUSPEND_CHECKPOINT_S, 4 * step_s)
         if self._suspend_path in self._checkpoints or now - self._suspend_since > patience_s:
             await self._wind_down(order, "the job is suspended")
 
@@ -202,7 +197,7 @@ class Births:
         self._ending = True
         await self._lead.cancel(reason)
         for slot in self._host.states():
-            self._host.end(slot, reason, self._node.settings.stop_grace_s)
+            self._host.end(slot, reason, STOP_GRACE_S)
 
     def _say(self, text: str) -> None:
         if text != self._said:

@@ -12,10 +12,13 @@ from agent.driver.node_context import Node
 from agent.driver.participants import JobSlots
 from agent.driver.planning import lead_candidates
 from agent.peer.peer_client import PeerUnreachable
-from agent.protocol.peer import PeerKind
+from agent.protocol.peer import NoticeBody
 from agent.protocol.sync import JobOrder, NoticeFact, NoticeKind
 from liver_core.layout import Roster
 
+FORWARD_AGAIN_S, FORWARD_PATIENCE_S = 2.0, 5.0
+"""How soon a notice is forwarded again, and how long one candidate is given to make something of it."""
+LEAD_TURN_S = 3.0
 KNOWN_MAX = 10_000
 TOLD_MAX = 64
 _log = logging.getLogger(__name__)
@@ -83,9 +86,9 @@ class Rumours:
 
     async def _forward(self, active: Roster, leaving: dict[str, NoticeFact], candidates: tuple[str, ...]) -> None:
         """Tell the first candidate that answers, again and further down the order while nothing comes of it."""
-        now, settings = self._node.now(), self._node.settings
+        now = self._node.now()
         busy = self._forwarding is not None and not self._forwarding.done()
-        if busy or now - self._forwarded_at < settings.forward_again_s:
+        if busy or now - self._forwarded_at < FORWARD_AGAIN_S:
             return
         promised = self._slots.promised_order()
         if promised is not None and not set(promised.target.node_ids()) & set(leaving):
@@ -96,28 +99,27 @@ class Rumours:
         self._forwarding = asyncio.create_task(self._tell_first(tuple(leaving.values())[:TOLD_MAX], candidates))
 
     async def _tell_first(self, facts: tuple[NoticeFact, ...], candidates: tuple[str, ...]) -> None:
-        now, patience_s = self._node.now(), self._node.settings.forward_patience_s
-        ready = [name for name in candidates if self._is_worth_telling(name, now, patience_s)]
+        now = self._node.now()
+        ready = [name for name in candidates if self._is_worth_telling(name, now)]
         if not ready:
             self._skip.clear()
             self._told.clear()
         for name in ready or candidates:
             try:
                 for fact in facts:
-                    body = fact.model_dump(mode="json")
-                    await self._node.peers.send(self._node.envelope(self._job_id, name, PeerKind.NOTICE, body))
+                    await self._node.peers.send(self._node.envelope(self._job_id, name, NoticeBody(notice=fact)))
             except PeerUnreachable as error:
                 _log.warning("job %s: %s cannot be told of the notice: %s", self._job_id, name, error)
-                self._skip[name] = now + patience_s
+                self._skip[name] = now + FORWARD_PATIENCE_S
                 continue
             self._told.setdefault(name, now)
             return
 
-    def _is_worth_telling(self, name: str, now: float, patience_s: float) -> bool:
+    def _is_worth_telling(self, name: str, now: float) -> bool:
         """Not if it was unreachable just now, nor if it was told a while ago and nothing came of it."""
         if self._skip.get(name, float("-inf")) > now:
             return False
-        return now - self._told.get(name, now) <= patience_s
+        return now - self._told.get(name, now) <= FORWARD_PATIENCE_S
 
     async def _answer_proposal(self, order: JobOrder, active: Roster, candidates: tuple[str, ...]) -> None:
         """The first agent of the order that is up opens it; the others wait their turn."""
@@ -129,7 +131,7 @@ class Rumours:
         while len(self._proposed_at) > 64:
             del self._proposed_at[next(iter(self._proposed_at))]
         turn = candidates.index(own)
-        if self._node.now() - since >= turn * self._node.settings.lead_turn_s:
+        if self._node.now() - since >= turn * LEAD_TURN_S:
             await self._lead.answer_proposal(order, active, wanted)
 
     def _leaving(self, active: Roster) -> dict[str, NoticeFact]:

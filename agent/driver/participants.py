@@ -10,28 +10,14 @@ from dataclasses import replace
 from typing import assert_never
 from uuid import UUID
 
-from agent.driver.journal_records import SlotMemory, slot_from_json, slot_to_json
+from agent.driver.journal_records import SlotMemory
 from agent.driver.node_context import Node
 from agent.driver.rank_host import Launch, RankHost
-from agent.driver.wire import (
-    core_decision,
-    core_reason,
-    core_stage,
-    utc,
-    wire_cutover,
-    wire_reason,
-    wire_roster,
-    wire_rung,
-    wire_store,
-)
 from agent.journal import Table
 from agent.protocol.jobfile import JobFile
 from agent.protocol.rank import Abort, Hello, Permit, Prepare, Retire, StageReport, Withdraw
-from agent.protocol.sync import SourceHandoff
-from agent.protocol.values import RankStage as WireStage
-from agent.protocol.worker import RankSpec
 from agent.supervisor.records import SlotKey
-from liver_core.handoff import Decision, HandoffId, Order, Participant, ParticipantRecord, Reason, Report
+from liver_core.handoff import Decision, HandoffId, Order, Participant, ParticipantRecord, RankStage, Reason, Report
 from liver_core.handoff.participant import ParticipantState
 from liver_core.handoff.participant_events import (
     AbortRank,
@@ -44,22 +30,21 @@ from liver_core.handoff.participant_events import (
     QueryRank,
     RankDied,
     RankReported,
-    RankStage,
     RetireRank,
     SendReport,
     SetReadyTag,
     StopRank,
     Tick,
 )
-from liver_core.layout import Member, Roster
+from liver_core.layout import Member, Roster, from_json, to_json
 
-LEAVE_GRACE_S = 10.0
+LEAVE_GRACE_S, ABORT_GRACE_S = 10.0, 10.0
 SETTLED_STAGES = (
-    WireStage.CUTTING_OVER,
-    WireStage.ACTIVE,
-    WireStage.LEFT,
-    WireStage.ABORTED,
-    WireStage.BROKEN,
+    RankStage.CUTTING_OVER,
+    RankStage.ACTIVE,
+    RankStage.LEFT,
+    RankStage.ABORTED,
+    RankStage.BROKEN,
 )
 HELLO_ALONE_S = 0.4
 """Stage reports follow a hello at once; a rank that sends none for so long holds nothing of any handoff."""
@@ -94,7 +79,7 @@ class JobSlots:
         for text, data in self._node.journal.items(Table.PARTICIPANT):
             key = SlotKey.parse(text)
             if key.job_id == self._job_id:
-                self._memories[key.slot] = slot_from_json(data)
+                self._memories[key.slot] = from_json(SlotMemory, data)
                 self._add(key.slot, self._memories[key.slot].record)
 
     async def start(self) -> None:
@@ -159,23 +144,22 @@ class JobSlots:
 
     async def take_stage(self, slot: int, report: StageReport) -> None:
         """A rank said where it stands in a handoff."""
-        participant, stage = self.participants.get(slot), core_stage(report.stage)
-        if participant is None or stage is None:
+        participant, stage = self.participants.get(slot), report.stage
+        if participant is None or not stage.is_of_handoff:
             return
         promise = participant.record.promise
         if promise is not None and promise.handoff_id != str(report.handoff_id):
             return
         self._hellos.pop(slot, None)
         older = promise is not None and report.plan_revision not in (None, promise.plan_revision)
-        if report.stage in SETTLED_STAGES and not older:
+        if stage in SETTLED_STAGES and not older:
             self._host.settle(slot)
-        reason = None if report.reason is None else core_reason(report.reason, str(report.stage))
-        decision = core_decision(report.decision)
+        decision = report.decision
         if decision is Decision.UNDECIDED and stage in (RankStage.ACTIVE, RankStage.LEFT):
             decision = Decision.GO
         handoff_id = HandoffId(str(report.handoff_id))
         await self.feed(
-            slot, RankReported(handoff_id, report.generation, stage, decision, reason, report.plan_revision)
+            slot, RankReported(handoff_id, report.generation, stage, decision, report.reason, report.plan_revision)
         )
 
     async def take_death(self, slot: int, reason: Reason) -> None:
@@ -246,7 +230,7 @@ class JobSlots:
         return replace(memory, record=record)
 
     async def _persist(self, slot: int) -> None:
-        data = slot_to_json(self._memories[slot])
+        data = to_json(self._memories[slot])
         key = str(SlotKey(self._job_id, slot))
         await asyncio.to_thread(self._node.journal.put, Table.PARTICIPANT, key, data)
 
@@ -258,54 +242,20 @@ class JobSlots:
                 await self.feed(slot, RankDied(Reason("the job file has not come from the service yet", "prepare")))
                 return
             self._host.launch(launch)
-        await self._host.tell(
-            slot,
-            Prepare(
-                handoff_id=UUID(order.handoff_id),
-                parent=order.parent,
-                generation=order.generation,
-                plan_revision=order.plan_revision,
-                plan_digest=order.plan_digest,
-                source=wire_roster(order.source),
-                target=wire_roster(order.target),
-                target_revision=order.target_revision,
-                store=wire_store(order.store),
-                deadline_utc=utc(order.deadline_utc),
-                rung=wire_rung(order.rung),
-                cutover=wire_cutover(order.cutover),
-            ),
-        )
+        await self._host.tell(slot, Prepare(order=order))
 
     def _newcomer(self, slot: int, order: Order) -> Launch | None:
-        spec, rank = self._spec_of(), order.target.rank_of(Member(self._node.node_id, slot))
-        if spec is None or rank is None:
+        spec = self._spec_of()
+        if spec is None or Member(self._node.node_id, slot) not in order.target.members:
             return None
-        handoff_id = UUID(order.handoff_id)
-        number = f"{slot}-{order.generation}"
-        rank_spec = RankSpec(
-            job_id=self._job_id,
-            node_id=self._node.node_id,
-            slot=slot,
-            generation=order.generation,
-            rank=rank,
-            roster=wire_roster(order.target),
-            source=SourceHandoff(handoff_id=handoff_id),
-            handoff_id=handoff_id,
-            deadline_utc=utc(order.deadline_utc),
-            store=wire_store(order.store),
-            spec=spec,
-            private_address=self._node.private_address,
-            socket_path=self._node.supervisor.socket_path("r", self._job_id, number),
-            run_dir=f"{self._node.run_dir}/ranks/{self._job_id}/{number}",
-        )
-        return Launch(rank_spec, order.handoff_id)
+        return Launch(self._node.rank_spec(slot, order, spec, f"{slot}-{order.generation}"), order.handoff_id)
 
     async def _abort(self, slot: int, handoff_id: HandoffId, reason: Reason) -> None:
         if not self._host.is_busy(slot):
             await self.feed(slot, RankDied(Reason("no process of this rank runs on its node", "abort")))
             return
         self._aborting_since.setdefault(slot, self._node.now())
-        await self._host.tell(slot, Abort(handoff_id=UUID(handoff_id), reason=wire_reason(reason)))
+        await self._host.tell(slot, Abort(handoff_id=UUID(handoff_id), reason=reason))
         if self.participants[slot].record.active is None:
             self._host.condemn(slot)
 
@@ -315,12 +265,12 @@ class JobSlots:
             self._aborting_since.pop(slot, None)
             return
         since = self._aborting_since.get(slot, now)
-        if participant.record.active is None and now - since > self._node.settings.abort_grace_s:
+        if participant.record.active is None and now - since > ABORT_GRACE_S:
             self._aborting_since.pop(slot, None)
             self._host.end(slot, "did not end after an abort", 0.0)
 
 
 def _in_world(hello: Hello) -> RankReported:
     """A rank that steps in a world and says nothing of a handoff; one that only starts steps in none."""
-    generation = 0 if hello.stage is WireStage.STARTING else hello.generation
+    generation = 0 if hello.stage is RankStage.STARTING else hello.generation
     return RankReported(HandoffId(""), generation, RankStage.TRAINING)

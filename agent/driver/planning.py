@@ -6,8 +6,6 @@ Pure: everything known comes in, a decision with its reason comes out.
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from agent.driver.node_context import DriverSettings
-from agent.driver.wire import core_layout, core_members, wire_layout
 from agent.protocol.jobfile import ModelShape
 from agent.protocol.sync import JobOrder
 from agent.protocol.values import HandoffCause
@@ -29,6 +27,11 @@ SOURCE_WAITS, STORE_WAITS = 1.5, 3.0
 """A source waits for the decision, and everybody for the store, so many times as long as a target."""
 UNHURRIED_MOST_S, UNHURRIED_TIMES = 3_600.0, 3.0
 """Where nothing presses a handoff may take so many times what its rung is estimated to need."""
+BANDWIDTH_GUESS_BYTES_PER_S, PREPARE_GUESS_S, ENDPOINTS_GUESS_S = 500e6, 5.0, 1.0
+"""Until a handoff has measured them. Endpoints are all that a rescue prepares."""
+STREAM_SHARE, REPLAY_SHARE = 0.5, 0.1
+"""Guesses: of the bandwidth that streaming gets, and of a step that a replay takes."""
+MARGIN_S = 2.0
 GRADIENT_BYTES_PER_PARAMETER = 4
 """What a target reads of each step that it follows."""
 
@@ -123,8 +126,8 @@ def plan_loss(
         if plan.parent == active.generation and frozenset(plan.leaving) == leaving:
             if plan.target is None:
                 return NoPlan(f"standing plan: {plan.reason}")
-            layout, members = core_layout(plan.target.layout), core_members(plan.target.members)
-            return Plan(layout, members, plan.plan_digest, f"standing plan: {plan.reason}")
+            target = plan.target
+            return Plan(target.layout, target.members, plan.plan_digest, f"standing plan: {plan.reason}")
     if service_is_there and waited_s < SERVICE_WAIT_S:
         return Wait(f"no standing plan covers the loss of {_names(leaving)}; the service is asked")
     return _plan_by_count(order, active, leaving)
@@ -199,39 +202,38 @@ def ladder_inputs(
     *,
     pulse: Pulse,
     learned: Learned,
-    settings: DriverSettings,
 ) -> LadderInputs:
-    """What the ladder chooses from. Guesses of the settings stand where nothing was measured; `left_s` None: nothing
+    """What the ladder chooses from. Guesses stand where nothing was measured; `left_s` None: nothing
     presses. Whether a rank can stream at all it finds out itself, and falls to the next rung with its reason."""
     parameters = estimate_parameters(order.spec.model)
-    bandwidth = learned.bandwidth_bytes_per_s or settings.bandwidth_bytes_per_s
-    follow_s = GRADIENT_BYTES_PER_PARAMETER * parameters / bandwidth + settings.replay_share * pulse.median_step_s
+    bandwidth = learned.bandwidth_bytes_per_s or BANDWIDTH_GUESS_BYTES_PER_S
+    follow_s = GRADIENT_BYTES_PER_PARAMETER * parameters / bandwidth + REPLAY_SHARE * pulse.median_step_s
     going = [rank for rank, member in enumerate(source.members) if member not in plan.members]
     staying = set(source.node_ids()) - leaving
-    micro_batches = order.spec.micro_batches(wire_layout(source.layout))
+    micro_batches = order.spec.micro_batches(source.layout)
     part = None if order.spec.drop_step is None else order.spec.drop_step.part_of_step(micro_batches)
     age = None if pulse.checkpoint_step is None else max(0, pulse.step - pulse.checkpoint_step)
     bytes_to_move, refused = BYTES_PER_PARAMETER * parameters, (source.generation, str(plan.layout))
     return LadderInputs(
         bytes_to_move=bytes_to_move,
         bandwidth_bytes_per_s=bandwidth,
-        prepare_s=learned.prepare_s or settings.prepare_s,
+        prepare_s=learned.prepare_s or PREPARE_GUESS_S,
         step_s=pulse.median_step_s,
         seconds_to_boundary=max(0.0, pulse.median_step_s - pulse.step_age_s),
         seconds_to_deadline=left_s,
-        margin_s=settings.margin_s,
+        margin_s=MARGIN_S,
         sources_whole=True,
         nodes_left=len(staying | {member.node_id for member in plan.members}),
         nodes_least=order.spec.nodes.min,
         checkpoint_age_steps=age,
-        stream_share=settings.stream_share,
+        stream_share=STREAM_SHARE,
         follow_s=learned.follow_s if learned.follow_s is not None else follow_s,
-        one_sided=settings.one_sided,
+        one_sided=True,
         replay_refusal=learned.replay_refusal,
         stream_failure=learned.stream_failure if learned.failed_in == source.generation else "",
         memory_refusal=learned.memory_refusal if refused == (learned.refused_in, learned.refused_layout) else "",
         bytes_only_leaving=BYTES_PER_PARAMETER * parameters_only_of(order.spec.model, source.layout, going),
-        endpoints_s=learned.endpoints_s if learned.endpoints_s is not None else settings.endpoints_s,
+        endpoints_s=learned.endpoints_s if learned.endpoints_s is not None else ENDPOINTS_GUESS_S,
         ranks_staying=len(source.members) - len(going),
         rescue_failure=learned.rescue_failure if learned.rescue_failed_in == source.generation else "",
         part_s=None if part is None else part * pulse.median_step_s,
@@ -248,7 +250,7 @@ def _plan_by_count(order: JobOrder, active: Roster, leaving: frozenset[str]) -> 
         return NoPlan(f"no layout is known for {nodes} nodes")
     if choice.layout is None:
         return NoPlan(f"nothing feasible on {nodes} nodes: {choice.reason}")
-    layout = core_layout(choice.layout)
+    layout = choice.layout
     if layout.world_size > len(staying):
         return NoPlan(f"{layout} needs {layout.world_size} slots, {len(staying)} stay without {_names(leaving)}")
     # In the order of the old ranks, so that most of what a survivor needs it holds already.

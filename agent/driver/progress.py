@@ -12,12 +12,10 @@ from uuid import UUID
 
 from agent.driver.measures import merge_measures
 from agent.driver.planning import Intent, Learned
-from agent.driver.wire import core_layout, utc, wire_decision, wire_reason, wire_roster, wire_rung, wire_store
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMeasures, HandoffMirror
-from agent.protocol.values import HandoffState, Rung
-from liver_core.handoff import Decision, Phase, Proposal, ProposerRecord, Reason, Report, Stage
-from liver_core.handoff import Rung as CoreRung
+from agent.protocol.values import HandoffState, utc
+from liver_core.handoff import Decision, Phase, PreparePhase, Proposal, ProposerRecord, Reason, Report, Rung, Stage
 from liver_core.handoff.proposer_events import HandoffEnded
 from liver_core.layout import Member, Roster
 
@@ -26,13 +24,9 @@ STEPS_AFTER = 5
 SETTLED_STEPS = 5
 NEWS_AFTER_S = 60.0
 """The service gives up an open handoff of which it hears nothing: one that takes long is told of again."""
-ESTIMATE_PHASE = "estimate memory"
-"""In which a rank finds that it has no room for the next world."""
-RESCUE_PHASE = "plan the rescue"
-"""Where a rank refuses to keep what leavers hold: it has no room for it."""
 GIVE_GRADIENTS = frozenset((Rung.LIVE, Rung.STOP_AND_COPY))
 """Rungs that hand over a step whose gradients are there; the others do it again by design."""
-STREAMED = frozenset(wire_rung(rung) for rung in CoreRung if rung.streams)
+STREAMED = frozenset(rung for rung in Rung if rung.streams)
 
 
 @dataclass(slots=True)
@@ -146,16 +140,16 @@ class Progress:
             update={
                 "plan_revision": record.plan_revision,
                 "plan_digest": proposal.plan_digest,
-                "target": wire_roster(target),
+                "target": target,
                 "leaving": tuple(sorted(self.leaving | amendment.more)),
-                "rung": wire_rung(proposal.rung),
+                "rung": proposal.rung,
                 "deadline_utc": utc(proposal.deadline_utc),
             }
         )
         self.notice_at = min((at for at in (self.notice_at, amendment.notice_at) if at is not None), default=None)
         source = () if proposal.source is None else proposal.source.members
         self.leavers = frozenset(source) - frozenset(proposal.members)
-        self.reason, self.fallback = Reason(amendment.reason[:2_000], "amend"), None
+        self.reason, self.fallback = Reason(amendment.reason, "amend"), None
         self.stages.clear()
         self.marks.pop("ready", None)
 
@@ -191,8 +185,8 @@ class Progress:
                 "mirror_seq": self.mirror.mirror_seq + 1,
                 "state": state,
                 "stage": stage[:256],
-                "decision": wire_decision(self.decision),
-                "reason": wire_reason(self.reason) if self.reason is not None else self.mirror.reason,
+                "decision": None if self.decision is Decision.UNDECIDED else self.decision,
+                "reason": self.reason if self.reason is not None else self.mirror.reason,
                 "changed_utc": utc(now),
                 "superseded": self.superseded,
                 "rung": self.mirror.rung if self.fallback is None else Rung.STOP_AND_COPY,
@@ -253,14 +247,14 @@ def first_mirror(intent: Intent, proposal: Proposal, generation: int, node_id: s
         proposer=node_id,
         cause=intent.cause,
         state=HandoffState.PREPARING,
-        stage="prepare",
-        rung=wire_rung(intent.rung),
-        source=wire_roster(intent.source),
-        target=wire_roster(Roster(proposal.job_id, generation, proposal.layout, proposal.members)),
+        stage=str(Phase.PREPARE),
+        rung=intent.rung,
+        source=intent.source,
+        target=Roster(proposal.job_id, generation, proposal.layout, proposal.members),
         leaving=tuple(sorted(intent.leaving)),
-        store=wire_store(proposal.store),
+        store=proposal.store,
         store_node=node_id,
-        reason=wire_reason(Reason(intent.reason[:2_000], "open")),
+        reason=Reason(intent.reason, "open"),
         opened_utc=utc(now),
         deadline_utc=utc(intent.deadline_utc),
         changed_utc=utc(now),
@@ -276,17 +270,16 @@ def learned_from(progress: Progress, learned: Learned, ended: HandoffEnded) -> L
     if ended.stage is Stage.ACTIVE:
         learned = _measured(progress, learned)
     target = progress.mirror.target
-    if ended.reason.phase == ESTIMATE_PHASE and target is not None:
-        layout = str(core_layout(target.layout))
-        refused = {"refused_in": progress.mirror.parent, "refused_layout": layout}
+    if ended.reason.phase == PreparePhase.ESTIMATE_MEMORY and target is not None:
+        refused = {"refused_in": progress.mirror.parent, "refused_layout": str(target.layout)}
         return replace(learned, memory_refusal=ended.reason.text, **refused)
-    if ended.stage is not Stage.ACTIVE and ended.reason.phase == RESCUE_PHASE:
+    if ended.stage is not Stage.ACTIVE and ended.reason.phase == PreparePhase.PLAN_THE_RESCUE:
         return replace(learned, rescue_failure=ended.reason.text, rescue_failed_in=progress.mirror.parent)
     why = progress.fallback or (ended.reason if progress.mirror.rung in STREAMED else None)
     match why:
-        case Reason(phase="replay", text=text):
+        case Reason(phase=PreparePhase.REPLAY, text=text):
             return replace(learned, replay_refusal=text)
-        case Reason(phase="stream", text=text):
+        case Reason(phase=PreparePhase.STREAM, text=text):
             return replace(learned, stream_failure=text, failed_in=progress.mirror.parent)
         case _:
             return learned
@@ -300,7 +293,7 @@ def _measured(progress: Progress, learned: Learned) -> Learned:
     if ready_s is not None and math.isfinite(ready_s) and progress.mirror.rung is Rung.RESCUE:
         learned = replace(learned, endpoints_s=ready_s)  # A rescue is ready before anything is built.
     elif ready_s is not None and math.isfinite(ready_s):
-        learned = replace(learned, prepare_s=max(0.0, ready_s - measures.phases_s.get("stream", 0.0)))
+        learned = replace(learned, prepare_s=max(0.0, ready_s - measures.phases_s.get(PreparePhase.STREAM, 0.0)))
     follow_s = [said["follow_s"] for said in progress.measures.values() if "follow_s" in said]
     return replace(learned, follow_s=max(follow_s)) if follow_s else learned
 
@@ -311,5 +304,4 @@ def from_mirror(mirror: HandoffMirror) -> Progress:
     lost_time = LostTime(mirror.opened_utc.timestamp(), 0, 0.0, measures.cutover_step, measures.lost_s, known=False)
     source = mirror.source.members if mirror.source is not None else ()
     staying = set(mirror.target.members)
-    leavers = frozenset(Member(member.node_id, member.slot) for member in source if member not in staying)
-    return Progress(mirror, lost_time, None, leavers)
+    return Progress(mirror, lost_time, None, frozenset(source) - staying)

@@ -10,12 +10,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from agent.protocol.rank import StatusQuery
-from agent.protocol.values import Message, Reason
+from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
 from agent.supervisor.records import RankState, SlotKey
 from agent.supervisor.supervisor import Supervisor
 from agent.supervisor.zygote_client import ZygoteError
+from liver_core.handoff import Reason
 
+STOP_GRACE_S = 20.0
 _log = logging.getLogger(__name__)
 
 
@@ -151,9 +153,7 @@ class RankHost:
             await self._supervisor.launch(launch.spec, launch.origin)
         except (ZygoteError, OSError) as error:
             slot.launching = None
-            reason = Reason(
-                text=f"the rank could not be started: {error}"[:2_000], rank=launch.spec.rank, phase="start"
-            )
+            reason = Reason(f"the rank could not be started: {error}", "start", launch.spec.rank)
             _log.warning("job %s slot %d: %s", self._job_id, number, reason.text)
             await self._on_failed(number, reason)
             return

@@ -15,6 +15,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+FORMAT = 2
+"""Of what the records hold. Raised when an older agent wrote something else under the same names."""
+FORMAT_KEY = "version"
 LINE_BYTES_MAX = 8 * 1024 * 1024
 COMPACT_ABOVE_LINES = 512
 COMPACT_RATIO = 4
@@ -25,6 +28,7 @@ LOCK_NAME = "agent.lock"
 class Table(StrEnum):
     """What is kept, and by which key."""
 
+    FORMAT = "format"  # "version": what every record of this file is written in
     INCARNATION = "incarnation"  # "last": start count, uuid and peer port of the last agent
     PARTICIPANT = "participant"  # job/slot: the participant machine's record
     PROPOSER = "proposer"  # job: the proposer machine's record, with the highest generation burned
@@ -57,7 +61,8 @@ class Journal:
         self._lock = threading.Lock()
 
     def open(self) -> "Journal":
-        """Take the directory and read the file. Raises JournalError when another agent holds it or it is damaged."""
+        """Take the directory and read the file. Raises JournalError when another agent holds it, or when the file is
+        damaged or of another format."""
         self._take_directory()
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         good_bytes = self._replay()
@@ -65,6 +70,7 @@ class Journal:
             os.ftruncate(self._file, good_bytes)
             os.fsync(self._file)
         _sync_directory(self._directory)
+        self._check_format()
         return self
 
     def close(self) -> None:
@@ -132,6 +138,19 @@ class Journal:
             self._lines += 1
             position = end + 1
         return position
+
+    def _check_format(self) -> None:
+        """A new file begins with its format; one without it was written by an agent that knew only the first."""
+        if not self._lines:
+            self.put(Table.FORMAT, FORMAT_KEY, {"number": FORMAT})
+        number = (self.get(Table.FORMAT, FORMAT_KEY) or {"number": 1})["number"]
+        if number != FORMAT:
+            self.close()
+            raise JournalError(
+                f"{self._path}: is a journal of format {number}, this agent reads format {FORMAT}: end the ranks of "
+                f"this node with the release that wrote it (liver-agent --stop-ranks --run-dir {self._directory}), "
+                "then move the file away"
+            )
 
     def _compact(self) -> None:
         """Write the live records to a new file and put it in the place of the old one."""

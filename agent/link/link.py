@@ -11,9 +11,9 @@ from enum import StrEnum
 import httpx
 from pydantic import ValidationError
 
+from agent.protocol import PROTOCOL_VERSION
 from agent.protocol.errors import VERSION_MISMATCH
 from agent.protocol.sync import SyncOrders, SyncReport
-from agent.protocol.values import PROTOCOL_VERSION
 
 SYNC_PATH = "/agent/v1/sync"
 WAKE_PATH = "/agent/v1/wake"

@@ -102,7 +102,7 @@ class PeerClient:
                         _log.info(
                             "job %s: %s to node %s was not delivered (attempt %d of %d): %s",
                             envelope.job_id,
-                            envelope.kind,
+                            envelope.body.kind,
                             envelope.receiver,
                             attempt,
                             attempts,

@@ -4,6 +4,7 @@ Every answer is small: an agent sends what its peers should know as messages of 
 """
 
 import contextlib
+import json
 import socket
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -16,6 +17,7 @@ from pydantic import ValidationError
 
 from agent.peer.signing import JOB_HEADER, ReplayWindow, SignatureRefused
 from agent.peer.signing import Request as SignedRequest
+from agent.protocol import PROTOCOL_VERSION
 from agent.protocol.errors import (
     FORBIDDEN,
     INVALID,
@@ -28,7 +30,6 @@ from agent.protocol.errors import (
     version_problem,
 )
 from agent.protocol.peer import ENVELOPE_BYTES_MAX, PEER_PATH, Envelope
-from agent.protocol.values import PROTOCOL_VERSION
 
 STATUS_PATH = "/peer/v1/status"
 MAX_CONNECTIONS = 4_096
@@ -72,10 +73,11 @@ def peer_app(*, node_id: str, key_of: KeyOf, take: Take, status: Status) -> Fast
         try:
             envelope = Envelope.model_validate_json(body)
         except ValidationError as error:
-            return _invalid(error)
+            # What another version sends may well be unreadable: then the version is what to say.
+            version = _version_in(body)
+            return _invalid(error) if version in (None, PROTOCOL_VERSION) else _other_version(version)
         if envelope.protocol_version != PROTOCOL_VERSION:
-            problem = version_problem(envelope.protocol_version)
-            return _problem(409, problem.code, problem.detail)
+            return _other_version(envelope.protocol_version)
         if envelope.job_id != job_id or envelope.receiver != node_id:
             return _problem(403, FORBIDDEN, f"receiver must be {node_id} and job_id must be {job_id}, as signed")
         try:
@@ -139,6 +141,19 @@ async def _read_body(request: Request) -> bytes | None:
         if len(body) > ENVELOPE_BYTES_MAX:
             return None
     return bytes(body)
+
+
+def _version_in(body: bytes) -> object:
+    try:
+        content = json.loads(body)
+    except ValueError:
+        return None
+    return content.get("protocol_version") if isinstance(content, dict) else None
+
+
+def _other_version(version: object) -> Response:
+    problem = version_problem(version)
+    return _problem(409, problem.code, problem.detail)
 
 
 def _invalid(error: ValidationError) -> Response:

@@ -1,5 +1,5 @@
 """The wire contract between agent and service, agent and agent, agent and rank. Torch-free, pydantic only."""
 
-from agent.protocol.values import PROTOCOL_VERSION
+from liver_core.handoff import PROTOCOL_VERSION
 
 __all__ = ["PROTOCOL_VERSION"]

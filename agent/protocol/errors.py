@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from agent.protocol.values import PROTOCOL_VERSION
+from agent.protocol import PROTOCOL_VERSION
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 VERSION_MISMATCH = "protocol-version"

@@ -16,7 +16,9 @@ from pydantic import (
     field_validator,
 )
 
-from agent.protocol.values import Identifier, Layout, Message
+from agent.protocol.values import Message
+from liver_core.layout import ParallelLayout
+from liver_core.layout.limits import Identifier
 
 DEFAULT_ENTRYPOINT = "liver_core.training.gpt:GptJob"
 ENTRYPOINT_PATTERN = r"^[A-Za-z_][\w]*(\.[A-Za-z_][\w]*)*:[A-Za-z_][\w]*$"
@@ -24,15 +26,15 @@ ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 LAYOUT_PATTERN = r"^(?:(?:TP|PP|DP|CP|EP|ETP|VPP)[1-9][0-9]{0,4})(?:x(?:TP|PP|DP|CP|EP|ETP|VPP)[1-9][0-9]{0,4})*$"
 
 
-def parse_layout(text: str) -> Layout:
-    """`"TP2xPP2"` to a Layout; an axis not named is 1. Raises ValueError naming the axis that is written twice."""
+def parse_layout(text: str) -> ParallelLayout:
+    """`"TP2xPP2"` to a layout; an axis not named is 1. Raises ValueError naming the axis that is written twice."""
     sizes: dict[str, int] = {}
     for part in text.split("x"):
         axis = part.rstrip("0123456789")
         if axis.lower() in sizes:
             raise ValueError(f"layout {text!r}: axis {axis} is written twice")
         sizes[axis.lower()] = int(part[len(axis) :])
-    return Layout(**sizes)
+    return ParallelLayout(**sizes)
 
 
 def _parses(text: str) -> str:
@@ -249,7 +251,7 @@ class JobFile(JobPart):
             raise ValueError("needs extra_bytes_max: without a limit on the device nothing waits in host memory")
         return value
 
-    def micro_batches(self, layout: Layout) -> int:
+    def micro_batches(self, layout: ParallelLayout) -> int:
         """Of one data-parallel rank in one step."""
         return self.global_batch // (self.micro_batch * layout.dp)
 

@@ -1,34 +1,20 @@
-"""The envelope that agents of one job exchange over the peer endpoint, around `liver_core.handoff` Order and Report.
+"""The envelope that agents of one job exchange over the peer endpoint, around orders, reports and notices.
 
-Pure. The handoff messages carry the header fields of handoff.md section 2 and check themselves (`Order.from_json`,
-`Report.from_json`); this envelope adds only who sends it and to whom. Authentication (the job's peer key) is around it.
+Pure. The envelope adds only who sends it and to whom. Authentication (the job's peer key) is around it.
 """
 
-from enum import StrEnum
-from typing import Any
+from typing import Annotated, Literal
 from uuid import UUID
 
 from pydantic import Field
 
-from agent.protocol.values import (
-    PROTOCOL_VERSION,
-    JobId,
-    Message,
-    NodeId,
-    ShortText,
-    Utc,
-)
+from agent.protocol.sync import NoticeFact
+from agent.protocol.values import Message, Utc
+from liver_core.handoff import PROTOCOL_VERSION, MessageError, Order, Report
+from liver_core.layout.limits import Checked, JobId, NodeId, ShortText, Slot
 
 PEER_PATH = "/peer/v1/messages"
 ENVELOPE_BYTES_MAX = 4 * 1024 * 1024
-
-
-class PeerKind(StrEnum):
-    """What is inside: a handoff message, or a `NoticeFact` for the agent that leads."""
-
-    ORDER = "order"
-    REPORT = "report"
-    NOTICE = "notice"
 
 
 class RankMeasures(Message):
@@ -38,11 +24,43 @@ class RankMeasures(Message):
     certificate: ShortText | None = None
 
 
-class Envelope(Message):
-    """One message between two agents of a job. `body` is the JSON form of the message that `kind` names.
+def _names_a_uuid(order: Order) -> Order:
+    # What the service keeps of a handoff is kept under it.
+    try:
+        UUID(order.handoff_id)
+    except ValueError:
+        raise MessageError("handoff_id", f"must be a UUID, is {order.handoff_id!r}") from None
+    return order
 
-    A report carries beside it what its rank has measured: the machine that takes the report never looks at that.
-    """
+
+class OrderBody(Message):
+    """An order of the agent that leads, for one slot of the receiver."""
+
+    kind: Literal["order"] = "order"
+    slot: Slot
+    order: Annotated[Order, Checked(_names_a_uuid)]
+
+
+class ReportBody(Message):
+    """A participant's report, and beside it what its rank has measured: the proposer never looks at that."""
+
+    kind: Literal["report"] = "report"
+    report: Report
+    measured: RankMeasures | None = None
+
+
+class NoticeBody(Message):
+    """A node will go: for the agent whose turn it is to lead."""
+
+    kind: Literal["notice"] = "notice"
+    notice: NoticeFact
+
+
+PeerBody = Annotated[OrderBody | ReportBody | NoticeBody, Field(discriminator="kind")]
+
+
+class Envelope(Message):
+    """One message between two agents of a job."""
 
     protocol_version: int = PROTOCOL_VERSION
     sender: NodeId
@@ -50,7 +68,4 @@ class Envelope(Message):
     agent_incarnation: UUID
     job_id: JobId
     issued_utc: Utc
-    kind: PeerKind
-    slot: int | None = Field(default=None, ge=0, lt=1_024, description="The receiver's slot that an order is for.")
-    body: dict[str, Any]
-    measured: RankMeasures | None = None
+    body: PeerBody

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from agent.protocol.jobfile import ENTRYPOINT_PATTERN, ENVIRONMENT_NAME, LAYOUT_PATTERN
-from agent.protocol.values import IDENTIFIER_PATTERN, URL_PATTERN
+from agent.protocol.values import URL_PATTERN
+from liver_core.layout.limits import IDENTIFIER_PATTERN
 
 RULE_CHARS_MAX = 500
 _OF_PATTERNS = {

@@ -3,70 +3,38 @@
 Pure. `RankCommand` goes from the agent to the rank, `RankEvent` back; each carries its `type`.
 """
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 from uuid import UUID
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter
 
-from agent.protocol.values import (
+from agent.protocol.values import Amount, Message, Step
+from liver_core.handoff import Decision, Order, RankStage, Reason
+from liver_core.layout.limits import (
+    COUNT_MAX,
+    Bound,
     Count,
     Digest,
+    FilePath,
     Generation,
-    HandoffDecision,
     JobId,
-    Message,
     Rank,
-    RankStage,
-    Reason,
-    Roster,
-    Rung,
+    Revision,
     Seconds,
     ShortText,
-    Step,
-    StoreAddress,
     Text,
-    Utc,
 )
 
+Pid = Annotated[int, Bound(ge=1, le=COUNT_MAX)]
 LINE_BYTES_MAX = 4 * 1024 * 1024
-Path = Annotated[str, Field(min_length=1, max_length=4_096)]
-
-
-class CutoverLimits(Message):
-    """The wire form of `liver_core.handoff.CutoverDeadlines`: seconds after the agreed boundary, and in a rescue
-    `build_s` after the decision."""
-
-    target_s: float = Field(gt=0)
-    source_s: float = Field(gt=0)
-    store_s: float = Field(gt=0)
-    build_s: float = Field(gt=0)
-
-    @model_validator(mode="after")
-    def _in_this_order(self) -> Self:
-        if not self.target_s < self.source_s < self.store_s:
-            raise ValueError(
-                f"target_s < source_s < store_s must hold, are {self.target_s}, {self.source_s}, {self.store_s}"
-            )
-        return self
 
 
 class Prepare(Message):
-    """Build the world of `target` beside the one that trains. Repeating it changes nothing; a newer `plan_revision`
-    takes the place of an older one. `target_revision`: the revision in which target and rung became what they are."""
+    """Build the world that `order` asks for beside the one that trains. Repeating it changes nothing; a newer plan
+    revision takes the place of an older one."""
 
     type: Literal["prepare"] = "prepare"
-    handoff_id: UUID
-    parent: Generation
-    generation: Generation
-    plan_revision: int = Field(ge=1)
-    plan_digest: Digest = ""
-    source: Roster
-    target: Roster
-    target_revision: int = Field(ge=1)
-    store: StoreAddress
-    deadline_utc: Utc | None
-    rung: Rung = Rung.STOP_AND_COPY
-    cutover: CutoverLimits
+    order: Order
 
 
 class Permit(Message):
@@ -74,7 +42,7 @@ class Permit(Message):
 
     type: Literal["permit"] = "permit"
     handoff_id: UUID
-    plan_revision: int = Field(ge=1)
+    plan_revision: Revision
 
 
 class Withdraw(Message):
@@ -103,7 +71,7 @@ class WriteCheckpoint(Message):
     """Write a distributed checkpoint in the background from the next boundary on."""
 
     type: Literal["checkpoint"] = "checkpoint"
-    path: Path
+    path: FilePath
 
 
 class Stop(Message):
@@ -126,8 +94,8 @@ class Hello(Message):
     job_id: JobId
     generation: Generation
     rank: Rank
-    pid: int = Field(ge=1)
-    start_time: float = Field(description="Start of the process as the kernel tells it; with the pid it is unique.")
+    pid: Pid
+    start_time: Amount = Field(description="Start of the process as the kernel tells it; with the pid it is unique.")
     stage: RankStage
     step: Step = 0
     handoff_id: UUID | None = None
@@ -142,9 +110,8 @@ class StageReport(Message):
     rank: Rank
     stage: RankStage
     reason: Reason | None = Field(default=None, description="With prepared: why the rank fell to the next rung.")
-    plan_revision: int | None = Field(default=None, ge=1, description="Of the prepare that this stage belongs to.")
-    plan_digest: Digest = ""
-    decision: HandoffDecision | None = Field(default=None, description="What the decision record says, once read.")
+    plan_revision: Revision | None = Field(default=None, description="Of the order that this stage belongs to.")
+    decision: Decision = Field(default=Decision.UNDECIDED, description="What the decision record says, once read.")
     measures: dict[ShortText, float] = Field(default_factory=dict, max_length=128)
     certificate: ShortText | None = None
 
@@ -166,7 +133,7 @@ class Checkpointed(Message):
     """A checkpoint is complete on disk (said by rank 0 of the world only)."""
 
     type: Literal["checkpointed"] = "checkpointed"
-    path: Path
+    path: FilePath
     step: Step
     seconds: Seconds | None = None
     size_bytes: Count | None = None

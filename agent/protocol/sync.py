@@ -12,33 +12,27 @@ from uuid import UUID
 from pydantic import Field
 
 from agent.protocol.jobfile import JobFile
-from agent.protocol.values import (
+from agent.protocol.values import Amount, HandoffCause, HandoffState, Message, Placement, Step, Url, Utc
+from liver_core.handoff import PROTOCOL_VERSION, Decision, RankStage, Reason, Rung, StoreAddress
+from liver_core.layout import ParallelLayout, Roster
+from liver_core.layout.limits import (
+    GENERATION_MAX,
     NODES_MAX,
-    PROTOCOL_VERSION,
+    SLOTS_MAX,
+    Bound,
     Count,
     Digest,
+    FilePath,
     Generation,
-    HandoffCause,
-    HandoffDecision,
-    HandoffState,
     JobId,
-    Layout,
-    Message,
     NodeId,
-    Placement,
     Port,
     Rank,
-    RankStage,
-    Reason,
-    Roster,
-    Rung,
+    Revision,
     Seconds,
     ShortText,
-    Step,
-    StoreAddress,
+    Slot,
     Text,
-    Url,
-    Utc,
 )
 
 STEPS_PER_REPORT_MAX = 1_024
@@ -84,7 +78,7 @@ class NodeInfo(Message):
     node_id: NodeId
     provider: Provider
     pool: ShortText = "default"
-    slots: int = Field(ge=1, le=1_024, description="Rank processes the node can run at a time.")
+    slots: int = Field(ge=1, le=SLOTS_MAX, description="Rank processes the node can run at a time.")
     peer_url: Url = Field(description="Where other agents of a job reach this agent.")
     private_address: ShortText = Field(description="Host name or address that ranks and stores of this node bind to.")
     device: ShortText = "cpu"
@@ -97,8 +91,8 @@ class RankStatus(Message):
     job_id: JobId
     generation: Generation
     rank: Rank
-    slot: int = Field(ge=0, lt=1_024)
-    pid: int = Field(ge=1)
+    slot: Slot
+    pid: Revision
     stage: RankStage
     step: Step = 0
     loss: float | None = None
@@ -135,7 +129,7 @@ class HandoffMeasures(Message):
     bytes_reread: Count | None = None
     bytes_replayed: Count | None = None
     bytes_lower_bound: Count | None = None
-    bandwidth_bytes_per_s: Seconds | None = None
+    bandwidth_bytes_per_s: Amount | None = None
     extra_bytes_peak: Count | None = None
     extra_bytes_budget: Count | None = None
     certificate: ShortText | None = None
@@ -151,9 +145,9 @@ class HandoffMirror(Message):
 
     handoff_id: UUID
     job_id: JobId
-    parent: int = Field(ge=0, lt=2**31, description="0 when nothing came before.")
+    parent: Annotated[int, Bound(ge=0, le=GENERATION_MAX)] = Field(description="0 when nothing came before.")
     generation: Generation
-    plan_revision: int = Field(default=1, ge=1)
+    plan_revision: Revision = 1
     plan_digest: Digest = ""
     mirror_seq: Count = 0
     proposer: ShortText = Field(description="Node id of the agent that opened it, or 'service'.")
@@ -166,7 +160,7 @@ class HandoffMirror(Message):
     leaving: tuple[NodeId, ...] = Field(default=(), max_length=NODES_MAX)
     store: StoreAddress | None = None
     store_node: NodeId | None = None
-    decision: HandoffDecision | None = None
+    decision: Decision | None = None
     reason: Reason | None = None
     opened_utc: Utc
     deadline_utc: Utc | None = None
@@ -182,7 +176,7 @@ class LogChunk(Message):
     generation: Generation
     rank: Rank
     offset: Count
-    text: Annotated[str, Field(max_length=LOG_CHUNK_CHARS_MAX)]
+    text: Annotated[str, Bound(max_length=LOG_CHUNK_CHARS_MAX)] = Field(description="As it was written, NUL included.")
 
 
 class CheckpointFact(Message):
@@ -191,7 +185,7 @@ class CheckpointFact(Message):
     job_id: JobId
     generation: Generation
     step: Step
-    path: Annotated[str, Field(min_length=1, max_length=4_096)]
+    path: FilePath
     finished_utc: Utc
     size_bytes: Count | None = None
     seconds: Seconds | None = None
@@ -221,7 +215,7 @@ class SyncReport(Message):
     protocol_version: int = PROTOCOL_VERSION
     agent_version: ShortText
     agent_incarnation: UUID
-    report_seq: int = Field(ge=1)
+    report_seq: Revision
     issued_utc: Utc
     node: NodeInfo
     notices: tuple[NoticeFact, ...] = Field(default=(), max_length=NOTICES_PER_REPORT_MAX)
@@ -252,7 +246,7 @@ class SourceCheckpoint(Message):
     """The generation starts from a checkpoint that is complete on storage every member can read."""
 
     kind: Literal["checkpoint"] = "checkpoint"
-    path: Annotated[str, Field(min_length=1, max_length=4_096)]
+    path: FilePath
     step: Step
 
 
@@ -280,7 +274,7 @@ class LayoutForCount(Message):
     """The layout the planner takes at one number of nodes."""
 
     nodes: int = Field(ge=1, le=NODES_MAX)
-    layout: Layout | None = Field(description="Null: nothing feasible with this many nodes.")
+    layout: ParallelLayout | None = Field(description="Null: nothing feasible with this many nodes.")
     reason: Text
 
 
@@ -350,7 +344,7 @@ class SyncOrders(Message):
     orders_seq: Count
     issued_utc: Utc
     accepted_incarnation: UUID
-    accepted_report_seq: int = Field(ge=0, description="Everything up to this report of this incarnation is stored.")
+    accepted_report_seq: Count = Field(description="Everything up to this report of this incarnation is stored.")
     jobs: tuple[JobOrder, ...] = Field(default=(), max_length=1_000)
     refusals: tuple[Refusal, ...] = Field(default=(), max_length=1_024)
     release: NodeRelease | None = None

@@ -4,37 +4,32 @@ The agent writes it; `agent.worker.rank_process:run` gets it as a JSON object. T
 `hello` to whoever connects, and takes one agent at a time: the newest connection is the agent.
 """
 
-from typing import Annotated
-from uuid import UUID
-
 from pydantic import Field
 
 from agent.protocol.jobfile import JobFile
-from agent.protocol.sync import GenerationSource
-from agent.protocol.values import Generation, JobId, Message, NodeId, Rank, Roster, ShortText, StoreAddress, Utc
-
-FilePath = Annotated[str, Field(min_length=1, max_length=4_096)]
+from agent.protocol.values import Message
+from liver_core.handoff import Order
+from liver_core.layout import Member
+from liver_core.layout.limits import FilePath, NodeId, ShortText, Slot
 
 
 class RankSpec(Message):
-    """One rank process.
+    """One rank process, and the order that makes its first world.
 
-    `source` says how its first world comes to be. `init` and `checkpoint`: the rank builds `roster` at once, meets the
-    others at `store` under the name `handoff_id` and permits itself; no `prepare` comes. `handoff`: it waits on
-    the socket for the `prepare` of `handoff_id`, whose target is `roster`.
+    An order without a source is a start: the rank builds the target at once, loads the order's checkpoint where it
+    names one, and permits itself; no `prepare` comes. Otherwise it waits on the socket for the `prepare` of that
+    handoff. It gives up and exits after the order's deadline.
     """
 
-    job_id: JobId
     node_id: NodeId
-    slot: int = Field(ge=0, lt=1_024)
-    generation: Generation
-    rank: Rank
-    roster: Roster
-    source: GenerationSource
-    handoff_id: UUID = Field(description="The handoff that makes the first world; for a start the id of its origin.")
-    deadline_utc: Utc = Field(description="When the first world must stand; the rank gives up and exits after it.")
-    store: StoreAddress
+    slot: Slot
+    order: Order
     spec: JobFile
     private_address: ShortText = Field(description="The address this node's ranks bind to.")
     socket_path: FilePath
     run_dir: FilePath = Field(description="A directory of this process alone, for what it must write.")
+
+    @property
+    def rank(self) -> int:
+        """In the first world."""
+        return self.order.rank_of(Member(self.node_id, self.slot))

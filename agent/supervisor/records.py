@@ -1,11 +1,11 @@
 """What the supervisor knows of one slot's process and of one store child, and its form in the journal. Pure."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from agent.protocol.values import RankStage, Reason, StoreAddress
 from agent.supervisor.process import ProcessIdentity
 from agent.supervisor.watchdog import RankPulse
+from liver_core.handoff import RankStage, Reason, StoreAddress
+from liver_core.layout.limits import STRICT, FilePath, Generation, Rank, ShortText
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -29,33 +29,14 @@ class SlotKey:
 class RankRecord:
     """The journal's record of a rank process: enough for the next agent to find exactly this process."""
 
+    __pydantic_config__ = STRICT
+
     process: ProcessIdentity
-    socket_path: str
-    log_path: str
-    generation: int
-    rank: int
-    origin: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **self.process.to_json(),
-            "socket_path": self.socket_path,
-            "log_path": self.log_path,
-            "generation": self.generation,
-            "rank": self.rank,
-            "origin": self.origin,
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "RankRecord":
-        return cls(
-            process=ProcessIdentity.from_json(data),
-            socket_path=data["socket_path"],
-            log_path=data["log_path"],
-            generation=data["generation"],
-            rank=data["rank"],
-            origin=data["origin"],
-        )
+    socket_path: FilePath
+    log_path: FilePath
+    generation: Generation
+    rank: Rank
+    origin: ShortText
 
 
 @dataclass(slots=True)
@@ -78,25 +59,11 @@ class RankState:
 class StoreRecord:
     """The journal's record of a store child."""
 
+    __pydantic_config__ = STRICT
+
     process: ProcessIdentity
-    socket_path: str
+    socket_path: FilePath
     address: StoreAddress
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **self.process.to_json(),
-            "socket_path": self.socket_path,
-            "host": self.address.host,
-            "port": self.address.port,
-        }
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> "StoreRecord":
-        return cls(
-            process=ProcessIdentity.from_json(data),
-            socket_path=data["socket_path"],
-            address=StoreAddress(host=data["host"], port=data["port"]),
-        )
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -9,12 +9,13 @@ import signal
 from collections.abc import Callable
 
 from agent.journal import Journal, Table
-from agent.protocol.values import StoreAddress
 from agent.supervisor.process import ProcessIdentity, is_alive, send_signal
 from agent.supervisor.records import StoreKey, StoreRecord
 from agent.supervisor.supervisor import Supervisor, wait_process_end
 from agent.supervisor.zygote_client import ForkRequest
 from agent.supervisor.zygote_host import ZygoteHost
+from liver_core.handoff import StoreAddress
+from liver_core.layout import from_json, to_json
 
 STORE_ENTRY = "agent.supervisor.store_child:run"
 READY_S = 20.0
@@ -53,7 +54,7 @@ class Stores:
     def adopt(self) -> None:
         """Watch the stores in the journal."""
         for text, data in self._journal.items(Table.STORE):
-            self._watch(StoreKey.parse(text), StoreRecord.from_json(data))
+            self._watch(StoreKey.parse(text), from_json(StoreRecord, data))
 
     def address(self, key: StoreKey) -> StoreAddress | None:
         """Where the store of this generation listens; None if this node does not host it."""
@@ -85,7 +86,7 @@ class Stores:
             )
             address = await _ask_address(socket_path, process)
             record = StoreRecord(process, socket_path, address)
-            await asyncio.to_thread(self._journal.put, Table.STORE, str(key), record.to_json())
+            await asyncio.to_thread(self._journal.put, Table.STORE, str(key), to_json(record))
             self._watch(key, record)
             return address
 

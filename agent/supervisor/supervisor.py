@@ -15,7 +15,7 @@ from pathlib import Path
 
 from agent.journal import Journal, Table
 from agent.protocol.rank import Failed, Finished, Hello, RankEvent, StageReport, StepReport, Stop
-from agent.protocol.values import Message, RankStage, Reason
+from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import ProcessIdentity, open_pidfd, send_signal
 from agent.supervisor.rank_link import RankLink
@@ -23,6 +23,9 @@ from agent.supervisor.records import RankRecord, RankState, SlotKey
 from agent.supervisor.watchdog import RankPulse
 from agent.supervisor.zygote_client import Exited, ForkRequest
 from agent.supervisor.zygote_host import ZygoteHost
+from liver_core.handoff import RankStage, Reason
+from liver_core.layout import from_json, to_json
+from liver_core.layout.limits import fitting
 
 EXIT_CODE_WAIT_S = 0.5
 TERMINATE_S = 5.0
@@ -75,7 +78,7 @@ class Supervisor:
     def adopt(self) -> None:
         """Watch the ranks in the journal. One that has ended since is reported by `on_exit`."""
         for text, data in self._journal.items(Table.RANK):
-            self._watch(SlotKey.parse(text), RankRecord.from_json(data))
+            self._watch(SlotKey.parse(text), from_json(RankRecord, data))
 
     @property
     def states(self) -> Mapping[SlotKey, RankState]:
@@ -84,7 +87,7 @@ class Supervisor:
 
     async def launch(self, spec: RankSpec, origin: str) -> RankState:
         """Fork the rank, journal it, start to watch it. The slot must not have a live process."""
-        key = SlotKey(spec.job_id, spec.slot)
+        key = SlotKey(spec.order.job_id, spec.slot)
         assert key not in self._states, f"slot {key} still has a process"
         log_path = self._log_path(spec)
         in_use = {state.record.log_path for state in self._states.values()}
@@ -92,7 +95,7 @@ class Supervisor:
         await asyncio.to_thread(_drop_old_logs, log_path.parent, in_use)
         process = await self._zygote.fork(
             ForkRequest(
-                name=f"rank/{key}/{spec.generation}/{origin}",
+                name=f"rank/{key}/{spec.order.generation}/{origin}",
                 entry=self._settings.rank_entry,
                 spec=spec.model_dump(mode="json", by_alias=True),
                 log_path=str(log_path),
@@ -100,8 +103,8 @@ class Supervisor:
                 workdir=spec.spec.workdir,
             )
         )
-        record = RankRecord(process, spec.socket_path, str(log_path), spec.generation, spec.rank, origin)
-        await asyncio.to_thread(self._journal.put, Table.RANK, str(key), record.to_json())
+        record = RankRecord(process, spec.socket_path, str(log_path), spec.order.generation, spec.rank, origin)
+        await asyncio.to_thread(self._journal.put, Table.RANK, str(key), to_json(record))
         return self._watch(key, record)
 
     async def send(self, key: SlotKey, command: Message) -> bool:
@@ -115,7 +118,7 @@ class Supervisor:
         if state is None:
             return
         ended = self._ended[key]
-        if grace_s > 0 and await self.send(key, Stop(reason=reason[:2_000])) and await _happens(ended, grace_s):
+        if grace_s > 0 and await self.send(key, Stop(reason=fitting(reason))) and await _happens(ended, grace_s):
             return
         for number, wait_s in ((signal.SIGTERM, TERMINATE_S), (signal.SIGKILL, KILL_S)):
             send_signal(state.record.process, number)
@@ -148,7 +151,8 @@ class Supervisor:
         return str(self._settings.socket_dir / f"{kind}-{job}-{number}.sock")
 
     def _log_path(self, spec: RankSpec) -> Path:
-        return self._settings.run_dir / "logs" / spec.job_id / f"g{spec.generation}-r{spec.rank}-s{spec.slot}.log"
+        name = f"g{spec.order.generation}-r{spec.rank}-s{spec.slot}.log"
+        return self._settings.run_dir / "logs" / spec.order.job_id / name
 
     def _watch(self, key: SlotKey, record: RankRecord) -> RankState:
         state = RankState(record, RankPulse(time.monotonic()), record.generation, record.rank)
@@ -219,7 +223,7 @@ class Supervisor:
 
     @staticmethod
     def _take_malformed(state: RankState, reason: str) -> None:
-        state.reason = Reason(text=f"sent a message that breaks the protocol: {reason}"[:2_000], rank=state.rank)
+        state.reason = Reason(f"sent a message that breaks the protocol: {reason}", str(state.stage), state.rank)
 
 
 async def wait_process_end(process: ProcessIdentity) -> None:
@@ -253,7 +257,7 @@ def _exit_reason(state: RankState, code: int | None) -> Reason:
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     reported = f"; it reported: {state.reason.text}" if state.reason is not None else ""
     text = f"rank process (pid {state.record.process.pid}) {how} after step {state.pulse.step}{reported}"
-    return Reason(text=text[:2_000], rank=state.rank, phase=str(state.stage))
+    return Reason(text, str(state.stage), state.rank)
 
 
 def _signal_name(number: int) -> str:

@@ -6,6 +6,7 @@ Exit status: 0 finished, stopped or left; 3 aborted before it trained; 4 broken,
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 import time
@@ -13,16 +14,15 @@ import traceback
 import uuid
 from typing import Any, assert_never
 
-from agent.protocol import rank, sync, values
+from agent.protocol import rank
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import own_identity
 from agent.worker.control import ControlSocket, log
-from liver_core.handoff.messages import CutoverDeadlines, Decision, Reason, Rung, StoreAddress
-from liver_core.layout import Member, ParallelLayout, Roster
+from liver_core.handoff.messages import Decision, Order, RankStage, Reason
+from liver_core.layout import Member
 from liver_core.rank.droppable_step import DropRule
-from liver_core.rank.loop import CheckpointRule, RankLoop
+from liver_core.rank.loop import CheckpointRule, Ending, RankLoop
 from liver_core.rank.prepare.preparation import PrepareSettings
-from liver_core.rank.request import Request
 from liver_core.rank.step_boundary import StepTotals
 from liver_core.state.megatron_optimizer import UnsupportedState
 from liver_core.state.replay_check import check_replay
@@ -36,7 +36,7 @@ from liver_core.worlds.megatron import prepare_process
 _COLLECTIVE_S = 600.0
 
 _WARM_UP_AFTER_S = 1.0
-_EXIT = {"finished": 0, "stopped": 0, "left": 0, "aborted": 3, "broken": 4}
+_EXIT = {Ending.FINISHED: 0, Ending.STOPPED: 0, Ending.LEFT: 0, Ending.ABORTED: 3, Ending.BROKEN: 4}
 
 
 def run(spec: dict[str, Any]) -> int:
@@ -57,11 +57,11 @@ class Worker:
         self.spec = spec
         self.member = Member(spec.node_id, spec.slot)
         self.control = ControlSocket(spec.socket_path, self._hello, self._obey)
-        self.stage_now = values.RankStage.STARTING
-        self.generation = spec.generation
+        self.stage_now = RankStage.STARTING
+        self.generation = spec.order.generation
         self.rank = spec.rank
         self.step_now = 0
-        self.first_prepare: list[Request] = []
+        self.first_prepare: list[Order] = []
         self.warmed = False
         self.loop: RankLoop | None = None
 
@@ -93,54 +93,36 @@ class Worker:
             checkpoints=None if rule is None else CheckpointRule(rule.path, rule.every_steps, rule.keep),
             drop_rule=None if file.drop_step is None else DropRule(file.drop_step.every_micro_batches),
         )
-        first = self._first_request()
+        first = self._first_order()
         ended = self.loop.run(first)
         log(f"rank {self.rank} of generation {self.generation}: {ended.how} {ended.reason or ''}")
-        if ended.how == "finished":
+        if ended.how is Ending.FINISHED:
             self.control.say(rank.Finished(step=self.step_now))
-        elif ended.how == "broken":
+        elif ended.how is Ending.BROKEN:
             self.fail(str(ended.reason))
         time.sleep(0.2)  # The last lines are on their way to the agent; the process exit would cut them off.
         return _EXIT[ended.how]
 
     def fail(self, text: str) -> None:
         """Say that this rank cannot go on."""
-        self.stage_now = values.RankStage.FAILED
-        self.control.say(rank.Failed(reason=values.Reason(text=text[:2_000], rank=self.rank, phase="training")))
+        self.stage_now = RankStage.FAILED
+        self.control.say(rank.Failed(reason=Reason(text, "training", self.rank)))
 
-    def _first_request(self) -> Request:
-        source = self.spec.source
-        match source:
-            case sync.SourceHandoff():
-                return self._await_prepare()
-            case sync.SourceInit():
-                checkpoint = None
-            case sync.SourceCheckpoint():
-                checkpoint = source.path
-            case _:
-                assert_never(source)
-        handoff_id = str(self.spec.handoff_id)
-        request = Request(
-            job_id=self.spec.job_id,
-            handoff_id=handoff_id,
-            generation=self.spec.generation,
-            plan_revision=1,
-            source=None,
-            target=core_roster(self.spec.roster),
-            store=StoreAddress(self.spec.store.host, self.spec.store.port),
-            deadline_utc=self.spec.deadline_utc.timestamp(),
-            checkpoint=checkpoint,
-        )
+    def _first_order(self) -> Order:
+        first = self.spec.order
+        if first.source is not None:
+            return self._await_prepare()
         # Nobody trains who could be disturbed: every rank of a first world goes as soon as all of them are there.
         assert self.loop is not None
-        self.loop.mailbox.permit(handoff_id, 1)
-        return request
+        self.loop.mailbox.permit(first.handoff_id, first.plan_revision)
+        return first
 
-    def _await_prepare(self) -> Request:
-        deadline = self.spec.deadline_utc.timestamp()
+    def _await_prepare(self) -> Order:
+        deadline = self.spec.order.deadline_utc
         while not self.first_prepare:
             if time.time() > deadline:
-                raise TimeoutError(f"no prepare of handoff {self.spec.handoff_id} from the agent before its deadline")
+                handoff_id = self.spec.order.handoff_id
+                raise TimeoutError(f"no prepare of handoff {handoff_id} from the agent before its deadline")
             time.sleep(0.005)
         return self.first_prepare[0]
 
@@ -149,8 +131,8 @@ class Worker:
     def _obey(self, command: rank.RankCommand) -> None:
         loop = self.loop
         match command:
-            case rank.Prepare():
-                self._prepare(command)
+            case rank.Prepare(order=order):
+                self._prepare(order)
             case rank.Permit():
                 if loop is not None:
                     loop.permit(str(command.handoff_id), command.plan_revision)
@@ -158,12 +140,8 @@ class Worker:
                 if loop is not None:
                     loop.withdraw(str(command.handoff_id))
             case rank.Abort():
-                reason = command.reason
                 if loop is not None:
-                    loop.abort(
-                        str(command.handoff_id),
-                        Reason(reason.text, reason.phase or "abort", reason.rank, reason.tile or ""),
-                    )
+                    loop.abort(str(command.handoff_id), command.reason)
             case rank.Retire():
                 if loop is not None:
                     loop.retire(str(command.handoff_id))
@@ -179,34 +157,21 @@ class Worker:
             case _:
                 assert_never(command)
 
-    def _prepare(self, command: rank.Prepare) -> None:
-        request = Request(
-            job_id=self.spec.job_id,
-            handoff_id=str(command.handoff_id),
-            generation=command.generation,
-            plan_revision=command.plan_revision,
-            source=core_roster(command.source),
-            target=core_roster(command.target),
-            store=StoreAddress(command.store.host, command.store.port),
-            deadline_utc=command.deadline_utc.timestamp() if command.deadline_utc is not None else time.time() + 600.0,
-            cutover=CutoverDeadlines(**command.cutover.model_dump()),
-            rung=Rung(command.rung),
-            target_revision=command.target_revision,
-        )
+    def _prepare(self, order: Order) -> None:
         if self.loop is None or self.loop.active is None:
-            self.rank = request.rank_of(self.member)
+            self.rank = order.rank_of(self.member)
         if self.loop is None or not self.first_prepare:
-            self.first_prepare[:] = [request]
+            self.first_prepare[:] = [order]
         if self.loop is not None:
-            self.loop.prepare(request)
+            self.loop.prepare(order)
 
     # What the loop says (liver_core.rank.loop.Listener).
 
     def stage(
-        self, request: Request, stage: str, *, reason: Reason | None, measures: dict[str, float], certificate: str
+        self, request: Order, stage: RankStage, *, reason: Reason | None, measures: dict[str, float], certificate: str
     ) -> None:
-        self.stage_now = values.RankStage(stage)
-        if stage == "active":
+        self.stage_now = stage
+        if stage is RankStage.ACTIVE:
             self._warm_up_once()
             self.generation = request.generation
             self.rank = request.target.members.index(self.member)
@@ -220,8 +185,8 @@ class Worker:
                 rank=request.rank_of(self.member),
                 stage=self.stage_now,
                 plan_revision=request.plan_revision,
-                reason=None if reason is None else wire_reason(reason),
-                measures={name: float(value) for name, value in measures.items()},
+                reason=reason,
+                measures={name: float(value) for name, value in measures.items() if math.isfinite(value)},
                 certificate=certificate or None,
                 decision=self._decision(request),
             )
@@ -254,7 +219,7 @@ class Worker:
                 generation=generation,
                 step=progress.step,
                 seconds=seconds,
-                loss=totals.loss,
+                loss=totals.loss if math.isfinite(totals.loss) else None,
                 consumed_samples=progress.cursor.consumed,
                 sample_digest=f"{progress.digest:016x}",
                 tokens=totals.tokens,
@@ -268,36 +233,22 @@ class Worker:
     def checkpoint_failed(self, path: str, text: str) -> None:
         log(f"checkpoint {path} failed: {text}")
 
-    def _decision(self, request: Request) -> values.HandoffDecision | None:
-        """What the decision record of this handoff said, None until this rank has read it."""
+    def _decision(self, request: Order) -> Decision:
+        """What the decision record of this handoff said, UNDECIDED until this rank has read it."""
         handoff_id, decision = ("", Decision.UNDECIDED) if self.loop is None else self.loop.decided
-        read = handoff_id == request.handoff_id and decision is not Decision.UNDECIDED
-        return values.HandoffDecision(str(decision)) if read else None
+        return decision if handoff_id == request.handoff_id else Decision.UNDECIDED
 
     def _hello(self) -> rank.Hello:
         identity = own_identity()
         handoff_id = None if self.loop is None else self.loop.handoff_id
         idle = self.loop is not None and self.loop.active is not None and handoff_id is None
         return rank.Hello(
-            job_id=self.spec.job_id,
+            job_id=self.spec.order.job_id,
             generation=self.generation,
             rank=self.rank,
             pid=identity.pid,
             start_time=identity.start_time,
-            stage=values.RankStage.TRAINING if idle else self.stage_now,
+            stage=RankStage.TRAINING if idle else self.stage_now,
             step=self.step_now,
             handoff_id=None if handoff_id is None else uuid.UUID(handoff_id),
         )
-
-
-def core_roster(roster: values.Roster) -> Roster:
-    """The wire form as liver_core's."""
-    members = tuple(Member(member.node_id, member.slot) for member in roster.members)
-    return Roster(roster.job_id, roster.generation, ParallelLayout(**roster.layout.model_dump()), members)
-
-
-def wire_reason(reason: Reason) -> values.Reason:
-    """liver_core's reason as the wire form."""
-    return values.Reason(
-        text=reason.text[:2_000], rank=reason.rank, phase=reason.phase[:200], tile=reason.tile[:200] or None
-    )

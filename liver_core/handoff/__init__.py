@@ -5,7 +5,6 @@ process hosts which machine. Events and effects that share a name live in the mo
 """
 
 from liver_core.handoff.cutover import Cutover
-from liver_core.handoff.fields import MessageError
 from liver_core.handoff.ladder import LadderInputs, RungChoice, choose_rung
 from liver_core.handoff.messages import (
     PROTOCOL_VERSION,
@@ -14,19 +13,23 @@ from liver_core.handoff.messages import (
     HandoffId,
     Order,
     Phase,
+    PreparePhase,
     Promise,
+    RankStage,
     Reason,
     Report,
     Rung,
     Stage,
     StoreAddress,
     WorldStage,
+    start_order,
 )
 from liver_core.handoff.participant import Participant
 from liver_core.handoff.participant_events import ParticipantRecord
 from liver_core.handoff.proposer import Proposer
 from liver_core.handoff.proposer_events import Proposal, ProposerRecord
 from liver_core.handoff.ready_tag import Agreement, BoundaryPhase, agreed, boundary_pair, drop_word, pack, ready_tag
+from liver_core.layout import MessageError
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -42,10 +45,12 @@ __all__ = [
     "Participant",
     "ParticipantRecord",
     "Phase",
+    "PreparePhase",
     "Promise",
     "Proposal",
     "Proposer",
     "ProposerRecord",
+    "RankStage",
     "Reason",
     "Report",
     "Rung",
@@ -59,4 +64,5 @@ __all__ = [
     "drop_word",
     "pack",
     "ready_tag",
+    "start_order",
 ]

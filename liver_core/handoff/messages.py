@@ -6,15 +6,52 @@ Either may be lost, repeated, delayed and reordered; nothing is ever inferred fr
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NewType
+from typing import Annotated, Any, NewType
 
-from liver_core.handoff.fields import GENERATION_MAX, RANKS_MAX, Fields, MessageError
-from liver_core.layout import LayoutError, Member, Roster
+from liver_core.layout import Member, MessageError, Roster
+from liver_core.layout.limits import (
+    GENERATION_MAX,
+    LONG_S_MAX,
+    NAME_CHARS_MAX,
+    NO_NUL,
+    STRICT,
+    Bound,
+    Checked,
+    Count,
+    Digest,
+    Generation,
+    JobId,
+    Name,
+    Port,
+    Rank,
+    Revision,
+    ShortText,
+    Text,
+    UtcSeconds,
+    fitting,
+)
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+"""Of orders and reports, between agents, ranks and service. Raised when an old party could misread a new message."""
 
 HandoffId = NewType("HandoffId", str)
 """A UUID made by the proposer."""
+
+
+def _own_version(version: int) -> int:
+    if version != PROTOCOL_VERSION:
+        raise ValueError(f"must be {PROTOCOL_VERSION}, the sender speaks {version}")
+    return version
+
+
+HandoffName = Annotated[HandoffId, Bound(min_length=1, max_length=64), NO_NUL]
+OwnVersion = Annotated[int, Checked(_own_version)]
+AnyGeneration = Annotated[int, Bound(ge=0, le=GENERATION_MAX)]
+"""A generation, or 0 where there is none."""
+Positive = Annotated[float, Bound(gt=0.0, le=LONG_S_MAX)]
+Explained = Annotated[Text, Bound(min_length=1)]
+CheckpointPath = Annotated[str, Bound(max_length=4_096), NO_NUL]
+"""Empty where there is none."""
 
 
 class Phase(StrEnum):
@@ -42,6 +79,51 @@ class Stage(StrEnum):
     LEFT = "left"  # a leaver that has read GO: it holds nothing that anybody needs
     ABORTED = "aborted"
     BROKEN = "broken"
+
+
+class RankStage(StrEnum):
+    """What a rank process reports of itself."""
+
+    STARTING = "starting"
+    TRAINING = "training"  # steps in its world and has no part in any handoff
+    PREPARING = "preparing"
+    STREAMING = "streaming"  # live rung: built and connected; the state streams in and is not certified yet
+    PREPARED = "prepared"  # built and connected, and certified where it streamed; no ready tag is set
+    READY = "ready"  # the ready tag is set
+    CUTTING_OVER = "cutting_over"  # the boundary was agreed: from here only the decision record rules
+    ACTIVE = "active"  # GO, and the first step in the target world is done
+    LEFT = "left"  # GO, and this rank has no part in the target world
+    ABORTED = "aborted"  # whatever was prepared is gone; the source world trains on
+    BROKEN = "broken"  # cannot go on in any world; only the checkpoint rung is left
+    FINISHED = "finished"
+    FAILED = "failed"
+
+    @property
+    def is_of_handoff(self) -> bool:
+        """Whether it says how far a handoff is; the others are about the world that the rank steps in."""
+        return self not in (RankStage.STARTING, RankStage.TRAINING, RankStage.FINISHED, RankStage.FAILED)
+
+
+class PreparePhase(StrEnum):
+    """What a rank does between an order and `prepared`. Its reasons name the phase, and agents learn from that."""
+
+    CONNECT = "connect"
+    OFFER_STATE = "offer_state"
+    GET_THE_MANIFEST = "get_the_manifest"
+    ESTIMATE_MEMORY = "estimate_memory"  # refused here: there is no room for the next world
+    BRING_UP_GROUPS = "bring_up_groups"
+    BUILD_MODEL = "build_model"
+    AGREE_ON_THE_MANIFEST = "agree_on_the_manifest"
+    WARM_UP = "warm_up"
+    LAY_OUT_STATE = "lay_out_state"
+    OPEN_ENDPOINT = "open_endpoint"
+    PLAN = "plan"
+    CONNECT_TO_SOURCES = "connect_to_sources"
+    LOAD_STATE = "load_state"
+    STREAM = "stream"
+    REPLAY = "replay"  # refused here: steps of this optimizer cannot be replayed
+    PLAN_THE_RESCUE = "plan_the_rescue"  # refused here: there is no room for what leavers hold
+    CONNECT_TO_LEAVERS = "connect_to_leavers"
 
 
 class Decision(StrEnum):
@@ -76,29 +158,25 @@ class Rung(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why: which rank, in which phase, at which tile, and a sentence. `rank` is None when no one is to blame."""
+    """Why: which rank, in which phase, at which tile, and a sentence. `rank` is None when no one is to blame.
 
-    text: str
-    phase: str
-    rank: int | None = None
-    tile: str = ""
+    A reason always fits its bounds: it often quotes an error, and one that is refused for its length explains nothing.
+    """
+
+    text: Explained
+    phase: Name
+    rank: Rank | None = None
+    tile: ShortText = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", fitting(self.text) or "no reason given")
+        object.__setattr__(self, "phase", fitting(self.phase, NAME_CHARS_MAX) or "unknown")
+        object.__setattr__(self, "tile", fitting(self.tile, NAME_CHARS_MAX))
 
     def __str__(self) -> str:
-        where = f"rank {self.rank}, {self.phase}" if self.rank is not None else self.phase
+        phase = self.phase.replace("_", " ")
+        where = f"rank {self.rank}, {phase}" if self.rank is not None else phase
         return f"{where}{f', tile {self.tile}' if self.tile else ''}: {self.text}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"rank": self.rank, "phase": self.phase, "tile": self.tile, "text": self.text}
-
-    @classmethod
-    def from_json(cls, data: object, path: str = "reason") -> "Reason":
-        fields = Fields(data, path)
-        rank = None if fields.value("rank") is None else fields.integer("rank", most=RANKS_MAX - 1)
-        reason = cls(
-            text=fields.text("text"), phase=fields.text("phase"), rank=rank, tile=fields.text("tile", empty=True)
-        )
-        fields.finish()
-        return reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +184,8 @@ class StoreAddress:
     """Where the store of the target generation listens. A store that died is never started again for its generation:
     an empty record in the place of a decided one would allow a second decision."""
 
-    host: str
-    port: int
-
-    def to_json(self) -> dict[str, Any]:
-        return {"host": self.host, "port": self.port}
-
-    @classmethod
-    def from_json(cls, data: object, path: str = "store") -> "StoreAddress":
-        fields = Fields(data, path)
-        store = cls(host=fields.text("host"), port=fields.integer("port", least=1, most=65_535))
-        fields.finish()
-        return store
+    host: Name
+    port: Port
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +197,10 @@ class CutoverDeadlines:
     handoff's deadline, which is when leavers are gone: they are needed no more by then.
     """
 
-    target_s: float = 20.0
-    source_s: float = 30.0
-    store_s: float = 60.0
-    build_s: float = 120.0
+    target_s: Positive = 20.0
+    source_s: Positive = 30.0
+    store_s: Positive = 60.0
+    build_s: Positive = 120.0
 
     def over_s(self, rung: "Rung") -> float:
         """Seconds after the boundary by which every rank that lives stands in a world, or has fallen."""
@@ -145,77 +213,31 @@ class CutoverDeadlines:
 
     def __post_init__(self) -> None:
         if not self.build_s > 0:
-            raise MessageError("cutover", f"needs build_s > 0, got {self.build_s}")
+            raise MessageError("build_s", f"needs build_s > 0, got {self.build_s}")
         if not 0 < self.target_s < self.source_s < self.store_s:
             raise MessageError(
-                "cutover",
+                "target_s",
                 f"needs 0 < target_s < source_s < store_s, got {self.target_s}, {self.source_s}, {self.store_s}",
             )
-
-    def to_json(self) -> dict[str, Any]:
-        names = ("target_s", "source_s", "store_s", "build_s")
-        return {name: getattr(self, name) for name in names}
-
-    @classmethod
-    def from_json(cls, data: object, path: str = "cutover") -> "CutoverDeadlines":
-        fields = Fields(data, path)
-        names = ("target_s", "source_s", "store_s", "build_s")
-        deadlines = cls(*(fields.seconds(name) for name in names))
-        fields.finish()
-        return deadlines
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
     """What a participant has bound itself to, and the furthest phase that it has accepted."""
 
-    handoff_id: HandoffId
-    generation: int
-    plan_revision: int
+    handoff_id: HandoffName
+    generation: Generation
+    plan_revision: Revision
     phase: Phase
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "handoff_id": self.handoff_id,
-            "generation": self.generation,
-            "plan_revision": self.plan_revision,
-            "phase": str(self.phase),
-        }
-
-    @classmethod
-    def from_json(cls, data: object, path: str = "promise") -> "Promise":
-        fields = Fields(data, path)
-        promise = cls(
-            handoff_id=HandoffId(fields.text("handoff_id", chars_max=64)),
-            generation=fields.integer("generation", least=1, most=GENERATION_MAX),
-            plan_revision=fields.integer("plan_revision", least=1),
-            phase=fields.choice("phase", Phase),
-        )
-        fields.finish()
-        return promise
 
 
 @dataclass(frozen=True, slots=True)
 class WorldStage:
     """The stage of a participant's rank in one world: `rank` is its index in that generation's roster."""
 
-    generation: int
-    rank: int
+    generation: Generation
+    rank: Rank
     stage: Stage
-
-    def to_json(self) -> dict[str, Any]:
-        return {"generation": self.generation, "rank": self.rank, "stage": str(self.stage)}
-
-    @classmethod
-    def from_json(cls, data: object, path: str = "stages") -> "WorldStage":
-        fields = Fields(data, path)
-        stage = cls(
-            generation=fields.integer("generation", least=1, most=GENERATION_MAX),
-            rank=fields.integer("rank", most=RANKS_MAX - 1),
-            stage=fields.choice("stage", Stage),
-        )
-        fields.finish()
-        return stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,75 +253,101 @@ class Order:
     by itself.
     """
 
-    job_id: str
-    handoff_id: HandoffId
-    parent: int
-    generation: int
-    plan_revision: int
-    plan_digest: str
+    __pydantic_config__ = STRICT
+
+    job_id: JobId
+    handoff_id: HandoffName
+    parent: AnyGeneration
+    generation: Generation
+    plan_revision: Revision
+    plan_digest: Digest
     phase: Phase
     source: Roster | None
     target: Roster
-    target_revision: int
+    target_revision: Revision
     store: StoreAddress
-    cause: str
+    cause: Name
     rung: Rung
-    deadline_utc: float
+    deadline_utc: UtcSeconds
     cutover: CutoverDeadlines
-    proposer_id: str
-    agent_incarnation: int
-    report_seq: int
-    issued_at: float
+    proposer_id: Name
+    agent_incarnation: Count
+    report_seq: Count
+    issued_at: UtcSeconds
     reason: Reason | None = None
-    checkpoint: str = ""
-    protocol_version: int = PROTOCOL_VERSION
+    checkpoint: CheckpointPath = ""
+    protocol_version: OwnVersion = PROTOCOL_VERSION
 
     @property
     def takes_over(self) -> bool:
         """Whether the target world reads its state from a living source world."""
         return self.source is not None and self.rung is not Rung.CHECKPOINT
 
+    @property
+    def streams(self) -> bool:
+        """Whether state is to stream while the source world trains."""
+        return self.source is not None and self.rung.streams
+
+    @property
+    def rescues(self) -> bool:
+        """Whether leavers are released before the target world is built."""
+        return self.source is not None and self.rung is Rung.RESCUE
+
+    def names(self, member: Member) -> bool:
+        """Whether `member` has a part in it."""
+        return member in self.target.members or (self.source is not None and member in self.source.members)
+
+    def rank_of(self, member: Member) -> int:
+        """The rank that reasons name: of the target world where `member` has one there, else of the source, else 0."""
+        rank = self.target.rank_of(member)
+        if rank is None and self.source is not None:
+            rank = self.source.rank_of(member)
+        return rank or 0
+
     def boundary_by(self, member: Member) -> float:
         """When `member` must be past the boundary: at the deadline, but for a newcomer to a rescue."""
         newcomer = self.source is not None and member not in self.source.members
         return self.deadline_utc + (self.cutover.newcomer_s(self.rung) if newcomer else 0.0)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **_header_to_json(self),
-            "phase": str(self.phase),
-            "source": None if self.source is None else self.source.to_json(),
-            "target": self.target.to_json(),
-            "target_revision": self.target_revision,
-            "store": self.store.to_json(),
-            "cause": self.cause,
-            "rung": str(self.rung),
-            "cutover": self.cutover.to_json(),
-            "proposer_id": self.proposer_id,
-            "checkpoint": self.checkpoint,
-        }
-
     @classmethod
-    def from_json(cls, data: object) -> "Order":
-        """Raises MessageError naming field and rule."""
-        fields = Fields(data)
-        header = _header_from_json(fields, generation_least=1)
-        order = cls(
-            **header,
-            phase=fields.choice("phase", Phase),
-            source=fields.optional("source", _roster_from_json),
-            target=_roster_from_json(fields.value("target"), "target"),
-            target_revision=fields.integer("target_revision", least=1),
-            store=StoreAddress.from_json(fields.value("store")),
-            cause=fields.text("cause"),
-            rung=fields.choice("rung", Rung),
-            cutover=CutoverDeadlines.from_json(fields.value("cutover")),
-            proposer_id=fields.text("proposer_id"),
-            checkpoint=fields.text("checkpoint", empty=True),
-        )
-        fields.finish()
-        _check_order(order)
-        return order
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
+        return Checked(_check_order).__get_pydantic_core_schema__(source, handler)
+
+
+def start_order(
+    target: Roster,
+    store: StoreAddress,
+    handoff_id: str,
+    *,
+    deadline_utc: float,
+    issued_at: float,
+    proposer_id: str,
+    cause: str = "start",
+    checkpoint: str = "",
+) -> Order:
+    """The order that makes a first world: nothing is taken over, `checkpoint` is loaded where there is one."""
+    return Order(
+        job_id=target.job_id,
+        handoff_id=HandoffId(handoff_id),
+        parent=0,
+        generation=target.generation,
+        plan_revision=1,
+        plan_digest="",
+        phase=Phase.PREPARE,
+        source=None,
+        target=target,
+        target_revision=1,
+        store=store,
+        cause=cause,
+        rung=Rung.CHECKPOINT,
+        deadline_utc=deadline_utc,
+        cutover=CutoverDeadlines(),
+        proposer_id=proposer_id,
+        agent_incarnation=0,
+        report_seq=0,
+        issued_at=issued_at,
+        checkpoint=checkpoint,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -311,78 +359,36 @@ class Report:
     one participant are ordered by (`agent_incarnation`, `report_seq`).
     """
 
-    job_id: str
-    handoff_id: HandoffId
-    parent: int
-    generation: int
-    plan_revision: int
-    plan_digest: str
+    __pydantic_config__ = STRICT
+
+    job_id: JobId
+    handoff_id: HandoffName
+    parent: AnyGeneration
+    generation: AnyGeneration
+    plan_revision: Count
+    plan_digest: Digest
     member: Member
     stage: Stage
-    stages: tuple[WorldStage, ...]
+    stages: Annotated[tuple[WorldStage, ...], Bound(max_length=4)]
     promise: Promise | None
-    active_generation: int
-    highest_generation: int
+    active_generation: AnyGeneration
+    highest_generation: AnyGeneration
     decision: Decision
-    deadline_utc: float
-    agent_incarnation: int
-    report_seq: int
-    issued_at: float
+    deadline_utc: UtcSeconds
+    agent_incarnation: Count
+    report_seq: Count
+    issued_at: UtcSeconds
     reason: Reason | None = None
-    protocol_version: int = PROTOCOL_VERSION
+    protocol_version: OwnVersion = PROTOCOL_VERSION
 
     @property
     def order_key(self) -> tuple[int, int]:
         """Newer reports of the same participant have a greater key."""
         return (self.agent_incarnation, self.report_seq)
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            **_header_to_json(self),
-            "member": self.member.to_json(),
-            "stage": str(self.stage),
-            "stages": [stage.to_json() for stage in self.stages],
-            "promise": None if self.promise is None else self.promise.to_json(),
-            "active_generation": self.active_generation,
-            "highest_generation": self.highest_generation,
-            "decision": str(self.decision),
-        }
 
-    @classmethod
-    def from_json(cls, data: object) -> "Report":
-        """Raises MessageError naming field and rule."""
-        fields = Fields(data)
-        header = _header_from_json(fields, generation_least=0)
-        report = cls(
-            **header,
-            member=_member_from_json(fields.value("member"), "member"),
-            stage=fields.choice("stage", Stage),
-            stages=fields.items("stages", WorldStage.from_json, most=4),
-            promise=fields.optional("promise", Promise.from_json),
-            active_generation=fields.integer("active_generation", most=GENERATION_MAX),
-            highest_generation=fields.integer("highest_generation", most=GENERATION_MAX),
-            decision=fields.choice("decision", Decision),
-        )
-        fields.finish()
-        return report
-
-
-def _roster_from_json(data: object, path: str) -> Roster:
-    try:
-        return Roster.from_json(data, path)
-    except LayoutError as error:
-        raise MessageError(error.field, error.rule) from error
-
-
-def _member_from_json(data: object, path: str) -> Member:
-    try:
-        return Member.from_json(data, path)
-    except LayoutError as error:
-        raise MessageError(error.field, error.rule) from error
-
-
-def _check_order(order: Order) -> None:
-    """What the fields of an Order must hold together."""
+def _check_order(order: Order) -> Order:
+    """What the fields of an order that was received must hold together."""
     if order.generation <= order.parent:
         raise MessageError("generation", f"must be above parent {order.parent}, is {order.generation}")
     if order.target_revision > order.plan_revision:
@@ -397,40 +403,4 @@ def _check_order(order: Order) -> None:
         raise MessageError("source.job_id", f"must be {order.job_id}, is {order.source.job_id}")
     if order.phase is Phase.ABORT and order.reason is None:
         raise MessageError("reason", "is required when phase is abort")
-
-
-def _header_to_json(message: Order | Report) -> dict[str, Any]:
-    return {
-        "protocol_version": message.protocol_version,
-        "agent_incarnation": message.agent_incarnation,
-        "report_seq": message.report_seq,
-        "job_id": message.job_id,
-        "handoff_id": message.handoff_id,
-        "parent": message.parent,
-        "generation": message.generation,
-        "plan_revision": message.plan_revision,
-        "plan_digest": message.plan_digest,
-        "reason": None if message.reason is None else message.reason.to_json(),
-        "deadline_utc": message.deadline_utc,
-        "issued_at": message.issued_at,
-    }
-
-
-def _header_from_json(fields: Fields, *, generation_least: int) -> dict[str, Any]:
-    version = fields.integer("protocol_version")
-    if version != PROTOCOL_VERSION:
-        raise MessageError("protocol_version", f"must be {PROTOCOL_VERSION}, the sender speaks {version}")
-    return {
-        "protocol_version": version,
-        "agent_incarnation": fields.integer("agent_incarnation"),
-        "report_seq": fields.integer("report_seq"),
-        "job_id": fields.text("job_id", chars_max=63),
-        "handoff_id": HandoffId(fields.text("handoff_id", empty=generation_least == 0, chars_max=64)),
-        "parent": fields.integer("parent", most=GENERATION_MAX),
-        "generation": fields.integer("generation", least=generation_least, most=GENERATION_MAX),
-        "plan_revision": fields.integer("plan_revision", least=generation_least),
-        "plan_digest": fields.text("plan_digest", empty=True, chars_max=128),
-        "reason": fields.optional("reason", Reason.from_json),
-        "deadline_utc": fields.seconds("deadline_utc"),
-        "issued_at": fields.seconds("issued_at"),
-    }
+    return order

@@ -214,8 +214,7 @@ class Participant:
     def _retire(self, now: float) -> Effects:
         promise = self.record.promise
         assert promise is not None
-        self.state = ParticipantState.IDLE
-        order = self.record.order
+        self.state, order = ParticipantState.IDLE, self.record.order
         self._end_record(Stage.ACTIVE, self.record.reason)
         return (
             Persist(self.record),
@@ -257,6 +256,8 @@ class Participant:
             case RankStage.BROKEN:
                 reason = event.reason or self._because("cutover", "the rank cannot continue in any world")
                 return self._lose_rank(Stage.BROKEN, reason, now, decision=event.decision)
+            case RankStage.STARTING | RankStage.FINISHED | RankStage.FAILED:
+                return ()  # Of its world; what follows for the handoff comes as RankDied.
             case _:
                 assert_never(event.stage)
 
@@ -437,8 +438,7 @@ class Participant:
 
     def _end(self, stage: Stage, reason: Reason, now: float, *, decision: Decision = Decision.UNDECIDED) -> Effects:
         """The handoff is over here. The world in which the rank trains stays as it is."""
-        order = self.record.order
-        self.state = ParticipantState.IDLE
+        self.state, order = ParticipantState.IDLE, self.record.order
         self.record = replace(self.record, decision=decision)
         self._end_record(stage, reason)
         return (Persist(self.record), self._report_of(order, stage, reason, decision, now))

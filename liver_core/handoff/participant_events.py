@@ -5,24 +5,22 @@ Pure. Effects are executed in order; `Persist` is confirmed on disk before any e
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
-from liver_core.handoff.messages import Decision, HandoffId, Order, Promise, Reason, Report, Stage
+from liver_core.handoff.messages import (
+    AnyGeneration,
+    Decision,
+    HandoffId,
+    HandoffName,
+    Order,
+    Promise,
+    RankStage,
+    Reason,
+    Report,
+    Stage,
+)
 from liver_core.layout import Roster
-
-
-class RankStage(StrEnum):
-    """What a rank process says about itself."""
-
-    TRAINING = "training"  # steps in its world and holds nothing of any handoff
-    PREPARING = "preparing"
-    STREAMING = "streaming"  # live rung: built and connected; the state streams in and is not certified yet
-    PREPARED = "prepared"  # built and connected, and certified where it streamed; no ready tag is set
-    READY = "ready"  # the ready tag is set
-    CUTTING_OVER = "cutting_over"  # the boundary was agreed: from here only the decision record rules
-    ACTIVE = "active"  # GO, and the first step in the target world is done
-    LEFT = "left"  # GO, and this rank has no part in the target world
-    ABORTED = "aborted"  # whatever was prepared is gone; the source world trains on
-    BROKEN = "broken"  # cannot go on in any world; only the checkpoint rung is left
+from liver_core.layout.limits import STRICT, Bound, Count
 
 
 class ParticipantState(StrEnum):
@@ -115,9 +113,9 @@ ENDED_MAX = 8
 class EndedHandoff:
     """How a handoff ended here; kept so that a late order gets the true answer."""
 
-    handoff_id: HandoffId
-    generation: int
-    plan_revision: int
+    handoff_id: HandoffName
+    generation: AnyGeneration
+    plan_revision: Count
     stage: Stage
     decision: Decision
     reason: Reason | None
@@ -131,13 +129,15 @@ class ParticipantRecord:
     it stand until the handoff has ended here; `decision` and `reason` belong to it. At most ENDED_MAX `ended` are kept.
     """
 
+    __pydantic_config__ = STRICT
+
     active: Roster | None = None
-    highest_generation: int = 0
+    highest_generation: AnyGeneration = 0
     promise: Promise | None = None
     order: Order | None = None
     decision: Decision = Decision.UNDECIDED
     reason: Reason | None = None
-    ended: tuple[EndedHandoff, ...] = ()
+    ended: Annotated[tuple[EndedHandoff, ...], Bound(max_length=ENDED_MAX)] = ()
 
 
 @dataclass(frozen=True, slots=True)

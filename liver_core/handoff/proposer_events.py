@@ -4,11 +4,15 @@ Pure. Effects are executed in order; `PersistProposal` is confirmed on disk befo
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from liver_core.handoff.messages import (
+    AnyGeneration,
+    CheckpointPath,
     CutoverDeadlines,
     Decision,
     HandoffId,
+    HandoffName,
     Order,
     Phase,
     Reason,
@@ -17,7 +21,8 @@ from liver_core.handoff.messages import (
     Stage,
     StoreAddress,
 )
-from liver_core.layout import Member, ParallelLayout, Roster
+from liver_core.layout import Member, Members, ParallelLayout, Roster
+from liver_core.layout.limits import STRICT, Bound, Count, Digest, JobId, Name, UtcSeconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +35,19 @@ class Proposal:
     listens already. `deadline_utc` is the last moment for the agreed boundary.
     """
 
-    handoff_id: HandoffId
-    job_id: str
-    parent: int
+    handoff_id: HandoffName
+    job_id: JobId
+    parent: AnyGeneration
     source: Roster | None
     layout: ParallelLayout
-    members: tuple[Member, ...]
-    plan_digest: str
+    members: Members
+    plan_digest: Digest
     store: StoreAddress
-    cause: str
+    cause: Name
     rung: Rung
-    deadline_utc: float
+    deadline_utc: UtcSeconds
     cutover: CutoverDeadlines
-    checkpoint: str = ""
+    checkpoint: CheckpointPath = ""
 
 
 # Events.
@@ -111,15 +116,17 @@ class ProposerRecord:
     `ended` are kept.
     """
 
-    highest_generation: int = 0
+    __pydantic_config__ = STRICT
+
+    highest_generation: AnyGeneration = 0
     proposal: Proposal | None = None
-    generation: int = 0
-    plan_revision: int = 0
-    target_revision: int = 0
+    generation: AnyGeneration = 0
+    plan_revision: Count = 0
+    target_revision: Count = 0
     pending: Proposal | None = None
     phase: Phase = Phase.PREPARE
     reason: Reason | None = None
-    ended: tuple["HandoffEnded", ...] = ()
+    ended: Annotated[tuple["HandoffEnded", ...], Bound(max_length=ENDED_MAX)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +148,8 @@ class SendOrder:
 class HandoffEnded:
     """The handoff is over: `active`, `aborted`, or `broken` (only the checkpoint rung is left), and why."""
 
-    handoff_id: HandoffId
-    generation: int
+    handoff_id: HandoffName
+    generation: AnyGeneration
     stage: Stage
     decision: Decision
     reason: Reason

@@ -1,10 +1,12 @@
 """Where every element of a job's state lives: parallel layouts, rosters, the manifest, ZeRO-1 shards and boxes.
 
-Pure: standard library only. Checked in tests against Megatron-Core's own rank order and optimizer buffers.
+Pure: the standard library, and pydantic in the codec. Checked in tests against Megatron-Core's own rank order and
+optimizer buffers.
 """
 
 from liver_core.layout.boxes import Box, flat_range_to_boxes
 from liver_core.layout.canonical import canonical_json, digest_of
+from liver_core.layout.codec import MessageError, decode, from_json, to_json
 from liver_core.layout.errors import LayoutError
 from liver_core.layout.fit import check_fits
 from liver_core.layout.local import LocalParameter, local_parameters, stage_parameters
@@ -12,7 +14,7 @@ from liver_core.layout.manifest import BucketRule, Manifest, ParameterSpec, Plac
 from liver_core.layout.pairs import paired_parameters
 from liver_core.layout.parallel import Coordinates, ParallelLayout
 from liver_core.layout.resident import ResidentBox, local_to_global_boxes, resident_boxes
-from liver_core.layout.roster import Member, Roster
+from liver_core.layout.roster import Member, Members, Roster, check_members
 from liver_core.layout.shards import BucketShard, ParameterShard, RankShards, region_numel, shard_ranges
 
 __all__ = [
@@ -24,6 +26,8 @@ __all__ = [
     "LocalParameter",
     "Manifest",
     "Member",
+    "Members",
+    "MessageError",
     "ParallelLayout",
     "ParameterShard",
     "ParameterSpec",
@@ -34,8 +38,11 @@ __all__ = [
     "StateKind",
     "canonical_json",
     "check_fits",
+    "check_members",
+    "decode",
     "digest_of",
     "flat_range_to_boxes",
+    "from_json",
     "local_parameters",
     "local_to_global_boxes",
     "paired_parameters",
@@ -43,4 +50,5 @@ __all__ = [
     "resident_boxes",
     "shard_ranges",
     "stage_parameters",
+    "to_json",
 ]

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
-from liver_core.layout.canonical import JsonReader
 from liver_core.layout.errors import LayoutError
 
 
@@ -50,18 +48,6 @@ class Box:
 
     def __str__(self) -> str:
         return "[" + ", ".join(f"{low}:{high}" for low, high in zip(self.start, self.stop, strict=True)) + "]"
-
-    def to_json(self) -> dict[str, Any]:
-        """Start and stop as lists."""
-        return {"start": list(self.start), "stop": list(self.stop)}
-
-    @classmethod
-    def from_json(cls, data: object, path: str = "box") -> "Box":
-        """The inverse of `to_json`."""
-        reader = JsonReader(data, path)
-        box = cls(reader.integers("start"), reader.integers("stop"))
-        reader.finish()
-        return box
 
 
 def flat_range_to_boxes(shape: tuple[int, ...], start: int, stop: int) -> tuple[Box, ...]:

@@ -6,17 +6,20 @@ layer has its own entry under its global number. State kinds (masters, moments, 
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Annotated, Any
 
-from liver_core.layout.canonical import JsonReader, digest_of
+from liver_core.layout.canonical import digest_of
+from liver_core.layout.codec import to_json
 from liver_core.layout.errors import LayoutError
+from liver_core.layout.limits import COUNT_MAX, STRICT, Bound, Count, Name, ShortText
 
 DIMS_MAX = 8
 PARAMETERS_MAX = 1_000_000
+KINDS_MAX = 64
 
 
 class Place(StrEnum):
@@ -47,16 +50,18 @@ class ParameterSpec:
     unit: a TP part must be a multiple of this many indices of tp_dim (a query group of packed attention weights).
     """
 
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    tp_dim: int | None
-    blocks: int
-    place: str
-    layer: int
-    order: int
-    tied_to: str = ""
-    unit: int = 1
+    __pydantic_config__ = STRICT
+
+    name: Name
+    shape: Annotated[tuple[Count, ...], Bound(max_length=DIMS_MAX)]
+    dtype: Name
+    tp_dim: Count | None
+    blocks: Count
+    place: Name
+    layer: Annotated[int, Bound(ge=-1, le=COUNT_MAX)]
+    order: Count
+    tied_to: ShortText = ""
+    unit: Count = 1
 
     def __post_init__(self) -> None:
         def need(holds: bool, what: str, rule: str) -> None:
@@ -99,55 +104,20 @@ class ParameterSpec:
             return self.shape
         return tuple(size // tp if dim == self.tp_dim else size for dim, size in enumerate(self.shape))
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"shape": list(self.shape)}
-
-    @classmethod
-    def from_json(cls, data: object, path: str = "parameter") -> "ParameterSpec":
-        """The inverse of `to_json`."""
-        reader = JsonReader(data, path)
-        spec = cls(
-            name=reader.text("name"),
-            shape=reader.integers("shape"),
-            dtype=reader.text("dtype"),
-            tp_dim=reader.optional_integer("tp_dim"),
-            blocks=reader.integer("blocks"),
-            place=reader.text("place"),
-            layer=reader.integer("layer"),
-            order=reader.integer("order"),
-            tied_to=reader.text("tied_to", ""),
-            unit=reader.integer("unit", 1),
-        )
-        reader.finish()
-        return spec
-
 
 @dataclass(frozen=True, slots=True)
 class StateKind:
     """One kind of state that every element has ("master", "exp_avg", "grad", ...): one region per kind and rank."""
 
-    name: str
-    dtype: str
-    bytes_per_element: int
+    name: Name
+    dtype: Name
+    bytes_per_element: Count
 
     def __post_init__(self) -> None:
         if not self.name:
             raise LayoutError("kind.name", "must not be empty")
         if self.bytes_per_element < 1:
             raise LayoutError(f"kind {self.name}.bytes_per_element", f"must be positive, is {self.bytes_per_element}")
-
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: object, path: str = "kind") -> "StateKind":
-        """The inverse of `to_json`."""
-        reader = JsonReader(data, path)
-        kind = cls(reader.text("name"), reader.text("dtype"), reader.integer("bytes_per_element"))
-        reader.finish()
-        return kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +133,10 @@ class BucketRule:
     high_bandwidth_padding: `pad_buckets_for_high_nccl_busbw`, the end is also a multiple of 2**16.
     """
 
-    align_elements: int = 64
-    end_multiple: int = 128
-    elements_max: int | None = None
-    elements_max_per_dp: int = 0
+    align_elements: Count = 64
+    end_multiple: Count = 128
+    elements_max: Count | None = None
+    elements_max_per_dp: Count = 0
     high_bandwidth_padding: bool = False
 
     def __post_init__(self) -> None:
@@ -188,24 +158,6 @@ class BucketRule:
         """The limit of a bucket in a layout of that DP size, None for no limit."""
         return None if self.elements_max is None else max(self.elements_max, self.elements_max_per_dp * dp)
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: object, path: str = "bucket_rule") -> "BucketRule":
-        """The inverse of `to_json`."""
-        reader = JsonReader(data, path)
-        rule = cls(
-            align_elements=reader.integer("align_elements"),
-            end_multiple=reader.integer("end_multiple"),
-            elements_max=reader.optional_integer("elements_max"),
-            elements_max_per_dp=reader.integer("elements_max_per_dp", 0),
-            high_bandwidth_padding=reader.boolean("high_bandwidth_padding", default=False),
-        )
-        reader.finish()
-        return rule
-
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
@@ -216,9 +168,11 @@ class Manifest:
     need one region per buffer.
     """
 
-    parameters: tuple[ParameterSpec, ...]
-    num_layers: int
-    kinds: tuple[StateKind, ...]
+    __pydantic_config__ = STRICT
+
+    parameters: Annotated[tuple[ParameterSpec, ...], Bound(max_length=PARAMETERS_MAX)]
+    num_layers: Count
+    kinds: Annotated[tuple[StateKind, ...], Bound(max_length=KINDS_MAX)]
     bucket_rule: BucketRule = BucketRule()
     _by_name: Mapping[str, ParameterSpec] = field(init=False, repr=False, compare=False)
     _copied: frozenset[str] = field(init=False, repr=False, compare=False)
@@ -259,33 +213,11 @@ class Manifest:
         """sha256 of the canonical JSON."""
         return _digest(self)
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name, parameters in model order."""
-        return {
-            "parameters": [spec.to_json() for spec in self.parameters],
-            "num_layers": self.num_layers,
-            "kinds": [kind.to_json() for kind in self.kinds],
-            "bucket_rule": self.bucket_rule.to_json(),
-        }
-
-    @classmethod
-    def from_json(cls, data: object, path: str = "manifest") -> "Manifest":
-        """The inverse of `to_json`."""
-        reader = JsonReader(data, path)
-        manifest = cls(
-            parameters=tuple(ParameterSpec.from_json(item, where) for item, where in reader.items("parameters")),
-            num_layers=reader.integer("num_layers"),
-            kinds=tuple(StateKind.from_json(item, where) for item, where in reader.items("kinds")),
-            bucket_rule=BucketRule.from_json(reader.value("bucket_rule"), f"{path}.bucket_rule"),
-        )
-        reader.finish()
-        return manifest
-
 
 @lru_cache(maxsize=16)
 def _digest(manifest: Manifest) -> str:
     # Kept, because every handoff of a job asks for it again while the job trains.
-    return digest_of(manifest.to_json())
+    return digest_of(to_json(manifest))
 
 
 def _check_manifest(manifest: Manifest) -> None:

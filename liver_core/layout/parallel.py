@@ -5,15 +5,15 @@ fastest axis and PP the slowest, so rank = tp + TP * (cp + CP * (dp + DP * pp)).
 """
 
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from math import prod
-from typing import Any
+from typing import Annotated
 
-from liver_core.layout.canonical import JsonReader
 from liver_core.layout.errors import LayoutError
+from liver_core.layout.limits import RANKS_MAX, STRICT, Bound
 
-RANKS_MAX = 16_384
+Size = Annotated[int, Bound(ge=1, le=RANKS_MAX)]
 _ORDER = ("tp", "cp", "ep", "dp", "pp")
 
 
@@ -35,13 +35,15 @@ class ParallelLayout:
     model chunks that each pipeline stage holds.
     """
 
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1
-    cp: int = 1
-    ep: int = 1
-    etp: int = 1
-    vpp: int = 1
+    __pydantic_config__ = STRICT
+
+    tp: Size = 1
+    pp: Size = 1
+    dp: Size = 1
+    cp: Size = 1
+    ep: Size = 1
+    etp: Size = 1
+    vpp: Size = 1
 
     def __post_init__(self) -> None:
         for axis in fields(self):
@@ -106,18 +108,6 @@ class ParallelLayout:
             if axis in sizes:
                 raise LayoutError("layout", f"names {match[1].upper()} twice in {text!r}")
             sizes[axis] = int(match[2])
-        return cls(**sizes)
-
-    def to_json(self) -> dict[str, Any]:
-        """All seven sizes by name."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: object, path: str = "layout") -> "ParallelLayout":
-        """The inverse of `to_json`; axes left out are 1."""
-        reader = JsonReader(data, path)
-        sizes = {axis.name: reader.integer(axis.name, 1) for axis in fields(cls)}
-        reader.finish()
         return cls(**sizes)
 
 

@@ -1,10 +1,12 @@
 """Who holds which rank: a member is one slot of one node, a roster puts members on the ranks of a layout. Pure."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
-from liver_core.layout.canonical import JsonReader, digest_of
+from liver_core.layout.canonical import digest_of
+from liver_core.layout.codec import to_json
 from liver_core.layout.errors import LayoutError
+from liver_core.layout.limits import GENERATION_MAX, RANKS_MAX, STRICT, Bound, JobId, NodeId, Slot
 from liver_core.layout.parallel import ParallelLayout
 
 
@@ -12,8 +14,10 @@ from liver_core.layout.parallel import ParallelLayout
 class Member:
     """One rank process, by place: equal members of two rosters of one job are the same live process."""
 
-    node_id: str
-    slot: int
+    __pydantic_config__ = STRICT
+
+    node_id: NodeId
+    slot: Slot
 
     def __post_init__(self) -> None:
         if not self.node_id:
@@ -24,40 +28,27 @@ class Member:
     def __str__(self) -> str:
         return f"{self.node_id}/{self.slot}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Node id and slot."""
-        return {"node_id": self.node_id, "slot": self.slot}
 
-    @classmethod
-    def from_json(cls, data: object, path: str = "member") -> "Member":
-        """The inverse of `to_json`."""
-        reader = JsonReader(data, path)
-        member = cls(node_id=reader.text("node_id"), slot=reader.integer("slot"))
-        reader.finish()
-        return member
+Members = Annotated[tuple[Member, ...], Bound(min_length=1, max_length=RANKS_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
 class Roster:
     """The members of one world: `members[rank]` holds `rank` of `layout`. Raises LayoutError when they do not fit."""
 
-    job_id: str
-    generation: int
+    __pydantic_config__ = STRICT
+
+    job_id: JobId
+    generation: Annotated[int, Bound(ge=0, le=GENERATION_MAX)]
     layout: ParallelLayout
-    members: tuple[Member, ...]
+    members: Members
 
     def __post_init__(self) -> None:
         if not self.job_id:
             raise LayoutError("job_id", "must not be empty")
         if self.generation < 0:
             raise LayoutError("generation", f"must not be negative, is {self.generation}")
-        if len(self.members) != self.layout.world_size:
-            raise LayoutError(
-                "members", f"{self.layout} needs {self.layout.world_size} members, {len(self.members)} given"
-            )
-        if len(set(self.members)) != len(self.members):
-            twice = next(member for member in self.members if self.members.count(member) > 1)
-            raise LayoutError("members", f"{twice} holds more than one rank")
+        check_members(self.layout, self.members)
 
     def rank_of(self, member: Member) -> int | None:
         """The rank that a member holds, None when it is not in this world."""
@@ -69,26 +60,13 @@ class Roster:
 
     def digest(self) -> str:
         """sha256 over everything, the generation included."""
-        return digest_of(self.to_json())
+        return digest_of(to_json(self))
 
-    def to_json(self) -> dict[str, Any]:
-        """Job, generation, layout and members in rank order."""
-        return {
-            "job_id": self.job_id,
-            "generation": self.generation,
-            "layout": self.layout.to_json(),
-            "members": [member.to_json() for member in self.members],
-        }
 
-    @classmethod
-    def from_json(cls, data: object, path: str = "roster") -> "Roster":
-        """The inverse of `to_json`."""
-        reader = JsonReader(data, path)
-        roster = cls(
-            job_id=reader.text("job_id"),
-            generation=reader.integer("generation"),
-            layout=ParallelLayout.from_json(reader.value("layout"), f"{path}.layout"),
-            members=tuple(Member.from_json(item, where) for item, where in reader.items("members")),
-        )
-        reader.finish()
-        return roster
+def check_members(layout: ParallelLayout, members: tuple[Member, ...]) -> None:
+    """Raises LayoutError unless there is one member for each rank, and no member holds two."""
+    if len(members) != layout.world_size:
+        raise LayoutError("members", f"{layout} needs {layout.world_size} members, {len(members)} given")
+    if len(set(members)) != len(members):
+        twice = next(member for member in members if members.count(member) > 1)
+        raise LayoutError("members", f"{twice} holds more than one rank")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from liver_core.certificate import CertificatePlan
-from liver_core.handoff.messages import Rung
+from liver_core.handoff.messages import PreparePhase, Rung
 from liver_core.layout import Member, ParallelLayout, Roster, paired_parameters
+from liver_core.layout.limits import STRICT
 from liver_core.state.live_state import LiveState
 from liver_core.training.job import TrainState
 from liver_core.worlds.megatron import MegatronWorld
@@ -25,27 +25,16 @@ class ActiveWorld:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """How the state of one handoff moves; the same for all its ranks. Either LIVE, certified at `version` with
-    `certificate`, or STOP_AND_COPY because of `reason`. `phase` is "stream", or "replay" if the optimizer cannot be
+    `certificate`, or STOP_AND_COPY because of `reason`. `phase` is STREAM, or REPLAY if the optimizer cannot be
     replayed."""
+
+    __pydantic_config__ = STRICT
 
     rung: Rung
     reason: str = ""
-    phase: str = "stream"
+    phase: PreparePhase = PreparePhase.STREAM
     version: int = 0
     certificate: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"rung": str(self.rung)}
-
-    @staticmethod
-    def from_json(value: dict[str, Any]) -> Verdict:
-        return Verdict(
-            Rung(value["rung"]),
-            str(value["reason"]),
-            str(value["phase"]),
-            int(value["version"]),
-            str(value["certificate"]),
-        )
 
 
 def rank_in(roster: Roster | None, member: Member) -> int | None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from liver_core.handoff.messages import Reason
-from liver_core.rank.request import Request
+from liver_core.handoff.messages import Order, RankStage, Reason
 from liver_core.rank.step_boundary import StepTotals
 from liver_core.state.small_state import Progress
 
@@ -14,7 +13,7 @@ class Listener(Protocol):
     """Who hears what a rank does: the agent's worker, or a test. Called from several threads; must not block."""
 
     def stage(
-        self, request: Request, stage: str, *, reason: Reason | None, measures: dict[str, float], certificate: str
+        self, request: Order, stage: RankStage, *, reason: Reason | None, measures: dict[str, float], certificate: str
     ) -> None: ...
 
     def step(self, generation: int, progress: Progress, totals: StepTotals, seconds: float) -> None: ...

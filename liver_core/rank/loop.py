@@ -10,6 +10,7 @@ import logging
 import statistics
 import time
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
 from liver_core.handoff.cutover import (
@@ -22,7 +23,7 @@ from liver_core.handoff.cutover import (
     RedoBatchInSource,
     RedoBatchInTarget,
 )
-from liver_core.handoff.messages import Decision, Reason
+from liver_core.handoff.messages import Decision, Order, RankStage, Reason
 from liver_core.handoff.ready_tag import Agreement, BoundaryPhase
 from liver_core.layout import Member
 from liver_core.rank.active_world import ActiveWorld
@@ -36,7 +37,6 @@ from liver_core.rank.pending_handoff import Dropped, Upcoming
 from liver_core.rank.prepare.memory_plan import take_place
 from liver_core.rank.prepare.preparation import Preparation, PrepareSettings
 from liver_core.rank.reporter import Saying
-from liver_core.rank.request import Request
 from liver_core.rank.rescue.rescue_preparation import RescuePreparation
 from liver_core.rank.rescue.rescue_run import RescueRun
 from liver_core.rank.retire import Retiring
@@ -54,10 +54,20 @@ from liver_core.worlds.megatron import activate
 _log = logging.getLogger(__name__)
 
 
-class Ended(Exception):
-    """This rank has no more work. `how` is finished, stopped, left, aborted or broken."""
+class Ending(StrEnum):
+    """How the work of a rank process ended."""
 
-    def __init__(self, how: str, reason: Reason | None = None) -> None:
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    LEFT = "left"
+    ABORTED = "aborted"
+    BROKEN = "broken"
+
+
+class Ended(Exception):
+    """This rank has no more work."""
+
+    def __init__(self, how: Ending, reason: Reason | None = None) -> None:
         super().__init__(how)
         self.how = how
         self.reason = reason
@@ -134,8 +144,8 @@ class RankLoop:
 
     # Commands, from any thread.
 
-    def prepare(self, request: Request) -> None:
-        """Begin to build the next world, or accept a newer plan revision. Repeated or old requests change nothing."""
+    def prepare(self, request: Order) -> None:
+        """Begin to build the next world, or accept a newer plan revision. Repeated or old orders change nothing."""
         if self.active is None or request.generation > self.active.world.generation:
             self.upcoming.prepare(request)
 
@@ -161,7 +171,7 @@ class RankLoop:
 
     # The main thread.
 
-    def run(self, first: Request) -> Ended:
+    def run(self, first: Order) -> Ended:
         """Join the world of `first`, then train until there is no more work. Returns how it ended."""
         try:
             self._enter(first)
@@ -182,19 +192,19 @@ class RankLoop:
         reason = Reason(text, self._phase, rank)
         if self._phase == "switch" or self._switched:
             under_way = self.following or (self.retiring.following if self.retiring is not None else None)
-            stage = "broken"
+            stage = RankStage.BROKEN
         else:
-            under_way, stage = self.following or self.preparation, "aborted"
+            under_way, stage = self.following or self.preparation, RankStage.ABORTED
         if under_way is not None:
             self._stage(under_way.request, stage, reason=reason)
-        return Ended("broken", reason)
+        return Ended(Ending.BROKEN, reason)
 
-    def _enter(self, request: Request) -> None:
+    def _enter(self, request: Order) -> None:
         """A new process: build, wait for permission, wait for the boundary of the source world, then cut over."""
         try:
             following, version = self.upcoming.enter(request)
         except Dropped as dropped:
-            raise Ended("aborted", dropped.reason) from dropped
+            raise Ended(Ending.ABORTED, dropped.reason) from dropped
         if following.request.rescues:
             # The rescue may outlast the deadline. Report now that the boundary is past, or the agent would abort it.
             self._saying.cutting_over(following.request)
@@ -279,9 +289,9 @@ class RankLoop:
         if rule is not None and self.progress.step % rule.every_steps == 0:
             self._write_checkpoint(active, f"{rule.path}/step-{self.progress.step:09d}")
         if self.last_step is not None and self.progress.step >= self.last_step:
-            raise Ended("finished")
+            raise Ended(Ending.FINISHED)
         if agreement is not None and agreement.phase is BoundaryPhase.STOP:
-            raise Ended("stopped", Reason(self.mailbox.wishes.stop or "stop requested", "training"))
+            raise Ended(Ending.STOPPED, Reason(self.mailbox.wishes.stop or "stop requested", "training"))
 
     def _write_checkpoint(self, active: ActiveWorld, path: str) -> None:
         small = collect(self.job, active.state, active.live, self.progress)
@@ -365,10 +375,10 @@ class RankLoop:
                 self._leave(following, outcome, reason)
             case Leave(reason=reason):
                 self.upcoming.drop(reason)
-                raise Ended("aborted", reason)
+                raise Ended(Ending.ABORTED, reason)
             case FallToCheckpoint(reason=reason):
-                self._stage(following.request, "broken", reason=reason, measures=following.measures)
-                raise Ended("broken", reason)
+                self._stage(following.request, RankStage.BROKEN, reason=reason, measures=following.measures)
+                raise Ended(Ending.BROKEN, reason)
 
     def _switch(self, following: NextWorld, outcome: Outcome, redo: Reason | None) -> None:
         """GO: the next world becomes the active one. It applies the step that was handed over. With a reason `redo` it
@@ -417,7 +427,7 @@ class RankLoop:
         following.end_rescue()
         self._stage(
             following.request,
-            "active",
+            RankStage.ACTIVE,
             reason=self._redone,
             measures=following.measures,
             certificate=self._certificate,
@@ -426,9 +436,8 @@ class RankLoop:
     def _leave(self, following: NextWorld, outcome: Outcome, reason: Reason) -> None:
         """A leaver that has read GO: report it, stay readable until the new world is up, then exit. In a rescue all of
         its state has been read, so it exits at once."""
-        self._stage(
-            following.request, "left", reason=reason, measures=following.measures, certificate=outcome.certificate
-        )
+        measures, certificate = following.measures, outcome.certificate
+        self._stage(following.request, RankStage.LEFT, reason=reason, measures=measures, certificate=certificate)
         self.probe("leave")
         stays_s = 0.0 if following.request.rescues else following.request.cutover.store_s
         deadline = time.monotonic() + stays_s
@@ -438,7 +447,7 @@ class RankLoop:
                     break
                 self.mailbox.changed.wait(0.25)
         following.drop()
-        raise Ended("left", reason)
+        raise Ended(Ending.LEFT, reason)
 
     # Upkeep.
 
@@ -453,7 +462,7 @@ class RankLoop:
         if stream is not None and not stream.attached:
             stream.attach(self.progress.step, self.timings.steps, since=self._step_began)
 
-    def _preparation(self, request: Request) -> Preparation:
+    def _preparation(self, request: Order) -> Preparation:
         # Looks up the abort by handoff id, so an abort that comes before the preparation begins ends it too.
         aborts = self.mailbox.aborts
         preparation = (RescuePreparation if request.rescues else Preparation)(
@@ -463,11 +472,7 @@ class RankLoop:
             self.active,
             self.settings,
             aborted=lambda: request.handoff_id in aborts,
-            probe=lambda point: self._probe_preparation(preparation, point),
+            streaming=lambda: self.upcoming.report_stage(preparation, RankStage.STREAMING),
+            probe=self.probe,
         )
         return preparation
-
-    def _probe_preparation(self, preparation: Preparation, point: str) -> None:
-        if point == "stream" and preparation.request.streams:
-            self.upcoming.report_stage(preparation, "streaming")
-        self.probe(point)

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from liver_core.certificate import CertificatePlan
-from liver_core.handoff.messages import Reason, Rung
+from liver_core.handoff.messages import Order, Reason, Rung
 from liver_core.layout import Manifest
 from liver_core.rank.active_world import Verdict
 from liver_core.rank.memory_account import MemoryAccount
-from liver_core.rank.request import Request
 from liver_core.rank.rescue.saved_state import Rescue
 from liver_core.rank.store_exchange import Exchange
 from liver_core.rank.stream.source_stream import SourceStream
@@ -38,7 +37,7 @@ class NextWorld:
     `extra_bytes_max`: the budget of its device (None: no limit). `account`: the memory that the handoff has taken.
     """
 
-    request: Request
+    request: Order
     exchange: Exchange
     transport: Transport | None
     source_rank: int | None

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from liver_core.handoff.messages import HandoffId, Reason, Rung
+from liver_core.handoff.messages import Order, RankStage, Reason, Rung
 from liver_core.handoff.ready_tag import NOTHING_WANTED, Agreement, BoundaryPhase, agreed, drop_word, ready_tag
 from liver_core.layout import Member
 from liver_core.rank.boundary_requests import Mailbox
@@ -20,7 +20,6 @@ from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.preparation import Overtaken, Preparation, PrepareFailed, give_way
 from liver_core.rank.reporter import Saying
-from liver_core.rank.request import Request
 from liver_core.rank.store_exchange import Cancelled, ExchangeTimeout
 from liver_core.rank.stream.source_stream import SourceStream
 
@@ -53,7 +52,7 @@ class Upcoming:
         member: Member,
         mailbox: Mailbox,
         saying: Saying,
-        make: Callable[[Request], Preparation],
+        make: Callable[[Order], Preparation],
         trains: Callable[[], bool],
     ) -> None:
         self.preparation: Preparation | None = None
@@ -64,15 +63,15 @@ class Upcoming:
         self._make = make
         self._trains = trains
         self._lock = threading.Lock()
-        self._early: Request | None = None
-        self._later: Request | None = None
+        self._early: Order | None = None
+        self._later: Order | None = None
         self._cutting = False
         self._shown = False
         self._report_due = False
 
     # Orders, from any thread.
 
-    def prepare(self, request: Request) -> None:
+    def prepare(self, request: Order) -> None:
         """Begin to build, or accept a newer plan revision of the pending handoff.
 
         A repeated or older revision changes nothing. A newer one is rejected once this rank has permission for the
@@ -87,7 +86,7 @@ class Upcoming:
                 self._begin(request)
             elif current.request.handoff_id != request.handoff_id:
                 text = f"still preparing handoff {current.request.handoff_id}"
-                self._saying.stage(request, "aborted", reason=self._reason(request, "prepare", text))
+                self._saying.stage(request, RankStage.ABORTED, reason=self._reason(request, "prepare", text))
             elif request.plan_revision <= current.request.plan_revision:
                 return
             elif self._cutting or self._mailbox.permits(request.handoff_id):
@@ -108,7 +107,7 @@ class Upcoming:
                 return
             # Report "ready" before the tag is shown, so that it never comes after the report of the boundary.
             if self.following is not None and self.following.request.handoff_id == handoff_id:
-                self._saying.stage(self.following.request, "ready", measures=self.following.measures)
+                self._saying.stage(self.following.request, RankStage.READY, measures=self.following.measures)
             self._mailbox.permit(handoff_id, plan_revision)
 
     def withdraw(self, handoff_id: str) -> None:
@@ -122,7 +121,7 @@ class Upcoming:
                 # All ranks may be agreeing on the tag right now. Report after the boundary, by its outcome.
                 self._report_due = True
                 return
-            self._saying.stage(following.request, "prepared", measures=following.measures)
+            self._saying.stage(following.request, RankStage.PREPARED, measures=following.measures)
 
     # Boundaries, in the main thread.
 
@@ -159,7 +158,7 @@ class Upcoming:
             if following is None or self._cutting:
                 return following
             if report_due:
-                self._saying.stage(following.request, "prepared", measures=following.measures)
+                self._saying.stage(following.request, RankStage.PREPARED, measures=following.measures)
             if later is not None and self.preparation is not None:
                 self._amend(self.preparation, later)
             return None
@@ -210,7 +209,7 @@ class Upcoming:
 
     # A newcomer, in its main thread.
 
-    def enter(self, request: Request) -> tuple[NextWorld, int]:
+    def enter(self, request: Order) -> tuple[NextWorld, int]:
         """Build, wait for permission, then for the boundary of the source world. Returns the world and the source
         world's version at that boundary. Raises Dropped."""
         with self._lock:
@@ -271,11 +270,11 @@ class Upcoming:
 
     # Building.
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: Order) -> None:
         self.preparation = self._make(request)
         self._in_background(self.preparation, None)
 
-    def _amend(self, current: Preparation, request: Request) -> None:
+    def _amend(self, current: Preparation, request: Order) -> None:
         """With the lock: if the target is the same, keep what is built and has arrived. If not, build again."""
         if request.target_revision == current.request.target_revision:
             current.amend(request)
@@ -314,7 +313,7 @@ class Upcoming:
             preparation, before = newest, made
 
     def _build(self, preparation: Preparation) -> tuple[NextWorld | None, Exception | None]:
-        self.report_stage(preparation, "preparing")
+        self.report_stage(preparation, RankStage.PREPARING)
         try:
             return preparation.run(), None
         except Overtaken as overtaken:
@@ -326,7 +325,7 @@ class Upcoming:
                 _log.exception("%s cannot build its part", self._member)
             return None, error
 
-    def report_stage(self, preparation: Preparation, stage: str) -> None:
+    def report_stage(self, preparation: Preparation, stage: RankStage) -> None:
         """Report that the preparation is at `stage`, unless a newer revision has replaced it."""
         with self._lock:
             preparation.stage = stage
@@ -337,25 +336,25 @@ class Upcoming:
         """With the lock: the newest revision is built, or its build failed. Report it."""
         request = preparation.request
         if made is not None:
-            self.following, preparation.stage = made, "prepared"
-            self._saying.stage(request, "prepared", reason=made.why_it_fell, measures=made.measures)
+            self.following, preparation.stage = made, RankStage.PREPARED
+            self._saying.stage(request, RankStage.PREPARED, reason=made.why_it_fell, measures=made.measures)
             return
         self.preparation = None
         phase = problem.phase if isinstance(problem, PrepareFailed) else "prepare"
         reason = self._mailbox.take_abort(request.handoff_id) or self._reason(request, phase, str(problem))
-        self._saying.stage(request, "aborted", reason=reason)
+        self._saying.stage(request, RankStage.ABORTED, reason=reason)
 
     def _drop(self, following: NextWorld | None, reason: Reason) -> None:
         if following is not None:
             self._mailbox.withdraw(following.request.handoff_id)
             following.drop()
-            self._saying.stage(following.request, "aborted", reason=reason, measures=following.measures)
+            self._saying.stage(following.request, RankStage.ABORTED, reason=reason, measures=following.measures)
 
-    def _reason(self, request: Request, phase: str, text: str) -> Reason:
+    def _reason(self, request: Order, phase: str, text: str) -> Reason:
         return Reason(text, phase, request.rank_of(self._member))
 
 
-def _is_for(agreement: Agreement | None, request: Request) -> bool:
-    tag = ready_tag(HandoffId(request.handoff_id), request.plan_revision)
+def _is_for(agreement: Agreement | None, request: Order) -> bool:
+    tag = ready_tag(request.handoff_id, request.plan_revision)
     phases = (BoundaryPhase.READY, BoundaryPhase.DROP)
     return agreement is not None and agreement.phase in phases and agreement.tag == tag

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from liver_core.handoff.messages import Reason
+from liver_core.handoff.messages import Order, RankStage, Reason
 from liver_core.rank.listener import Listener
-from liver_core.rank.request import Request
 
 CUTTING_OVER_SAID_S = 0.25
 """How long that word may wait. Agents and service that act on it would take the cores from the ranks that cut over."""
@@ -18,10 +17,10 @@ class Saying:
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._lock = threading.Lock()
-        self._unsaid: Request | None = None
+        self._unsaid: Order | None = None
 
-    def cutting_over(self, request: Request) -> None:
-        """Say "cutting_over" when the pause takes long, else just before whatever is said next of this handoff."""
+    def cutting_over(self, request: Order) -> None:
+        """Say CUTTING_OVER when the pause takes long, else just before whatever is said next of this handoff."""
         with self._lock:
             self._unsaid = request
         later = threading.Timer(CUTTING_OVER_SAID_S, self._catch_up, (request,))
@@ -30,8 +29,8 @@ class Saying:
 
     def stage(
         self,
-        request: Request,
-        stage: str,
+        request: Order,
+        stage: RankStage,
         *,
         reason: Reason | None = None,
         measures: dict[str, float] | None = None,
@@ -41,8 +40,8 @@ class Saying:
         self._catch_up(request)
         self._listener.stage(request, stage, reason=reason, measures=dict(measures or {}), certificate=certificate)
 
-    def _catch_up(self, request: Request) -> None:
+    def _catch_up(self, request: Order) -> None:
         with self._lock:
             if self._unsaid is request:
                 self._unsaid = None
-                self._listener.stage(request, "cutting_over", reason=None, measures={}, certificate="")
+                self._listener.stage(request, RankStage.CUTTING_OVER, reason=None, measures={}, certificate="")

@@ -4,11 +4,9 @@ All offsets, lengths and strides are in elements of a region; they are the same 
 """
 
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from liver_core.layout import LayoutError, Manifest, Roster, digest_of
-from liver_core.layout.canonical import JsonReader
+from liver_core.layout import Manifest, Roster, digest_of, to_json
 from liver_core.reshard.errors import PlanError
 
 # Part of every plan digest: two builds whose planners choose differently must not believe that their plans agree.
@@ -60,17 +58,6 @@ class CopyRuns:
                 self.length,
             )
 
-    def to_json(self) -> list[int]:
-        """The six numbers in field order: plans are long, so runs carry no names."""
-        return list(astuple(self))
-
-    @classmethod
-    def from_json(cls, data: object, path: str = "runs") -> "CopyRuns":
-        """The inverse of `to_json`."""
-        if not isinstance(data, list | tuple) or len(data) != 6 or not all(type(item) is int for item in data):
-            raise LayoutError(path, "must be a list of six integers")
-        return cls(*data)
-
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
@@ -86,23 +73,6 @@ class Transfer:
             raise PlanError(
                 f"transfer from rank {self.source_rank}: runs hold {total} elements, {self.elements} stated"
             )
-
-    def to_json(self) -> dict[str, Any]:
-        """Source rank, runs and elements."""
-        return {
-            "source_rank": self.source_rank,
-            "runs": [run.to_json() for run in self.runs],
-            "elements": self.elements,
-        }
-
-    @classmethod
-    def from_json(cls, data: object, path: str = "transfer") -> "Transfer":
-        """The inverse of `to_json`."""
-        reader = JsonReader(data, path)
-        runs = tuple(CopyRuns.from_json(item, where) for item, where in reader.items("runs"))
-        transfer = cls(reader.integer("source_rank"), runs, reader.integer("elements"))
-        reader.finish()
-        return transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,29 +104,6 @@ class RankPlan:
         """Elements that come out of another process."""
         return sum(transfer.elements for transfer in self.remote)
 
-    def to_json(self) -> dict[str, Any]:
-        """All fields by name."""
-        return {
-            "target_rank": self.target_rank,
-            "local": self.local.to_json() if self.local else None,
-            "remote": [transfer.to_json() for transfer in self.remote],
-            "reason": self.reason,
-        }
-
-    @classmethod
-    def from_json(cls, data: object, path: str = "plan") -> "RankPlan":
-        """The inverse of `to_json`."""
-        reader = JsonReader(data, path)
-        local = reader.value("local")
-        plan = cls(
-            target_rank=reader.integer("target_rank"),
-            local=None if local is None else Transfer.from_json(local, f"{path}.local"),
-            remote=tuple(Transfer.from_json(item, where) for item, where in reader.items("remote")),
-            reason=reader.text("reason"),
-        )
-        reader.finish()
-        return plan
-
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
@@ -179,7 +126,7 @@ def plan_digest(manifest: Manifest, source: Roster, target: Roster) -> str:
         {
             "rules": PLAN_RULES_VERSION,
             "manifest": manifest.digest(),
-            "source": source.to_json(),
-            "target": {key: value for key, value in target.to_json().items() if key != "generation"},
+            "source": to_json(source),
+            "target": {key: value for key, value in to_json(target).items() if key != "generation"},
         }
     )

@@ -9,7 +9,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import HandoffMirror
-from agent.protocol.values import HandoffCause, HandoffState, Rung
+from agent.protocol.values import HandoffCause, HandoffState
+from liver_core.handoff import Rung
+from liver_core.layout import to_json
 from service.handoffs.rules import Copy, is_newer, orders_differ
 from service.handoffs.tables import HandoffRow
 from service.jobs.operations import Birth, activate, add_generation, burn, set_state
@@ -156,16 +158,16 @@ def _copy_over(row: HandoffRow, mirror: HandoffMirror, *, now: datetime) -> None
     row.stage = mirror.stage
     row.rung = mirror.rung
     if mirror.source is not None:
-        row.source = mirror.source.model_dump(mode="json")
+        row.source = to_json(mirror.source)
         row.source_layout = str(mirror.source.layout)
-    row.target = mirror.target.model_dump(mode="json")
+    row.target = to_json(mirror.target)
     row.target_layout = str(mirror.target.layout)
     row.leaving = list(mirror.leaving)
     row.decision = mirror.decision
     row.superseded = mirror.superseded
     if mirror.reason is not None:
         row.reason = mirror.reason.text
-        row.reason_detail = mirror.reason.model_dump(mode="json")
+        row.reason_detail = to_json(mirror.reason) | {"tile": mirror.reason.tile or None}
     row.deadline_at = mirror.deadline_utc or row.deadline_at
     row.changed_at = mirror.changed_utc
     row.recorded_at = now

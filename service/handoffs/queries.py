@@ -7,7 +7,8 @@ from uuid import UUID
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
-from agent.protocol.values import HandoffState, Placement, Rung
+from agent.protocol.values import HandoffState, Placement
+from liver_core.handoff import Rung
 from service.db.base import among
 from service.handoffs.rules import OPEN
 from service.handoffs.tables import HandoffRow

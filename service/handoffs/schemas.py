@@ -7,7 +7,8 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.protocol.sync import HandoffMeasures
-from agent.protocol.values import HandoffCause, HandoffDecision, HandoffState, Rung
+from agent.protocol.values import HandoffCause, HandoffState
+from liver_core.handoff import Decision, Rung
 from service.handoffs.tables import HandoffRow
 
 
@@ -32,7 +33,7 @@ class HandoffOut(BaseModel):
     source_nodes: list[str]
     target_nodes: list[str]
     leaving: list[str]
-    decision: HandoffDecision | None
+    decision: Decision | None
     superseded: bool
     reason: str
     reason_detail: dict[str, Any] | None
@@ -78,7 +79,7 @@ class HandoffOut(BaseModel):
             source_nodes=_nodes(row.source),
             target_nodes=_nodes(row.target),
             leaving=row.leaving,
-            decision=HandoffDecision(row.decision) if row.decision else None,
+            decision=Decision(row.decision) if row.decision else None,
             superseded=row.superseded,
             reason=row.reason,
             reason_detail=row.reason_detail,

@@ -6,7 +6,8 @@ from uuid import UUID
 from sqlalchemy import JSON, CheckConstraint, ForeignKey, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from agent.protocol.values import HandoffCause, HandoffDecision, HandoffState, Rung
+from agent.protocol.values import HandoffCause, HandoffState
+from liver_core.handoff import Decision, Rung
 from service.db.base import Base, Json, JsonList, one_of
 
 
@@ -18,7 +19,7 @@ class HandoffRow(Base):
         one_of("state", HandoffState),
         one_of("cause", HandoffCause),
         one_of("rung", Rung),
-        one_of("decision", HandoffDecision),
+        one_of("decision", Decision),
         CheckConstraint("generation IS NULL OR generation > parent", name="generation_above_parent"),
         CheckConstraint(
             "generation IS NOT NULL OR state IN ('proposed', 'aborted', 'broken')", name="opened_has_generation"

@@ -12,7 +12,8 @@ from sqlalchemy.orm import Session
 
 from agent.protocol.errors import FieldProblem
 from agent.protocol.jobfile import JobFile
-from agent.protocol.values import Placement, Roster
+from agent.protocol.values import Placement
+from liver_core.layout import Roster, to_json
 from service.db.base import ORDERS_SEQUENCE
 from service.db.wake import job_topic, node_topic, notify
 from service.jobs.rules import Checkpoint
@@ -138,7 +139,7 @@ def add_generation(
         checkpoint_step=birth.checkpoint.step if birth.checkpoint else None,
         layout=str(roster.layout),
         nodes=len(roster.node_ids()),
-        roster=roster.model_dump(mode="json"),
+        roster=to_json(roster),
         reason=birth.reason,
         lost_steps=birth.lost_steps,
         created_at=now,

@@ -10,7 +10,8 @@ from sqlalchemy import func, or_, select, text
 from sqlalchemy.orm import Session
 
 from agent.protocol.jobfile import JobFile
-from agent.protocol.values import RankStage, Roster
+from liver_core.handoff import RankStage
+from liver_core.layout import Roster, from_json
 from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
@@ -50,7 +51,7 @@ _STEP_SECONDS = text(
 )
 
 _JOB_FILES = Parsed(JobFile.model_validate, most=LIST_MAX)
-_ROSTERS: Parsed[Roster] = Parsed(lambda stored: Roster.model_validate(stored, strict=False), most=LIST_MAX)
+_ROSTERS: Parsed[Roster] = Parsed(lambda stored: from_json(Roster, stored), most=LIST_MAX)
 
 
 @dataclass(frozen=True, slots=True)

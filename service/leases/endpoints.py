@@ -6,7 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
-from agent.protocol.values import Identifier
+from liver_core.layout.limits import Identifier
 from service.context import PERSON_ONLY, ContextOf, SessionOf
 from service.leases.operations import set_price
 from service.leases.queries import current_prices

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from agent.protocol.values import RankStage
+from liver_core.handoff import RankStage
 from service.ledger.tables import Cause
 
 ENDED = (RankStage.LEFT, RankStage.ABORTED, RankStage.FINISHED)

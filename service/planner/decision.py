@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from agent.protocol.sync import LayoutForCount, StandingPlan
-from agent.protocol.values import Layout, Member, Placement
+from agent.protocol.values import Placement
+from liver_core.layout import Member, ParallelLayout
 from service.planner.feasibility import candidates
 from service.planner.inputs import Decision, LayoutUse, PlanInputs, PlanNode, Verdict
 from service.planner.score import Score, score
@@ -76,7 +77,7 @@ def layouts_by_count(inputs: PlanInputs) -> tuple[LayoutForCount, ...]:
     return tuple(choices)
 
 
-def place(layout: Layout, nodes: tuple[PlanNode, ...], inputs: PlanInputs) -> tuple[Member, ...]:
+def place(layout: ParallelLayout, nodes: tuple[PlanNode, ...], inputs: PlanInputs) -> tuple[Member, ...]:
     """The member of each rank: survivors first and in their old rank order, so that most state is already in place;
     then other slots in the order of the nodes."""
     chosen = {node.node_id for node in nodes}
@@ -93,7 +94,7 @@ def place(layout: Layout, nodes: tuple[PlanNode, ...], inputs: PlanInputs) -> tu
     return tuple((kept + free)[: layout.world_size])
 
 
-def _best(inputs: PlanInputs) -> tuple[Layout, tuple[PlanNode, ...], Score] | None:
+def _best(inputs: PlanInputs) -> tuple[ParallelLayout, tuple[PlanNode, ...], Score] | None:
     """Most nodes first (pinned layouts are by node count), then the least seconds per step."""
     job, ranked = inputs.job, _preferred(inputs)
     for count in range(min(len(ranked), job.nodes.max), job.nodes.min - 1, -1):
@@ -124,7 +125,7 @@ def _preferred(inputs: PlanInputs) -> tuple[PlanNode, ...]:
     return tuple(sorted(inputs.nodes, key=lambda n: (order.get(n.node_id, len(order)), -n.slots, n.node_id)))
 
 
-def _nodes_used(layout: Layout, nodes: tuple[PlanNode, ...]) -> int:
+def _nodes_used(layout: ParallelLayout, nodes: tuple[PlanNode, ...]) -> int:
     used, slots = 0, 0
     for node in nodes:
         if slots >= layout.world_size:

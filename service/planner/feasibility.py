@@ -7,8 +7,7 @@ tensor parallel ranks; the global batch over micro-batch x data parallel.
 from collections.abc import Iterator
 
 from agent.protocol.jobfile import JobFile, parse_layout
-from agent.protocol.values import Layout
-from liver_core.layout import LayoutError, ParallelLayout
+from liver_core.layout import ParallelLayout
 from service.planner.inputs import LayoutUse, Violation
 
 TENSOR_PARALLEL_MAX = 64
@@ -17,14 +16,10 @@ FURTHER_AXES = ("cp", "ep", "etp", "vpp")
 """Megatron has these as well; no job of this version can run on them."""
 
 
-def violations(job: JobFile, layout: Layout) -> tuple[Violation, ...]:
+def violations(job: JobFile, layout: ParallelLayout) -> tuple[Violation, ...]:
     """Every rule that `layout` breaks for this job; empty if it can run."""
     if further := [f"{axis.upper()}{size}" for axis in FURTHER_AXES if (size := getattr(layout, axis)) > 1]:
         return (Violation(f"layout with {', '.join(further)}", "this version runs TP, PP and DP only"),)
-    try:
-        ParallelLayout.from_json(layout.model_dump())
-    except LayoutError as error:
-        return (Violation("layout", str(error)),)
     model = job.model
     checks = (
         ("model.num_layers", model.num_layers, layout.pp, "PP"),
@@ -56,7 +51,7 @@ def rule_violations(job: JobFile) -> tuple[Violation, ...]:
     return tuple(found)
 
 
-def candidates(job: JobFile, *, nodes: int, slots: int, history: tuple[LayoutUse, ...]) -> tuple[Layout, ...]:
+def candidates(job: JobFile, *, nodes: int, slots: int, history: tuple[LayoutUse, ...]) -> tuple[ParallelLayout, ...]:
     """The layouts to choose from with `slots` slots on `nodes` nodes: pinned, else allowed, else all that divide."""
     if job.layouts.pinned:
         pinned = _pinned(job, nodes=nodes, history=history)
@@ -66,12 +61,12 @@ def candidates(job: JobFile, *, nodes: int, slots: int, history: tuple[LayoutUse
     return tuple(layout for layout in _enumerated(job, slots=slots) if fits(job, layout, slots=slots))
 
 
-def fits(job: JobFile, layout: Layout, *, slots: int) -> bool:
+def fits(job: JobFile, layout: ParallelLayout, *, slots: int) -> bool:
     """Whether the layout can run and has a slot for every rank."""
     return layout.world_size <= slots and not violations(job, layout)
 
 
-def _pinned(job: JobFile, *, nodes: int, history: tuple[LayoutUse, ...]) -> Layout | None:
+def _pinned(job: JobFile, *, nodes: int, history: tuple[LayoutUse, ...]) -> ParallelLayout | None:
     """The layout pinned for this many nodes; with `prefer_change` the next one in turn."""
     choices = [pin.layout for pin in job.layouts.pinned if pin.nodes == nodes]
     if not choices:
@@ -83,11 +78,11 @@ def _pinned(job: JobFile, *, nodes: int, history: tuple[LayoutUse, ...]) -> Layo
     return parse_layout(choices[(used[-1] + 1) % len(choices)] if used else choices[0])
 
 
-def _enumerated(job: JobFile, *, slots: int) -> Iterator[Layout]:
+def _enumerated(job: JobFile, *, slots: int) -> Iterator[ParallelLayout]:
     """TP x PP x DP over at most `slots` ranks, larger worlds first, bounded."""
     tensor_max = min(slots, job.layouts.tensor_parallel_max or TENSOR_PARALLEL_MAX, job.model.num_attention_heads)
     found = [
-        Layout(tp=tp, pp=pp, dp=dp)
+        ParallelLayout(tp=tp, pp=pp, dp=dp)
         for tp in _divisors(job.model.num_attention_heads, most=tensor_max)
         for pp in _divisors(job.model.num_layers, most=slots // tp)
         for dp in _divisors(job.global_batch // job.micro_batch, most=slots // (tp * pp))

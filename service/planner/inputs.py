@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 
 from agent.protocol.jobfile import JobFile
-from agent.protocol.values import Layout, Member, Placement
+from agent.protocol.values import Placement
+from liver_core.layout import Member, ParallelLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class World:
     """What the job runs on now."""
 
     generation: int
-    layout: Layout
+    layout: ParallelLayout
     members: tuple[Member, ...]
 
     def node_ids(self) -> tuple[str, ...]:
@@ -55,7 +56,7 @@ class PlanInputs:
             "nodes": [asdict(node) for node in self.nodes],
             "world": None
             if self.world is None
-            else [self.world.generation, str(self.world.layout), [m.model_dump() for m in self.world.members]],
+            else [self.world.generation, str(self.world.layout), [asdict(member) for member in self.world.members]],
             "step_seconds": [[layout, round(seconds, 2)] for layout, seconds in self.step_seconds],
             "history": [asdict(use) for use in self.history],
         }

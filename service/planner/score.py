@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from agent.protocol.jobfile import JobFile, parse_layout
-from agent.protocol.values import Layout
+from liver_core.layout import ParallelLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Score:
     measured: bool
 
 
-def predict(job: JobFile, layout: Layout, prior: Prior | None = None) -> float:
+def predict(job: JobFile, layout: ParallelLayout, prior: Prior | None = None) -> float:
     """Seconds per step by the formula alone."""
     rate = prior or Prior()
     model = job.model
@@ -51,7 +51,7 @@ def predict(job: JobFile, layout: Layout, prior: Prior | None = None) -> float:
     return compute + pipeline + gradient + launches
 
 
-def score(job: JobFile, layout: Layout, measured: tuple[tuple[str, float], ...]) -> Score:
+def score(job: JobFile, layout: ParallelLayout, measured: tuple[tuple[str, float], ...]) -> Score:
     """The measured step time of the layout; else the prediction, scaled by measured over predicted of other layouts."""
     known = dict(measured)
     if str(layout) in known:

@@ -11,10 +11,10 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import ValidationError
 from sqlalchemy import func, select
 
-from agent.protocol import errors
+from agent.protocol import PROTOCOL_VERSION, errors
 from agent.protocol.errors import FieldProblem, Problem, version_problem
 from agent.protocol.sync import REPORT_BYTES_MAX, SyncOrders, SyncReport, WakeEvent
-from agent.protocol.values import PROTOCOL_VERSION, NodeId
+from liver_core.layout.limits import NodeId
 from service.context import AGENT_ONLY, Context, ContextOf
 from service.db.wake import node_topic
 from service.jobs.tables import JobMemberRow, JobRow

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import Refusal, StepRow, SyncReport
-from agent.protocol.values import RankStage
+from liver_core.handoff import RankStage
 from service.db.wake import RECONCILERS, job_topic, notify
 from service.handoffs.operations import mirror_handoff
 from service.jobs.membership import refresh_members

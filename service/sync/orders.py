@@ -24,7 +24,8 @@ from agent.protocol.sync import (
     StandingPlan,
     SyncOrders,
 )
-from agent.protocol.values import HandoffCause, StoreAddress
+from agent.protocol.values import HandoffCause
+from liver_core.handoff import StoreAddress
 from service.db.base import among
 from service.db.parsed import Parsed
 from service.handoffs.queries import open_handoffs, placement_of

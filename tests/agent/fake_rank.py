@@ -12,6 +12,7 @@ import socket
 import time
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 from agent.protocol.rank import (
     Abort,
@@ -32,11 +33,11 @@ from agent.protocol.rank import (
     decode_command,
     encode_line,
 )
-from agent.protocol.sync import SourceCheckpoint, SourceHandoff
-from agent.protocol.values import HandoffDecision, Message, RankStage, Reason
+from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import own_identity
 from agent.supervisor.zygote import listen
+from liver_core.handoff import Decision, Order, RankStage, Reason
 
 STEP_S = 0.05
 SLOW_S = 3.0
@@ -53,16 +54,22 @@ def crash(spec: dict[str, Any]) -> int:
     raise RuntimeError("a bug in the user's code")
 
 
+def write_checkpoint(path: Path, step: int) -> None:
+    """All that a fake checkpoint holds is its step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(str(step))
+
+
 class FakeRank:
     def __init__(self, spec: RankSpec) -> None:
         self.spec = spec
         self.fault = spec.spec.args.get("faults", {}).get(spec.node_id, "")
-        self.world = spec.roster
-        self.generation = spec.generation
-        self.step = spec.source.step if isinstance(spec.source, SourceCheckpoint) else 0
-        self.waiting = isinstance(spec.source, SourceHandoff)
+        self.world = spec.order.target
+        self.generation = spec.order.generation
+        self.step = int(Path(spec.order.checkpoint).read_text()) if spec.order.checkpoint else 0
+        self.waiting = spec.order.source is not None
         self.stage = RankStage.STARTING if self.waiting else RankStage.TRAINING
-        self.order: Prepare | None = None
+        self.order: Order | None = None
         self.permitted = False
         self.prepared_at = 0.0
         self.listener = listen(spec.socket_path)
@@ -98,14 +105,14 @@ class FakeRank:
     def hello(self) -> Hello:
         own = own_identity()
         return Hello(
-            job_id=self.spec.job_id,
+            job_id=self.spec.order.job_id,
             generation=self.generation,
             rank=self.rank_in(self.world) or 0,
             pid=own.pid,
             start_time=own.start_time,
             stage=self.stage,
             step=self.step,
-            handoff_id=self.order.handoff_id if self.order else None,
+            handoff_id=UUID(self.order.handoff_id) if self.order else None,
         )
 
     def read(self, client: socket.socket) -> int | None:
@@ -126,10 +133,10 @@ class FakeRank:
 
     def take(self, command: RankCommand) -> int | None:
         match command:
-            case Prepare():
-                same = self.order is not None and self.order.handoff_id == command.handoff_id
-                if not (same and self.order and self.order.plan_revision == command.plan_revision):
-                    self.order, self.permitted = command, False
+            case Prepare(order=order):
+                same = self.order is not None and self.order.handoff_id == order.handoff_id
+                if not (same and self.order and self.order.plan_revision == order.plan_revision):
+                    self.order, self.permitted = order, False
                     self.turn(RankStage.PREPARING)
                 if self.fault == "never_prepared":
                     return None
@@ -152,7 +159,7 @@ class FakeRank:
             case Withdraw() if self.permitted and self.stage is RankStage.READY and self.vote(False):
                 self.permitted = False
                 self.turn(RankStage.PREPARED)
-            case Abort() if self.order is not None and self.order.handoff_id == command.handoff_id:
+            case Abort() if self.order is not None and self.order.handoff_id == str(command.handoff_id):
                 if self.stage not in (RankStage.ACTIVE, RankStage.LEFT) and self.vote(False):
                     self.permitted = False
                     self.turn(RankStage.ABORTED, command.reason)
@@ -168,6 +175,7 @@ class FakeRank:
                 if self.order is not None:
                     self.turn(self.stage)
             case WriteCheckpoint() if self.rank_in(self.world) == 0:
+                write_checkpoint(Path(command.path), self.step)
                 self.say(Checkpointed(path=command.path, step=self.step))
             case Retire():
                 self.order = None
@@ -186,7 +194,7 @@ class FakeRank:
         if self.waiting or self.stage is RankStage.LEFT:
             return None
         if self.fault == "dies_training" and self.step >= 20:
-            self.say(Failed(reason=Reason(text="planted: device lost", rank=self.rank_in(self.world))))
+            self.say(Failed(reason=Reason("planted: device lost", "training", self.rank_in(self.world))))
             return 9
         self.step += 1
         rank = self.rank_in(self.world)
@@ -204,7 +212,7 @@ class FakeRank:
             return 0
         return None
 
-    def cut_over(self, order: Prepare) -> None:
+    def cut_over(self, order: Order) -> None:
         self.turn(RankStage.CUTTING_OVER)
         if self.fault == "slow_cutover":
             time.sleep(1.0)
@@ -221,7 +229,7 @@ class FakeRank:
         moved = {"prepare_s": 0.1, "bytes_moved": 1000.0, "pause_s": 0.05} if stage is RankStage.ACTIVE else {}
         self.say(
             StageReport(
-                handoff_id=self.order.handoff_id,
+                handoff_id=UUID(self.order.handoff_id),
                 generation=self.order.generation,
                 rank=next(
                     rank for rank in (self.rank_in(self.order.target), self.rank_in(self.world), 0) if rank is not None
@@ -229,7 +237,7 @@ class FakeRank:
                 stage=stage,
                 reason=reason,
                 plan_revision=self.order.plan_revision,
-                decision=HandoffDecision.GO if stage in (RankStage.ACTIVE, RankStage.LEFT) else None,
+                decision=Decision.GO if stage in (RankStage.ACTIVE, RankStage.LEFT) else Decision.UNDECIDED,
                 measures=moved,
             )
         )
@@ -245,7 +253,8 @@ class FakeRank:
                 votes["/".join(map(str, self.member))] = True
             else:
                 votes.pop("/".join(map(str, self.member)), None)
-            votes["decided"] = all(f"{member.node_id}/{member.slot}" in votes for member in order.source.members)
+            sources = () if order.source is None else order.source.members
+            votes["decided"] = all(str(member) in votes for member in sources)
             if not ready:
                 votes["decided"] = False
             return True
@@ -255,7 +264,7 @@ class FakeRank:
         with self.locked(self.order) as votes:
             return bool(votes.get("decided"))
 
-    def locked(self, order: Prepare) -> "Votes":
+    def locked(self, order: Order) -> "Votes":
         return Votes(self.shared / f"votes-{order.handoff_id}-{order.plan_revision}.json")
 
     def say(self, message: Message) -> None:

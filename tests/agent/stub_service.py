@@ -27,7 +27,9 @@ from agent.protocol.sync import (
     SyncOrders,
     SyncReport,
 )
-from agent.protocol.values import HandoffCause, HandoffState, Layout, Member, Placement, Roster, StoreAddress
+from agent.protocol.values import HandoffCause, HandoffState, Placement
+from liver_core.handoff import StoreAddress
+from liver_core.layout import Member, ParallelLayout, Roster
 
 JOB_ID = "fake-job"
 TOKEN = "agents-secret"
@@ -101,7 +103,7 @@ class StubService:
                 handoff_id=uuid4(),
                 parent=self.generation,
                 cause=HandoffCause.GROW,
-                target=Placement(layout=Layout(pp=len(nodes)), members=members_of(nodes)),
+                target=Placement(layout=ParallelLayout(pp=len(nodes)), members=members_of(nodes)),
                 plan_digest="grow",
                 proposed_utc=datetime.now(UTC),
                 reason="more nodes",
@@ -181,7 +183,7 @@ class StubService:
             standing_plans=self._standing_plans(),
             layouts_by_count=LayoutByCount(
                 choices=tuple(
-                    LayoutForCount(nodes=count, layout=Layout(pp=count), reason="pipeline only")
+                    LayoutForCount(nodes=count, layout=ParallelLayout(pp=count), reason="pipeline only")
                     for count in range(1, 9)
                 )
             ),
@@ -200,7 +202,7 @@ class StubService:
         nodes = self.roster.node_ids()
         spares = tuple(name for name in self.spares if name not in nodes)
         staying = (*(name for name in nodes if name not in leaving), *spares)
-        target = Placement(layout=Layout(pp=len(staying)), members=members_of(staying)) if staying else None
+        target = Placement(layout=ParallelLayout(pp=len(staying)), members=members_of(staying)) if staying else None
         return StandingPlan(
             parent=self.generation,
             leaving=tuple(sorted(leaving)),
@@ -215,7 +217,7 @@ def members_of(nodes: tuple[str, ...]) -> tuple[Member, ...]:
 
 
 def roster_of(generation: int, nodes: tuple[str, ...]) -> Roster:
-    return Roster(job_id=JOB_ID, generation=generation, layout=Layout(pp=len(nodes)), members=members_of(nodes))
+    return Roster(job_id=JOB_ID, generation=generation, layout=ParallelLayout(pp=len(nodes)), members=members_of(nodes))
 
 
 class _QuietServer(ThreadingHTTPServer):

@@ -30,7 +30,9 @@ import uvicorn
 from sqlalchemy import event, text
 
 from agent.protocol.sync import HandoffMirror, LogChunk
-from agent.protocol.values import HandoffState, Layout, RankStage
+from agent.protocol.values import HandoffState
+from liver_core.handoff import RankStage
+from liver_core.layout import ParallelLayout
 from service.app import create_app
 from service.context import Context
 from service.reconcilers import jobs
@@ -78,7 +80,7 @@ class Load:
         """The next mirror of a handoff that streams."""
         if self.handoff is None:
             source = self.agents[0].roster()
-            target = roster(source.job_id, source.generation + 1, Layout(pp=3), *NODES[:3])
+            target = roster(source.job_id, source.generation + 1, ParallelLayout(pp=3), *NODES[:3])
             self.handoff = mirror(source, target, utc_now(), state=HandoffState.STREAMING)
         changed = {"mirror_seq": self.handoff.mirror_seq + 1, "changed_utc": utc_now()}
         self.handoff = self.handoff.model_copy(update=changed)

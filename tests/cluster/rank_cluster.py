@@ -18,9 +18,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from liver_core.handoff.messages import CutoverDeadlines, Reason, Rung, StoreAddress
+from liver_core.handoff.messages import CutoverDeadlines, Reason, Rung, StoreAddress, start_order
 from liver_core.layout import Member, ParallelLayout, Roster
-from liver_core.rank.request import Request
 from tests.cluster.net_islands import HUB
 from tests.cluster.real_ranks import PRELOAD, serve_store
 from tests.cluster.real_ranks_process import Fault, RankSetup, rank_process
@@ -86,7 +85,7 @@ class Cluster:
         deadline_s: float = 60,
         rung: Rung = Rung.STOP_AND_COPY,
     ) -> Any:
-        """Hand the job over to another layout and members; returns the Request. Raises AssertionError with reasons."""
+        """Hand the job over to another layout and members; returns the order. Raises AssertionError with reasons."""
         request = self.open(layout, nodes, deadline_s=deadline_s, rung=rung)
         self.await_stage(self.members(request), request, "prepared", timeout_s)
         self.complete(request, timeout_s=timeout_s)
@@ -119,7 +118,7 @@ class Cluster:
         return request
 
     def amend(self, request: Any, layout: str, nodes: Iterable[str], *, deadline_s: float | None = None) -> Any:
-        """A newer plan revision of an open handoff; `deadline_s` from now on, else as before. Returns the new Request.
+        """A newer plan revision of an open handoff; `deadline_s` from now on, else as before. Returns the new order.
 
         Who is new is started, who has no part any more is told so, all others are told to prepare.
         """
@@ -161,19 +160,21 @@ class Cluster:
         checkpoint: str | None = None,
         rung: Rung = Rung.STOP_AND_COPY,
     ) -> Any:
-        return Request(
-            job_id="job",
-            handoff_id=str(uuid.uuid4()),
-            generation=target.generation,
-            plan_revision=1,
-            source=source,
-            target=target,
-            store=StoreAddress(self.setup.host_of(HUB), self.new_store()),
-            deadline_utc=time.time() + deadline_s,
-            cutover=cutover or CutoverDeadlines(),
-            checkpoint=checkpoint,
-            rung=rung,
+        now = time.time()
+        store = StoreAddress(self.setup.host_of(HUB), self.new_store())
+        first = start_order(
+            target,
+            store,
+            str(uuid.uuid4()),
+            deadline_utc=now + deadline_s,
+            issued_at=now,
+            proposer_id="test",
+            checkpoint=checkpoint or "",
         )
+        if source is None:
+            return first
+        deadlines = cutover or CutoverDeadlines()
+        return replace(first, parent=source.generation, source=source, cutover=deadlines, rung=rung, cause="request")
 
     def new_store(self) -> int:
         ours, theirs = _context.Pipe()

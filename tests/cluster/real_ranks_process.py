@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from liver_core.layout import Member
+from liver_core.layout import Member, to_json
 from tests.cluster.net_islands import address_of, enter
 
 HOLD_S_MAX = 60.0
@@ -243,7 +243,7 @@ class Recorder:
             self._at_boundary()
         if point == "barrier" and self.setup.record and self.loop.following.request.source is not None:
             self._at_barrier()
-        if point == "barrier" and self.setup.record and self.loop.following.request.checkpoint is not None:
+        if point == "barrier" and self.setup.record and self.loop.following.request.checkpoint:
             self._at_barrier()
         if point == "switched" and self.setup.record:
             self._at_switch()
@@ -379,7 +379,7 @@ class Recorder:
             "records": self.records,
             "trace": self.trace,
             "final": {kind: region.detach().clone().numpy() for kind, region in active.live.regions.items()},
-            "manifest": active.live.manifest.to_json(),
+            "manifest": to_json(active.live.manifest),
             "rank": active.world.rank,
             "step": progress.step,
             "consumed": progress.cursor.consumed,

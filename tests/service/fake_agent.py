@@ -18,7 +18,9 @@ from agent.protocol.sync import (
     SyncOrders,
     SyncReport,
 )
-from agent.protocol.values import HandoffCause, HandoffState, Layout, Member, RankStage, Reason, Roster
+from agent.protocol.values import HandoffCause, HandoffState
+from liver_core.handoff import RankStage, Reason
+from liver_core.layout import Member, ParallelLayout, Roster
 
 JOB = {
     "name": "demo",
@@ -129,7 +131,7 @@ def step_row(job_id: str, generation: int, step: int, at: datetime, **more: Any)
     return StepRow(job_id=job_id, generation=generation, step=step, seconds=0.5, finished_utc=at, **more)
 
 
-def roster(job_id: str, generation: int, layout: Layout, *nodes: str) -> Roster:
+def roster(job_id: str, generation: int, layout: ParallelLayout, *nodes: str) -> Roster:
     members = tuple(Member(node_id=node, slot=0) for node in nodes)
     return Roster(job_id=job_id, generation=generation, layout=layout, members=members)
 
@@ -150,7 +152,7 @@ def mirror(source: Roster | None, target: Roster, at: datetime, **more: Any) -> 
         "leaving": tuple(set(source.node_ids()) - set(target.node_ids())),
         "opened_utc": at,
         "changed_utc": at,
-        "reason": Reason(text="spot notice"),
+        "reason": Reason("spot notice", "open"),
         "measures": HandoffMeasures(),
     }
     return HandoffMirror(**(values | more))

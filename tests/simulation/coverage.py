@@ -52,7 +52,8 @@ def _is_about(event: RankReported, promise: Promise | None) -> bool:
 
 PARTICIPANT_EVENTS = (
     *(f"Order.{phase}" for phase in Phase),
-    *(f"Rank.{stage}" for stage in RankStage),
+    # Its host tells a participant nothing else of a rank.
+    *(f"Rank.{stage}" for stage in RankStage if stage is RankStage.TRAINING or stage.is_of_handoff),
     "Rank.other",
     "RankDied",
     "Tick",

@@ -23,9 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from liver_core.handoff.messages import StoreAddress
+from liver_core.handoff.messages import Order, RankStage, StoreAddress, start_order
 from liver_core.layout import Member, ParallelLayout, Roster
-from liver_core.rank.request import Request
 
 LAUNCH_FILE = "launch.json"
 _HOST = "127.0.0.1"
@@ -215,7 +214,9 @@ class EventFile:
             self._file.write(json.dumps({"event": event, "at": time.time(), **content}) + "\n")
             self._file.flush()
 
-    def stage(self, request: Request, stage: str, *, reason: Any, measures: dict[str, float], certificate: str) -> None:
+    def stage(
+        self, request: Order, stage: RankStage, *, reason: Any, measures: dict[str, float], certificate: str
+    ) -> None:
         """A stage of the start."""
         self.write("stage", stage=stage, reason=None if reason is None else str(reason), measures=measures)
 
@@ -250,24 +251,23 @@ def _run_rank(job: JobSpec, world: WorldSpec, rank: int, port: int) -> int:
         events.write("worker_started")
         prepare_process()
         roster = start_roster(world.layout)
-        request = Request(
-            job_id=roster.job_id,
-            handoff_id=str(uuid.uuid5(uuid.NAMESPACE_OID, world.events)),
-            generation=roster.generation,
-            plan_revision=1,
-            source=None,
-            target=roster,
-            store=StoreAddress(_HOST, port),
-            deadline_utc=time.time() + world.timeout_s,
-            checkpoint=world.checkpoint,
+        now = time.time()
+        order = start_order(
+            roster,
+            StoreAddress(_HOST, port),
+            str(uuid.uuid5(uuid.NAMESPACE_OID, world.events)),
+            deadline_utc=now + world.timeout_s,
+            issued_at=now,
+            proposer_id="solo",
+            checkpoint=world.checkpoint or "",
         )
         rule = None if world.save_to is None else CheckpointRule(world.save_to, world.last_step, 2)
         settings = PrepareSettings(host=_HOST, transport=_no_transport)
         loop = RankLoop(
             load_job(**asdict(job)), roster.members[rank], settings, events, last_step=world.last_step, checkpoints=rule
         )
-        loop.mailbox.permit(request.handoff_id, 1)
-        ended = loop.run(request)
+        loop.mailbox.permit(order.handoff_id, 1)
+        ended = loop.run(order)
         events.write("ended", how=ended.how, reason=None if ended.reason is None else str(ended.reason))
     return 0 if ended.how == "finished" else 1
 

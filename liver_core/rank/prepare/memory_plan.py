@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
+from liver_core.handoff.messages import Order
 from liver_core.layout import Manifest
 from liver_core.layout.shards import region_numel
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.next_world import NextWorld
-from liver_core.rank.request import Request
 from liver_core.state.host_memory import move_in
 from liver_core.state.live_state import LiveState, free
 from liver_core.streaming.memory_budget import DEPTH_LEAST, ring_bytes
@@ -16,7 +16,7 @@ from liver_core.streaming.memory_placement import Placement, Room, areas, least_
 
 
 def plan_memory(
-    request: Request,
+    request: Order,
     manifest: Manifest,
     target_rank: int,
     present: LiveState | None,

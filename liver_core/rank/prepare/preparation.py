@@ -16,12 +16,11 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from liver_core.handoff.messages import Rung, StoreAddress
-from liver_core.layout import Manifest, Member, ParameterSpec
+from liver_core.handoff.messages import Order, PreparePhase, RankStage, Rung, StoreAddress
+from liver_core.layout import Manifest, Member, ParameterSpec, from_json, to_json
 from liver_core.rank.active_world import ActiveWorld, Verdict, rank_in, source_certificate_plan, target_certificate_plan
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.memory_plan import plan_memory
-from liver_core.rank.request import Request
 from liver_core.rank.store_exchange import STORE_ANSWER_S, Cancelled, Exchange, ExchangeTimeout
 from liver_core.rank.stream.certify import Certifier, propose_verdict, read_verdict
 from liver_core.rank.stream.source_stream import SourceStream
@@ -54,10 +53,9 @@ from liver_core.worlds.released import released, trim
 class PrepareFailed(RuntimeError):
     """This rank cannot build its part; `phase` says where, the text why."""
 
-    def __init__(self, phase: str, text: str) -> None:
+    def __init__(self, phase: PreparePhase, text: str) -> None:
         super().__init__(text)
         self.phase = phase
-        self.text = text
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class Overtaken(RuntimeError):
     """What this rank built with failed because others have gone on to a newer plan revision."""
 
 
-Steps = tuple[tuple[str, Callable[[NextWorld], None], bool], ...]
+Steps = tuple[tuple[PreparePhase, Callable[[NextWorld], None], bool], ...]
 _log = logging.getLogger(__name__)
 STREAMING_SHARE = 0.6
 """Of the time to the deadline; after it the state is copied in the pause instead."""
@@ -90,18 +88,19 @@ _POLL_S = 0.02
 class Preparation:
     """One preparation; `run` does it, and ends at its next wait once `aborted` says so, or once it is `superseded`.
 
-    `stage` is what was last said of it, "preparing", "streaming" or "prepared".
-    """
+    `stage` is what was last said of it: PREPARING, STREAMING or PREPARED. `streaming` is called when the state
+    begins to stream."""
 
     def __init__(
         self,
-        request: Request,
+        request: Order,
         member: Member,
         job: TrainingJob,
         active: ActiveWorld | None,
         settings: PrepareSettings,
         *,
         aborted: Callable[[], bool] = lambda: False,
+        streaming: Callable[[], None] = lambda: None,
         probe: Callable[[str], None] = lambda point: None,
     ) -> None:
         self.request = request
@@ -112,17 +111,18 @@ class Preparation:
         self.probe = probe
         self.deadline = _moment(request.boundary_by(member))
         self.made: NextWorld | None = None
-        self.stage = "preparing"
+        self.stage = RankStage.PREPARING
         self.superseded = False
         self._told_to_abort = aborted
+        self._streaming = streaming
         self._amending = threading.Lock()
-        self._phase = "connect"
+        self._phase = PreparePhase.CONNECT
 
     def aborted(self) -> bool:
         """Whether there is no use in going on."""
         return self.superseded or self._told_to_abort()
 
-    def amend(self, request: Request) -> None:
+    def amend(self, request: Order) -> None:
         """A newer plan revision of the same target, with a nearer deadline; from any thread."""
         with self._amending:
             self.request, self.deadline = request, _moment(request.boundary_by(self.member))
@@ -164,19 +164,19 @@ class Preparation:
         """Each phase with what is done in it, and whether this rank does it."""
         beside = made.target_rank is not None and self.request.source is not None
         return (
-            ("offer state", self._offer, made.source_rank is not None),
-            ("get the manifest", self._get_manifest, beside and made.source_rank is None),
-            ("estimate memory", self._estimate_memory, beside),
-            ("bring up groups", self._bring_up, made.target_rank is not None),
-            ("build model", self._build_state, made.target_rank is not None),
-            ("agree on the manifest", self._agree_manifest, True),
-            ("warm up", self._warm_up, made.target_rank is not None and self.active is None),
-            ("lay out state", self._lay_out, made.target_rank is not None),
-            ("open endpoint", self._open_endpoint, made.source_rank is not None),
-            ("plan", self._plan, beside),
-            ("connect to sources", self._reach_sources, beside),
-            ("load state", self._load, made.target_rank is not None and self.request.source is None),
-            ("stream", self._stream, self.request.streams),
+            (PreparePhase.OFFER_STATE, self._offer, made.source_rank is not None),
+            (PreparePhase.GET_THE_MANIFEST, self._get_manifest, beside and made.source_rank is None),
+            (PreparePhase.ESTIMATE_MEMORY, self._estimate_memory, beside),
+            (PreparePhase.BRING_UP_GROUPS, self._bring_up, made.target_rank is not None),
+            (PreparePhase.BUILD_MODEL, self._build_state, made.target_rank is not None),
+            (PreparePhase.AGREE_ON_THE_MANIFEST, self._agree_manifest, True),
+            (PreparePhase.WARM_UP, self._warm_up, made.target_rank is not None and self.active is None),
+            (PreparePhase.LAY_OUT_STATE, self._lay_out, made.target_rank is not None),
+            (PreparePhase.OPEN_ENDPOINT, self._open_endpoint, made.source_rank is not None),
+            (PreparePhase.PLAN, self._plan, beside),
+            (PreparePhase.CONNECT_TO_SOURCES, self._reach_sources, beside),
+            (PreparePhase.LOAD_STATE, self._load, made.target_rank is not None and self.request.source is None),
+            (PreparePhase.STREAM, self._stream, self.request.streams),
         )
 
     def _do(self, made: NextWorld, steps: Steps) -> None:
@@ -188,7 +188,7 @@ class Preparation:
             started = time.monotonic()
             if wanted:
                 action(made)
-                made.measures[phase.replace(" ", "_") + "_s"] = time.monotonic() - started
+                made.measures[f"{phase}_s"] = time.monotonic() - started
 
     def _offer(self, made: NextWorld) -> None:
         """As a source: say what there is."""
@@ -197,13 +197,13 @@ class Preparation:
         made.manifest = live.manifest
         made.source_certificate = source_certificate_plan(live, self.request.target.layout)
         if made.source_rank == 0:
-            made.exchange.post("manifest", live.manifest.to_json())
+            made.exchange.post("manifest", to_json(live.manifest))
 
     def _get_manifest(self, made: NextWorld) -> None:
-        made.manifest = Manifest.from_json(made.exchange.wait("manifest", self.deadline))
+        made.manifest = from_json(Manifest, made.exchange.wait("manifest", self.deadline))
 
     def _estimate_memory(self, made: NextWorld) -> None:
-        """As a target: before anything is built, decide where it lies, or refuse. Agents know the phase by its name."""
+        """As a target: before anything is built, decide where it lies, or refuse."""
         assert made.target_rank is not None and made.manifest is not None
         made.placement, made.extra_bytes_max = plan_memory(
             self.request,
@@ -279,6 +279,7 @@ class Preparation:
 
     def _stream(self, made: NextWorld) -> None:
         """Have the state stream until it is certified; every rank of the handoff leaves with the same verdict."""
+        self._streaming()
         targets = self.request.target.layout.world_size
         made.exchange.count("connected", int(made.target_rank is not None))
         all_connected = False
@@ -330,8 +331,8 @@ class Preparation:
                 self._stream_inputs(made), self.settings.stream, deadline=self.deadline, probe=self.probe
             )
         except StreamRefused as refused:
-            why = f"target rank {made.target_rank}: {refused}"
-            propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, why, refused.phase))
+            verdict = Verdict(Rung.STOP_AND_COPY, f"target rank {made.target_rank}: {refused}", refused.phase)
+            propose_verdict(made.exchange, verdict)
             return None
         made.measures["tile_elements"] = float(made.target_stream.tile_elements)
         return Certifier(
@@ -417,15 +418,15 @@ class Preparation:
     def _first_manifest(self, made: NextWorld) -> Manifest:
         assert made.world is not None and made.state is not None
         part = describe_parameters(made.state.model, made.world)
-        made.exchange.post(f"parameters/{made.target_rank}", [spec.to_json() for spec in part])
+        made.exchange.post(f"parameters/{made.target_rank}", [to_json(spec) for spec in part])
         stages = next(ranks for ranks in made.world.layout.groups("pp") if made.target_rank in ranks)
         parts = [
-            tuple(ParameterSpec.from_json(spec) for spec in made.exchange.wait(f"parameters/{rank}", self.deadline))
+            tuple(from_json(ParameterSpec, spec) for spec in made.exchange.wait(f"parameters/{rank}", self.deadline))
             for rank in stages
         ]
         optimizer = distributed_optimizer(made.state.optimizer)
-        rule = bucket_rule(optimizer)
-        return merge_manifest(parts, made.state.config.num_layers, discover_kinds(optimizer), rule)
+        kinds = discover_kinds(optimizer)
+        return merge_manifest(parts, made.state.config.num_layers, kinds, bucket_rule(optimizer))
 
     def _lay_out(self, made: NextWorld) -> None:
         """Regions over the new structure, then their memory, on the device or in that of the host."""
@@ -467,7 +468,7 @@ class Preparation:
         """Without a living source: the state of a checkpoint, or a fresh one from global coordinates."""
         assert made.world is not None and made.state is not None and made.live is not None
         with building(made.world):
-            if self.request.checkpoint is not None:
+            if self.request.checkpoint:
                 made.small = load_checkpoint(self.request.checkpoint, made.world, made.state, made.live)
             else:
                 fill_initial(made.live, self.job.initial_parameter, self.job.seed)

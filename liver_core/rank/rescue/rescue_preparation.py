@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from liver_core.certificate import CertificatePlan
+from liver_core.handoff.messages import PreparePhase
 from liver_core.layout import Manifest, ResidentBox, Roster
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.preparation import Preparation, Steps
@@ -49,23 +50,23 @@ class RescuePreparation(Preparation):
     def _steps(self, made: NextWorld) -> Steps:
         gives, keeps = made.source_rank is not None, made.target_rank is not None
         return (
-            ("offer state", self._offer, gives),
-            ("get the manifest", self._get_manifest, not gives),
-            ("agree on the manifest", self._agree_manifest, True),
-            ("warm up", self._warm_up, self.active is None),
-            ("plan the rescue", self._plan_rescue, True),
-            ("open endpoint", self._open_to_survivors, gives and not keeps),
-            ("connect to leavers", self._reach_leavers, gives and keeps),
+            (PreparePhase.OFFER_STATE, self._offer, gives),
+            (PreparePhase.GET_THE_MANIFEST, self._get_manifest, not gives),
+            (PreparePhase.AGREE_ON_THE_MANIFEST, self._agree_manifest, True),
+            (PreparePhase.WARM_UP, self._warm_up, self.active is None),
+            (PreparePhase.PLAN_THE_RESCUE, self._plan_rescue, True),
+            (PreparePhase.OPEN_ENDPOINT, self._open_to_survivors, gives and not keeps),
+            (PreparePhase.CONNECT_TO_LEAVERS, self._reach_leavers, gives and keeps),
         )
 
     def _building_steps(self, made: NextWorld) -> Steps:
         return (
-            ("bring up groups", self._bring_up, True),
-            ("build model", self._build_state, True),
-            ("lay out state", self._lay_out, True),
-            ("open endpoint", self._open_endpoint, made.source_rank is not None),
-            ("plan", self._plan, True),
-            ("connect to sources", self._reach_sources, True),
+            (PreparePhase.BRING_UP_GROUPS, self._bring_up, True),
+            (PreparePhase.BUILD_MODEL, self._build_state, True),
+            (PreparePhase.LAY_OUT_STATE, self._lay_out, True),
+            (PreparePhase.OPEN_ENDPOINT, self._open_endpoint, made.source_rank is not None),
+            (PreparePhase.PLAN, self._plan, True),
+            (PreparePhase.CONNECT_TO_SOURCES, self._reach_sources, True),
         )
 
     # Before the boundary.

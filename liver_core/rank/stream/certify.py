@@ -12,7 +12,7 @@ from typing import Any
 
 from liver_core.certificate import MASK
 from liver_core.handoff.messages import Rung
-from liver_core.layout import Manifest
+from liver_core.layout import Manifest, from_json, to_json
 from liver_core.rank.active_world import Verdict
 from liver_core.rank.store_exchange import Exchange
 from liver_core.rank.stream.source_stream import SourceStream
@@ -31,13 +31,13 @@ class CertificateRefused(RuntimeError):
 
 def propose_verdict(exchange: Exchange, verdict: Verdict) -> None:
     """Write the verdict unless there is one."""
-    exchange.settle("verdict", verdict.to_json())
+    exchange.settle("verdict", to_json(verdict))
 
 
 def read_verdict(exchange: Exchange) -> Verdict | None:
     """The verdict, None while there is none."""
     found = exchange.peek("verdict")
-    return None if found is None else Verdict.from_json(found)
+    return None if found is None else from_json(Verdict, found)
 
 
 class Certifier:

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
+from liver_core.handoff.messages import Order, PreparePhase
 from liver_core.layout import Manifest
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.memory_account import MemoryAccount
-from liver_core.rank.request import Request
 from liver_core.rank.store_exchange import Exchange
 from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.reshard import RankPlan
@@ -61,7 +61,7 @@ class TargetInputs:
     `active`: the world in which this rank trains, None for a newcomer. `beside`: the source stream of the same process.
     """
 
-    request: Request
+    request: Order
     exchange: Exchange
     transport: Transport | None
     manifest: Manifest
@@ -80,9 +80,9 @@ class StreamFailed(RuntimeError):
 
 
 class StreamRefused(RuntimeError):
-    """The state of this rank cannot stream. The text says why and what to change. `phase`: "stream" or "replay"."""
+    """The state of this rank cannot stream. The text says why and what to change. `phase`: STREAM or REPLAY."""
 
-    def __init__(self, text: str, phase: str = "stream") -> None:
+    def __init__(self, text: str, phase: PreparePhase = PreparePhase.STREAM) -> None:
         super().__init__(text)
         self.phase = phase
 
@@ -338,7 +338,7 @@ class LiveTarget:
                 staged_kinds=inputs.placement.staged_kinds,
             )
         except (UnsupportedState, HeaderError) as error:
-            raise StreamRefused(str(error), "replay") from error
+            raise StreamRefused(str(error), PreparePhase.REPLAY) from error
         except BudgetRefused as error:
             raise StreamRefused(str(error)) from error
         return min(sizes.tile_elements, self._settings.tile_elements)

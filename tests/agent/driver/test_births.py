@@ -1,16 +1,25 @@
 """Worlds that the service starts, stops and suspends, across real agent processes with fake ranks."""
 
+from pathlib import Path
+
 import pytest
 
 from agent.protocol.sync import DesiredState, SourceCheckpoint
 from agent.protocol.values import HandoffState
 from tests.agent.cluster import Cluster, cluster, identity_of
+from tests.agent.fake_rank import write_checkpoint
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
 
 def wait_ended(nodes: Cluster, *names: str) -> None:
     nodes.wait(lambda: all(nodes.rank(name) is None for name in names), f"the end of the ranks of {names}")
+
+
+def checkpoint_in(nodes: Cluster, step: int) -> SourceCheckpoint:
+    path = nodes.directory / "checkpoint"
+    write_checkpoint(path, step)
+    return SourceCheckpoint(path=str(path), step=step)
 
 
 def test_a_suspended_job_writes_a_checkpoint_and_comes_back_from_it_on_other_nodes() -> None:
@@ -21,6 +30,7 @@ def test_a_suspended_job_writes_a_checkpoint_and_comes_back_from_it_on_other_nod
         path = nodes.wait(lambda: nodes.service.checkpoints, "the checkpoint")[0]
         assert path.endswith("checkpoints/suspend-1")
         wait_ended(nodes, "a", "b")
+        write_checkpoint(Path(path), 1_000)
         nodes.service.restart(("c", "b"), SourceCheckpoint(path=path, step=1_000))
         nodes.wait_training(2, ("b", "c"))
         assert min(step for generation, step in nodes.service.steps if generation == 2) == 1_001
@@ -34,7 +44,7 @@ def test_a_world_of_another_origin_is_ended_before_its_number_is_used_again() ->
         nodes.wait_handoff(HandoffState.ACTIVE)
         nodes.wait_training(2, ("a",))
         old = identity_of(nodes.rank("a"))  # type: ignore[arg-type]
-        nodes.service.restart(("a",), SourceCheckpoint(path="/checkpoints/x", step=500), generation=2)
+        nodes.service.restart(("a",), checkpoint_in(nodes, 500), generation=2)
         nodes.wait(lambda: (2, 501) in nodes.service.steps, "a step after the checkpoint")
         assert identity_of(nodes.rank("a")) != old  # type: ignore[arg-type]
 
@@ -43,6 +53,6 @@ def test_a_checkpoint_restart_replaces_a_world_that_lost_a_rank() -> None:
     with cluster("a", "b", faults={"b": "dies_training"}) as nodes:
         failed = nodes.wait(lambda: nodes.service.failed, "the lost rank")[0]
         assert failed.reason is not None and "planted: device lost" in failed.reason.text
-        nodes.service.restart(("a",), SourceCheckpoint(path="/checkpoints/x", step=10))
+        nodes.service.restart(("a",), checkpoint_in(nodes, 10))
         nodes.wait_training(2, ("a",))
         nodes.wait(lambda: nodes.rank("b") is None, "the lost rank to be forgotten")

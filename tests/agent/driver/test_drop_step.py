@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from agent.protocol.jobfile import JobFile
-from agent.protocol.values import HandoffDecision, HandoffState, Rung
+from agent.protocol.values import HandoffState
+from liver_core.handoff import Decision, Rung
 from tests.agent.cluster import REAL_RANKS, cluster
 from tests.agent.waiting import real_job
 from tests.cluster.real_ranks_model import build_corpus
@@ -25,7 +26,7 @@ def test_the_ladder_drops_a_long_step_and_the_next_world_does_its_batch(tmp_path
         nodes.wait(lambda: (1, 2) in nodes.service.steps, "two steps", 120)
         nodes.announce("b", NOTICE_S)
         done = nodes.wait_handoff(HandoffState.ACTIVE)
-        assert (done.rung, done.decision) == (Rung.DROP_STEP, HandoffDecision.GO_REDO)
+        assert (done.rung, done.decision) == (Rung.DROP_STEP, Decision.GO_REDO)
         assert done.target.node_ids() == ("a", "c")
         assert done.measures.phases_s["dropped"] > 0
         assert done.measures.notice_to_safe_s is not None and done.measures.notice_to_safe_s < NOTICE_S

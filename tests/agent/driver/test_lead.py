@@ -12,23 +12,22 @@ from uuid import UUID
 
 import pytest
 
-from agent.driver.lead import Lead, Leaving
-from agent.driver.node_context import DriverSettings, Node
+from agent.driver.lead import HANDOFF_DEADLINE_S, Lead, Leaving
+from agent.driver.node_context import Node
 from agent.driver.planning import Learned, Pulse
-from agent.driver.wire import core_roster
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder, LayoutByCount, LayoutForCount
-from agent.protocol.values import HandoffCause, HandoffState, Layout, Placement, Rung, StoreAddress
-from liver_core.handoff import Order, Participant, ParticipantRecord, Phase, Reason, Stage
+from agent.protocol.values import HandoffCause, HandoffState, Placement
+from liver_core.handoff import Order, Participant, ParticipantRecord, Phase, Reason, Rung, Stage, StoreAddress
 from liver_core.handoff import Rung as CoreRung
 from liver_core.handoff.participant_events import OrderReceived, RankReported, RankStage, SendReport
 from liver_core.handoff.proposer import ProposerState
-from liver_core.layout import Member
+from liver_core.layout import Member, ParallelLayout
 from tests.agent.stub_service import JOB_ID, StubService, members_of, roster_of
 from tests.agent.waiting import fake_job
 
 FOUR = ("a", "b", "c", "d")
-ACTIVE = core_roster(roster_of(1, FOUR))
+ACTIVE = roster_of(1, FOUR)
 START_S = 1_700_000_000.0
 
 
@@ -58,7 +57,7 @@ class Stores:
 class Scene:
     """The lead on node a, and a participant per member; ranks do what the test says."""
 
-    def __init__(self, order: JobOrder, settings: DriverSettings) -> None:
+    def __init__(self, order: JobOrder) -> None:
         self.order = order
         self.now = START_S
         self.mirrors: list[HandoffMirror] = []
@@ -84,7 +83,6 @@ class Scene:
             mention=lambda: None,
             now=lambda: self.now,
             service_is_there=lambda: False,
-            settings=settings,
         )
         self.lead = Lead(
             cast(Node, node),
@@ -145,7 +143,7 @@ def job(tmp_path: Path) -> JobOrder:
 
 
 def scene(job: JobOrder) -> Scene:
-    return Scene(job, DriverSettings())
+    return Scene(job)
 
 
 def test_another_notice_amends_the_handoff_that_is_still_preparing(job: JobOrder) -> None:
@@ -229,7 +227,9 @@ def test_a_boundary_that_comes_before_permission_is_taken_back_leaves_the_notice
 
 def test_an_open_handoff_that_cannot_be_amended_is_given_up_for_all_notices(job: JobOrder) -> None:
     async def run() -> None:
-        only_three = LayoutByCount(choices=(LayoutForCount(nodes=3, layout=Layout(pp=3), reason="three or nothing"),))
+        only_three = LayoutByCount(
+            choices=(LayoutForCount(nodes=3, layout=ParallelLayout(pp=3), reason="three or nothing"),)
+        )
         now = scene(job.model_copy(update={"standing_plans": (), "layouts_by_count": only_three}))
         await now.notice(60.0, "d")
         await now.notice(60.0, "c", "d")
@@ -292,7 +292,7 @@ def test_another_notice_that_leaves_the_target_as_it_is_lets_ranks_keep_what_the
     """Three nodes are no use to this job, so that without d, and without c as well, it runs on a and b."""
 
     async def run() -> None:
-        pairs = tuple(LayoutForCount(nodes=count, layout=Layout(pp=2), reason="pairs only") for count in (2, 3))
+        pairs = tuple(LayoutForCount(nodes=count, layout=ParallelLayout(pp=2), reason="pairs only") for count in (2, 3))
         of_pairs = job.model_copy(
             update={"standing_plans": (), "layouts_by_count": LayoutByCount(choices=pairs), "lead_order": FOUR}
         )
@@ -318,7 +318,7 @@ def test_capacity_that_appears_neither_amends_nor_delays_an_open_handoff(job: Jo
             handoff_id=UUID(int=1),
             parent=1,
             cause=HandoffCause.GROW,
-            target=Placement(layout=Layout(pp=4), members=members_of(("a", "b", "c", "e"))),
+            target=Placement(layout=ParallelLayout(pp=4), members=members_of(("a", "b", "c", "e"))),
             plan_digest="grow",
             reason="a node appeared",
             proposed_utc=now.mirrors[-1].opened_utc,
@@ -413,12 +413,13 @@ def test_a_handoff_that_takes_long_is_told_of_again_before_the_service_gives_it_
 
 def test_capacity_that_appears_gets_the_time_that_its_state_needs(job: JobOrder) -> None:
     async def run() -> None:
-        now = Scene(job, DriverSettings(bandwidth_bytes_per_s=1_000.0))
+        now = scene(job)
+        now.lead._learned = Learned(bandwidth_bytes_per_s=1_000.0)
         wanted = HandoffOrder(
             handoff_id=UUID(int=1),
             parent=1,
             cause=HandoffCause.GROW,
-            target=Placement(layout=Layout(pp=4), members=members_of(FOUR)),
+            target=Placement(layout=ParallelLayout(pp=4), members=members_of(FOUR)),
             plan_digest="grow",
             reason="a node appeared",
             proposed_utc=datetime.fromtimestamp(START_S, UTC),
@@ -427,7 +428,7 @@ def test_capacity_that_appears_gets_the_time_that_its_state_needs(job: JobOrder)
         opened = await asyncio.wait_for(now.posted.get(), timeout=10.0)
         await opened()
         order = now.sent[0][1]
-        assert order.deadline_utc - START_S > 2 * DriverSettings().handoff_deadline_s
+        assert order.deadline_utc - START_S > 2 * HANDOFF_DEADLINE_S
         assert order.cutover.target_s == 120.0
 
     asyncio.run(run())

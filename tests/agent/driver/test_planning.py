@@ -7,9 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from agent.driver.journal_records import SlotMemory, proposer_from_json, proposer_to_json, slot_from_json, slot_to_json
+from agent.driver.journal_records import SlotMemory
 from agent.driver.measures import merge_measures
-from agent.driver.node_context import DriverSettings
 from agent.driver.planning import (
     Intent,
     Learned,
@@ -25,11 +24,9 @@ from agent.driver.planning import (
     plan_loss,
 )
 from agent.driver.progress import LostTime, Progress, learned_from
-from agent.driver.wire import core_layout, core_roster
 from agent.protocol.jobfile import DropStepRule
 from agent.protocol.sync import HandoffMeasures, HandoffMirror, JobOrder
 from agent.protocol.values import HandoffCause, HandoffState
-from agent.protocol.values import Rung as WireRung
 from liver_core.handoff import (
     CutoverDeadlines,
     Decision,
@@ -37,6 +34,7 @@ from liver_core.handoff import (
     Order,
     ParticipantRecord,
     Phase,
+    PreparePhase,
     Promise,
     Proposal,
     ProposerRecord,
@@ -49,12 +47,12 @@ from liver_core.handoff import (
 )
 from liver_core.handoff.participant_events import EndedHandoff
 from liver_core.handoff.proposer_events import HandoffEnded
-from liver_core.layout import Member, ParallelLayout, Roster
+from liver_core.layout import Member, ParallelLayout, Roster, from_json, to_json
 from tests.agent.stub_service import StubService, roster_of
 from tests.agent.waiting import fake_job
 
 FOUR = ("a", "b", "c", "d")
-ACTIVE = core_roster(roster_of(1, FOUR))
+ACTIVE = roster_of(1, FOUR)
 
 
 @pytest.fixture
@@ -85,7 +83,7 @@ def test_without_a_service_nothing_is_waited_for(order: JobOrder) -> None:
 
 
 def test_a_standing_plan_of_another_generation_is_not_used(order: JobOrder) -> None:
-    newer = core_roster(roster_of(2, FOUR))
+    newer = roster_of(2, FOUR)
     found = plan_loss(order, newer, frozenset({"b"}), waited_s=9.0, service_is_there=True)
     assert isinstance(found, Plan)
     assert "made without the service" in found.reason
@@ -115,7 +113,7 @@ def rung_for(order: JobOrder, left_s: float | None, *, step_s: float = 0.5, lear
     assert isinstance(found, Plan)
     pulse = Pulse(100, 0.1, step_s, 90)
     where = (order, ACTIVE, found, frozenset({"b"}), left_s)
-    return choose_rung(ladder_inputs(*where, pulse=pulse, learned=learned or Learned(), settings=DriverSettings())).rung
+    return choose_rung(ladder_inputs(*where, pulse=pulse, learned=learned or Learned())).rung
 
 
 def test_a_handoff_is_live_unless_something_is_known_against_it(order: JobOrder) -> None:
@@ -151,7 +149,7 @@ def test_how_far_a_part_reaches_is_counted_on_a_data_parallel_rank(order: JobOrd
     found = plan(order, "b")
     assert isinstance(found, Plan)
     pipeline, replicas = ACTIVE, replace(ACTIVE, layout=ParallelLayout(dp=4))
-    given = {"pulse": Pulse(100, 10.0, 60.0, 90), "learned": Learned(), "settings": DriverSettings()}
+    given = {"pulse": Pulse(100, 10.0, 60.0, 90), "learned": Learned()}
     where = (found, frozenset({"b"}), 40.0)
     assert ladder_inputs(in_parts(order, 2), pipeline, *where, **given).part_s == 10.0
     assert ladder_inputs(in_parts(order, 2), replicas, *where, **given).part_s == 40.0
@@ -178,7 +176,7 @@ def test_the_ladder_counts_the_leavers_share_of_the_bytes_and_the_nodes_that_are
     found = plan(order, "b")
     assert isinstance(found, Plan)
     where = (order, ACTIVE, found, frozenset({"b"}), 25.0)
-    inputs = ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=Learned(), settings=DriverSettings())
+    inputs = ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=Learned())
     assert inputs.bytes_to_move == 12 * estimate_parameters(order.spec.model)
     # b is a stage between the embeddings; a holds one of them besides its layers.
     embedding = 12 * order.spec.model.padded_vocab_size * order.spec.model.hidden_size
@@ -222,7 +220,7 @@ def measured(**phases_s: float) -> Progress:
         proposer="a",
         cause=HandoffCause.NOTICE,
         state=HandoffState.ACTIVE,
-        rung=WireRung.LIVE,
+        rung=Rung.LIVE,
         target=roster_of(2, FOUR[:3]),
         opened_utc=now,
         changed_utc=now,
@@ -237,14 +235,16 @@ def test_the_next_ladder_knows_what_a_handoff_measured_and_why_it_fell() -> None
     # The bandwidth beside training is not that of the link.
     assert learned == Learned(prepare_s=5.0, follow_s=0.2)
     progress = measured()
-    progress.fallback = Reason("fused AdamW", "replay", 0)
+    progress.fallback = Reason("fused AdamW", PreparePhase.REPLAY, 0)
     assert learned_from(progress, Learned(), done).replay_refusal == "fused AdamW"
-    aborted = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("ring", "stream", 0))
+    aborted = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("ring", PreparePhase.STREAM, 0))
     failed = learned_from(measured(), Learned(), aborted)
     assert (failed.stream_failure, failed.failed_in) == ("ring", 1)
-    too_large = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("9", "estimate memory", 0))
+    too_large = HandoffEnded(
+        HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("9", PreparePhase.ESTIMATE_MEMORY, 0)
+    )
     refused = learned_from(measured(), Learned(), too_large)
-    layout = str(core_layout(roster_of(2, FOUR[:3]).layout))
+    layout = str(roster_of(2, FOUR[:3]).layout)
     assert (refused.memory_refusal, refused.refused_in, refused.refused_layout) == ("9", 1, layout)
     elsewhere = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("dead", "prepare", 0))
     assert learned_from(measured(), Learned(), elsewhere) == Learned()
@@ -252,11 +252,13 @@ def test_the_next_ladder_knows_what_a_handoff_measured_and_why_it_fell() -> None
 
 def test_a_rescue_tells_what_endpoints_take_and_whether_there_is_room_for_what_leavers_hold() -> None:
     progress = measured(to_ready=2.0)
-    progress.mirror = progress.mirror.model_copy(update={"rung": WireRung.RESCUE})
+    progress.mirror = progress.mirror.model_copy(update={"rung": Rung.RESCUE})
     done = HandoffEnded(HandoffId("h"), 2, Stage.ACTIVE, Decision.GO_REDO, Reason("all did", "retire"))
     assert learned_from(progress, Learned(prepare_s=9.0), done).endpoints_s == 2.0
     assert learned_from(progress, Learned(prepare_s=9.0), done).prepare_s == 9.0
-    refused = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("budget", "plan the rescue", 0))
+    refused = HandoffEnded(
+        HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("budget", PreparePhase.PLAN_THE_RESCUE, 0)
+    )
     failed = learned_from(progress, Learned(), refused)
     assert (failed.rescue_failure, failed.rescue_failed_in) == ("budget", 1)
 
@@ -271,7 +273,7 @@ def test_the_next_world_of_a_rescue_gets_several_times_what_it_is_expected_to_ta
     found = plan(order, "b")
     assert isinstance(found, Plan)
     where = (order, ACTIVE, found, frozenset({"b"}), 25.0)
-    settings = {"pulse": Pulse(100, 0.1, 0.5, 90), "settings": DriverSettings()}
+    settings = {"pulse": Pulse(100, 0.1, 0.5, 90)}
     limits = [
         cutover_deadlines(ladder_inputs(*where, learned=learned, **settings)).build_s
         for learned in (Learned(), Learned(prepare_s=20.0, bandwidth_bytes_per_s=1e12), Learned(prepare_s=100.0))
@@ -283,7 +285,7 @@ def test_the_pause_gets_several_times_what_a_copy_and_the_step_take_at_most_two_
     found = plan(order, "b")
     assert isinstance(found, Plan)
     where = (order, ACTIVE, found, frozenset({"b"}), None)
-    small = ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=Learned(), settings=DriverSettings())
+    small = ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=Learned())
     small = replace(small, bytes_to_move=0, step_s=0.0)
     for inputs, target_s in (
         (small, 20.0),
@@ -300,7 +302,7 @@ def test_only_what_nothing_presses_gets_a_deadline_by_its_estimate(order: JobOrd
     assert isinstance(found, Plan)
     wanted = Intent("h", HandoffCause.GROW, found, ACTIVE, frozenset(), 1_000.0, None)
     where, pulse = (order, ACTIVE, found, frozenset(), None), Pulse(100, 0.1, 0.5, 90)
-    inputs = ladder_inputs(*where, pulse=pulse, learned=Learned(), settings=DriverSettings())
+    inputs = ladder_inputs(*where, pulse=pulse, learned=Learned())
     for estimate_s, deadline in ((1.0, 1_000.0), (400.0, 2_100.0), (9_000.0, 4_500.0)):
         choice = RungChoice(Rung.LIVE, estimate_s, ((Rung.LIVE, "fits"),))
         taken = on_rung(wanted, choice, inputs, now=900.0)
@@ -352,7 +354,7 @@ def handoff_order() -> Order:
         proposer_id="a",
         agent_incarnation=3,
         report_seq=1,
-        issued_at=1.0,
+        issued_at=datetime.now(UTC).timestamp(),
     )
 
 
@@ -369,8 +371,8 @@ def test_a_slot_and_a_proposer_come_back_from_the_journal_as_they_were() -> None
         ended=(ended,),
     )
     memory = SlotMemory(record=record, origin="o", store=StoreAddress("h", 5))
-    assert slot_from_json(slot_to_json(memory)) == memory
-    assert slot_from_json(slot_to_json(SlotMemory())) == SlotMemory()
+    assert from_json(SlotMemory, to_json(memory)) == memory
+    assert from_json(SlotMemory, to_json(SlotMemory())) == SlotMemory()
     proposal = Proposal(
         handoff_id=order.handoff_id,
         job_id="fake-job",
@@ -382,12 +384,12 @@ def test_a_slot_and_a_proposer_come_back_from_the_journal_as_they_were() -> None
         store=order.store,
         cause="notice",
         rung=Rung.STOP_AND_COPY,
-        deadline_utc=5.0,
+        deadline_utc=order.deadline_utc,
         cutover=CutoverDeadlines(),
     )
     end = HandoffEnded(order.handoff_id, 2, Stage.ACTIVE, Decision.GO, reason)
     proposer = ProposerRecord(
         highest_generation=3, proposal=proposal, generation=3, plan_revision=4, target_revision=2, ended=(end,)
     )
-    assert proposer_from_json(proposer_to_json(replace(proposer, pending=proposal))).pending == proposal
-    assert proposer_from_json(proposer_to_json(proposer)) == proposer
+    assert from_json(ProposerRecord, to_json(replace(proposer, pending=proposal))).pending == proposal
+    assert from_json(ProposerRecord, to_json(proposer)) == proposer

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.protocol.values import HandoffDecision, HandoffState, Rung
+from agent.protocol.values import HandoffState
+from liver_core.handoff import Decision, Rung
 from tests.agent.cluster import REAL_RANKS, cluster
 from tests.agent.waiting import real_job
 from tests.cluster.real_ranks_model import build_corpus
@@ -30,7 +31,7 @@ def test_the_ladder_rescues_what_leavers_hold_and_the_next_world_is_built_beyond
         nodes.wait(lambda: "ended active" in nodes.log_of("a"), "the end of the first handoff")
         nodes.announce("b", NOTICE_S)
         done = nodes.wait_handoff(HandoffState.ACTIVE, 2)
-        assert (done.rung, done.decision, done.target.node_ids()) == (Rung.RESCUE, HandoffDecision.GO_REDO, ("a",))
+        assert (done.rung, done.decision, done.target.node_ids()) == (Rung.RESCUE, Decision.GO_REDO, ("a",))
         said = done.measures
         assert said.notice_to_safe_s is not None and said.notice_to_safe_s < NOTICE_S
         assert said.phases_s["build_target"] > BUILD_S

@@ -1,5 +1,6 @@
 """The journal keeps what was put, whatever the moment of the crash."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from agent.journal import Journal, JournalError, Table
-from agent.journal.journal import FILE_NAME
+from agent.journal.journal import FILE_NAME, FORMAT, FORMAT_KEY, _line
 
 
 def reopened(directory: Path) -> Journal:
@@ -26,6 +27,35 @@ def test_a_reopened_journal_holds_the_last_value_of_each_key(tmp_path: Path) -> 
     again = reopened(tmp_path)
     assert again.items(Table.RANK) == (("job/0", {"pid": 2}),)
     again.close()
+
+
+def test_a_journal_says_its_format_and_keeps_saying_it_when_it_is_compacted(tmp_path: Path) -> None:
+    journal = Journal(tmp_path).open()
+    for number in range(2_000):
+        journal.put(Table.PROPOSER, "a", {"generation": number})
+    journal.close()
+    first = (tmp_path / FILE_NAME).read_bytes().splitlines()[0]
+    assert json.loads(first.partition(b" ")[2]) == {"t": "format", "k": "version", "v": {"number": FORMAT}}
+    reopened(tmp_path).close()
+
+
+@pytest.mark.parametrize(
+    ("lines", "written"),
+    [
+        ([(Table.RANK, "job/0", {"pid": 1})], 1),
+        ([(Table.FORMAT, FORMAT_KEY, {"number": FORMAT + 1}), (Table.RANK, "job/0", {"pid": 1})], FORMAT + 1),
+    ],
+)
+def test_a_journal_of_another_format_is_refused_with_both_numbers_and_what_to_do(
+    tmp_path: Path, lines: list, written: int
+) -> None:
+    content = b"".join(_line(*line) for line in lines)
+    (tmp_path / FILE_NAME).write_bytes(content)
+    what = rf"format {written}, this agent reads format {FORMAT}: .*--stop-ranks --run-dir"
+    for _ in range(2):  # The directory is let go again.
+        with pytest.raises(JournalError, match=what):
+            reopened(tmp_path)
+    assert (tmp_path / FILE_NAME).read_bytes() == content, "nothing is changed in what cannot be read"
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])

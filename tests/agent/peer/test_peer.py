@@ -13,10 +13,22 @@ import pytest
 from agent.peer.peer_client import PeerClient, PeerUnreachable
 from agent.peer.peer_server import PeerRefused, PeerServer, bind, peer_app
 from agent.peer.signing import ReplayWindow, Request, SignatureRefused, sign
-from agent.protocol.peer import ENVELOPE_BYTES_MAX, PEER_PATH, Envelope, PeerKind
+from agent.protocol.peer import ENVELOPE_BYTES_MAX, PEER_PATH, Envelope, NoticeBody
+from agent.protocol.sync import NoticeFact, NoticeKind
 from tests.agent.waiting import eventually
 
 KEY = "k" * 43
+
+
+def notice(number: int) -> NoticeFact:
+    first_seen_utc = datetime(2026, 1, 1, tzinfo=UTC)
+    return NoticeFact(
+        node_id=f"n{number}",
+        kind=NoticeKind.INTERRUPTION,
+        source="test",
+        deadline_utc=None,
+        first_seen_utc=first_seen_utc,
+    )
 
 
 def envelope(receiver: str = "b", job_id: str = "job", number: int = 0) -> Envelope:
@@ -26,8 +38,7 @@ def envelope(receiver: str = "b", job_id: str = "job", number: int = 0) -> Envel
         agent_incarnation=uuid4(),
         job_id=job_id,
         issued_utc=datetime.now(UTC),
-        kind=PeerKind.REPORT,
-        body={"number": number},
+        body=NoticeBody(notice=notice(number)),
     )
 
 
@@ -61,7 +72,7 @@ def test_a_signed_envelope_is_taken_and_status_is_told() -> None:
         async with endpoint(taken) as url:
             client = client_for(url)
             await client.send(envelope(number=7))
-            assert [message.body for message in taken] == [{"number": 7}]
+            assert [message.body for message in taken] == [NoticeBody(notice=notice(7))]
             assert await client.status("job", "b") == {"job_id": "job"}
             await client.close()
 
@@ -82,7 +93,7 @@ def test_only_the_newest_of_what_could_not_be_sent_yet_is_sent() -> None:
             for number in range(50):
                 client.send_newest(envelope(number=number), "order")
             gate.set()
-            await eventually(lambda: taken and taken[-1].body == {"number": 49}, "the newest")
+            await eventually(lambda: taken and taken[-1].body == NoticeBody(notice=notice(49)), "the newest")
             assert len(taken) <= 2
             await client.close()
 

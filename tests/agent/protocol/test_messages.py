@@ -1,34 +1,36 @@
 """The wire contract: strict, bounded, the same after a round trip."""
 
+import copy
 import json
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 from pydantic import ValidationError
 
-from agent.protocol import peer, rank, sync
-from agent.protocol.values import (
-    HandoffCause,
-    HandoffState,
-    Layout,
-    Member,
-    Placement,
-    RankStage,
-    Reason,
-    Roster,
-    StoreAddress,
-)
+from agent.protocol import peer, rank, sync, worker
+from agent.protocol.jobfile import JobFile
+from agent.protocol.values import HandoffCause, HandoffState, Placement
+from liver_core.handoff import CutoverDeadlines, HandoffId, Order, Phase, RankStage, Reason, Rung, StoreAddress
+from liver_core.layout import Member, ParallelLayout, Roster
+from tests.service.fake_agent import JOB
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 ROSTER = Roster(
     job_id="j-1",
     generation=1,
-    layout=Layout(tp=2),
+    layout=ParallelLayout(tp=2),
     members=(Member(node_id="a", slot=0), Member(node_id="b", slot=0)),
 )
-TARGET = ROSTER.model_copy(update={"generation": 2})
+TARGET = replace(ROSTER, generation=2)
 ID = uuid.uuid4()
+ORDER = Order(
+    job_id="j-1", handoff_id=HandoffId(str(ID)), parent=1, generation=2, plan_revision=1, plan_digest="d",
+    phase=Phase.PREPARE, source=ROSTER, target=TARGET, target_revision=1, store=StoreAddress("h", 1), cause="notice",
+    rung=Rung.LIVE, deadline_utc=NOW.timestamp(), cutover=CutoverDeadlines(), proposer_id="a", agent_incarnation=1,
+    report_seq=1, issued_at=NOW.timestamp(),
+)  # fmt: skip
 
 
 def report(**parts) -> sync.SyncReport:
@@ -52,20 +54,20 @@ MIRROR = sync.HandoffMirror(
         report(
             ranks=(
                 sync.RankStatus(
-                    job_id="j-1", generation=1, rank=0, slot=0, pid=7, stage=RankStage.FAILED, reason=Reason(text="x")
+                    job_id="j-1", generation=1, rank=0, slot=0, pid=7, stage=RankStage.FAILED, reason=Reason("x", "y")
                 ),
             ),
             steps=(sync.StepRow(job_id="j-1", generation=1, step=3, seconds=0.5, finished_utc=NOW, loss=1.5),),
             checkpoints=(sync.CheckpointFact(job_id="j-1", generation=1, step=3, path="/c", finished_utc=NOW),),
         ),
-        rank.Prepare(
-            handoff_id=ID, parent=1, generation=2, plan_revision=1, source=ROSTER, target=TARGET,
-            target_revision=1, store=StoreAddress(host="h", port=1), deadline_utc=NOW,
-            cutover=rank.CutoverLimits(target_s=20.0, source_s=30.0, store_s=60.0, build_s=120.0),
-        ),
+        rank.Prepare(order=ORDER),
         peer.Envelope(
-            sender="a", receiver="b", agent_incarnation=ID, job_id="j-1", issued_utc=NOW, kind=peer.PeerKind.ORDER,
-            body={"phase": "prepare"},
+            sender="a", receiver="b", agent_incarnation=ID, job_id="j-1", issued_utc=NOW,
+            body=peer.OrderBody(slot=3, order=ORDER),
+        ),
+        worker.RankSpec(
+            node_id="b", slot=0, order=ORDER, spec=JobFile.model_validate(JOB), private_address="127.0.0.1",
+            socket_path="/s", run_dir="/r",
         ),
     ],
     ids=lambda message: type(message).__name__,
@@ -74,9 +76,24 @@ def test_a_message_is_the_same_after_a_round_trip(message):
     assert type(message).model_validate_json(message.model_dump_json()) == message
 
 
-def test_cutover_limits_out_of_order_are_refused():
-    with pytest.raises(ValidationError, match=r"target_s < source_s < store_s must hold, are 20\.0, 20\.0, 60\.0"):
-        rank.CutoverLimits(target_s=20.0, source_s=20.0, store_s=60.0, build_s=120.0)
+def test_an_order_inside_another_message_is_checked_as_strictly_as_alone():
+    content = json.loads(rank.Prepare(order=ORDER).model_dump_json())
+    for path, value, complaint in (
+        ("order.rung", "fast", "order.rung"),
+        ("order.cutover.build_s", float("inf"), "order.cutover.build_s"),
+        ("order.cutover.target_s", 40.0, "needs 0 < target_s < source_s < store_s"),
+        ("order.target.members", [], "order.target.members"),
+        ("order.generation", 1, "must be above parent 1"),
+        ("order.colour", "red", "order.colour"),
+        ("order.protocol_version", 1, "must be 2, the sender speaks 1"),
+    ):
+        *parents, name = path.split(".")
+        part = changed = copy.deepcopy(content)
+        for parent in parents:
+            part = part[parent]
+        part[name] = value
+        with pytest.raises(ValidationError, match=complaint):
+            rank.Prepare.model_validate_json(json.dumps(changed))
 
 
 def test_an_unknown_field_is_refused_wherever_it_stands():
@@ -105,18 +122,10 @@ def test_lists_are_bounded():
 
 
 def test_a_placement_has_one_slot_for_each_rank():
-    with pytest.raises(ValidationError, match="members must be 4 for layout TP2xPP2xDP1, are 2"):
-        Placement(layout=Layout(tp=2, pp=2), members=ROSTER.members)
-    with pytest.raises(ValidationError, match="every slot at most once"):
-        Placement(layout=Layout(tp=2), members=(ROSTER.members[0], ROSTER.members[0]))
-
-
-def test_the_wire_form_of_a_roster_is_that_of_the_core():
-    core = pytest.importorskip("liver_core.layout")
-    content = json.loads(ROSTER.model_dump_json())
-    assert core.Roster.from_json(content).to_json() == content
-    for layout in (Layout(), Layout(tp=2, pp=3, dp=4), Layout(ep=2, cp=2, vpp=2, dp=2, pp=2, tp=2)):
-        assert str(core.ParallelLayout.from_json(layout.model_dump())) == str(layout)
+    with pytest.raises(ValidationError, match="members: TP2xPP2xDP1 needs 4 members, 2 given"):
+        Placement(layout=ParallelLayout(tp=2, pp=2), members=ROSTER.members)
+    with pytest.raises(ValidationError, match="a/0 holds more than one rank"):
+        Placement(layout=ParallelLayout(tp=2), members=(ROSTER.members[0], ROSTER.members[0]))
 
 
 @pytest.mark.parametrize(

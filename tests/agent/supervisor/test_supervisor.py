@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
@@ -16,15 +16,15 @@ import pytest
 
 from agent.journal import Journal, Table
 from agent.protocol.rank import Hello, RankEvent, StepReport
-from agent.protocol.sync import SourceInit
-from agent.protocol.values import Layout, Member, RankStage, Reason, Roster, StoreAddress
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import ProcessIdentity, is_alive, read_start_time, send_signal, wait_end
-from agent.supervisor.records import SlotKey, StoreKey
+from agent.supervisor.records import SlotKey, StoreKey, StoreRecord
 from agent.supervisor.stores import StoreError, Stores
 from agent.supervisor.supervisor import Supervisor, SupervisorSettings
 from agent.supervisor.zygote_client import ForkRequest, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
+from liver_core.handoff import RankStage, Reason, StoreAddress, start_order
+from liver_core.layout import Member, ParallelLayout, Roster, from_json
 from tests.agent.waiting import eventually, fake_job, quick_directory
 
 KEY = SlotKey("fake", 0)
@@ -63,17 +63,13 @@ class Node:
         )
 
     def spec(self) -> RankSpec:
+        now = datetime.now(UTC).timestamp()
+        target = Roster("fake", 1, ParallelLayout(), (Member("a", 0),))
+        store = StoreAddress("127.0.0.1", 1)
         return RankSpec(
-            job_id="fake",
             node_id="a",
             slot=0,
-            generation=1,
-            rank=0,
-            roster=Roster(job_id="fake", generation=1, layout=Layout(), members=(Member(node_id="a", slot=0),)),
-            source=SourceInit(),
-            handoff_id=UUID(int=1),
-            deadline_utc=datetime.now(UTC) + timedelta(minutes=1),
-            store=StoreAddress(host="127.0.0.1", port=1),
+            order=start_order(target, store, str(UUID(int=1)), deadline_utc=now + 60.0, issued_at=now, proposer_id="a"),
             spec=fake_job(self.run_dir),
             private_address="127.0.0.1",
             socket_path=self.supervisor.socket_path("r", "fake", "0"),
@@ -282,7 +278,7 @@ def test_a_store_child_serves_torch_and_is_found_again_and_ended(run_dir: Path) 
         await first.leave()
         async with node(run_dir, preload="torch") as second:
             assert second.stores.address(key) == address
-            process = ProcessIdentity.from_json(second.journal.get(Table.STORE, str(key)) or {})
+            process = from_json(StoreRecord, second.journal.get(Table.STORE, str(key))).process
             assert _listens_only_on_loopback(process.pid, address.port)
             await second.stores.retire(key)
             assert not is_alive(process)
@@ -298,7 +294,7 @@ def test_a_store_that_died_is_told_and_never_started_again_for_its_generation(ru
         key = StoreKey("fake", 2)
         async with node(run_dir, preload="torch") as this:
             await this.stores.host(key, "127.0.0.1")
-            process = ProcessIdentity.from_json(this.journal.get(Table.STORE, str(key)) or {})
+            process = from_json(StoreRecord, this.journal.get(Table.STORE, str(key))).process
             send_signal(process, signal.SIGKILL)
             await eventually(lambda: this.store_exits, "the exit")
             with pytest.raises(StoreError, match="never started again"):

@@ -153,9 +153,10 @@ def every_participant_event() -> list[OrderReceived | RankReported | RankDied | 
     orders += [order(phase, plan_revision=2, plan_digest="d2") for phase in Phase]
     orders += [order(phase, handoff_id=H2, generation=3) for phase in Phase]
     orders += [order(phase, job_id="other") for phase in Phase]
-    said = [rank_says(stage) for stage in RankStage]
-    said += [rank_says(stage, plan_revision=7) for stage in RankStage]
-    said += [rank_says(stage, handoff_id=H2) for stage in RankStage]
+    stages = [stage for stage in RankStage if stage is RankStage.TRAINING or stage.is_of_handoff]
+    said = [rank_says(stage) for stage in stages]
+    said += [rank_says(stage, plan_revision=7) for stage in stages]
+    said += [rank_says(stage, handoff_id=H2) for stage in stages]
     said += [rank_says(RankStage.TRAINING, handoff_id=HandoffId(""), generation=g) for g in (0, 1, 2)]
     return [*map(OrderReceived, orders), *said, RankDied(WHY), Tick()]
 

@@ -80,7 +80,7 @@ def test_it_promises_to_one_handoff_at_a_time_and_says_to_which():
         (order(deadline_utc=1.0), "deadline_utc: passed 2.0 s ago"),
         (order(Phase.PERMIT), "phase: permit of a handoff that was never promised here"),
         (order(Phase.RETIRE), "phase: retire of a handoff that was never promised here"),
-        (replace(order(), protocol_version=2), "protocol_version: must be 1, is 2"),
+        (replace(order(), protocol_version=1), "protocol_version: must be 2, is 1"),
     ],
 )
 def test_what_is_foreign_late_or_stale_is_refused_by_field_and_rule(message, complaint):
@@ -489,3 +489,10 @@ def test_a_healthy_world_is_given_up_only_by_who_knows_its_roster():
     machine = participant()
     (report,) = reports_in(take(machine, restart_order(source=roster(1, B, A))))
     assert report.stage is Stage.ABORTED and machine.record.active == G1
+
+
+@pytest.mark.parametrize("stage", [RankStage.STARTING, RankStage.FINISHED, RankStage.FAILED])
+@pytest.mark.parametrize("state", list(ParticipantState))
+def test_what_a_rank_says_of_its_world_alone_moves_no_participant(state, stage):
+    machine = participant_in(state)
+    assert (machine.handle(rank_says(stage), 3.0), machine.state) == ((), state)

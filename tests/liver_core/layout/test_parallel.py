@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liver_core.layout import Coordinates, LayoutError, ParallelLayout
+from liver_core.layout import Coordinates, LayoutError, MessageError, ParallelLayout, from_json, to_json
 
 sizes = st.integers(1, 4)
 
@@ -43,7 +43,7 @@ def test_a_layout_is_written_with_its_three_main_axes_and_whatever_else_is_used(
 def test_text_and_json_come_back_as_the_same_layout(tp, cp, dp, pp):
     layout = ParallelLayout(tp=tp, cp=cp, dp=dp, pp=pp)
     assert ParallelLayout.parse(str(layout)) == layout
-    assert ParallelLayout.from_json(layout.to_json()) == layout
+    assert from_json(ParallelLayout, to_json(layout)) == layout
 
 
 @pytest.mark.parametrize("text", ["TP2xPP2", "tp2 pp2", "TP=2,PP=2,DP=1", "PP2xTP2"])
@@ -65,13 +65,14 @@ def test_people_may_write_a_layout_in_several_ways(text):
         (lambda: ParallelLayout.parse("TP2xQQ3"), "layout", "QQ3"),
         (lambda: ParallelLayout.parse(""), "layout", "TP2xPP2xDP1"),
         (lambda: ParallelLayout.parse("TP2xTP2"), "layout", "twice"),
-        (lambda: ParallelLayout.from_json({"tp": "2"}), "layout.tp", "str"),
-        (lambda: ParallelLayout.from_json({"tpp": 2}), "layout", "tpp"),
-        (lambda: ParallelLayout.from_json([]), "layout", "list"),
+        (lambda: from_json(ParallelLayout, {"tp": "2"}), "tp", "must be a valid integer, is '2'"),
+        (lambda: from_json(ParallelLayout, {"tpp": 2}), "tpp", "is not a field"),
+        (lambda: from_json(ParallelLayout, {"tp": 2, "dp": 3, "ep": 4}), "ep", "6 ranks of a stage"),
+        (lambda: from_json(ParallelLayout, []), "message", "list"),
     ],
 )
 def test_a_bad_layout_is_refused_naming_field_and_rule(make, field, rule):
-    with pytest.raises(LayoutError) as error:
+    with pytest.raises((LayoutError, MessageError)) as error:
         make()
     assert error.value.field == field
     assert rule in error.value.rule

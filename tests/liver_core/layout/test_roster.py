@@ -2,13 +2,13 @@
 
 import pytest
 
-from liver_core.layout import LayoutError, Member, ParallelLayout, Roster
+from liver_core.layout import LayoutError, Member, MessageError, ParallelLayout, Roster, from_json, to_json
 from tests.liver_core.layout.models import roster
 
 
 def test_a_roster_comes_back_from_json_with_the_same_digest():
     before = roster("TP2xPP2", generation=3, slots=2)
-    after = Roster.from_json(before.to_json())
+    after = from_json(Roster, to_json(before))
     assert after == before
     assert after.digest() == before.digest()
 
@@ -44,7 +44,7 @@ def test_members_must_be_as_many_as_ranks_and_all_different(members, field, rule
 
 
 def test_a_broken_member_is_found_by_its_path():
-    data = roster("TP2").to_json()
+    data = to_json(roster("TP2"))
     data["members"][1]["slot"] = "1"
-    with pytest.raises(LayoutError, match=r"roster\.members\[1\]\.slot: must be an integer"):
-        Roster.from_json(data)
+    with pytest.raises(MessageError, match=r"^members\[1\]\.slot: must be a valid integer, is '1'$"):
+        from_json(Roster, data)

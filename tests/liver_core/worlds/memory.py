@@ -15,7 +15,7 @@ from liver_core.layout import Member
 from tests.cluster.rank_cluster import Cluster
 
 STEPS = 2
-POINTS = ("bring up groups", "build model", "lay out state")
+POINTS = ("bring_up_groups", "build_model", "lay_out_state")
 
 
 @dataclass(frozen=True)

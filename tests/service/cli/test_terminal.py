@@ -15,7 +15,9 @@ import httpx
 import pytest
 
 from agent.protocol.sync import HandoffMeasures, JobFinished
-from agent.protocol.values import HandoffState, Layout, Reason, Rung
+from agent.protocol.values import HandoffState
+from liver_core.handoff import Reason, Rung
+from liver_core.layout import ParallelLayout
 from tests.agent.waiting import eventually
 from tests.service.cli.conftest import Service
 from tests.service.fake_agent import JOB, FakeAgent, mirror, roster, step_row
@@ -105,7 +107,7 @@ def _hand_over(fleet: Fleet, state: HandoffState, phases_s: dict[str, float]) ->
     leaver, lead = fleet.agents["node-d"], fleet.agents["node-b"]
     leaver.sync(ranks=(leaver.rank(leaver.job_order(), step=3),), notices=(leaver.notice(deadline_s=3_600),))
     source = lead.roster()
-    target = roster(fleet.job_id, 2, Layout(pp=3), *(node for node in source.node_ids() if node != "node-d"))
+    target = roster(fleet.job_id, 2, ParallelLayout(pp=3), *(node for node in source.node_ids() if node != "node-d"))
     attempt = mirror(
         source, target, now(), handoff_id=HANDOFF, state=state, rung=Rung.LIVE, reason=Reason(text=REASON),
         deadline_utc=now() + timedelta(hours=1), measures=HandoffMeasures(phases_s=phases_s),

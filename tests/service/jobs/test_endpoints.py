@@ -6,7 +6,7 @@ import pytest
 import yaml
 from sqlalchemy import func, select
 
-from agent.protocol.values import Layout
+from liver_core.layout import ParallelLayout
 from service.jobs.operations import activate, add_generation, lock_job, new_birth
 from service.jobs.tables import JobRow, SourceKind, StepRow
 from tests.service.conftest import bearer
@@ -177,7 +177,7 @@ def test_the_pace_is_that_of_the_last_steps_of_the_running_generation(client, co
     with context.sessions.begin() as session:
         job = lock_job(session, job_id)
         for generation, took in ((1, 9.0), (2, 0.5)):
-            members = roster(job_id, generation, Layout(pp=2), "a", "b")
+            members = roster(job_id, generation, ParallelLayout(pp=2), "a", "b")
             birth = new_birth(SourceKind.INIT, "for a test")
             add_generation(session, job, members, birth, parent=generation - 1 or None, now=clock())
             session.add_all(
@@ -197,7 +197,7 @@ def test_a_watch_of_a_long_job_begins_with_its_newest_steps(client, context, clo
         add_generation(
             session,
             job,
-            roster(job_id, 1, Layout(pp=2), "a", "b"),
+            roster(job_id, 1, ParallelLayout(pp=2), "a", "b"),
             new_birth(SourceKind.INIT, ""),
             parent=None,
             now=clock(),
@@ -232,7 +232,9 @@ def test_the_active_generation_changes_only_from_the_one_that_is_expected(client
         job = lock_job(session, job_id)
         for generation in (1, 2):
             birth = new_birth(SourceKind.INIT, "test")
-            add_generation(session, job, roster(job_id, generation, Layout(), "a"), birth, parent=None, now=clock())
+            add_generation(
+                session, job, roster(job_id, generation, ParallelLayout(), "a"), birth, parent=None, now=clock()
+            )
         assert activate(session, job, expected=None, generation=1)
         assert not activate(session, job, expected=None, generation=2)
         assert job.active_generation == 1

@@ -6,7 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from agent.protocol.values import HandoffState, Layout, Member, Placement
+from agent.protocol.values import HandoffState, Placement
+from liver_core.layout import Member, ParallelLayout
 from service.jobs.rules import (
     Action,
     Checkpoint,
@@ -24,7 +25,7 @@ from service.planner.inputs import Decision, Verdict, World
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MEMBERS = tuple(Member(node_id=name, slot=0) for name in "abc")
-TARGET = Placement(layout=Layout(pp=2), members=MEMBERS[:2])
+TARGET = Placement(layout=ParallelLayout(pp=2), members=MEMBERS[:2])
 STAY = Decision(Verdict.STAY, "nothing better")
 MOVE = Decision(Verdict.MOVE, "a better layout", TARGET)
 START = Decision(Verdict.START, "start there", TARGET)
@@ -43,7 +44,7 @@ def view(**changes) -> JobView:
         "now": NOW,
         "decision": STAY,
         "restart": START,
-        "world": World(1, Layout(pp=3), MEMBERS),
+        "world": World(1, ParallelLayout(pp=3), MEMBERS),
         "source": SourceKind.INIT,
         "last_step": 50,
         "last_step_at": at(-1),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.protocol.values import RankStage
+from liver_core.handoff import RankStage
 from service.ledger.rules import SlotFacts, cause_of
 from service.ledger.tables import Cause
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.protocol.jobfile import JobFile, parse_layout
-from agent.protocol.values import Layout
+from liver_core.layout import ParallelLayout
 from service.planner.decision import decide, layouts_by_count, standing_plans
 from service.planner.feasibility import candidates, violations
 from service.planner.inputs import LayoutUse, PlanInputs, PlanNode, Verdict, World
@@ -99,9 +99,9 @@ def test_a_measured_step_time_overrides_the_prediction():
 
 
 def test_a_prediction_is_scaled_by_what_was_measured():
-    job_file, layout = job(), Layout(pp=2)
+    job_file, layout = job(), ParallelLayout(pp=2)
     raw = predict(job_file, layout)
-    known = (("TP1xPP4xDP1", 10 * predict(job_file, Layout(pp=4))),)
+    known = (("TP1xPP4xDP1", 10 * predict(job_file, ParallelLayout(pp=4))),)
     assert score(job_file, layout, known).seconds == pytest.approx(10 * raw)
 
 

@@ -1,13 +1,13 @@
 """A fleet of fake agents with one job on it, driven tick by tick."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from fastapi.testclient import TestClient
 
 from agent.protocol.sync import CheckpointFact
-from agent.protocol.values import RankStage
+from liver_core.handoff import RankStage
 from service.context import Context
 from service.reconcilers import jobs
 from service.reconcilers.nodes import NodeWatch
@@ -100,12 +100,11 @@ class Fleet:
         lead = next(agent for agent in self.agents.values() if agent.node_id in proposed["target_nodes"])
         order = lead.job_order()
         assert order.handoff is not None and order.roster is not None
-        target = order.roster.model_copy(
-            update={
-                "generation": order.next_generation,
-                "layout": order.handoff.target.layout,
-                "members": order.handoff.target.members,
-            }
+        target = replace(
+            order.roster,
+            generation=order.next_generation,
+            layout=order.handoff.target.layout,
+            members=order.handoff.target.members,
         )
         lead.sync(handoffs=(mirror(order.roster, target, self.clock(), handoff_id=order.handoff.handoff_id, **more),))
 

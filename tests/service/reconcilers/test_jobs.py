@@ -4,7 +4,9 @@ import threading
 from datetime import timedelta
 
 from agent.protocol.sync import SourceCheckpoint, SourceHandoff, SourceInit
-from agent.protocol.values import HandoffState, Layout, RankStage, Reason, Rung
+from agent.protocol.values import HandoffState
+from liver_core.handoff import RankStage, Reason, Rung
+from liver_core.layout import ParallelLayout
 from service.jobs.tables import JobRow
 from service.reconcilers import jobs
 from tests.service.fake_agent import JOB, mirror, roster
@@ -86,7 +88,7 @@ def test_a_proposal_that_the_agents_carry_through_becomes_the_jobs_generation(fl
 def test_the_agents_own_handoff_keeps_the_service_from_proposing_one(fleet: Fleet):
     fleet.run()
     order = fleet.agents["a"].job_order()
-    target = roster(fleet.job_id, 2, Layout(pp=3), "a", "c", "d")
+    target = roster(fleet.job_id, 2, ParallelLayout(pp=3), "a", "c", "d")
     opened = mirror(order.roster, target, fleet.clock(), state=HandoffState.PREPARING)
     fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}, "a": {"handoffs": (opened,)}})
     for _ in range(5):
@@ -98,11 +100,11 @@ def test_the_agents_own_handoff_keeps_the_service_from_proposing_one(fleet: Flee
 def test_after_an_abort_as_superseded_the_next_plan_covers_all_noticed_nodes(fleet: Fleet):
     fleet.run()
     order = fleet.agents["a"].job_order()
-    target = roster(fleet.job_id, 2, Layout(pp=3), "a", "c", "d")
+    target = roster(fleet.job_id, 2, ParallelLayout(pp=3), "a", "c", "d")
     opened = mirror(order.roster, target, fleet.clock(), state=HandoffState.PREPARING)
     fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}, "a": {"handoffs": (opened,)}})
     aborted = opened.model_copy(
-        update={"state": HandoffState.ABORTED, "superseded": True, "reason": Reason(text="d got a notice too")}
+        update={"state": HandoffState.ABORTED, "superseded": True, "reason": Reason("d got a notice too", "superseded")}
     )
     fleet.round(parts={"d": {"notices": (fleet.agents["d"].notice(),)}, "a": {"handoffs": (aborted,)}})
     for _ in range(4):
@@ -117,7 +119,7 @@ def test_after_an_abort_as_superseded_the_next_plan_covers_all_noticed_nodes(fle
 def test_a_new_node_makes_the_job_grow_into_the_layout_whose_turn_it_is(fleet: Fleet):
     fleet.run()
     order = fleet.agents["a"].job_order()
-    target = roster(fleet.job_id, 2, Layout(pp=3), "a", "c", "d")
+    target = roster(fleet.job_id, 2, ParallelLayout(pp=3), "a", "c", "d")
     fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}})
     del fleet.agents["b"]
     fleet.round(parts={"a": {"handoffs": (mirror(order.roster, target, fleet.clock()),)}})
@@ -167,7 +169,7 @@ def test_a_rank_that_breaks_brings_the_job_back_from_its_checkpoint_with_lost_st
     fleet.jump(30)
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(20),)}})
     agent = fleet.agents["b"]
-    broken = agent.rank(agent.job_order(), stage=RankStage.FAILED, step=31, reason=Reason(text="peer was reset"))
+    broken = agent.rank(agent.job_order(), stage=RankStage.FAILED, step=31, reason=Reason("peer was reset", "training"))
     fleet.round(parts={"b": {"ranks": (broken,), "steps": ()}})
     fleet.round(trains=False)
     order = agent.job_order()
@@ -201,7 +203,7 @@ def test_a_node_that_vanishes_is_replaced_from_the_checkpoint_on_the_remaining_n
 def test_a_leaver_that_vanishes_while_a_rescue_builds_the_next_world_does_not_restart_the_job(fleet: Fleet):
     fleet.run()
     order = fleet.agents["a"].job_order()
-    target = roster(fleet.job_id, 2, Layout(pp=3), "a", "b", "c")
+    target = roster(fleet.job_id, 2, ParallelLayout(pp=3), "a", "b", "c")
     told = {"state": HandoffState.CUTTING_OVER, "rung": Rung.RESCUE}
     rescue = mirror(order.roster, target, fleet.clock(), **told)
     fleet.round(trains=False, parts={"a": {"handoffs": (rescue,)}})
@@ -329,7 +331,7 @@ def test_a_handoff_that_the_agents_open_themselves_makes_the_services_proposal_m
         fleet.round()
     order = fleet.agents["a"].job_order()
     assert order.handoff is not None
-    target = roster(fleet.job_id, 2, Layout(pp=3), "c", "a", "d")
+    target = roster(fleet.job_id, 2, ParallelLayout(pp=3), "c", "a", "d")
     own = mirror(order.roster, target, fleet.clock(), state=HandoffState.PREPARING)
     assert fleet.agents["a"].sync(handoffs=(own,)).jobs[0].handoff is None
     reasons = {item["proposer"]: item["reason"] for item in fleet.handoffs()}
@@ -345,7 +347,7 @@ def test_a_job_whose_agents_are_ahead_is_left_alone_until_they_tell_of_their_han
         fleet.round(seconds=4, parts={"a": {"ranks": (ahead,), "steps": ()}})
     job = fleet.job()
     assert (job["state"], job["active_generation"]) == ("running", 1)
-    target = roster(fleet.job_id, 2, Layout(pp=3), "a", "b", "c")
+    target = roster(fleet.job_id, 2, ParallelLayout(pp=3), "a", "b", "c")
     fleet.round(parts={"a": {"ranks": (ahead,), "handoffs": (mirror(order.roster, target, fleet.clock()),)}})
     assert fleet.job()["active_generation"] == 2
 

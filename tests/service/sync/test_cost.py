@@ -10,7 +10,9 @@ import pytest
 from sqlalchemy import event, select
 
 from agent.protocol.sync import LogChunk
-from agent.protocol.values import HandoffState, Layout, RankStage
+from agent.protocol.values import HandoffState
+from liver_core.handoff import RankStage
+from liver_core.layout import ParallelLayout
 from service.jobs.tables import JobRow
 from service.ledger.tables import IntervalRow
 from service.reconcilers import jobs
@@ -81,7 +83,7 @@ def test_a_steady_sync_takes_few_statements(training, context, clock):
 def test_a_mirror_that_says_nothing_new_to_agents_takes_few_more(training, context, clock):
     agents, parts = training
     source = agents["a"].roster()
-    target = roster(source.job_id, 2, Layout(pp=3), "a", "b", "c")
+    target = roster(source.job_id, 2, ParallelLayout(pp=3), "a", "b", "c")
     said = mirror(source, target, clock(), state=HandoffState.STREAMING)
     agents["a"].sync(**parts("a", 6), handoffs=(said,))
     clock.advance(1)

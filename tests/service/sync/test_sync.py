@@ -16,7 +16,9 @@ from agent.protocol.sync import (
     StoreHosted,
     SyncOrders,
 )
-from agent.protocol.values import HandoffState, Layout, RankStage, Reason
+from agent.protocol.values import HandoffState
+from liver_core.handoff import RankStage, Reason
+from liver_core.layout import ParallelLayout
 from service.db.wake import CHANNEL
 from service.jobs.tables import RankLogRow, StepRow
 from service.ledger.tables import IntervalRow
@@ -69,7 +71,7 @@ def test_another_protocol_version_is_409_before_anything_else_is_looked_at(clien
     assert answer.status_code == 409
     body = answer.json()
     assert body["code"] == "protocol-version"
-    assert body["errors"] == [{"field": "protocol_version", "rule": "must be 1"}]
+    assert body["errors"] == [{"field": "protocol_version", "rule": "must be 2"}]
     assert "install the same liver release on both" in body["detail"]
 
 
@@ -204,7 +206,7 @@ class TestHandoffsMadeWithoutTheService:
         job_id, agent, other = running
         source = agent.job_order().roster
         done = mirror(
-            source, roster(job_id, 2, Layout(pp=2), "b", "a"), clock(), measures=HandoffMeasures(
+            source, roster(job_id, 2, ParallelLayout(pp=2), "b", "a"), clock(), measures=HandoffMeasures(
                 phases_s={"prepare": 4.5, "cutover": 0.3}, pause_s=0.25, bytes_moved=1000, certificate="equal"
             ),
         )  # fmt: skip
@@ -220,7 +222,7 @@ class TestHandoffsMadeWithoutTheService:
 
     def test_several_in_one_report_are_taken_in_order(self, running, client, clock):
         job_id, agent, _ = running
-        rosters = [agent.job_order().roster] + [roster(job_id, n, Layout(pp=2), "a", "b") for n in (2, 3, 4)]
+        rosters = [agent.job_order().roster] + [roster(job_id, n, ParallelLayout(pp=2), "a", "b") for n in (2, 3, 4)]
         made = [mirror(rosters[i], rosters[i + 1], clock()) for i in range(3)]
         assert agent.sync(handoffs=tuple(reversed(made))).refusals == ()
         job = client.get(f"/api/v1/jobs/{job_id}").json()
@@ -228,14 +230,14 @@ class TestHandoffsMadeWithoutTheService:
 
     def test_the_last_of_several_is_enough_when_the_others_leads_are_gone(self, running, client, clock):
         job_id, agent, _ = running
-        lost = roster(job_id, 2, Layout(pp=2), "a", "b")
-        last = mirror(lost, roster(job_id, 3, Layout(dp=2), "a", "b"), clock())
+        lost = roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
+        last = mirror(lost, roster(job_id, 3, ParallelLayout(dp=2), "a", "b"), clock())
         assert agent.sync(handoffs=(last,)).refusals == ()
         assert client.get(f"/api/v1/jobs/{job_id}").json()["active_generation"] == 3
 
     def test_an_aborted_one_uses_its_number_up_and_changes_nothing_else(self, running, client, clock):
         job_id, agent, _ = running
-        target = roster(job_id, 2, Layout(pp=2), "a", "b")
+        target = roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
         aborted = mirror(
             agent.job_order().roster, target, clock(), state=HandoffState.ABORTED,
             reason=Reason(text="target rank 1 died", rank=1, phase="prepare"),
@@ -248,15 +250,15 @@ class TestHandoffsMadeWithoutTheService:
     def test_a_generation_that_is_already_active_is_refused_with_the_reason(self, running, clock):
         job_id, agent, other = running
         source = agent.job_order().roster
-        agent.sync(handoffs=(mirror(source, roster(job_id, 2, Layout(pp=2), "a", "b"), clock()),))
-        rival = mirror(source, roster(job_id, 2, Layout(dp=2), "b", "a"), clock())
+        agent.sync(handoffs=(mirror(source, roster(job_id, 2, ParallelLayout(pp=2), "a", "b"), clock()),))
+        rival = mirror(source, roster(job_id, 2, ParallelLayout(dp=2), "b", "a"), clock())
         (refusal,) = other.sync(handoffs=(rival,)).refusals
         assert refusal.part == "handoffs" and refusal.key == str(rival.handoff_id)
         assert refusal.reason.startswith("generation 2 of this job was made by ")
 
     def test_a_late_copy_does_not_undo_a_newer_one(self, running, client, clock):
         job_id, agent, other = running
-        target = roster(job_id, 2, Layout(pp=2), "a", "b")
+        target = roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
         active = mirror(agent.job_order().roster, target, clock(), mirror_seq=5)
         agent.sync(handoffs=(active,))
         late = active.model_copy(update={"state": HandoffState.PREPARING, "mirror_seq": 9})
@@ -265,7 +267,7 @@ class TestHandoffsMadeWithoutTheService:
 
     def test_measures_that_come_later_are_filled_in(self, running, client, clock):
         job_id, agent, _ = running
-        target = roster(job_id, 2, Layout(pp=2), "a", "b")
+        target = roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
         active = mirror(agent.job_order().roster, target, clock(), mirror_seq=5)
         agent.sync(handoffs=(active,))
         agent.sync(handoffs=(active.model_copy(update={"mirror_seq": 6, "measures": HandoffMeasures(lost_s=2.5)}),))
@@ -273,7 +275,12 @@ class TestHandoffsMadeWithoutTheService:
 
     def test_the_handoff_of_a_job_nobody_knows_is_refused(self, make_agent, clock):
         agent = make_agent("a")
-        unknown = mirror(roster("j-1", 1, Layout(), "a"), roster("j-1", 2, Layout(), "b"), clock(), handoff_id=uuid4())
+        unknown = mirror(
+            roster("j-1", 1, ParallelLayout(), "a"),
+            roster("j-1", 2, ParallelLayout(), "b"),
+            clock(),
+            handoff_id=uuid4(),
+        )
         assert agent.sync(handoffs=(unknown,)).refusals[0].part == "jobs"
 
 
@@ -304,7 +311,7 @@ class TestLedger:
             for each in (agent, other):
                 each.sync(ranks=(each.rank(each.job_order(), step=step),))
         source = agent.job_order().roster
-        target = roster(job_id, 2, Layout(pp=2), "a", "b")
+        target = roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
         done = mirror(source, target, clock(), mirror_seq=1, measures=HandoffMeasures(pause_s=0.5))
         agent.sync(handoffs=(done,), ranks=(agent.rank(agent.job_order(), step=2),))
         agent.sync(handoffs=(done.model_copy(update={"mirror_seq": 2}),))
@@ -342,7 +349,7 @@ class TestLedger:
 def test_how_far_a_handoff_is_wakes_its_watchers_and_no_agent(running, context, clock):
     job_id, agent, other = running
     source = agent.roster()
-    target = roster(job_id, 2, Layout(tp=1, pp=1, dp=1), "b")
+    target = roster(job_id, 2, ParallelLayout(tp=1, pp=1, dp=1), "b")
     handoff_id = uuid4()
 
     def said(state: HandoffState, seq: int) -> tuple[int, set[str]]:

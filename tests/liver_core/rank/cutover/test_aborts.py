@@ -23,13 +23,13 @@ from tests.liver_core.rank.support.trio import (
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 PHASES = (
-    "bring up groups",
-    "build model",
-    "warm up",
-    "agree on the manifest",
-    "lay out state",
+    "bring_up_groups",
+    "build_model",
+    "warm_up",
+    "agree_on_the_manifest",
+    "lay_out_state",
     "plan",
-    "connect to sources",
+    "connect_to_sources",
 )
 AFTER_THE_BOUNDARY = ("boundary", "state read", "gradients read", "certificate", "barrier")
 
@@ -52,7 +52,7 @@ def test_it_is_aborted_while_the_newcomer_prepares(job: Trio, phase: str):
     job.trains_on()
 
 
-@pytest.mark.parametrize("phase", ["offer state", "build model"])
+@pytest.mark.parametrize("phase", ["offer_state", "build_model"])
 def test_it_is_aborted_while_the_survivor_prepares(job: Trio, phase: str):
     job.is_aborted_at(phase)
 
@@ -66,7 +66,7 @@ def test_it_is_aborted_when_all_are_prepared(job: Trio):
 
 
 def test_a_rank_that_cannot_build_says_where_and_why(job: Trio):
-    job.arm(SURVIVOR, "build model", "raise")
+    job.arm(SURVIVOR, "build_model", "raise")
     request, _ = job.attempt()
     reason = job.reason(SURVIVOR, request, "aborted")
     assert "rank 0" in reason and "build model" in reason and "planted" in reason
@@ -77,8 +77,8 @@ def test_a_rank_that_cannot_build_says_where_and_why(job: Trio):
 
 @pytest.mark.parametrize("action", ["kill", "stall"])
 def test_the_newcomer_dies_or_stalls_while_it_prepares(job: Trio, action: str):
-    request, newcomer = job.attempt(Fault("build model", "tell"), Fault("build model", action))
-    job.await_passage(newcomer, "build model")
+    request, newcomer = job.attempt(Fault("build_model", "tell"), Fault("build_model", action))
+    job.await_passage(newcomer, "build_model")
     job.abort(request, "the newcomer does not answer")
     job.trains_on()
     job.kill(newcomer)  # the agent ends what it has given up; only then does a stalled peer's collective return

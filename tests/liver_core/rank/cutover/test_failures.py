@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from liver_core.layout import Manifest
+from liver_core.layout import Manifest, from_json
 from tests.cluster.real_ranks_process import Fault
 from tests.liver_core.rank.support.chain import run_undisturbed
 from tests.liver_core.rank.support.global_state import assemble, differences
@@ -141,7 +141,7 @@ def assert_started_at_the_version_held(job: Trio, newcomer: Any) -> None:
     assert {record["step"] for record in records.values()} == {first - 1}, "the step was applied, not done again"
     last = job.steps(newcomer)[-1][1]
     alone = run_undisturbed(job.setup, job.layout, last, pace_s=0.0, record_steps=(first - 1,))
-    manifest = Manifest.from_json(results[SURVIVOR]["manifest"])
+    manifest = from_json(Manifest, results[SURVIVOR]["manifest"])
     ours = assemble({rank: record["regions"] for rank, record in records.items()}, manifest, "TP2")
     assert differences(alone.state("step", first - 1), ours) == []
     said = {row[1]: (row[3], row[4]) for row in (*job.steps(SURVIVOR), *job.steps(newcomer))}

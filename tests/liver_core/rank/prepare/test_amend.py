@@ -37,11 +37,11 @@ def job(corpus: str) -> Iterator[AmendedJob]:
 
 
 def test_a_newcomer_more_while_the_newcomer_of_the_older_revision_prepares(job: AmendedJob):
-    job.faults["b"] = (Fault("bring up groups", "hold"),)
+    job.faults["b"] = (Fault("bring_up_groups", "hold"),)
     first = job.live("TP2", "sb")
-    job.await_passage(member("b"), "bring up groups")
+    job.await_passage(member("b"), "bring_up_groups")
     newer = job.amend(first, "PP3", "sbc")
-    job.let_go(member("b"), "bring up groups")
+    job.let_go(member("b"), "bring_up_groups")
     job.ends_in(newer, "PP3", "sbc")
     for who in (STAYS, member("a"), member("b")):
         assert job.said(who, first, 1) == ["preparing"], "an older revision ends in silence"
@@ -49,26 +49,26 @@ def test_a_newcomer_more_while_the_newcomer_of_the_older_revision_prepares(job: 
 
 def test_a_leaver_more_while_models_are_built(job: AmendedJob):
     """The others wait in a collective for the one that is held; it breaks for them, which ends nothing."""
-    job.arm(member("b"), "build model", "hold")
+    job.arm(member("b"), "build_model", "hold")
     first = job.live("PP2", "sb")
-    job.await_passage(member("b"), "build model")
+    job.await_passage(member("b"), "build_model")
     newer = job.amend(first, "TP1", "s")
-    job.let_go(member("b"), "build model")
+    job.let_go(member("b"), "build_model")
     job.ends_in(newer, "TP1", "s")
 
 
 def test_a_rank_whose_build_breaks_because_others_were_amended_first_waits_for_its_own_order(job: AmendedJob):
     """Only the newcomer has the newer revision when it lets the others down; they have it when they wait for it."""
-    job.faults["d"] = (Fault("build model", "hold"), Fault("offer state", "tell"))
-    job.arm(STAYS, "build model", "tell")
+    job.faults["d"] = (Fault("build_model", "hold"), Fault("offer_state", "tell"))
+    job.arm(STAYS, "build_model", "tell")
     first = job.live("PP2", "sd")
-    job.await_passage(member("d"), "build model")
-    job.await_passage(STAYS, "build model")
-    job.ranks[STAYS].events.remove(("passed", "build model"))
+    job.await_passage(member("d"), "build_model")
+    job.await_passage(STAYS, "build_model")
+    job.ranks[STAYS].events.remove(("passed", "build_model"))
     commanded, job.command = job.command, _only_to(job, member("d"))
     newer = job.amend(first, "PP2", "ds")
     job.command = commanded
-    job.let_go(member("d"), "build model")
+    job.let_go(member("d"), "build_model")
     job.wait_for(lambda: job.said(member("d"), newer, 2) == ["preparing"], 20, "the newer revision at the newcomer")
     job.trains_on(5)
     assert job.said(STAYS, first, 1) == ["preparing"], "it told its agent of a failure that is none"
@@ -100,16 +100,16 @@ def test_other_newcomers_when_all_are_prepared_and_the_one_that_is_dropped_leave
 
 def test_a_rank_that_comes_to_groups_which_another_has_left_does_not_wait_in_vain_for_them(job: AmendedJob):
     """The survivor has counted itself in when it is amended; the newcomer is the last to come, and hears of it late."""
-    job.faults["g"] = (Fault("bring up groups", "hold"),)
-    job.arm(STAYS, "bring up groups", "tell")
+    job.faults["g"] = (Fault("bring_up_groups", "hold"),)
+    job.arm(STAYS, "bring_up_groups", "tell")
     first = job.live("PP2", "sg")
     for who in (member("g"), STAYS):
-        job.await_passage(who, "bring up groups")
+        job.await_passage(who, "bring_up_groups")
     commanded, job.command = job.command, _only_to(job, STAYS)
     newer = job.amend(first, "TP2", "gs")
     job.command = commanded
     job.wait_for(lambda: "preparing" in job.said(STAYS, newer, 2), 20, "the newer revision at the survivor")
-    job.let_go(member("g"), "bring up groups")
+    job.let_go(member("g"), "bring_up_groups")
     job.trains_on(2)
     job.command([member("f"), member("g")], "prepare", newer)
     job.await_stage(job.members(newer), newer, "prepared", 0.75 * job.setup.bring_up_s)
@@ -149,7 +149,7 @@ def test_permission_that_is_taken_back_in_time_lets_the_plan_be_amended_after_th
 @pytest.mark.parametrize(("point", "layout"), [("middle tile", "TP2"), ("prepared", "PP2")])
 def test_a_nearer_deadline_keeps_what_is_built_and_has_arrived(job: AmendedJob, point: str, layout: str):
     nodes = "is"
-    job.arm(STAYS, "build model", "tell")
+    job.arm(STAYS, "build_model", "tell")
     if point != "prepared":
         job.arm(STAYS, point, "hold")
     first = job.live(layout, nodes)
@@ -157,29 +157,29 @@ def test_a_nearer_deadline_keeps_what_is_built_and_has_arrived(job: AmendedJob, 
         job.prepared(first)
     else:
         job.wait_for(lambda: ("held", point) in list(job.ranks[STAYS].events), 30, point)
-    job.arm(STAYS, "build model", "hold")
+    job.arm(STAYS, "build_model", "hold")
     newer = job.amend(first, layout, nodes, deadline_s=30)
     if point != "prepared":
         job.let_go(STAYS, point)
     assert newer.target_revision == 1 and newer.deadline_utc < first.deadline_utc
     job.ends_in(newer, layout, nodes)
-    assert ("held", "build model") not in job.ranks[STAYS].events, "it was built again"
-    job.ranks[STAYS].events.remove(("passed", "build model"))
+    assert ("held", "build_model") not in job.ranks[STAYS].events, "it was built again"
+    job.ranks[STAYS].events.remove(("passed", "build_model"))
     job.command([STAYS], "disarm")
     assert job.said(STAYS, newer, 2)[0] == {"middle tile": "streaming"}.get(point, point)
 
 
 def test_revisions_that_follow_each_other_at_once_and_one_that_a_rank_never_heard_of(job: AmendedJob):
-    job.arm(member("i"), "build model", "hold")
+    job.arm(member("i"), "build_model", "hold")
     first = job.live("PP2", "si")
-    job.await_passage(member("i"), "build model")
+    job.await_passage(member("i"), "build_model")
     commanded, job.command = job.command, _only_to(job, STAYS)
     second = job.amend(first, "TP1", "i")
     job.command = commanded
     third = job.amend(second, "PP2", "si")
     fourth = job.amend(third, "PP2", "si", deadline_s=30)
     assert [each.target_revision for each in (first, second, third, fourth)] == [1, 2, 3, 3]
-    job.let_go(member("i"), "build model")
+    job.let_go(member("i"), "build_model")
     job.ends_in(fourth, "PP2", "si")
     assert job.said(member("i"), second, 2) == []
 

@@ -135,20 +135,20 @@ def test_a_byte_too_few_is_refused_before_anything_is_built(
     least, waiting = trio_needs(corpus, streams=False)
     assert device is not None and least < device and waiting < host
     job.command([SURVIVOR], "set_budget", least - short[0], waiting - short[1])
-    job.arm(SURVIVOR, "bring up groups", "tell")
+    job.arm(SURVIVOR, "bring_up_groups", "tell")
     request = job.open("TP2", ["b", "d"], rung=Rung.STOP_AND_COPY)
     reason = job.reason(SURVIVOR, request, "aborted")
     assert reason.startswith("rank 0, estimate memory: PlacementRefused: " + named), reason
     needed = least if short[0] else waiting
     assert f"needs {needed} bytes" in reason and f"budget is {needed - 1}" in reason
-    assert ("passed", "bring up groups") not in job.ranks[SURVIVOR].events
+    assert ("passed", "bring_up_groups") not in job.ranks[SURVIVOR].events
     job.aborted(request, "does not fit", LEAVER, request.target.members[1])
     job.command([SURVIVOR], "disarm")
     job.command([SURVIVOR], "set_budget", device, host)
     job.trains_on()
 
 
-@pytest.mark.parametrize("point", ["lay out state", "middle tile", "hash target"])
+@pytest.mark.parametrize("point", ["lay_out_state", "middle tile", "hash target"])
 def test_it_is_aborted_while_state_waits_in_host_memory(job: LiveTrio, point: str):
     job.is_aborted_at(point)
 

@@ -64,7 +64,7 @@ def once(corpus: str) -> Iterator[RescueTrio]:
         yield trio
 
 
-@pytest.mark.parametrize("phase", ["offer state", "plan the rescue", "connect to leavers"])
+@pytest.mark.parametrize("phase", ["offer_state", "plan_the_rescue", "connect_to_leavers"])
 def test_it_is_aborted_while_the_survivor_prepares(job: RescueTrio, phase: str):
     job.is_aborted_at(phase, cutover=HURRIED)
 
@@ -149,7 +149,7 @@ def test_after_all_this_every_step_was_that_of_a_job_left_alone(job: RescueTrio)
 
 
 def test_nobody_waits_for_a_newcomer_that_builds_with_the_survivors_when_it_comes(once: RescueTrio):
-    request, newcomer = once.attempt(Fault("warm up", "hold"), cutover=UNHURRIED)
+    request, newcomer = once.attempt(Fault("warm_up", "hold"), cutover=UNHURRIED)
     once.await_stage((LEAVER, SURVIVOR), request, "prepared", 40)
     once.command((LEAVER, SURVIVOR), "permit", request.handoff_id, 1)
     assert once.ending(LEAVER)[0] == "left"
@@ -231,7 +231,7 @@ def test_a_store_that_is_lost_after_the_release_leaves_the_checkpoint(once: Resc
 
 
 def test_who_cannot_build_after_the_release_tells_the_others_why(once: RescueTrio):
-    request, newcomer = once.prepared(Fault("build model", "raise"))
+    request, newcomer = once.prepared(Fault("build_model", "raise"))
     once.permit(request)
     assert "build model: ValueError: planted" in once.reason(newcomer, request, "broken")
     assert "rank 1, build: build model: ValueError: planted" in once.reason(SURVIVOR, request, "broken")

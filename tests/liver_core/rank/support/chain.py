@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from liver_core.handoff.messages import Rung
-from liver_core.layout import Manifest, Member
+from liver_core.layout import Manifest, Member, from_json
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks import start_ranks
 from tests.cluster.real_ranks_process import local_weights, make_job, megatron_state
@@ -113,7 +113,7 @@ def gather(cluster: Cluster, worlds: tuple[World, ...]) -> Chain:
     manifest = next(result["manifest"] for result in results.values() if result["manifest"])
     traces = {node: result["trace"] for node, result in results.items()}
     rows = [steps[number] for number in sorted(steps)]
-    return Chain(worlds, Manifest.from_json(manifest), records, rows, {}, traces, {})
+    return Chain(worlds, from_json(Manifest, manifest), records, rows, {}, traces, {})
 
 
 def run_undisturbed(setup: RankSetup, layout: str, last_step: int, **changes: Any) -> Chain:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
-from liver_core.layout import Manifest, Member, ParallelLayout
+from liver_core.layout import Manifest, Member, ParallelLayout, from_json
 from liver_core.layout.shards import region_numel
 from liver_core.streaming.memory_budget import DEPTH_LEAST, TILE_ELEMENTS_LEAST, replay_bytes, ring_bytes
 from liver_core.streaming.memory_placement import areas
@@ -17,7 +17,7 @@ def manifest_of(setup: RankSetup) -> Manifest:
     with Cluster(replace(setup, last_step=1, record=False)) as cluster:
         cluster.launch("TP1", "a")
         results = cluster.finish()
-        return Manifest.from_json(results[Member("a", 0)]["manifest"])
+        return from_json(Manifest, results[Member("a", 0)]["manifest"])
 
 
 def tight(manifest: Manifest, source: tuple[str, int], target: tuple[str, int], *, streams: bool) -> tuple[int, int]:

@@ -1,0 +1,78 @@
+"""The bounds of what travels and of what is kept: each text, number and list has one, which the codec checks. Pure.
+
+Types only, to be used in the fields of frozen dataclasses and of pydantic models. Nothing here imports pydantic: a
+bound is asked for its schema only when the codec, or a model, first meets it.
+"""
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+RANKS_MAX = 16_384
+NODES_MAX = 10_000
+SLOTS_MAX = 1_024
+REASON_CHARS_MAX = 2_000
+NAME_CHARS_MAX = 256
+COUNT_MAX = 2**53 - 1
+"""Above it a JSON number is not the same integer for every reader."""
+GENERATION_MAX = 2**31 - 1
+LONG_S_MAX = 1e9
+UTC_LEAST, UTC_MOST = 946_684_800.0, 7_258_118_400.0
+"""The years 2000 to 2200, in seconds since 1970."""
+
+STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
+"""`__pydantic_config__` of a dataclass that travels: nothing is coerced, unknown fields and infinities are refused."""
+
+
+class Bound:
+    """Rules of pydantic-core by name: `ge`, `le`, `gt`, `min_length`, `max_length`, `pattern`."""
+
+    def __init__(self, **rules: Any) -> None:
+        self._rules = rules
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        return handler(source) | self._rules
+
+
+class Checked:
+    """A rule that is a function: it returns the value, or raises ValueError with the rule."""
+
+    def __init__(self, check: Callable[[Any], Any]) -> None:
+        self._check = check
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic import AfterValidator
+
+        return AfterValidator(self._check).__get_pydantic_core_schema__(source, handler)
+
+
+def _without_nul(text: str) -> str:
+    # No database column of text takes one, and no terminal shows it.
+    if "\0" in text:
+        raise ValueError("must not contain a NUL character")
+    return text
+
+
+def fitting(text: str, chars_max: int = REASON_CHARS_MAX) -> str:
+    """The text as a bounded field takes it: cut, and without NUL."""
+    return text[:chars_max].replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+NO_NUL = Checked(_without_nul)
+
+IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+Identifier = Annotated[str, Bound(pattern=IDENTIFIER_PATTERN, min_length=1, max_length=63)]
+JobId = Identifier
+NodeId = Identifier
+Text = Annotated[str, Bound(max_length=REASON_CHARS_MAX), NO_NUL]
+ShortText = Annotated[str, Bound(max_length=NAME_CHARS_MAX), NO_NUL]
+Name = Annotated[str, Bound(min_length=1, max_length=NAME_CHARS_MAX), NO_NUL]
+FilePath = Annotated[str, Bound(min_length=1, max_length=4_096), NO_NUL]
+Digest = Annotated[str, Bound(pattern=r"^[A-Za-z0-9:+/=_-]*$", max_length=128)]
+Slot = Annotated[int, Bound(ge=0, lt=SLOTS_MAX)]
+Port = Annotated[int, Bound(ge=1, le=65_535)]
+Rank = Annotated[int, Bound(ge=0, lt=RANKS_MAX)]
+Generation = Annotated[int, Bound(ge=1, le=GENERATION_MAX)]
+Revision = Annotated[int, Bound(ge=1, le=COUNT_MAX)]
+Count = Annotated[int, Bound(ge=0, le=COUNT_MAX)]
+Seconds = Annotated[float, Bound(ge=0.0, le=LONG_S_MAX)]
+UtcSeconds = Annotated[float, Bound(ge=UTC_LEAST, le=UTC_MOST)]
