@@ -57,7 +57,7 @@ def _one_process(plan: Any, writing: int, write: Callable[[str], Any]) -> None:
     trial = JobTrial(plan, findings)
     if trial.run():
         steps = {"losses": [step.loss for step in trial.steps], "norms": [step.norm for step in trial.steps]}
-        os.write(writing, json.dumps({"missing": findings.any_missing, **steps}).encode() + b"\n")
+        os.write(writing, json.dumps({"missing": findings.any_missing, "draws": trial.draws, **steps}).encode() + b"\n")
 
 
 def _prepare() -> None:

@@ -59,7 +59,7 @@ class Findings:
             found = look()
         except Exception as error:
             # The user's code may raise anything.
-            self.add(name, _raised(error))
+            self.add(name, raised(error))
             return False
         self.add(name, found)
         return not (others_rest_on_it and found.result is FindingResult.MISSING)
@@ -74,7 +74,7 @@ class Findings:
         self._write(json.dumps(line, default=str) + "\n")
 
 
-def _raised(error: Exception) -> Finding:
+def raised(error: Exception) -> Finding:
     """Our own refusals say it all, and their cause, if any, is the user's; of what else is raised all is shown."""
     ours = type(error).__module__.startswith("liver_core.")
     text = str(error) if ours else f"{type(error).__name__}: {error}"

@@ -7,6 +7,7 @@ import os
 import statistics
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -58,12 +59,14 @@ class TrialPlan:
 
 
 class JobTrial:
-    """One plan. `run` makes all checks; `steps` is what the job's own steps gave."""
+    """One plan. `run` makes all checks; `steps` is what the job's own steps gave, `draws` whether they
+    use random numbers."""
 
     def __init__(self, plan: TrialPlan, findings: Findings) -> None:
         self.plan = plan
         self.findings = findings
         self.steps: list[TrialStep] = []
+        self.draws = False
         self._worlds = 0
         self._made: TrainingJob | None = None
         self._first: TrialWorld | None = None
@@ -92,7 +95,7 @@ class JobTrial:
             ("module", self._import, True),
             ("class", self._construct, True),
             ("build", self._build, True),
-            ("random", self._random, False),
+            ("next world", self._next_world, True),
             ("optimizer", self._optimizer, True),
             ("parameters", self._parameters, True),
             ("layouts", self._layouts, False),
@@ -134,16 +137,24 @@ class JobTrial:
     def _build(self) -> Finding:
         self._first = self._new_world(self._job)
         started = time.monotonic()
-        self._first.build()
+        try:
+            self._first.build()
+        except AssertionError as error:
+            if not traceback.extract_tb(error.__traceback__)[-1].filename.endswith("/parallel_state.py"):
+                raise
+            raise UnsupportedState(
+                f"{error}: build asks Megatron's global parallel_state, which knows no world while one is built; take "
+                "sizes and ranks from world, and pass pg_collection=world.collection to Megatron"
+            ) from error
         return ok(f"in {time.monotonic() - started:.2f} s")
 
-    def _random(self) -> Finding:
-        if self._world.drew_numbers:
+    def _next_world(self) -> Finding:
+        if self._world.build_draws():
             return missing(
                 "build draws random numbers, which moves the random streams of the world that trains meanwhile; set "
                 "perform_initialization=False in TransformerConfig (config_for does it) and draw nothing in build"
             )
-        return ok("build draws no random numbers")
+        return ok("builds beside a world that trains: without memory, without random numbers")
 
     def _optimizer(self) -> Finding:
         inner = distributed_optimizer(self._world.state.optimizer)
@@ -230,7 +241,9 @@ class JobTrial:
             return missing(f"step: loss is {result.loss_sum} in the first step; look at data and initial values")
         if not float(self._world.reduced().abs().sum()):
             return missing("step: all gradients are zero after it; it must run backward and reduce gradients")
+        self.draws = self._world.step_draws()
         text = f"loss {result.loss_sum / result.loss_count:.6f} over {len(batches)} micro-batches"
+        text += ", with random numbers such as dropout" if self.draws else ""
         return ok(text) if result.tokens else warning(f"{text}; tokens is 0, so no throughput can be shown")
 
     def _same_batch(self) -> Finding:
@@ -301,6 +314,8 @@ class JobTrial:
             if number == self._half:
                 world.save(self._path)
                 self._saved, self._small = world.contents(), world.small_state()
+                # So that what is loaded draws the same numbers from here on.
+                world.reseed()
         self.findings.say({"state_bytes": world.live.device_bytes})
         losses = [step.loss for step in self.steps]
         text = ", ".join(f"{loss:.6f}" for loss in losses)
@@ -309,7 +324,9 @@ class JobTrial:
     def _same_seed(self) -> Finding:
         self._world.close()
         again = self._from_seed()
-        steps = [again.step() for _ in self.steps]
+        steps = [again.step() for _ in range(self._half)]
+        again.reseed()
+        steps += [again.step() for _ in self.steps[self._half :]]
         again.close()
         if difference := _first_difference(self.steps, steps):
             return _unequal(self.steps, steps, f"a new job with the same seed gives other numbers: {difference}", _SEED)
@@ -336,7 +353,7 @@ class JobTrial:
         steps = [world.step() for _ in self.steps[self._half :]]
         world.close()
         size = sum(entry.stat().st_size for entry in os.scandir(self._path))
-        if difference := _first_difference(self.steps[self._half :], steps):
+        if difference := _first_difference(self.steps[self._half :], steps, after=self._half):
             text = f"from the checkpoint training goes on otherwise: {difference}"
             return _unequal(self.steps[self._half :], steps, text, _STATE)
         return ok(f"saved after step {self._half}, loaded into a new job, equal bit for bit", checkpoint_bytes=size)
@@ -373,8 +390,8 @@ def _close(first: float, second: float) -> bool:
     return abs(first - second) <= ROUNDING_SHARE * abs(second)
 
 
-def _first_difference(first: list[TrialStep], second: list[TrialStep]) -> str:
-    for number, (one, other) in enumerate(zip(first, second, strict=True), start=1):
+def _first_difference(first: list[TrialStep], second: list[TrialStep], *, after: int = 0) -> str:
+    for number, (one, other) in enumerate(zip(first, second, strict=True), start=after + 1):
         for name in ("loss", "norm"):
             if not same_numbers(getattr(one, name), getattr(other, name)):
                 return f"{name} of step {number} is {getattr(one, name)!r}, then {getattr(other, name)!r}"

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from liver_core.layout import ParallelLayout
-from liver_core.trial.findings import Finding, FindingResult, missing, ok
+from liver_core.trial.findings import Finding, FindingResult, missing, ok, raised, warning
 from liver_core.trial.one_process import TrialPlan
 from liver_core.trial.trial_world import TrialWorld
 from liver_core.worlds.megatron import prepare_process
@@ -33,8 +33,9 @@ NORM_SHARE = {torch.float32: 1e-3, torch.bfloat16: 5e-2}
 _POLL_S = 0.02
 
 
-def try_layout(plan: TrialPlan, expected: dict[str, list[float]], *, timeout_s: float) -> Finding:
-    """Run the plan's steps in its layout and compare with `expected`, the losses and norms of one rank."""
+def try_layout(plan: TrialPlan, expected: dict[str, Any], *, timeout_s: float) -> Finding:
+    """Run the plan's steps in its layout and compare with `expected`, the losses and norms of one rank, and whether its
+    steps draw random numbers."""
     layout = ParallelLayout.parse(plan.layout)
     with tempfile.TemporaryDirectory(prefix="liver-try-") as folder:
         children = {
@@ -47,6 +48,11 @@ def try_layout(plan: TrialPlan, expected: dict[str, list[float]], *, timeout_s: 
         if failed is not None:
             return _failure(folder, failed)
         found = json.loads((Path(folder) / "rank-0.json").read_text())
+    if expected["draws"]:
+        return warning(
+            f"{layout} runs; its losses cannot be compared with those of one rank, since each layout draws other "
+            "random numbers: set dropout to 0 for a trial"
+        )
     dtype = torch.bfloat16 if found["bf16"] else torch.float32
     for name, share in (("losses", LOSS_SHARE[dtype]), ("norms", NORM_SHARE[dtype])):
         here, there = found[name][0], expected[name][0]
@@ -113,9 +119,9 @@ def _failure(folder: str, rank: int) -> Finding:
 def _rank(plan: TrialPlan, layout: ParallelLayout, rank: int, folder: str) -> None:
     try:
         found = _steps(plan, layout, rank, dist.FileStore(f"{folder}/store", layout.world_size))
-    except (Exception, SystemExit) as error:
-        text, whole = f"{type(error).__name__}: {error}", traceback.format_exc()
-        told = {"rank": rank, "at": time.time(), "text": text, "traceback": whole}
+    except Exception as error:
+        found = raised(error)
+        told = {"rank": rank, "at": time.time(), "text": found.text, "traceback": found.details}
         (Path(folder) / f"error-{rank}.json").write_text(json.dumps(told))
         os._exit(1)
     if rank == 0:

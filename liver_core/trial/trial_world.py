@@ -26,6 +26,7 @@ from liver_core.state.small_state import Progress, collect, install, reseed
 from liver_core.training.cursor import DataCursor, chained, digest_part
 from liver_core.training.job import MicroBatch, StepResult, TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld, activate, bring_up, building, random_state, retire, seed_streams
+from liver_core.worlds.released import released
 
 _HOST = "127.0.0.1"
 _GROUP_S = 60.0
@@ -51,7 +52,6 @@ class TrialWorld:
         self.world: MegatronWorld = bring_up(
             roster, rank, store, host=_HOST, timeout_s=_GROUP_S, collective_s=_GROUP_S, name=name
         )
-        self.drew_numbers = False
         self.progress = Progress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self._state: TrainState | None = None
         self._live: LiveState | None = None
@@ -69,12 +69,18 @@ class TrialWorld:
         return self._live
 
     def build(self) -> None:
-        """As a next world is built: under its own default group, with nothing of it active."""
-        seed_streams(self.world, seed=self.job.seed, step=0)
-        before = random_state()
+        """As a first world is built: under its own default group, with nothing of it active."""
         with building(self.world):
             self._state = check_built(self.job.build(self.world), self.world)
-        self.drew_numbers = not _same_streams(before, random_state())
+
+    def build_draws(self) -> bool:
+        """Build as a next world is built, without memory, and drop it: whether that moves the random streams of this
+        process."""
+        seed_streams(self.world, seed=self.job.seed, step=0)
+        before = random_state()
+        with building(self.world), released():
+            self.job.build(self.world)
+        return not _same_streams(before, random_state())
 
     def describe(self) -> Manifest:
         """The manifest of the whole job, of what its stages say of themselves."""
@@ -131,6 +137,17 @@ class TrialWorld:
         """Forward, backward and reduction of the next step, from the random streams that it starts with."""
         seed_streams(self.world, seed=self.job.seed, step=self.progress.step)
         return self.job.step(self.state, self.world, self.batches)
+
+    def step_draws(self) -> bool:
+        """Whether a step draws random numbers, as dropout does."""
+        seed_streams(self.world, seed=self.job.seed, step=self.progress.step)
+        before = random_state()
+        self.job.step(self.state, self.world, self.batches)
+        return not _same_streams(before, random_state())
+
+    def reseed(self) -> None:
+        """Random streams as any world has them that begins at this step."""
+        reseed(self.job, self.world, self.progress.step)
 
     def step(self) -> TrialStep:
         """The next step, as the loop does it."""

@@ -196,7 +196,8 @@ def _hollow_result(func, args, kwargs):
     name = func._schema.name.removeprefix("aten::")
     if name not in ("clone", "_to_copy", "zeros_like", "empty_like", "ones_like"):
         raise RuntimeError(
-            f"aten::{name} on a tensor without memory while a world is built: the value would be undefined"
+            f"aten::{name} on a tensor without memory: a next world is built without it, so build must not compute "
+            "with parameters nor initialise them (perform_initialization=False)"
         )
     return torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype, device=source.device)
 

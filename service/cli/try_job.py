@@ -7,7 +7,6 @@ that has torch (liver_core.trial.command), which says a finding a line.
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from service.cli.client import AsJson, fail
-from service.cli.output import print_json, seconds, size
+from service.cli.output import print_json, seconds, size, terminal_width
 
 if TYPE_CHECKING:
     from agent.protocol.jobfile import JobFile
@@ -96,20 +95,15 @@ class _Trial:
 
     def read(self, path: Path) -> "JobFile | None":
         """The job file, or nothing where a field breaks a rule."""
-        import yaml
-        from pydantic import ValidationError
-
-        from agent.protocol.jobfile import JobFile
-        from service.problems import field_problems
+        from agent.protocol.jobfile_check import JobFileError, check_job_file
+        from service.jobs.job_yaml import read_fields
 
         try:
-            job = JobFile.model_validate(yaml.safe_load(path.read_bytes()))
+            job = check_job_file(read_fields(path.read_bytes()))
         except OSError as error:
             self.add("job file", "missing", f"{path}: {error.strerror}")
-        except yaml.YAMLError as error:
-            self.add("job file", "missing", f"{path}: must be YAML or JSON: {error}")
-        except ValidationError as error:
-            for problem in field_problems(error):
+        except JobFileError as error:
+            for problem in error.problems:
                 self.add("job file", "missing", f"{problem.field}: {problem.rule}")
         else:
             self.add("job file", "ok", f"{path}: every field keeps its rule")
@@ -195,8 +189,8 @@ class _Trial:
     def summary(self) -> str:
         """The last line."""
         counted = {kind: sum(found["result"] == kind for found in self.findings) for kind in _COLOURS}
-        verdict = "ready" if self.ready else "not ready"
-        text = f"{verdict}: {counted['ok']} ok, {counted['warning']} warnings, {counted['missing']} missing"
+        verdict, warnings = "ready" if self.ready else "not ready", counted["warning"]
+        text = f"{verdict}: {counted['ok']} ok, {warnings} warning{'s' * (warnings != 1)}, {counted['missing']} missing"
         if not self.ready:
             later = ", ".join(self.numbers.get("not_made", ()))
             return f"{text}; not looked at yet: {later}" if later else text
@@ -270,13 +264,16 @@ def _ignore(found: Finding) -> None:
 
 
 def _print_finding(found: Finding) -> None:
-    """Check, result, text; wrapped on a terminal, whole lines in a pipe. A traceback follows as it is."""
-    result = typer.style(f"{found['result']:<{RESULT_CHARS}}", fg=_COLOURS[found["result"]])
-    indent = NAME_CHARS + RESULT_CHARS + 2
-    text = found["text"]
-    if sys.stdout.isatty():
-        width = max(40, shutil.get_terminal_size().columns - indent)
-        text = f"\n{' ' * indent}".join(textwrap.wrap(text, width) or [""])
-    typer.echo(f"{found['check']:<{NAME_CHARS}} {result} {text}")
+    """Check, result, text; a traceback follows as it is. Wrapped on a terminal, with tabs between in a pipe."""
+    width = terminal_width()
+    if width is None:
+        typer.echo("\t".join((found["check"], found["result"], found["text"])))
+    else:
+        result = f"{found['result']:<{RESULT_CHARS}}"
+        if not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb":
+            result = typer.style(result, fg=_COLOURS[found["result"]])
+        indent = NAME_CHARS + RESULT_CHARS + 2
+        lines = textwrap.wrap(found["text"], max(40, width - indent), break_on_hyphens=False) or [""]
+        typer.echo(f"{found['check']:<{NAME_CHARS}} {result} " + f"\n{' ' * indent}".join(lines))
     if found["details"]:
         typer.echo(textwrap.indent(found["details"].rstrip(), "    "))

@@ -13,24 +13,23 @@ from tests.cluster.real_ranks_model import small_gpt
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 WRONG = "tests.liver_core.trial.wrong_jobs"
-LIVE = "handoffs can be live"
+PLAN: dict[str, Any] = {
+    "global_batch": 4,
+    "micro_batch": 1,
+    "seed": 7,
+    "workdir": None,
+    "layouts": ("TP1", "TP2xPP2"),
+    "layout": "TP1",
+    "steps": 3,
+    "drop_every": None,
+}
 
 
 def trial(entrypoint: str, corpus: str, **changes: Any) -> dict[str, dict[str, Any]]:
     """Findings by check of a trial of that job, in order."""
-    plan = {
-        "entrypoint": entrypoint if ":" in entrypoint else f"{WRONG}:{entrypoint}",
-        "args": small_gpt(corpus, num_layers=2),
-        "global_batch": 4,
-        "micro_batch": 1,
-        "seed": 7,
-        "workdir": None,
-        "layouts": ("TP1", "TP2xPP2"),
-        "layout": "TP1",
-        "steps": 3,
-        "drop_every": None,
-    }
-    lines = run_alone(_trial, plan | changes, timeout_s=120.0)
+    named = entrypoint if ":" in entrypoint else f"{WRONG}:{entrypoint}"
+    plan = {**PLAN, "entrypoint": named, "args": small_gpt(corpus, num_layers=2), **changes}
+    lines = run_alone(_trial, plan, timeout_s=120.0)
     return {line["check"]: line for line in lines if "check" in line}
 
 
@@ -55,8 +54,8 @@ def test_the_reference_job_passes_every_check(corpus: str):
     found = trial("liver_core.training.gpt:GptJob", corpus, drop_every=1)
     assert {line["result"] for line in found.values()} == {"ok"}
     assert list(found) == [
-        "module", "class", "build", "random", "optimizer", "parameters", "layouts", "warm_up", "initial values", "step",
-        "same batch", "step in parts", "replay", "steps", "same seed", "checkpoint", "on_step",
+        "module", "class", "build", "next world", "optimizer", "parameters", "layouts", "warm_up", "initial values",
+        "step", "same batch", "step in parts", "replay", "steps", "same seed", "checkpoint", "on_step",
     ]  # fmt: skip
     assert found["replay"]["values"] == {"rung": "live"}
     assert len(found["steps"]["values"]["losses"]) == 3
@@ -66,14 +65,16 @@ def test_the_reference_job_passes_every_check(corpus: str):
     ("job", "check", "says"),
     [
         ("my_gtp:MyGpt", "module", "there is no module my_gtp on Python's path; set workdir to its folder"),
-        ("GptJobb", "module", "has no GptJobb; its jobs are: BuildDraws,"),
+        ("GptJobb", "module", "has no GptJobb; its jobs are: AsksGlobals,"),
         ("NotAJob", "module", "NotAJob is not a TrainingJob: it must derive from liver_core.training.job.TrainingJob"),
         ("LossIsNaN", "module", "did you mean LossIsNan?"),
         ("Unfinished", "class", "Unfinished: lacks initial_parameter, step, which every TrainingJob must have"),
         ("OldSignature", "class", "is called as OldSignature(args, *, global_batch, micro_batch, seed), but"),
         ("BuildRaises", "build", "KeyError: 'rope_theta'"),
         ("BuildReturnsTuple", "build", "build returned a tuple; it must return a liver_core.training.job.TrainState"),
-        ("BuildDraws", "random", "set perform_initialization=False"),
+        ("BuildDraws", "next world", "build draws random numbers"),
+        ("BuildComputes", "next world", "build must not compute with parameters nor initialise them"),
+        ("AsksGlobals", "build", "take sizes and ranks from world, and pass pg_collection=world.collection"),
         ("Unmarked", "build", "linear_qkv.weight: is split over tensor-parallel ranks, but not marked so"),
         ("MarkedLate", "build", "was made before the parameters were marked"),
         ("PicksLayouts", "layouts", "TP2xPP2: tp: this kernel is written for TP1"),
@@ -82,11 +83,7 @@ def test_the_reference_job_passes_every_check(corpus: str):
         ("ReturnsLoss", "step", "returned a float; it must return a StepResult"),
         ("StepsItself", "step", "the loop does the optimizer step"),
         ("LossIsNan", "step", "loss is nan in the first step"),
-        (
-            "KeepsGradients",
-            "same batch",
-            "times the gradients the second time; step must begin with",
-        ),
+        ("KeepsGradients", "same batch", "times the gradients the second time"),
         ("DataGoesOn", "same batch", "must depend on its sample ids and the seed only"),
         ("NanLater", "steps", "step 3: loss is nan"),
         ("TensorInSchedule", "steps", "scheduler.state_dict(): must hold plain JSON"),
@@ -122,6 +119,46 @@ def test_an_optimizer_that_cannot_be_replayed_is_a_warning_with_the_rung_it_take
     assert not missing(found)
     assert found["replay"]["result"] == "warning"
     assert "stop-and-copy" in found["replay"]["text"] and "fused" in found["replay"]["text"]
+
+
+def test_random_numbers_in_a_step_are_drawn_alike_from_the_seed_and_from_a_checkpoint(corpus: str):
+    found = trial("tests.liver_core.rank.support.stream_jobs:DropoutJob", corpus)
+    assert {line["result"] for line in found.values()} == {"ok"}
+    assert "with random numbers such as dropout" in found["step"]["text"]
+
+
+def in_two_ranks(job: str, corpus: str, *, draws: bool = False) -> dict[str, Any]:
+    """What is found in TP2, where one rank gave these losses."""
+    one_rank = trial("liver_core.training.gpt:GptJob", corpus)["steps"]["values"]
+    plan = {**PLAN, "entrypoint": f"{WRONG}:{job}", "args": small_gpt(corpus, num_layers=2), "layout": "TP2"}
+    return run_alone(_in_layout, plan, one_rank | {"draws": draws}, timeout_s=120.0)
+
+
+def _in_layout(plan: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from liver_core.trial.one_process import TrialPlan
+    from liver_core.trial.other_layout import try_layout
+
+    return asdict(try_layout(TrialPlan(**plan), expected, timeout_s=60.0))
+
+
+def test_a_job_that_computes_something_else_in_another_layout_is_found(corpus: str):
+    found = in_two_ranks("Diverges", corpus)
+    assert found["result"] == "missing"
+    assert "loss of the first step is" in found["text"] and "the same in every layout" in found["text"]
+
+
+def test_a_job_that_fails_in_one_rank_of_a_layout_is_shown_with_its_traceback(corpus: str):
+    found = in_two_ranks("FailsBesideOthers", corpus)
+    assert found["result"] == "missing"
+    assert found["text"] == "rank 1: IndexError: no such shard"
+    assert 'raise IndexError("no such shard")' in found["details"]
+
+
+def test_layouts_with_other_random_numbers_are_not_compared(corpus: str):
+    found = in_two_ranks("Diverges", corpus, draws=True)
+    assert found["result"] == "warning" and "cannot be compared" in found["text"]
 
 
 def test_a_long_hook_is_a_warning(corpus: str):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.tensor_parallel import ColumnParallelLinear
@@ -46,6 +47,21 @@ class BuildReturnsTuple(GptJob):
 class BuildDraws(GptJob):
     def build(self, world: Any) -> TrainState:
         torch.rand(3)
+        return super().build(world)
+
+
+class BuildComputes(GptJob):
+    """Looks at parameters, which a next world has not got yet."""
+
+    def build(self, world: Any) -> TrainState:
+        state = super().build(world)
+        torch.cat([parameter.reshape(-1) for parameter in state.model.parameters()])
+        return state
+
+
+class AsksGlobals(GptJob):
+    def build(self, world: Any) -> TrainState:
+        parallel_state.get_tensor_model_parallel_rank()
         return super().build(world)
 
 
@@ -184,6 +200,13 @@ class HalfParameters(GptJob):
 class SlowHook(GptJob):
     def on_step(self, step: int, loss: float, state: Any, world: Any) -> None:
         sum(float(torch.ones(100, 100).sum()) for _ in range(20_000))
+
+
+class FailsBesideOthers(GptJob):
+    def build(self, world: Any) -> TrainState:
+        if world.rank == 1:
+            raise IndexError("no such shard")
+        return super().build(world)
 
 
 class Diverges(GptJob):

@@ -106,9 +106,9 @@ def test_what_the_child_finds_becomes_a_line_each_and_the_job_is_ready(tmp_path:
     script = interpreter(tmp_path, does=says(*lines, {"step_s": 0.25, "state_bytes": 3_000_000}))
     result = attempt(tmp_path, "--steps", "6", python=script)
     assert result.exit_code == 0, result.output
-    assert "module          ok       as it should be\n" in result.output
-    assert "replay          warning  stop-and-copy\n" in result.output
-    assert "ready: 3 ok, 1 warnings, 0 missing; 0.25 s a step, 3 MB of state" in result.output
+    assert "module\tok\tas it should be\n" in result.output
+    assert "replay\twarning\tstop-and-copy\n" in result.output
+    assert "ready: 3 ok, 1 warning, 0 missing; 0.25 s a step, 3 MB of state" in result.output
     plan = json.loads((tmp_path / "plan").read_text())
     assert (plan["entrypoint"], plan["steps"], plan["layouts"]) == ("my_gpt:MyGpt", 6, ["TP1", "TP2"])
     assert plan["args"]["hidden_size"] == 64
@@ -130,13 +130,23 @@ def test_json_holds_the_same_for_programs(tmp_path: Path):
     assert [each["check"] for each in answer["findings"]] == ["job file", "workdir", "module"]
 
 
+def test_on_a_terminal_lines_are_wrapped_and_lined_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("service.cli.try_job.terminal_width", lambda: 80)
+    monkeypatch.setenv("NO_COLOR", "1")
+    script = interpreter(tmp_path, does=says(found("replay", "warning", "stop-and-copy because " + "word " * 20)))
+    lines = attempt(tmp_path, python=script).output.splitlines()
+    assert all(len(line) <= 80 for line in lines if "word" in line)
+    assert [line for line in lines if line.startswith("replay          warning  stop-and-copy because word")]
+    assert [line for line in lines if line.startswith(" " * 25 + "word")]
+
+
 def test_a_child_that_takes_too_long_is_ended_with_all_that_it_started(tmp_path: Path):
     does = says({"started": "warm_up"}) + f"\nsleep 300 &\necho $! > {tmp_path}/pid\nwait"
     started = time.monotonic()
     result = attempt(tmp_path, "--timeout", "1", python=interpreter(tmp_path, does=does))
     assert time.monotonic() - started < 30
     assert result.exit_code == 1
-    assert "warm_up         missing  not done after 1 s; --timeout gives it more" in result.output
+    assert "warm_up\tmissing\tnot done after 1 s; --timeout gives it more" in result.output
     assert _is_gone(int((tmp_path / "pid").read_text()))
 
 
@@ -152,7 +162,7 @@ def _is_gone(pid: int) -> bool:
 def test_a_child_that_dies_is_told_with_what_it_was_doing(tmp_path: Path, ends: str, told: str):
     result = attempt(tmp_path, python=interpreter(tmp_path, does=says({"started": "step"}) + f"\n{ends}"))
     assert result.exit_code == 1
-    assert f"step            missing  the process died: {told}" in result.output
+    assert f"step\tmissing\tthe process died: {told}" in result.output
 
 
 def test_the_environment_of_the_job_reaches_the_child(tmp_path: Path):
