@@ -1,8 +1,28 @@
-"""Options of the whole test suite."""
+"""Options of the whole test suite, and the corpus that real ranks train on."""
+
+import os
 
 import pytest
+
+# Every process that runs Megatron on a CPU sets it; here it halves what collecting the tests takes.
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite", action="store_true", help="write the output of scenario files anew")
-    parser.addoption("--thorough", action="store_true", help="run the long random runs with real processes as well")
+    parser.addoption("--thorough", action="store_true", help="run what is marked thorough as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--thorough"):
+        left_out = [item for item in items if item.get_closest_marker("thorough")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Prefix of a small indexed dataset, built once a session."""
+    from tests.cluster.real_ranks_model import build_corpus
+
+    return build_corpus(tmp_path_factory.mktemp("corpus"))

@@ -27,11 +27,9 @@ def test_a_random_job_amended_at_random(corpus: str, seed: int):
     _amended(corpus, seed)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [seed for seed in range(12) if seed not in QUICK])
-def test_random_jobs_amended_at_random(corpus: str, seed: int, request: pytest.FixtureRequest):
-    if not request.config.getoption("--thorough"):
-        pytest.skip("minutes of real processes: --thorough")
+def test_random_jobs_amended_at_random(corpus: str, seed: int):
     _amended(corpus, seed)
 
 
