@@ -1,6 +1,7 @@
 """Options of the whole test suite, and the corpus that real ranks train on."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -18,6 +19,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("thorough")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("thorough")]
+    if hasattr(config, "workerinput"):
+        _longest_files_first(items)
+
+
+def _longest_files_first(items: list[pytest.Item]) -> None:
+    """Processes that share the files end at the same time when the last files are short ones. A test's own limit is a
+    fair guess at how long its file takes."""
+    limits: dict[Path, tuple[float, int]] = {}
+    for item in items:
+        longest, count = limits.get(item.path, (0.0, 0))
+        marker = item.get_closest_marker("timeout")
+        limits[item.path] = (max(longest, marker.args[0] if marker else 0.0), count + 1)
+    items.sort(key=lambda item: limits[item.path], reverse=True)
 
 
 @pytest.fixture(scope="session")

@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True, "ddp_bucket_size": 20_000}
 WORLDS = (World("TP2xPP2", "abcd"), World("PP3", "abc"), World("TP2xDP2", "abce"), World("DP4", "ecba"))
 HANDOFFS = range(2, len(WORLDS) + 1)
-PACE_S = 0.1
+PACE_S = 0.4
 LIVE, COPIED = Rung.LIVE, Rung.STOP_AND_COPY
 MODES = [("fp32", (LIVE, COPIED, LIVE)), ("bf16", (COPIED, LIVE, COPIED))]
 """Every handoff in either precision and by either rung; with --thorough in all four ways."""

@@ -41,7 +41,7 @@ WORLDS = (
 )
 HANDOFFS = range(2, len(WORLDS) + 1)
 NAMES = [f"{a.layout} on {a.nodes} to {b.layout} on {b.nodes}" for a, b in itertools.pairwise(WORLDS)]
-PACE_S = 0.2
+PACE_S = 0.4
 every_handoff = pytest.mark.parametrize("generation", HANDOFFS, ids=NAMES)
 
 LOSS_TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2}

@@ -13,7 +13,7 @@ import pytest
 
 from liver_core.layout import ParallelLayout
 from tests.liver_core.rank.support.amended import AmendedJob
-from tests.liver_core.rank.support.stream_random import LAYOUTS, WEIGHTS, random_story, setup_of
+from tests.liver_core.rank.support.stream_random import LAYOUTS, LIVE_PACE_S, WEIGHTS, random_story, setup_of
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -35,7 +35,7 @@ def test_random_jobs_amended_at_random(corpus: str, seed: int):
 
 def _amended(corpus: str, seed: int) -> None:
     story, chance = random_story(seed, 0), random.Random(f"amended {seed}")
-    with AmendedJob(setup_of(story, corpus, pace_s=0.05, stream=story.links[0].stream)) as job:
+    with AmendedJob(setup_of(story, corpus, pace_s=LIVE_PACE_S, stream=story.links[0].stream)) as job:
         job.begin(story.links[0].layout, story.links[0].nodes)
         for number in range(1, HANDOFFS + 1):
             layout, nodes = _world(chance, job.links[-1].nodes, f"{number}0")

@@ -43,7 +43,7 @@ every_handoff = pytest.mark.parametrize("generation", HANDOFFS, ids=NAMES)
 BATCH = {"global_batch": 4, "micro_batch": 1}
 """Every layout here accumulates gradients over two micro-batches or more."""
 
-PACE_S = 0.2
+PACE_S = 0.4
 MODES = {"fp32, buckets": OVERLAPPED, "bf16": {}}
 
 

@@ -22,7 +22,7 @@ WEIGHTS = (2, 4, 4, 4, 3, 1, 1, 1, 1)
 HANDOFFS = 4
 ROOM = 5_000_000
 """Of a device, beside its world: every next world fits, most of them only if a part of it waits in host memory."""
-LIVE_PACE_S = 0.1
+LIVE_PACE_S = 0.2
 Trace = dict[str, dict[int, tuple[int, str]]]
 """Node -> step -> (generation, digest of masters and moments)."""
 
