@@ -5,30 +5,37 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-service test-real check format sim bench bench-handoff clean distclean
+.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim bench bench-handoff clean distclean
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
 # Seeds that `make sim` runs, on two processes; the handoff machine is called clean only after 20,000. A change of a
 # machine deserves more: make sim SEEDS=100000
 SEEDS ?= 20000
-# Processes that share each suite. Tests with real processes start up to eight each, but wait more than they compute;
-# they are shared out by file, since the tests of a file share a running job. WORKERS=0: one after the other.
+# Processes that share each suite. WORKERS=0, REAL_WORKERS=0: one after the other.
 WORKERS ?= 2
+# Tests with real processes start up to eight each, and wait in between for deadlines to pass: one more than there are
+# cores. They are shared out by file, since the tests of a file share a running job.
+REAL_WORKERS ?= 3
 # More arguments for pytest; for example: make test-fast PYTEST_ARGS='-k planner -x'
 PYTEST_ARGS ?=
 # More arguments for the handoff benchmark; for example: make bench-handoff BENCH_ARGS='--sizes 16MB,64MB --repeats 2'
 BENCH_ARGS ?=
 
+# A suite starts hundreds of interpreters; they would all compile the tree anew where bytecode may not be kept.
+export PYTHONDONTWRITEBYTECODE :=
+
 BIN := .venv/bin
 SERVICE_BIN := .venv-service/bin
 REPORTS := build/reports
+PYTEST := python -m pytest --durations=25
+REAL = -n $(REAL_WORKERS) --dist loadfile --no-loadscope-reorder
 # Runs where torch is not installed, and only there: the service, the wire contract, and the proof that importing
 # the pure half loads nothing heavy.
 TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
-	@echo "LiveR: targets (variables: PYTHON, SEEDS, WORKERS, PYTEST_ARGS, BENCH_ARGS)"
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
@@ -40,15 +47,18 @@ demo: setup ## Run a real Megatron job through real spot notices; writes build/r
 test: test-fast test-service test-real ## Run every test: fast suite, service without torch, real processes.
 
 test-fast: setup ## Run the tests of core and agent that start no torch process.
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS:%=--ignore=%) $(PYTEST_ARGS)
+	$(BIN)/$(PYTEST) -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS:%=--ignore=%) $(PYTEST_ARGS)
 
 test-service: .venv-service/stamp ## Run the tests of the service in .venv-service, which has no torch.
 	@if $(SERVICE_BIN)/python -c 'import torch' 2>/dev/null; then \
 	    echo "error: torch is installed in .venv-service; remove that folder and run make again" >&2; exit 1; fi
-	$(SERVICE_BIN)/python -m pytest -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS) $(PYTEST_ARGS)
+	$(SERVICE_BIN)/$(PYTEST) -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS) $(PYTEST_ARGS)
 
 test-real: setup ## Run the tests with real processes and torch (minutes).
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "real or slow" $(PYTEST_ARGS)
+	$(BIN)/$(PYTEST) $(REAL) -m "real or slow" $(PYTEST_ARGS)
+
+test-thorough: setup ## Run the whole of what `make test` takes a sample of: random live handoffs, every pair by every rung (tens of minutes).
+	$(BIN)/$(PYTEST) $(REAL) -m thorough --thorough $(PYTEST_ARGS)
 
 check: setup ## Run the linters: ruff, formatting, types, import contracts, house rules.
 	$(BIN)/ruff check .

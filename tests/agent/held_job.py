@@ -1,7 +1,8 @@
 """The reference job, slower than it is.
 
-HeldJob's second world is not built before a test says so: until `args["held_until"]` is a file. SlowJob takes
-`args["micro_batch_s"]` for a micro-batch, SlowBuildJob `args["build_s"]` for each world but the first.
+SlowJob takes `args["micro_batch_s"]` more for a micro-batch, and leaves the processor to others meanwhile. HeldJob's
+second world is not built before a test says so: until `args["held_until"]` is a file. SlowBuildJob takes
+`args["build_s"]` for each world but the first. Both are slow jobs too.
 """
 
 from __future__ import annotations
@@ -13,21 +14,6 @@ from typing import Any
 from liver_core.training.gpt import GptJob
 
 HELD_S_MAX = 60.0
-
-
-class HeldJob(GptJob):
-    """Made by the rank's entry from a job file."""
-
-    def __init__(self, args: dict[str, Any], **numbers: int) -> None:
-        self._held_until = Path(args.pop("held_until"))
-        super().__init__(args, **numbers)
-
-    def build(self, world: Any) -> Any:
-        pause, polls = threading.Event(), 0
-        while world.generation > 1 and not self._held_until.exists() and polls < HELD_S_MAX / 0.05:
-            pause.wait(0.05)
-            polls += 1
-        return super().build(world)
 
 
 class SlowJob(GptJob):
@@ -42,7 +28,22 @@ class SlowJob(GptJob):
         return super().forward(model, batch)
 
 
-class SlowBuildJob(GptJob):
+class HeldJob(SlowJob):
+    """Made by the rank's entry from a job file."""
+
+    def __init__(self, args: dict[str, Any], **numbers: int) -> None:
+        self._held_until = Path(args.pop("held_until"))
+        super().__init__(args, **numbers)
+
+    def build(self, world: Any) -> Any:
+        pause, polls = threading.Event(), 0
+        while world.generation > 1 and not self._held_until.exists() and polls < HELD_S_MAX / 0.05:
+            pause.wait(0.05)
+            polls += 1
+        return super().build(world)
+
+
+class SlowBuildJob(SlowJob):
     """Made by the rank's entry from a job file."""
 
     def __init__(self, args: dict[str, Any], **numbers: int) -> None:

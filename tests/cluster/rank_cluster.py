@@ -265,7 +265,8 @@ class Cluster:
         self.wait_for(there, timeout_s, f"{stage} on {[member.node_id for member in members]}")
 
     def await_step(self, member: Member, step: int, timeout_s: float = 60) -> None:
-        """Wait until a rank has reported optimizer step `step`."""
+        """Wait until a rank has reported optimizer step `step`; no rank pauses before it."""
+        self.command(self.ranks, "hurry", step)
         self.wait_for(lambda: any(row[1] >= step for row in self.steps(member)), timeout_s, f"step {step} on {member}")
 
     def wait_for(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:

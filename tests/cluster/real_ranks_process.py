@@ -23,6 +23,8 @@ from liver_core.layout import Member, to_json
 from tests.cluster.net_islands import address_of, enter
 
 HOLD_S_MAX = 60.0
+HURRYING, HURRIED_STEPS = {"permit", "abort", "stop"}, 2
+"""Commands that are obeyed at the next boundary or the one after it, which then come without a pause."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class RankSetup:
     record: bool = False
     record_steps: tuple[int, ...] = ()
     trace: bool = False
-    memory: bool = False  # tell resident bytes, descriptors, threads and groups at the same point of every step
+    counts: bool = False  # tell descriptors, threads and groups at the same point of every step
+    memory: bool = False  # tell resident bytes too, for which the kernel takes as long as a small step does
     checkpoint_at_boundary: str | None = None
     checkpoints: tuple[str, int, int] | None = None  # (path, every_steps, keep)
     transport: str = "nixl"
@@ -59,7 +62,7 @@ class RankSetup:
     bring_up_s: float = 20.0
     hold_at: tuple[int, ...] = ()  # held after these steps with the next step's gradients reduced, until released
     stream: dict[str, Any] = field(default_factory=dict)  # of StreamSettings
-    pace_s: float = 0.0  # waited in every step, so that an undisturbed run of as many steps is short
+    pace_s: float = 0.0  # waited in every step that no test waits for, so that what is not looked at costs little
     drop_every: int | None = None  # micro-batches between two places at which a step can be dropped
     drop_reserve_s: float = 1e6  # so that every deadline is too near
     job: str = "liver_core.training.gpt:GptJob"
@@ -183,6 +186,8 @@ def _obey(pipe: Any, loop: Any, recorder: Recorder) -> None:
             return
         target = next(part for part in (recorder, loop, loop.mailbox) if hasattr(part, name))
         getattr(target, name)(*arguments)
+        if name in HURRYING:
+            recorder.hurry(loop.progress.step + HURRIED_STEPS)
 
 
 class Recorder:
@@ -197,6 +202,13 @@ class Recorder:
         self.records: dict[tuple[str, int, int], dict[str, Any]] = {}
         self.trace: dict[int, tuple[int, str]] = {}
         self._generation_seen = -1
+        self._hurried_to = 0
+        self._hurried = threading.Event()
+
+    def hurry(self, step: int) -> None:
+        """No pause before this step: somebody waits for it."""
+        self._hurried_to = max(self._hurried_to, step)
+        self._hurried.set()
 
     def arm(self, fault: Fault) -> None:
         self.armed.append([fault, 0])
@@ -251,8 +263,7 @@ class Recorder:
             self._tell_memory("resident at the switch")
         if point == "reduced":
             self._at_step()
-            if self.setup.pace_s:
-                threading.Event().wait(self.setup.pace_s)
+            self._pause()
             if self.loop.progress.step in self.setup.hold_at:
                 self._hold(f"step {self.loop.progress.step}")
         for entry in list(self.armed):
@@ -260,6 +271,11 @@ class Recorder:
                 entry[1] += 1
                 if entry[1] == entry[0].nth:
                     self._cause(entry[0])
+
+    def _pause(self) -> None:
+        self._hurried.clear()
+        if self.loop.progress.step >= self._hurried_to:
+            self._hurried.wait(self.setup.pace_s)
 
     def _cause(self, fault: Fault) -> None:
         match fault.action:
@@ -347,7 +363,7 @@ class Recorder:
         regions = {kind: region for kind, region in active.live.regions.items() if kind != "grad"}
         first = active.world.generation != self._generation_seen
         self._generation_seen = active.world.generation
-        if self.setup.memory:
+        if self.setup.memory or self.setup.counts:
             self._tell_memory()
         if self.setup.trace:
             self.trace[step] = (active.world.generation, digest_of(regions))
@@ -362,7 +378,8 @@ class Recorder:
 
         # What malloc keeps of the last step would drown what is looked for.
         trim()
-        self.listener.send(name, self.loop.progress.step, resident_bytes(), counts())
+        resident = resident_bytes() if self.setup.memory else None
+        self.listener.send(name, self.loop.progress.step, resident, counts())
 
     def _keep(self, role: str, world: Any, live: Any, regions: dict[str, Any]) -> dict[str, Any]:
         copies = {kind: region.detach().clone().numpy() for kind, region in regions.items()}

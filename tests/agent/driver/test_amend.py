@@ -49,5 +49,5 @@ def test_a_second_notice_in_the_middle_of_a_handoff_amends_it_and_nobody_is_star
 
 
 def held_job(corpus: str, held_until: Path) -> JobFile:
-    args = {"data_prefix": corpus, "held_until": str(held_until)}
+    args = {"data_prefix": corpus, "held_until": str(held_until), "micro_batch_s": 0.05}
     return real_job("held", "HeldJob", args, global_batch=8, micro_batch=2)

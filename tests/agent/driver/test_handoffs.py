@@ -1,61 +1,76 @@
-"""Handoffs across real agent processes; the ranks are real processes that train nothing."""
+"""Handoffs across real agent processes; the ranks are real processes that train nothing.
+
+What leaves a job so that it can go on shares one with other tests, in their order: starting agents takes longer than a
+handoff.
+"""
 
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from agent.protocol.sync import DesiredState
 from agent.protocol.values import HandoffState
 from agent.supervisor.process import is_alive
-from tests.agent.cluster import cluster, identity_of
+from tests.agent.cluster import Cluster, cluster, identity_of
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 FOUR = ("a", "b", "c", "d")
 
 
-def test_a_notice_moves_the_job_from_four_nodes_to_three_without_restarting_a_survivor() -> None:
+@pytest.fixture(scope="module")
+def four() -> Iterator[Cluster]:
+    """A job that two notices come to, one after the other."""
     with cluster(*FOUR) as nodes:
-        nodes.wait_training(1, FOUR)
-        survivors = {name: identity_of(nodes.rank(name)) for name in FOUR[:3]}  # type: ignore[arg-type]
-        nodes.announce("d")
-        done = nodes.wait_handoff(HandoffState.ACTIVE)
-        assert (done.parent, done.generation, done.leaving, str(done.target.layout)) == (1, 2, ("d",), "TP1xPP3xDP1")
-        assert done.proposer == "a"
-        nodes.wait_training(2, FOUR[:3])
-        assert {name: identity_of(nodes.rank(name)) for name in FOUR[:3]} == survivors  # type: ignore[arg-type]
-        nodes.wait(lambda: nodes.rank("d") is None, "the end of the leaver")
-        done = nodes.wait(
-            lambda: next(
-                (
-                    m
-                    for m in nodes.service.handoffs(HandoffState.ACTIVE)
-                    if m.measures.lost_s is not None and m.measures.bytes_moved == 3_000
-                ),
-                None,
+        yield nodes
+
+
+def test_a_notice_moves_the_job_from_four_nodes_to_three_without_restarting_a_survivor(four: Cluster) -> None:
+    nodes = four
+    nodes.wait_training(1, FOUR)
+    survivors = {name: identity_of(nodes.rank(name)) for name in FOUR[:3]}  # type: ignore[arg-type]
+    nodes.announce("d")
+    done = nodes.wait_handoff(HandoffState.ACTIVE)
+    assert (done.parent, done.generation, done.leaving, str(done.target.layout)) == (1, 2, ("d",), "TP1xPP3xDP1")
+    assert done.proposer == "a"
+    nodes.wait_training(2, FOUR[:3])
+    assert {name: identity_of(nodes.rank(name)) for name in FOUR[:3]} == survivors  # type: ignore[arg-type]
+    nodes.wait(lambda: nodes.rank("d") is None, "the end of the leaver")
+    done = nodes.wait(
+        lambda: next(
+            (
+                m
+                for m in nodes.service.handoffs(HandoffState.ACTIVE)
+                if m.measures.lost_s is not None and m.measures.bytes_moved == 3_000
             ),
-            "the lost time and the bytes of all three",
-        )
-        measures = done.measures
-        assert measures.pause_s == 0.05
-        assert measures.notice_to_safe_s is not None and measures.notice_to_safe_s < 30
-        assert {"to_ready", "to_boundary", "to_active", "prepare"} <= set(measures.phases_s)
-        assert "standing plan" in nodes.log_of("a")
+            None,
+        ),
+        "the lost time and the bytes of all three",
+    )
+    measures = done.measures
+    assert measures.pause_s == 0.05
+    assert measures.notice_to_safe_s is not None and measures.notice_to_safe_s < 30
+    assert {"to_ready", "to_boundary", "to_active", "prepare"} <= set(measures.phases_s)
+    assert "standing plan" in nodes.log_of("a")
 
 
-def test_a_service_that_died_before_the_notice_learns_of_the_handoff_later() -> None:
-    with cluster(*FOUR) as nodes:
-        nodes.wait_training(1, FOUR)
-        nodes.service.stop()
-        nodes.announce("a")
-        nodes.wait(lambda: "ended active" in nodes.log_of("b"), "the handoff without a service")
-        assert nodes.service.mirrors == {}
-        nodes.service.start()
-        done = nodes.wait_handoff(HandoffState.ACTIVE)
-        assert (done.proposer, done.leaving, done.generation) == ("b", ("a",), 2)
-        nodes.wait_training(2, FOUR[1:])
-        last_words = nodes.wait(lambda: [text for text in nodes.service.logs.values() if text], "the leaver's log")
-        assert "stopped:" in last_words[0]
+def test_a_service_that_died_before_the_notice_learns_of_the_handoff_later(four: Cluster) -> None:
+    """d has gone in the test before, which a led; a is rank 0."""
+    nodes = four
+    nodes.wait_training(2, FOUR[:3])
+    nodes.service.stop()
+    known = set(nodes.service.mirrors)
+    nodes.announce("a")
+    nodes.wait(lambda: "ended active" in nodes.log_of("b"), "the handoff without a service")
+    assert set(nodes.service.mirrors) == known
+    nodes.service.start()
+    done = nodes.wait_handoff(HandoffState.ACTIVE, 2)
+    assert (done.proposer, done.leaving, done.generation) == ("b", ("a",), 3)
+    nodes.wait_training(3, ("b", "c"))
+    logs = nodes.service.logs
+    last_words = nodes.wait(lambda: [logs[key] for key in logs if key[1] == 0 and logs[key]], "the leaver's log")
+    assert "stopped:" in last_words[0]
 
 
 @pytest.mark.parametrize("victim", ["a", "b"])
@@ -128,29 +143,6 @@ def test_a_rank_that_cannot_prepare_aborts_the_handoff_and_the_job_trains_on() -
         nodes.wait_training(1, FOUR)
 
 
-def test_the_service_grows_a_job_to_a_new_node() -> None:
-    with cluster("a", "b", spares=("e",)) as nodes:
-        nodes.wait_training(1, ("a", "b"))
-        handoff_id = nodes.service.propose(("a", "b", "e"))
-        done = nodes.wait_handoff(HandoffState.ACTIVE)
-        assert (done.handoff_id, done.plan_digest, done.leaving) == (handoff_id, "grow", ())
-        nodes.wait_training(2, ("a", "b", "e"))
-        nodes.announce("e")
-        nodes.wait_handoff(HandoffState.ACTIVE, 2)
-        nodes.wait_training(3, ("a", "b"))
-
-
-def test_a_rank_killed_from_outside_is_told_as_lost_and_not_started_again() -> None:
-    with cluster("a", "b") as nodes:
-        nodes.wait_training(1, ("a", "b"))
-        rank = nodes.rank("b")
-        assert rank is not None
-        os.kill(rank.pid, signal.SIGKILL)
-        failed = nodes.wait(lambda: nodes.service.failed, "the lost rank")[0]
-        assert failed.reason is not None and "SIGKILL" in failed.reason.text
-        assert (failed.rank, failed.generation) == (1, 1)
-
-
 def test_a_stopped_job_ends_on_every_node_and_a_finished_one_says_so() -> None:
     with cluster("a", "b") as nodes:
         nodes.wait_training(1, ("a", "b"))
@@ -161,11 +153,42 @@ def test_a_stopped_job_ends_on_every_node_and_a_finished_one_says_so() -> None:
         assert nodes.wait(lambda: len([loss for loss in nodes.service.steps.values() if loss]) == 60, "all losses")
 
 
-def test_a_metadata_service_that_fails_is_reported_as_unknown() -> None:
-    with cluster("a") as nodes:
-        nodes.wait_training(1, ("a",))
-        nodes.metadata["a"].instance.change({"do": "mode", "mode": "error"})
-        problem = nodes.wait(lambda: nodes.service.notice_problems["a"], "the problem")
-        assert "answered 500" in problem
-        nodes.metadata["a"].instance.change({"do": "mode", "mode": "ok"})
-        nodes.wait(lambda: not nodes.service.notice_problems["a"], "the end of the problem")
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Cluster]:
+    """A job of two nodes; a third one runs an agent."""
+    with cluster("a", "b", spares=("e",)) as nodes:
+        yield nodes
+
+
+def test_a_metadata_service_that_fails_is_reported_as_unknown(pair: Cluster) -> None:
+    nodes = pair
+    nodes.wait_training(1, ("a", "b"))
+    nodes.metadata["a"].instance.change({"do": "mode", "mode": "error"})
+    problem = nodes.wait(lambda: nodes.service.notice_problems["a"], "the problem")
+    assert "answered 500" in problem
+    nodes.metadata["a"].instance.change({"do": "mode", "mode": "ok"})
+    nodes.wait(lambda: not nodes.service.notice_problems["a"], "the end of the problem")
+
+
+def test_the_service_grows_a_job_to_a_new_node(pair: Cluster) -> None:
+    nodes = pair
+    nodes.wait_training(1, ("a", "b"))
+    handoff_id = nodes.service.propose(("a", "b", "e"))
+    done = nodes.wait_handoff(HandoffState.ACTIVE)
+    assert (done.handoff_id, done.plan_digest, done.leaving) == (handoff_id, "grow", ())
+    nodes.wait_training(2, ("a", "b", "e"))
+    nodes.announce("e")
+    nodes.wait_handoff(HandoffState.ACTIVE, 2)
+    nodes.wait_training(3, ("a", "b"))
+
+
+def test_a_rank_killed_from_outside_is_told_as_lost_and_not_started_again(pair: Cluster) -> None:
+    """It has grown and shrunk in the test before."""
+    nodes = pair
+    nodes.wait_training(3, ("a", "b"))
+    rank = nodes.rank("b")
+    assert rank is not None
+    os.kill(rank.pid, signal.SIGKILL)
+    failed = nodes.wait(lambda: nodes.service.failed, "the lost rank")[0]
+    assert failed.reason is not None and "SIGKILL" in failed.reason.text
+    assert (failed.rank, failed.generation) == (1, 3)

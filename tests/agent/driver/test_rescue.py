@@ -20,7 +20,7 @@ LONG_NOTICE_S, NOTICE_S = 60.0, 14.0
 
 
 def test_the_ladder_rescues_what_leavers_hold_and_the_next_world_is_built_beyond_the_deadline(tmp_path: Path) -> None:
-    args = {"data_prefix": build_corpus(tmp_path), "build_s": BUILD_S}
+    args = {"data_prefix": build_corpus(tmp_path), "build_s": BUILD_S, "micro_batch_s": 0.05}
     job = real_job("slow", "SlowBuildJob", args, global_batch=8, micro_batch=1)
     with cluster("a", "b", "c", job=job, ranks=REAL_RANKS) as nodes:
         nodes.wait(lambda: (1, 2) in nodes.service.steps, "two steps", 120)

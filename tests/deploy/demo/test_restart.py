@@ -20,8 +20,8 @@ def job(corpus: str) -> JobSpec:
     return JobSpec(entrypoint="liver_core.training.gpt:GptJob", args=args, global_batch=8, micro_batch=2, seed=7)
 
 
-def settings(corpus: str, folder: Path) -> BaselineSettings:
-    return BaselineSettings(job=job(corpus), layout=LAYOUT, folder=folder, repeats=1, steps=STEPS)
+def settings(corpus: str, folder: Path, layout: str = LAYOUT) -> BaselineSettings:
+    return BaselineSettings(job=job(corpus), layout=layout, folder=folder, repeats=1, steps=STEPS)
 
 
 def losses(folder: Path) -> dict[int, float]:
@@ -61,7 +61,7 @@ def test_a_restart_at_best_goes_on_too_and_imports_nothing(corpus: str, tmp_path
 
 @pytest.mark.parametrize("measure", [measure_as_today, measure_at_best])
 def test_a_rank_that_fails_is_told_with_its_own_reason(measure, tmp_path: Path):
-    broken = settings(str(tmp_path / "no-corpus"), tmp_path)
+    broken = settings(str(tmp_path / "no-corpus"), tmp_path, "TP1")
     with pytest.raises(BaselineFailed, match=r"data_prefix|rank \d ended with status 1") as caught:
         measure(broken)
     assert str(tmp_path) in str(caught.value)

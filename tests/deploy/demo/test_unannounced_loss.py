@@ -60,8 +60,9 @@ def test_a_job_survives_the_unannounced_loss_of_a_node_and_waits_for_nodes_when_
 def job_file(prefix: str, checkpoints: Path) -> dict:
     return {
         "name": "unannounced",
+        "entrypoint": "tests.agent.held_job:SlowJob",
         "model": MODEL | {"num_layers": 6},
-        "args": {"data_prefix": prefix},
+        "args": {"data_prefix": prefix, "micro_batch_s": 0.05},
         "global_batch": 8,
         "micro_batch": 1,
         "nodes": {"min": 2, "max": 3},

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from liver_core.rank.step_boundary import StepTotals, start_total
 from liver_core.training.job import StepResult
 
-pytestmark = pytest.mark.real
 TOP = (1 << 64) - 1
 
 

@@ -14,7 +14,7 @@ from liver_core.handoff.messages import CutoverDeadlines, Rung
 from liver_core.layout import Member
 from tests.cluster.real_ranks_process import Fault
 from tests.liver_core.rank.support.drops import hold_at, permit_held
-from tests.liver_core.rank.support.stream_jobs import JOBS
+from tests.liver_core.rank.support.job_names import JOBS
 from tests.liver_core.rank.support.trio import (
     LEAVER,
     SHORT,
@@ -46,7 +46,9 @@ class DropTrio(Trio):
 
 @pytest.fixture(scope="module")
 def job(corpus: str) -> Iterator[DropTrio]:
-    setup = trio_setup(corpus, micro_batch=1, drop_every=1, job=JOBS["dropout"], stream={"tile_elements": 4096})
+    setup = trio_setup(
+        corpus, global_batch=8, micro_batch=1, drop_every=1, job=JOBS["dropout"], stream={"tile_elements": 4096}
+    )
     with DropTrio(setup) as trio:
         trio.begin()
         yield trio
@@ -83,7 +85,9 @@ def test_after_all_this_every_step_was_that_of_a_job_left_alone(job: DropTrio):
 
 
 def test_a_step_whose_end_comes_in_time_is_not_dropped(corpus: str):
-    setup = trio_setup(corpus, micro_batch=1, drop_every=1, drop_reserve_s=5.0, stream={"tile_elements": 4096})
+    setup = trio_setup(
+        corpus, global_batch=8, micro_batch=1, drop_every=1, drop_reserve_s=5.0, stream={"tile_elements": 4096}
+    )
     with DropTrio(setup) as trio:
         trio.begin()
         request, _ = trio.dropping(part=6)
@@ -93,7 +97,7 @@ def test_a_step_whose_end_comes_in_time_is_not_dropped(corpus: str):
 
 
 def test_the_leaver_dies_after_the_drop_and_the_next_world_does_the_batch_all_the_same(corpus: str):
-    setup = trio_setup(corpus, micro_batch=1, drop_every=1, stream={"tile_elements": 4096})
+    setup = trio_setup(corpus, global_batch=8, micro_batch=1, drop_every=1, stream={"tile_elements": 4096})
     with DropTrio(setup) as trio:
         trio.begin()
         trio.arm(LEAVER, "state read", "hold")
@@ -108,7 +112,7 @@ def test_the_leaver_dies_after_the_drop_and_the_next_world_does_the_batch_all_th
 
 
 def test_a_state_that_cannot_stream_is_copied_after_the_drop_and_a_damaged_one_refused_by_name(corpus: str):
-    setup = trio_setup(corpus, micro_batch=1, drop_every=1, job=JOBS["fused"])
+    setup = trio_setup(corpus, global_batch=8, micro_batch=1, drop_every=1, job=JOBS["fused"])
     with DropTrio(setup) as trio:
         trio.begin()
         request, newcomer = trio.dropping(Fault("state read", "corrupt"))

@@ -27,7 +27,7 @@ from tests.liver_core.rank.support.chain import (
 )
 from tests.liver_core.rank.support.drops import permit_held, prepare_within_a_step
 from tests.liver_core.rank.support.global_state import differences
-from tests.liver_core.rank.support.stream_jobs import JOBS
+from tests.liver_core.rank.support.job_names import JOBS
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -36,8 +36,8 @@ WORLDS = (World("TP2xPP2", "abcd"), World("PP3", "abc"), World("TP2xDP2", "abce"
 
 
 def in_parts(corpus: str, every: int | None = 2, arguments: dict[str, Any] | None = None, **changes: Any) -> RankSetup:
-    """A batch of 24 by 1, no power of two: the loss is divided by 24, 12 or 6, whatever a part has."""
-    named = {"global_batch": 24, "micro_batch": 1, "trace": True, "drop_every": every, **changes}
+    """A batch of 12 by 1, no power of two: the loss is divided by 12, 6 or 3, whatever a part has."""
+    named = {"global_batch": 12, "micro_batch": 1, "trace": True, "drop_every": every, **changes}
     return RankSetup(small_gpt(corpus, **arguments or {}), **named)
 
 
@@ -47,7 +47,7 @@ def in_parts(corpus: str, every: int | None = 2, arguments: dict[str, Any] | Non
         ("TP2xPP2", 5, {"precision": "bf16"}, RankSetup.job),
         ("PP3", 7, {}, JOBS["dropout"]),
         ("TP2xDP2", 1, OVERLAPPED, RankSetup.job),
-        ("DP4", 4, {"precision": "bf16", **OVERLAPPED}, JOBS["dropout"]),
+        ("DP4", 2, {"precision": "bf16", **OVERLAPPED}, JOBS["dropout"]),
     ],
 )
 def test_a_step_in_parts_is_bit_for_bit_the_whole_step(

@@ -1,6 +1,7 @@
 """Planning stays rank-local: one rank's share of a large change takes well under a second, whatever the world's size.
 
-The times are bounds with a wide margin for a busy machine; the figures that people quote come from a benchmark.
+The bounds are on processor time, so that a busy machine fails nothing, and wide; the figures that people quote come
+from a benchmark.
 """
 
 import time
@@ -50,9 +51,9 @@ def model() -> Manifest:
 
 
 def plan_and_check(manifest: Manifest, source: Roster, target: Roster, rank: int) -> float:
-    started = time.perf_counter()
+    started = time.process_time()
     plan = plan_rank(manifest, source, target, rank)
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     check_rank_plan(manifest, source, target, plan)
     assert plan.remote_elements == missing_elements(manifest, source, target, rank)
     return seconds
@@ -77,9 +78,9 @@ def test_sixteen_times_the_world_does_not_make_a_share_dearer(model):
 def test_one_rank_that_takes_everything_from_a_thousand_is_planned_within_seconds(model):
     # The worst share there is: 14 billion elements from 1024 ranks.
     source, target = roster("TP8xPP8xDP16", slots=8), roster("TP1", generation=1, slots=8)
-    started = time.perf_counter()
+    started = time.process_time()
     plan = plan_rank(model, source, target, 0)
-    assert time.perf_counter() - started < 5 * SECONDS_MAX
+    assert time.process_time() - started < 5 * SECONDS_MAX
     assert len(plan.remote) == 1023
     assert sum(len(transfer.runs) for transfer in plan.transfers) < 10_000
 
@@ -93,9 +94,9 @@ def test_a_column_split_of_a_large_model_stays_compressed(model):
 def test_a_thousand_ranks_are_placed_within_seconds(model):
     source = roster("TP8xPP8xDP16", slots=8)
     nodes = [NodeSlots(f"n{number}", 8) for number in range(120)]
-    started = time.perf_counter()
+    started = time.process_time()
     target = place(model, source, nodes, type(source.layout)(tp=8, pp=8, dp=15))
-    assert time.perf_counter() - started < 5 * SECONDS_MAX
+    assert time.process_time() - started < 5 * SECONDS_MAX
     assert target.layout.world_size == 960
 
 
@@ -104,10 +105,10 @@ def test_what_leaves_a_thousand_ranks_is_shared_out_and_found_again_within_a_sec
     size = roster(after).layout.world_size
     source = roster("TP8xPP8xDP16", slots=8)
     target = roster(after, generation=1, slots=8, order=list(range(gone, gone + size)))
-    started = time.perf_counter()
+    started = time.process_time()
     rescue = plan_rescue(model, source, target)
     boxes_kept(model, source, rescue.kept_by(rescue.survivors[0]))
     boxes_given(model, source, rescue.given_by(rescue.leavers[0]))
     plan_after_rescue(model, source, target, size // 3, rescue)
-    assert time.perf_counter() - started < SECONDS_MAX
+    assert time.process_time() - started < SECONDS_MAX
     assert (len(rescue.leavers), len(rescue.survivors)) == (gone, 1024 - gone)

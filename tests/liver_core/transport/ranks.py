@@ -18,6 +18,7 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import pytest
 import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
@@ -25,7 +26,14 @@ from liver_core.transport.in_memory import Fault, FaultKind, InMemoryTransport, 
 from liver_core.transport.mixed import MixedTransport
 from liver_core.transport.protocol import Phase, Transport, TransportError
 
-KINDS = ("memory", "nixl", "nixl-tcp", "torch", "mixed")
+_PROCESSES = (pytest.mark.real,)
+KINDS = (
+    "memory",  # on threads
+    pytest.param("nixl", marks=_PROCESSES),
+    pytest.param("torch", marks=_PROCESSES),
+    pytest.param("mixed", marks=_PROCESSES),
+    pytest.param("nixl-tcp", marks=(*_PROCESSES, pytest.mark.thorough)),  # not offered: docs/adr/0015
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from liver_core.transport.ucx import interface_of, ucx_environment
 from tests.liver_core.transport.ranks import Rank, Run, run_ranks
 from tests.liver_core.transport.test_contract import NUMEL, connected, leave, numbers, same_bits, soon
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = [pytest.mark.real, pytest.mark.timeout(60)]
 
 KEEPALIVE_S = 20.0
 """UCX's own default."""
@@ -38,6 +39,7 @@ def test_over_shared_memory_the_source_needs_no_progress_however_long_ago_it_was
     assert run_ranks("nixl", 2, read_for_longer_than_a_keepalive) == [True, True]
 
 
+@pytest.mark.thorough
 def test_over_tcp_a_read_that_timed_out_never_lands_later():
     # Only the reader has to live: its giving up makes UCX abort the source, which is why such peers need asking for.
     assert run_ranks("nixl-tcp", 2, time_out_and_wait)[0] is True
@@ -112,8 +114,9 @@ def read_for_longer_than_a_keepalive(rank: Rank) -> bool:
     endpoint = connected(rank, {"master": numbers(rank.rank)}, {"master": torch.zeros(NUMEL)})
     endpoint.stop_progress()
     rank.exchange()
-    end = time.monotonic() + KEEPALIVE_S + 2
+    end, pause = time.monotonic() + KEEPALIVE_S + 2, threading.Event()
     while time.monotonic() < end:
+        pause.wait(0.05)
         endpoint.read([Read(1 - rank.rank, "master", (Run(0, 0, NUMEL),))], soon(2))
     rank.exchange()
     leave(rank, endpoint)

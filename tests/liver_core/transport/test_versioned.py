@@ -61,6 +61,7 @@ def test_a_tile_from_two_peers_or_a_two_sided_transport_is_refused():
         read_versioned(reader, TILE, counter=COUNTER, landing=landing, deadline=soon())
 
 
+@pytest.mark.real
 @pytest.mark.timeout(60)
 def test_over_nixl_tiles_of_a_source_that_never_stops_stepping_are_never_mixed():
     whole, torn = run_ranks("nixl", 2, read_while_stepping)[1]

@@ -60,7 +60,7 @@ def test_a_missing_private_name_is_reported_by_name_and_version():
 
 def test_a_dozen_handoffs_leave_no_descriptor_no_thread_and_no_group_behind(corpus: str):
     arguments = small_gpt(corpus, num_layers=1, hidden_size=32, ffn_hidden_size=32)
-    with Cluster(RankSetup(arguments, memory=True)) as cluster:
+    with Cluster(RankSetup(arguments, counts=True)) as cluster:
         roster = cluster.launch("TP2", "ab")
         first = roster.members[0]
         counts = []

@@ -193,7 +193,7 @@ def test_a_loss_during_an_open_handoff_takes_the_checkpoint_rung():
 
 def test_a_generation_that_trains_but_was_not_told_of_yet_is_never_restarted():
     action = act(view(ahead=3, gone=("c",), leaving=(Leaving("c", at(-30), None),)))
-    assert (action.do, action.reason) == (Do.NOTHING, "generation 3 trains, its handoff is still to be told")
+    assert (action.do, action.reason) == (Do.NOTHING, "generation 3 trains, its handoff is not reported yet")
 
 
 def test_a_suspended_job_resumes_from_its_checkpoint_once_nodes_are_back():

@@ -43,11 +43,13 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 OVERLAPPED = {"overlap_grad_reduce": True, "overlap_param_gather": True, "ddp_bucket_size": 20_000}
 WORLDS = (World("TP2xPP2", "abcd"), World("PP3", "abc"), World("TP2xDP2", "abce"), World("DP4", "ecba"))
 HANDOFFS = range(2, len(WORLDS) + 1)
+PACE_S = 0.4
 LIVE, COPIED = Rung.LIVE, Rung.STOP_AND_COPY
 MODES = [("fp32", (LIVE, COPIED, LIVE)), ("bf16", (COPIED, LIVE, COPIED))]
 """Every handoff in either precision and by either rung; with --thorough in all four ways."""
 
 THOROUGH = [("fp32", (COPIED, LIVE, COPIED)), ("bf16", (LIVE, COPIED, LIVE))]
+PARAMS = [*MODES, *(pytest.param(mode, marks=pytest.mark.thorough) for mode in THOROUGH)]
 
 
 def overlapped(corpus: str, **changes: Any) -> RankSetup:
@@ -56,17 +58,17 @@ def overlapped(corpus: str, **changes: Any) -> RankSetup:
     return RankSetup(arguments, micro_batch=1, **changes)
 
 
-@pytest.fixture(scope="module", params=MODES + THOROUGH, ids=lambda mode: "-".join((mode[0], *mode[1])))
+@pytest.fixture(scope="module", params=PARAMS, ids=lambda mode: "-".join((mode[0], *mode[1])))
 def mode(request: pytest.FixtureRequest) -> tuple[str, tuple[Rung, ...]]:
-    if request.param in THOROUGH and not request.config.getoption("--thorough"):
-        pytest.skip("every handoff in the other precision too: --thorough")
     return request.param
 
 
 @pytest.fixture(scope="module")
 def setup(mode: tuple[str, tuple[Rung, ...]], corpus: str, tmp_path_factory: pytest.TempPathFactory) -> RankSetup:
     folder = str(tmp_path_factory.mktemp("boundary"))
-    return overlapped(corpus, arguments={"precision": mode[0]}, record=True, checkpoint_at_boundary=folder)
+    return overlapped(
+        corpus, arguments={"precision": mode[0]}, record=True, checkpoint_at_boundary=folder, pace_s=PACE_S
+    )
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +124,7 @@ def test_in_the_same_layout_every_later_step_is_bit_for_bit_that_of_a_job_left_a
     Recording gathers the next world's weights before GO: they must be gathered again after the step.
     """
     arguments = {"precision": precision, "overlap_param_gather": gathers}
-    setup = overlapped(corpus, arguments=arguments, trace=True, record=True)
+    setup = overlapped(corpus, arguments=arguments, trace=True, record=True, pace_s=PACE_S)
     worlds = (World("DP2", "ab"), World("DP2", "cb"), World("DP2", "bd"))
     chain = run_chain(setup, worlds, rung=rung)
     alone = run_undisturbed(setup, "DP2", chain.steps[-1][1])
@@ -142,7 +144,7 @@ def test_in_the_same_layout_every_later_step_is_bit_for_bit_that_of_a_job_left_a
 
 def test_an_abort_before_go_leaves_the_old_world_bit_for_bit_as_it_was(corpus: str):
     """The newcomer dies between boundary and decision; another one would cut its buckets otherwise."""
-    setup = replace(trio_setup(corpus), job_arguments=small_gpt(corpus, num_layers=2, **OVERLAPPED))
+    setup = trio_setup(corpus, job_arguments=small_gpt(corpus, num_layers=2, **OVERLAPPED), micro_batch=1)
     with Trio(setup, "DP2") as job:
         job.begin()
         request, newcomer = job.ready(Fault("gradients read", "kill"), cutover=SHORT)
@@ -163,10 +165,8 @@ def test_an_abort_before_go_leaves_the_old_world_bit_for_bit_as_it_was(corpus: s
 
 def test_a_batch_that_is_done_again_starts_from_gathered_weights(corpus: str):
     """A leaver is lost after its masters were read and before its gradients were."""
-    setup = replace(
-        trio_setup(corpus, record=True, bring_up_s=8.0),
-        job_arguments=small_gpt(corpus, num_layers=2, **OVERLAPPED),
-    )
+    arguments = small_gpt(corpus, num_layers=2, **OVERLAPPED)
+    setup = trio_setup(corpus, job_arguments=arguments, micro_batch=1, record=True, bring_up_s=8.0)
     with Trio(setup, "DP2") as job:
         job.begin()
         job.arm(LEAVER, "norm", "hold")

@@ -1,7 +1,8 @@
 """A handoff changes nothing but the layout: state bit for bit, by two oracles, and losses as an undisturbed run's.
 
 One chain of real processes goes through every required pair of layouts, once in fp32 and once in bf16 with fp32
-masters. The second oracle is Megatron's own checkpoint loader in fresh processes: it shares no mapping with us.
+masters, live and by stop-and-copy in turn; with --thorough each pair in all four ways. The second oracle is Megatron's
+own checkpoint loader in fresh processes: it shares no mapping with us.
 """
 
 from __future__ import annotations
@@ -41,29 +42,40 @@ WORLDS = (
 )
 HANDOFFS = range(2, len(WORLDS) + 1)
 NAMES = [f"{a.layout} on {a.nodes} to {b.layout} on {b.nodes}" for a, b in itertools.pairwise(WORLDS)]
+PACE_S = 0.4
 every_handoff = pytest.mark.parametrize("generation", HANDOFFS, ids=NAMES)
 
 LOSS_TOLERANCE = {"fp32": 2e-5, "bf16": 2e-2}
 """Absolute, for a mean loss of about 5 over 8 x 32 tokens: rounding in another order of summation."""
 
+Mode = tuple[str, tuple[Rung, ...]]
+"""Precision, and the rung of each handoff."""
 
-MODES = [(precision, rung) for rung in (Rung.STOP_AND_COPY, Rung.LIVE) for precision in ("fp32", "bf16")]
+COPIED_FIRST, LIVE_FIRST = (
+    tuple(itertools.islice(itertools.cycle(rungs), len(HANDOFFS)))
+    for rungs in ((Rung.STOP_AND_COPY, Rung.LIVE), (Rung.LIVE, Rung.STOP_AND_COPY))
+)
+MODES: tuple[Mode, ...] = (("fp32", LIVE_FIRST), ("bf16", COPIED_FIRST))
+"""Every handoff in either precision and by either rung; with --thorough in all four ways."""
+
+THOROUGH: tuple[Mode, ...] = (("fp32", COPIED_FIRST), ("bf16", LIVE_FIRST))
+PARAMS = (*MODES, *(pytest.param(mode, marks=pytest.mark.thorough) for mode in THOROUGH))
 
 
-@pytest.fixture(scope="module", params=MODES, ids=lambda mode: "-".join(mode))
-def mode(request: pytest.FixtureRequest) -> tuple[str, Rung]:
+@pytest.fixture(scope="module", params=PARAMS, ids=lambda mode: f"{mode[0]}, {mode[1][0]} first")
+def mode(request: pytest.FixtureRequest) -> Mode:
     return request.param
 
 
 @pytest.fixture(scope="module")
-def setup(mode: tuple[str, Rung], corpus: str, tmp_path_factory: pytest.TempPathFactory) -> RankSetup:
-    folder = tmp_path_factory.mktemp("boundary")
-    return RankSetup(small_gpt(corpus, precision=mode[0]), record=True, checkpoint_at_boundary=str(folder))
+def setup(mode: Mode, corpus: str, tmp_path_factory: pytest.TempPathFactory) -> RankSetup:
+    folder = str(tmp_path_factory.mktemp("boundary"))
+    return RankSetup(small_gpt(corpus, precision=mode[0]), record=True, checkpoint_at_boundary=folder, pace_s=PACE_S)
 
 
 @pytest.fixture(scope="module")
-def chain(setup: RankSetup, mode: tuple[str, Rung]) -> Chain:
-    return run_chain(setup, WORLDS, rung=mode[1])
+def chain(setup: RankSetup, mode: Mode) -> Chain:
+    return run_chain(setup, WORLDS, rung=mode[1], steps_each=2)
 
 
 @pytest.fixture(scope="module")
@@ -144,18 +156,19 @@ def test_no_byte_moves_that_a_rank_holds_already(chain: Chain, generation: int):
 
 
 @every_handoff
-def test_what_streams_leaves_only_gradients_for_the_pause(chain: Chain, mode: tuple[str, Rung], generation: int):
+def test_what_streams_leaves_only_gradients_for_the_pause(chain: Chain, mode: Mode, generation: int):
+    rung = mode[1][HANDOFFS.index(generation)]
     for said in chain.measures[generation]:
         streamed = said.get("bytes_streamed", 0.0)
-        assert (streamed > 0) == (mode[1] is Rung.LIVE and said["bytes_planned"] > 0)
-        if mode[1] is Rung.LIVE:
+        assert (streamed > 0) == (rung is Rung.LIVE and said["bytes_planned"] > 0)
+        if rung is Rung.LIVE:
             # Three of four kinds have arrived before: master and two moments.
             assert said.get("gradient_bytes_at_cutover", 0.0) * 4 == said["bytes_planned"]
 
 
 def test_losses_after_a_handoff_stay_within_what_two_layouts_differ_by(corpus: str):
     """Ten steps after TP2xPP2 -> PP3, against undisturbed runs in either layout."""
-    setup = RankSetup(small_gpt(corpus))
+    setup = RankSetup(small_gpt(corpus), pace_s=PACE_S)
     chain = run_chain(setup, (World("TP2xPP2", "abcd"), World("PP3", "abc")), steps_last=10)
     handed, last = chain.handed_step(2), chain.steps[-1][1]
     old = run_undisturbed(setup, "TP2xPP2", last).losses()

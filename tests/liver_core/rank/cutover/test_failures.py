@@ -140,7 +140,7 @@ def assert_started_at_the_version_held(job: Trio, newcomer: Any) -> None:
     records = {rank: result["records"][("stepped", 2, rank)] for rank, result in enumerate(results.values())}
     assert {record["step"] for record in records.values()} == {first - 1}, "the step was applied, not done again"
     last = job.steps(newcomer)[-1][1]
-    alone = run_undisturbed(job.setup, job.layout, last, pace_s=0.0, record_steps=(first - 1,))
+    alone = run_undisturbed(job.setup, job.layout, last, record_steps=(first - 1,))
     manifest = from_json(Manifest, results[SURVIVOR]["manifest"])
     ours = assemble({rank: record["regions"] for rank, record in records.items()}, manifest, "TP2")
     assert differences(alone.state("step", first - 1), ours) == []

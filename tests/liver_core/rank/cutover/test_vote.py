@@ -8,7 +8,6 @@ import torch
 from liver_core.handoff.cutover import Level
 from liver_core.rank.cutover.vote import Counted, count
 
-pytestmark = pytest.mark.real
 SENT = (torch.tensor([2**62, 7]), torch.tensor([5]))
 STATE, GRADIENTS = ("a/param", "b/param"), ("a/grad",)
 

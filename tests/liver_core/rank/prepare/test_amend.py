@@ -29,7 +29,7 @@ STAYS = Member("s", 0)
 @pytest.fixture(scope="module")
 def job(corpus: str) -> Iterator[AmendedJob]:
     setup = RankSetup(
-        small_gpt(corpus), trace=True, memory=True, pace_s=0.1, stream={**STREAM, "tile_elements": 1 << 14}
+        small_gpt(corpus), trace=True, counts=True, pace_s=0.2, stream={**STREAM, "tile_elements": 1 << 14}
     )
     with AmendedJob(setup) as amended:
         amended.begin("PP2", "sa")

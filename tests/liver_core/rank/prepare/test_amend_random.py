@@ -13,7 +13,7 @@ import pytest
 
 from liver_core.layout import ParallelLayout
 from tests.liver_core.rank.support.amended import AmendedJob
-from tests.liver_core.rank.support.stream_random import LAYOUTS, WEIGHTS, random_story, setup_of
+from tests.liver_core.rank.support.stream_random import LAYOUTS, LIVE_PACE_S, WEIGHTS, random_story, setup_of
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
@@ -27,17 +27,15 @@ def test_a_random_job_amended_at_random(corpus: str, seed: int):
     _amended(corpus, seed)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [seed for seed in range(12) if seed not in QUICK])
-def test_random_jobs_amended_at_random(corpus: str, seed: int, request: pytest.FixtureRequest):
-    if not request.config.getoption("--thorough"):
-        pytest.skip("minutes of real processes: --thorough")
+def test_random_jobs_amended_at_random(corpus: str, seed: int):
     _amended(corpus, seed)
 
 
 def _amended(corpus: str, seed: int) -> None:
     story, chance = random_story(seed, 0), random.Random(f"amended {seed}")
-    with AmendedJob(setup_of(story, corpus, pace_s=0.05, stream=story.links[0].stream)) as job:
+    with AmendedJob(setup_of(story, corpus, pace_s=LIVE_PACE_S, stream=story.links[0].stream)) as job:
         job.begin(story.links[0].layout, story.links[0].nodes)
         for number in range(1, HANDOFFS + 1):
             layout, nodes = _world(chance, job.links[-1].nodes, f"{number}0")

@@ -40,6 +40,10 @@ WORLDS = (
 HANDOFFS = range(2, len(WORLDS) + 1)
 NAMES = [f"{a.layout} on {a.nodes} to {b.layout} on {b.nodes}" for a, b in itertools.pairwise(WORLDS)]
 every_handoff = pytest.mark.parametrize("generation", HANDOFFS, ids=NAMES)
+BATCH = {"global_batch": 4, "micro_batch": 1}
+"""Every layout here accumulates gradients over two micro-batches or more."""
+
+PACE_S = 0.4
 MODES = {"fp32, buckets": OVERLAPPED, "bf16": {}}
 
 
@@ -48,7 +52,7 @@ def setup(request: pytest.FixtureRequest, corpus: str, tmp_path_factory: pytest.
     precision = request.param.partition(",")[0]
     arguments = small_gpt(corpus, precision=precision, **MODES[request.param])
     folder = str(tmp_path_factory.mktemp("boundary"))
-    return RankSetup(arguments, micro_batch=1, record=True, checkpoint_at_boundary=folder)
+    return RankSetup(arguments, **BATCH, record=True, checkpoint_at_boundary=folder, pace_s=PACE_S)
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +129,7 @@ def only_leaving(manifest: Manifest, before: World, after: World) -> int:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_in_the_same_layout_every_later_step_is_bit_for_bit_that_of_a_job_left_alone(corpus: str, precision: str):
     arguments = small_gpt(corpus, precision=precision, **OVERLAPPED)
-    setup = RankSetup(arguments, micro_batch=1, trace=True)
+    setup = RankSetup(arguments, **BATCH, trace=True, pace_s=PACE_S)
     worlds = (World("DP2", "ab"), World("DP2", "cb"), World("DP2", "bd"))
     chain = run_chain(setup, worlds, rung=Rung.RESCUE)
     alone = run_undisturbed(setup, "DP2", chain.steps[-1][1])
@@ -143,7 +147,7 @@ def test_in_the_same_layout_every_later_step_is_bit_for_bit_that_of_a_job_left_a
 
 
 def test_over_gloo_alone_a_rescue_is_the_same(corpus: str):
-    setup = RankSetup(small_gpt(corpus), transport="gloo", record=True)
+    setup = RankSetup(small_gpt(corpus), **BATCH, transport="gloo", record=True, pace_s=PACE_S)
     chain = run_chain(setup, (World("TP2xPP2", "abcd"), World("TP2", "cb")), rung=Rung.RESCUE)
     first = chain.handed_step(2)
     alone = run_undisturbed(setup, "TP2xPP2", first + 1, record_steps=(first - 1,))
@@ -153,7 +157,7 @@ def test_over_gloo_alone_a_rescue_is_the_same(corpus: str):
 
 def test_leavers_are_gone_while_the_next_world_is_built(corpus: str):
     """And what was kept for them is given back after its first step."""
-    with Cluster(RankSetup(small_gpt(corpus), pace_s=0.05)) as cluster:
+    with Cluster(RankSetup(small_gpt(corpus), **BATCH, pace_s=PACE_S)) as cluster:
         cluster.launch("TP2xPP2", "abcd")
         assert cluster.roster is not None
         a, b, c, d = cluster.roster.members

@@ -19,7 +19,7 @@ from tests.cluster.real_ranks_model import small_gpt
 from tests.cluster.real_ranks_process import Fault
 from tests.liver_core.rank.cutover.test_failures import assert_started_at_the_version_held
 from tests.liver_core.rank.support.chain import run_undisturbed
-from tests.liver_core.rank.support.stream_jobs import JOBS
+from tests.liver_core.rank.support.job_names import JOBS
 from tests.liver_core.rank.support.trio import (
     LEAVER,
     SURVIVOR,
@@ -299,6 +299,6 @@ def test_no_leaver_goes_because_one_survivor_of_two_holds_its_share(corpus: str,
             assert "left" not in [stage for stage, *_ in cluster.stages(member, request.handoff_id)]
             cluster.await_step(member, last + 2)
         ours = {member.node_id: result["trace"] for member, result in cluster.stop().items()}
-    alone = run_undisturbed(setup, "TP2xPP2", last + 2, pace_s=0.0)
+    alone = run_undisturbed(setup, "TP2xPP2", last + 2)
     for node, trace in alone.traces.items():
         assert [step for step in trace if ours[node][step][1] != trace[step][1]] == [], node

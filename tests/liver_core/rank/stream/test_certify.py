@@ -19,8 +19,6 @@ from liver_core.rank.store_exchange import Exchange
 from liver_core.rank.stream.certify import ATTEMPTS_MAX, CertificateRefused, Certifier, read_verdict
 from tests.liver_core.layout.models import KINDS, spec
 
-pytestmark = pytest.mark.real
-
 POLL_S = 0.02
 MANIFEST = Manifest((spec("w", (4, 8), 1, layer=0),), 1, KINDS)
 SUMS = [1, 2, 3]

@@ -26,7 +26,7 @@ POINTS = ("first tile", "middle tile", "last tile", "hash target")
 
 @pytest.fixture(scope="module")
 def job(corpus: str) -> Iterator[LiveTrio]:
-    with LiveTrio(live_setup(corpus, memory=True)) as trio:
+    with LiveTrio(live_setup(corpus, counts=True)) as trio:
         trio.begin()
         yield trio
 

@@ -75,7 +75,7 @@ class AmendedJob(Cluster):
             firsts.setdefault(rows[step][0], step)
         assert list(firsts) == list(range(1, len(self.links) + 1)), "an amended handoff uses one generation"
         handed_at = {generation: step - 1 for generation, step in firsts.items() if generation > 1}
-        setup = replace(self.setup, trace=True, memory=False, pace_s=0.0, stream={})
+        setup = replace(self.setup, trace=True, counts=False, pace_s=0.0, stream={})
         copied = told_by_stop_and_copy(replace(story, links=tuple(self.links)), setup, handed_at)
         traces = {rank.member.node_id: rank.result["trace"] for rank in ended if rank.result}
         assert not first_difference(traces, copied.traces)

@@ -120,7 +120,8 @@ def run_undisturbed(setup: RankSetup, layout: str, last_step: int, **changes: An
     """The same job in one layout, never handed over, up to `last_step`."""
     size = _world_size(layout)
     world = World(layout, "abcdefgh"[:size])
-    with Cluster(replace(setup, last_step=last_step, record=False, checkpoint_at_boundary=None, **changes)) as cluster:
+    settings = {"last_step": last_step, "record": False, "checkpoint_at_boundary": None, "pace_s": 0.0, "counts": False}
+    with Cluster(replace(setup, **settings | changes)) as cluster:
         cluster.launch(world.layout, world.nodes)
         cluster.finish(60 + last_step * STEP_S_MOST)
         return gather(cluster, (world,))

@@ -16,17 +16,6 @@ from liver_core.training.gpt import GptJob
 from liver_core.training.job import TrainingJob
 from tests.liver_core.streaming.optimizers import Lion
 
-JOBS = {
-    "adam": "liver_core.training.gpt:GptJob",
-    "sgd": "tests.liver_core.rank.support.stream_jobs:SgdJob",
-    "lion": "tests.liver_core.rank.support.stream_jobs:LionJob",
-    "dropout": "tests.liver_core.rank.support.stream_jobs:DropoutJob",
-    "fused": "tests.liver_core.rank.support.stream_jobs:FusedJob",
-    "wordy": "tests.liver_core.rank.support.stream_jobs:WordyJob",
-    "very wordy": "tests.liver_core.rank.support.stream_jobs:VeryWordyJob",
-}
-"""Entry point by what is special about the job, mostly its optimizer."""
-
 
 class SgdJob(GptJob):
     """SGD with momentum: one moment, no count of steps."""

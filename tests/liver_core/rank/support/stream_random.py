@@ -13,7 +13,7 @@ from liver_core.handoff.messages import Rung
 from liver_core.layout import Member, ParallelLayout, Roster
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks_model import small_gpt
-from tests.liver_core.rank.support.stream_jobs import JOBS
+from tests.liver_core.rank.support.job_names import JOBS
 
 LAYOUTS = ("TP1", "TP2", "PP2", "DP2", "PP3", "TP2xPP2", "TP2xDP2", "PP2xDP2", "DP4")
 WEIGHTS = (2, 4, 4, 4, 3, 1, 1, 1, 1)
@@ -22,6 +22,7 @@ WEIGHTS = (2, 4, 4, 4, 3, 1, 1, 1, 1)
 HANDOFFS = 4
 ROOM = 5_000_000
 """Of a device, beside its world: every next world fits, most of them only if a part of it waits in host memory."""
+LIVE_PACE_S = 0.2
 Trace = dict[str, dict[int, tuple[int, str]]]
 """Node -> step -> (generation, digest of masters and moments)."""
 
@@ -112,6 +113,7 @@ def setup_of(story: Story, corpus: str, **changes: Any) -> RankSetup:
 def told_live(story: Story, setup: RankSetup) -> Told:
     """Hand over live whenever so many steps are done."""
     verdicts, measures, first = {}, {}, story.links[0]
+    setup = replace(setup, pace_s=LIVE_PACE_S)
     if story.extra_bytes_max is not None:
         setup = replace(setup, extra_bytes_max=story.extra_bytes_max, host_bytes_max=1 << 40)
     with Cluster(setup) as cluster:

@@ -20,9 +20,13 @@ UNHURRIED = CutoverDeadlines(target_s=15.0, source_s=20.0, store_s=30.0)
 SHORT = CutoverDeadlines(target_s=3.0, source_s=4.5, store_s=6.0)
 """For what only a deadline can end. Long enough for two cores that others use too."""
 
+PACE_S = 0.1
+
 
 def trio_setup(corpus: str, **changes: Any) -> RankSetup:
-    return RankSetup(**{"job_arguments": small_gpt(corpus, num_layers=2), "trace": True, "pace_s": 0.05, **changes})
+    """Two layers, and a batch of two micro-batches: what is disturbed is the handoff, not the step."""
+    settings = {"job_arguments": small_gpt(corpus, num_layers=2), "global_batch": 4, "trace": True, "pace_s": PACE_S}
+    return RankSetup(**settings | changes)
 
 
 class Trio(Cluster):
@@ -99,7 +103,7 @@ def assert_trained_as_if_nothing_had_happened(trio: Trio) -> None:
     """Stop the job and compare every step's state on a and b, bit for bit, with a run that was left alone."""
     results = trio.stop()
     last = min(results[member]["step"] for member in (LEAVER, SURVIVOR))
-    alone = run_undisturbed(trio.setup, trio.layout, last, pace_s=0.0)
+    alone = run_undisturbed(trio.setup, trio.layout, last)
     for member in (LEAVER, SURVIVOR):
         ours, theirs = results[member]["trace"], alone.traces[member.node_id]
         changed = [step for step in theirs if ours[step][1] != theirs[step][1]]
