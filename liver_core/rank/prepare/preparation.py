@@ -60,10 +60,9 @@ class PrepareFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class PrepareSettings:
-    """`host`: local address for groups and transport. `extra_bytes_max`: budget for everything a handoff adds to this
-    rank's device, None for no limit; `host_bytes_max`: how much of it may wait in host memory instead.
-    `bring_up_s`: seconds that one group may take to come up, `collective_s` one collective.
-    `transport`: makes this rank's endpoint from its name and the target generation's store. `stream`: how to stream."""
+    """`host`: local address for groups and transport. `extra_bytes_max`: limit of what a handoff adds to this rank's
+    device (None: no limit); `host_bytes_max`: how much of it may wait in host memory. `bring_up_s`, `collective_s`:
+    limits of one group's start and of one collective. `transport`: makes the endpoint from its name and the store."""
 
     host: str
     transport: Callable[[str, StoreAddress], Transport]
@@ -86,10 +85,9 @@ _POLL_S = 0.02
 
 
 class Preparation:
-    """One preparation; `run` does it, and ends at its next wait once `aborted` says so, or once it is `superseded`.
+    """One preparation. `run` ends at its next wait if `aborted` returns True or once it is `superseded`.
 
-    `stage` is what was last said of it: PREPARING, STREAMING or PREPARED. `streaming` is called when the state
-    begins to stream."""
+    `stage`: PREPARING, STREAMING or PREPARED. `streaming` is called when the state begins to stream."""
 
     def __init__(
         self,
