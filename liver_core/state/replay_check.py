@@ -141,4 +141,4 @@ def _header(
     }
     groups = ({"key": rule.keys[number], **rates},)
     norm = 3.7 if version % 2 else 0.2
-    return StepHeader.decode(StepHeader(version, 0, norm, 1.0, groups, scalars, bool(state)).encode())
+    return StepHeader.decode(StepHeader(version, norm, 1.0, groups, scalars, bool(state)).encode())

@@ -33,7 +33,7 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class TileRead:
-    """Answers ReadTile; the seconds are for the estimate."""
+    """Answers ReadTile: bytes that other processes gave, and seconds for the estimate."""
 
     bytes: int
     seconds: float
@@ -41,9 +41,11 @@ class TileRead:
 
 @dataclass(frozen=True, slots=True)
 class GradientsRead:
-    """Answers ReadGradients: of each of its peers, in order, the header; None where the bytes were none."""
+    """Answers ReadGradients: the header of its first peer, None where the bytes were none, and whether all of them
+    say `same` of the step."""
 
-    headers: tuple[StepHeader | None, ...]
+    header: StepHeader | None
+    same: bool
     bytes: int
     seconds: float
 
@@ -177,8 +179,9 @@ class FollowLimits:
 
 @dataclass(slots=True)
 class FollowCounts:
-    """`read_bytes`: tiles, each counted once. `reread_bytes`: torn tiles, and those copied again after a loss.
-    `replayed_bytes`: gradients. `torn`: reads of tiles and gradients that were not believed. `losses`: slots lost."""
+    """Bytes are those that other processes gave. `read_bytes`: tiles, each counted once. `reread_bytes`: torn tiles,
+    and those copied again after a loss. `replayed_bytes`: gradients with their headers. `torn`: reads of tiles and
+    gradients that were not believed. `losses`: slots lost."""
 
     read_bytes: int = 0
     reread_bytes: int = 0
@@ -194,11 +197,8 @@ class Follower:
     `announce` and `finish` may be called at any time between two events, by whoever holds the machine's lock.
     """
 
-    def __init__(
-        self, tiles: Sequence[Tile], *, plan_revision: int, depth: int, limits: FollowLimits | None = None
-    ) -> None:
+    def __init__(self, tiles: Sequence[Tile], *, depth: int, limits: FollowLimits | None = None) -> None:
         self.tiles = tuple(tiles)
-        self.plan_revision = plan_revision
         self.depth = depth
         self.limits = limits or FollowLimits()
         self.version = 0
@@ -216,7 +216,7 @@ class Follower:
         self._seen: dict[int, int] = {}
         self._look = Look(0, ())
         self._doing = _Doing.NOTHING
-        self._headers: tuple[StepHeader | None, ...] = ()
+        self._gradients: GradientsRead | None = None
         self._hash_at: int | None = None
         self._finish_at: int | None = None
         self._copied: set[int] = set()
@@ -365,26 +365,22 @@ class Follower:
         """Nothing of it is looked at before the look that follows: it may have been overwritten meanwhile."""
         self.counts.replayed_bytes += event.bytes
         self.pace.fetched(event.seconds, self._resident_elements)
-        self._headers = event.headers
+        self._gradients = event
         self._doing = _Doing.GRADIENTS
         return self._glance()
 
     def _replay(self) -> tuple[FollowEffect, ...]:
         """The gradients and headers that have landed are those of version V + 1, whole."""
-        headers = [header for header in self._headers if header is not None and header.version == self.version + 1]
-        if len(headers) < len(self._headers):
-            return self._give_up(f"the slot of version {self.version + 1} says it is whole and is not")
-        first, revisions = headers[0], [header.plan_revision for header in headers]
-        if max(revisions) > self.plan_revision:
-            return self._give_up(f"plan revision {max(revisions)} has taken the place of {self.plan_revision}")
-        if min(revisions) < self.plan_revision:
-            return self._lose(f"version {first.version} is of plan revision {min(revisions)}")
-        if not all(header.same_step(first) for header in headers):
-            return self._give_up(f"sources disagree on the step to version {first.version}")
+        assert self._gradients is not None
+        header, version = self._gradients.header, self.version + 1
+        if header is None or header.version != version:
+            return self._give_up(f"the slot of version {version} says it is whole and is not")
+        if not self._gradients.same:
+            return self._give_up(f"sources disagree on the step to version {version}")
         if not self.todo:
             self._torn_in_a_row = 0
-        self.pace.step_s = first.step_s
-        return (Replay(first, self.resident),)
+        self.pace.step_s = header.step_s
+        return (Replay(header, self.resident),)
 
     def _lose(self, what: str) -> tuple[FollowEffect, ...]:
         """The next step cannot be replayed any more: everything is copied again, at a version still to be seen."""

@@ -1,4 +1,4 @@
-"""The header of a slot: what a step did besides its gradient, as JSON in a fixed number of bytes. Pure.
+"""The header of a slot: what a step did besides its gradient, in a fixed number of bytes. Pure.
 
 A target applies exactly these numbers; it computes none of its own.
 """
@@ -6,11 +6,14 @@ A target applies exactly these numbers; it computes none of its own.
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 HEADER_BYTES = 16384
+_TIMES = struct.Struct("<2d")
+"""Before the JSON: step_s and usual_step_s, which each source measures for itself."""
 
 
 class HeaderError(ValueError):
@@ -29,7 +32,6 @@ class StepHeader:
     """
 
     version: int
-    plan_revision: int
     norm: float
     clip: float
     groups: tuple[Mapping[str, Any], ...]
@@ -40,7 +42,8 @@ class StepHeader:
 
     def encode(self) -> bytes:
         """HEADER_BYTES bytes, padded with blanks. Floats survive bit for bit (shortest round-trip representation)."""
-        data = json.dumps(asdict(self)).encode()
+        same = asdict(self)
+        data = _TIMES.pack(same.pop("step_s"), same.pop("usual_step_s")) + json.dumps(same).encode()
         if len(data) > HEADER_BYTES:
             raise HeaderError(f"the header of version {self.version} has {len(data)} bytes, at most {HEADER_BYTES} fit")
         return data.ljust(HEADER_BYTES)
@@ -49,21 +52,22 @@ class StepHeader:
     def decode(data: bytes) -> StepHeader:
         """Raises HeaderError. Bytes that were overwritten while they were read can be anything."""
         try:
-            value = json.loads(data)
+            step_s, usual_step_s = _TIMES.unpack_from(data)
+            value = json.loads(data[_TIMES.size :])
             return StepHeader(
                 version=int(value["version"]),
-                plan_revision=int(value["plan_revision"]),
                 norm=float(value["norm"]),
                 clip=float(value["clip"]),
                 groups=tuple(value["groups"]),
                 scalars=dict(value["scalars"]),
                 stepped=bool(value["stepped"]),
-                step_s=float(value["step_s"]),
-                usual_step_s=float(value["usual_step_s"]),
+                step_s=step_s,
+                usual_step_s=usual_step_s,
             )
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
             raise HeaderError(f"not a header: {error!r}") from None
 
-    def same_step(self, other: StepHeader) -> bool:
-        """Whether two sources say the same of one step; their step times may differ."""
-        return replace(self, step_s=0.0, usual_step_s=0.0) == replace(other, step_s=0.0, usual_step_s=0.0)
+
+def same_step(encoded: bytes, other: bytes) -> bool:
+    """Whether two sources say the same of one step; their step times may differ."""
+    return encoded[_TIMES.size :] == other[_TIMES.size :]

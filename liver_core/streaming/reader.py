@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol
 
 import torch
 
@@ -40,12 +39,12 @@ from liver_core.streaming.follow import (
     Sleep,
     TileRead,
 )
-from liver_core.streaming.header import HEADER_BYTES, HeaderError, StepHeader
+from liver_core.streaming.header import HEADER_BYTES, HeaderError, StepHeader, same_step
 from liver_core.streaming.memory_placement import GRAD
 from liver_core.streaming.ring import COUNTER, HEADERS, SLOTS, ring_kind, slot_of
 from liver_core.streaming.tiles import LOCAL, Span, Tile
-from liver_core.transport.in_memory import copy_runs
-from liver_core.transport.protocol import Read, ReadReport, Runs, TransportError
+from liver_core.transport.protocol import Read, Transport, TransportError
+from liver_core.transport.regions import copy_runs
 
 _log = logging.getLogger(__name__)
 _THROTTLE_MOST_S = 1.0
@@ -150,32 +149,21 @@ class Following:
         return {COUNTER: self.landing.counters, SLOTS: self.landing.slots, HEADERS: self.landing.headers, **rings}
 
 
-class Reader(Protocol):
-    """The part of a `Transport` that streaming uses."""
-
-    def read(self, reads: Sequence[Read], deadline: float) -> ReadReport: ...
-
-
-class Stepper(Protocol):
-    """What replays: a `Replayer`, or one with something before or after it. Gradients have landed, not yet clipped."""
-
-    def replay(self, spans: Sequence[Span], header: StepHeader) -> None: ...
-
-
 class TargetStream:
     """One target rank's stream. `run` in a thread of its own; the other methods from any thread.
 
     on_tile(number), on_converged(version), on_hash(version) and on_hash_missed(version, reason) are called in that
-    thread. on_tile: the bytes have landed and are not believed yet. on_hash hashes what stands at exactly `version`;
+    thread, and replay(spans, header) when the gradients of a step have landed, not yet clipped. on_tile: the bytes have
+    landed and are not believed yet. on_hash hashes what stands at exactly `version`;
     meanwhile the ring fills. `read_s` bounds one read.
     """
 
     def __init__(
         self,
-        transport: Reader | None,
+        transport: Transport | None,
         following: Following,
         follower: Follower,
-        replayer: Stepper,
+        replay: Callable[[Sequence[Span], StepHeader], None],
         *,
         on_tile: Callable[[int], None] = lambda number: None,
         on_converged: Callable[[int], None] = lambda version: None,
@@ -188,7 +176,7 @@ class TargetStream:
         self._transport = transport
         self._following = following
         self._follower = follower
-        self._replayer = replayer
+        self._replay = replay
         self._on_tile = on_tile
         self._on_converged = on_converged
         self._on_hash = on_hash
@@ -303,7 +291,7 @@ class TargetStream:
                 answer = self._read_gradients(version, tiles, peers)
             case Replay(header=header, tiles=tiles):
                 self._hold(tiles)
-                self._replayer.replay(self._held, header)
+                self._replay(self._held, header)
                 _settle(self._following.device)
                 answer = Replayed(self._clock() - started)
             case Hash(version=version):
@@ -321,8 +309,8 @@ class TargetStream:
         wanted = []
         for peer in peers:
             slot = slot_of(version, depths[peer])
-            wanted.append((peer, COUNTER, (_Element(0, index[peer]),)))
-            wanted.append((peer, SLOTS, (_Element(slot, index[peer]),)))
+            wanted.append((peer, COUNTER, (CopyRuns(0, index[peer], 1),)))
+            wanted.append((peer, SLOTS, (CopyRuns(slot, index[peer], 1),)))
         self._read(wanted)
         landing = self._following.landing
         counters, slots = landing.counters.tolist(), landing.slots.tolist()
@@ -331,20 +319,19 @@ class TargetStream:
     def _read_gradients(self, version: int, tiles: tuple[int, ...], peers: tuple[int, ...]) -> GradientsRead:
         started, index = self._clock(), self._following.index
         self._hold(tiles)
-        wanted: list[tuple[int, str, tuple[Runs, ...]]] = []
+        wanted: list[tuple[int, str, tuple[CopyRuns, ...]]] = []
         for peer in peers:
             slot = slot_of(version, self._following.depths[peer])
             wanted.append((peer, ring_kind(slot), self._runs[peer]))
-            wanted.append((peer, HEADERS, (_Element(slot * HEADER_BYTES, index[peer] * HEADER_BYTES, HEADER_BYTES),)))
-        moved = self._read(wanted) - len(peers) * HEADER_BYTES
+            wanted.append((peer, HEADERS, (CopyRuns(slot * HEADER_BYTES, index[peer] * HEADER_BYTES, HEADER_BYTES),)))
+        moved = self._read(wanted)
         data = self._following.landing.headers.cpu().numpy()
-        headers = tuple(
-            _decoded(data[index[peer] * HEADER_BYTES : (index[peer] + 1) * HEADER_BYTES].tobytes()) for peer in peers
-        )
-        return GradientsRead(headers, moved, self._clock() - started)
+        headers = [data[at : at + HEADER_BYTES].tobytes() for at in (index[peer] * HEADER_BYTES for peer in peers)]
+        same = all(same_step(headers[0], each) for each in headers)
+        return GradientsRead(_decoded(headers[0]), same, moved, self._clock() - started)
 
-    def _read(self, wanted: Sequence[tuple[int, str, tuple[Runs, ...]]]) -> int:
-        """Read remote parts over the transport and local ones in memory; bytes of both."""
+    def _read(self, wanted: Sequence[tuple[int, str, tuple[CopyRuns, ...]]]) -> int:
+        """Read remote parts over the transport and local ones in memory; bytes that came over the transport."""
         remote = [Read(peer, kind, runs) for peer, kind, runs in wanted if peer != LOCAL]
         moved = 0
         if remote:
@@ -353,7 +340,7 @@ class TargetStream:
             moved += self._transport.read(remote, self._clock() + self._read_s).bytes
         for peer, kind, runs in wanted:
             if peer == LOCAL:
-                moved += copy_runs(Read(peer, kind, runs), self._following.local[kind], self._landings[kind])
+                copy_runs(Read(peer, kind, runs), self._following.local[kind], self._landings[kind])
         if len(remote) < len(wanted):
             _settle(self._following.device)
         return moved
@@ -391,18 +378,6 @@ class TargetStream:
                 return
             rest = min(worked_s * (1 / self._share - 1), _THROTTLE_MOST_S)
             self._changed.wait(max(0.0, min(rest, self._deadline - self._clock())))
-
-
-@dataclass(frozen=True, slots=True)
-class _Element:
-    """One run, of one element where nothing else is said."""
-
-    source_offset: int
-    target_offset: int
-    length: int = 1
-    count: int = 1
-    source_stride: int = 0
-    target_stride: int = 0
 
 
 def _decoded(data: bytes) -> StepHeader | None:

@@ -53,9 +53,7 @@ class SourceRing:
     made moments too), `stepped(v + 1)`.
     """
 
-    def __init__(
-        self, region_numel: int, depth: int, plan_revision: int, *, version: int, device: torch.device
-    ) -> None:
+    def __init__(self, region_numel: int, depth: int, *, version: int, device: torch.device) -> None:
         """Touches all its memory at once, so that no step pays for it. `version` is where the source stands.
 
         Raises ValueError for a depth below 1, RuntimeError on a CPU that does not keep stores in order.
@@ -68,7 +66,6 @@ class SourceRing:
             )
         self.region_numel = region_numel
         self.depth = depth
-        self.plan_revision = plan_revision
         self.version = version
         self._counter = torch.full((1,), 2 * version, dtype=torch.int64, device=device)
         self._slots = torch.full((depth,), NEVER, dtype=torch.int64, device=device)
@@ -91,14 +88,11 @@ class SourceRing:
         end they are the region.
 
         A reader still in the slot's former content finds out by the slot's counter. Only for a step that will be
-        applied here: a target replays what it finds. Raises ValueError for a version that is not the next one, a
-        header of another plan revision, a region of another size, and HeaderError for a header that does not fit.
+        applied here: a target replays what it finds. Raises ValueError for a version that is not the next one or
+        a region of another size, and HeaderError for a header that does not fit.
         """
-        if header.version != self.version + 1 or header.plan_revision != self.plan_revision:
-            raise ValueError(
-                f"header of version {header.version}, plan revision {header.plan_revision}; "
-                f"expected {self.version + 1} and {self.plan_revision}"
-            )
+        if header.version != self.version + 1:
+            raise ValueError(f"header of version {header.version}, expected {self.version + 1}")
         sizes = [part.numel() for part in gradients]
         if sum(sizes) != self.region_numel:
             raise ValueError(f"gradients have {sum(sizes)} elements, the ring has {self.region_numel}")
@@ -125,10 +119,6 @@ class SourceRing:
         self.version = version
         with torch.no_grad():
             self._counter.fill_(2 * version)
-
-    def amend(self, plan_revision: int) -> None:
-        """Another plan revision from the next step on; its readers refuse the slots published before."""
-        self.plan_revision = plan_revision
 
     def slot_sum(self, version: int, plan: CertificatePlan) -> int | None:
         """Position-keyed hash of the gradient of the step to `version`, summed over parameters modulo 2^64.

@@ -1,8 +1,8 @@
 """Two-sided transport over torch.distributed (gloo): the source sends what a reader asks for through the store.
 
 For stop-and-copy between nodes without RDMA, where one-sided reads would be emulated. A read needs the source's
-progress thread, so versioned reads mean nothing here. Readers and sources never wait for each other in a circle: a
-source answers only requests whose receive is already posted.
+progress thread, so nothing can stream over it. Readers and sources never wait for each other in a circle: a source
+answers only requests whose receive is already posted.
 """
 
 from __future__ import annotations

@@ -11,28 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
+from liver_core.reshard.plan import CopyRuns
+
 if TYPE_CHECKING:
     import torch
-
-
-class Runs(Protocol):
-    """`count` runs of `length` elements; run i starts `i * stride` after the offset at either end.
-
-    `liver_core.reshard.CopyRuns` is one. All six numbers are in elements of the region, none in bytes.
-    """
-
-    @property
-    def source_offset(self) -> int: ...
-    @property
-    def target_offset(self) -> int: ...
-    @property
-    def length(self) -> int: ...
-    @property
-    def count(self) -> int: ...
-    @property
-    def source_stride(self) -> int: ...
-    @property
-    def target_stride(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +27,7 @@ class Read:
 
     peer: int
     kind: str
-    runs: tuple[Runs, ...]
+    runs: tuple[CopyRuns, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +98,6 @@ class Transport(Protocol):
 
     One thread calls these; the progress thread is the transport's own. A process that is only target registers no
     source, but still runs progress while it connects. Peers are numbered by the caller (ranks of the source world).
-    Streaming reads a counter, a tile and the counter again: `liver_core.transport.versioned`, on top of `read`.
     """
 
     @property
@@ -126,7 +107,8 @@ class Transport(Protocol):
 
     @property
     def one_sided(self) -> bool:
-        """Whether a read needs nothing from the source's training code, so that versioned reads mean something.
+        """Whether a read needs nothing from the source's training code, so that streaming can believe what lies between
+        two looks at a counter.
 
         True does not promise that the source burns no CPU: over TCP, UCX emulates reads in the progress thread.
         """

@@ -13,11 +13,14 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from liver_core.transport.protocol import Phase, Read, Runs, TransportError
+from liver_core.reshard.plan import CopyRuns
+from liver_core.transport.protocol import Phase, Read, TransportError
 
 REGIONS_MAX = 256
 RUNS_MAX = 1 << 22
 """Runs of one batch from one peer after expansion: 4 Mi runs are 96 MiB of offsets, more is a planning error."""
+
+_GATHERED_ELEMENTS = 1 << 16
 
 Table: TypeAlias = np.ndarray
 """int64 array of shape (runs, 3): source offset, target offset, length. In bytes unless said otherwise."""
@@ -136,6 +139,25 @@ def check_reads(
     return tables
 
 
+def copy_runs(read: Read, source: torch.Tensor, target: torch.Tensor) -> int:
+    """Copy inside one process, one strided copy for each entry of `runs`; returns bytes. Bounds must be checked.
+
+    Between host and device torch first gathers what is strided: there, only so many rows at a time.
+    """
+    elements, near = 0, source.device == target.device
+    with torch.no_grad():
+        for r in read.runs:
+            at_once = r.count if near else max(1, _GATHERED_ELEMENTS // r.length)
+            for row in range(0, r.count, at_once):
+                shape = (min(at_once, r.count - row), r.length)
+                source_at = source.storage_offset() + r.source_offset + row * r.source_stride
+                target_at = target.storage_offset() + r.target_offset + row * r.target_stride
+                block = source.as_strided(shape, (r.source_stride, 1), source_at)
+                target.as_strided(shape, (r.target_stride, 1), target_at).copy_(block)
+            elements += r.count * r.length
+    return elements * target.element_size()
+
+
 def batches(table: Table, bytes_max: int, runs_max: int) -> list[Table]:
     """Cut a byte table into consecutive batches: at most `runs_max` runs and less than twice `bytes_max` bytes each.
 
@@ -171,7 +193,7 @@ def _check_tensor(kind: str, tensor: torch.Tensor, known: Mapping[str, torch.Ten
         raise TransportError(Phase.REGISTER, "its storage is released", kind=kind)
 
 
-def _columns(runs: Sequence[Runs]) -> np.ndarray:
+def _columns(runs: Sequence[CopyRuns]) -> np.ndarray:
     """int64 (runs, 6): source offset, target offset, length, count, source stride, target stride."""
     rows = [(r.source_offset, r.target_offset, r.length, r.count, r.source_stride, r.target_stride) for r in runs]
     return np.array(rows, dtype=np.int64).reshape(-1, 6)

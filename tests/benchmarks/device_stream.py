@@ -180,7 +180,7 @@ def _source(rank: Rank, device: str, elements: int) -> dict[str, Any]:
     usual = []
     for _ in range(STEPS_USUAL):
         usual.append(_timed(device, lambda: _step(whole, generator, None, 0)))
-    ring = SourceRing(elements, DEPTH, 1, version=STEPS_USUAL, device=torch.device(device))
+    ring = SourceRing(elements, DEPTH, version=STEPS_USUAL, device=torch.device(device))
     endpoint = _endpoint(rank, device)
     endpoint.register(sources={**whole.regions, **ring.regions})
     endpoint.start_progress()
@@ -225,8 +225,8 @@ def _target(rank: Rank, device: str, elements: int) -> dict[str, Any]:
     stream = TargetStream(
         endpoint,
         following,
-        Follower(tiles, plan_revision=1, depth=DEPTH),
-        replayer,
+        Follower(tiles, depth=DEPTH),
+        replayer.replay,
         on_converged=lambda version: converged.set(),
         read_s=20.0,
     )
@@ -267,7 +267,7 @@ def _step(whole: Whole, generator: torch.Generator, ring: SourceRing | None, ver
     device = whole.regions["grad"].device.type
     _work(device)
     whole.regions["grad"].normal_(generator=generator)
-    header = whole.header(version + 1, 1, NORM)
+    header = whole.header(version + 1, NORM)
     if ring is not None:
         ring.publish((whole.regions["grad"],), header)
         ring.stepping(version)

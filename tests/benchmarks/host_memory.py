@@ -90,8 +90,8 @@ def replayed(repeats: int) -> None:
 def _steps(source: Whole, replayer: Replayer, numel: int, repeats: int) -> Iterable[float]:
     for version in range(1, repeats + 2):
         source.regions["grad"].normal_()
-        header: StepHeader = source.header(version, 0, 2.5)
-        header = StepHeader(version, 0, 2.5, 1.0, header.groups, {"step": float(version - 1)}, stepped=version > 1)
+        header: StepHeader = source.header(version, 2.5)
+        header = StepHeader(version, 2.5, 1.0, header.groups, {"step": float(version - 1)}, stepped=version > 1)
         started = time.perf_counter()
         replayer.replay([(0, numel)], header)
         if version > 1:

@@ -86,10 +86,7 @@ def rate(step: int) -> int:
 
 
 class SourceMemory:
-    """One source: its memory as words, and a script that writes it one word at a time.
-
-    The layout of a slot depends on the plan revision, as it does where only what moves is kept in the ring.
-    """
+    """One source: its memory as words, and a script that writes it one word at a time."""
 
     def __init__(self, peer: int, words: int, depth: int, version: int) -> None:
         self.peer = peer
@@ -99,16 +96,10 @@ class SourceMemory:
         self.state = [true_state(version, peer, word) for word in range(words)]
         self.slots = [-1] * depth
         self.ring = [[0] * words for _ in range(depth)]
-        self.headers = [[0, 0, 0] for _ in range(depth)]
-        self.revision = 0
-        self.revision_wanted = 0
-
-    def place(self, word: int, revision: int) -> int:
-        return (word + revision) % len(self.state)
+        self.headers = [[0, 0] for _ in range(depth)]
 
     def step(self, draw: random.Random, faults: Faults) -> Iterator[None]:
         """One optimizer step; yields after every word that becomes visible."""
-        self.revision = self.revision_wanted
         yield from self._publish(draw, faults)
         if not faults.steps_with_an_even_counter:
             self.counter = 2 * self.version + 1
@@ -128,9 +119,9 @@ class SourceMemory:
             self.slots[slot] = 2 * version - 1
             yield
         for word in shuffled(draw, range(len(self.state))):
-            self.ring[slot][self.place(word, self.revision)] = gradient(version, self.peer, word)
+            self.ring[slot][word] = gradient(version, self.peer, word)
             yield
-        for index, value in shuffled(draw, enumerate((version, self.revision, rate(version)))):
+        for index, value in shuffled(draw, enumerate((version, rate(version)))):
             self.headers[slot][index] = value
             yield
         self.slots[slot] = 2 * version
@@ -157,19 +148,17 @@ class Streaming:
         self.finish_at = start + draw.randint(0, 10)
         self.finish_known = draw.randint(start, self.finish_at)
         self.amended_at = draw.randint(start, self.finish_at) if draw.random() < 0.4 else None
-        self.hears_late = {peer: draw.randint(0, 2) for peer in self.peers}
         self.hash_at = draw.randint(start, self.finish_at + 1) if draw.random() < 0.5 else None
         self.tail_on = draw.random() < 0.2
         self.speed = draw.choice((0.1, 0.3, 0.6))
-        self.machine = self._new_follower(0)
+        self.machine = self._new_follower()
         self.memory: dict[int, dict[str, int]] = {}
         self.outcome = ""
         self.told = False
         self.hash_told: int | None = None
         self.hashed: list[int] = []
 
-    def _new_follower(self, revision: int) -> Follower:
-        self.revision = revision
+    def _new_follower(self) -> Follower:
         total = self.words * len(self.peers)
         parts = [
             Transfer(max(peer, 0), (CopyRuns(0, at * self.words, self.words),), self.words)
@@ -178,7 +167,7 @@ class Streaming:
         plan = RankPlan(0, parts[0], tuple(parts[1:]), "simulated")
         self.tiles = cut_tiles(plan, [(0, total)], self.draw.randint(1, total))
         limits = FollowLimits(losses_max=self.draw.randint(1, 6), torn_max=200)
-        return self.bug.follower(self.tiles, plan_revision=revision, depth=self.depth, limits=limits)
+        return self.bug.follower(self.tiles, depth=self.depth, limits=limits)
 
     # The world: sources step until the version to finish at, one word at a time.
 
@@ -201,8 +190,6 @@ class Streaming:
             everyone = [each.version for each in self.sources.values()]
             if min(everyone) < source.version or source.version >= self.finish_at + self.tail_on:
                 return
-            if self.amended_at is not None and source.version >= self.amended_at + self.hears_late[peer]:
-                source.revision_wanted = 1
             script = scripts[peer] = source.step(self.draw, self.bug.faults)
         if next(script, "over") == "over":
             del scripts[peer]
@@ -210,8 +197,8 @@ class Streaming:
     def _tell(self) -> None:
         """What the driver says to the follower, when it has learnt it."""
         seen = min(source.version for source in self.sources.values())
-        if self.amended_at is not None and seen >= self.amended_at and self.revision == 0:
-            self.machine = self._new_follower(1)
+        if self.amended_at is not None and seen >= self.amended_at:
+            self.machine, self.amended_at = self._new_follower(), None
             self.memory.clear()
             raise _Restarted
         if seen >= self.finish_known:
@@ -260,7 +247,7 @@ class Streaming:
                     raise Violation(f"replays version {header.version}, told to finish at {self.finish_at}")
                 lr = int(header.norm)
                 if self.bug.faults.header_read_late:
-                    lr = self.sources[min(self.peers)].headers[self._slot(header.version)][2]
+                    lr = self.sources[min(self.peers)].headers[self._slot(header.version)][1]
                 for word in (word for tile in tiles for _, _, word in self._words_of(tile)):
                     held = self.memory[word]
                     held["master"] = stepped(held["master"], held["grad"], lr)
@@ -286,20 +273,21 @@ class Streaming:
         self, version: int, tiles: tuple[int, ...], peers: tuple[int, ...], answer: list[FollowEvent]
     ) -> Iterator[None]:
         slot = self._slot(version + self.bug.faults.slot_off_by_one)
-        headers = {peer: [0, 0, 0] for peer in peers}
+        headers = {peer: [0, 0] for peer in peers}
         jobs: list[tuple[int, int, int | None]] = [
             (peer, source_word, word) for tile in tiles for peer, source_word, word in self._words_of(tile)
         ]
-        jobs += [(peer, index, None) for peer in peers for index in range(3)]
+        jobs += [(peer, index, None) for peer in peers for index in range(2)]
         for peer, at, word in shuffled(self.draw, jobs):
             source = self.sources[peer]
             if word is None:
                 headers[peer][at] = source.headers[self._slot(version)][at]
             else:
-                self.memory[word]["grad"] = source.ring[slot][source.place(at, self.revision)]
+                self.memory[word]["grad"] = source.ring[slot][at]
             yield
-        made = (StepHeader(v, r, float(lr), 0.0, (), {}, True) for v, r, lr in headers.values())
-        answer.append(GradientsRead(tuple(made), 1, 0.0))
+        version, lr = headers[peers[0]]
+        same = all(each == headers[peers[0]] for each in headers.values())
+        answer.append(GradientsRead(StepHeader(version, float(lr), 0.0, (), {}, True), same, 1, 0.0))
 
     def _slot(self, version: int) -> int:
         return version % self.depth
@@ -359,17 +347,10 @@ class ReadsTheCounterBeforeATileOnly(ReadsTheCounterAfterATileOnly):
 class BelievesGradientsWithoutASecondLook(Follower):
     def _gradients_read(self, event: GradientsRead) -> tuple[FollowEffect, ...]:
         super()._gradients_read(event)
-        known = tuple(header for header in self._headers if header is not None)
-        self._headers = tuple(replace(header, version=self.version + 1) for header in known)
+        assert event.header is not None
+        self._gradients = replace(event, header=replace(event.header, version=self.version + 1), same=True)
         self._doing = type(self._doing).NOTHING
         return self._replay()
-
-
-class AcceptsASlotOfTheOldPlan(Follower):
-    def _replay(self) -> tuple[FollowEffect, ...]:
-        known = (header for header in self._headers if header is not None)
-        self._headers = tuple(replace(header, plan_revision=self.plan_revision) for header in known)
-        return super()._replay()
 
 
 class GoesBeyondTheVersionToFinishAt(Follower):
@@ -392,7 +373,6 @@ BUGS: dict[str, Bug] = {
     "counter read after the tile only": Bug(ReadsTheCounterAfterATileOnly),
     "counter read before the tile only": Bug(ReadsTheCounterBeforeATileOnly),
     "gradients believed without a second look": Bug(BelievesGradientsWithoutASecondLook),
-    "slot of the old plan accepted": Bug(AcceptsASlotOfTheOldPlan),
     "goes beyond the version to finish at": Bug(GoesBeyondTheVersionToFinishAt),
     "looks at one peer's slot only": Bug(ReplaysOnlyWhatOnePeerHolds),
     "hashes one version late": Bug(HashesOneVersionLate),

@@ -52,8 +52,8 @@ from liver_core.rank.stream.target_stream import StreamFailed
 from liver_core.state.live_state import state_kinds
 from liver_core.state.megatron_optimizer import GRAD
 from liver_core.streaming.tiles import LOCAL
-from liver_core.transport.in_memory import copy_runs
 from liver_core.transport.protocol import Read, TransportError
+from liver_core.transport.regions import copy_runs
 from liver_core.worlds.groups import limited, plainly
 
 _log = logging.getLogger(__name__)

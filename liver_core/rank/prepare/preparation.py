@@ -249,7 +249,7 @@ class Preparation:
             propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, f"source rank {made.source_rank}: {refused}"))
             made.exchange.post(f"ring/{made.source_rank}", 0)
             return {}
-        ring = SourceRing(numel, sizes.depth, self.request.target_revision, version=0, device=region.device)
+        ring = SourceRing(numel, sizes.depth, version=0, device=region.device)
         made.measures |= {"ring_bytes": float(ring.bytes), "ring_depth": float(ring.depth)}
         made.account.take(ring.bytes)
         if self.settings.extra_bytes_max is not None:
@@ -259,7 +259,6 @@ class Preparation:
             made.source_certificate,
             ring,
             rank=made.source_rank,
-            plan_revision=self.request.target_revision,
             connect=self._own_exchange,
             probe=self.probe,
         )

@@ -35,8 +35,8 @@ from liver_core.rank.rescue.saved_state import KEPT, Rescue
 from liver_core.rank.store_exchange import ExchangeTimeout
 from liver_core.state.live_state import state_kinds
 from liver_core.streaming.tiles import LOCAL
-from liver_core.transport.in_memory import copy_runs
 from liver_core.transport.protocol import Read, Transport, TransportError
+from liver_core.transport.regions import copy_runs
 from liver_core.worlds.groups import limited, plainly
 
 

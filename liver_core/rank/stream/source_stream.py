@@ -40,15 +40,12 @@ class SourceStream:
         ring: SourceRing,
         *,
         rank: int,
-        plan_revision: int,
         connect: Callable[[], Exchange],
         probe: Callable[[str], None] = lambda point: None,
     ) -> None:
         self.ring = ring
         self.wait_s = 0.0
-        self.hash_s = 0.0
         self.failure = ""
-        self._revision = plan_revision
         self._live = live
         self._plan = plan
         self._rank = rank
@@ -112,7 +109,6 @@ class SourceStream:
         optimizer = distributed_optimizer(active.state.optimizer)
         header = StepHeader(
             version=version,
-            plan_revision=self._revision,
             norm=norm,
             clip=optimizer.config.clip_grad,
             groups=tuple(hyper_parameters(active.state)),

@@ -30,7 +30,7 @@ from liver_core.streaming.memory_placement import Placement
 from liver_core.streaming.reader import Following, StreamEnd, StreamResult, TargetStream
 from liver_core.streaming.tiles import LOCAL, Span, cut_tiles
 from liver_core.streaming.window_step import Replayer
-from liver_core.transport.protocol import Read, ReadReport, Transport
+from liver_core.transport.protocol import Transport
 from liver_core.worlds.released import discard
 
 SHARE_LEAST = 0.1
@@ -87,23 +87,6 @@ class StreamRefused(RuntimeError):
         self.phase = phase
 
 
-class _Counted:
-    """An endpoint's reads, counted by purpose."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self.state_bytes = 0
-        self.ring_bytes = 0
-
-    def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
-        report = self._transport.read(reads, deadline)
-        if any(read.kind.startswith("ring") for read in reads):
-            self.ring_bytes += report.bytes
-        elif not all(read.kind in ("counter", "slots") for read in reads):
-            self.state_bytes += report.bytes
-        return report
-
-
 class _Summing:
     """Replays. Sums the gradients before each replay of the whole share. Calls `on_header` with every header."""
 
@@ -146,7 +129,7 @@ class LiveTarget:
         probe: Callable[[str], None] = lambda point: None,
     ) -> None:
         """Raises StreamRefused. `deadline` is the handoff's, in time.monotonic() seconds."""
-        live, plan, certificate, transport = inputs.live, inputs.plan, inputs.certificate, inputs.transport
+        live, certificate, transport = inputs.live, inputs.certificate, inputs.transport
         self._settings = settings
         self._deadline = deadline
         self._certified = False
@@ -156,15 +139,11 @@ class LiveTarget:
         self._plan = certificate
         self._live = live
         self._kinds = state_kinds(inputs.manifest)
-        self._counted = None if transport is None else _Counted(transport)
-        self._planned_bytes = plan.remote_elements * sum(
-            kind.bytes_per_element for kind in inputs.manifest.kinds if kind.name != GRAD
-        )
         self.tile_elements = tile_elements = self._refuse_or_size(inputs)
         following = self._following(inputs, tile_elements)
         if transport is not None:
             transport.register(targets=following.targets())
-        self._follower = Follower(following.tiles, plan_revision=inputs.request.target_revision, depth=following.depth)
+        self._follower = Follower(following.tiles, depth=following.depth)
         self._replayer = replayer(live, window_elements=tile_elements)
         self._replay_bytes = replay_bytes(tile_elements, inputs.placement.staged_kinds)
         inputs.account.take(self._replay_bytes)
@@ -178,10 +157,10 @@ class LiveTarget:
         )
         self._share = settings.share
         self._stream = TargetStream(
-            self._counted,
+            transport,
             following,
             self._follower,
-            self._summing,
+            self._summing.replay,
             share=settings.share,
             on_tile=self._note_tile,
             on_converged=self._note_converged,
@@ -257,13 +236,12 @@ class LiveTarget:
 
     def measures(self) -> dict[str, float]:
         """Seconds and bytes so far, for the report."""
-        counted, counts = self._counted, self._follower.counts
-        moved = 0 if counted is None else counted.state_bytes
+        counts = self._follower.counts
         return {
             "converge_s": self.converge_s,
-            "bytes_streamed": float(min(moved, self._planned_bytes)),
-            "bytes_reread": float(max(0, moved - self._planned_bytes)),
-            "bytes_replayed": float(0 if counted is None else counted.ring_bytes),
+            "bytes_streamed": float(counts.read_bytes),
+            "bytes_reread": float(counts.reread_bytes),
+            "bytes_replayed": float(counts.replayed_bytes),
             "replays": float(counts.replays),
             "torn_reads": float(counts.torn),
         }

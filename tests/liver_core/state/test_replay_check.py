@@ -114,7 +114,6 @@ def _step(
     norm, clip = measure_gradients(state), megatron.distributed_optimizer(state.optimizer).config.clip_grad
     header = StepHeader(
         version,
-        plan_revision=1,
         norm=norm,
         clip=clip,
         groups=tuple(hyper_parameters(state)),

@@ -93,7 +93,7 @@ class Whole:
         )
         self.group_of = [number % 2 for number in range(len(sizes))]
 
-    def header(self, version: int, revision: int, norm: float) -> StepHeader:
+    def header(self, version: int, norm: float) -> StepHeader:
         """The header of the step to `version`, before it is made; sets the rates of that step."""
         for number, group in enumerate(self.optimizer.param_groups):
             group["lr"] = 0.01 * (number + 1) / version
@@ -101,7 +101,7 @@ class Whole:
             {"key": KEYS[number], "lr": group["lr"], "weight_decay": group["weight_decay"]}
             for number, group in enumerate(self.optimizer.param_groups)
         )
-        return StepHeader(version, revision, norm, CLIP, groups, self._scalars(), bool(self.optimizer.state), 0.01)
+        return StepHeader(version, norm, CLIP, groups, self._scalars(), bool(self.optimizer.state), 0.01)
 
     def step(self, norm: float) -> None:
         """Clip, step, and move moments that were made just now into the regions, as a live world does."""

@@ -21,9 +21,9 @@ from liver_core.streaming.reader import Following, StreamResult, TargetStream
 from liver_core.streaming.ring import SourceRing
 from liver_core.streaming.tiles import LOCAL, cut_tiles
 from liver_core.streaming.window_step import Place, Replayer
-from liver_core.transport.in_memory import InMemoryTransport, MemoryNetwork
 from liver_core.transport.protocol import Transport
 from tests.liver_core.streaming.optimizers import Whole
+from tests.liver_core.transport.in_memory import InMemoryTransport, MemoryNetwork
 
 CPU = torch.device("cpu")
 LIMIT_S = 30.0
@@ -113,7 +113,7 @@ class Scene:
         for _ in range(self.draw.choice([0, 2])):
             self.step(())
         self.rings = [
-            SourceRing(len(owned), sizes.depth, 1, version=self.version, device=CPU) for owned in self.job.owned[0]
+            SourceRing(len(owned), sizes.depth, version=self.version, device=CPU) for owned in self.job.owned[0]
         ]
         for rank, endpoint in endpoints.items():
             endpoint.register(sources={**self.sources[rank].regions, **self.rings[rank].regions})
@@ -134,7 +134,7 @@ class Scene:
         endpoint.connect(1 - rank, addresses[1 - rank], time.monotonic() + LIMIT_S)
         places = [Place(start, stop, at % 2) for at, (start, stop) in enumerate(spans)]
         replayer = Replayer(source.rule, regions, places, window_elements=self.sizes.tile_elements)
-        follower = Follower(tiles, plan_revision=1, depth=depth, limits=PATIENT)
+        follower = Follower(tiles, depth=depth, limits=PATIENT)
 
         def keep(version: int) -> None:
             made.hashed[version] = {kind: regions[kind].clone() for kind in kinds}
@@ -143,7 +143,7 @@ class Scene:
             endpoint,
             following,
             follower,
-            replayer,
+            replayer.replay,
             on_converged=lambda version: made.converged.set(),
             on_hash=keep,
             on_hash_missed=lambda version, reason: made.missed.append(version),
@@ -159,7 +159,7 @@ class Scene:
         gradients = torch.randn(self.job.elements, generator=self.generator)
         for rank, source in enumerate(self.sources):
             source.regions["grad"].copy_(gradients[torch.tensor(self.job.owned[0][rank])])
-            header = source.header(version, 1, norm)
+            header = source.header(version, norm)
             if rings:
                 rings[rank].publish((source.regions["grad"],), header)
                 rings[rank].stepping(self.version)

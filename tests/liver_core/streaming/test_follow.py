@@ -72,17 +72,17 @@ def tiles(count: int, peers: tuple[int, ...] = (0,)) -> list[Tile]:
     ]
 
 
-def header(version: int, revision: int = 1) -> StepHeader:
-    return StepHeader(version, revision, 1.0, 1.0, (), {}, True, 0.1)
+def header(version: int) -> StepHeader:
+    return StepHeader(version, 1.0, 1.0, (), {}, True, 0.1)
 
 
 def follower(count: int = 1, peers: tuple[int, ...] = (0,), **limits: int) -> Follower:
-    return Follower(tiles(count, peers), plan_revision=1, depth=2, limits=FollowLimits(**limits))
+    return Follower(tiles(count, peers), depth=2, limits=FollowLimits(**limits))
 
 
 def copied_at(version: int, count: int = 1, **limits: int) -> Follower:
     """A follower that has everything at `version` and has just found no further step."""
-    machine = Follower(tiles(count), plan_revision=1, depth=2, limits=FollowLimits(**limits))
+    machine = Follower(tiles(count), depth=2, limits=FollowLimits(**limits))
     machine.handle(Begin())
     for _ in range(count):
         assert isinstance(machine.handle(Looked((2 * version,), (-1,)))[-1], ReadTile)
@@ -124,7 +124,7 @@ def test_a_step_is_replayed_before_the_next_tile_is_copied():
     machine.handle(Looked((8,), (-1,)))
     machine.handle(TileRead(120, 0.01))
     assert machine.handle(Looked((8,), (10,))) == (ReadGradients(5, (0,), (0,)),)
-    machine.handle(GradientsRead((header(5),), 40, 0.01))
+    machine.handle(GradientsRead(header(5), True, 40, 0.01))
     assert machine.handle(Looked((10,), (10,))) == (Replay(header(5), (0,)),)
     machine.handle(Replayed(0.01))
     assert machine.version == 5
@@ -135,7 +135,7 @@ def test_gradients_overwritten_while_they_were_read_are_not_replayed():
     machine = copied_at(4)
     machine.handle(Begin())
     assert isinstance(machine.handle(Looked((10,), (10,)))[-1], ReadGradients)
-    machine.handle(GradientsRead((header(5),), 40, 0.01))
+    machine.handle(GradientsRead(header(5), True, 40, 0.01))
     assert machine.handle(Looked((13,), (13,))) == (Look(5, (0,)),)
     assert (machine.resident, machine.counts.losses, machine.counts.replays) == ((), 1, 0)
 
@@ -172,7 +172,7 @@ def test_torn_tiles_are_bounded_although_replays_go_on_between():
         version += 1
         effect = machine.handle(Looked((2 * version,), (2 * version,)))[-1]
         if isinstance(effect, ReadGradients):
-            machine.handle(GradientsRead((header(version),), 40, 0.01))
+            machine.handle(GradientsRead(header(version), True, 40, 0.01))
             machine.handle(Looked((2 * version,), (2 * version,)))
             machine.handle(Replayed(0.0))
             effect = machine.handle(Looked((2 * version,), (-1,)))[-1]
@@ -180,29 +180,20 @@ def test_torn_tiles_are_bounded_although_replays_go_on_between():
 
 
 @pytest.mark.parametrize(
-    ("found", "text"),
+    ("found", "same", "text"),
     [
-        ((header(5, revision=2),), "plan revision 2 has taken the place of 1"),
-        ((header(4),), "says it is whole and is not"),
-        ((None,), "says it is whole and is not"),
+        (header(5), False, "sources disagree on the step to version 5"),
+        (header(4), True, "says it is whole and is not"),
+        (None, True, "says it is whole and is not"),
     ],
 )
-def test_a_whole_slot_with_the_wrong_header_ends_it(found, text):
+def test_a_whole_slot_with_the_wrong_header_ends_it(found, same, text):
     machine = copied_at(4)
     machine.handle(Begin())
     machine.handle(Looked((8,), (10,)))
-    machine.handle(GradientsRead(found, 40, 0.01))
+    machine.handle(GradientsRead(found, same, 40, 0.01))
     (effect,) = machine.handle(Looked((8,), (10,)))
     assert isinstance(effect, GiveUp) and text in effect.reason
-
-
-def test_a_slot_of_an_older_plan_is_refused_and_everything_is_copied_again():
-    machine = copied_at(4)
-    machine.handle(Begin())
-    machine.handle(Looked((8,), (10,)))
-    machine.handle(GradientsRead((header(5, revision=0),), 40, 0.01))
-    assert machine.handle(Looked((8,), (10,))) == (Look(5, (0,)),)
-    assert machine.resident == () and machine.counts.losses == 1
 
 
 def test_it_stops_at_exactly_the_version_to_finish_at():
@@ -249,7 +240,7 @@ def test_an_announcement_between_reading_and_replaying_still_counts():
     machine.handle(Begin())
     machine.handle(Looked((10,), (10,)))
     machine.announce(4)
-    machine.handle(GradientsRead((header(5),), 40, 0.01))
+    machine.handle(GradientsRead(header(5), True, 40, 0.01))
     assert machine.handle(Looked((10,), (10,))) == (Hash(4),)
 
 
@@ -262,7 +253,7 @@ def test_a_version_that_is_past_cannot_be_hashed_and_is_reported():
 
 
 def test_a_rank_without_a_share_is_at_any_version():
-    machine = Follower((), plan_revision=1, depth=2)
+    machine = Follower((), depth=2)
     assert machine.handle(Begin())[0] == Converged(0)
     machine.announce(7)
     assert machine.handle(Begin()) == (Hash(7),)

@@ -36,7 +36,7 @@ def test_without_a_limit_a_ring_is_as_deep_as_wanted_and_a_tile_no_longer_than_t
     assert (sizes.tile_elements, sizes.depth) == (300, 6)
 
 
-HEADER = StepHeader(3, 1, 0.1 + 0.2, 1.0, ({"key": "a", "lr": 1e-3, "weight_decay": 0.0},), {"step": 2.0}, True, 0.5)
+HEADER = StepHeader(3, 0.1 + 0.2, 1.0, ({"key": "a", "lr": 1e-3, "weight_decay": 0.0},), {"step": 2.0}, True, 0.5)
 
 
 def test_a_header_comes_back_as_it_was():
@@ -52,6 +52,6 @@ def test_bytes_that_are_no_header_are_refused(data: bytes):
 
 
 def test_a_header_that_does_not_fit_is_refused_with_numbers():
-    long = StepHeader(3, 1, 1.0, 1.0, ({"key": "x" * HEADER_BYTES},), {}, False)
+    long = StepHeader(3, 1.0, 1.0, ({"key": "x" * HEADER_BYTES},), {}, False)
     with pytest.raises(HeaderError, match=f"at most {HEADER_BYTES}"):
         long.encode()

@@ -18,12 +18,12 @@ CPU = torch.device("cpu")
 ELEMENTS = 30_000
 
 
-def header(version: int, revision: int = 0) -> StepHeader:
-    return StepHeader(version, revision, float(version), 1.0, (), {}, True)
+def header(version: int) -> StepHeader:
+    return StepHeader(version, float(version), 1.0, (), {}, True)
 
 
 def ring(elements: int = 5, depth: int = 2, version: int = 3) -> SourceRing:
-    return SourceRing(elements, depth, 0, version=version, device=CPU)
+    return SourceRing(elements, depth, version=version, device=CPU)
 
 
 def test_a_published_step_lies_in_its_slot_with_header_and_counter():
@@ -104,7 +104,6 @@ def test_a_reader_that_nobody_waits_for_believes_nothing_mixed():
     ("call", "text"),
     [
         (lambda made: made.publish((torch.ones(5),), header(5)), "version 5"),
-        (lambda made: made.publish((torch.ones(5),), header(4, revision=1)), "plan revision 1"),
         (lambda made: made.publish((torch.ones(6),), header(4)), "6 elements"),
         (lambda made: made.stepping(4), "stands at 3"),
         (lambda made: made.stepped(5), "from 3"),

@@ -11,9 +11,9 @@ import pytest
 
 from liver_core.streaming.reader import Following, StreamEnd
 from liver_core.streaming.tiles import LOCAL, cut_tiles
-from liver_core.transport.in_memory import Fault, FaultKind
 from tests.liver_core.streaming.optimizers import OPTIMIZERS, same_bits
 from tests.liver_core.streaming.scene import LIMIT_S, Scene, Sizes, in_one_process
+from tests.liver_core.transport.in_memory import Fault, FaultKind
 from tests.liver_core.transport.ranks import Rank, run_ranks
 
 SEEDS = 28
@@ -31,8 +31,8 @@ def test_what_streams_beside_training_equals_it_bit_for_bit(seed: int):
         assert (result.end, result.version, result.whole) == (StreamEnd.DONE, scene.version, True), result.reason
         for kind, tensor in expected[rank].items():
             assert same_bits(target.regions[kind], tensor), f"{kind} of target {rank}"
-        elements = target.regions["master"].numel() * 4 * len(expected[rank])
-        assert result.counts.read_bytes == elements, "every byte once, what was read again is counted apart"
+        remote_bytes = scene.job.plan(rank).remote_elements * 4 * len(expected[rank])
+        assert result.counts.read_bytes == remote_bytes, "every byte once, what was read again is counted apart"
         for version, hashed in target.hashed.items():
             for kind, tensor in scene.kept[version][rank].items():
                 assert same_bits(hashed[kind], tensor), f"{kind} at the announced version {version}"
@@ -81,7 +81,7 @@ def test_a_replay_that_fails_leaves_nothing_that_could_be_used():
     def broken(spans, header) -> None:
         raise KeyError("no such group")
 
-    stream._replayer.replay = broken
+    stream._replay = broken
     thread = threading.Thread(target=scene._follow, args=(scene.targets[0], time.monotonic() + LIMIT_S))
     thread.start()
     assert scene.targets[0].converged.wait(LIMIT_S)

@@ -72,7 +72,7 @@ def step(source: Whole, version: int, generator: torch.Generator) -> tuple[StepH
     gradients = torch.randn(sum(SIZES), generator=generator)
     if version == 1:
         gradients[::3] = -0.0
-    header = StepHeader.decode(source.header(version, 0, norm).encode())
+    header = StepHeader.decode(source.header(version, norm).encode())
     source.regions["grad"].copy_(gradients)
     source.step(norm)
     return header, gradients
@@ -93,15 +93,15 @@ def copy(source: Whole, regions: dict[str, torch.Tensor], span: tuple[int, int])
 def test_a_group_that_the_source_does_not_know_is_refused_by_name():
     source = Whole("adam", torch.ones(4), [2, 2])
     replayer = Replayer(source.rule, source.regions, [Place(0, 2, 0), Place(2, 4, 1)], window_elements=4)
-    header = source.header(1, 0, 1.0)
+    header = source.header(1, 1.0)
     with pytest.raises(ReplayError, match="not decayed"):
-        replayer.replay([(0, 4)], StepHeader(1, 0, 1.0, 1.0, header.groups[:1], {}, False))
+        replayer.replay([(0, 4)], StepHeader(1, 1.0, 1.0, header.groups[:1], {}, False))
 
 
 def test_temporaries_are_bounded_by_the_window_also_in_the_first_step():
     source = Whole("adamw foreach", torch.ones(400), [400])
     replayer = Replayer(source.rule, source.regions, [Place(0, 400, 0)], window_elements=100)
-    replayer.replay([(0, 400)], source.header(1, 0, 1.0))
+    replayer.replay([(0, 400)], source.header(1, 1.0))
     parts = replayer._parts
     assert [sum(window.parameter.numel() for window in part.windows) for part in parts] == [100] * 4
     assert not any(part.optimizer.state for part in parts), "moments that the first step made are not kept beside"

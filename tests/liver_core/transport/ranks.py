@@ -22,9 +22,10 @@ import pytest
 import torch
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from liver_core.transport.in_memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
+from liver_core.reshard import CopyRuns
 from liver_core.transport.mixed import MixedTransport
 from liver_core.transport.protocol import Phase, Transport, TransportError
+from tests.liver_core.transport.in_memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
 
 _PROCESSES = (pytest.mark.real,)
 KINDS = (
@@ -36,16 +37,11 @@ KINDS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A `CopyRuns` of the tests' own."""
+class Run(CopyRuns):
+    """Also one that cannot be: a transport must refuse it."""
 
-    source_offset: int
-    target_offset: int
-    length: int
-    count: int = 1
-    source_stride: int = 0
-    target_stride: int = 0
+    def __post_init__(self) -> None:
+        return
 
 
 class Gone(BaseException):

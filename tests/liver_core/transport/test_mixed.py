@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from liver_core.transport.in_memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
 from liver_core.transport.mixed import MixedTransport
 from liver_core.transport.protocol import Phase, Read, TransportError, TransportTimeout
+from tests.liver_core.transport.in_memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
 from tests.liver_core.transport.ranks import Run
 from tests.liver_core.transport.test_contract import soon
 

@@ -109,7 +109,7 @@ def _hand_over(fleet: Fleet, state: HandoffState, phases_s: dict[str, float]) ->
     source = lead.roster()
     target = roster(fleet.job_id, 2, ParallelLayout(pp=3), *(node for node in source.node_ids() if node != "node-d"))
     attempt = mirror(
-        source, target, now(), handoff_id=HANDOFF, state=state, rung=Rung.LIVE, reason=Reason(text=REASON),
+        source, target, now(), handoff_id=HANDOFF, state=state, rung=Rung.LIVE, reason=Reason(REASON, "ready"),
         deadline_utc=now() + timedelta(hours=1), measures=HandoffMeasures(phases_s=phases_s),
     )  # fmt: skip
     lead.sync(ranks=(lead.rank(lead.job_order(), step=3),), handoffs=(attempt,))
@@ -165,7 +165,9 @@ def test_a_node_that_will_go_says_when(fleet: Fleet):
 
 def test_a_job_that_fails_ends_its_watch_with_a_status_of_1_on_terminal_and_in_a_pipe(fleet: Fleet):
     lead = fleet.agents["node-b"]
-    failed = JobFinished(job_id=fleet.job_id, generation=1, step=3, failed=Reason(text="the loss is not a number"))
+    failed = JobFinished(
+        job_id=fleet.job_id, generation=1, step=3, failed=Reason("the loss is not a number", "training")
+    )
     lead.sync(ranks=(lead.rank(lead.job_order(), step=3),), finished=(failed,))
     ended = fleet.piped("jobs", "watch", "gpt-small")
     assert ended.returncode == 1

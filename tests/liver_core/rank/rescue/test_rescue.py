@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ WORLDS = (
 HANDOFFS = range(2, len(WORLDS) + 1)
 NAMES = [f"{a.layout} on {a.nodes} to {b.layout} on {b.nodes}" for a, b in itertools.pairwise(WORLDS)]
 every_handoff = pytest.mark.parametrize("generation", HANDOFFS, ids=NAMES)
-BATCH = {"global_batch": 4, "micro_batch": 1}
+BATCH: dict[str, Any] = {"global_batch": 4, "micro_batch": 1}
 """Every layout here accumulates gradients over two micro-batches or more."""
 
 PACE_S = 0.4

@@ -1,7 +1,4 @@
-"""Transport between endpoints of one process: a registry instead of a wire, with faults that a test can order.
-
-First-class: the simulator, the tests of the cutover and a survivor's reads of its own state run on it.
-"""
+"""Transport between endpoints of one process: a registry instead of a wire, with faults that a test can order."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from enum import StrEnum
 import torch
 
 from liver_core.transport.protocol import PeerReport, Phase, Read, ReadReport, TransportError, TransportTimeout
-from liver_core.transport.regions import Address, Regions, RegionSpec, check_reads
+from liver_core.transport.regions import Address, Regions, RegionSpec, check_reads, copy_runs
 
 
 class FaultKind(StrEnum):
@@ -163,25 +160,3 @@ class InMemoryTransport:
     def _check_open(self, phase: Phase) -> None:
         if not self._open:
             raise TransportError(phase, f"{self.name!r} is closed")
-
-
-def copy_runs(read: Read, source: torch.Tensor, target: torch.Tensor) -> int:
-    """Copy inside one process, one strided copy for each entry of `runs`; returns bytes. Bounds must be checked.
-
-    Between host and device torch first gathers what is strided: there, only so many rows at a time.
-    """
-    elements, near = 0, source.device == target.device
-    with torch.no_grad():
-        for r in read.runs:
-            at_once = r.count if near else max(1, _GATHERED_ELEMENTS // r.length)
-            for row in range(0, r.count, at_once):
-                shape = (min(at_once, r.count - row), r.length)
-                source_at = source.storage_offset() + r.source_offset + row * r.source_stride
-                target_at = target.storage_offset() + r.target_offset + row * r.target_stride
-                block = source.as_strided(shape, (r.source_stride, 1), source_at)
-                target.as_strided(shape, (r.target_stride, 1), target_at).copy_(block)
-            elements += r.count * r.length
-    return elements * target.element_size()
-
-
-_GATHERED_ELEMENTS = 1 << 16
