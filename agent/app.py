@@ -25,7 +25,7 @@ from agent.notices.watcher import NoticeWatcher, SourceHealth, SourceState
 from agent.peer.peer_client import PeerClient
 from agent.peer.peer_server import PeerServer, bind, peer_app
 from agent.protocol.sync import NodeInfo, NoticeFact, Provider, SyncOrders, SyncReport
-from agent.settings import Settings, agent_version
+from agent.settings import AgentSettings, agent_version
 from agent.supervisor.stores import Stores
 from agent.supervisor.supervisor import Supervisor, SupervisorSettings
 from agent.supervisor.zygote_client import Exited, ZygoteError
@@ -44,7 +44,7 @@ class PortInUse(Exception):
 class Agent:
     """`run` returns after `stop`; ranks, stores and zygote keep running. `stop_ranks` ends those instead."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
         self._journal = Journal(settings.run_dir)
         self._stopping = asyncio.Event()
@@ -300,7 +300,7 @@ class Agent:
                 self._driver.take_hang(key, reason)
 
 
-def notice_source(settings: Settings) -> NoticeSource:
+def notice_source(settings: AgentSettings) -> NoticeSource:
     """The notice source of the node's provider."""
     match settings.provider:
         case Provider.AWS:
@@ -317,7 +317,7 @@ def notice_source(settings: Settings) -> NoticeSource:
             return NoneSource()
 
 
-def _bind_peer(settings: Settings, last_port: int) -> socket.socket:
+def _bind_peer(settings: AgentSettings, last_port: int) -> socket.socket:
     """Listen on --peer-port. Without one: on the port of the last start if it is free, else on any free port."""
     if not settings.peer_port and last_port:
         with contextlib.suppress(OSError):

@@ -20,7 +20,7 @@ from agent.settings import (
     DEFAULT_PRELOAD,
     DEFAULT_RANK_ENTRY,
     DEFAULT_STORE_ENTRY,
-    Settings,
+    AgentSettings,
     SettingsError,
     agent_version,
     default_run_dir,
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _run(settings, stop_ranks=options.stop_ranks)
 
 
-def _run(settings: Settings, *, stop_ranks: bool) -> int:
+def _run(settings: AgentSettings, *, stop_ranks: bool) -> int:
     from agent.app import Agent, PortInUse
     from agent.journal import JournalError, RunDirectoryError
     from agent.link.link import LinkRefused
@@ -92,7 +92,7 @@ def _run(settings: Settings, *, stop_ranks: bool) -> int:
     return 0
 
 
-def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentSettings:
     node_id = options.node_id or ("stop-ranks" if options.stop_ranks else "")
     for name, value in (("--service-url", options.service_url), ("--token-file", options.token_file)):
         if not value and not options.stop_ranks:
@@ -106,7 +106,7 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> Settin
         _check(Url, "--service-url", options.service_url)
     run_dir = Path(options.run_dir) if options.run_dir else default_run_dir(node_id, environ)
     run_dir = run_dir.absolute()
-    return Settings(
+    return AgentSettings(
         service_url=options.service_url or "http://127.0.0.1",
         token="" if options.stop_ranks else read_token(options.token_file),
         node_id=node_id,

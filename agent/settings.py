@@ -26,7 +26,7 @@ class SettingsError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class AgentSettings:
     """One agent. `peer_port` 0 takes a free port, the same as last time if it is still free."""
 
     service_url: str

@@ -28,7 +28,7 @@ from service.ledger import endpoints as ledger
 from service.nodes import endpoints as nodes
 from service.notices import endpoints as notices
 from service.reconcilers.runner import Reconcilers
-from service.settings import Settings
+from service.settings import ServiceSettings
 from service.sync import endpoints as sync
 from service.tokens.operations import ensure_first_tokens
 
@@ -52,7 +52,7 @@ class Running:
     reconcilers: Reconcilers | None
 
 
-def create_app(settings: Settings, *, clock: Clock = utc_now, database: Database | None = None) -> FastAPI:
+def create_app(settings: ServiceSettings, *, clock: Clock = utc_now, database: Database | None = None) -> FastAPI:
     """The application. The database is opened here, so that an error comes before the first request.
 
     Raises StartError. `database`: given by tests, which then also close it.

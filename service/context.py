@@ -15,7 +15,7 @@ from agent.protocol.errors import Problem
 from service.db.engine import Database
 from service.db.wake import WakeHub
 from service.problems import ProblemError
-from service.settings import Settings
+from service.settings import ServiceSettings
 from service.tokens.operations import Caller, verify_token
 from service.tokens.recent import RecentAgents
 from service.tokens.tables import Role
@@ -32,7 +32,7 @@ def utc_now() -> datetime:
 class Context:
     """One per application."""
 
-    settings: Settings
+    settings: ServiceSettings
     database: Database
     hub: WakeHub
     clock: Clock

@@ -10,14 +10,14 @@ import uvicorn
 
 from service.app import create_app
 from service.db.engine import StartError, check_data_dir
-from service.settings import Settings
+from service.settings import ServiceSettings
 
 _log = logging.getLogger(__name__)
 STOP_S = 5
 """How long open streams have to end."""
 
 
-def serve(settings: Settings, *, say: Callable[[str], None] = _log.info) -> None:
+def serve(settings: ServiceSettings, *, say: Callable[[str], None] = _log.info) -> None:
     """Serve until SIGINT or SIGTERM. Raises StartError: port in use, data directory not writable or full, database
     unreachable; then nothing is left running. `say` is called with the address and the token files at the start."""
     check_data_dir(settings.resolved_data_dir())

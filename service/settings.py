@@ -6,7 +6,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
-class Settings(BaseSettings):
+class ServiceSettings(BaseSettings):
     """Defaults suit one machine; the times are explained where they are used."""
 
     model_config = SettingsConfigDict(env_prefix="LIVER_SERVICE_", extra="ignore")

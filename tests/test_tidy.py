@@ -80,6 +80,23 @@ MAY_SLEEP: dict[str, str] = {
     "tests/agent/fake_rank.py": "a process that plays a rank whose cutover takes its time",
 }
 
+# A name that stands twice means two things to whoever looks for it. These mean the same wherever they stand.
+SAME_FILE_IN_MANY_PLACES = {
+    "__init__.py": "a package",
+    "app.py": "a process put together",
+    "main.py": "an entry point",
+    "settings.py": "the settings of a process",
+    **dict.fromkeys(
+        ("tables.py", "queries.py", "rules.py", "operations.py", "schemas.py", "endpoints.py"),
+        "what a noun of the service consists of",
+    ),
+    **dict.fromkeys(("jobs.py", "nodes.py"), "a noun of the service, for the terminal and for the reconcilers"),
+}
+SAME_CLASS_IN_TWO_PLACES = {"Tick": "time has passed, for each of the three machines of a handoff"}
+GROWS_BY_ONE_FILE_A_CHANGE = ("migrations/versions",)
+FOLDER_MODULES_MAX = 14
+FOLDER_DEPTH_MAX = 3
+
 # A path of one developer's machine or the address of a package registry makes the tree work in one place only.
 # This file is exempt, since it has to spell them.
 FOREIGN_ADDRESSES = re.compile(
@@ -164,6 +181,29 @@ def test_no_module_has_a_name_that_says_nothing():
         words = {word for part in Path(path).with_suffix("").parts for word in part.split("_")}
         if vague := words & VAGUE_MODULE_NAMES:
             found.append(f"{path}:1: is named {', '.join(sorted(vague))}")
+    assert_none(found)
+
+
+def test_no_file_name_and_no_class_name_of_the_product_stands_twice():
+    found: list[str] = []
+    places: dict[str, str] = {}
+    for name, place in [*file_names(), *class_names()]:
+        first = places.setdefault(name, place)
+        if first != place and name not in SAME_FILE_IN_MANY_PLACES and name not in SAME_CLASS_IN_TWO_PLACES:
+            found.append(f"{place}: {name} stands in {first} too")
+    assert_none(found)
+
+
+def test_a_folder_of_the_product_is_neither_crowded_nor_nearly_empty_nor_deep():
+    found = []
+    for folder, content in product_folders().items():
+        modules = [path for path in content if path.endswith(".py") and not path.endswith("/__init__.py")]
+        if len(modules) > FOLDER_MODULES_MAX:
+            found.append(f"{folder}:1: has {len(modules)} modules, the limit is {FOLDER_MODULES_MAX}")
+        if f"{folder}/__init__.py" in content and len(content) <= 2 and folder not in GROWS_BY_ONE_FILE_A_CHANGE:
+            found.append(f"{folder}:1: is a package of one file")
+        if len(folder.split("/")) > FOLDER_DEPTH_MAX:
+            found.append(f"{folder}:1: lies deeper than {FOLDER_DEPTH_MAX} folders")
     assert_none(found)
 
 
@@ -301,7 +341,10 @@ def test_every_relative_link_in_a_document_leads_somewhere():
 
 def test_every_allow_list_entry_still_names_something_that_exists():
     entries = [*MAY_BE_LONG, *MAY_HAVE_LONG_FUNCTIONS, *MAY_TAKE_MANY_PARAMETERS, *MAY_SLEEP]
-    assert_none([f"{entry}: is allowed, but gone" for entry in entries if not (ROOT / entry.split(":")[0]).exists()])
+    gone = [entry for entry in entries if not (ROOT / entry.split(":")[0]).exists()]
+    names = [name for name, _ in [*file_names(), *class_names()]]
+    gone += [name for name in (*SAME_FILE_IN_MANY_PLACES, *SAME_CLASS_IN_TWO_PLACES) if names.count(name) < 2]
+    assert_none([f"{entry}: is allowed, but gone" for entry in gone])
 
 
 def assert_none(found: list[str]) -> None:
@@ -334,6 +377,33 @@ def text_of(path: str) -> str:
 def python_files() -> tuple[tuple[str, ast.Module], ...]:
     ours = (path for path in files() if path.endswith(".py") and path.split("/")[0] in (*PACKAGES, "tests"))
     return tuple((path, ast.parse(text_of(path), filename=path)) for path in ours)
+
+
+def file_names() -> Iterator[tuple[str, str]]:
+    """(name, where) of every module of the product."""
+    return ((Path(path).name, f"{path}:1") for path, _ in python_files() if not path.startswith("tests/"))
+
+
+def class_names() -> Iterator[tuple[str, str]]:
+    """(name, where) of every class of the product that stands at the top of its file."""
+    for path, tree in python_files():
+        if not path.startswith("tests/"):
+            yield from ((node.name, f"{path}:{node.lineno}") for node in tree.body if isinstance(node, ast.ClassDef))
+
+
+def product_folders() -> dict[str, list[str]]:
+    """Folder -> paths of the files in it, and one for each folder in it that has files."""
+    folders: dict[str, set[str]] = {}
+    for path in files():
+        if path.split("/")[0] in PACKAGES:
+            for inner in Path(path).parents:
+                outer = inner.parent.as_posix()
+                if inner.as_posix() != ".":
+                    folders.setdefault(inner.as_posix(), set())
+                    if outer != ".":
+                        folders.setdefault(outer, set()).add(inner.as_posix())
+            folders[Path(path).parent.as_posix()].add(path)
+    return {folder: sorted(content) for folder, content in folders.items()}
 
 
 def lines_of_text() -> Iterator[tuple[str, int, str]]:

@@ -14,7 +14,7 @@ CUT_NOTE = b"[liver: the log above this line was dropped, it had grown over its 
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class CutFromLog:
     """How much was dropped from the front of a log since its beginning."""
 
     bytes: int = 0
@@ -42,20 +42,20 @@ def cut_if_grown(path: Path, bytes_max: int = LOG_BYTES_MAX) -> bool:
         return False
     dropped = read_dropped(path)
     data = path.read_bytes()
-    _write_dropped(path, Dropped(dropped.bytes + len(data), dropped.chars + len(_decode(data))))
+    _write_dropped(path, CutFromLog(dropped.bytes + len(data), dropped.chars + len(_decode(data))))
     os.truncate(path, 0)
     with path.open("ab") as file:
         file.write(CUT_NOTE)
     return True
 
 
-def read_dropped(path: Path) -> Dropped:
+def read_dropped(path: Path) -> CutFromLog:
     """The content of the sidecar; nothing dropped if there is none."""
     try:
         data = json.loads(_sidecar(path).read_text())
-        return Dropped(int(data["bytes"]), int(data["chars"]))
+        return CutFromLog(int(data["bytes"]), int(data["chars"]))
     except (OSError, ValueError, KeyError, TypeError):
-        return Dropped()
+        return CutFromLog()
 
 
 def read_chunk(path: Path, position: LogPosition, bytes_max: int) -> tuple[LogPosition, str, LogPosition] | None:
@@ -101,7 +101,7 @@ def _sidecar(path: Path) -> Path:
     return path.with_name(path.name + ".dropped")
 
 
-def _write_dropped(path: Path, dropped: Dropped) -> None:
+def _write_dropped(path: Path, dropped: CutFromLog) -> None:
     fresh = path.with_name(path.name + ".dropped.new")
     fresh.write_text(json.dumps({"bytes": dropped.bytes, "chars": dropped.chars}))
     fresh.rename(_sidecar(path))

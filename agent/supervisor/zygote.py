@@ -48,7 +48,7 @@ class Child:
         return {"name": self.name, "pid": self.pid, "start_time": self.start_time, "log_path": self.log_path}
 
 
-class Refused(Exception):
+class ZygoteRefusal(Exception):
     """A request is rejected; the text is sent back to the agent."""
 
 
@@ -164,9 +164,9 @@ class Zygote:
                     self._ending = True
                     return {"op": "ending", "request": request.get("request")}
                 case other:
-                    raise Refused(f"op must be fork, forget or end, is {other!r}")
-        except (Refused, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            text = str(error) if isinstance(error, Refused) else f"{type(error).__name__}: {error}"
+                    raise ZygoteRefusal(f"op must be fork, forget or end, is {other!r}")
+        except (ZygoteRefusal, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            text = str(error) if isinstance(error, ZygoteRefusal) else f"{type(error).__name__}: {error}"
             asked = request.get("request") if isinstance(request, dict) else None
             return {"op": "refused", "request": asked, "reason": text}
 
@@ -176,12 +176,12 @@ class Zygote:
             if child.name == request["name"]:
                 return {**child.to_json(), "existing": True}
         if self._problem:
-            raise Refused(self._problem)
+            raise ZygoteRefusal(self._problem)
         if len(self._children) >= CHILDREN_MAX:
-            raise Refused(f"{CHILDREN_MAX} children run already")
+            raise ZygoteRefusal(f"{CHILDREN_MAX} children run already")
         threads = len(os.listdir("/proc/self/task"))
         if threads != 1:
-            raise Refused(
+            raise ZygoteRefusal(
                 f"the zygote has {threads} threads, a fork would copy only one: a preloaded module started them"
             )
         module, _, function = str(request["entry"]).partition(":")

@@ -21,12 +21,12 @@ from agent.worker.control import ControlSocket, log
 from liver_core.handoff.messages import Decision, Order, RankStage, Reason
 from liver_core.layout import Member
 from liver_core.rank.droppable_step import DropRule
-from liver_core.rank.loop import CheckpointRule, Ending, RankLoop
+from liver_core.rank.loop import CheckpointPlan, Ending, RankLoop
 from liver_core.rank.prepare.preparation import PrepareSettings
 from liver_core.rank.step_boundary import StepTotals
 from liver_core.state.megatron_optimizer import UnsupportedState
 from liver_core.state.replay_check import check_replay
-from liver_core.state.small_state import Progress
+from liver_core.state.small_state import TrainingProgress
 from liver_core.streaming.header import HeaderError
 from liver_core.training.entrypoint import load_job
 from liver_core.transport.endpoint import make_endpoint, warm_up
@@ -90,7 +90,7 @@ class Worker:
             settings,
             self,
             last_step=file.stop.steps,
-            checkpoints=None if rule is None else CheckpointRule(rule.path, rule.every_steps, rule.keep),
+            checkpoints=None if rule is None else CheckpointPlan(rule.path, rule.every_steps, rule.keep),
             drop_rule=None if file.drop_step is None else DropRule(file.drop_step.every_micro_batches),
         )
         first = self._first_order()
@@ -211,7 +211,7 @@ class Worker:
         except (UnsupportedState, HeaderError) as error:
             log(f"handoffs of this job will copy state in the pause: {error}")
 
-    def step(self, generation: int, progress: Progress, totals: StepTotals, seconds: float) -> None:
+    def step(self, generation: int, progress: TrainingProgress, totals: StepTotals, seconds: float) -> None:
         self.step_now = progress.step
         log(f"step {progress.step} generation {generation} loss {totals.loss:.6f} {seconds:.3f} s")
         self.control.say(

@@ -26,7 +26,7 @@ SERVICE_ENVIRONMENT = {"LIVER_SERVICE_GROW_SETTLE_S": "1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class LocalNode:
     """One machine of the demo. `imds_url`: where its metadata endpoint listens."""
 
     node_id: str
@@ -41,7 +41,7 @@ class Cluster:
     def __init__(self, folder: Path, processes: Processes) -> None:
         self.folder = folder
         self._processes = processes
-        self.nodes: dict[str, Node] = {}
+        self.nodes: dict[str, LocalNode] = {}
         self.url = ""
         self.service: Started | None = None
 
@@ -68,13 +68,13 @@ class Cluster:
         self._processes.lower_priority(SERVICE, SERVICE_NICE)
         return Api(self.url, self.folder / "tokens" / "script.token")
 
-    def start_node(self, node_id: str) -> Node:
+    def start_node(self, node_id: str) -> LocalNode:
         """An agent with one CPU slot and its own metadata endpoint."""
         command = [sys.executable, "-m", "deploy.local.metadata_server", "--port", "0", "--instance-id", f"i-{node_id}"]
         imds = self._processes.start(node_id, f"{node_id}-imds", command)
         url = until(f"the metadata endpoint of {node_id}", NODE_START_S, lambda: _first_url(imds.log), imds.check)
         agent = self._processes.start(node_id, node_id, self._agent_command(node_id), self._agent_environment(url))
-        node = self.nodes[node_id] = Node(node_id, agent, imds, url)
+        node = self.nodes[node_id] = LocalNode(node_id, agent, imds, url)
         return node
 
     def end_node(self, node_id: str) -> None:

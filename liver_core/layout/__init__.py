@@ -7,8 +7,8 @@ optimizer buffers.
 from liver_core.layout.boxes import Box, flat_range_to_boxes
 from liver_core.layout.canonical import canonical_json, digest_of
 from liver_core.layout.codec import MessageError, decode, from_json, to_json
-from liver_core.layout.errors import LayoutError
 from liver_core.layout.fit import check_fits
+from liver_core.layout.layout_error import LayoutError
 from liver_core.layout.local import LocalParameter, local_parameters, stage_parameters
 from liver_core.layout.manifest import BucketRule, Manifest, ParameterSpec, Place, StateKind
 from liver_core.layout.pairs import paired_parameters

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import prod
 
-from liver_core.layout.errors import LayoutError
+from liver_core.layout.layout_error import LayoutError
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -1,6 +1,6 @@
 """Whether a model can be cut into a layout at all. Pure."""
 
-from liver_core.layout.errors import LayoutError
+from liver_core.layout.layout_error import LayoutError
 from liver_core.layout.manifest import Manifest
 from liver_core.layout.parallel import ParallelLayout
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from liver_core.layout.canonical import digest_of
 from liver_core.layout.codec import to_json
-from liver_core.layout.errors import LayoutError
+from liver_core.layout.layout_error import LayoutError
 from liver_core.layout.limits import COUNT_MAX, STRICT, Bound, Count, Name, ShortText
 
 DIMS_MAX = 8

@@ -10,7 +10,7 @@ from functools import cache
 from math import prod
 from typing import Annotated
 
-from liver_core.layout.errors import LayoutError
+from liver_core.layout.layout_error import LayoutError
 from liver_core.layout.limits import RANKS_MAX, STRICT, Bound
 
 Size = Annotated[int, Bound(ge=1, le=RANKS_MAX)]

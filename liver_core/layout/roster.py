@@ -5,7 +5,7 @@ from typing import Annotated
 
 from liver_core.layout.canonical import digest_of
 from liver_core.layout.codec import to_json
-from liver_core.layout.errors import LayoutError
+from liver_core.layout.layout_error import LayoutError
 from liver_core.layout.limits import GENERATION_MAX, RANKS_MAX, STRICT, Bound, JobId, NodeId, Slot
 from liver_core.layout.parallel import ParallelLayout
 

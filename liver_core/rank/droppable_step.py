@@ -35,7 +35,7 @@ class DropRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StepPlace:
     """A place between two parts of a step: how many parts are done, and which share of the step they are."""
 
     part: int
@@ -47,7 +47,7 @@ def do_step(
     active: ActiveWorld,
     batches: Sequence[MicroBatch],
     rule: DropRule | None,
-    drops: Callable[[Place], bool],
+    drops: Callable[[StepPlace], bool],
 ) -> StepResult | None:
     """Train on `batches`. Between two parts it calls `drops`, which gives the same answer on every rank of the world.
     If that is true, the step is dropped and the result is None.
@@ -64,7 +64,7 @@ def do_step(
             next(parts)
         except StopIteration as whole:
             return whole.value
-        if drops(Place(part, part * rule.every / len(batches))):
+        if drops(StepPlace(part, part * rule.every / len(batches))):
             break
     parts.close()
     restore_random_state(before)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from liver_core.handoff.messages import Order, RankStage, Reason
 from liver_core.rank.step_boundary import StepTotals
-from liver_core.state.small_state import Progress
+from liver_core.state.small_state import TrainingProgress
 
 
 class Listener(Protocol):
@@ -16,7 +16,7 @@ class Listener(Protocol):
         self, request: Order, stage: RankStage, *, reason: Reason | None, measures: dict[str, float], certificate: str
     ) -> None: ...
 
-    def step(self, generation: int, progress: Progress, totals: StepTotals, seconds: float) -> None: ...
+    def step(self, generation: int, progress: TrainingProgress, totals: StepTotals, seconds: float) -> None: ...
 
     def checkpointed(self, path: str, step: int, seconds: float) -> None: ...
 

@@ -30,10 +30,10 @@ from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.boundary_requests import Mailbox
 from liver_core.rank.checkpoint_writer import CheckpointWriter
 from liver_core.rank.cutover.cutover_run import CutoverRun, Outcome, Probe
-from liver_core.rank.droppable_step import DropRule, Place, do_step
+from liver_core.rank.droppable_step import DropRule, StepPlace, do_step
 from liver_core.rank.listener import Listener
 from liver_core.rank.next_world import COLLECT_AFTER_S, NextWorld
-from liver_core.rank.pending_handoff import Dropped, Upcoming
+from liver_core.rank.pending_handoff import NoPartInHandoff, Upcoming
 from liver_core.rank.prepare.memory_plan import take_place
 from liver_core.rank.prepare.preparation import Preparation, PrepareSettings
 from liver_core.rank.reporter import Saying
@@ -45,7 +45,7 @@ from liver_core.rank.step_times import Timings
 from liver_core.state.buckets import return_gradients, spread_gradients
 from liver_core.state.megatron_optimizer import settle_moments
 from liver_core.state.optimizer_step import apply_step, measure_gradients, refresh_weights
-from liver_core.state.small_state import Progress, collect, install, reseed
+from liver_core.state.small_state import TrainingProgress, collect, install, reseed
 from liver_core.training.cursor import DataCursor, chained, digest_part
 from liver_core.training.job import TrainingJob
 from liver_core.worlds.groups import plainly
@@ -74,7 +74,7 @@ class Ended(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointRule:
+class CheckpointPlan:
     """Write `path/step-N` every `every_steps` steps and keep the newest `keep`."""
 
     path: str
@@ -93,7 +93,7 @@ class RankLoop:
         listener: Listener,
         *,
         last_step: int | None = None,
-        checkpoints: CheckpointRule | None = None,
+        checkpoints: CheckpointPlan | None = None,
         drop_rule: DropRule | None = None,
         probe: Probe = lambda point: None,
     ) -> None:
@@ -110,7 +110,7 @@ class RankLoop:
         self.mailbox = Mailbox()
         self.active: ActiveWorld | None = None
         self.retiring: Retiring | None = None
-        self.progress = Progress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
+        self.progress = TrainingProgress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self.timings = Timings()
         self.checkpoint_rule = checkpoints
         self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed)
@@ -203,7 +203,7 @@ class RankLoop:
         """A new process: build, wait for permission, wait for the boundary of the source world, then cut over."""
         try:
             following, version = self.upcoming.enter(request)
-        except Dropped as dropped:
+        except NoPartInHandoff as dropped:
             raise Ended(Ending.ABORTED, dropped.reason) from dropped
         if following.request.rescues:
             # The rescue may outlast the deadline. Report now that the boundary is past, or the agent would abort it.
@@ -242,7 +242,7 @@ class RankLoop:
         self._apply(active, totals, started, reduced)
         self._after_step(active, agreement)
 
-    def _drops(self, place: Place) -> bool:
+    def _drops(self, place: StepPlace) -> bool:
         """Between two parts of a step: whether all ranks agree to drop it.
 
         Also does the upkeep that otherwise waits for a boundary and does not change the world: the next boundary may be
@@ -276,7 +276,7 @@ class RankLoop:
 
     def _advance(self, active: ActiveWorld, totals: StepTotals, seconds: float) -> None:
         step = self.progress.step + 1
-        self.progress = Progress(
+        self.progress = TrainingProgress(
             step, self.progress.cursor.advanced(), chained(self.progress.digest, totals.sample_digest)
         )
         self.listener.step(active.world.generation, self.progress, totals, seconds)

@@ -18,7 +18,7 @@ from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.rank.stream.target_stream import LiveTarget
 from liver_core.reshard import RankPlan
 from liver_core.state.live_state import LiveState, free
-from liver_core.streaming.memory_placement import Placement
+from liver_core.streaming.memory_placement import MemoryPlacement
 from liver_core.training.job import TrainState
 from liver_core.transport.protocol import Read, Transport
 from liver_core.worlds.megatron import MegatronWorld, retire
@@ -56,7 +56,7 @@ class NextWorld:
     small: dict[str, Any] | None = None
     boundary: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
-    placement: Placement = field(default_factory=lambda: Placement((), ()))
+    placement: MemoryPlacement = field(default_factory=lambda: MemoryPlacement((), ()))
     extra_bytes_max: int | None = None
     account: MemoryAccount = field(init=False)
 

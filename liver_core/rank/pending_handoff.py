@@ -28,7 +28,7 @@ _USERS_CODE = ("build model", "warm up", "load state")
 """Phases that call the user's job: what is wrong with it is seen in the whole traceback only."""
 
 
-class Dropped(Exception):
+class NoPartInHandoff(Exception):
     """A newcomer has no next world any more. `reason` says why."""
 
     def __init__(self, reason: Reason) -> None:
@@ -228,7 +228,7 @@ class Upcoming:
                 with self._lock:
                     newest = self.preparation
                 done = None if newest is None else self._run(newest, made)
-        raise Dropped(self._reason(request, "prepare", "preparation failed"))
+        raise NoPartInHandoff(self._reason(request, "prepare", "preparation failed"))
 
     def _await_permission(self, preparation: Preparation, made: NextWorld) -> None:
         reason = None
@@ -246,7 +246,7 @@ class Upcoming:
                 if reason is None:
                     self._mailbox.changed.wait(min(0.5, max(0.01, left_s)))
         self.drop(reason)
-        raise Dropped(reason)
+        raise NoPartInHandoff(reason)
 
     def _await_boundary(self, preparation: Preparation, made: NextWorld) -> int:
         """The source world's version at the boundary. Without a source world: the version that was loaded."""
@@ -261,7 +261,7 @@ class Upcoming:
                 raise _Superseded from None
             reason = self._mailbox.take_abort(request.handoff_id) or self._reason(request, "boundary", str(error))
             self.drop(reason)
-            raise Dropped(reason) from error
+            raise NoPartInHandoff(reason) from error
         with self._lock:
             if preparation.superseded:
                 raise _Superseded

@@ -4,8 +4,8 @@ Pure: standard library only. Nothing here moves a byte; a transport executes the
 """
 
 from liver_core.reshard.bounds import missing_elements
-from liver_core.reshard.errors import PlanError
 from liver_core.reshard.plan import CopyRuns, PlanLimits, RankPlan, Transfer, plan_digest
+from liver_core.reshard.plan_error import PlanError
 from liver_core.reshard.planner import plan_rank
 from liver_core.reshard.rescue import RescuePlan, Share, boxes_given, boxes_kept, plan_after_rescue, plan_rescue
 from liver_core.reshard.seating import NodeSlots, place

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from liver_core.layout import Manifest, Roster, digest_of, to_json
-from liver_core.reshard.errors import PlanError
+from liver_core.reshard.plan_error import PlanError
 
 # Part of every plan digest: two builds whose planners choose differently must not believe that their plans agree.
 PLAN_RULES_VERSION = 1

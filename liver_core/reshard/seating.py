@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from liver_core.layout import Manifest, Member, ParallelLayout, Roster, check_fits
-from liver_core.reshard.errors import PlanError
+from liver_core.reshard.plan_error import PlanError
 
 
 @dataclass(frozen=True, slots=True)

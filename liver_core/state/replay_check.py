@@ -16,7 +16,7 @@ from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_optimizer import MASTER, UnsupportedState
 from liver_core.state.optimizer_step import _content
 from liver_core.streaming.header import StepHeader
-from liver_core.streaming.window_step import Clip, Place, Replayer, StepRule
+from liver_core.streaming.window_step import Clip, GroupSpan, Replayer, StepRule
 
 CHECK_STEPS = 4
 CHECK_ELEMENTS = 4099
@@ -50,7 +50,7 @@ def replayer(live: LiveState, *, window_elements: int) -> Replayer:
     )
 
 
-def _places(live: LiveState) -> list[Place]:
+def _places(live: LiveState) -> list[GroupSpan]:
     """Each optimizer parameter's place in the regions and its group, checked against the layout function."""
     master = live.homes.get(MASTER, live.regions[MASTER])
     storage, base = master.untyped_storage()._cdata, master.storage_offset()
@@ -60,7 +60,7 @@ def _places(live: LiveState) -> list[Place]:
             if parameter.untyped_storage()._cdata != storage:
                 raise UnsupportedState(f"group {number}: a master of {parameter.numel()} elements is in no region")
             start = parameter.storage_offset() - base
-            found.append(Place(start, start + parameter.numel(), number))
+            found.append(GroupSpan(start, start + parameter.numel(), number))
     owned = {(part.region_offset, part.region_offset + part.numel) for part in live.shards.parameters}
     if {(place.start, place.stop) for place in found} != owned:
         raise UnsupportedState("the optimizer's masters differ from the parameters of the layout function")
@@ -110,7 +110,7 @@ def _difference(rule: StepRule, number: int, device: torch.device) -> str:
     settings = {**rule.groups[number], "lr": 1e-2, "weight_decay": rule.groups[number].get("weight_decay", 0.0)}
     make: Any = rule.optimizer
     optimizer = make([{**settings, "params": [whole]}])
-    replaying = Replayer(rule, regions, [Place(0, CHECK_ELEMENTS, number)], window_elements=CHECK_ELEMENTS // 2)
+    replaying = Replayer(rule, regions, [GroupSpan(0, CHECK_ELEMENTS, number)], window_elements=CHECK_ELEMENTS // 2)
     for version in range(1, CHECK_STEPS + 1):
         gradients = torch.randn(CHECK_ELEMENTS, generator=generator) * 10.0**-version
         rates = {"lr": 1e-2 / version, "weight_decay": settings["weight_decay"]}

@@ -19,7 +19,7 @@ from liver_core.worlds.megatron import MegatronWorld, seed_streams
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """How far the job is: optimizer steps applied, samples consumed by them, digest of those samples."""
 
     step: int
@@ -27,7 +27,7 @@ class Progress:
     digest: int
 
 
-def collect(job: TrainingJob, state: TrainState, live: LiveState, progress: Progress) -> dict[str, Any]:
+def collect(job: TrainingJob, state: TrainState, live: LiveState, progress: TrainingProgress) -> dict[str, Any]:
     """The small state at a boundary. Equal on all ranks of the world (asserted for the parts that could differ)."""
     return {
         "step": progress.step,
@@ -42,7 +42,7 @@ def collect(job: TrainingJob, state: TrainState, live: LiveState, progress: Prog
 
 def install(
     small: Mapping[str, Any], job: TrainingJob, state: TrainState, live: LiveState, world: MegatronWorld
-) -> Progress:
+) -> TrainingProgress:
     """Set the small state of a world that already has masters and moments. Returns how far the job is."""
     if small["element_scalars"] and not has_stepped(live):
         attach_moments(live, small["element_scalars"])
@@ -55,7 +55,7 @@ def install(
     job.load_small_state(state, small["job"])
     reseed(job, world, small["step"])
     cursor = DataCursor(small["consumed_samples"], job.global_batch, job.micro_batch)
-    return Progress(small["step"], cursor, small["sample_digest"])
+    return TrainingProgress(small["step"], cursor, small["sample_digest"])
 
 
 def reseed(job: TrainingJob, world: MegatronWorld, step: int) -> None:

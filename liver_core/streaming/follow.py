@@ -159,7 +159,7 @@ class _Doing(StrEnum):
     GRADIENTS = "gradients"
 
 
-class _Slot(StrEnum):
+class _NextSlot(StrEnum):
     """Whether the next step can be read from all peers that resident tiles depend on."""
 
     READY = "ready"
@@ -282,7 +282,7 @@ class Follower:
         before, self._seen = self._seen, dict(zip(self._look.peers, event.counters, strict=True))
         slots = dict(zip(self._look.peers, event.slots, strict=True))
         doing, self._doing = self._doing, _Doing.NOTHING
-        if doing is _Doing.GRADIENTS and not self._held_back and self._slot(slots, before) is _Slot.READY:
+        if doing is _Doing.GRADIENTS and not self._held_back and self._slot(slots, before) is _NextSlot.READY:
             return self._replay()
         if doing is _Doing.TILE and not self._stand(self.todo[-1]):
             self._tear()
@@ -315,12 +315,12 @@ class Follower:
             return (*missed, self.ended)
         if self.resident and self.version != self._finish_at:
             match self._slot(slots, before):
-                case _Slot.READY:
+                case _NextSlot.READY:
                     peers = tuple(sorted(self._peers))
                     return (*missed, *self._converge(), ReadGradients(self.version + 1, self.resident, peers))
-                case _Slot.LOST:
+                case _NextSlot.LOST:
                     return (*missed, *self._lose(f"slots {slots}, counters {self._seen}"))
-                case _Slot.WAITING:
+                case _NextSlot.WAITING:
                     pass
         if self.todo and self._stand(self.todo[-1]):
             self._doing = _Doing.TILE
@@ -345,7 +345,7 @@ class Follower:
         self._hash_at = None
         return (HashMissed(at, f"stands at {self.version}, {self.todo_elements} elements are not here"),)
 
-    def _slot(self, slots: dict[int, int], before: dict[int, int]) -> _Slot:
+    def _slot(self, slots: dict[int, int], before: dict[int, int]) -> _NextSlot:
         """State of the slot of version V + 1, at the peers of what is resident.
 
         A slot that holds less, although its owner had been seen to step beyond V *before* this look, was never written
@@ -354,8 +354,8 @@ class Follower:
         wanted = 2 * (self.version + 1)
         mine = [(slots[peer], before.get(peer, 0)) for peer in self._peers]
         if any(slot > wanted or (slot < wanted - 1 and seen >= wanted - 1) for slot, seen in mine):
-            return _Slot.LOST
-        return _Slot.READY if all(slot == wanted for slot, _ in mine) else _Slot.WAITING
+            return _NextSlot.LOST
+        return _NextSlot.READY if all(slot == wanted for slot, _ in mine) else _NextSlot.WAITING
 
     def _stand(self, tile: int) -> bool:
         """Whether all sources of a tile stand at V, as of this look."""

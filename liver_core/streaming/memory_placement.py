@@ -56,7 +56,7 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class MemoryPlacement:
     """`on_host` waits in host memory, `on_device` does not wait."""
 
     on_device: tuple[Area, ...]
@@ -110,7 +110,7 @@ def world_bytes(manifest: Manifest, layout: ParallelLayout) -> int:
     return max(sum(area.device_bytes for area in each) for each in stages)
 
 
-def place(wanted: Sequence[Area], room: Room, rank: int) -> Placement:
+def place(wanted: Sequence[Area], room: Room, rank: int) -> MemoryPlacement:
     """The placement with the most wanted areas on the device; `wanted` as `areas` gives it, `rank` for the text.
 
     Where streaming does not fit in any way it is left out of account: then the state is copied in the pause. Raises
@@ -128,19 +128,19 @@ def least_streaming(ring_bytes: int, target_numel: int) -> Streaming:
     return Streaming(ring_bytes, min(TILE_ELEMENTS_LEAST, target_numel))
 
 
-def _candidates(wanted: Sequence[Area]) -> Iterator[Placement]:
+def _candidates(wanted: Sequence[Area]) -> Iterator[MemoryPlacement]:
     """All of them, those first that have an earlier area on the device. There are a handful of kinds."""
     for on_device in product((True, False), repeat=len(wanted)):
         pairs = list(zip(wanted, on_device, strict=True))
-        yield Placement(tuple(area for area, on in pairs if on), tuple(area for area, on in pairs if not on))
+        yield MemoryPlacement(tuple(area for area, on in pairs if on), tuple(area for area, on in pairs if not on))
 
 
-def _fits(placement: Placement, room: Room, streaming: Streaming | None) -> bool:
+def _fits(placement: MemoryPlacement, room: Room, streaming: Streaming | None) -> bool:
     on_device = room.device_bytes_max is None or _needed(placement, room, streaming) <= room.device_bytes_max
     return on_device and placement.host_bytes <= room.host_bytes_max
 
 
-def _needed(placement: Placement, room: Room, streaming: Streaming | None) -> int:
+def _needed(placement: MemoryPlacement, room: Room, streaming: Streaming | None) -> int:
     """Most bytes on the device at any time, beside what the present world holds.
 
     While the world is built, each of its allocations is made for a moment. At the cutover the present world goes

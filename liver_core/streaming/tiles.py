@@ -21,7 +21,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class TileRead:
+class TilePart:
     """What a tile takes from one peer; runs ascend by target offset."""
 
     peer: int
@@ -38,7 +38,7 @@ class Tile:
     start: int
     stop: int
     spans: tuple[Span, ...]
-    reads: tuple[TileRead, ...]
+    reads: tuple[TilePart, ...]
     deadline: float
 
     @property
@@ -65,10 +65,10 @@ def cut_tiles(
     if tile_elements < 1:
         raise PlanError(f"tile_elements must be positive, is {tile_elements}")
     groups = list(_grouped(sorted(parameters), tile_elements))
-    pieces: list[list[TileRead]] = [[] for _ in groups]
+    pieces: list[list[TilePart]] = [[] for _ in groups]
     for peer, runs in sorted(_by_peer(plan).items()):
         for index, clipped in _shared_out(runs, [(spans[0][0], spans[-1][1]) for spans in groups]):
-            pieces[index].append(TileRead(peer, clipped))
+            pieces[index].append(TilePart(peer, clipped))
     ranks = {} if leaving is None else leaving
     tiles = [_tile(spans, tuple(reads), ranks) for spans, reads in zip(groups, pieces, strict=True)]
     covered, planned = sum(tile.elements for tile in tiles), plan.elements
@@ -155,7 +155,7 @@ def _shared_out(runs: Iterable[CopyRuns], ranges: Sequence[Span]) -> Iterator[tu
             yield index, tuple(sorted(clipped, key=lambda piece: piece.target_offset))
 
 
-def _tile(spans: tuple[Span, ...], reads: tuple[TileRead, ...], leaving: Mapping[int, float]) -> Tile:
+def _tile(spans: tuple[Span, ...], reads: tuple[TilePart, ...], leaving: Mapping[int, float]) -> Tile:
     expected = sum(stop - start for start, stop in spans)
     read = sum(run.elements for each in reads for run in each.runs)
     if read != expected:

@@ -25,7 +25,7 @@ class ReplayError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class GroupSpan:
     """Elements start <= i < stop of the regions belong to a parameter of group number `group`."""
 
     start: int
@@ -60,7 +60,7 @@ class Replayer:
         self,
         rule: StepRule,
         regions: Mapping[str, torch.Tensor],
-        places: Iterable[Place],
+        places: Iterable[GroupSpan],
         *,
         window_elements: int,
         staged: Iterable[str] = (),
@@ -107,7 +107,7 @@ class Replayer:
                 yield _Part.of(self._rule, held)
                 held, size = [], 0
             stages = {kind: stage[size : size + stop - start] for kind, stage in self.stages.items()}
-            held.append(_Window.of(self._rule, self._regions, Place(start, stop, group), stages))
+            held.append(_Window.of(self._rule, self._regions, GroupSpan(start, stop, group), stages))
             size += stop - start
         if held:
             yield _Part.of(self._rule, held)
@@ -128,7 +128,7 @@ class _Window:
 
     @staticmethod
     def of(
-        rule: StepRule, regions: Mapping[str, torch.Tensor], place: Place, stages: Mapping[str, torch.Tensor]
+        rule: StepRule, regions: Mapping[str, torch.Tensor], place: GroupSpan, stages: Mapping[str, torch.Tensor]
     ) -> _Window:
         def lies(kind: str) -> torch.Tensor:
             return regions[kind].detach()[place.start : place.stop]
@@ -215,7 +215,7 @@ def _joined(spans: Iterable[Span]) -> Iterator[Span]:
         yield held
 
 
-def _windows(spans: Sequence[Span], places: Sequence[Place], most: int) -> Iterator[tuple[int, int, int]]:
+def _windows(spans: Sequence[Span], places: Sequence[GroupSpan], most: int) -> Iterator[tuple[int, int, int]]:
     """(start, stop, group) of what lies in both, cut into pieces of at most `most` elements. Both ascend."""
     at = 0
     for start, stop in spans:

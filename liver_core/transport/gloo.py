@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from liver_core.transport.protocol import PeerReport, Phase, Read, ReadReport, TransportError, TransportTimeout
+from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads
 
 ROUND_BYTES_MAX = 4 << 20
@@ -103,7 +103,7 @@ class _Inbox:
 
 
 @dataclass(slots=True)
-class _Peer:
+class _GlooPeer:
     """A source this endpoint reads from; `pair` is None after a failure, until it is connected again."""
 
     address: Address
@@ -137,7 +137,7 @@ class TorchDistributedTransport:
         self._make_pair = make_pair
         self._token = (token or os.urandom(TOKEN_BYTES)).hex()
         self._regions = Regions()
-        self._peers: dict[int, _Peer] = {}
+        self._peers: dict[int, _GlooPeer] = {}
         self._free: list[torch.Tensor] = []
         self._pairs_made = 0
         self._open = True
@@ -150,17 +150,17 @@ class TorchDistributedTransport:
         sources: Mapping[str, torch.Tensor] | None = None,
         targets: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        self._check_open(Phase.REGISTER)
+        self._check_open(Call.REGISTER)
         self._regions.check_new(sources or {}, targets or {})
         self._regions.add(sources or {}, targets or {})
 
     def address(self) -> bytes:
-        self._check_open(Phase.REGISTER)
+        self._check_open(Call.REGISTER)
         self._regions.published = True
         return Address("torch", self.name, self._regions.source_specs(), {"token": self._token}).encode()
 
     def start_progress(self) -> None:
-        self._check_open(Phase.SERVE)
+        self._check_open(Call.SERVE)
         if self._thread is None:
             self._stop.clear()
             server = _Server(self._store.clone(), self.name, self._regions, self._token, self._make_pair)
@@ -179,11 +179,11 @@ class TorchDistributedTransport:
             self._thread = None
 
     def connect(self, peer: int, address: bytes, deadline: float) -> None:
-        self._check_open(Phase.CONNECT)
+        self._check_open(Call.CONNECT)
         decoded = Address.decode(address, "torch", peer)
         known = self._peers.get(peer)
         if known is not None and known.address != decoded:
-            raise TransportError(Phase.CONNECT, f"the number is taken by {known.address.name!r}", peer=peer)
+            raise TransportError(Call.CONNECT, f"the number is taken by {known.address.name!r}", peer=peer)
         if known is not None and known.pair is not None:
             return
         self._pairs_made += 1
@@ -192,13 +192,13 @@ class TorchDistributedTransport:
         try:
             pair, token = self._introduce(pair_name, inbox, deadline)
         except Exception as error:
-            raise _failure(Phase.CONNECT, deadline, f"{decoded.name!r} did not answer: {error}", peer) from error
+            raise _failure(Call.CONNECT, deadline, f"{decoded.name!r} did not answer: {error}", peer) from error
         if token != decoded.extra.get("token"):
-            raise TransportError(Phase.CONNECT, f"{decoded.name!r} is not who the address says", peer=peer)
-        self._peers[peer] = _Peer(decoded, pair_name, pair, inbox)
+            raise TransportError(Call.CONNECT, f"{decoded.name!r} is not who the address says", peer=peer)
+        self._peers[peer] = _GlooPeer(decoded, pair_name, pair, inbox)
 
     def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
-        self._check_open(Phase.READ)
+        self._check_open(Call.READ)
         start = time.monotonic()
         known = {peer: each.address.regions for peer, each in self._peers.items()}
         tables = check_reads(reads, known, self._regions.targets)
@@ -245,9 +245,9 @@ class TorchDistributedTransport:
         """Post the receive, then ask for it: a source never waits for a reader that is not ready."""
         peer = self._peers[each.peer]
         if peer.pair is None:
-            raise TransportError(Phase.READ, "its connection was lost; connect again", peer=each.peer, kind=each.kind)
+            raise TransportError(Call.READ, "its connection was lost; connect again", peer=each.peer, kind=each.kind)
         if _left(deadline) <= 0:
-            raise TransportTimeout(Phase.READ, "deadline passed before it was asked", peer=each.peer, kind=each.kind)
+            raise TransportTimeout(Call.READ, "deadline passed before it was asked", peer=each.peer, kind=each.kind)
         peer.tag += 1
         each.staging = self._free.pop() if self._free else torch.empty(2 * ROUND_BYTES_MAX, dtype=torch.uint8)
         part = each.staging[: int(each.table[:, 2].sum())]
@@ -257,7 +257,7 @@ class TorchDistributedTransport:
             peer.inbox.post(request.encode())
         except Exception as error:
             peer.pair = None
-            raise _failure(Phase.READ, deadline, f"cannot ask {peer.address.name!r}: {error}", each.peer) from error
+            raise _failure(Call.READ, deadline, f"cannot ask {peer.address.name!r}: {error}", each.peer) from error
 
     def _finish(self, each: _Round, deadline: float) -> None:
         """Wait for the message and spread it over the target. Until then the target is untouched."""
@@ -268,11 +268,11 @@ class TorchDistributedTransport:
         except Exception as error:
             peer.pair = None  # gloo closes the connection on any error; its staging is dropped with it.
             text = f"{peer.address.name!r} did not send: {error}"
-            raise _failure(Phase.READ, deadline, text, each.peer, each.kind) from error
+            raise _failure(Call.READ, deadline, text, each.peer, each.kind) from error
         _spread(each.staging, self._regions.targets[each.kind], each.table)
         self._free.append(each.staging)
 
-    def _check_open(self, phase: Phase) -> None:
+    def _check_open(self, phase: Call) -> None:
         if not self._open:
             raise TransportError(phase, f"{self.name!r} is closed")
 
@@ -371,7 +371,7 @@ def _left(deadline: float) -> float:
     return deadline - time.monotonic()
 
 
-def _failure(phase: Phase, deadline: float, text: str, peer: int, kind: str | None = None) -> TransportError:
+def _failure(phase: Call, deadline: float, text: str, peer: int, kind: str | None = None) -> TransportError:
     """Timeout or error, by the clock: gloo and the store raise the same exception for both."""
     made = TransportTimeout if _left(deadline) <= 0.005 else TransportError
     return made(phase, text.splitlines()[0][:300], peer=peer, kind=kind)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from liver_core.transport.protocol import Phase, Read, ReadReport, Transport, TransportError, TransportTimeout
+from liver_core.transport.protocol import Call, Read, ReadReport, Transport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, check_reads
 
 
@@ -37,20 +37,20 @@ class MixedTransport:
         sources: Mapping[str, torch.Tensor] | None = None,
         targets: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        self._check_open(Phase.REGISTER)
+        self._check_open(Call.REGISTER)
         self._regions.check_new(sources or {}, targets or {})
         for each in (self._near, self._far):
             each.register(sources=sources, targets=targets)
         self._regions.add(sources or {}, targets or {})
 
     def address(self) -> bytes:
-        self._check_open(Phase.REGISTER)
+        self._check_open(Call.REGISTER)
         self._regions.published = True
         extra = {"near": self._near.address().decode(), "far": self._far.address().decode()}
         return Address("mixed", self.name, self._regions.source_specs(), extra).encode()
 
     def start_progress(self) -> None:
-        self._check_open(Phase.SERVE)
+        self._check_open(Call.SERVE)
         self._near.start_progress()
         self._far.start_progress()
 
@@ -63,10 +63,10 @@ class MixedTransport:
         self._far.stop_progress()
 
     def connect(self, peer: int, address: bytes, deadline: float) -> None:
-        self._check_open(Phase.CONNECT)
+        self._check_open(Call.CONNECT)
         decoded = Address.decode(address, "mixed", peer)
         if peer in self._peers and self._peers[peer][0] != decoded:
-            raise TransportError(Phase.CONNECT, f"the number is taken by {self._peers[peer][0].name!r}", peer=peer)
+            raise TransportError(Call.CONNECT, f"the number is taken by {self._peers[peer][0].name!r}", peer=peer)
         near, far = (str(decoded.extra.get(side)).encode() for side in ("near", "far"))
         try:
             self._near.connect(peer, near, deadline)
@@ -78,11 +78,11 @@ class MixedTransport:
                 self._far.connect(peer, far, deadline)
             except TransportError as error:
                 text = f"neither near ({refusal.text}) nor far ({error.text})"
-                raise type(error)(Phase.CONNECT, text, peer=peer) from error
+                raise type(error)(Call.CONNECT, text, peer=peer) from error
             self._peers[peer] = (decoded, self._far)
 
     def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
-        self._check_open(Phase.READ)
+        self._check_open(Call.READ)
         start = time.monotonic()
         sides = {self._peers[read.peer][1] for read in reads if read.peer in self._peers}
         if len(sides) == 1 and all(read.peer in self._peers for read in reads):
@@ -123,6 +123,6 @@ class MixedTransport:
             raise failures[0]
         return reports
 
-    def _check_open(self, phase: Phase) -> None:
+    def _check_open(self, phase: Call) -> None:
         if not self._open:
             raise TransportError(phase, f"{self.name!r} is closed")

@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from liver_core.transport.protocol import PeerReport, Phase, Read, ReadReport, TransportError, TransportTimeout
+from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads
 from liver_core.transport.ucx import (
     TOKEN_BYTES,
-    Agent,
     Descriptors,
+    NixlAgent,
     Where,
     check_attachable,
     check_near,
@@ -49,7 +49,7 @@ SLEEP_LEAST_S, SLEEP_MOST_S = 0.00005, 0.0002
 
 
 @dataclass(frozen=True, slots=True)
-class _Peer:
+class _NixlPeer:
     """A connected peer: where its regions are in its memory."""
 
     address: Address
@@ -110,9 +110,9 @@ class NixlTransport:
         self._regions = Regions()
         self._token = torch.frombuffer(bytearray(token or os.urandom(TOKEN_BYTES)), dtype=torch.uint8)
         self._landing = torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
-        self._peers: dict[int, _Peer] = {}
-        self._server: Agent | None = None
-        self._reader: Agent | None = None
+        self._peers: dict[int, _NixlPeer] = {}
+        self._server: NixlAgent | None = None
+        self._reader: NixlAgent | None = None
         self._open = True
         self._why_no_reads = ""
         self._stop = threading.Event()
@@ -125,7 +125,7 @@ class NixlTransport:
         sources: Mapping[str, torch.Tensor] | None = None,
         targets: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        self._check_open(Phase.REGISTER)
+        self._check_open(Call.REGISTER)
         sources, targets = sources or {}, targets or {}
         self._regions.check_new(sources, targets)
         for kind, tensor in sources.items():
@@ -137,11 +137,11 @@ class NixlTransport:
         self._regions.add(sources, targets)
 
     def address(self) -> bytes:
-        self._check_open(Phase.REGISTER)
+        self._check_open(Call.REGISTER)
         sources = self._regions.sources
         memory = {_memory_of(tensor) for tensor in sources.values()} or {"DRAM"}
         if len(memory) > 1:
-            raise TransportError(Phase.REGISTER, "sources are partly in host and partly in device memory")
+            raise TransportError(Call.REGISTER, "sources are partly in host and partly in device memory")
         self._regions.published = True
         extra = {
             "metadata": base64.b64encode(self._serving().metadata()).decode(),
@@ -155,7 +155,7 @@ class NixlTransport:
         return Address("nixl", self.name, self._regions.source_specs(), extra).encode()
 
     def start_progress(self) -> None:
-        self._check_open(Phase.SERVE)
+        self._check_open(Call.SERVE)
         if self._thread is None:
             self._stop.clear()
             self._period_s = PROGRESS_PERIOD_S
@@ -175,18 +175,18 @@ class NixlTransport:
             self._thread = None
 
     def connect(self, peer: int, address: bytes, deadline: float) -> None:
-        self._check_open(Phase.CONNECT)
+        self._check_open(Call.CONNECT)
         decoded = Address.decode(address, "nixl", peer)
         known = self._peers.get(peer)
         if known is not None and known.address != decoded:
-            raise TransportError(Phase.CONNECT, f"the number is taken by {known.address.name!r}", peer=peer)
+            raise TransportError(Call.CONNECT, f"the number is taken by {known.address.name!r}", peer=peer)
         if known is None:
             known = self._introduce(peer, decoded)
         self._prove(peer, known, deadline)
         self._peers[peer] = known
 
     def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
-        self._check_open(Phase.READ)
+        self._check_open(Call.READ)
         start = time.monotonic()
         known = {peer: each.address.regions for peer, each in self._peers.items()}
         work = _planned(reads, check_reads(reads, known, self._regions.targets))
@@ -204,21 +204,21 @@ class NixlTransport:
         self._regions = Regions()
         self._peers.clear()
 
-    def _serving(self) -> Agent:
+    def _serving(self) -> NixlAgent:
         if self._server is None:
-            self._server = Agent(load_nixl(self._environment), f"{self.name}/sources")
+            self._server = NixlAgent(load_nixl(self._environment), f"{self.name}/sources")
             self._server.register(self._token)
         return self._server
 
-    def _reading(self) -> Agent:
+    def _reading(self) -> NixlAgent:
         if self._why_no_reads:
-            raise TransportError(Phase.READ, f"{self.name!r} reads no more: {self._why_no_reads}")
+            raise TransportError(Call.READ, f"{self.name!r} reads no more: {self._why_no_reads}")
         if self._reader is None:
-            self._reader = Agent(load_nixl(self._environment), f"{self.name}/targets")
+            self._reader = NixlAgent(load_nixl(self._environment), f"{self.name}/targets")
             self._reader.register(self._landing)
         return self._reader
 
-    def _introduce(self, peer: int, decoded: Address) -> _Peer:
+    def _introduce(self, peer: int, decoded: Address) -> _NixlPeer:
         if not self._emulated_reads:
             (check_attachable if self._host_memory_only else check_near)(peer, decoded)
         try:
@@ -226,12 +226,12 @@ class NixlTransport:
             base = {kind: (int(at), int(device)) for kind, (at, device) in decoded.extra["base"].items()}
             memory = str(decoded.extra["memory"])
         except (KeyError, TypeError, ValueError) as error:
-            raise TransportError(Phase.CONNECT, f"not an address: {error!r}", peer=peer) from None
-        return _Peer(decoded, self._reading().add_peer(peer, metadata), base, memory)
+            raise TransportError(Call.CONNECT, f"not an address: {error!r}", peer=peer) from None
+        return _NixlPeer(decoded, self._reading().add_peer(peer, metadata), base, memory)
 
-    def _prove(self, peer: int, known: _Peer, deadline: float) -> None:
+    def _prove(self, peer: int, known: _NixlPeer, deadline: float) -> None:
         """Read the peer's token: wires up UCX ahead of the first real read, and finds an endpoint that was replaced."""
-        reader, where = self._reading(), Where(Phase.CONNECT, peer)
+        reader, where = self._reading(), Where(Call.CONNECT, peer)
         extra = known.address.extra
         ends = [
             Descriptors("DRAM", np.array([[at, TOKEN_BYTES, 0]], dtype=np.uint64))
@@ -246,10 +246,10 @@ class NixlTransport:
                 if time.monotonic() >= deadline:
                     del handle
                     self._end_reads(f"{known.address.name!r} did not answer in time and may still do so")
-                    raise TransportTimeout(Phase.CONNECT, f"{known.address.name!r} did not answer", peer=peer)
+                    raise TransportTimeout(Call.CONNECT, f"{known.address.name!r} did not answer", peer=peer)
                 time.sleep(SLEEP_MOST_S)
         if base64.b64encode(self._landing.numpy().tobytes()).decode() != extra["token"]:
-            raise TransportError(Phase.CONNECT, f"{known.address.name!r} is not who the address says", peer=peer)
+            raise TransportError(Call.CONNECT, f"{known.address.name!r} is not who the address says", peer=peer)
 
     def _run(self, work: Sequence[_Progress], start: float, deadline: float) -> None:
         """Post and poll until all landed. After a failure nothing new is posted, but what flies is waited for."""
@@ -286,19 +286,19 @@ class NixlTransport:
         waiting, item.flying = item.flying, []
         while waiting:
             handle, kind = waiting.pop()
-            if not reader.landed(Where(Phase.READ, item.peer, kind), handle):
+            if not reader.landed(Where(Call.READ, item.peer, kind), handle):
                 item.flying.append((handle, kind))
         moved = len(item.flying) < before
         if item.pending and len(item.flying) < IN_FLIGHT_PER_PEER_MAX:
             kind, table = item.pending.popleft()
             known = self._peers[item.peer]
             local, remote = self._ends(known, kind, table)
-            handle = reader.post(Where(Phase.READ, item.peer, kind), known.agent_name, local, remote)
+            handle = reader.post(Where(Call.READ, item.peer, kind), known.agent_name, local, remote)
             item.flying.append((handle, kind))
             moved = True
         return moved
 
-    def _ends(self, known: _Peer, kind: str, table: Table) -> tuple[Descriptors, Descriptors]:
+    def _ends(self, known: _NixlPeer, kind: str, table: Table) -> tuple[Descriptors, Descriptors]:
         target = self._regions.targets[kind]
         at, device = known.base[kind]
         local, remote = np.empty((2, len(table), 3), dtype=np.uint64)
@@ -316,7 +316,7 @@ class NixlTransport:
             self._end_reads(f"a read from {names} was still in flight at its deadline")
         if failure:
             raise failure
-        raise TransportTimeout(Phase.READ, f"deadline passed, still waiting for {names}", peer=late.peer, kind=kind)
+        raise TransportTimeout(Call.READ, f"deadline passed, still waiting for {names}", peer=late.peer, kind=kind)
 
     def _end_reads(self, why: str) -> None:
         self._why_no_reads = self._why_no_reads or why
@@ -324,11 +324,11 @@ class NixlTransport:
             self._reader.close()
             self._reader = None
 
-    def _poll(self, server: Agent) -> None:
+    def _poll(self, server: NixlAgent) -> None:
         while not self._stop.wait(self._period_s):
             server.progress()
 
-    def _check_open(self, phase: Phase) -> None:
+    def _check_open(self, phase: Call) -> None:
         if not self._open:
             raise TransportError(phase, f"{self.name!r} is closed")
 

@@ -48,7 +48,7 @@ class ReadReport:
     peers: tuple[PeerReport, ...]
 
 
-class Phase(StrEnum):
+class Call(StrEnum):
     """Where a transport was when it failed."""
 
     REGISTER = "register"
@@ -65,7 +65,7 @@ class TransportError(RuntimeError):
     target region is then worthless until it is read again, the source is untouched.
     """
 
-    def __init__(self, phase: Phase, text: str, *, peer: int | None = None, kind: str | None = None) -> None:
+    def __init__(self, phase: Call, text: str, *, peer: int | None = None, kind: str | None = None) -> None:
         self.phase = phase
         self.peer = peer
         self.kind = kind

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from liver_core.reshard.plan import CopyRuns
-from liver_core.transport.protocol import Phase, Read, TransportError
+from liver_core.transport.protocol import Call, Read, TransportError
 
 REGIONS_MAX = 256
 RUNS_MAX = 1 << 22
@@ -70,9 +70,9 @@ class Address:
             regions = {str(kind): RegionSpec.from_json(spec) for kind, spec in value["regions"].items()}
             address = Address(str(value["transport"]), str(value["name"]), regions, dict(value["extra"]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise TransportError(Phase.CONNECT, f"not an address: {error!r}", peer=peer) from None
+            raise TransportError(Call.CONNECT, f"not an address: {error!r}", peer=peer) from None
         if address.transport != transport:
-            raise TransportError(Phase.CONNECT, f"address is of {address.transport!r}, not {transport!r}", peer=peer)
+            raise TransportError(Call.CONNECT, f"address is of {address.transport!r}, not {transport!r}", peer=peer)
         return address
 
 
@@ -86,10 +86,10 @@ class Regions:
 
     def check_new(self, sources: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> None:
         if sources and self.published:
-            raise TransportError(Phase.REGISTER, f"sources {sorted(sources)} come after the address was published")
+            raise TransportError(Call.REGISTER, f"sources {sorted(sources)} come after the address was published")
         for known, new in ((self.sources, sources), (self.targets, targets)):
             if len(known) + len(new) > REGIONS_MAX:
-                raise TransportError(Phase.REGISTER, f"more than {REGIONS_MAX} regions")
+                raise TransportError(Call.REGISTER, f"more than {REGIONS_MAX} regions")
             for kind, tensor in new.items():
                 _check_tensor(kind, tensor, known)
 
@@ -119,16 +119,16 @@ def check_reads(
     tables = []
     for read in reads:
         if read.peer not in peers:
-            raise TransportError(Phase.READ, f"not connected; connected are {sorted(peers)}", peer=read.peer)
+            raise TransportError(Call.READ, f"not connected; connected are {sorted(peers)}", peer=read.peer)
         source = peers[read.peer].get(read.kind)
         target = targets.get(read.kind)
         if source is None or target is None:
             where = "at the peer" if source is None else "as a target here"
-            raise TransportError(Phase.READ, f"no such region {where}", peer=read.peer, kind=read.kind)
+            raise TransportError(Call.READ, f"no such region {where}", peer=read.peer, kind=read.kind)
         spec = RegionSpec.of(target)
         if source.dtype != spec.dtype:
             text = f"peer has {source.dtype}, target is {spec.dtype}"
-            raise TransportError(Phase.READ, text, peer=read.peer, kind=read.kind)
+            raise TransportError(Call.READ, text, peer=read.peer, kind=read.kind)
         key = id(read.runs)
         if key not in columns:
             columns[key] = _columns(read.runs)
@@ -185,12 +185,12 @@ def _split_long(table: Table, bytes_max: int) -> Table:
 
 def _check_tensor(kind: str, tensor: torch.Tensor, known: Mapping[str, torch.Tensor]) -> None:
     if kind in known:
-        raise TransportError(Phase.REGISTER, "registered before", kind=kind)
+        raise TransportError(Call.REGISTER, "registered before", kind=kind)
     if tensor.dim() != 1 or not tensor.is_contiguous():
         text = f"must be flat and contiguous, has shape {tuple(tensor.shape)} and strides {tensor.stride()}"
-        raise TransportError(Phase.REGISTER, text, kind=kind)
+        raise TransportError(Call.REGISTER, text, kind=kind)
     if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + tensor.numel()) * tensor.element_size():
-        raise TransportError(Phase.REGISTER, "its storage is released", kind=kind)
+        raise TransportError(Call.REGISTER, "its storage is released", kind=kind)
 
 
 def _columns(runs: Sequence[CopyRuns]) -> np.ndarray:
@@ -226,7 +226,7 @@ def _check_runs(read: Read, columns: np.ndarray, source_numel: int, target_numel
     for problem, where in problems.items():
         if where.any():
             run = read.runs[int(np.argmax(where))]
-            raise TransportError(Phase.READ, f"{run}: {problem}", peer=read.peer, kind=read.kind)
+            raise TransportError(Call.READ, f"{run}: {problem}", peer=read.peer, kind=read.kind)
     if count.sum() > RUNS_MAX:
         text = f"{count.sum()} runs, at most {RUNS_MAX}"
-        raise TransportError(Phase.READ, text, peer=read.peer, kind=read.kind)
+        raise TransportError(Call.READ, text, peer=read.peer, kind=read.kind)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from liver_core.transport.protocol import Phase, TransportError
+from liver_core.transport.protocol import Call, TransportError
 from liver_core.transport.regions import Address
 
 TOKEN_BYTES = 64
@@ -73,7 +73,7 @@ def load_nixl(environment: Mapping[str, str]) -> Any:
 class Where:
     """What an error should name."""
 
-    phase: Phase
+    phase: Call
     peer: int
     kind: str | None = None
 
@@ -86,7 +86,7 @@ class Descriptors:
     table: np.ndarray
 
 
-class Agent:
+class NixlAgent:
     """One NIXL agent without a progress thread; what NIXL raises becomes a TransportError that says where we were."""
 
     def __init__(self, api: Any, name: str) -> None:
@@ -95,16 +95,16 @@ class Agent:
         )
         self._registered: list[Any] = []
         self._peers: set[str] = set()
-        self._agent: Any = self._call(Phase.REGISTER, api.nixl_agent, name, config)
+        self._agent: Any = self._call(Call.REGISTER, api.nixl_agent, name, config)
 
     def register(self, memory: Any, kind: str | None = None) -> None:
-        self._registered.append(self._call(Phase.REGISTER, self._agent.register_memory, memory, kind=kind))
+        self._registered.append(self._call(Call.REGISTER, self._agent.register_memory, memory, kind=kind))
 
     def metadata(self) -> bytes:
-        return self._call(Phase.REGISTER, self._agent.get_agent_metadata)
+        return self._call(Call.REGISTER, self._agent.get_agent_metadata)
 
     def add_peer(self, peer: int, metadata: bytes) -> str:
-        name = self._call(Phase.CONNECT, self._agent.add_remote_agent, metadata, peer=peer)
+        name = self._call(Call.CONNECT, self._agent.add_remote_agent, metadata, peer=peer)
         name = name.decode() if isinstance(name, bytes) else name
         self._peers.add(name)
         return name
@@ -145,7 +145,7 @@ class Agent:
                 agent.deregister_memory(memory)
         self._registered.clear()
 
-    def _call(self, phase: Phase, function: Any, *args: Any, peer: int | None = None, kind: str | None = None) -> Any:
+    def _call(self, phase: Call, function: Any, *args: Any, peer: int | None = None, kind: str | None = None) -> Any:
         try:
             return function(*args)
         except Exception as error:
@@ -166,7 +166,7 @@ def check_near(peer: int, address: Address) -> None:
     """Raise unless the peer is on this machine: UCX itself would silently fall back to emulated reads over TCP."""
     if address.extra.get("machine") != machine():
         text = f"{address.name!r} is on another machine or in another container, and reads over TCP are not allowed"
-        raise TransportError(Phase.CONNECT, text, peer=peer)
+        raise TransportError(Call.CONNECT, text, peer=peer)
 
 
 def check_attachable(peer: int, address: Address) -> None:
@@ -175,7 +175,7 @@ def check_attachable(peer: int, address: Address) -> None:
     try:
         pid, at = int(address.extra["pid"]), int(address.extra["token_at"])
     except (KeyError, TypeError, ValueError) as error:
-        raise TransportError(Phase.CONNECT, f"not an address: {error!r}", peer=peer) from None
+        raise TransportError(Call.CONNECT, f"not an address: {error!r}", peer=peer) from None
     landing = ctypes.create_string_buffer(TOKEN_BYTES)
     local, remote = _Vector(ctypes.addressof(landing), TOKEN_BYTES), _Vector(at, TOKEN_BYTES)
     libc = ctypes.CDLL(None, use_errno=True)
@@ -183,4 +183,4 @@ def check_attachable(peer: int, address: Address) -> None:
     if got != TOKEN_BYTES:
         reason = os.strerror(ctypes.get_errno())
         text = f"{address.name!r} (pid {pid}) cannot be read by cross-memory attach: {reason}"
-        raise TransportError(Phase.CONNECT, text, peer=peer)
+        raise TransportError(Call.CONNECT, text, peer=peer)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from liver_core.layout import ParallelLayout
 from liver_core.trial.findings import Finding, FindingResult, missing, ok, raised, warning
-from liver_core.trial.one_process import TrialPlan
+from liver_core.trial.single_process import TrialPlan
 from liver_core.trial.trial_world import TrialWorld
 from liver_core.worlds.megatron import prepare_process
 

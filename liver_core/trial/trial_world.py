@@ -22,7 +22,7 @@ from liver_core.state.built_state import check_built
 from liver_core.state.checkpoint import load_checkpoint, snapshot, write
 from liver_core.state.live_state import LiveState, allocate, free, state_kinds
 from liver_core.state.optimizer_step import apply_step, measure_gradients, refresh_weights
-from liver_core.state.small_state import Progress, collect, install, reseed
+from liver_core.state.small_state import TrainingProgress, collect, install, reseed
 from liver_core.training.cursor import DataCursor, chained, digest_part
 from liver_core.training.job import MicroBatch, StepResult, TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld, activate, bring_up, building, random_state, retire, seed_streams
@@ -52,7 +52,7 @@ class TrialWorld:
         self.world: MegatronWorld = bring_up(
             roster, rank, store, host=_HOST, timeout_s=_GROUP_S, collective_s=_GROUP_S, name=name
         )
-        self.progress = Progress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
+        self.progress = TrainingProgress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self._state: TrainState | None = None
         self._live: LiveState | None = None
 
@@ -159,7 +159,7 @@ class TrialWorld:
         apply_step(self.state, norm)
         megatron.settle_moments(self.live)
         digest = chained(self.progress.digest, totals.sample_digest)
-        self.progress = Progress(number, self.progress.cursor.advanced(), digest)
+        self.progress = TrainingProgress(number, self.progress.cursor.advanced(), digest)
         ended = time.monotonic()
         self.job.on_step(number, totals.loss, self.state, self.world)
         return TrialStep(totals.loss, norm, ended - started, time.monotonic() - ended)

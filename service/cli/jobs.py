@@ -12,8 +12,8 @@ import typer
 from service.cli import try_job
 from service.cli.client import DEFAULT_URL, AsJson, ServiceClient, ServiceUrl, TokenFile, connect, fail
 from service.cli.columns import Column
-from service.cli.follow import Lines, Screen, View
 from service.cli.output import layout, names, print_details, print_json, print_table, seconds, since
+from service.cli.watching import Lines, Screen, View
 from service.cli.which import ENDED, find_job, short_jobs
 from service.elapsed import span
 

@@ -30,11 +30,11 @@ def serve(
     from service.db.engine import StartError
     from service.problems import field_problems
     from service.server import serve as run
-    from service.settings import Settings
+    from service.settings import ServiceSettings
 
     given = {"host": host, "port": port, "data_dir": data_dir}
     try:
-        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+        settings = ServiceSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         fail("; ".join(f"LIVER_SERVICE_{item.field.upper()}: {item.rule}" for item in field_problems(error)), code=2)
     try:

@@ -1,7 +1,7 @@
 """`liver jobs try`: build and step a job on this machine, and say what is missing before it goes to a cluster.
 
 Here are the checks that need no torch, and the table. Everything else is found by a child process of an interpreter
-that has torch (liver_core.trial.command), which says a finding a line.
+that has torch (liver_core.trial.trial_command), which says a finding a line.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agent.protocol.jobfile import JobFile
 
 EXAMPLE = "Example: liver jobs try job.yaml --layout TP2xPP2"
-CHILD = "liver_core.trial.command"
+CHILD = "liver_core.trial.trial_command"
 NEEDED = ("torch", "megatron.core", "liver_core.trial")
 NAME_CHARS, RESULT_CHARS = 15, 8
 _LOOK_FOR = """

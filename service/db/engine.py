@@ -14,7 +14,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
-from service.settings import Settings
+from service.settings import ServiceSettings
 
 DISK_FREE_BYTES_MIN = 256 * 1024 * 1024
 """A fresh embedded cluster takes about 50 MB, its write-ahead log grows by 16 MB at a time."""
@@ -47,7 +47,7 @@ class Database:
             self.embedded.cleanup()
 
 
-def open_database(settings: Settings) -> Database:
+def open_database(settings: ServiceSettings) -> Database:
     """Raises StartError naming the directory or the URL (without its password) and what is wrong with it."""
     if settings.database_url is None:
         server, url = _embedded(settings.resolved_data_dir())

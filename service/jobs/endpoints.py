@@ -21,7 +21,7 @@ from service.handoffs.schemas import HandoffOut
 from service.jobs import queries
 from service.jobs.job_yaml import read_fields
 from service.jobs.operations import request_stop, submit_job
-from service.jobs.schemas import CheckpointOut, GenerationOut, JobEvent, JobOut, JobSummary, LogOut, Pace, StepOut
+from service.jobs.schemas import CheckpointOut, GenerationOut, JobEvent, JobOut, JobPace, JobSummary, LogOut, StepOut
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow
 from service.problems import ProblemError, invalid, not_found
 
@@ -89,7 +89,7 @@ def show(session: SessionOf, job_id: str) -> JobOut:
         spec=queries.job_file_of(row),
         generations=[GenerationOut.of(item) for item in queries.generations(session, job_id)],
         checkpoints=[CheckpointOut.of(item) for item in checkpoints],
-        pace=Pace.of(row, queries.steps_per_s(session, row)),
+        pace=JobPace.of(row, queries.steps_per_s(session, row)),
         step_seconds=dict(queries.step_seconds(session, job_id)),
         standing_plans=row.standing_plans,
         layouts_by_count=row.layouts_by_count,
@@ -176,7 +176,7 @@ def _event(context: Context, job_id: str, last_step: int) -> JobEvent | None:
         active = session.get(GenerationRow, (job_id, row.active_generation)) if row.active_generation else None
         return JobEvent(
             job=JobSummary.of(row, active),
-            pace=Pace.of(row, queries.steps_per_s(session, row)),
+            pace=JobPace.of(row, queries.steps_per_s(session, row)),
             steps=[StepOut.of(step) for step in queries.steps_of(session, job_id, after=after, limit=WATCH_STEPS_MAX)],
             handoff=HandoffOut.of(handoff).model_dump(mode="json", by_alias=True) if handoff else None,
         )

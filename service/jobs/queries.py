@@ -23,9 +23,9 @@ from service.jobs.tables import (
     JobMemberRow,
     JobRow,
     JobState,
+    JobStepRow,
     MemberRole,
     SourceKind,
-    StepRow,
 )
 from service.jobs.tables import RankLogRow as LogRow
 from service.nodes.tables import NodeRow, NodeState
@@ -95,10 +95,10 @@ def newest_checkpoint(session: Session, job_id: str) -> Checkpoint | None:
     return Checkpoint(row.path, row.step) if row else None
 
 
-def steps_of(session: Session, job_id: str, *, after: int, limit: int) -> Sequence[StepRow]:
+def steps_of(session: Session, job_id: str, *, after: int, limit: int) -> Sequence[JobStepRow]:
     """Steps above `after` in the order they were made."""
-    statement = select(StepRow).where(StepRow.job_id == job_id, StepRow.step > after)
-    return session.scalars(statement.order_by(StepRow.finished_at, StepRow.step).limit(min(limit, 20_000))).all()
+    statement = select(JobStepRow).where(JobStepRow.job_id == job_id, JobStepRow.step > after)
+    return session.scalars(statement.order_by(JobStepRow.finished_at, JobStepRow.step).limit(min(limit, 20_000))).all()
 
 
 def logs_of(session: Session, job_id: str, *, rank: int | None, after: int, limit: int) -> Sequence[LogRow]:
@@ -123,9 +123,9 @@ def steps_per_s(session: Session, job: JobRow) -> float | None:
     if job.state != JobState.RUNNING:
         return None
     statement = (
-        select(StepRow.seconds)
-        .where(StepRow.job_id == job.job_id, StepRow.generation == job.active_generation)
-        .order_by(StepRow.step.desc())
+        select(JobStepRow.seconds)
+        .where(JobStepRow.job_id == job.job_id, JobStepRow.generation == job.active_generation)
+        .order_by(JobStepRow.step.desc())
         .limit(STEPS_FOR_PACE)
     )
     middle_s = median(found) if (found := session.scalars(statement).all()) else 0.0

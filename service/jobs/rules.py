@@ -7,7 +7,7 @@ from uuid import UUID
 
 from agent.protocol.values import HandoffState, Placement
 from service.jobs.tables import JobState, SourceKind
-from service.planner.inputs import Decision, Verdict, World
+from service.planner.inputs import PlannerDecision, PlannerVerdict, World
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class JobView:
     state: JobState
     state_changed_at: datetime
     now: datetime
-    decision: Decision
-    restart: Decision
+    decision: PlannerDecision
+    restart: PlannerDecision
     stop_requested: bool = False
     world: World | None = None
     source: SourceKind | None = None
@@ -230,7 +230,7 @@ def _answer_notices(view: JobView, limits: JobLimits) -> Action:
 
 
 def _grow_or_stay(view: JobView, limits: JobLimits) -> Action:
-    if view.decision.verdict is not Verdict.MOVE or view.decision.target is None:
+    if view.decision.verdict is not PlannerVerdict.MOVE or view.decision.target is None:
         return Action(Do.NOTHING, view.decision.reason)
     settled_at = max(view.state_changed_at, view.last_handoff_at or view.state_changed_at)
     waited_s = (view.now - settled_at).total_seconds()

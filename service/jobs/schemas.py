@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, Field
 
 from agent.protocol.jobfile import JobFile
-from service.jobs.tables import CheckpointRow, GenerationRow, JobRow, JobState, RankLogRow, SourceKind, StepRow
+from service.jobs.tables import CheckpointRow, GenerationRow, JobRow, JobState, JobStepRow, RankLogRow, SourceKind
 
 
 class GenerationOut(BaseModel):
@@ -81,14 +81,14 @@ class JobSummary(BaseModel):
         )
 
 
-class Pace(BaseModel):
+class JobPace(BaseModel):
     """How fast a job goes. Null while it stands, and before its first step."""
 
     steps_per_s: float | None = Field(default=None, description="By the median of the last steps.")
     remaining_s: float | None = Field(default=None, description="To the last step at this pace.")
 
     @classmethod
-    def of(cls, row: JobRow, steps_per_s: float | None) -> "Pace":
+    def of(cls, row: JobRow, steps_per_s: float | None) -> "JobPace":
         """From a job's row and its measured pace."""
         missing = max(0, int(row.spec["stop"]["steps"]) - row.last_step)
         return cls(steps_per_s=steps_per_s, remaining_s=missing / steps_per_s if steps_per_s else None)
@@ -116,7 +116,7 @@ class JobOut(JobSummary):
     spec: JobFile
     generations: list[GenerationOut]
     checkpoints: list[CheckpointOut]
-    pace: Pace
+    pace: JobPace
     step_seconds: dict[str, float] = Field(description="Median measured seconds per step, by layout.")
     standing_plans: list[dict[str, Any]] = Field(description="What the agents do at once if these nodes go.")
     layouts_by_count: list[dict[str, Any]]
@@ -136,7 +136,7 @@ class StepOut(BaseModel):
     finished_at: datetime
 
     @classmethod
-    def of(cls, row: StepRow) -> "StepOut":
+    def of(cls, row: JobStepRow) -> "StepOut":
         """From its row."""
         return cls.model_validate(row, from_attributes=True)
 
@@ -160,6 +160,6 @@ class JobEvent(BaseModel):
     """One event of a job's watch stream: the job as it is now, new steps, and its latest handoff."""
 
     job: JobSummary
-    pace: Pace
+    pace: JobPace
     steps: list[StepOut]
     handoff: dict[str, Any] | None

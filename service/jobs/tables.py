@@ -131,7 +131,7 @@ class JobMemberRow(Base):
     role: Mapped[str]
 
 
-class StepRow(Base):
+class JobStepRow(Base):
     """One finished step in one generation. Old rows are dropped; the job keeps the totals."""
 
     __tablename__ = "steps"

@@ -6,7 +6,7 @@ from agent.protocol.sync import LayoutForCount, StandingPlan
 from agent.protocol.values import Placement
 from liver_core.layout import Member, ParallelLayout
 from service.planner.feasibility import candidates
-from service.planner.inputs import Decision, LayoutUse, PlanInputs, PlanNode, Verdict
+from service.planner.inputs import LayoutUse, PlanInputs, PlannerDecision, PlannerVerdict, PlanNode
 from service.planner.score import Score, score
 
 GAIN_MIN = 0.03
@@ -15,30 +15,32 @@ GAIN_MIN = 0.03
 STANDING_PLANS_MAX = 10_000
 
 
-def decide(inputs: PlanInputs) -> Decision:
+def decide(inputs: PlanInputs) -> PlannerDecision:
     """What the job should run on, given the nodes it may use. `inputs.nodes` must not contain nodes that will go."""
     best = _best(inputs)
     if best is None:
-        return Decision(Verdict.SUSPEND, _why_nothing(inputs))
+        return PlannerDecision(PlannerVerdict.SUSPEND, _why_nothing(inputs))
     layout, nodes, expected = best
     target = Placement(layout=layout, members=place(layout, nodes, inputs))
     choice = f"{layout} on {len(target.node_ids())} of {len(inputs.nodes)} nodes, {_seconds(expected)} per step"
     world = inputs.world
     if world is None:
-        return Decision(Verdict.START, f"start {choice}", target)
+        return PlannerDecision(PlannerVerdict.START, f"start {choice}", target)
     usable = {node.node_id for node in inputs.nodes}
     lost = [node_id for node_id in world.node_ids() if node_id not in usable]
     if lost:
-        return Decision(Verdict.MOVE, f"without {', '.join(lost[:8])}: {choice}", target)
+        return PlannerDecision(PlannerVerdict.MOVE, f"without {', '.join(lost[:8])}: {choice}", target)
     if str(layout) == str(world.layout):
-        return Decision(Verdict.STAY, f"{world.layout} on its nodes is still the best choice", None)
+        return PlannerDecision(PlannerVerdict.STAY, f"{world.layout} on its nodes is still the best choice", None)
     now = score(inputs.job, world.layout, inputs.step_seconds)
     same_nodes = len(target.node_ids()) == len(world.node_ids())
     if same_nodes and (inputs.job.layouts.pinned or expected.seconds > now.seconds * (1 - GAIN_MIN)):
-        return Decision(Verdict.STAY, f"{layout} on as many nodes gains too little over {world.layout}", None)
+        return PlannerDecision(
+            PlannerVerdict.STAY, f"{layout} on as many nodes gains too little over {world.layout}", None
+        )
     if not inputs.job.layouts.pinned and expected.seconds > now.seconds * (1 - GAIN_MIN):
-        return Decision(Verdict.STAY, f"{choice} is no gain over {_seconds(now)} in {world.layout}", None)
-    return Decision(Verdict.MOVE, f"{choice} instead of {world.layout} at {_seconds(now)}", target)
+        return PlannerDecision(PlannerVerdict.STAY, f"{choice} is no gain over {_seconds(now)} in {world.layout}", None)
+    return PlannerDecision(PlannerVerdict.MOVE, f"{choice} instead of {world.layout} at {_seconds(now)}", target)
 
 
 def standing_plans(inputs: PlanInputs) -> tuple[StandingPlan, ...]:
@@ -54,7 +56,7 @@ def standing_plans(inputs: PlanInputs) -> tuple[StandingPlan, ...]:
             StandingPlan(
                 parent=world.generation,
                 leaving=(node_id,),
-                target=decision.target if decision.verdict is Verdict.MOVE else None,
+                target=decision.target if decision.verdict is PlannerVerdict.MOVE else None,
                 plan_digest=digest,
                 reason=decision.reason,
             )

@@ -63,7 +63,7 @@ class PlanInputs:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
-class Verdict(StrEnum):
+class PlannerVerdict(StrEnum):
     """What should happen to the job."""
 
     STAY = "stay"
@@ -73,10 +73,10 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class PlannerDecision:
     """The verdict, its reason, and the target (unless the verdict is stay or suspend)."""
 
-    verdict: Verdict
+    verdict: PlannerVerdict
     reason: str
     target: Placement | None = None
 

@@ -18,7 +18,7 @@ from service.jobs.queries import Situation, situation
 from service.jobs.rules import Action, Do, JobLimits, next_action
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
 from service.planner.decision import layouts_by_count, standing_plans
-from service.settings import Settings
+from service.settings import ServiceSettings
 
 BATCH = 32
 LOOK_AGAIN_S = 2.0
@@ -139,7 +139,7 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
     touch(session, job, now=now)
 
 
-def limits_of(settings: Settings) -> JobLimits:
+def limits_of(settings: ServiceSettings) -> JobLimits:
     """The waits of the job rule, from the settings of the same names."""
     return JobLimits(**{name: getattr(settings, name) for name in JobLimits.__dataclass_fields__})
 

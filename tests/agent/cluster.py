@@ -17,7 +17,7 @@ from agent.app import Agent
 from agent.protocol.jobfile import JobFile
 from agent.protocol.sync import HandoffMirror, Provider, RankStatus
 from agent.protocol.values import HandoffState
-from agent.settings import DEFAULT_PRELOAD, DEFAULT_RANK_ENTRY, DEFAULT_STORE_ENTRY, Settings
+from agent.settings import DEFAULT_PRELOAD, DEFAULT_RANK_ENTRY, DEFAULT_STORE_ENTRY, AgentSettings
 from agent.supervisor.process import ProcessIdentity, read_start_time
 from deploy.local.metadata_server import ImdsServer
 from tests.agent.stub_service import JOB_ID, TOKEN, StubService
@@ -131,9 +131,9 @@ class _Pause:
         self._event.wait(0.03)
 
 
-def settings_of(run_dir: Path) -> Settings:
+def settings_of(run_dir: Path) -> AgentSettings:
     """Enough to find what an agent left in its run directory."""
-    return Settings(
+    return AgentSettings(
         service_url="http://127.0.0.1",
         token="",
         node_id=run_dir.name,

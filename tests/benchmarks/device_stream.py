@@ -34,7 +34,7 @@ from liver_core.streaming.follow import Follower
 from liver_core.streaming.reader import Following, StreamEnd, TargetStream
 from liver_core.streaming.ring import COUNTER, SourceRing
 from liver_core.streaming.tiles import cut_tiles
-from liver_core.streaming.window_step import Place, Replayer
+from liver_core.streaming.window_step import GroupSpan, Replayer
 from liver_core.transport.nixl import NixlTransport
 from liver_core.transport.protocol import Read
 from tests.benchmarks.handoff_model import parse_bytes
@@ -219,7 +219,7 @@ def _target(rank: Rank, device: str, elements: int) -> dict[str, Any]:
     endpoint = _endpoint(rank, device)
     endpoint.register(targets={**regions, **following.targets()})
     rule = Whole("adamw foreach", torch.zeros(len(sizes), device=device), [1] * len(sizes)).rule
-    places = [Place(start, stop, at % 2) for at, (start, stop) in enumerate(bounds)]
+    places = [GroupSpan(start, stop, at % 2) for at, (start, stop) in enumerate(bounds)]
     replayer = Replayer(rule, regions, places, window_elements=TILE_ELEMENTS[device])
     converged, results = threading.Event(), []
     stream = TargetStream(

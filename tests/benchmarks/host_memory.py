@@ -23,7 +23,7 @@ from agent.driver.measures import merge_measures
 from agent.protocol.sync import HandoffMeasures
 from liver_core.handoff.messages import Rung
 from liver_core.streaming.header import StepHeader
-from liver_core.streaming.window_step import Place, Replayer
+from liver_core.streaming.window_step import GroupSpan, Replayer
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks_model import build_corpus, small_gpt
 from tests.liver_core.rank.support.tight import manifest_of, tight
@@ -81,7 +81,9 @@ def replayed(repeats: int) -> None:
         spent: dict[str, list[float]] = {}
         for how, staged in (("in place", ()), ("through the stage", ("master", "exp_avg", "exp_avg_sq", "grad"))):
             source = Whole(name, torch.randn(numel), [numel])
-            replayer = Replayer(source.rule, source.regions, [Place(0, numel, 0)], window_elements=TILE, staged=staged)
+            replayer = Replayer(
+                source.rule, source.regions, [GroupSpan(0, numel, 0)], window_elements=TILE, staged=staged
+            )
             spent[how] = list(_steps(source, replayer, numel, repeats))
         parts = ", ".join(f"{how} {_told(seconds)}" for how, seconds in spent.items())
         print(f"replay of {numel / 1e6:.0f} million elements, {name}, milliseconds: {parts}")

@@ -37,7 +37,7 @@ from service.app import create_app
 from service.context import Context
 from service.reconcilers import jobs
 from service.server import bind
-from service.settings import Settings
+from service.settings import ServiceSettings
 from tests.service.fake_agent import JOB, FakeAgent, mirror, roster, step_row
 
 NODES = "abcd"
@@ -157,7 +157,7 @@ def service() -> Iterator[tuple[httpx.Client, Callable[[str], Any], dict[str, st
 
 def serve(folder: Path, listener: socket.socket, pipe: Connection) -> None:
     """The service's process: uvicorn in its first thread, as `liver serve` has it."""
-    app = create_app(Settings(data_dir=folder, reconcilers=False))
+    app = create_app(ServiceSettings(data_dir=folder, reconcilers=False))
     context: Context = app.state.context
     with context.database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ALTER SYSTEM SET fsync = off"))

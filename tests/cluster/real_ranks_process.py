@@ -117,7 +117,7 @@ def _run_rank(
     pipe: Any, listener: PipeListener, member: Member, request: Any, setup: RankSetup, faults: tuple[Fault, ...]
 ) -> dict[str, Any]:
     from liver_core.rank.droppable_step import DropRule
-    from liver_core.rank.loop import CheckpointRule, RankLoop
+    from liver_core.rank.loop import CheckpointPlan, RankLoop
     from liver_core.rank.prepare.preparation import PrepareSettings
     from liver_core.rank.stream.target_stream import StreamSettings
 
@@ -132,7 +132,7 @@ def _run_rank(
         collective_s=setup.bring_up_s,
         stream=StreamSettings(**setup.stream),
     )
-    rule = None if setup.checkpoints is None else CheckpointRule(*setup.checkpoints)
+    rule = None if setup.checkpoints is None else CheckpointPlan(*setup.checkpoints)
     loop = RankLoop(
         job,
         member,

@@ -19,7 +19,7 @@ from service.app import create_app
 from service.context import Context
 from service.db.engine import Database, connect, open_database
 from service.db.upgrade import upgrade
-from service.settings import Settings
+from service.settings import ServiceSettings
 from tests.service.fake_agent import FakeAgent
 
 _NAMES = itertools.count(1)
@@ -43,7 +43,7 @@ def server_url() -> Iterator[URL]:
     # Not pytest's own folder: the server does not run as root, and needs a path that others may enter.
     folder = Path(tempfile.mkdtemp(prefix="liver-test-"))
     folder.chmod(0o755)
-    database = open_database(Settings(data_dir=folder))
+    database = open_database(ServiceSettings(data_dir=folder))
     url = database.engine.url
     with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ALTER SYSTEM SET fsync = off"))
@@ -82,12 +82,12 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(data_dir=tmp_path, reconcilers=False)
+def settings(tmp_path: Path) -> ServiceSettings:
+    return ServiceSettings(data_dir=tmp_path, reconcilers=False)
 
 
 @pytest.fixture
-def client(settings: Settings, clock: FakeClock, database: Database) -> Iterator[TestClient]:
+def client(settings: ServiceSettings, clock: FakeClock, database: Database) -> Iterator[TestClient]:
     """A client with the script token. Reconcilers do not run by themselves: tests tick them."""
     app = create_app(settings, clock=clock, database=database)
     with TestClient(app, headers=bearer(settings, "script")) as client:
@@ -100,13 +100,13 @@ def context(client: TestClient) -> Context:
 
 
 @pytest.fixture
-def make_agent(client: TestClient, settings: Settings, clock: FakeClock) -> Callable[..., FakeAgent]:
+def make_agent(client: TestClient, settings: ServiceSettings, clock: FakeClock) -> Callable[..., FakeAgent]:
     def make(node_id: str, **options) -> FakeAgent:
         return FakeAgent(node_id, client, bearer(settings, "agent"), clock, **options)
 
     return make
 
 
-def bearer(settings: Settings, role: str) -> dict[str, str]:
+def bearer(settings: ServiceSettings, role: str) -> dict[str, str]:
     token = (settings.data_dir / "tokens" / f"{role}.token").read_text().strip()
     return {"Authorization": f"Bearer {token}"}

@@ -16,7 +16,7 @@ from service.context import utc_now
 from service.db import engine
 from service.db.engine import StartError, open_database
 from service.server import bind
-from service.settings import Settings
+from service.settings import ServiceSettings
 from tests.service.conftest import bearer
 from tests.service.fake_agent import JOB, FakeAgent, step_row
 
@@ -36,20 +36,20 @@ def test_nothing_is_started_when_the_port_is_in_use(tmp_path, monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(StartError, match="in use"):
-            serve.serve(Settings(data_dir=tmp_path, port=taken.getsockname()[1]))
+            serve.serve(ServiceSettings(data_dir=tmp_path, port=taken.getsockname()[1]))
 
 
 def test_a_data_directory_that_cannot_be_written_is_named(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     with pytest.raises(StartError, match=f"data directory {blocked / 'data'} cannot be written"):
-        open_database(Settings(data_dir=blocked / "data"))
+        open_database(ServiceSettings(data_dir=blocked / "data"))
 
 
 def test_a_full_disk_is_refused_with_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "DISK_FREE_BYTES_MIN", 2**62)
     with pytest.raises(StartError, match=r"has \d+ MiB free, at least \d+ MiB are needed"):
-        open_database(Settings(data_dir=tmp_path))
+        open_database(ServiceSettings(data_dir=tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_full_disk_is_refused_with_numbers(tmp_path, monkeypatch):
 )
 def test_a_database_that_cannot_be_used_is_named_without_its_password(tmp_path, url, message):
     with pytest.raises(StartError, match=message) as caught:
-        open_database(Settings(data_dir=tmp_path, database_url=url))
+        open_database(ServiceSettings(data_dir=tmp_path, database_url=url))
     assert "secret" not in str(caught.value)
 
 
@@ -88,7 +88,7 @@ def served(settings, database):
 
 
 def test_a_job_starts_by_itself_and_agents_are_woken_at_once(tmp_path, database):
-    settings = Settings(data_dir=tmp_path)
+    settings = ServiceSettings(data_dir=tmp_path)
     with served(settings, database) as url:
         with httpx.Client(base_url=url, headers=bearer(settings, "script"), timeout=10) as client:
             clock = utc_now

@@ -242,7 +242,7 @@ def event_file(folder: str, rank: int) -> Iterator[EventFile]:
 
 
 def _run_rank(job: JobSpec, world: WorldSpec, rank: int, port: int) -> int:
-    from liver_core.rank.loop import CheckpointRule, RankLoop
+    from liver_core.rank.loop import CheckpointPlan, RankLoop
     from liver_core.rank.prepare.preparation import PrepareSettings
     from liver_core.training.entrypoint import load_job
     from liver_core.worlds.megatron import prepare_process
@@ -261,7 +261,7 @@ def _run_rank(job: JobSpec, world: WorldSpec, rank: int, port: int) -> int:
             proposer_id="solo",
             checkpoint=world.checkpoint or "",
         )
-        rule = None if world.save_to is None else CheckpointRule(world.save_to, world.last_step, 2)
+        rule = None if world.save_to is None else CheckpointPlan(world.save_to, world.last_step, 2)
         settings = PrepareSettings(host=_HOST, transport=_no_transport)
         loop = RankLoop(
             load_job(**asdict(job)), roster.members[rank], settings, events, last_step=world.last_step, checkpoints=rule

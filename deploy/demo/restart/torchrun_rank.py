@@ -105,7 +105,7 @@ class Script:
         from liver_core.state.checkpoint import load_checkpoint
         from liver_core.state.megatron_optimizer import fill_initial
         from liver_core.state.optimizer_step import refresh_weights
-        from liver_core.state.small_state import Progress, install, reseed
+        from liver_core.state.small_state import TrainingProgress, install, reseed
         from liver_core.training.cursor import DataCursor
 
         job, world, state, live = self.job, self.world, self.state, self.live
@@ -116,7 +116,7 @@ class Script:
         fill_initial(live, job.initial_parameter, job.seed)
         refresh_weights(state)
         reseed(job, world, 0)
-        self.progress = Progress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
+        self.progress = TrainingProgress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
 
     def train(self) -> None:
         """Train up to the last step."""
@@ -127,7 +127,7 @@ class Script:
         from liver_core.rank.step_boundary import start_total
         from liver_core.state.megatron_optimizer import settle_moments
         from liver_core.state.optimizer_step import apply_step, measure_gradients
-        from liver_core.state.small_state import Progress
+        from liver_core.state.small_state import TrainingProgress
         from liver_core.training.cursor import chained, digest_part
 
         world, state, progress = self.world, self.state, self.progress
@@ -140,7 +140,7 @@ class Script:
         apply_step(state, measure_gradients(state))
         settle_moments(self.live)
         digest = chained(progress.digest, totals.sample_digest)
-        self.progress = Progress(progress.step + 1, progress.cursor.advanced(), digest)
+        self.progress = TrainingProgress(progress.step + 1, progress.cursor.advanced(), digest)
         self.events.step(1, self.progress, totals, time.monotonic() - started)
 
     def save(self) -> None:

@@ -12,7 +12,7 @@ from liver_core.rank.next_world import NextWorld
 from liver_core.state.host_memory import move_in
 from liver_core.state.live_state import LiveState, free
 from liver_core.streaming.memory_budget import DEPTH_LEAST, ring_bytes
-from liver_core.streaming.memory_placement import Placement, Room, areas, least_streaming, place, world_bytes
+from liver_core.streaming.memory_placement import MemoryPlacement, Room, areas, least_streaming, place, world_bytes
 
 
 def plan_memory(
@@ -23,7 +23,7 @@ def plan_memory(
     *,
     extra_bytes_max: int | None,
     host_bytes_max: int,
-) -> tuple[Placement, int | None]:
+) -> tuple[MemoryPlacement, int | None]:
     """Where the parts of this rank's next world wait, and the budget of its device. `present`: the rank's state in the
     world in which it trains, None for a newcomer. Raises PlacementRefused with numbers.
 

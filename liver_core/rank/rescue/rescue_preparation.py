@@ -26,7 +26,7 @@ from liver_core.reshard import (
     plan_rescue,
 )
 from liver_core.state.live_state import LiveState, state_kinds
-from liver_core.streaming.memory_placement import Placement, areas
+from liver_core.streaming.memory_placement import MemoryPlacement, areas
 from liver_core.worlds.groups import plainly
 
 FAILED = "rescue/failed"
@@ -101,7 +101,7 @@ class RescuePreparation(Preparation):
         assert made.manifest is not None and rank is not None
         made.extra_bytes_max = settings.extra_bytes_max
         self._tell_budgets(made)
-        made.placement = Placement(areas(made.manifest, layout, layout.coordinates(rank).pp), ())
+        made.placement = MemoryPlacement(areas(made.manifest, layout, layout.coordinates(rank).pp), ())
         built = made.placement.device_bytes
         if settings.host_bytes_max and kept_bytes > settings.host_bytes_max:
             raise MemoryError(

@@ -226,14 +226,12 @@ class SourceStream:
                 self._changed.wait(POLL_S)
         else:
             return None
-        started = time.monotonic()
         try:
             self._probe("hash source")
             kinds = state_kinds(self._live.manifest)
             return [int(part) for kind in kinds for part in self._plan.sums(self._live.regions[kind], kind)]
         finally:
             with self._changed:
-                self.hash_s += time.monotonic() - started
                 self._hashing = False
                 self._changed.notify_all()
 

@@ -26,7 +26,7 @@ from liver_core.state.replay_check import check_replay, replayer
 from liver_core.streaming.follow import Follower
 from liver_core.streaming.header import HeaderError, StepHeader
 from liver_core.streaming.memory_budget import BudgetRefused, derive, replay_bytes
-from liver_core.streaming.memory_placement import Placement
+from liver_core.streaming.memory_placement import MemoryPlacement
 from liver_core.streaming.reader import Following, StreamEnd, StreamResult, TargetStream
 from liver_core.streaming.tiles import LOCAL, Span, cut_tiles
 from liver_core.streaming.window_step import Replayer
@@ -68,7 +68,7 @@ class TargetInputs:
     live: LiveState
     plan: RankPlan
     certificate: CertificatePlan
-    placement: Placement
+    placement: MemoryPlacement
     account: MemoryAccount
     extra_bytes_max: int | None
     active: ActiveWorld | None

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.journal import Journal, JournalError, Table
-from agent.journal.journal import FILE_NAME, FORMAT, FORMAT_KEY, _line
+from agent.journal import FILE_NAME, FORMAT, FORMAT_KEY, Journal, JournalError, Table, _line
 
 
 def reopened(directory: Path) -> Journal:

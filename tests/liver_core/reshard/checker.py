@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from liver_core.layout import Manifest, ResidentBox, Roster, region_numel, resident_boxes
 from liver_core.reshard.bounds import missing_elements
-from liver_core.reshard.errors import PlanError
 from liver_core.reshard.plan import RankPlan, Transfer
+from liver_core.reshard.plan_error import PlanError
 
 
 def lower_bound_elements(manifest: Manifest, source: Roster, target: Roster) -> int:

@@ -20,7 +20,7 @@ from liver_core.streaming.follow import Follower, FollowLimits
 from liver_core.streaming.reader import Following, StreamResult, TargetStream
 from liver_core.streaming.ring import SourceRing
 from liver_core.streaming.tiles import LOCAL, cut_tiles
-from liver_core.streaming.window_step import Place, Replayer
+from liver_core.streaming.window_step import GroupSpan, Replayer
 from liver_core.transport.protocol import Transport
 from tests.liver_core.streaming.optimizers import Whole
 from tests.liver_core.transport.in_memory import InMemoryTransport, MemoryNetwork
@@ -132,7 +132,7 @@ class Scene:
         following = Following(tiles, {LOCAL: depth, 0: depth, 1: depth}, regions, kinds, local=local)
         endpoint.register(targets={**regions, **following.targets()})
         endpoint.connect(1 - rank, addresses[1 - rank], time.monotonic() + LIMIT_S)
-        places = [Place(start, stop, at % 2) for at, (start, stop) in enumerate(spans)]
+        places = [GroupSpan(start, stop, at % 2) for at, (start, stop) in enumerate(spans)]
         replayer = Replayer(source.rule, regions, places, window_elements=self.sizes.tile_elements)
         follower = Follower(tiles, depth=depth, limits=PATIENT)
 

@@ -30,7 +30,7 @@ from liver_core.streaming.follow import (
 )
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.tiles import Tile
-from liver_core.streaming.tiles import TileRead as Part
+from liver_core.streaming.tiles import TilePart as Part
 from tests.simulation.streaming import BUGS, run_seeds
 
 SEEDS = 1500

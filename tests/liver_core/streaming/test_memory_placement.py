@@ -13,7 +13,7 @@ from liver_core.layout import BucketRule, Manifest, ParallelLayout, StateKind
 from liver_core.streaming.memory_budget import replay_bytes
 from liver_core.streaming.memory_placement import (
     Area,
-    Placement,
+    MemoryPlacement,
     PlacementRefused,
     Room,
     Streaming,
@@ -33,7 +33,7 @@ AREAS = (
 WHOLE = 900
 
 
-def names(placement: Placement) -> tuple[str, ...]:
+def names(placement: MemoryPlacement) -> tuple[str, ...]:
     return tuple(area.name for area in placement.on_host)
 
 
@@ -93,7 +93,7 @@ def test_room_for_streaming_is_kept_where_there_is_any():
         assert names(place(pair, replace(room, device_bytes_max=budget), 3)) == on_host, budget
 
 
-def needed(placement: Placement, room: Room) -> int:
+def needed(placement: MemoryPlacement, room: Room) -> int:
     passing = max(area.device_bytes for area in (*placement.on_device, *placement.on_host))
     after = placement.world_bytes - room.held_bytes if placement.on_host else 0
     return max(passing, placement.device_bytes, after)
@@ -109,7 +109,7 @@ def test_a_placement_is_found_whenever_there_is_one_and_fits_both_budgets(sizes,
     wanted = tuple(Area(str(index), size, apart, (str(index),)) for index, (size, apart) in enumerate(sizes))
     room = Room(device, host, held_bytes=held)
     every = [
-        Placement(
+        MemoryPlacement(
             tuple(area for area, on in zip(wanted, where, strict=True) if on),
             tuple(area for area, on in zip(wanted, where, strict=True) if not on),
         )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from liver_core.streaming.header import StepHeader
-from liver_core.streaming.window_step import Place, Replayer, ReplayError
+from liver_core.streaming.window_step import GroupSpan, Replayer, ReplayError
 from tests.liver_core.streaming.optimizers import OPTIMIZERS, Whole, same_bits
 
 SIZES = [700, 1, 333, 64, 2000]
@@ -25,7 +25,7 @@ def test_a_growing_resident_set_is_replayed_bit_for_bit(name: str, from_version:
     for version in range(1, from_version + 1):
         step(source, version, generator)
     regions = {kind: torch.full_like(region, torch.nan) for kind, region in source.regions.items()}
-    places = [Place(start, stop, at % 2) for at, (start, stop) in enumerate(source.spans)]
+    places = [GroupSpan(start, stop, at % 2) for at, (start, stop) in enumerate(source.spans)]
     replayer = Replayer(source.rule, regions, places, window_elements=draw.choice([37, 500, 10_000]))
     todo, resident = cuts(draw, sum(SIZES)), []
     for version in range(from_version + 1, from_version + STEPS + 1):
@@ -52,7 +52,7 @@ def test_steps_through_a_stage_are_the_steps_in_place_bit_for_bit(name: str, sta
     source = Whole(name, torch.randn(sum(SIZES), generator=generator), SIZES)
     kinds = {"moments": source.rule.moments, "all": tuple(source.regions)}.get(str(staged), staged)
     regions = {kind: region.clone() for kind, region in source.regions.items()}
-    places = [Place(start, stop, at % 2) for at, (start, stop) in enumerate(source.spans)]
+    places = [GroupSpan(start, stop, at % 2) for at, (start, stop) in enumerate(source.spans)]
     replayer = Replayer(source.rule, regions, places, window_elements=500, staged=kinds)
     for version in range(1, STEPS + 1):
         header, gradients = step(source, version, generator)
@@ -92,7 +92,7 @@ def copy(source: Whole, regions: dict[str, torch.Tensor], span: tuple[int, int])
 
 def test_a_group_that_the_source_does_not_know_is_refused_by_name():
     source = Whole("adam", torch.ones(4), [2, 2])
-    replayer = Replayer(source.rule, source.regions, [Place(0, 2, 0), Place(2, 4, 1)], window_elements=4)
+    replayer = Replayer(source.rule, source.regions, [GroupSpan(0, 2, 0), GroupSpan(2, 4, 1)], window_elements=4)
     header = source.header(1, 1.0)
     with pytest.raises(ReplayError, match="not decayed"):
         replayer.replay([(0, 4)], StepHeader(1, 1.0, 1.0, header.groups[:1], {}, False))
@@ -100,7 +100,7 @@ def test_a_group_that_the_source_does_not_know_is_refused_by_name():
 
 def test_temporaries_are_bounded_by_the_window_also_in_the_first_step():
     source = Whole("adamw foreach", torch.ones(400), [400])
-    replayer = Replayer(source.rule, source.regions, [Place(0, 400, 0)], window_elements=100)
+    replayer = Replayer(source.rule, source.regions, [GroupSpan(0, 400, 0)], window_elements=100)
     replayer.replay([(0, 400)], source.header(1, 1.0))
     parts = replayer._parts
     assert [sum(window.parameter.numel() for window in part.windows) for part in parts] == [100] * 4

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import torch
 
-from liver_core.transport.protocol import PeerReport, Phase, Read, ReadReport, TransportError, TransportTimeout
+from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, RegionSpec, check_reads, copy_runs
 
 
@@ -40,7 +40,7 @@ class MemoryNetwork:
     def attach(self, endpoint: InMemoryTransport) -> None:
         with self._lock:
             if endpoint.name in self._endpoints:
-                raise TransportError(Phase.REGISTER, f"an endpoint named {endpoint.name!r} exists already")
+                raise TransportError(Call.REGISTER, f"an endpoint named {endpoint.name!r} exists already")
             self._endpoints[endpoint.name] = endpoint
 
     def detach(self, name: str) -> None:
@@ -94,17 +94,17 @@ class InMemoryTransport:
         sources: Mapping[str, torch.Tensor] | None = None,
         targets: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        self._check_open(Phase.REGISTER)
+        self._check_open(Call.REGISTER)
         self._regions.check_new(sources or {}, targets or {})
         self._regions.add(sources or {}, targets or {})
 
     def address(self) -> bytes:
-        self._check_open(Phase.REGISTER)
+        self._check_open(Call.REGISTER)
         self._regions.published = True
         return Address("memory", self.name, self._regions.source_specs()).encode()
 
     def start_progress(self) -> None:
-        self._check_open(Phase.SERVE)
+        self._check_open(Call.SERVE)
 
     def calm(self) -> None:
         return
@@ -113,23 +113,23 @@ class InMemoryTransport:
         return
 
     def connect(self, peer: int, address: bytes, deadline: float) -> None:
-        self._check_open(Phase.CONNECT)
+        self._check_open(Call.CONNECT)
         decoded = Address.decode(address, "memory", peer)
         known = self._peers.get(peer)
         if known is not None and known != decoded:
-            raise TransportError(Phase.CONNECT, f"the number is taken by {known.name!r}", peer=peer)
-        self._answer(Phase.CONNECT, peer, decoded.name, deadline)
+            raise TransportError(Call.CONNECT, f"the number is taken by {known.name!r}", peer=peer)
+        self._answer(Call.CONNECT, peer, decoded.name, deadline)
         self._peers[peer] = decoded
 
     def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
-        self._check_open(Phase.READ)
+        self._check_open(Call.READ)
         specs: dict[int, Mapping[str, RegionSpec]] = {peer: known.regions for peer, known in self._peers.items()}
         check_reads(reads, specs, self._regions.targets)
         start = time.monotonic()
         moved: dict[int, PeerReport] = {}
         for read in reads:
             if read.runs:
-                source = self._answer(Phase.READ, read.peer, self._peers[read.peer].name, deadline, read.kind)
+                source = self._answer(Call.READ, read.peer, self._peers[read.peer].name, deadline, read.kind)
                 count = copy_runs(read, source.source(read.kind), self._regions.targets[read.kind])
                 before = moved[read.peer].bytes if read.peer in moved else 0
                 moved[read.peer] = PeerReport(read.peer, before + count, time.monotonic() - start)
@@ -146,9 +146,7 @@ class InMemoryTransport:
             self._network.detach(self.name)
             self._regions = Regions()
 
-    def _answer(
-        self, phase: Phase, peer: int, name: str, deadline: float, kind: str | None = None
-    ) -> InMemoryTransport:
+    def _answer(self, phase: Call, peer: int, name: str, deadline: float, kind: str | None = None) -> InMemoryTransport:
         try:
             endpoint = self._network.answer(name, deadline)
         except TimeoutError as error:
@@ -157,6 +155,6 @@ class InMemoryTransport:
             raise TransportError(phase, f"{name!r} is gone", peer=peer, kind=kind)
         return endpoint
 
-    def _check_open(self, phase: Phase) -> None:
+    def _check_open(self, phase: Call) -> None:
         if not self._open:
             raise TransportError(phase, f"{self.name!r} is closed")

@@ -24,7 +24,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from liver_core.reshard import CopyRuns
 from liver_core.transport.mixed import MixedTransport
-from liver_core.transport.protocol import Phase, Transport, TransportError
+from liver_core.transport.protocol import Call, Transport, TransportError
 from tests.liver_core.transport.in_memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
 
 _PROCESSES = (pytest.mark.real,)
@@ -149,7 +149,7 @@ def _neighbours_only(name: str) -> Transport:
     class Neighbours(NixlTransport):
         def connect(self, peer: int, address: bytes, deadline: float) -> None:
             if peer % 2:
-                raise TransportError(Phase.CONNECT, "on another machine", peer=peer)
+                raise TransportError(Call.CONNECT, "on another machine", peer=peer)
             super().connect(peer, address, deadline)
 
     return Neighbours(name, interface="lo")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from liver_core.transport.protocol import Phase, Read, ReadReport, Transport, TransportError, TransportTimeout
+from liver_core.transport.protocol import Call, Read, ReadReport, Transport, TransportError, TransportTimeout
 from tests.liver_core.transport.ranks import KINDS, Rank, Run, run_ranks
 
 pytestmark = pytest.mark.timeout(120)
@@ -253,7 +253,7 @@ def refuse_bad_reads(rank: Rank) -> bool:
     }
     for why, read in bad.items():
         error = error_of(endpoint, [good, read], soon())
-        assert (error.phase, error.peer) == (Phase.READ, read.peer), why
+        assert (error.phase, error.peer) == (Call.READ, read.peer), why
         assert not isinstance(error, TransportTimeout), why
         assert why == "unknown peer" or error.kind == read.kind, why
     assert not target.any(), "a good read beside a bad one was posted"
@@ -278,7 +278,7 @@ def refuse_bad_setup(rank: Rank) -> bool:
     for nonsense in (b"", b"{}", b"[1]", b"\xff", b'{"transport": "pigeon", "name": "p", "regions": {}, "extra": {}}'):
         with pytest.raises(TransportError) as caught:
             endpoint.connect(1 - rank.rank, nonsense, soon(2))
-        assert (caught.value.phase, caught.value.peer) == (Phase.CONNECT, 1 - rank.rank)
+        assert (caught.value.phase, caught.value.peer) == (Call.CONNECT, 1 - rank.rank)
     endpoint.start_progress()
     rank.exchange()
     other = addresses[1 - rank.rank]
@@ -304,7 +304,7 @@ def read_from_the_dead(rank: Rank) -> bool:
     reads = [Read(alive, "master", (Run(0, NUMEL, NUMEL),)), Read(1, "master", (Run(0, 0, NUMEL),))]
     error = error_of(endpoint, reads, soon(10))
     assert time.monotonic() - start < 5
-    assert (error.phase, error.peer) == (Phase.READ, 1)
+    assert (error.phase, error.peer) == (Call.READ, 1)
     assert not isinstance(error, TransportTimeout)
     rank.exchange()
     endpoint.read(reads[:1], soon(10))
@@ -323,7 +323,7 @@ def read_from_the_stalled(rank: Rank) -> bool:
     try:
         endpoint.read([Read(1, "master", (Run(0, 0, NUMEL),))], start + 0.5)
     except TransportTimeout as error:
-        assert (error.phase, error.peer) == (Phase.READ, 1)
+        assert (error.phase, error.peer) == (Call.READ, 1)
     else:  # One-sided over shared memory: a stopped process is still readable.
         assert endpoint.one_sided
         assert same_bits(target, numbers(1))
@@ -346,7 +346,7 @@ def connect_to_the_gone(rank: Rank) -> bool:
     assert addresses[1] is not None
     with pytest.raises(TransportError) as caught:
         endpoint.connect(1, addresses[1], start + 0.7)
-    assert (caught.value.phase, caught.value.peer) == (Phase.CONNECT, 1)
+    assert (caught.value.phase, caught.value.peer) == (Call.CONNECT, 1)
     assert time.monotonic() - start < 0.7 + GRACE_S
     endpoint.close()
     return True
@@ -357,7 +357,7 @@ def read_too_late(rank: Rank) -> bool:
     endpoint = connected(rank, {"master": numbers(rank.rank)}, {"master": target})
     with pytest.raises(TransportTimeout) as caught:
         endpoint.read([Read(1 - rank.rank, "master", (Run(0, 0, NUMEL),))], time.monotonic() - 1)
-    assert (caught.value.phase, caught.value.peer) == (Phase.READ, 1 - rank.rank)
+    assert (caught.value.phase, caught.value.peer) == (Call.READ, 1 - rank.rank)
     leave(rank, endpoint)
     return not target.any()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from liver_core.transport.mixed import MixedTransport
-from liver_core.transport.protocol import Phase, Read, TransportError, TransportTimeout
+from liver_core.transport.protocol import Call, Read, TransportError, TransportTimeout
 from tests.liver_core.transport.in_memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
 from tests.liver_core.transport.ranks import Run
 from tests.liver_core.transport.test_contract import soon
@@ -23,7 +23,7 @@ class Picky(InMemoryTransport):
 
     def connect(self, peer: int, address: bytes, deadline: float) -> None:
         if not any(name.encode() in address for name in self.reach):
-            raise TransportError(Phase.CONNECT, "too far", peer=peer)
+            raise TransportError(Call.CONNECT, "too far", peer=peer)
         super().connect(peer, address, deadline)
 
 

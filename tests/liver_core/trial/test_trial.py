@@ -37,7 +37,7 @@ def _trial(plan: dict[str, Any]) -> list[dict[str, Any]]:
     import multiprocessing
 
     from liver_core.trial.findings import Findings
-    from liver_core.trial.one_process import JobTrial, TrialPlan
+    from liver_core.trial.single_process import JobTrial, TrialPlan
 
     # Megatron writes a checkpoint from a child of the rank, which multiprocessing forbids to a daemonic process.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
@@ -137,8 +137,8 @@ def in_two_ranks(job: str, corpus: str, *, draws: bool = False) -> dict[str, Any
 def _in_layout(plan: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from liver_core.trial.one_process import TrialPlan
     from liver_core.trial.other_layout import try_layout
+    from liver_core.trial.single_process import TrialPlan
 
     return asdict(try_layout(TrialPlan(**plan), expected, timeout_s=60.0))
 

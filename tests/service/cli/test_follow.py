@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from service.cli.follow import Lines, Screen
+from service.cli.watching import Lines, Screen
 
 OPENED = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from liver_core.layout import ParallelLayout
 from service.jobs.operations import activate, add_generation, lock_job, new_birth
-from service.jobs.tables import JobRow, SourceKind, StepRow
+from service.jobs.tables import JobRow, JobStepRow, SourceKind
 from tests.service.conftest import bearer
 from tests.service.fake_agent import JOB, roster
 
@@ -181,7 +181,7 @@ def test_the_pace_is_that_of_the_last_steps_of_the_running_generation(client, co
             birth = new_birth(SourceKind.INIT, "for a test")
             add_generation(session, job, members, birth, parent=generation - 1 or None, now=clock())
             session.add_all(
-                StepRow(job_id=job_id, generation=generation, step=step, seconds=took, finished_at=clock())
+                JobStepRow(job_id=job_id, generation=generation, step=step, seconds=took, finished_at=clock())
                 for step in range(40)
             )
             activate(session, job, expected=generation - 1 or None, generation=generation)
@@ -203,7 +203,8 @@ def test_a_watch_of_a_long_job_begins_with_its_newest_steps(client, context, clo
             now=clock(),
         )
         session.add_all(
-            StepRow(job_id=job_id, generation=1, step=step, seconds=1.0, finished_at=clock()) for step in range(1, 801)
+            JobStepRow(job_id=job_id, generation=1, step=step, seconds=1.0, finished_at=clock())
+            for step in range(1, 801)
         )
         job.last_step, job.state = 800, "finished"
     with client.stream("GET", f"/api/v1/jobs/{job_id}/watch") as stream:

@@ -21,15 +21,15 @@ from service.jobs.rules import (
     next_action,
 )
 from service.jobs.tables import ENDED, JobState, SourceKind
-from service.planner.inputs import Decision, Verdict, World
+from service.planner.inputs import PlannerDecision, PlannerVerdict, World
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 MEMBERS = tuple(Member(node_id=name, slot=0) for name in "abc")
 TARGET = Placement(layout=ParallelLayout(pp=2), members=MEMBERS[:2])
-STAY = Decision(Verdict.STAY, "nothing better")
-MOVE = Decision(Verdict.MOVE, "a better layout", TARGET)
-START = Decision(Verdict.START, "start there", TARGET)
-NOTHING_FITS = Decision(Verdict.SUSPEND, "1 nodes are ready")
+STAY = PlannerDecision(PlannerVerdict.STAY, "nothing better")
+MOVE = PlannerDecision(PlannerVerdict.MOVE, "a better layout", TARGET)
+START = PlannerDecision(PlannerVerdict.START, "start there", TARGET)
+NOTHING_FITS = PlannerDecision(PlannerVerdict.SUSPEND, "1 nodes are ready")
 
 
 def at(seconds: float) -> datetime:

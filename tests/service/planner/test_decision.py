@@ -10,7 +10,7 @@ from agent.protocol.jobfile import JobFile, parse_layout
 from liver_core.layout import ParallelLayout
 from service.planner.decision import decide, layouts_by_count, standing_plans
 from service.planner.feasibility import candidates, violations
-from service.planner.inputs import LayoutUse, PlanInputs, PlanNode, Verdict, World
+from service.planner.inputs import LayoutUse, PlanInputs, PlannerVerdict, PlanNode, World
 from service.planner.score import predict, score
 from tests.service.fake_agent import JOB
 
@@ -34,14 +34,14 @@ def started(inputs: PlanInputs) -> PlanInputs:
 
 def test_with_enough_nodes_a_job_starts_on_all_of_them():
     decision = decide(PlanInputs(job(), nodes("a", "b", "c", "d")))
-    assert decision.verdict is Verdict.START and decision.target is not None
+    assert decision.verdict is PlannerVerdict.START and decision.target is not None
     assert decision.target.node_ids() == ("a", "b", "c", "d")
 
 
 def test_too_few_nodes_suspend_with_the_numbers():
     decision = decide(PlanInputs(job(), nodes("a")))
     assert (decision.verdict, decision.reason) == (
-        Verdict.SUSPEND,
+        PlannerVerdict.SUSPEND,
         "1 nodes are ready, the job needs at least nodes.min 2",
     )
 
@@ -60,7 +60,7 @@ def test_pinned_layouts_by_count_go_there_and_back_into_another_layout_in_turn()
     again = started(replace(three, nodes=nodes("a", "c", "d", "e")))
     assert again.world is not None and str(again.world.layout) == "TP2xPP1xDP2"
     assert again.world.node_ids() == ("a", "c", "d", "e")
-    assert decide(again).verdict is Verdict.STAY
+    assert decide(again).verdict is PlannerVerdict.STAY
     two = decide(replace(again, nodes=nodes("a", "e")))
     assert two.target is not None and str(two.target.layout) == "TP2xPP1xDP1"
 
@@ -110,7 +110,7 @@ def test_a_job_does_not_move_for_a_gain_smaller_than_predictions_are_good():
     assert first.world is not None
     here, there = str(first.world.layout), str(parse_layout("DP4" if first.world.layout.pp == 4 else "PP4"))
     inputs = replace(first, step_seconds=((here, 1.0), (there, 0.99)))
-    assert decide(inputs).verdict is Verdict.STAY
+    assert decide(inputs).verdict is PlannerVerdict.STAY
 
 
 def test_a_node_with_several_slots_holds_several_ranks():

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from sqlalchemy import func, select
 
-from service.jobs.tables import JobRow, RankLogRow, StepRow
+from service.jobs.tables import JobRow, JobStepRow, RankLogRow
 from service.reconcilers import upkeep
 from tests.service.fake_agent import JOB
 
@@ -20,16 +20,16 @@ def test_only_the_newest_steps_and_log_pieces_of_each_job_are_kept(client, conte
             session.add_all(_piece(job_id, number, clock()) for number in range(pieces))
     assert upkeep.tick(context) == (250 - 100) + (40 - 10)
     with context.sessions() as session:
-        kept = session.scalars(select(StepRow.step).where(StepRow.job_id == full).order_by(StepRow.step)).all()
+        kept = session.scalars(select(JobStepRow.step).where(JobStepRow.job_id == full).order_by(JobStepRow.step)).all()
         assert kept == list(range(151, 251))
         pieces = session.scalars(select(RankLogRow.start_offset).where(RankLogRow.job_id == full)).all()
         assert sorted(pieces) == list(range(30, 40))
-        assert session.scalar(select(func.count()).select_from(StepRow).where(StepRow.job_id == small)) == 50
+        assert session.scalar(select(func.count()).select_from(JobStepRow).where(JobStepRow.job_id == small)) == 50
     assert upkeep.tick(context) == 0
 
 
-def _step(job_id: str, step: int, at) -> StepRow:
-    return StepRow(job_id=job_id, generation=1, step=step, seconds=1.0, finished_at=at)
+def _step(job_id: str, step: int, at) -> JobStepRow:
+    return JobStepRow(job_id=job_id, generation=1, step=step, seconds=1.0, finished_at=at)
 
 
 def _piece(job_id: str, number: int, at) -> RankLogRow:

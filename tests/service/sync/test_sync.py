@@ -20,7 +20,7 @@ from agent.protocol.values import HandoffState
 from liver_core.handoff import RankStage, Reason
 from liver_core.layout import ParallelLayout
 from service.db.wake import CHANNEL
-from service.jobs.tables import RankLogRow, StepRow
+from service.jobs.tables import JobStepRow, RankLogRow
 from service.ledger.tables import IntervalRow
 from service.nodes.tables import NodeRow
 from service.notices.tables import NoticeRow
@@ -105,7 +105,7 @@ def test_a_report_that_is_sent_twice_is_applied_once_and_answered_twice(running,
     assert SyncOrders.model_validate_json(again.content).accepted_report_seq == report.report_seq
     with context.sessions() as session:
         assert session.scalar(select(func.count()).select_from(NoticeRow)) == 1
-        assert session.scalar(select(func.count()).select_from(StepRow)) == 1
+        assert session.scalar(select(func.count()).select_from(JobStepRow)) == 1
 
 
 def test_the_same_facts_in_a_later_report_change_nothing(running, context, clock):
@@ -118,7 +118,7 @@ def test_the_same_facts_in_a_later_report_change_nothing(running, context, clock
     agent.sync(**facts)
     agent.sync(**facts)
     with context.sessions() as session:
-        for table in (NoticeRow, StepRow, RankLogRow):
+        for table in (NoticeRow, JobStepRow, RankLogRow):
             assert session.scalar(select(func.count()).select_from(table)) == 1
 
 

@@ -1,6 +1,6 @@
 """The child process of `liver jobs try`: a plan as JSON on standard input, findings as JSON lines on standard output.
 
-    python -m liver_core.trial.command < plan.json
+    python -m liver_core.trial.trial_command < plan.json
 
 What the job itself prints goes to standard error. The status is 1 when something is missing.
 """
@@ -24,8 +24,8 @@ def main() -> int:
     timeout_s = content.pop("timeout_s")
     _prepare()
     from liver_core.trial.findings import Findings
-    from liver_core.trial.one_process import ONE_RANK, TrialPlan
     from liver_core.trial.other_layout import fork, try_layout
+    from liver_core.trial.single_process import ONE_RANK, TrialPlan
 
     plan = TrialPlan(**{**content, "layouts": tuple(content["layouts"])})
     reading, writing = os.pipe()
@@ -49,7 +49,7 @@ def main() -> int:
 
 def _one_process(plan: Any, writing: int, write: Callable[[str], Any]) -> None:
     from liver_core.trial.findings import Findings
-    from liver_core.trial.one_process import JobTrial
+    from liver_core.trial.single_process import JobTrial
     from liver_core.worlds.megatron import prepare_process
 
     prepare_process()
