@@ -34,7 +34,7 @@ class NextWorld:
     `small`: the small state of the loaded checkpoint. `boundary`: what the source world published at its boundary.
     `verdict`: how the state moves, once all ranks have agreed. If there is a `rescue`, it comes before world, state and
     plan. `measures`: seconds per phase, and bytes. `placement`: which parts of a target's world wait in host memory.
-    `extra_bytes_max`: the budget of its device (None: no limit). `account`: the memory that the handoff has taken.
+    `account`: the memory that the handoff may take and has taken.
     """
 
     request: Order
@@ -57,7 +57,6 @@ class NextWorld:
     boundary: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     placement: MemoryPlacement = field(default_factory=lambda: MemoryPlacement((), ()))
-    extra_bytes_max: int | None = None
     account: MemoryAccount = field(init=False)
 
     def __post_init__(self) -> None:

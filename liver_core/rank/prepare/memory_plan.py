@@ -8,6 +8,7 @@ from liver_core.handoff.messages import Order
 from liver_core.layout import Manifest
 from liver_core.layout.shards import region_numel
 from liver_core.rank.active_world import ActiveWorld
+from liver_core.rank.memory_account import MemoryAccount
 from liver_core.rank.next_world import NextWorld
 from liver_core.state.host_memory import move_in
 from liver_core.state.live_state import LiveState, free
@@ -20,27 +21,25 @@ def plan_memory(
     manifest: Manifest,
     target_rank: int,
     present: LiveState | None,
-    *,
-    extra_bytes_max: int | None,
-    host_bytes_max: int,
-) -> tuple[MemoryPlacement, int | None]:
-    """Where the parts of this rank's next world wait, and the budget of its device. `present`: the rank's state in the
-    world in which it trains, None for a newcomer. Raises PlacementRefused with numbers.
+    account: MemoryAccount,
+) -> MemoryPlacement:
+    """Where the parts of this rank's next world wait. `present`: the rank's state in the world in which it trains, None
+    for a newcomer. Raises PlacementRefused with numbers.
 
-    If host memory is allowed, the budget of a newcomer also includes one world: its device does not hold one yet.
+    If host memory is allowed, the device budget of a newcomer grows by one world: its device does not hold one yet.
     """
     assert request.source is not None
     source, target = request.source.layout, request.target.layout
-    if extra_bytes_max is not None and host_bytes_max and present is None:
-        extra_bytes_max += world_bytes(manifest, source)
+    if account.device_bytes_max is not None and account.host_bytes_max and present is None:
+        account.device_bytes_max += world_bytes(manifest, source)
     ring = 0 if present is None else ring_bytes(present.shards.region_numel, DEPTH_LEAST)
     room = Room(
-        extra_bytes_max,
-        host_bytes_max,
+        account.device_bytes_max,
+        account.host_bytes_max,
         held_bytes=0 if present is None else present.device_bytes,
         stream=least_streaming(ring, region_numel(manifest, target, target_rank)) if request.streams else None,
     )
-    return place(areas(manifest, target, target.coordinates(target_rank).pp), room, target_rank), extra_bytes_max
+    return place(areas(manifest, target, target.coordinates(target_rank).pp), room, target_rank)
 
 
 def take_place(following: NextWorld, old: ActiveWorld | None) -> None:

@@ -155,8 +155,10 @@ class Preparation:
         exchange = self._own_exchange()
         source_rank, target_rank = rank_in(self.request.source, self.member), rank_in(self.request.target, self.member)
         with self._amending:
-            self.made = NextWorld(self.request, exchange, None, source_rank, target_rank)
-            return self.made
+            made = self.made = NextWorld(self.request, exchange, None, source_rank, target_rank)
+            made.account.device_bytes_max = self.settings.extra_bytes_max
+            made.account.host_bytes_max = self.settings.host_bytes_max
+            return made
 
     def _steps(self, made: NextWorld) -> Steps:
         """Each phase with what is done in it, and whether this rank does it."""
@@ -203,21 +205,9 @@ class Preparation:
     def _estimate_memory(self, made: NextWorld) -> None:
         """As a target: before anything is built, decide where it lies, or refuse."""
         assert made.target_rank is not None and made.manifest is not None
-        made.placement, made.extra_bytes_max = plan_memory(
-            self.request,
-            made.manifest,
-            made.target_rank,
-            None if self.active is None else self.active.live,
-            extra_bytes_max=self.settings.extra_bytes_max,
-            host_bytes_max=self.settings.host_bytes_max,
-        )
-        self._tell_budgets(made)
-
-    def _tell_budgets(self, made: NextWorld) -> None:
-        if made.extra_bytes_max is not None:
-            made.measures["extra_bytes_budget"] = float(made.extra_bytes_max)
-        if self.settings.host_bytes_max:
-            made.measures |= {"host_bytes_budget": float(self.settings.host_bytes_max), "host_bytes_peak": 0.0}
+        present = None if self.active is None else self.active.live
+        made.placement = plan_memory(self.request, made.manifest, made.target_rank, present, made.account)
+        made.account.report_budgets()
 
     def _open_endpoint(self, made: NextWorld) -> None:
         """As a source: register this rank's live regions, and its ring, and publish where they are. After the next
@@ -238,7 +228,7 @@ class Preparation:
         region, numel = live.regions[GRAD], live.shards.region_numel
         try:
             sizes = derive(
-                self.settings.extra_bytes_max,
+                made.account.device_bytes_max,
                 taken_bytes=made.account.device_bytes,
                 source_numel=numel,
                 target_numel=0 if made.live is None else made.live.shards.region_numel,
@@ -252,8 +242,7 @@ class Preparation:
         ring = SourceRing(numel, sizes.depth, version=0, device=region.device)
         made.measures |= {"ring_bytes": float(ring.bytes), "ring_depth": float(ring.depth)}
         made.account.take(ring.bytes)
-        if self.settings.extra_bytes_max is not None:
-            made.measures["extra_bytes_budget"] = float(self.settings.extra_bytes_max)
+        made.account.report_budgets()
         made.source_stream = SourceStream(
             live,
             made.source_certificate,
@@ -356,7 +345,6 @@ class Preparation:
             certificate=certificate,
             placement=made.placement,
             account=made.account,
-            extra_bytes_max=made.extra_bytes_max,
             active=self.active,
             beside=made.source_stream,
         )

@@ -92,31 +92,27 @@ class RescuePreparation(Preparation):
             # Written to once here, so that the pause does not pay for page faults.
             made.rescue.regions = {kind: torch.empty(numel, dtype=torch.float32).fill_(0.0) for kind in kinds}
         made.measures["bytes_rescue_planned"] = float(made.rescue.bytes)
-        self._keep(made, made.rescue.bytes)
+        made.account.take(**{"host_bytes" if made.account.host_bytes_max else "device_bytes": made.rescue.bytes})
 
     def _place(self, made: NextWorld, kept_bytes: int) -> None:
         """The next world goes on the device. What is kept lies in host memory: it counts against that budget where
         there is one, else with the next world's. Raises MemoryError with numbers."""
-        settings, rank, layout = self.settings, made.target_rank, self.request.target.layout
+        account, rank, layout = made.account, made.target_rank, self.request.target.layout
         assert made.manifest is not None and rank is not None
-        made.extra_bytes_max = settings.extra_bytes_max
-        self._tell_budgets(made)
+        account.report_budgets()
         made.placement = MemoryPlacement(areas(made.manifest, layout, layout.coordinates(rank).pp), ())
         built = made.placement.device_bytes
-        if settings.host_bytes_max and kept_bytes > settings.host_bytes_max:
+        if account.host_bytes_max and kept_bytes > account.host_bytes_max:
             raise MemoryError(
                 f"host_bytes_max: a rescue needs {kept_bytes} bytes of host memory on rank {rank} to keep what only "
-                f"leavers hold, budget is {settings.host_bytes_max}"
+                f"leavers hold, budget is {account.host_bytes_max}"
             )
-        beside = 0 if settings.host_bytes_max else kept_bytes
-        if settings.extra_bytes_max is not None and beside + built > settings.extra_bytes_max:
+        beside = 0 if account.host_bytes_max else kept_bytes
+        if account.device_bytes_max is not None and beside + built > account.device_bytes_max:
             raise MemoryError(
                 f"extra_bytes_max: a rescue needs {beside + built} bytes on rank {rank} ({beside} to keep what "
-                f"only leavers hold, {built} for the next world), budget is {settings.extra_bytes_max}"
+                f"only leavers hold, {built} for the next world), budget is {account.device_bytes_max}"
             )
-
-    def _keep(self, made: NextWorld, kept_bytes: int) -> None:
-        made.account.take(**{"host_bytes" if self.settings.host_bytes_max else "device_bytes": kept_bytes})
 
     def _open_to_survivors(self, made: NextWorld) -> None:
         """As a leaver: have survivors read this rank's live regions."""

@@ -70,7 +70,6 @@ class TargetInputs:
     certificate: CertificatePlan
     placement: MemoryPlacement
     account: MemoryAccount
-    extra_bytes_max: int | None
     active: ActiveWorld | None
     beside: SourceStream | None
 
@@ -309,7 +308,7 @@ class LiveTarget:
         try:
             check_replay(self._live)
             sizes = derive(
-                inputs.extra_bytes_max,
+                inputs.account.device_bytes_max,
                 taken_bytes=inputs.account.device_bytes,
                 source_numel=0,
                 target_numel=self._live.shards.region_numel,
