@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import assert_never
 
-from liver_core.handoff.messages import CutoverDeadlines, Decision, Reason
+from liver_core.handoff.messages import CutoverDeadlines, Decision, Reason, Tick
 
 
 class Level(IntEnum):
@@ -102,11 +102,6 @@ class StoreUnreachable:
     """The store did not answer."""
 
     reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed. Nothing can happen before `next_deadline`."""
 
 
 CutoverEvent = (

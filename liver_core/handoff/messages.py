@@ -180,6 +180,12 @@ class Reason:
 
 
 @dataclass(frozen=True, slots=True)
+class Tick:
+    """An event of all three machines: time has passed. Due about once a second while Participant and Proposer want it,
+    and at `next_deadline` of a Cutover."""
+
+
+@dataclass(frozen=True, slots=True)
 class StoreAddress:
     """Where the store of the target generation listens. A store that died is never started again for its generation:
     an empty record in the place of a decided one would allow a second decision."""

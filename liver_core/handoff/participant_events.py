@@ -18,6 +18,7 @@ from liver_core.handoff.messages import (
     Reason,
     Report,
     Stage,
+    Tick,
 )
 from liver_core.layout import Roster
 from liver_core.layout.limits import STRICT, Bound, Count
@@ -94,11 +95,6 @@ class RankDied:
     """The rank process of this participant is gone, or was never there when QueryRank asked for it."""
 
     reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed; call it about once a second while `wants_ticks` is true."""
 
 
 ParticipantEvent = OrderReceived | RankReported | RankDied | Tick

@@ -20,6 +20,7 @@ from liver_core.handoff.messages import (
     Rung,
     Stage,
     StoreAddress,
+    Tick,
 )
 from liver_core.layout import Member, Members, ParallelLayout, Roster
 from liver_core.layout.limits import STRICT, Bound, Count, Digest, JobId, Name, UtcSeconds
@@ -92,11 +93,6 @@ class ReportReceived:
     """A Report arrived from a participant."""
 
     report: Report
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed; call it about once a second while a handoff is open."""
 
 
 ProposerEvent = Open | Amend | Cancel | MemberLost | ReportReceived | Tick

@@ -147,10 +147,6 @@ class GiveUp:
 FollowEffect = Look | ReadTile | ReadGradients | Replay | Hash | HashMissed | Converged | Sleep | Done | GiveUp
 
 
-_STEP_S_UNKNOWN = 0.25
-"""Taken for a step's seconds before the first header was read: how often to look, not how long anything takes."""
-
-
 class _Doing(StrEnum):
     """What the last look is the second look of."""
 

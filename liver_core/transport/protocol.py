@@ -55,7 +55,6 @@ class Call(StrEnum):
     CONNECT = "connect"
     READ = "read"
     SERVE = "serve"
-    CLOSE = "close"
 
 
 class TransportError(RuntimeError):

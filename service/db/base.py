@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
@@ -21,7 +21,6 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-Instant = Annotated[datetime, mapped_column(DateTime(timezone=True))]
 Json = dict[str, Any]
 JsonList = list[Any]
 

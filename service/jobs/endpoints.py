@@ -29,7 +29,6 @@ router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], dependencies=[PERSON_ON
 JOB_FILE_BYTES_MAX = 1024 * 1024
 WATCH_LOOK_S = 1.0
 WATCH_STEPS_MAX = 500
-_YAML_TYPES = ("application/yaml", "application/x-yaml", "text/yaml")
 _SCHEMA = {"schema": JobFile.model_json_schema(ref_template="#/components/schemas/{model}")}
 _BODY: dict[str, Any] = {
     "requestBody": {"required": True, "content": {"application/json": _SCHEMA, "application/yaml": _SCHEMA}}

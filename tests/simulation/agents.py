@@ -34,8 +34,8 @@ from liver_core.handoff.participant_events import (
     SendReport,
     SetReadyTag,
     StopRank,
+    Tick,
 )
-from liver_core.handoff.participant_events import Tick as ParticipantTick
 from liver_core.handoff.proposer_events import (
     HandoffEnded,
     MemberLost,
@@ -46,7 +46,6 @@ from liver_core.handoff.proposer_events import (
     ReportReceived,
     SendOrder,
 )
-from liver_core.handoff.proposer_events import Tick as ProposerTick
 from liver_core.layout import Member
 from tests.simulation.ranks import SimRank
 
@@ -198,7 +197,7 @@ class SimAgent:
         if incarnation != self.incarnation:
             return
         self.ticking = False
-        self.handle(ParticipantTick())  # Once more when it wants none: that must change nothing.
+        self.handle(Tick())  # Once more when it wants none: that must change nothing.
 
     def crash(self, restart_after_s: float) -> None:
         """The agent process dies; ranks go on. What was not journalled is gone."""
@@ -305,7 +304,7 @@ class ProposerHost:
         if incarnation != self.incarnation:
             return
         self.ticking = False
-        self.handle(ProposerTick())  # Once more after the end: that must change nothing.
+        self.handle(Tick())  # Once more after the end: that must change nothing.
 
     def crash(self, restart_after_s: float) -> None:
         if self.up:

@@ -42,8 +42,8 @@ from liver_core.handoff.participant_events import (
     ParticipantRecord,
     ParticipantState,
     SendReport,
+    Tick,
 )
-from liver_core.handoff.participant_events import Tick as ParticipantTick
 from liver_core.handoff.proposer_events import PersistProposal, ProposerEffect, ProposerEvent
 from liver_core.handoff.tally import Tally
 from liver_core.layout import Member
@@ -104,7 +104,7 @@ class ReleasesBeforeTheRankHas(Participant):
 
 class NeverGivesUp(Participant):
     def handle(self, event: ParticipantEvent, now: float) -> tuple[ParticipantEffect, ...]:
-        return () if isinstance(event, ParticipantTick) else super().handle(event, now)
+        return () if isinstance(event, Tick) else super().handle(event, now)
 
 
 class ForgetsWhatItBurned(Proposer):

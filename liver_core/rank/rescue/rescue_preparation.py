@@ -45,7 +45,8 @@ class RescuePreparation(Preparation):
             self._do(made, self._building_steps(made))
         except Exception as error:
             others = failure_of_others(made.exchange)
-            raise RuntimeError(others or f"{self._phase}: {type(error).__name__}: {plainly(error)}") from error
+            phase = self._phase.replace("_", " ")
+            raise RuntimeError(others or f"{phase}: {type(error).__name__}: {plainly(error)}") from error
 
     def _steps(self, made: NextWorld) -> Steps:
         gives, keeps = made.source_rank is not None, made.target_rank is not None

@@ -46,7 +46,6 @@ from liver_core.handoff.proposer_events import (
     ReportReceived,
     SendOrder,
 )
-from liver_core.handoff.proposer_events import Tick as ProposerTick
 from tests.liver_core.handoff.samples import (
     H2,
     WHY,
@@ -146,7 +145,7 @@ def every_proposer_event() -> list[ProposerEvent]:
         Cancel(WHY),
         *(MemberLost(member, WHY) for member in (A, B, C)),
         *reports,
-        ProposerTick(),
+        Tick(),
     ]
 
 

@@ -28,7 +28,6 @@ from liver_core.handoff.cutover import (
     Tick,
 )
 from liver_core.handoff.participant_events import OrderReceived, ParticipantState, RankStage
-from liver_core.handoff.participant_events import Tick as ParticipantTick
 from liver_core.handoff.proposer import GIVE_UP_S, ProposerState
 from liver_core.handoff.proposer_events import (
     Cancel,
@@ -39,7 +38,6 @@ from liver_core.handoff.proposer_events import (
     ReportReceived,
     SendOrder,
 )
-from liver_core.handoff.proposer_events import Tick as ProposerTick
 from liver_core.layout import Member
 from tests.liver_core.handoff.samples import (
     DEADLINE,
@@ -183,7 +181,7 @@ def test_permission_waits_for_no_newcomer_and_reaches_it_when_it_comes():
     assert orders_to(effects) == {A, B, C}
     # It is not ready yet: the order is said again.
     machine.handle(truth(ParticipantState.PREPARING, C), 4.0)
-    assert C in orders_to(machine.handle(ProposerTick(), 6.0))
+    assert C in orders_to(machine.handle(Tick(), 6.0))
 
 
 def test_a_leaver_that_has_left_is_not_missed_and_the_rest_may_build_beyond_the_deadline():
@@ -192,9 +190,9 @@ def test_a_leaver_that_has_left_is_not_missed_and_the_rest_may_build_beyond_the_
         machine.handle(report, 3.0)
     machine.handle(MemberLost(B, WHY), 4.0)
     latest = DEADLINE + DEADLINES.store_s + DEADLINES.build_s + GIVE_UP_S
-    assert machine.handle(ProposerTick(), latest)
+    assert machine.handle(Tick(), latest)
     assert machine.state is ProposerState.PERMITTED
-    ended = [effect for effect in machine.handle(ProposerTick(), latest + 0.1) if isinstance(effect, HandoffEnded)]
+    ended = [effect for effect in machine.handle(Tick(), latest + 0.1) if isinstance(effect, HandoffEnded)]
     assert [(each.stage, each.reason.phase) for each in ended] == [(Stage.BROKEN, "first step")]
 
 
@@ -215,11 +213,11 @@ def test_a_newcomer_hears_of_an_abort_only_when_no_source_can_reach_the_boundary
     for member in (A, B, C):
         machine.handle(truth(ParticipantState.READY, member), 3.0)
     # Both sources show their tags; one gives up at its deadline in the moment in which its rank reaches the boundary.
-    effects = machine.handle(ProposerTick(), DEADLINE + 0.1)
+    effects = machine.handle(Tick(), DEADLINE + 0.1)
     assert machine.state is ProposerState.ABORTING
     assert orders_to(effects) == {A, B}
     machine.handle(truth(ParticipantState.CUTTING_OVER, A), DEADLINE + 0.2)
-    assert orders_to(machine.handle(ProposerTick(), DEADLINE + 2.0)) == {A, B}
+    assert orders_to(machine.handle(Tick(), DEADLINE + 2.0)) == {A, B}
     machine.handle(left(B), DEADLINE + 2.1)
     assert machine.state is ProposerState.PERMITTED
 
@@ -229,10 +227,10 @@ def test_a_newcomer_is_told_to_abort_when_every_source_has_dropped_the_plan_or_i
     machine.handle(MemberLost(B, WHY), 3.0)
     assert machine.state is ProposerState.ABORTING
     machine.handle(truth(ParticipantState.PREPARING, C), 3.1)
-    assert orders_to(machine.handle(ProposerTick(), 5.0)) == {A}
+    assert orders_to(machine.handle(Tick(), 5.0)) == {A}
     (dropped,) = reports_in(participant_in(ParticipantState.ABORTING, A).handle(rank_says(RankStage.ABORTED), 5.0))
     machine.handle(ReportReceived(replace(dropped, report_seq=9)), 5.1)
-    assert orders_to(machine.handle(ProposerTick(), 7.5)) == {B, C}
+    assert orders_to(machine.handle(Tick(), 7.5)) == {B, C}
 
 
 def test_only_a_rescue_has_time_to_build_after_the_decision():
@@ -246,6 +244,6 @@ def test_the_deadline_is_that_of_the_old_world_and_newcomers_may_come_while_the_
 ):
     machine = participant(member)
     machine.handle(OrderReceived(order(rung=Rung.RESCUE, cutover=DEADLINES)), 1.0)
-    assert machine.handle(ParticipantTick(), limit) == ()
-    machine.handle(ParticipantTick(), limit + 0.1)
+    assert machine.handle(Tick(), limit) == ()
+    machine.handle(Tick(), limit + 0.1)
     assert machine.state is ParticipantState.ABORTING

@@ -155,7 +155,7 @@ def test_a_newcomer_lost_between_boundary_and_decision_is_no_go(job: LiveTrio, p
 
 # State that cannot stream is copied in the pause.
 
-SLOW = {"tile_elements": 256, "ring_depth": 2, "share": 0.02}
+SLOW = {"tile_elements": 256, "ring_depth": 2, "share": 0.004}
 FALLS = {
     "a fused optimizer": ("fused", {}, "'fused': True"),
     "a step that no slot holds": ("wordy", {}, "could not be published: HeaderError"),
