@@ -193,8 +193,8 @@ class Agent:
             peers=peers,
             outbox=self._outbox,
             budget=warning_budget(settings.provider, settings.gcp_notice_s),
-            poke=link.poke,
-            mention=link.mention,
+            sync_soon=link.sync_soon,
+            sync_with_progress=link.sync_with_progress,
             service_is_there=link.is_there,
             now=time.time,
         )
@@ -253,7 +253,7 @@ class Agent:
                 f": {health.reason}" * bool(health.reason),
             )
             self._health = health
-            link.poke()
+            link.sync_soon()
 
         return NoticeWatcher(
             notice_source(self._settings),

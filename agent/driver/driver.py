@@ -104,14 +104,14 @@ class Driver:
         self.node.outbox.put_notice(fact)
         for job in self.jobs.values():
             job.take_notice(fact)
-        self.node.poke()
+        self.node.sync_soon()
 
     async def take_envelope(self, envelope: Envelope) -> None:
         """A message of a peer. Raises PeerRefused."""
         job = self.jobs.get(envelope.job_id)
         if job is None:
             raise PeerRefused(f"job_id: this node has no part in {envelope.job_id}")
-        self.node.peers.heard_from(envelope.job_id, envelope.sender)
+        self.node.peers.mark_reachable(envelope.job_id, envelope.sender)
         job.take_envelope(envelope)
 
     def take_rank_event(self, key: SlotKey, event: RankEvent) -> None:

@@ -147,7 +147,7 @@ class JobDriver:
     def hang(self, slot: int, reason: str) -> None:
         """A rank of this node hangs; it is named, and shown with its state."""
         _log.warning("job %s: the rank in slot %d hangs: %s", self.job_id, slot, reason)
-        self._node.poke()
+        self._node.sync_soon()
 
     # What goes out.
 
@@ -175,7 +175,7 @@ class JobDriver:
             "active_generation": active.generation if active is not None else None,
             "layout": str(active.layout) if active is not None else None,
             "leading": self.lead.open_id or None,
-            "said": self.lead.said,
+            "status": self.lead.status,
             "ranks": [status.model_dump(mode="json") for status in self.statuses()],
         }
 
@@ -255,7 +255,7 @@ class JobDriver:
                     measured = RankMeasures(measures=event.measures, certificate=event.certificate)
                     self._measured[slot] = (str(event.handoff_id), measured)
                 await self.slots.take_stage(slot, event)
-                self._node.mention()
+                self._node.sync_with_progress()
             case StepReport():
                 self._take_step(event)
                 await self.lead.take_step(event.generation, event.step)
@@ -264,7 +264,7 @@ class JobDriver:
             case Finished():
                 self._take_finished(slot, event)
             case _:
-                self._node.poke()
+                self._node.sync_soon()
 
     async def _take_rank_exit(self, slot: int, reason: Reason, state: RankState) -> None:
         participant = self.slots.participants.get(slot)
@@ -277,7 +277,7 @@ class JobDriver:
             )
         if self._host.ended(slot):
             await self.slots.take_death(slot, reason)
-        self._node.poke()
+        self._node.sync_soon()
 
     async def _launch_failed(self, slot: int, reason: Reason) -> None:
         self.post(lambda: self._take_failed_launch(slot, reason))
@@ -296,7 +296,7 @@ class JobDriver:
                 reason=reason,
             )
         await self.slots.take_death(slot, reason)
-        self._node.poke()
+        self._node.sync_soon()
 
     # Facts.
 
@@ -336,7 +336,7 @@ class JobDriver:
             )
         )
         self.births.note_checkpoint(event.path)
-        self._node.poke()
+        self._node.sync_soon()
 
     def _take_finished(self, slot: int, event: Finished) -> None:
         self._finished.add(slot)
@@ -346,7 +346,7 @@ class JobDriver:
             self._node.outbox.put_finished(
                 JobFinished(job_id=self.job_id, generation=state.generation, step=event.step)
             )
-        self._node.poke()
+        self._node.sync_soon()
 
     def _status(self, slot: int, state: RankState) -> RankStatus:
         participant = self.slots.participants.get(slot)

@@ -17,10 +17,10 @@ from agent.driver.planning import (
     Plan,
     Pulse,
     Wait,
-    hastened,
     ladder_inputs,
     on_rung,
     plan_loss,
+    rung_for_nearer_deadline,
     same_plan,
 )
 from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, from_mirror, learned_from
@@ -93,7 +93,7 @@ class Lead:
         pulse: Callable[[], Pulse],
     ) -> None:
         self.progress: Progress | None = None
-        self.said = ""
+        self.status = ""
         self._node = node
         self._job_id = job_id
         self._send_order = send_order
@@ -253,13 +253,13 @@ class Lead:
         assert self.progress is not None
         state, past = self._proposer.state, "boundary" in self.progress.marks
         if state is ProposerState.PREPARING and not more:
-            await self._hasten(order, leaving)
+            await self._amend_deadline(order, leaving)
         if not more or past or state is ProposerState.WITHDRAWING:
             return
         if state not in AMENDABLE or not await self._amend(order, leaving, more):
             await self._supersede(more)
 
-    async def _hasten(self, order: JobOrder, leaving: Leaving) -> None:
+    async def _amend_deadline(self, order: JobOrder, leaving: Leaving) -> None:
         """A node goes sooner than the open handoff allows: the same plan until then, of which ranks keep everything;
         but a rescue where what they prepare would be ready too late."""
         current, now = self._proposer.record.proposal, self._node.now()
@@ -268,7 +268,9 @@ class Lead:
             return
         assert self.progress is not None
         inputs = self._ladder(order, same_plan(current, frozenset(leaving), safe_by, heard_at))
-        rung, why = hastened(inputs, current.rung, spent_s=now - self.progress.mirror.opened_utc.timestamp())
+        rung, why = rung_for_nearer_deadline(
+            inputs, current.rung, spent_s=now - self.progress.mirror.opened_utc.timestamp()
+        )
         text = f"{node} goes {current.deadline_utc - safe_by:.1f} s sooner than was known{why}"
         await self._revise(replace(current, deadline_utc=safe_by, rung=rung), frozenset(), heard_at, text)
 
@@ -444,7 +446,7 @@ class Lead:
         while len(self._recent) > 8:
             del self._recent[next(iter(self._recent))]
         await self._mirror(progress, _ENDED_STATES.get(ended.stage, HandoffState.BROKEN), str(ended.stage))
-        self._node.poke()
+        self._node.sync_soon()
 
     # The mirror.
 
@@ -468,7 +470,7 @@ class Lead:
     async def _mirror(self, progress: Progress, state: HandoffState, stage: str) -> None:
         mirror = progress.next_mirror(state, stage, self._node.now())
         self._node.outbox.put_handoff(mirror)
-        self._node.mention()
+        self._node.sync_with_progress()
         await self._journal_mirror(mirror)
 
     async def _journal_mirror(self, mirror: HandoffMirror) -> None:
@@ -483,9 +485,9 @@ class Lead:
             journal.delete(Table.HANDOFF, key)
 
     def _say(self, text: str) -> None:
-        if text != self.said:
+        if text != self.status:
             _log.info("job %s: %s", self._job_id, text)
-        self.said = text
+        self.status = text
 
 
 def _is_active(progress: Progress) -> bool:

@@ -109,7 +109,7 @@ class Births:
         except (StoreError, ZygoteError, OSError) as error:
             self._say(f"the store of generation {order.generation} cannot be hosted: {error}")
             return None
-        self._node.poke()
+        self._node.sync_soon()
         return store
 
     async def _launch(self, order: JobOrder, roster: Roster, slot: int, store: StoreAddress) -> None:
@@ -159,7 +159,7 @@ class Births:
                 stage=RankStage.FAILED,
                 reason=Reason(text="no process of this rank runs on its node", rank=rank, phase="adopt"),
             )
-        self._node.poke()
+        self._node.sync_soon()
 
     def _is_missing(self, slot: int, order: JobOrder, generation: int) -> bool:
         memory = self._slots.memory(slot)

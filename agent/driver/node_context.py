@@ -33,8 +33,8 @@ class Node:
     peers: PeerClient
     outbox: Outbox
     budget: WarningBudget
-    poke: Callable[[], None]
-    mention: Callable[[], None]
+    sync_soon: Callable[[], None]
+    sync_with_progress: Callable[[], None]
     service_is_there: Callable[[], bool]
     now: Callable[[], float]
 

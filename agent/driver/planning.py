@@ -159,7 +159,7 @@ def same_plan(current: Proposal, leaving: frozenset[str], deadline_utc: float, n
     return Intent(current.handoff_id, HandoffCause.NOTICE, plan, current.source, leaving, deadline_utc, notice_at)
 
 
-def hastened(inputs: LadderInputs, rung: Rung, *, spent_s: float) -> tuple[Rung, str]:
+def rung_for_nearer_deadline(inputs: LadderInputs, rung: Rung, *, spent_s: float) -> tuple[Rung, str]:
     """The rung of an open handoff whose deadline has come nearer, and why it is another one, empty where it is not.
 
     What was prepared for `spent_s` is kept, and ranks take the next rung by themselves. But only a rescue can do

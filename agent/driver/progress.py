@@ -10,7 +10,7 @@ from itertools import pairwise
 from statistics import median
 from uuid import UUID
 
-from agent.driver.measures import merge_measures
+from agent.driver.handoff_measures import merge_measures
 from agent.driver.planning import Intent, Learned
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMeasures, HandoffMirror

@@ -50,8 +50,8 @@ class ServiceAway(Exception):
 
 
 class ServiceLink:
-    """`make_report(seq)` makes the next report, `take_orders` is called with each answer. Call `poke` for news that the
-    service needs soon, `mention` for progress."""
+    """`make_report(seq)` makes the next report, `take_orders` is called with each answer. Call `sync_soon` for news
+    that the service needs soon, `sync_with_progress` for progress."""
 
     def __init__(
         self,
@@ -83,12 +83,12 @@ class ServiceLink:
         """Whether the last sync was answered."""
         return self.state is LinkState.CONNECTED
 
-    def poke(self) -> None:
+    def sync_soon(self) -> None:
         """There is news to report or an order to fetch: sync soon."""
         self._prompt.set()
         self._news.set()
 
-    def mention(self) -> None:
+    def sync_with_progress(self) -> None:
         """There is progress to report: sync within about a second."""
         self._news.set()
 
@@ -206,7 +206,7 @@ class ServiceLink:
                         async for line in response.aiter_lines():
                             if line.startswith("data:"):
                                 self._awake.set()
-                                self.poke()
+                                self.sync_soon()
             except httpx.HTTPError:
                 pass
             await asyncio.sleep(random.uniform(pause_s / 2, pause_s))

@@ -80,7 +80,7 @@ class PeerClient:
             if job == job_id and silence.tries >= SILENT_TRIES and silence.last >= fresh
         }
 
-    def heard_from(self, job_id: str, node_id: str) -> None:
+    def mark_reachable(self, job_id: str, node_id: str) -> None:
         """The agent sent something, so it is reachable: forget its failures."""
         self._silences.pop((job_id, node_id), None)
 
@@ -127,7 +127,7 @@ class PeerClient:
             known = self._silences.get((job_id, node_id), Silence(now, now, 0))
             self._silences[(job_id, node_id)] = Silence(known.since, now, known.tries + 1)
             raise PeerUnreachable(f"{node_id} at {url}: {type(error).__name__}: {error}") from None
-        self.heard_from(job_id, node_id)
+        self.mark_reachable(job_id, node_id)
         if response.status_code >= 300:
             raise PeerUnreachable(f"{node_id} at {url} answered {response.status_code}: {response.text[:500]}")
         return response

@@ -114,7 +114,7 @@ class Worker:
             return self._await_prepare()
         # Nobody trains who could be disturbed: every rank of a first world goes as soon as all of them are there.
         assert self.loop is not None
-        self.loop.mailbox.permit(first.handoff_id, first.plan_revision)
+        self.loop.requests.permit(first.handoff_id, first.plan_revision)
         return first
 
     def _await_prepare(self) -> Order:
@@ -147,7 +147,7 @@ class Worker:
                     loop.retire(str(command.handoff_id))
             case rank.WriteCheckpoint():
                 if loop is not None:
-                    loop.mailbox.checkpoint(uuid.uuid5(uuid.NAMESPACE_OID, command.path).int % 2**50 + 1, command.path)
+                    loop.requests.checkpoint(uuid.uuid5(uuid.NAMESPACE_OID, command.path).int % 2**50 + 1, command.path)
             case rank.Stop():
                 if loop is None or loop.active is None:
                     os._exit(0)

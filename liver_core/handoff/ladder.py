@@ -60,16 +60,16 @@ class LadderInputs:
 
 @dataclass(frozen=True, slots=True)
 class RungChoice:
-    """The rung, its estimated seconds, and in `said` the reasons for it and for rejecting each rung above it."""
+    """The rung, its estimated seconds, and in `verdicts` the reasons for it and for rejecting each rung above it."""
 
     rung: Rung
     estimate_s: float
-    said: tuple[tuple[Rung, str], ...]
+    verdicts: tuple[tuple[Rung, str], ...]
 
     @property
     def reason(self) -> str:
         """All reasons in one line."""
-        return "; ".join(f"{rung}: {text}" for rung, text in self.said)
+        return "; ".join(f"{rung}: {text}" for rung, text in self.verdicts)
 
 
 @dataclass(frozen=True, slots=True)

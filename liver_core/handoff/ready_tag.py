@@ -16,7 +16,7 @@ TAG_MAX = 2**_TAG_BITS - 1
 
 
 class BoundaryPhase(IntEnum):
-    """What a rank wants of the boundary. A rank that has several wishes shows the greatest.
+    """What a rank wants of the boundary. A rank that has several requests shows the greatest.
 
     DROP is shown between two parts of a step only, and nothing else is shown there.
     """

@@ -9,7 +9,7 @@ from liver_core.layout.canonical import canonical_json, digest_of
 from liver_core.layout.codec import MessageError, decode, from_json, to_json
 from liver_core.layout.fit import check_fits
 from liver_core.layout.layout_error import LayoutError
-from liver_core.layout.local import LocalParameter, local_parameters, stage_parameters
+from liver_core.layout.local_parameters import LocalParameter, local_parameters, stage_parameters
 from liver_core.layout.manifest import BucketRule, Manifest, ParameterSpec, Place, StateKind
 from liver_core.layout.pairs import paired_parameters
 from liver_core.layout.parallel import Coordinates, ParallelLayout

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import lcm
 
-from liver_core.layout.local import LocalParameter, stage_parameters
+from liver_core.layout.local_parameters import LocalParameter, stage_parameters
 from liver_core.layout.manifest import BucketRule, Manifest
 from liver_core.layout.parallel import ParallelLayout
 

@@ -16,7 +16,7 @@ from liver_core.handoff.ready_tag import NOTHING_WANTED, TAG_MAX, BoundaryPhase,
 
 
 @dataclass(slots=True)
-class Wishes:
+class StoredRequests:
     """The requests stored on this rank. `checkpoint`: (request number, path). `stop`: why."""
 
     ready: tuple[str, int] | None = None
@@ -25,10 +25,10 @@ class Wishes:
 
 
 @dataclass(slots=True)
-class Mailbox:
+class BoundaryRequests:
     """See the module. `aborts` and `retired`: handoff ids that the main thread has not dealt with yet."""
 
-    wishes: Wishes = field(default_factory=Wishes)
+    stored: StoredRequests = field(default_factory=StoredRequests)
     aborts: dict[str, Reason] = field(default_factory=dict)
     retired: list[str] = field(default_factory=list)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -36,13 +36,13 @@ class Mailbox:
     def permit(self, handoff_id: str, plan_revision: int) -> None:
         """Show the ready tag from the next boundary on."""
         with self.changed:
-            self.wishes.ready = (handoff_id, plan_revision)
+            self.stored.ready = (handoff_id, plan_revision)
             self.changed.notify_all()
 
     def permits(self, handoff_id: str) -> bool:
         """Whether any revision of this handoff has permission."""
         with self.changed:
-            return self.wishes.ready is not None and self.wishes.ready[0] == handoff_id
+            return self.stored.ready is not None and self.stored.ready[0] == handoff_id
 
     def wake(self) -> None:
         """Wake the waiting threads, so that they check their condition again."""
@@ -58,8 +58,8 @@ class Mailbox:
     def withdraw(self, handoff_id: str) -> None:
         """Stop showing the ready tag. A boundary in progress is not affected."""
         with self.changed:
-            if self.wishes.ready is not None and self.wishes.ready[0] == handoff_id:
-                self.wishes.ready = None
+            if self.stored.ready is not None and self.stored.ready[0] == handoff_id:
+                self.stored.ready = None
             self.changed.notify_all()
 
     def abort(self, handoff_id: str, reason: Reason) -> None:
@@ -78,32 +78,32 @@ class Mailbox:
     def checkpoint(self, number: int, path: str) -> None:
         """Write a checkpoint at the first boundary at which every rank has the same request number."""
         with self.changed:
-            self.wishes.checkpoint = (number, path)
+            self.stored.checkpoint = (number, path)
 
     def stop(self, why: str) -> None:
         """End after the first step at whose boundary every rank has this request."""
         with self.changed:
-            self.wishes.stop = why
+            self.stored.stop = why
             self.changed.notify_all()
 
     def word(self) -> int:
         """The word that this rank shows at a boundary: its most urgent request, of stop, ready and checkpoint."""
         with self.changed:
-            wishes = self.wishes
-            if wishes.stop is not None:
+            stored = self.stored
+            if stored.stop is not None:
                 return pack(1, BoundaryPhase.STOP)
-            if wishes.ready is not None:
-                return pack(ready_tag(HandoffId(wishes.ready[0]), wishes.ready[1]), BoundaryPhase.READY)
-            if wishes.checkpoint is not None:
-                return pack(wishes.checkpoint[0] % TAG_MAX, BoundaryPhase.CHECKPOINT)
+            if stored.ready is not None:
+                return pack(ready_tag(HandoffId(stored.ready[0]), stored.ready[1]), BoundaryPhase.READY)
+            if stored.checkpoint is not None:
+                return pack(stored.checkpoint[0] % TAG_MAX, BoundaryPhase.CHECKPOINT)
             return NOTHING_WANTED
 
     def take_checkpoint(self) -> str:
         """The path of the agreed checkpoint. Removes the request."""
         with self.changed:
-            assert self.wishes.checkpoint is not None
-            path = self.wishes.checkpoint[1]
-            self.wishes.checkpoint = None
+            assert self.stored.checkpoint is not None
+            path = self.stored.checkpoint[1]
+            self.stored.checkpoint = None
             return path
 
     def take_abort(self, handoff_id: str) -> Reason | None:

@@ -1,7 +1,7 @@
 """The training loop of one rank: steps, boundaries, and the switch from one world to the next.
 
 Worlds change only in the main thread, at a boundary. Commands come from another thread and only store requests in a
-`Mailbox`. Preparation runs in a thread of its own; its result waits for the next boundary.
+`BoundaryRequests`. Preparation runs in a thread of its own; its result waits for the next boundary.
 """
 
 from __future__ import annotations
@@ -27,19 +27,18 @@ from liver_core.handoff.messages import Decision, Order, RankStage, Reason
 from liver_core.handoff.ready_tag import Agreement, BoundaryPhase
 from liver_core.layout import Member
 from liver_core.rank.active_world import ActiveWorld
-from liver_core.rank.boundary_requests import Mailbox
+from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.checkpoint_writer import CheckpointWriter
 from liver_core.rank.cutover.cutover_run import CutoverRun, Outcome, Probe
 from liver_core.rank.droppable_step import DropRule, StepPlace, do_step
-from liver_core.rank.listener import Listener
 from liver_core.rank.next_world import COLLECT_AFTER_S, NextWorld
-from liver_core.rank.pending_handoff import NoPartInHandoff, Upcoming
+from liver_core.rank.pending_handoff import NoPartInHandoff, PendingHandoff
 from liver_core.rank.prepare.memory_plan import take_place
 from liver_core.rank.prepare.preparation import Preparation, PrepareSettings
-from liver_core.rank.reporter import Saying
+from liver_core.rank.reporter import Listener, Reporter
 from liver_core.rank.rescue.rescue_preparation import RescuePreparation
 from liver_core.rank.rescue.rescue_run import RescueRun
-from liver_core.rank.retire import Retiring
+from liver_core.rank.retire import Retirement
 from liver_core.rank.step_boundary import StepTotals, agree, start_total
 from liver_core.rank.step_times import Timings
 from liver_core.state.buckets import return_gradients, spread_gradients
@@ -107,16 +106,18 @@ class RankLoop:
         self.last_step = last_step
         self.drop_rule = drop_rule
         self.probe = probe
-        self.mailbox = Mailbox()
+        self.requests = BoundaryRequests()
         self.active: ActiveWorld | None = None
-        self.retiring: Retiring | None = None
+        self.retirement: Retirement | None = None
         self.progress = TrainingProgress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self.timings = Timings()
         self.checkpoint_rule = checkpoints
         self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed)
-        self._saying = Saying(listener)
-        self._stage = self._saying.stage
-        self.upcoming = Upcoming(member, self.mailbox, self._saying, self._preparation, lambda: self.active is not None)
+        self._reporter = Reporter(listener)
+        self._stage = self._reporter.stage
+        self.pending = PendingHandoff(
+            member, self.requests, self._reporter, self._preparation, lambda: self.active is not None
+        )
         self.decided: tuple[str, Decision] = ("", Decision.UNDECIDED)
         self._switched = False
         self._step_began = 0.0
@@ -127,47 +128,47 @@ class RankLoop:
     @property
     def handoff_id(self) -> str | None:
         """The handoff that this rank prepares, waits for, cuts over, or keeps the old world for."""
-        for part in (self.following, self.preparation, self.retiring):
+        for part in (self.following, self.preparation, self.retirement):
             if part is not None:
-                return part.handoff_id if isinstance(part, Retiring) else part.request.handoff_id
+                return part.handoff_id if isinstance(part, Retirement) else part.request.handoff_id
         return None
 
     @property
     def following(self) -> NextWorld | None:
         """The next world, once it is built."""
-        return self.upcoming.following
+        return self.pending.following
 
     @property
     def preparation(self) -> Preparation | None:
         """The preparation that builds the next world, or has built it."""
-        return self.upcoming.preparation
+        return self.pending.preparation
 
     # Commands, from any thread.
 
     def prepare(self, request: Order) -> None:
         """Begin to build the next world, or accept a newer plan revision. Repeated or old orders change nothing."""
         if self.active is None or request.generation > self.active.world.generation:
-            self.upcoming.prepare(request)
+            self.pending.prepare(request)
 
     def permit(self, handoff_id: str, plan_revision: int) -> None:
         """Show the ready tag from the next boundary on."""
-        self.upcoming.permit(handoff_id, plan_revision)
+        self.pending.permit(handoff_id, plan_revision)
 
     def withdraw(self, handoff_id: str) -> None:
         """Stop showing the ready tag. Has no effect if the boundary was agreed first."""
-        self.upcoming.withdraw(handoff_id)
+        self.pending.withdraw(handoff_id)
 
     def retire(self, handoff_id: str) -> None:
         """Every rank of the new world has done its first step."""
-        self.mailbox.retire(handoff_id)
+        self.requests.retire(handoff_id)
 
     def stop(self, why: str) -> None:
         """End at the first boundary at which every rank has this request."""
-        self.mailbox.stop(why)
+        self.requests.stop(why)
 
     def abort(self, handoff_id: str, reason: Reason) -> None:
         """Drop the next world at the next boundary, or sooner if it is still being built."""
-        self.mailbox.abort(handoff_id, reason)
+        self.requests.abort(handoff_id, reason)
 
     # The main thread.
 
@@ -191,7 +192,7 @@ class RankLoop:
         text = f"the world cannot go on: {type(error).__name__}: {plainly(error)}"
         reason = Reason(text, self._phase, rank)
         if self._phase == "switch" or self._switched:
-            under_way = self.following or (self.retiring.following if self.retiring is not None else None)
+            under_way = self.following or (self.retirement.following if self.retirement is not None else None)
             stage = RankStage.BROKEN
         else:
             under_way, stage = self.following or self.preparation, RankStage.ABORTED
@@ -202,12 +203,12 @@ class RankLoop:
     def _enter(self, request: Order) -> None:
         """A new process: build, wait for permission, wait for the boundary of the source world, then cut over."""
         try:
-            following, version = self.upcoming.enter(request)
+            following, version = self.pending.enter(request)
         except NoPartInHandoff as dropped:
             raise Ended(Ending.ABORTED, dropped.reason) from dropped
         if following.request.rescues:
             # The rescue may outlast the deadline. Report now that the boundary is past, or the agent would abort it.
-            self._saying.cutting_over(following.request)
+            self._reporter.cutting_over(following.request)
         boundary = BoundaryAgreed(version, dropped=bool(following.boundary.get("dropped")))
         self._finish_cutover(self._cutover(following, boundary).run(), None, 0.0)
 
@@ -230,12 +231,12 @@ class RankLoop:
         self.probe("reduced")
         self._phase = "boundary"
         part = digest_part(self.progress.step + 1, batches, world.coordinates)
-        totalling = start_total(result, part, world.everyone, self.upcoming.chain(self.progress.step))
-        word = self.upcoming.word()
+        totalling = start_total(result, part, world.everyone, self.pending.chain(self.progress.step))
+        word = self.pending.word()
         self.probe("asked")
         agreement = agree(word, world.everyone)
         totals = totalling.wait()
-        following = self.upcoming.settle(agreement)
+        following = self.pending.settle(agreement)
         if following is not None:
             self._hand_over(active, following, totals, reduced)
             return
@@ -253,15 +254,15 @@ class RankLoop:
         self._maintain()
         self.probe(f"part {place.part}")
         needs_s = self.drop_rule.needs_s(time.monotonic() - self._step_began, place.done)
-        word = self.upcoming.word_between_parts(needs_s)
-        following = self.upcoming.settle(agree(word, active.world.everyone))
+        word = self.pending.word_between_parts(needs_s)
+        following = self.pending.settle(agree(word, active.world.everyone))
         self._phase = "training"
         return following is not None
 
     def _apply(self, active: ActiveWorld, totals: StepTotals, started: float, reduced: float) -> None:
         """The optimizer step in the world that reduced the gradients."""
         self._phase = "optimizer step"
-        norm, stream = measure_gradients(active.state), self.upcoming.stream()
+        norm, stream = measure_gradients(active.state), self.pending.stream()
         if stream is not None and stream.attached:
             stream.before_step(active, self.progress.step + 1, norm, self.timings.steps)
         apply_step(active.state, norm)
@@ -284,14 +285,14 @@ class RankLoop:
 
     def _after_step(self, active: ActiveWorld, agreement: Agreement | None) -> None:
         if agreement is not None and agreement.phase is BoundaryPhase.CHECKPOINT:
-            self._write_checkpoint(active, self.mailbox.take_checkpoint())
+            self._write_checkpoint(active, self.requests.take_checkpoint())
         rule = self.checkpoint_rule
         if rule is not None and self.progress.step % rule.every_steps == 0:
             self._write_checkpoint(active, f"{rule.path}/step-{self.progress.step:09d}")
         if self.last_step is not None and self.progress.step >= self.last_step:
             raise Ended(Ending.FINISHED)
         if agreement is not None and agreement.phase is BoundaryPhase.STOP:
-            raise Ended(Ending.STOPPED, Reason(self.mailbox.wishes.stop or "stop requested", "training"))
+            raise Ended(Ending.STOPPED, Reason(self.requests.stored.stop or "stop requested", "training"))
 
     def _write_checkpoint(self, active: ActiveWorld, path: str) -> None:
         small = collect(self.job, active.state, active.live, self.progress)
@@ -309,7 +310,7 @@ class RankLoop:
 
     def _hand_over(self, active: ActiveWorld, following: NextWorld, totals: StepTotals | None, reduced: float) -> None:
         """`totals` of the step handed over, None if it was dropped. `reduced`: when it was reduced or dropped."""
-        self._saying.cutting_over(following.request)
+        self._reporter.cutting_over(following.request)
         boundary = BoundaryAgreed(self.progress.step, dropped=totals is None)
         outcome = self._cutover(following, boundary, active, totals).run()
         outcome.measures["reduced_at_utc"] = time.time() - (time.monotonic() - reduced)
@@ -365,16 +366,16 @@ class RankLoop:
                 self._switch(following, outcome, reason)
             case ApplyStepInSource(reason=reason):
                 assert self.active is not None and totals is not None
-                self.upcoming.drop(reason)
+                self.pending.drop(reason)
                 return_gradients(self.active.live)
                 self._apply(self.active, totals, reduced, reduced)
                 self._after_step(self.active, None)
             case RedoBatchInSource(reason=reason):
-                self.upcoming.drop(reason)
+                self.pending.drop(reason)
             case Leave(reason=reason) if outcome.decision.goes:
                 self._leave(following, outcome, reason)
             case Leave(reason=reason):
-                self.upcoming.drop(reason)
+                self.pending.drop(reason)
                 raise Ended(Ending.ABORTED, reason)
             case FallToCheckpoint(reason=reason):
                 self._stage(following.request, RankStage.BROKEN, reason=reason, measures=following.measures)
@@ -401,28 +402,28 @@ class RankLoop:
             spread_gradients(following.live)
             apply_step(following.state, boundary["norm"])
             settle_moments(following.live)
-        self.upcoming.take()
+        self.pending.take()
         self.timings = Timings()
         following.measures["switch_s"] = time.monotonic() - started
-        if self.retiring is not None:
+        if self.retirement is not None:
             # The order to retire the previous old world never came. Do not keep two old worlds.
-            self.retiring.free_in_background(after_s=COLLECT_AFTER_S)
-        self.retiring = Retiring(following.request.handoff_id, old, following)
+            self.retirement.free_in_background(after_s=COLLECT_AFTER_S)
+        self.retirement = Retirement(following.request.handoff_id, old, following)
         self._switched = True
         if redo is None:
             self._advance(self.active, StepTotals(*boundary["totals"]), time.monotonic() - started)
         self._certificate, self._redone = outcome.certificate, redo
 
     def _note_first_forward(self) -> None:
-        if self._switched and self.retiring is not None:
-            self.retiring.following.measures.setdefault("first_forward_at_utc", time.time())
+        if self._switched and self.retirement is not None:
+            self.retirement.following.measures.setdefault("first_forward_at_utc", time.time())
 
     def _note_first_step(self) -> None:
         """After its first step, a new world no longer needs the old one: report "active"."""
-        if not self._switched or self.retiring is None:
+        if not self._switched or self.retirement is None:
             return
         self._switched = False
-        following = self.retiring.following
+        following = self.retirement.following
         following.measures["first_step_s"] = self.timings.steps[-1]
         following.end_rescue()
         self._stage(
@@ -441,11 +442,11 @@ class RankLoop:
         self.probe("leave")
         stays_s = 0.0 if following.request.rescues else following.request.cutover.store_s
         deadline = time.monotonic() + stays_s
-        with self.mailbox.changed:
-            while following.request.handoff_id not in self.mailbox.retired and time.monotonic() < deadline:
-                if self.mailbox.wishes.stop is not None:
+        with self.requests.changed:
+            while following.request.handoff_id not in self.requests.retired and time.monotonic() < deadline:
+                if self.requests.stored.stop is not None:
                     break
-                self.mailbox.changed.wait(0.25)
+                self.requests.changed.wait(0.25)
         following.drop()
         raise Ended(Ending.LEFT, reason)
 
@@ -453,18 +454,18 @@ class RankLoop:
 
     def _maintain(self) -> None:
         """Between steps or their parts: handle aborts and retired worlds, and attach a waiting stream to the steps."""
-        self.upcoming.drop_if_aborted()
-        for handoff_id in self.mailbox.take_retired():
-            if self.retiring is not None and self.retiring.handoff_id == handoff_id and not self._switched:
-                retiring, self.retiring = self.retiring, None
-                retiring.free_in_background()
-        stream = self.upcoming.stream()
+        self.pending.drop_if_aborted()
+        for handoff_id in self.requests.take_retired():
+            if self.retirement is not None and self.retirement.handoff_id == handoff_id and not self._switched:
+                retirement, self.retirement = self.retirement, None
+                retirement.free_in_background()
+        stream = self.pending.stream()
         if stream is not None and not stream.attached:
             stream.attach(self.progress.step, self.timings.steps, since=self._step_began)
 
     def _preparation(self, request: Order) -> Preparation:
         # Looks up the abort by handoff id, so an abort that comes before the preparation begins ends it too.
-        aborts = self.mailbox.aborts
+        aborts = self.requests.aborts
         preparation = (RescuePreparation if request.rescues else Preparation)(
             request,
             self.member,
@@ -472,7 +473,7 @@ class RankLoop:
             self.active,
             self.settings,
             aborted=lambda: request.handoff_id in aborts,
-            streaming=lambda: self.upcoming.report_stage(preparation, RankStage.STREAMING),
+            streaming=lambda: self.pending.report_stage(preparation, RankStage.STREAMING),
             probe=self.probe,
         )
         return preparation

@@ -22,7 +22,7 @@ from liver_core.streaming.memory_placement import MemoryPlacement
 from liver_core.training.job import TrainState
 from liver_core.transport.protocol import Read, Transport
 from liver_core.worlds.megatron import MegatronWorld, retire
-from liver_core.worlds.released import collect
+from liver_core.worlds.released_storage import collect
 
 COLLECT_AFTER_S = 1.0
 

@@ -12,19 +12,19 @@ import threading
 import time
 from collections.abc import Callable
 
-from liver_core.handoff.messages import Order, RankStage, Reason, Rung
+from liver_core.handoff.messages import Order, PreparePhase, RankStage, Reason, Rung
 from liver_core.handoff.ready_tag import NOTHING_WANTED, Agreement, BoundaryPhase, agreed, drop_word, ready_tag
 from liver_core.layout import Member
-from liver_core.rank.boundary_requests import Mailbox
+from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.preparation import Overtaken, Preparation, PrepareFailed, give_way
-from liver_core.rank.reporter import Saying
+from liver_core.rank.reporter import Reporter
 from liver_core.rank.store_exchange import Cancelled, ExchangeTimeout
 from liver_core.rank.stream.source_stream import SourceStream
 
 _log = logging.getLogger(__name__)
-_USERS_CODE = ("build model", "warm up", "load state")
+_USERS_CODE = (PreparePhase.BUILD_MODEL, PreparePhase.WARM_UP, PreparePhase.LOAD_STATE)
 """Phases that call the user's job: what is wrong with it is seen in the whole traceback only."""
 
 
@@ -40,7 +40,7 @@ class _Superseded(Exception):
     """A newer plan revision needs another world than the one that was built."""
 
 
-class Upcoming:
+class PendingHandoff:
     """See the module. `make` makes a preparation from a request. `trains` says whether this rank already has a world.
 
     `preparation` is that of the newest plan revision, `following` is the world it made. Both are None if no handoff is
@@ -50,16 +50,16 @@ class Upcoming:
     def __init__(
         self,
         member: Member,
-        mailbox: Mailbox,
-        saying: Saying,
+        requests: BoundaryRequests,
+        reporter: Reporter,
         make: Callable[[Order], Preparation],
         trains: Callable[[], bool],
     ) -> None:
         self.preparation: Preparation | None = None
         self.following: NextWorld | None = None
         self._member = member
-        self._mailbox = mailbox
-        self._saying = saying
+        self._requests = requests
+        self._reporter = reporter
         self._make = make
         self._trains = trains
         self._lock = threading.Lock()
@@ -86,10 +86,10 @@ class Upcoming:
                 self._begin(request)
             elif current.request.handoff_id != request.handoff_id:
                 text = f"still preparing handoff {current.request.handoff_id}"
-                self._saying.stage(request, RankStage.ABORTED, reason=self._reason(request, "prepare", text))
+                self._reporter.stage(request, RankStage.ABORTED, reason=self._reason(request, "prepare", text))
             elif request.plan_revision <= current.request.plan_revision:
                 return
-            elif self._cutting or self._mailbox.permits(request.handoff_id):
+            elif self._cutting or self._requests.permits(request.handoff_id):
                 text = "revision %d of handoff %s is rejected: the boundary of revision %d may be agreed already"
                 _log.warning(text, request.plan_revision, request.handoff_id, current.request.plan_revision)
             elif self._shown:
@@ -107,12 +107,12 @@ class Upcoming:
                 return
             # Report "ready" before the tag is shown, so that it never comes after the report of the boundary.
             if self.following is not None and self.following.request.handoff_id == handoff_id:
-                self._saying.stage(self.following.request, RankStage.READY, measures=self.following.measures)
-            self._mailbox.permit(handoff_id, plan_revision)
+                self._reporter.stage(self.following.request, RankStage.READY, measures=self.following.measures)
+            self._requests.permit(handoff_id, plan_revision)
 
     def withdraw(self, handoff_id: str) -> None:
         """Stop showing the ready tag. Has no effect if the boundary was agreed first."""
-        self._mailbox.withdraw(handoff_id)
+        self._requests.withdraw(handoff_id)
         with self._lock:
             following = self.following
             if following is None or following.request.handoff_id != handoff_id or self._cutting:
@@ -121,14 +121,14 @@ class Upcoming:
                 # All ranks may be agreeing on the tag right now. Report after the boundary, by its outcome.
                 self._report_due = True
                 return
-            self._saying.stage(following.request, RankStage.PREPARED, measures=following.measures)
+            self._reporter.stage(following.request, RankStage.PREPARED, measures=following.measures)
 
     # Boundaries, in the main thread.
 
     def word(self) -> int:
         """The word that this rank shows at the boundary that it enters now. `settle` must follow."""
         with self._lock:
-            word = self._mailbox.word()
+            word = self._requests.word()
             asked = agreed(word, word)
             self._shown = asked is not None and asked.phase is BoundaryPhase.READY
             return word
@@ -144,7 +144,7 @@ class Upcoming:
             drops = following is not None and following.request.rung is Rung.DROP_STEP
             if drops and following is not None and following.streams:
                 drops = following.request.deadline_utc - time.time() < needs_s
-            word = drop_word(self._mailbox.word()) if drops else NOTHING_WANTED
+            word = drop_word(self._requests.word()) if drops else NOTHING_WANTED
             self._shown = word != NOTHING_WANTED
             return word
 
@@ -158,7 +158,7 @@ class Upcoming:
             if following is None or self._cutting:
                 return following
             if report_due:
-                self._saying.stage(following.request, RankStage.PREPARED, measures=following.measures)
+                self._reporter.stage(following.request, RankStage.PREPARED, measures=following.measures)
             if later is not None and self.preparation is not None:
                 self._amend(self.preparation, later)
             return None
@@ -184,7 +184,7 @@ class Upcoming:
         """Between two steps: drop the world that was built, if an abort has come."""
         with self._lock:
             following = self.following
-            reason = None if following is None else self._mailbox.take_abort(following.request.handoff_id)
+            reason = None if following is None else self._requests.take_abort(following.request.handoff_id)
             if reason is None:
                 return
             self.following = self.preparation = None
@@ -198,7 +198,7 @@ class Upcoming:
         """The world that was built is the active one now."""
         following = self._detach()
         assert following is not None
-        self._mailbox.withdraw(following.request.handoff_id)
+        self._requests.withdraw(following.request.handoff_id)
 
     def _detach(self) -> NextWorld | None:
         """No handoff is pending any more. Returns the world that was built."""
@@ -232,19 +232,19 @@ class Upcoming:
 
     def _await_permission(self, preparation: Preparation, made: NextWorld) -> None:
         reason = None
-        with self._mailbox.changed:
+        with self._requests.changed:
             while reason is None:
                 request = made.request
                 if preparation.superseded:
                     raise _Superseded
-                if self._mailbox.wishes.ready == (request.handoff_id, request.plan_revision):
+                if self._requests.stored.ready == (request.handoff_id, request.plan_revision):
                     return
-                reason = self._mailbox.aborts.get(request.handoff_id)
+                reason = self._requests.aborts.get(request.handoff_id)
                 left_s = request.boundary_by(self._member) - time.time()
                 if reason is None and left_s <= 0:
                     reason = self._reason(request, "ready", "no permission before the deadline")
                 if reason is None:
-                    self._mailbox.changed.wait(min(0.5, max(0.01, left_s)))
+                    self._requests.changed.wait(min(0.5, max(0.01, left_s)))
         self.drop(reason)
         raise NoPartInHandoff(reason)
 
@@ -259,7 +259,7 @@ class Upcoming:
         except (Cancelled, ExchangeTimeout) as error:
             if preparation.superseded:
                 raise _Superseded from None
-            reason = self._mailbox.take_abort(request.handoff_id) or self._reason(request, "boundary", str(error))
+            reason = self._requests.take_abort(request.handoff_id) or self._reason(request, "boundary", str(error))
             self.drop(reason)
             raise NoPartInHandoff(reason) from error
         with self._lock:
@@ -280,16 +280,16 @@ class Upcoming:
             current.amend(request)
             made = self.following
             reason, measures = (None, None) if made is None else (made.why_it_fell, made.measures)
-            self._saying.stage(request, current.stage, reason=reason, measures=measures)
+            self._reporter.stage(request, current.stage, reason=reason, measures=measures)
             return
         if not request.names(self._member):
             text = f"this member has no part in revision {request.plan_revision} of the plan"
-            self._mailbox.abort(request.handoff_id, self._reason(request, "amend", text))
+            self._requests.abort(request.handoff_id, self._reason(request, "amend", text))
             return
         before, self.following = self.following, None
         self.preparation = self._make(request)
         current.superseded = True
-        self._mailbox.wake()
+        self._requests.wake()
         if before is not None and self._trains():
             self._in_background(self.preparation, before)
 
@@ -318,7 +318,7 @@ class Upcoming:
             return preparation.run(), None
         except Overtaken as overtaken:
             # The others already have a newer order. Wait until it comes here, or an abort. Report nothing until then.
-            self._mailbox.wait_for(preparation.aborted, preparation.deadline)
+            self._requests.wait_for(preparation.aborted, preparation.deadline)
             return None, overtaken
         except (PrepareFailed, Cancelled) as error:
             if isinstance(error, PrepareFailed) and error.phase in _USERS_CODE:
@@ -330,25 +330,25 @@ class Upcoming:
         with self._lock:
             preparation.stage = stage
             if not preparation.superseded:
-                self._saying.stage(preparation.request, stage)
+                self._reporter.stage(preparation.request, stage)
 
     def _built(self, preparation: Preparation, made: NextWorld | None, problem: Exception | None) -> None:
         """With the lock: the newest revision is built, or its build failed. Report it."""
         request = preparation.request
         if made is not None:
             self.following, preparation.stage = made, RankStage.PREPARED
-            self._saying.stage(request, RankStage.PREPARED, reason=made.why_it_fell, measures=made.measures)
+            self._reporter.stage(request, RankStage.PREPARED, reason=made.why_it_fell, measures=made.measures)
             return
         self.preparation = None
         phase = problem.phase if isinstance(problem, PrepareFailed) else "prepare"
-        reason = self._mailbox.take_abort(request.handoff_id) or self._reason(request, phase, str(problem))
-        self._saying.stage(request, RankStage.ABORTED, reason=reason)
+        reason = self._requests.take_abort(request.handoff_id) or self._reason(request, phase, str(problem))
+        self._reporter.stage(request, RankStage.ABORTED, reason=reason)
 
     def _drop(self, following: NextWorld | None, reason: Reason) -> None:
         if following is not None:
-            self._mailbox.withdraw(following.request.handoff_id)
+            self._requests.withdraw(following.request.handoff_id)
             following.drop()
-            self._saying.stage(following.request, RankStage.ABORTED, reason=reason, measures=following.measures)
+            self._reporter.stage(following.request, RankStage.ABORTED, reason=reason, measures=following.measures)
 
     def _reason(self, request: Order, phase: str, text: str) -> Reason:
         return Reason(text, phase, request.rank_of(self._member))

@@ -1,29 +1,46 @@
-"""What a rank says of a handoff, in order; the word that a cutover has begun waits, since it would cost the pause."""
+"""A rank reports its stages in order. The report that a cutover has begun is delayed, because sending it would lengthen
+the pause. Two listeners exist: the agent's worker, and the tests' recorder."""
 
 from __future__ import annotations
 
 import threading
+from typing import Protocol
 
 from liver_core.handoff.messages import Order, RankStage, Reason
-from liver_core.rank.listener import Listener
+from liver_core.rank.step_boundary import StepTotals
+from liver_core.state.small_state import TrainingProgress
 
-CUTTING_OVER_SAID_S = 0.25
-"""How long that word may wait. Agents and service that act on it would take the cores from the ranks that cut over."""
+CUTTING_OVER_DELAY_S = 0.25
+"""How long that report may wait. Agents and service would act on it and take CPU time from the ranks that cut over."""
 
 
-class Saying:
-    """Passes stages on to the listener; any thread may call."""
+class Listener(Protocol):
+    """Receives a rank's reports: the agent's worker, or a test. Called from several threads; must not block."""
+
+    def stage(
+        self, request: Order, stage: RankStage, *, reason: Reason | None, measures: dict[str, float], certificate: str
+    ) -> None: ...
+
+    def step(self, generation: int, progress: TrainingProgress, totals: StepTotals, seconds: float) -> None: ...
+
+    def checkpointed(self, path: str, step: int, seconds: float) -> None: ...
+
+    def checkpoint_failed(self, path: str, text: str) -> None: ...
+
+
+class Reporter:
+    """Passes stages on to the listener. Any thread may call."""
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._lock = threading.Lock()
-        self._unsaid: Order | None = None
+        self._delayed: Order | None = None
 
     def cutting_over(self, request: Order) -> None:
-        """Say CUTTING_OVER when the pause takes long, else just before whatever is said next of this handoff."""
+        """Report CUTTING_OVER once the pause has taken long, or just before the next report of this handoff."""
         with self._lock:
-            self._unsaid = request
-        later = threading.Timer(CUTTING_OVER_SAID_S, self._catch_up, (request,))
+            self._delayed = request
+        later = threading.Timer(CUTTING_OVER_DELAY_S, self._send_delayed, (request,))
         later.daemon = True
         later.start()
 
@@ -37,11 +54,11 @@ class Saying:
         certificate: str = "",
     ) -> None:
         """This rank is at `stage` of the handoff of `request`."""
-        self._catch_up(request)
+        self._send_delayed(request)
         self._listener.stage(request, stage, reason=reason, measures=dict(measures or {}), certificate=certificate)
 
-    def _catch_up(self, request: Order) -> None:
+    def _send_delayed(self, request: Order) -> None:
         with self._lock:
-            if self._unsaid is request:
-                self._unsaid = None
+            if self._delayed is request:
+                self._delayed = None
                 self._listener.stage(request, RankStage.CUTTING_OVER, reason=None, measures={}, certificate="")

@@ -9,11 +9,11 @@ from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.next_world import NextWorld
 from liver_core.state.live_state import free
 from liver_core.worlds.megatron import retire
-from liver_core.worlds.released import collect
+from liver_core.worlds.released_storage import collect
 
 
 @dataclass(slots=True)
-class Retiring:
+class Retirement:
     """What a handoff leaves, kept until every rank of the new world has reported its first step."""
 
     handoff_id: str

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from liver_core.layout import Box, LayoutError, Manifest, ResidentBox, Roster, check_fits, resident_boxes
-from liver_core.layout.local import stages_of
+from liver_core.layout.local_parameters import stages_of
+from liver_core.reshard.copy_runs import join_runs, runs_between
 from liver_core.reshard.plan import CopyRuns, PlanLimits, RankPlan, Transfer
 from liver_core.reshard.plan_error import PlanError
 from liver_core.reshard.replicas import ReplicaChoice
-from liver_core.reshard.runs import join_runs, runs_between
 from liver_core.reshard.sources import Holding, holdings
 
 # Runs are joined only once all are known; this bounds what is held until then.

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from liver_core.layout import Box, Manifest, ResidentBox, Roster, flat_range_to_boxes, resident_boxes
+from liver_core.reshard.copy_runs import join_runs
 from liver_core.reshard.plan import CopyRuns, RankPlan, Transfer
 from liver_core.reshard.plan_error import PlanError
 from liver_core.reshard.planner import plan_rank
-from liver_core.reshard.runs import join_runs
 from liver_core.reshard.sources import holdings
 
 

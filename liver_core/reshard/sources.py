@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from liver_core.layout import Box, LocalParameter, Manifest, ParallelLayout, local_to_global_boxes
-from liver_core.layout.local import stages_of
+from liver_core.layout.local_parameters import stages_of
 from liver_core.layout.shards import stage_buckets
 
 

@@ -11,7 +11,7 @@ import torch
 
 from liver_core.state.live_state import LiveState
 from liver_core.streaming.memory_placement import GRAD, WEIGHTS, Area
-from liver_core.worlds.released import discard, pin, restore
+from liver_core.worlds.released_storage import discard, pin, restore
 
 
 def wait_in_host_memory(live: LiveState, areas: Iterable[Area]) -> int:

@@ -15,8 +15,8 @@ from enum import StrEnum
 
 import torch
 
+from liver_core.reshard.copy_runs import join_runs
 from liver_core.reshard.plan import CopyRuns
-from liver_core.reshard.runs import join_runs
 from liver_core.streaming.follow import (
     Begin,
     Converged,

@@ -26,7 +26,7 @@ from liver_core.state.small_state import TrainingProgress, collect, install, res
 from liver_core.training.cursor import DataCursor, chained, digest_part
 from liver_core.training.job import MicroBatch, StepResult, TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld, activate, bring_up, building, random_state, retire, seed_streams
-from liver_core.worlds.released import released
+from liver_core.worlds.released_storage import released
 
 _HOST = "127.0.0.1"
 _GROUP_S = 60.0

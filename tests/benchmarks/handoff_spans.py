@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from liver_core.handoff.messages import Rung
 from liver_core.rank import loop
-from liver_core.rank import pending_handoff as upcoming
 from liver_core.rank import step_boundary as boundary
+from liver_core.rank.pending_handoff import PendingHandoff
 from liver_core.streaming.ring import SourceRing
 from liver_core.training.gpt import GptJob
 from liver_core.transport.nixl import NixlTransport
@@ -78,7 +78,7 @@ def _put_clocks(spent: Spent) -> None:
     for name in _BOOKKEEPING:
         setattr(loop.RankLoop, name, _clocked(getattr(loop.RankLoop, name), "bookkeeping", spent))
     for name in ("chain", "word", "settle", "stream"):
-        setattr(upcoming.Upcoming, name, _clocked(getattr(upcoming.Upcoming, name), "bookkeeping", spent))
+        setattr(PendingHandoff, name, _clocked(getattr(PendingHandoff, name), "bookkeeping", spent))
     publish, read = SourceRing.publish, NixlTransport.read
 
     def counted_publish(self: Any, gradients: Any, header: Any) -> None:

@@ -19,7 +19,7 @@ from statistics import median
 
 import torch
 
-from agent.driver.measures import merge_measures
+from agent.driver.handoff_measures import merge_measures
 from agent.protocol.sync import HandoffMeasures
 from liver_core.handoff.messages import Rung
 from liver_core.streaming.header import StepHeader

@@ -184,7 +184,7 @@ def _obey(pipe: Any, loop: Any, recorder: Recorder) -> None:
             name, arguments = pipe.recv()
         except (EOFError, OSError):
             return
-        target = next(part for part in (recorder, loop, loop.mailbox) if hasattr(part, name))
+        target = next(part for part in (recorder, loop, loop.requests) if hasattr(part, name))
         getattr(target, name)(*arguments)
         if name in HURRYING:
             recorder.hurry(loop.progress.step + HURRIED_STEPS)
@@ -240,8 +240,8 @@ class Recorder:
 
     def tell_rescue(self) -> None:
         """Say how many bytes are kept for leavers of the last handoff."""
-        retiring = self.loop.retiring
-        rescue = None if retiring is None else retiring.following.rescue
+        retirement = self.loop.retirement
+        rescue = None if retirement is None else retirement.following.rescue
         self.listener.send("rescue", -1 if rescue is None else rescue.bytes)
 
     def tell_optimizer(self) -> None:
@@ -374,7 +374,7 @@ class Recorder:
                 self.records[("step", step, active.world.rank)] = record
 
     def _tell_memory(self, name: str = "resident") -> None:
-        from liver_core.worlds.released import trim
+        from liver_core.worlds.released_storage import trim
 
         # What malloc keeps of the last step would drown what is looked for.
         trim()

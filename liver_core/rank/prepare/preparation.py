@@ -47,7 +47,7 @@ from liver_core.training.job import TrainingJob
 from liver_core.transport.protocol import Transport
 from liver_core.worlds.groups import connect_store, plainly
 from liver_core.worlds.megatron import bring_up, building
-from liver_core.worlds.released import released, trim
+from liver_core.worlds.released_storage import released, trim
 
 
 class PrepareFailed(RuntimeError):
@@ -111,14 +111,14 @@ class Preparation:
         self.made: NextWorld | None = None
         self.stage = RankStage.PREPARING
         self.superseded = False
-        self._told_to_abort = aborted
+        self._abort_requested = aborted
         self._streaming = streaming
         self._amending = threading.Lock()
         self._phase = PreparePhase.CONNECT
 
     def aborted(self) -> bool:
         """Whether there is no use in going on."""
-        return self.superseded or self._told_to_abort()
+        return self.superseded or self._abort_requested()
 
     def amend(self, request: Order) -> None:
         """A newer plan revision of the same target, with a nearer deadline; from any thread."""
@@ -127,7 +127,7 @@ class Preparation:
             if self.made is not None:
                 self.made.request = request
                 if self.made.target_stream is not None:
-                    self.made.target_stream.hasten(self.deadline)
+                    self.made.target_stream.set_deadline(self.deadline)
 
     def run(self) -> NextWorld:
         """Build. Raises PrepareFailed naming the phase, Overtaken, or Cancelled; nothing is left behind in any case."""

@@ -40,7 +40,7 @@ class RescuePreparation(Preparation):
         the phase; an abort comes too late, but what another rank says of a failure ends it."""
         made = self.made
         assert made is not None
-        self.deadline, self._told_to_abort = until, lambda: failure_of_others(made.exchange) != ""
+        self.deadline, self._abort_requested = until, lambda: failure_of_others(made.exchange) != ""
         try:
             self._do(made, self._building_steps(made))
         except Exception as error:

@@ -20,7 +20,7 @@ from liver_core.state.megatron_optimizer import distributed_optimizer, element_s
 from liver_core.state.optimizer_step import hyper_parameters
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.ring import SourceRing
-from liver_core.worlds.released import discard
+from liver_core.worlds.released_storage import discard
 
 POLL_S = 0.02
 STANDING_SHARE = 0.8

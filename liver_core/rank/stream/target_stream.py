@@ -31,7 +31,7 @@ from liver_core.streaming.reader import Following, StreamEnd, StreamResult, Targ
 from liver_core.streaming.tiles import LOCAL, Span, cut_tiles
 from liver_core.streaming.window_step import Replayer
 from liver_core.transport.protocol import Transport
-from liver_core.worlds.released import discard
+from liver_core.worlds.released_storage import discard
 
 SHARE_LEAST = 0.1
 SLOWED, UNDISTURBED = 1.10, 1.03
@@ -265,7 +265,7 @@ class LiveTarget:
         self._certified = True
         self._stream.set_share(1.0)
 
-    def hasten(self, deadline: float) -> None:
+    def set_deadline(self, deadline: float) -> None:
         """Set the handoff's new, earlier deadline, in time.monotonic() seconds."""
         self._deadline = deadline
 

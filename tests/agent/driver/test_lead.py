@@ -79,8 +79,8 @@ class Scene:
             journal=Journal(),
             stores=Stores(),
             outbox=SimpleNamespace(put_handoff=self.mirrors.append),
-            poke=lambda: None,
-            mention=lambda: None,
+            sync_soon=lambda: None,
+            sync_with_progress=lambda: None,
             now=lambda: self.now,
             service_is_there=lambda: False,
         )
@@ -220,7 +220,7 @@ def test_a_boundary_that_comes_before_permission_is_taken_back_leaves_the_notice
         await now.notice(60.0, "c", "d")
         mirror = now.mirrors[-1]
         assert (now.state, mirror.leaving, mirror.superseded) == (ProposerState.PERMITTED, ("d",), False)
-        assert "refused" not in now.lead.said, "nobody asks for what comes too late"
+        assert "refused" not in now.lead.status, "nobody asks for what comes too late"
 
     asyncio.run(run())
 

@@ -7,8 +7,8 @@ from uuid import uuid4
 
 import pytest
 
+from agent.driver.handoff_measures import merge_measures
 from agent.driver.journal_records import SlotMemory
-from agent.driver.measures import merge_measures
 from agent.driver.planning import (
     Intent,
     Learned,

@@ -119,7 +119,7 @@ def run_while(service_url: str, check: "object") -> None:
 def test_reports_are_numbered_and_orders_are_taken(service: Service) -> None:
     async def check(agent: Agent) -> None:
         await eventually(lambda: agent.orders, "orders")
-        agent.link.poke()
+        agent.link.sync_soon()
         await eventually(lambda: len(agent.orders) == 2, "orders after news")
         assert service.reports == [1, 2]
         assert agent.link.state is LinkState.CONNECTED
@@ -140,12 +140,12 @@ def test_progress_is_told_within_a_second_or_so_and_news_does_not_wait_for_it(se
     async def check(agent: Agent) -> None:
         await eventually(lambda: agent.orders, "orders")
         began = time.monotonic()
-        agent.link.mention()
+        agent.link.sync_with_progress()
         await eventually(lambda: len(agent.orders) == 2, "orders after progress")
         assert time.monotonic() - began > CALM_S / 2
         began = time.monotonic()
-        agent.link.mention()
-        agent.link.poke()
+        agent.link.sync_with_progress()
+        agent.link.sync_soon()
         await eventually(lambda: len(agent.orders) == 3, "orders after news")
         assert time.monotonic() - began < CALM_S / 2 + SPACING_S
 
@@ -156,7 +156,7 @@ def test_a_service_that_fails_for_a_while_is_away_and_then_back(service: Service
     async def check(agent: Agent) -> None:
         await eventually(lambda: agent.orders, "orders")
         service.answer = (503, "starting")
-        agent.link.poke()
+        agent.link.sync_soon()
         await eventually(lambda: agent.link.state is LinkState.AWAY, "away")
         assert "503" in agent.link.reason
         service.answer = None
@@ -171,7 +171,7 @@ def test_news_does_not_cut_a_backoff_short(service: Service) -> None:
         await eventually(lambda: agent.link.state is LinkState.AWAY, "away")
         before = len(service.reports)
         for _ in range(5):
-            agent.link.poke()
+            agent.link.sync_soon()
             await asyncio.sleep(0.01)
         assert len(service.reports) <= before + 1
 
@@ -212,7 +212,7 @@ def test_a_refusal_after_the_first_answer_is_reported_and_asked_again(service: S
     async def check(agent: Agent) -> None:
         await eventually(lambda: agent.orders, "orders")
         service.answer = (401, '{"detail": "the token was revoked"}')
-        agent.link.poke()
+        agent.link.sync_soon()
         await eventually(lambda: agent.link.state is LinkState.REFUSED, "refused")
         service.answer = None
         await eventually(lambda: agent.link.state is LinkState.CONNECTED, "connected again")

@@ -208,7 +208,7 @@ def test_an_agent_is_silent_only_after_several_tries_and_until_it_speaks() -> No
             with pytest.raises(PeerUnreachable):
                 await client.send(envelope())
             assert ("b" in client.unreachable_since("job")) == (tries >= 3)
-        client.heard_from("job", "b")
+        client.mark_reachable("job", "b")
         assert client.unreachable_since("job") == {}
         await client.close()
 

@@ -97,8 +97,8 @@ def test_the_first_rung_that_fits_is_taken_and_all_above_it_are_named(inputs: La
     choice = choose_rung(inputs)
     assert choice.rung is expected, choice.reason
     rungs = list(Rung)
-    assert [rung for rung, _ in choice.said] == rungs[: rungs.index(expected) + 1]
-    assert all(text for _, text in choice.said)
+    assert [rung for rung, _ in choice.verdicts] == rungs[: rungs.index(expected) + 1]
+    assert all(text for _, text in choice.verdicts)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_the_first_rung_that_fits_is_taken_and_all_above_it_are_named(inputs: La
     ],
 )
 def test_what_is_said_of_a_rung_names_its_numbers(inputs: LadderInputs, rung: Rung, text: str):
-    assert dict(choose_rung(inputs).said)[rung] == text
+    assert dict(choose_rung(inputs).verdicts)[rung] == text
 
 
 def test_the_time_that_is_left_decides_between_the_rungs():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from liver_core.layout import Box
 from liver_core.reshard import CopyRuns, PlanError
-from liver_core.reshard.runs import join_runs, runs_between
+from liver_core.reshard.copy_runs import join_runs, runs_between
 
 
 def test_a_column_slice_is_one_run_with_a_count_however_many_rows_it_has():

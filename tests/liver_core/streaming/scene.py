@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 
 from liver_core.reshard import CopyRuns, RankPlan, Transfer
-from liver_core.reshard.runs import join_runs
+from liver_core.reshard.copy_runs import join_runs
 from liver_core.streaming.follow import Follower, FollowLimits
 from liver_core.streaming.reader import Following, StreamResult, TargetStream
 from liver_core.streaming.ring import SourceRing

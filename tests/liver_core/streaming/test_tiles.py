@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liver_core.reshard import CopyRuns, PlanError, RankPlan, Transfer
-from liver_core.reshard.runs import join_runs
+from liver_core.reshard.copy_runs import join_runs
 from liver_core.streaming.tiles import LOCAL, Tile, clip_runs, cut_tiles
 
 ROWS_MAX = 6

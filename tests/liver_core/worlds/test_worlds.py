@@ -111,7 +111,7 @@ def _build_in_background(rank: int, port: int, corpus: str) -> tuple[list[str], 
     from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 
     from liver_core.worlds.megatron import activate, building, seed_streams
-    from liver_core.worlds.released import released
+    from liver_core.worlds.released_storage import released
     from tests.cluster.real_ranks_process import make_job
 
     def observe() -> dict[str, Any]:

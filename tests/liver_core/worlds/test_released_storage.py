@@ -64,7 +64,7 @@ def _build_again_and_again(rank: int, port: int, corpus: str) -> dict[str, Any]:
     from liver_core.state.megatron_optimizer import distributed_optimizer
     from liver_core.worlds.groups import connect_store
     from liver_core.worlds.megatron import activate, bring_up, building
-    from liver_core.worlds.released import discard, released, restore, trim
+    from liver_core.worlds.released_storage import discard, released, restore, trim
     from tests.cluster.real_ranks_process import make_job, resident_bytes
 
     job = make_job(RankSetup(small_gpt(corpus, **BIG)))
@@ -100,7 +100,7 @@ def _build_again_and_again(rank: int, port: int, corpus: str) -> dict[str, Any]:
 def _discard_what_numpy_saw(rank: int, port: int) -> tuple[int, int]:
     import torch
 
-    from liver_core.worlds.released import discard
+    from liver_core.worlds.released_storage import discard
     from tests.cluster.real_ranks_process import resident_bytes
 
     before = resident_bytes()

@@ -1,0 +1,61 @@
+"""A build that fails in the user's code leaves the user's traceback in the rank's log; our own refusals do not."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from liver_core.handoff.messages import Order, PreparePhase, RankStage
+from liver_core.layout import Member
+from tests.liver_core.handoff.samples import order
+
+pytestmark = pytest.mark.real
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.reasons: list[str] = []
+
+    def stage(self, request: Order, stage: RankStage, **report: Any) -> None:
+        if stage is RankStage.ABORTED:
+            self.reasons.append(str(report["reason"]))
+
+
+@pytest.mark.parametrize(
+    ("phase", "shows"),
+    [(PreparePhase.BUILD_MODEL, True), (PreparePhase.LOAD_STATE, True), (PreparePhase.ESTIMATE_MEMORY, False)],
+)
+def test_a_failure_in_the_users_code_shows_its_traceback(
+    caplog: pytest.LogCaptureFixture, phase: PreparePhase, shows: bool
+):
+    from liver_core.rank.boundary_requests import BoundaryRequests
+    from liver_core.rank.pending_handoff import PendingHandoff
+    from liver_core.rank.prepare.preparation import PrepareFailed
+    from liver_core.rank.reporter import Reporter
+
+    def forget_a_layer() -> None:
+        raise KeyError("layer 7")
+
+    class Preparation:
+        stage, superseded, deadline = RankStage.PREPARING, False, time.monotonic() + 5.0
+
+        def __init__(self, request: Order) -> None:
+            self.request = request
+
+        def run(self) -> None:
+            try:
+                forget_a_layer()
+            except KeyError as error:
+                raise PrepareFailed(phase, str(error)) from error
+
+    listener: Any = Recorder()
+    make: Any = Preparation
+    pending = PendingHandoff(Member("a", 0), BoundaryRequests(), Reporter(listener), make, lambda: True)
+    pending.prepare(order())
+    ends = time.monotonic() + 5.0
+    while not listener.reasons and time.monotonic() < ends:
+        time.sleep(0.01)
+    assert phase.replace("_", " ") in listener.reasons[0]
+    assert ("forget_a_layer" in caplog.text) is shows
