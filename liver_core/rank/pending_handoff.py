@@ -19,7 +19,7 @@ from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.preparation import Overtaken, Preparation, PrepareFailed, give_way
-from liver_core.rank.reporter import Reporter
+from liver_core.rank.reporter import StageReporter
 from liver_core.rank.store_exchange import Cancelled, ExchangeTimeout
 from liver_core.rank.stream.source_stream import SourceStream
 
@@ -51,7 +51,7 @@ class PendingHandoff:
         self,
         member: Member,
         requests: BoundaryRequests,
-        reporter: Reporter,
+        reporter: StageReporter,
         make: Callable[[Order], Preparation],
         trains: Callable[[], bool],
     ) -> None:

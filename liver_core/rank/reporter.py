@@ -28,7 +28,7 @@ class Listener(Protocol):
     def checkpoint_failed(self, path: str, text: str) -> None: ...
 
 
-class Reporter:
+class StageReporter:
     """Passes stages on to the listener. Any thread may call."""
 
     def __init__(self, listener: Listener) -> None:

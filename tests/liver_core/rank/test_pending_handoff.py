@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -17,10 +18,12 @@ pytestmark = pytest.mark.real
 class Recorder:
     def __init__(self) -> None:
         self.reasons: list[str] = []
+        self.aborted = threading.Event()
 
     def stage(self, request: Order, stage: RankStage, **report: Any) -> None:
         if stage is RankStage.ABORTED:
             self.reasons.append(str(report["reason"]))
+            self.aborted.set()
 
 
 @pytest.mark.parametrize(
@@ -33,7 +36,7 @@ def test_a_failure_in_the_users_code_shows_its_traceback(
     from liver_core.rank.boundary_requests import BoundaryRequests
     from liver_core.rank.pending_handoff import PendingHandoff
     from liver_core.rank.prepare.preparation import PrepareFailed
-    from liver_core.rank.reporter import Reporter
+    from liver_core.rank.reporter import StageReporter
 
     def forget_a_layer() -> None:
         raise KeyError("layer 7")
@@ -52,10 +55,8 @@ def test_a_failure_in_the_users_code_shows_its_traceback(
 
     listener: Any = Recorder()
     make: Any = Preparation
-    pending = PendingHandoff(Member("a", 0), BoundaryRequests(), Reporter(listener), make, lambda: True)
+    pending = PendingHandoff(Member("a", 0), BoundaryRequests(), StageReporter(listener), make, lambda: True)
     pending.prepare(order())
-    ends = time.monotonic() + 5.0
-    while not listener.reasons and time.monotonic() < ends:
-        time.sleep(0.01)
+    assert listener.aborted.wait(5.0)
     assert phase.replace("_", " ") in listener.reasons[0]
     assert ("forget_a_layer" in caplog.text) is shows
