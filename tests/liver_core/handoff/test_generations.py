@@ -1,4 +1,4 @@
-"""Numbers of generations: the service and the agents never take the same one, whatever either has heard of the other."""
+"""Numbers of generations: service and agents never take the same one, whatever either has heard of the other."""
 
 import pytest
 from hypothesis import given
