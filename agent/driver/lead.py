@@ -45,6 +45,7 @@ from liver_core.handoff import (
     StoreAddress,
     choose_rung,
 )
+from liver_core.handoff.generations import next_handoff, start_of
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import (
     Amend,
@@ -335,9 +336,13 @@ class Lead:
             return
         intent = on_rung(wanted, choice, inputs, now=self._node.now())
         used = max(self._proposer.record.highest_generation, order.next_generation - 1, wanted.source.generation)
+        generation = next_handoff(used)
+        if start_of(used) > start_of(wanted.source.generation) or generation is None:
+            self._say(f"no handoff of generation {wanted.source.generation}: the service has started generation {used}")
+            return
         self._proposer.record = replace(self._proposer.record, highest_generation=used)
         self._say(f"opening handoff {intent.handoff_id} to {intent.plan.layout}: {intent.reason}")
-        self._opening = (intent, asyncio.create_task(self._host_store(intent, used + 1)))
+        self._opening = (intent, asyncio.create_task(self._host_store(intent, generation)))
 
     def _ladder(self, order: JobOrder, wanted: Intent) -> LadderInputs:
         left_s = wanted.deadline_utc - self._node.now() if wanted.notice_at is not None else None

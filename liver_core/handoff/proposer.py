@@ -8,6 +8,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import assert_never
 
+from liver_core.handoff.generations import next_handoff, next_start
 from liver_core.handoff.messages import HandoffId, Order, Phase, Reason, Report, Rung, Stage
 from liver_core.handoff.proposer_events import (
     ENDED_MAX,
@@ -106,7 +107,9 @@ class Proposer:
         refusal = self._open_refusal(proposal, now)
         if refusal is not None:
             return (Refused(proposal.handoff_id, Reason(refusal, "open")),)
-        generation = max(self.record.highest_generation, self._highest_seen, proposal.parent) + 1
+        generation = self._next_generation(proposal)
+        if generation is None:
+            return (Refused(proposal.handoff_id, Reason("generation: this start has no number left", "open")),)
         self.record = replace(
             self.record,
             highest_generation=generation,
@@ -119,6 +122,11 @@ class Proposer:
         )
         self.tally = Tally(proposal)
         return (*self._enter(now), *self._orders(now))
+
+    def _next_generation(self, proposal: Proposal) -> int | None:
+        used = max(self.record.highest_generation, self._highest_seen, proposal.parent)
+        restarts = proposal.source is None or proposal.rung is Rung.CHECKPOINT
+        return next_start(used) if restarts else next_handoff(used)
 
     def _open_refusal(self, proposal: Proposal, now: float) -> str | None:
         if self.record.proposal is not None:

@@ -14,7 +14,7 @@ REASON_CHARS_MAX = 2_000
 NAME_CHARS_MAX = 256
 COUNT_MAX = 2**53 - 1
 """Above it a JSON number is not the same integer for every reader."""
-GENERATION_MAX = 2**31 - 1
+GENERATION_MAX = COUNT_MAX
 LONG_S_MAX = 1e9
 UTC_LEAST, UTC_MOST = 946_684_800.0, 7_258_118_400.0
 """The years 2000 to 2200, in seconds since 1970."""

@@ -89,7 +89,7 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
         if not is_newer(new, old):
             return Mirrored()
     generation_taken = _claim_number(session, job, mirror, now=now)
-    if generation_taken is not None:
+    if generation_taken is not None and mirror.state is not HandoffState.ABORTED:
         return Mirrored(generation_taken, orders_differ=True)
     opened = row is None or row.generation is None
     if row is None:
@@ -98,6 +98,9 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
     with session.no_autoflush:
         _copy_over(row, mirror, now=now)
         row.source_layout = row.source_layout or _layout_of_parent(session, job, mirror)
+        if generation_taken is not None:
+            # Two agents took the same number before either heard of the other. Every attempt is recorded.
+            row.generation = None
     burn(job, mirror.generation)
     session.flush()
     if mirror.state is not HandoffState.ABORTED:

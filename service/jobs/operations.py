@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from agent.protocol.errors import FieldProblem
 from agent.protocol.jobfile import JobFile
 from agent.protocol.values import Placement
+from liver_core.handoff.generations import next_start
 from liver_core.layout import Roster, to_json
 from service.db.base import ORDERS_SEQUENCE
 from service.db.wake import job_topic, node_topic, notify
@@ -111,8 +112,8 @@ def touch(session: Session, job: JobRow, *, now: datetime) -> None:
 
 
 def start_generation(session: Session, job: JobRow, target: Placement, birth: Birth, *, now: datetime) -> GenerationRow:
-    """Use the next number for a new world, started from initialisation or a checkpoint, and make it active."""
-    number, parent = job.next_generation, job.active_generation
+    """Begin a new start of the job: a world from initialisation or a checkpoint. Make it active."""
+    number, parent = next_start(job.next_generation - 1), job.active_generation
     roster = Roster(job_id=job.job_id, generation=number, layout=target.layout, members=target.members)
     row = add_generation(session, job, roster, birth, parent=parent, now=now)
     if not activate(session, job, expected=parent, generation=number):

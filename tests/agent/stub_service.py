@@ -29,6 +29,7 @@ from agent.protocol.sync import (
 )
 from agent.protocol.values import HandoffCause, HandoffState, Placement
 from liver_core.handoff import StoreAddress
+from liver_core.handoff.generations import next_start
 from liver_core.layout import Member, ParallelLayout, Roster
 
 JOB_ID = "fake-job"
@@ -111,9 +112,9 @@ class StubService:
             return self.handoff.handoff_id
 
     def restart(self, nodes: tuple[str, ...], source: GenerationSource, generation: int | None = None) -> None:
-        """A generation that the service starts, on these nodes; by default under the next number."""
+        """A generation that the service starts, on these nodes; by default a new start."""
         with self.lock:
-            self.generation = generation or self.next_generation
+            self.generation = generation or next_start(self.next_generation - 1)
             self.next_generation = max(self.next_generation, self.generation + 1)
             self.origin, self.source = uuid4(), source
             self.roster = roster_of(self.generation, nodes)

@@ -23,6 +23,7 @@ from liver_core.handoff import (
     Reason,
     Stage,
     ladder,
+    proposer,
     refusals,
 )
 from liver_core.handoff.cutover import (
@@ -273,6 +274,10 @@ def _any_roster(order: Order, record: ParticipantRecord, member: Member) -> str 
     return None
 
 
+def _after_the_highest_it_knows(highest: int) -> int:
+    return highest + 1
+
+
 def _most_are_ready(tally: Tally, plan_revision: int) -> bool:
     ready = [member for member in tally.members if tally._is_ready(member, plan_revision)]
     return len(ready) >= len(tally.members) - 1
@@ -296,6 +301,7 @@ REQUIRED = {
     "two proposers": Bug(Machines(participant=PromisesTwice)),
     "vote lost on restart": Bug(Machines(participant=ForgetsItsPromise)),
     "speak before persist": Bug(Machines(participant=SpeaksBeforeItPersists)),
+    "restart numbered like a handoff": Bug(patches=((proposer, "next_start", _after_the_highest_it_knows),)),
     "stale roster": Bug(patches=((refusals, "_roster_refusal", _any_roster),)),
     "amend after GO": Bug(Machines(proposer=AmendsAtAnyTime)),
     "stale revision counted in the tally": Bug(patches=((Tally, "_is_ready", _ready_in_any_revision),), first_seed=500),

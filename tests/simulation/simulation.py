@@ -86,6 +86,7 @@ class Simulation:
         self.armed: list[tuple[str, Member]] = []
         self.waiting_faults = [fault for fault in self.plan.faults if fault.trigger]
         self.handoffs = 0
+        self.job_row = 1  # the service's: the highest generation of a start
         self.wanted: tuple[Member, ...] | None = None
         self.broken_since: float | None = None
         first = Roster(self.job_id, 1, ParallelLayout(dp=len(self.plan.first)), self.plan.first)
@@ -397,10 +398,10 @@ class Simulation:
             case "restart" if self._restarting():
                 pass
             case "restart":
-                host.handle(Open(self._proposal(self.worlds[max(self.worlds)].roster, intent.members, Rung.CHECKPOINT)))
+                self._open_restart(host, intent.members)
             case _:
                 newest = self.worlds[max(self.worlds)].roster
-                host.handle(Open(self._proposal(newest, intent.members, self.choose(intent.members))))
+                self._open_wanted(host, newest, intent.members)
 
     def _another_notice(self, host: ProposerHost, current: Proposal, members: tuple[Member, ...]) -> None:
         """As the driver does: amend until the boundary, then let it go on; or a mistake, or it is taken back."""
@@ -503,7 +504,7 @@ class Simulation:
             return
         if world is not None:
             if self.wanted is not None and world.roster.members != self.wanted and self.chaos:
-                host.handle(Open(self._proposal(world.roster, self.wanted, self.choose(self.wanted))))
+                self._open_wanted(host, world.roster, self.wanted)
             return
         if self.broken_since is not None and self.clock.now - self.broken_since > 4:
             self._restart_from_checkpoint(host)
@@ -512,11 +513,28 @@ class Simulation:
         up = [member for member, agent in self.agents.items() if agent.node_up]
         if len(up) < 2 or self._restarting():
             return
-        newest = self.worlds[max(self.worlds)].roster
-        host.handle(Open(self._proposal(newest, tuple(up[:2]), Rung.CHECKPOINT)))
-        for member in newest.members:
+        self._open_restart(host, tuple(up[:2]))
+        for member in self.worlds[max(self.worlds)].roster.members:
             if not self.agents[member].node_up:
                 host.lose(member, "the node is gone")
+
+    def _open_wanted(self, host: ProposerHost, source: Roster, members: tuple[Member, ...]) -> None:
+        rung = self.choose(members)
+        if rung is not Rung.CHECKPOINT:
+            host.handle(Open(self._proposal(source, members, rung)))
+        elif not self._restarting():
+            self._open_restart(host, members)
+
+    def _open_restart(self, host: ProposerHost, members: tuple[Member, ...]) -> None:
+        """Restarts have one authority, the service's row of the job: it knows the number of every earlier one.
+
+        It need not know those of handoffs: agents that it does not hear take them without it.
+        """
+        known = max(host.proposer.record.highest_generation, self.job_row)
+        host.proposer.record = replace(host.proposer.record, highest_generation=known)
+        newest = self.worlds[max(self.worlds)].roster
+        host.handle(Open(self._proposal(newest, members, Rung.CHECKPOINT)))
+        self.job_row = max(self.job_row, host.proposer.record.highest_generation)
 
     def _restarting(self) -> bool:
         """Restarts of a job have one authority, the service's row of it: no second one is opened beside an open one.

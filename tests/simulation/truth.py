@@ -40,6 +40,7 @@ class Truth:
         self.applied: dict[tuple[int, int], int] = {}  # (era, version) -> generation that stepped to it
         self.generation_owner: dict[int, str] = {}  # generation -> handoff that was decided GO with it
         self.burned: dict[tuple[str, int], str] = {}  # (proposer, generation) -> handoff
+        self.numbers: dict[int, tuple[str, bool]] = {}  # generation -> the first to use it, and whether it restarts
         self.promised: dict[tuple[Member, int], str] = {}  # (member, generation) -> handoff
         self.bound: dict[Member, str] = {}  # member -> the handoff it last said it is promised to
         self.revision_at_boundary: dict[str, int] = {}
@@ -198,6 +199,12 @@ class Truth:
         owner = self.burned.setdefault((order.proposer_id, order.generation), order.handoff_id)
         if owner != order.handoff_id:
             raise Violation(f"H6: {order.proposer_id} used generation {order.generation} for two handoffs")
+        restarts = not order.takes_over
+        first, first_restarts = self.numbers.setdefault(order.generation, (order.handoff_id, restarts))
+        if first != order.handoff_id and (restarts or first_restarts):
+            raise Violation(
+                f"H6: generation {order.generation} is used by restart and handoff {first}, {order.handoff_id}"
+            )
         self.parents[order.handoff_id] = order.parent
         if order.deadline_utc > self.deadlines.get(order.handoff_id, order.deadline_utc):
             raise Violation(f"amended: the deadline of {order.handoff_id} is later in revision {order.plan_revision}")
@@ -210,6 +217,10 @@ class Truth:
         passed = self.revision_at_boundary.get(order.handoff_id)
         if passed is not None and order.plan_revision != passed and order.phase is not Phase.ABORT:
             raise Violation(f"amended: {order.handoff_id} says revision {order.plan_revision} after the boundary")
+
+    def starts(self) -> tuple[int, ...]:
+        """The generations that restarts have used, and that of the first world."""
+        return (1, *(generation for generation, (_, restarts) in self.numbers.items() if restarts))
 
     def rank_prepares(self, rank: SimRank, order: Order) -> None:
         """A rank is told to prepare; only one handoff at a time, for the roster that it truly steps in."""

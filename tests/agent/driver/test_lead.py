@@ -20,6 +20,7 @@ from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder, LayoutByC
 from agent.protocol.values import HandoffCause, HandoffState, Placement
 from liver_core.handoff import Order, Participant, ParticipantRecord, Phase, Reason, Rung, Stage, StoreAddress
 from liver_core.handoff import Rung as CoreRung
+from liver_core.handoff.generations import next_start
 from liver_core.handoff.participant_events import OrderReceived, RankReported, RankStage, SendReport
 from liver_core.handoff.proposer import ProposerState
 from liver_core.layout import Member, ParallelLayout
@@ -221,6 +222,25 @@ def test_a_boundary_that_comes_before_permission_is_taken_back_leaves_the_notice
         mirror = now.mirrors[-1]
         assert (now.state, mirror.leaving, mirror.superseded) == (ProposerState.PERMITTED, ("d",), False)
         assert "refused" not in now.lead.status, "nobody asks for what comes too late"
+
+    asyncio.run(run())
+
+
+def test_no_handoff_is_opened_from_a_world_that_a_newer_start_replaces(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job.model_copy(update={"next_generation": next_start(ACTIVE.generation) + 1}))
+        await now.notice(60.0, "d")
+        assert (now.mirrors, now.sent) == ([], [])
+        assert "the service has started generation 100001" in now.lead.status
+
+    asyncio.run(run())
+
+
+def test_a_handoff_takes_the_number_after_the_highest_that_the_service_knows(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job.model_copy(update={"next_generation": 40}))
+        await now.notice(60.0, "d")
+        assert now.mirrors[-1].generation == 40
 
     asyncio.run(run())
 

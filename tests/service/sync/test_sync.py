@@ -256,6 +256,17 @@ class TestHandoffsMadeWithoutTheService:
         assert refusal.part == "handoffs" and refusal.key == str(rival.handoff_id)
         assert refusal.reason.startswith("generation 2 of this job was made by ")
 
+    def test_an_aborted_attempt_whose_number_went_to_another_is_recorded_without_it(self, running, client, clock):
+        job_id, agent, other = running
+        source = agent.job_order().roster
+        agent.sync(handoffs=(mirror(source, roster(job_id, 2, ParallelLayout(pp=2), "a", "b"), clock()),))
+        target = roster(job_id, 2, ParallelLayout(dp=2), "b", "a")
+        attempt = mirror(source, target, clock(), state=HandoffState.ABORTED, reason=Reason("rank 1 died", "prepare"))
+        assert other.sync(handoffs=(attempt,)).refusals == ()
+        shown = client.get(f"/api/v1/handoffs/{attempt.handoff_id}").json()
+        assert (shown["state"], shown["generation"], shown["reason"]) == ("aborted", None, "rank 1 died")
+        assert client.get(f"/api/v1/jobs/{job_id}").json()["active_generation"] == 2
+
     def test_a_late_copy_does_not_undo_a_newer_one(self, running, client, clock):
         job_id, agent, other = running
         target = roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
