@@ -6,6 +6,7 @@ import pytest
 
 from agent.protocol.sync import DesiredState, SourceCheckpoint
 from agent.protocol.values import HandoffState
+from liver_core.handoff.generations import next_start
 from tests.agent.cluster import Cluster, cluster, identity_of
 from tests.agent.fake_rank import write_checkpoint
 
@@ -32,8 +33,9 @@ def test_a_suspended_job_writes_a_checkpoint_and_comes_back_from_it_on_other_nod
         wait_ended(nodes, "a", "b")
         write_checkpoint(Path(path), 1_000)
         nodes.service.restart(("c", "b"), SourceCheckpoint(path=path, step=1_000))
-        nodes.wait_training(2, ("b", "c"))
-        assert min(step for generation, step in nodes.service.steps if generation == 2) == 1_001
+        started = next_start(1)
+        nodes.wait_training(started, ("b", "c"))
+        assert min(step for generation, step in nodes.service.steps if generation == started) == 1_001
         assert nodes.service.failed == []
 
 
@@ -54,5 +56,5 @@ def test_a_checkpoint_restart_replaces_a_world_that_lost_a_rank() -> None:
         failed = nodes.wait(lambda: nodes.service.failed, "the lost rank")[0]
         assert failed.reason is not None and "planted: device lost" in failed.reason.text
         nodes.service.restart(("a",), checkpoint_in(nodes, 10))
-        nodes.wait_training(2, ("a",))
+        nodes.wait_training(next_start(1), ("a",))
         nodes.wait(lambda: nodes.rank("b") is None, "the lost rank to be forgotten")

@@ -6,6 +6,7 @@ from datetime import timedelta
 from agent.protocol.sync import SourceCheckpoint, SourceHandoff, SourceInit
 from agent.protocol.values import HandoffState
 from liver_core.handoff import RankStage, Reason, Rung
+from liver_core.handoff.generations import next_start
 from liver_core.layout import ParallelLayout
 from service.jobs.tables import JobRow
 from service.reconcilers import jobs
@@ -173,7 +174,7 @@ def test_a_rank_that_breaks_brings_the_job_back_from_its_checkpoint_with_lost_st
     fleet.round(parts={"b": {"ranks": (broken,), "steps": ()}})
     fleet.round(trains=False)
     order = agent.job_order()
-    assert order.generation == 2 and order.source == SourceCheckpoint(path="/checkpoints/20", step=20)
+    assert order.generation == next_start(1) and order.source == SourceCheckpoint(path="/checkpoints/20", step=20)
     job = fleet.job()
     assert (job["state"], job["lost_steps"], job["last_step"]) == ("starting", 12, 20)
     assert job["reason"].startswith(
@@ -192,7 +193,7 @@ def test_a_node_that_vanishes_is_replaced_from_the_checkpoint_on_the_remaining_n
     for _ in range(3):
         fleet.round(trains=False, seconds=4)
     job = fleet.job()
-    assert (job["active_generation"], job["layout"], job["nodes"]) == (2, "TP1xPP3xDP1", ["a", "b", "c"])
+    assert (job["active_generation"], job["layout"], job["nodes"]) == (next_start(1), "TP1xPP3xDP1", ["a", "b", "c"])
     assert job["generations"][-1]["reason"].startswith(
         "d disappeared without a handoff; restart from checkpoint of step 20"
     )
