@@ -25,6 +25,7 @@ from liver_core.handoff.cutover import (
     BarrierPassed,
     CertificateCompared,
     CompareCertificates,
+    ComparisonFailed,
     Cutover,
     CutoverEffect,
     CutoverEvent,
@@ -266,40 +267,37 @@ class CutoverRun:
 
     # Certificates, barrier, decision.
 
-    def _compared(self) -> CertificateCompared:
+    def _compared(self) -> CertificateCompared | ComparisonFailed:
         """Over the whole target world, compare what arrived with what the source world had."""
         if self.following.world is None or self.following.request.source is None:
             return CertificateCompared(equal=True)
         self.probe("certificate")
         started, self.pause.until = self.clock(), self._compare_until
         try:
-            bad = self._mismatches()
+            counted = self._counted()
         except Lost as lost:
             self._refused = lost.reason
-            return CertificateCompared(equal=False, reason=lost.reason)
+            return ComparisonFailed(lost.reason)
         finally:
             self.pause.add("certify_target_s", started)
-        if bad:
+        if counted.unknown:
+            self._refused = self.pause.reason("certificate", counted.unknown)
+        elif bad := self._mismatches(counted):
             self._refused = self.pause.reason("certificate", f"{len(bad)} differ, first {bad[0]}", tile=bad[0])
-            return CertificateCompared(equal=False, reason=self._refused)
-        return CertificateCompared(equal=True)
+        self._agreed = self._refused is None and counted.everything
+        return CertificateCompared(equal=self._refused is None, reason=self._refused)
 
-    def _mismatches(self) -> list[str]:
+    def _mismatches(self, counted: Counted) -> list[str]:
         """Parameter/kind pairs whose sums over the target world differ from the source world's."""
         following = self.following
-        assert following.world is not None and following.manifest is not None
-        counted = self._counted()
-        if counted.unknown:
-            raise Lost(self.pause.reason("certificate", counted.unknown), source=False)
+        assert following.manifest is not None
         state, gradients = (
             [f"{spec.name}/{kind}" for kind in kinds for spec in following.manifest.parameters]
             for kinds in self._kinds()
         )
         if following.streams:
             state = ["gradients of the steps streamed"]
-        bad = counted.differing(state, gradients)
-        self._agreed = counted.everything and not bad
-        return bad
+        return counted.differing(state, gradients)
 
     def _counted(self) -> Counted:
         """The count over the target world. Every rank runs the same collective, however much it has read."""
