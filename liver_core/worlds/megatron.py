@@ -146,7 +146,9 @@ def bring_up(
     except BaseException:
         destroy_groups((*made.values(), *more))
         raise
-    return MegatronWorld(roster, rank, store, made[whole], *more, collection, (*made.values(), *more))
+    background, voting = more
+    groups = (*made.values(), *more)
+    return MegatronWorld(roster, rank, store, made[whole], background, voting, collection, groups)
 
 
 def _bring_up_order(layout: ParallelLayout) -> list[tuple[int, ...]]:

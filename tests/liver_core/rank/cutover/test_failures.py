@@ -128,7 +128,8 @@ def test_a_target_that_alone_misses_the_result_of_the_comparison_goes_and_trains
     job.roster = request.target
     job.command(job.members(request), "retire", request.handoff_id)
     job.trains_on((SURVIVOR, newcomer))
-    assert {result["how"] for result in job.stop().values()} == {"stopped"}
+    results = job.stop()
+    assert {results[member]["how"] for member in (SURVIVOR, newcomer)} == {"stopped"}
 
 
 def test_a_target_that_dies_after_go_is_an_ordinary_loss_of_the_new_world(job: Trio):
