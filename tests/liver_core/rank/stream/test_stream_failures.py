@@ -130,8 +130,8 @@ def test_a_target_that_does_not_catch_up_in_time_holds_up_nobody(job: LiveTrio):
     request, newcomer = job.ready(Fault("state read", "tell"), cutover=SHORT)
     job.live(request)
     job.arm(SURVIVOR, "replay", "hold")
-    job.permit(request)
     job.await_passage(SURVIVOR, "replay")
+    job.permit(request)
     job.await_passage(newcomer, "state read")
     stood_at = job.steps(SURVIVOR)[-1][1]
     job.await_step(SURVIVOR, stood_at + 3, timeout_s=SHORT.source_s + 5.0)
@@ -149,8 +149,8 @@ def test_a_boundary_in_time_is_not_lost_to_a_stream_that_catches_up_after_the_de
     job.live(request)
     job.wait_for(lambda: time.time() > request.deadline_utc - 4.0, 30, "time just before the deadline")
     job.arm(SURVIVOR, "replay", "hold")
-    job.permit(request)
     job.await_passage(SURVIVOR, "replay")
+    job.permit(request)
     job.wait_for(lambda: time.time() > request.deadline_utc, 30, "deadline")
     job.command([SURVIVOR], "release")
     for member in (SURVIVOR, newcomer):
