@@ -70,6 +70,13 @@ class CertificateCompared:
 
 
 @dataclass(frozen=True, slots=True)
+class ComparisonFailed:
+    """The comparison did not end on this rank. If this rank's part was in it, it may have ended on the others."""
+
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
 class BarrierPassed:
     """The MIN over all ranks of the target world."""
 
@@ -107,6 +114,7 @@ class StoreUnreachable:
 CutoverEvent = (
     StateRead
     | CertificateCompared
+    | ComparisonFailed
     | BarrierPassed
     | BarrierFailed
     | DecisionRead
@@ -131,7 +139,7 @@ class ReadState:
 
 @dataclass(frozen=True, slots=True)
 class CompareCertificates:
-    """Answer with CertificateCompared."""
+    """Answer with CertificateCompared or ComparisonFailed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,6 +295,8 @@ class Cutover:
                 return self._on_state_read(event, now)
             case CertificateCompared():
                 return self._on_certificate(event, now)
+            case ComparisonFailed(reason=reason):
+                return self._on_comparison_failed(reason, now)
             case BarrierPassed(level=level):
                 return self._on_barrier(level)
             case BarrierFailed(reason=reason):
@@ -339,6 +349,14 @@ class Cutover:
         if event.equal:
             return self._enter_barrier(self._held, now)
         self._reason = event.reason or self._because("certificate", "the state received differs from the source's")
+        self._held = Level.NOTHING
+        return self._enter_barrier(Level.NOTHING, now)
+
+    def _on_comparison_failed(self, reason: Reason, now: float) -> tuple[CutoverEffect, ...]:
+        """Votes for nothing, but keeps what it holds: if the others decide to go, this rank's part was compared."""
+        if self.state is not CutoverState.HELD:
+            return ()
+        self._reason = reason
         return self._enter_barrier(Level.NOTHING, now)
 
     def _enter_barrier(self, level: Level, now: float) -> tuple[CutoverEffect, ...]:
@@ -382,9 +400,10 @@ class Cutover:
 
     def _decide(self, decision: Decision, now: float) -> tuple[CutoverEffect, ...]:
         needed = {Decision.GO: Level.EVERYTHING, Decision.GO_REDO: Level.STATE}.get(decision, Level.NOTHING)
-        # A newcomer to a rescue has no vote. It gets what survivors hold.
-        held = Level.NOTHING if self.votes else Level.STATE
-        if self.in_target and (held if self.vote is None else self.vote) < needed:
+        # Ask what this rank holds, not what it voted: the comparison may have failed here alone. A newcomer to a rescue
+        # has no vote. It gets what survivors hold.
+        held = self._held if self.votes else Level.STATE
+        if self.in_target and held < needed:
             return self._fall(self._because("decision", f"{decision} was decided, but this rank lacks the state"))
         self.decision = decision
         if self.in_target and self.rescues and decision.goes:

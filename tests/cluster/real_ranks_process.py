@@ -167,14 +167,9 @@ def make_transport(name: str, host: str = "127.0.0.1") -> Callable[[str, Any], A
 
         return lambda endpoint, store: make_endpoint(endpoint, host, store)
     if name == "gloo":
-        from liver_core.transport.endpoint import _PairOn
-        from liver_core.transport.gloo import TorchDistributedTransport
-        from liver_core.worlds.groups import connect_store
+        from liver_core.transport.endpoint import make_far
 
-        def over_gloo(endpoint: str, store: Any) -> Any:
-            return TorchDistributedTransport(endpoint, connect_store(store, timeout_s=20), make_pair=_PairOn(host))
-
-        return over_gloo
+        return lambda endpoint, store: make_far(endpoint, host, store)
     raise ValueError(name)
 
 
@@ -306,6 +301,8 @@ class Recorder:
                 newest = int(ring.regions["slots"].max()) // 2
                 ring.regions[f"ring{newest % ring.depth}"].add_(1.0)
                 self.listener.send("passed", fault.point)
+            case "lose the result":
+                lose_the_result()
             case "raise":
                 raise ValueError(f"planted at {fault.point}")
             case _:
@@ -402,6 +399,20 @@ class Recorder:
             "consumed": progress.cursor.consumed,
             "digest": progress.digest,
         }
+
+
+def lose_the_result() -> None:
+    """The next comparison of certificates ends on the other ranks, and fails here."""
+    from liver_core.rank.cutover import cutover_run
+
+    compare = cutover_run.count
+
+    def lost(*arguments: Any) -> Any:
+        cutover_run.count = compare
+        compare(*arguments)
+        return compare(*arguments)  # Nobody else comes: the collective times out and closes its connections.
+
+    cutover_run.count = lost
 
 
 def counts() -> dict[str, int]:

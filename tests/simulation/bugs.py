@@ -197,6 +197,14 @@ class BelievesItsOwnWish(Cutover):
         return super()._decide(self._wish or decision, now)
 
 
+class FollowsItsVote(Cutover):
+    """A rank whose comparison failed forgets what it holds, though the others have compared it and go."""
+
+    def _decide(self, decision: Decision, now: float) -> CutoverEffects:
+        self._held = self.vote or Level.NOTHING
+        return super()._decide(decision, now)
+
+
 class LeavesEarly(Cutover):
     def _on_state_read(self, event: StateRead, now: float) -> CutoverEffects:
         effects = super()._on_state_read(event, now)
@@ -319,6 +327,7 @@ MORE = {
     "amended before the tags are gone": Bug(Machines(proposer=AmendsBeforeTheTagsAreGone)),
     "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone), first_seed=1700),
     "own wish believed": Bug(Machines(cutover=BelievesItsOwnWish)),
+    "own vote followed": Bug(Machines(cutover=FollowsItsVote)),
     "leaver leaves early": Bug(Machines(cutover=LeavesEarly)),
     "dropped step applied": Bug(Machines(cutover=AppliesWhatWasDropped)),
     "dropped step handed over": Bug(Machines(cutover=GoesWithoutGradients)),

@@ -62,6 +62,7 @@ PROPOSER_EVENTS = ("Open", "Amend", "Cancel", "MemberLost", "ReportReceived", "T
 CUTOVER_EVENTS = (
     "StateRead",
     "CertificateCompared",
+    "ComparisonFailed",
     "BarrierPassed",
     "BarrierFailed",
     "DecisionRead",

@@ -28,14 +28,14 @@ _PARTICIPANT: dict[tuple[str, str], str] = {
     ("stopping", "preparing streaming prepared ready cutting_over active left aborted"): _NOT_TOLD,
 }
 _CUTOVER: dict[tuple[str, str], str] = {
-    ("reading", "CertificateCompared BarrierPassed BarrierFailed DecisionRead StoreUnreachable"): _NOT_ASKED,
-    ("reading", "TargetBuilt"): _NOT_ASKED,
+    ("reading", "CertificateCompared ComparisonFailed BarrierPassed BarrierFailed DecisionRead"): _NOT_ASKED,
+    ("reading", "StoreUnreachable TargetBuilt"): _NOT_ASKED,
     ("held", "StateRead"): _ASKED_ONCE,
     ("held", "BarrierPassed BarrierFailed DecisionRead StoreUnreachable TargetBuilt"): _NOT_ASKED,
     ("voted", "TargetBuilt"): _NOT_ASKED,
-    ("building", "StateRead CertificateCompared"): _ASKED_ONCE,
+    ("building", "StateRead CertificateCompared ComparisonFailed"): _ASKED_ONCE,
     ("decided", "TargetBuilt"): _ASKED_ONCE,
-    ("decided", "StateRead CertificateCompared DecisionRead StoreUnreachable Tick"): _OVER,
+    ("decided", "StateRead CertificateCompared ComparisonFailed DecisionRead StoreUnreachable Tick"): _OVER,
     ("fell", " ".join(CUTOVER_EVENTS)): _OVER,
 }
 

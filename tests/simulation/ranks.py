@@ -30,6 +30,7 @@ from liver_core.handoff.cutover import (
     BuildTarget,
     CertificateCompared,
     CompareCertificates,
+    ComparisonFailed,
     CutoverEffect,
     CutoverEvent,
     EnterBarrier,
@@ -554,8 +555,18 @@ class SimRank:
         if not self.alive or order is None or self.cutover is not machine:
             return
         equal = self.held_value == self.simulation.truth.value(self.held_version)
+        sim = self.simulation
         if equal:
-            self.simulation.truth.certified.setdefault(order.handoff_id, set()).add(self.member)
+            sim.truth.certified.setdefault(order.handoff_id, set()).add(self.member)
+        is_vote = equal and order.takes_over and not order.rescues and not self.partial
+        if is_vote and sim.takes_fault("barrier fails", self.member):
+            # The others have this rank's part, and it alone sees the collective fail: in time, or just too late.
+            sim.barrier(order).count_in(self)
+            left_s = machine.next_deadline - sim.clock.now
+            why = Reason("the collective failed", "certificate", self.cutover_rank)
+            fails_s = sim.random.choice((0.5 * left_s, left_s + 0.015))
+            sim.clock.after(fails_s, self.answer, machine, ComparisonFailed(why))
+            return
         reason = None if equal else Reason("hashes differ", "certificate", self.cutover_rank, "decoder.layers.0/master")
         self.cutover_event(CertificateCompared(equal, reason))
 
@@ -614,15 +625,26 @@ class Barrier:
         self.machines: dict[Member, Cutover | None] = {}
         self.members = voters(order)
 
+    def count_in(self, rank: SimRank) -> None:
+        """The part of a rank that holds everything is here, but the result does not reach it."""
+        self.levels[rank.member] = Level.EVERYTHING
+        self._complete()
+
     def enter(self, rank: SimRank, level: Level, until: float) -> None:
+        if rank.member in self.levels:
+            self.simulation.clock.after(0.1, self._timed_out, rank)
+            return
         self.levels[rank.member] = level
         self.ranks[rank.member] = rank
         self.machines[rank.member] = rank.cutover
         clock = self.simulation.clock
         clock.after(max(0.0, until - clock.now), self._timed_out, rank)
+        self._complete()
+
+    def _complete(self) -> None:
         if len(self.levels) < len(self.members):
             return
-        level = min(self.levels.values())
+        clock, level = self.simulation.clock, min(self.levels.values())
         for peer in self.ranks.values():
             if self.simulation.takes_fault("barrier fails", peer.member):
                 clock.after(0.1, self._timed_out, peer)
@@ -636,4 +658,4 @@ class Barrier:
         missing = [member for member in self.members if member not in self.levels]
         name = f"{missing[0]} did not come" if missing else "the collective failed"
         event = BarrierFailed(Reason(name, "barrier", rank.cutover_rank))
-        rank.answer(self.machines[rank.member], event)
+        rank.answer(self.machines.get(rank.member, rank.cutover), event)

@@ -25,6 +25,7 @@ from liver_core.handoff.cutover import (
     BarrierPassed,
     CertificateCompared,
     CompareCertificates,
+    ComparisonFailed,
     Cutover,
     CutoverEffect,
     CutoverEvent,
@@ -61,7 +62,10 @@ TrainOn = ApplyStepInSource | RedoBatchInSource
 Ending = ApplyStepInTarget | RedoBatchInTarget | TrainOn | Leave | FallToCheckpoint
 Probe = Callable[[str], None]
 
-# When reading and comparing must be over, as shares of a target's time limit. The rest is for the barrier.
+# When these must be over, as shares of a target's time limit: reading the state; all reading, with the source world's
+# collectives; comparing. The rest is for the barrier. A rank whose read of the state runs to its limit still has time
+# for these collectives. Without it they would fail on all sources, and so break the world that NO-GO goes back to.
+STATE_SHARE = 0.5
 READING_SHARE = 0.7
 COMPARING_SHARE = 0.85
 
@@ -164,6 +168,7 @@ class CutoverRun:
         collectives, so that the source world still works after NO-GO.
         """
         started = self.clock()
+        state_until = started + STATE_SHARE * (until - started)
         self.pause.until = started + READING_SHARE * (until - started)
         self._compare_until = started + COMPARING_SHARE * (until - started)
         self.probe("boundary")
@@ -175,14 +180,14 @@ class CutoverRun:
         state_kinds, grad_kinds = self._kinds()
         published = self._tried(lambda: self._publish_state(state_kinds))
         if following.streams:
-            has_state = published and self._tried(self._catch_up)
+            has_state = published and self._tried(lambda: self._catch_up(state_until))
         else:
-            has_state = published and self._tried(lambda: self._fetch(state_kinds))
+            has_state = published and self._tried(lambda: self._fetch(state_kinds, state_until))
         if has_state:
             self._reached = Level.STATE
             self.probe("state read")
         measured = published and not self._dropped and self._tried(self._publish_gradients)
-        fetched = has_state and measured and self._tried(lambda: self._fetch(grad_kinds))
+        fetched = has_state and measured and self._tried(lambda: self._fetch(grad_kinds, self.pause.until))
         if fetched:
             self.probe("gradients read")
             self._hash_gradients()
@@ -224,14 +229,14 @@ class CutoverRun:
         else:
             self.boundary["norm"] = self.pause.wait("norm")
 
-    def _catch_up(self) -> None:
-        """As a streaming target: reach the version of this boundary, which is at most one step away."""
+    def _catch_up(self, until: float) -> None:
+        """As a streaming target: reach the version of this boundary, which is at most one step away, by `until`."""
         stream = self.following.target_stream
         if stream is None:
             return
         started = self.clock()
         try:
-            stream.finish(self._version, self.pause.until)
+            stream.finish(self._version, until)
         except StreamFailed as error:
             raise Lost(self.pause.reason("catch up", str(error)), source=False) from error
         finally:
@@ -239,8 +244,8 @@ class CutoverRun:
         self.pause.measures |= stream.measures()
         self.pause.measures["bytes_moved"] = self.pause.measures["bytes_streamed"]
 
-    def _fetch(self, kinds: Sequence[str]) -> None:
-        """As a target: get all state of these kinds, from this process and from the other sources."""
+    def _fetch(self, kinds: Sequence[str], until: float) -> None:
+        """As a target: get all state of these kinds by `until`, from this process and from the other sources."""
         following = self.following
         if following.world is None:
             return
@@ -256,7 +261,7 @@ class CutoverRun:
             return
         assert following.transport is not None
         try:
-            report = following.transport.read(reads, self.pause.until)
+            report = following.transport.read(reads, until)
         except TransportError as error:
             raise Lost(self.pause.reason("read", str(error), tile=error.kind or ""), source=True) from error
         self.pause.measures["bytes_moved"] = self.pause.measures.get("bytes_moved", 0.0) + report.bytes
@@ -266,46 +271,43 @@ class CutoverRun:
 
     # Certificates, barrier, decision.
 
-    def _compared(self) -> CertificateCompared:
+    def _compared(self) -> CertificateCompared | ComparisonFailed:
         """Over the whole target world, compare what arrived with what the source world had."""
         if self.following.world is None or self.following.request.source is None:
             return CertificateCompared(equal=True)
         self.probe("certificate")
         started, self.pause.until = self.clock(), self._compare_until
         try:
-            bad = self._mismatches()
+            counted = self._counted()
         except Lost as lost:
             self._refused = lost.reason
-            return CertificateCompared(equal=False, reason=lost.reason)
+            return ComparisonFailed(lost.reason)
         finally:
             self.pause.add("certify_target_s", started)
-        if bad:
+        if counted.unknown:
+            self._refused = self.pause.reason("certificate", counted.unknown)
+        elif bad := self._mismatches(counted):
             self._refused = self.pause.reason("certificate", f"{len(bad)} differ, first {bad[0]}", tile=bad[0])
-            return CertificateCompared(equal=False, reason=self._refused)
-        return CertificateCompared(equal=True)
+        self._agreed = self._refused is None and counted.everything
+        return CertificateCompared(equal=self._refused is None, reason=self._refused)
 
-    def _mismatches(self) -> list[str]:
+    def _mismatches(self, counted: Counted) -> list[str]:
         """Parameter/kind pairs whose sums over the target world differ from the source world's."""
         following = self.following
-        assert following.world is not None and following.manifest is not None
-        counted = self._counted()
-        if counted.unknown:
-            raise Lost(self.pause.reason("certificate", counted.unknown), source=False)
+        assert following.manifest is not None
         state, gradients = (
             [f"{spec.name}/{kind}" for kind in kinds for spec in following.manifest.parameters]
             for kinds in self._kinds()
         )
         if following.streams:
             state = ["gradients of the steps streamed"]
-        bad = counted.differing(state, gradients)
-        self._agreed = counted.everything and not bad
-        return bad
+        return counted.differing(state, gradients)
 
     def _counted(self) -> Counted:
         """The count over the target world. Every rank runs the same collective, however much it has read."""
         following = self.following
         assert following.world is not None and following.manifest is not None
-        group, size = following.world.everyone, following.world.layout.world_size
+        group, size = following.world.voting, following.world.layout.world_size
         gradients = self._arrived_gradients
         if gradients is None:
             gradients = torch.zeros(len(following.manifest.parameters), dtype=torch.int64)
@@ -355,7 +357,7 @@ class CutoverRun:
             # The comparison already was a barrier: all ranks have everything, and all know that nothing differs.
             return BarrierPassed(level)
         self.pause.until = until
-        lowest, group = torch.tensor([int(level)], dtype=torch.int64), self.following.world.everyone
+        lowest, group = torch.tensor([int(level)], dtype=torch.int64), self.following.world.voting
         try:
             if self.following.request.source is None:
                 self.probe("barrier")

@@ -6,6 +6,7 @@ at the announced version, and the sums of all gradients replayed since.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -206,11 +207,13 @@ class LiveTarget:
 
     def finish(self, version: int, until: float) -> None:
         """Reach exactly `version` by `until` (time.monotonic seconds), then end. Raises StreamFailed."""
+        self._stream.set_deadline(until)
         self._stream.finish(version)
         self._thread.join(max(0.0, until - time.monotonic()))
         result = self._result
         if result is None:
-            self.close()
+            # Training waits, so do not wait for a read or a replay in progress: whoever drops this world does.
+            self._stream.stop()
             raise StreamFailed(f"version {version} was not reached in time: {self.describe()}")
         # If all state is here at that version, the loss of a source does not matter any more.
         ended = result.end is StreamEnd.DONE or (result.end is StreamEnd.LOST and result.whole)
@@ -246,7 +249,8 @@ class LiveTarget:
         }
 
     def close(self) -> None:
-        """End the thread, whatever it is doing. Another thread may use its endpoint afterwards."""
+        """End the thread, whatever it is doing. Another thread may use its endpoint afterwards. Takes as long as a read
+        that is in progress, up to 15 s, so do not call it where training waits."""
         self._stream.stop()
         if self._thread is not threading.current_thread():
             self._thread.join(15.0)
@@ -261,13 +265,17 @@ class LiveTarget:
         self._result = self._stream.run(self._deadline)
 
     def certified(self) -> None:
-        """The verdict is here. Stop slowing down: a missed step could not be certified again."""
+        """The verdict is here. Stop slowing down: a missed step could not be certified again. From now on the boundary
+        decides, not the clock of this rank: the stream has no deadline until `finish`, and an abort drops it."""
         self._certified = True
         self._stream.set_share(1.0)
+        self._stream.set_deadline(math.inf)
 
     def set_deadline(self, deadline: float) -> None:
         """Set the handoff's new, earlier deadline, in time.monotonic() seconds."""
         self._deadline = deadline
+        if not self._certified:
+            self._stream.set_deadline(deadline)
 
     def _throttle(self, header: StepHeader) -> None:
         """Slow down while steps take longer than usual: cut the share by a third. Raise it again in smaller steps."""

@@ -150,6 +150,24 @@ def test_a_crash_leaves_its_traceback_in_the_log_and_its_code_in_the_reason(run_
     asyncio.run(scenario())
 
 
+def test_a_child_that_cannot_close_the_sockets_of_the_zygote_never_answers_in_its_place(run_dir: Path) -> None:
+    program = (
+        "import json, sys\n"
+        "from agent.supervisor.zygote import Zygote, listen\n"
+        "class Torn(Zygote):\n"
+        "    def _close_in_child(self):\n"
+        "        raise OSError('planted')\n"
+        "zygote = Torn(listen(sys.argv[1] + '/torn.sock'), ())\n"
+        "request = {'op': 'fork', 'name': 'rank', 'entry': 'json:loads', 'spec': '0'}\n"
+        "request['log_path'] = sys.argv[1] + '/log'\n"
+        "answer = zygote._answer(json.dumps(request).encode())\n"
+        "print(answer['op'], answer.get('reason', ''), flush=True)\n"
+    )
+    command = [sys.executable, "-c", program, str(run_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["forked"], done.stdout
+
+
 def test_a_module_that_cannot_be_imported_is_named_when_a_rank_is_asked_for(run_dir: Path) -> None:
     async def scenario() -> None:
         async with node(run_dir, preload="no_such_module") as this:
@@ -207,17 +225,19 @@ def test_a_rank_outlives_its_zygote_and_a_new_zygote_is_started_for_the_next(run
     asyncio.run(scenario())
 
 
-def test_a_rank_that_ended_while_no_agent_ran_is_told_as_an_exit(run_dir: Path) -> None:
+def test_a_rank_that_ended_while_no_agent_ran_is_told_as_an_exit_with_its_code(run_dir: Path) -> None:
     async def scenario() -> None:
-        first = Node(run_dir, "tests.agent.fake_rank:run", "json")
+        first = Node(run_dir, "tests.agent.fake_rank:end_with_seven", "json")
         state = await first.supervisor.launch(first.spec(), "o")
         await eventually(lambda: state.hello_received, "the hello")
         await first.leave()
         send_signal(state.record.process, signal.SIGTERM)
         assert wait_end(state.record.process, 5.0)
         async with node(run_dir) as second:
+            await second.zygote.ensure()
             await eventually(lambda: second.exits, "the exit")
             assert second.exits[0][0] == KEY
+            assert "exit code 7" in second.exits[0][1].text
 
     asyncio.run(scenario())
 

@@ -11,6 +11,7 @@ from liver_core.handoff.cutover import (
     BoundaryAgreed,
     CertificateCompared,
     CompareCertificates,
+    ComparisonFailed,
     CutoverEffect,
     CutoverEvent,
     CutoverState,
@@ -102,6 +103,25 @@ def test_nobody_votes_with_a_certificate_that_differs():
     assert drive(machine, CertificateCompared(False, WHY)) == (EnterBarrier(Level.NOTHING, until=TARGET),)
     (effect,) = drive(machine, BarrierPassed(Level.NOTHING))
     assert effect == ProposeDecision(Decision.NO_GO, WHY)
+
+
+@pytest.mark.parametrize("now", [BOUNDARY, TARGET])
+def test_a_target_whose_comparison_failed_here_alone_still_goes_with_what_it_holds(now: float):
+    machine = cutover()
+    drive(machine, StateRead(Level.EVERYTHING))
+    late = drive(machine, Tick(), now=now) or drive(machine, ComparisonFailed(WHY), now=now)
+    for effect in late:
+        # It does not vote for what it could not compare, and never wishes to go.
+        assert effect == EnterBarrier(Level.NOTHING, until=TARGET) or wish_of((effect,)) is Decision.NO_GO
+    drive(machine, BarrierFailed(WHY), now=now)
+    assert drive(machine, DecisionRead(Decision.GO), now=now) == (ApplyStepInTarget(),)
+
+
+def test_a_go_over_a_state_that_was_compared_here_and_differs_is_not_followed():
+    machine = cutover()
+    drive(machine, StateRead(Level.EVERYTHING), CertificateCompared(False, WHY))
+    (effect,) = drive(machine, DecisionRead(Decision.GO))
+    assert isinstance(effect, FallToCheckpoint)
 
 
 def test_a_lost_source_with_the_state_held_makes_the_batch_be_redone():
