@@ -20,8 +20,9 @@ from agent.supervisor.process import own_identity
 from agent.worker.control import ControlSocket, log
 from liver_core.handoff.messages import Decision, Order, RankStage, Reason
 from liver_core.layout import Member
+from liver_core.rank.after_step import CheckpointPlan, Ending
 from liver_core.rank.droppable_step import DropRule
-from liver_core.rank.loop import CheckpointPlan, Ending, RankLoop
+from liver_core.rank.loop import RankLoop
 from liver_core.rank.prepare.preparation import PrepareSettings
 from liver_core.rank.step_boundary import StepTotals
 from liver_core.state.megatron_optimizer import UnsupportedState
@@ -97,7 +98,7 @@ class Worker:
         ended = self.loop.run(first)
         log(f"rank {self.rank} of generation {self.generation}: {ended.how} {ended.reason or ''}")
         if ended.how is Ending.FINISHED:
-            self.control.say(rank.Finished(step=self.step_now))
+            self.control.say(rank.Finished(step=self.loop.progress.step))
         elif ended.how is Ending.BROKEN:
             self.fail(str(ended.reason))
         time.sleep(0.2)  # The last lines are on their way to the agent; the process exit would cut them off.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import statistics
 import time
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any
 
 from liver_core.handoff.cutover import (
@@ -24,9 +22,9 @@ from liver_core.handoff.cutover import (
     RedoBatchInTarget,
 )
 from liver_core.handoff.messages import Decision, Order, RankStage, Reason
-from liver_core.handoff.ready_tag import Agreement, BoundaryPhase
 from liver_core.layout import Member
 from liver_core.rank.active_world import ActiveWorld
+from liver_core.rank.after_step import AfterStep, CheckpointPlan, Ended, Ending
 from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.checkpoint_writer import CheckpointWriter
 from liver_core.rank.cutover.cutover_run import CutoverRun, Outcome, Probe
@@ -53,34 +51,6 @@ from liver_core.worlds.megatron import activate
 _log = logging.getLogger(__name__)
 
 
-class Ending(StrEnum):
-    """How the work of a rank process ended."""
-
-    FINISHED = "finished"
-    STOPPED = "stopped"
-    LEFT = "left"
-    ABORTED = "aborted"
-    BROKEN = "broken"
-
-
-class Ended(Exception):
-    """This rank has no more work."""
-
-    def __init__(self, how: Ending, reason: Reason | None = None) -> None:
-        super().__init__(how)
-        self.how = how
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointPlan:
-    """Write `path/step-N` every `every_steps` steps and keep the newest `keep`."""
-
-    path: str
-    every_steps: int
-    keep: int
-
-
 class RankLoop:
     """One rank process of one job. Call `run` in the main thread, and the command methods from any other."""
 
@@ -103,7 +73,6 @@ class RankLoop:
         self.member = member
         self.settings = settings
         self.listener = listener
-        self.last_step = last_step
         self.drop_rule = drop_rule
         self.probe = probe
         self.requests = BoundaryRequests()
@@ -111,8 +80,8 @@ class RankLoop:
         self.retirement: Retirement | None = None
         self.progress = TrainingProgress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self.timings = Timings()
-        self.checkpoint_rule = checkpoints
         self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed)
+        self.after_step = AfterStep(job, self.requests, self.checkpoints, rule=checkpoints, last_step=last_step)
         self._reporter = StageReporter(listener)
         self._stage = self._reporter.stage
         self.pending = PendingHandoff(
@@ -227,6 +196,7 @@ class RankLoop:
         if result is None:
             self._drop_step(active)
             return
+        started += self._do_put_off(active)
         reduced = time.monotonic()
         self.probe("reduced")
         self._phase = "boundary"
@@ -241,7 +211,13 @@ class RankLoop:
             self._hand_over(active, following, totals, reduced)
             return
         self._apply(active, totals, started, reduced)
-        self._after_step(active, agreement)
+        self.after_step.do(active, self.progress, totals.loss, agreement)
+
+    def _do_put_off(self, active: ActiveWorld) -> float:
+        """What is due after a step that was handed over. Returns the seconds it took, which are not the step's."""
+        began = time.monotonic()
+        self.after_step.do_put_off(active)
+        return time.monotonic() - began
 
     def _drops(self, place: StepPlace) -> bool:
         """Between two parts of a step: whether all ranks agree to drop it.
@@ -251,6 +227,7 @@ class RankLoop:
         """
         active, self._phase = self.active, "boundary"
         assert active is not None and self.drop_rule is not None
+        self._step_began += self._do_put_off(active)
         self._maintain()
         self.probe(f"part {place.part}")
         needs_s = self.drop_rule.needs_s(time.monotonic() - self._step_began, place.done)
@@ -281,23 +258,6 @@ class RankLoop:
             step, self.progress.cursor.advanced(), chained(self.progress.digest, totals.sample_digest)
         )
         self.listener.step(active.world.generation, self.progress, totals, seconds)
-        self.job.on_step(step, totals.loss, active.state, active.world)
-
-    def _after_step(self, active: ActiveWorld, agreement: Agreement | None) -> None:
-        if agreement is not None and agreement.phase is BoundaryPhase.CHECKPOINT:
-            self._write_checkpoint(active, self.requests.take_checkpoint())
-        rule = self.checkpoint_rule
-        if rule is not None and self.progress.step % rule.every_steps == 0:
-            self._write_checkpoint(active, f"{rule.path}/step-{self.progress.step:09d}")
-        if self.last_step is not None and self.progress.step >= self.last_step:
-            raise Ended(Ending.FINISHED)
-        if agreement is not None and agreement.phase is BoundaryPhase.STOP:
-            raise Ended(Ending.STOPPED, Reason(self.requests.stored.stop or "stop requested", "training"))
-
-    def _write_checkpoint(self, active: ActiveWorld, path: str) -> None:
-        small = collect(self.job, active.state, active.live, self.progress)
-        keep = self.checkpoint_rule.keep if self.checkpoint_rule is not None else None
-        self.checkpoints.start(active, small, path, keep=keep)
 
     # Handing over.
 
@@ -369,7 +329,7 @@ class RankLoop:
                 self.pending.drop(reason)
                 return_gradients(self.active.live)
                 self._apply(self.active, totals, reduced, reduced)
-                self._after_step(self.active, None)
+                self.after_step.do(self.active, self.progress, totals.loss, None)
             case RedoBatchInSource(reason=reason):
                 self.pending.drop(reason)
             case Leave(reason=reason) if outcome.decision.goes:
@@ -410,9 +370,20 @@ class RankLoop:
             self.retirement.free_in_background(after_s=COLLECT_AFTER_S)
         self.retirement = Retirement(following.request.handoff_id, old, following)
         self._switched = True
-        if redo is None:
-            self._advance(self.active, StepTotals(*boundary["totals"]), time.monotonic() - started)
         self._certificate, self._redone = outcome.certificate, redo
+        if redo is None:
+            totals = StepTotals(*boundary["totals"])
+            self._advance(self.active, totals, time.monotonic() - started)
+            self.after_step.put_off(self.active, self.progress, totals.loss)
+        if self.after_step.is_last(self.progress.step):
+            self._end_at_switch(self.active)
+
+    def _end_at_switch(self, active: ActiveWorld) -> None:
+        """The job is done with the step handed over, or with the checkpoint that this world began from."""
+        self._note_first_forward()
+        self._note_first_step()
+        self.after_step.do_put_off(active)
+        raise Ended(Ending.FINISHED)
 
     def _note_first_forward(self) -> None:
         if self._switched and self.retirement is not None:
@@ -424,7 +395,8 @@ class RankLoop:
             return
         self._switched = False
         following = self.retirement.following
-        following.measures["first_step_s"] = self.timings.steps[-1]
+        if self.timings.steps:
+            following.measures["first_step_s"] = self.timings.steps[-1]
         following.end_rescue()
         self._stage(
             following.request,

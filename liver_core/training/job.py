@@ -106,4 +106,4 @@ class TrainingJob(ABC):
         return cls.step_in_parts is not TrainingJob.step_in_parts
 
     def on_step(self, step: int, loss: float, state: TrainState, world: MegatronWorld) -> None:
-        """Hook for evaluation and logging, called on every rank after each optimizer step."""
+        """Hook for logging, called on every rank after each optimizer step, never in the pause of a handoff."""

@@ -362,7 +362,7 @@ class JobTrial:
         longest, step_s = max(step.hook_s for step in self.steps), self._step_s
         text = f"at most {longest:.3f} s a step, beside {step_s:.3f} s"
         if longest > HOOK_SHARE * step_s:
-            return warning(f"{text}; it runs inside the pause when a step is handed over, so keep it short")
+            return warning(f"{text}; every step takes that much longer, so keep it short")
         return ok(text)
 
     @property

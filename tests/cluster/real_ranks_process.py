@@ -116,8 +116,9 @@ class PipeListener:
 def _run_rank(
     pipe: Any, listener: PipeListener, member: Member, request: Any, setup: RankSetup, faults: tuple[Fault, ...]
 ) -> dict[str, Any]:
+    from liver_core.rank.after_step import CheckpointPlan
     from liver_core.rank.droppable_step import DropRule
-    from liver_core.rank.loop import CheckpointPlan, RankLoop
+    from liver_core.rank.loop import RankLoop
     from liver_core.rank.prepare.preparation import PrepareSettings
     from liver_core.rank.stream.target_stream import StreamSettings
 

@@ -242,7 +242,8 @@ def event_file(folder: str, rank: int) -> Iterator[EventFile]:
 
 
 def _run_rank(job: JobSpec, world: WorldSpec, rank: int, port: int) -> int:
-    from liver_core.rank.loop import CheckpointPlan, RankLoop
+    from liver_core.rank.after_step import CheckpointPlan
+    from liver_core.rank.loop import RankLoop
     from liver_core.rank.prepare.preparation import PrepareSettings
     from liver_core.training.entrypoint import load_job
     from liver_core.worlds.megatron import prepare_process
