@@ -3,6 +3,7 @@
 Pure. Every error names the field and the rule it breaks; nothing is coerced except what YAML writes differently.
 """
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import (
@@ -42,12 +43,19 @@ def _parses(text: str) -> str:
     return text
 
 
+def step_of(folder: str) -> int:
+    """The step of a checkpoint, from the name of its folder."""
+    return int(folder.rstrip("/").rpartition("step-")[2])
+
+
 def _number_as_text(value: object) -> object:
     """`OMP_NUM_THREADS: 1` is a number in YAML and text in an environment. What else is no text stays refused."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 LayoutText = Annotated[str, StringConstraints(pattern=LAYOUT_PATTERN, max_length=64), AfterValidator(_parses)]
+START_PATTERN = r"^/(.*/)?step-[0-9]{1,18}/?$"
+StartFolder = Annotated[str, StringConstraints(pattern=START_PATTERN, max_length=4_096)]
 EnvironmentName = Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME, max_length=128)]
 EnvironmentText = Annotated[str, BeforeValidator(_number_as_text)]
 
@@ -101,6 +109,9 @@ class ModelShape(JobPart):
     padded_vocab_size: int = Field(ge=1, le=10_000_000, description="Fixed for life; a multiple of every TP size used.")
     seq_length: int = Field(ge=1, le=10_000_000)
     num_experts: int | None = Field(default=None, ge=1, le=10_000)
+    share_embeddings_and_output_weights: bool | None = Field(
+        default=None, description="Tied embeddings, which run with PP1 only."
+    )
 
     @field_validator("num_query_groups", "hidden_size")
     @classmethod
@@ -159,6 +170,13 @@ class CheckpointRule(JobPart):
     keep: int = Field(default=2, ge=1, le=1_000)
 
 
+class OnNonfinite(StrEnum):
+    """What to do about a step whose loss or gradient norm is NaN or infinite."""
+
+    STOP = "stop"
+    CONTINUE = "continue"
+
+
 class StopRule(JobPart):
     """When the job is done."""
 
@@ -205,6 +223,9 @@ class JobFile(JobPart):
     seed: int = Field(default=1234, ge=0, lt=2**31)
     nodes: NodeBounds
     layouts: LayoutRules = Field(default_factory=LayoutRules)
+    start_from: StartFolder | None = Field(
+        default=None, description="A checkpoint of another job that this one continues, a folder step-N."
+    )
     checkpoint: CheckpointRule | None = None
     drop_step: DropStepRule | None = Field(
         default=None, description="Not given: a step is never dropped, and costs nothing more."
@@ -214,6 +235,12 @@ class JobFile(JobPart):
     )
     host_bytes_max: int | None = Field(
         default=None, ge=1, le=2**50, description="What of it may wait in host memory; not given: nothing."
+    )
+    validate_every_steps: int | None = Field(
+        default=None, ge=1, le=10_000_000, description="How often the job's `validate` is called; not given: never."
+    )
+    on_nonfinite: OnNonfinite = Field(
+        default=OnNonfinite.STOP, description="stop: the job fails before a step with a loss or norm of NaN is applied."
     )
     stop: StopRule
     budget_usd: float | None = Field(default=None, gt=0)
@@ -242,6 +269,14 @@ class JobFile(JobPart):
                 f"every_micro_batches {value.every_micro_batches} must be below {most}, the most micro-batches of a "
                 "step that a data-parallel rank has in any layout"
             )
+        return value
+
+    @field_validator("stop")
+    @classmethod
+    def _goes_on(cls, value: StopRule, info: ValidationInfo) -> StopRule:
+        start_from = info.data.get("start_from")
+        if start_from is not None and value.steps <= step_of(start_from):
+            raise ValueError(f"steps {value.steps} must be above {step_of(start_from)}, the step of start_from")
         return value
 
     @field_validator("host_bytes_max")
@@ -276,8 +311,10 @@ __all__ = [
     "LayoutRules",
     "ModelShape",
     "NodeBounds",
+    "OnNonfinite",
     "PinnedLayout",
     "StopRule",
     "job_file_schema",
     "parse_layout",
+    "step_of",
 ]

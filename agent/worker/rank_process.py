@@ -1,6 +1,7 @@
 """Entry of a rank process. The zygote forks it with a RankSpec; it ends when the job, or its part in it, ends.
 
-Exit status: 0 finished, stopped or left; 3 aborted before it trained; 4 broken, the checkpoint rung is next.
+Exit status: 0 finished, stopped or left; 3 aborted before it trained; 4 broken, the checkpoint rung is next; 5 failed,
+nothing is next.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import uuid
 from typing import Any, assert_never
 
 from agent.protocol import rank
+from agent.protocol.jobfile import OnNonfinite
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import own_identity
 from agent.worker.control import ControlSocket, log
 from liver_core.handoff.messages import Decision, Order, RankStage, Reason
 from liver_core.layout import Member
+from liver_core.rank.after_step import CheckpointPlan, Ending
 from liver_core.rank.droppable_step import DropRule
-from liver_core.rank.loop import CheckpointPlan, Ending, RankLoop
+from liver_core.rank.loop import RankLoop
 from liver_core.rank.prepare.preparation import PrepareSettings
 from liver_core.rank.step_boundary import StepTotals
 from liver_core.state.megatron_optimizer import UnsupportedState
@@ -37,7 +40,14 @@ _COLLECTIVE_S = 600.0
 
 _WARM_UP_AFTER_S = 1.0
 _FLUSH_S = 1.0
-_EXIT = {Ending.FINISHED: 0, Ending.STOPPED: 0, Ending.LEFT: 0, Ending.ABORTED: 3, Ending.BROKEN: 4}
+_EXIT = {
+    Ending.FINISHED: 0,
+    Ending.STOPPED: 0,
+    Ending.LEFT: 0,
+    Ending.ABORTED: 3,
+    Ending.BROKEN: 4,
+    Ending.FAILED: 5,
+}
 
 
 def run(spec: dict[str, Any]) -> int:
@@ -96,12 +106,15 @@ class Worker:
             last_step=file.stop.steps,
             checkpoints=None if rule is None else CheckpointPlan(rule.path, rule.every_steps, rule.keep),
             drop_rule=None if file.drop_step is None else DropRule(file.drop_step.every_micro_batches),
+            validate_every=file.validate_every_steps,
+            stops_at_nonfinite=file.on_nonfinite is OnNonfinite.STOP,
         )
         first = self._first_order()
         ended = self.loop.run(first)
         log(f"rank {self.rank} of generation {self.generation}: {ended.how} {ended.reason or ''}")
-        if ended.how is Ending.FINISHED:
-            self.control.say(rank.Finished(step=self.step_now))
+        if ended.how in (Ending.FINISHED, Ending.FAILED):
+            failed = ended.reason if ended.how is Ending.FAILED else None
+            self.control.say(rank.Finished(step=self.loop.progress.step, failed=failed))
         elif ended.how is Ending.BROKEN:
             self.fail(str(ended.reason))
         return _EXIT[ended.how]
@@ -150,7 +163,7 @@ class Worker:
                     loop.retire(str(command.handoff_id))
             case rank.WriteCheckpoint():
                 if loop is not None:
-                    loop.requests.checkpoint(uuid.uuid5(uuid.NAMESPACE_OID, command.path).int % 2**50 + 1, command.path)
+                    loop.requests.checkpoint(command.number)
             case rank.Stop():
                 if loop is None or loop.active is None:
                     os._exit(0)
@@ -229,9 +242,9 @@ class Worker:
             )
         )
 
-    def checkpointed(self, path: str, step: int, seconds: float) -> None:
+    def checkpointed(self, path: str, step: int, seconds: float, asked: int) -> None:
         size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
-        self.control.say(rank.Checkpointed(path=path, step=step, seconds=seconds, size_bytes=size))
+        self.control.say(rank.Checkpointed(path=path, step=step, seconds=seconds, size_bytes=size, asked=asked))
 
     def checkpoint_failed(self, path: str, text: str) -> None:
         log(f"checkpoint {path} failed: {text}")

@@ -7,11 +7,13 @@ Worlds change only in the main thread, at a boundary. Commands come from another
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from liver_core.handoff.cutover import (
     ApplyStepInSource,
@@ -24,9 +26,9 @@ from liver_core.handoff.cutover import (
     RedoBatchInTarget,
 )
 from liver_core.handoff.messages import Decision, Order, RankStage, Reason
-from liver_core.handoff.ready_tag import Agreement, BoundaryPhase
 from liver_core.layout import Member
 from liver_core.rank.active_world import ActiveWorld
+from liver_core.rank.after_step import AfterStep, CheckpointPlan, Ended, Ending
 from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.checkpoint_writer import CheckpointWriter
 from liver_core.rank.cutover.cutover_run import CutoverRun, Outcome, Probe
@@ -39,7 +41,7 @@ from liver_core.rank.reporter import Listener, StageReporter
 from liver_core.rank.rescue.rescue_preparation import RescuePreparation
 from liver_core.rank.rescue.rescue_run import RescueRun
 from liver_core.rank.retire import Retirement
-from liver_core.rank.step_boundary import StepTotals, agree, start_total
+from liver_core.rank.step_boundary import StepTotals, agree, first_rank, start_total
 from liver_core.rank.step_times import Timings
 from liver_core.state.buckets import return_gradients, spread_gradients
 from liver_core.state.megatron_optimizer import settle_moments
@@ -50,35 +52,9 @@ from liver_core.training.job import TrainingJob
 from liver_core.worlds.groups import plainly
 from liver_core.worlds.megatron import activate
 
+LAST_CHECKPOINT_S = 600.0
+"""How long a rank that ends waits for its last checkpoint to be written."""
 _log = logging.getLogger(__name__)
-
-
-class Ending(StrEnum):
-    """How the work of a rank process ended."""
-
-    FINISHED = "finished"
-    STOPPED = "stopped"
-    LEFT = "left"
-    ABORTED = "aborted"
-    BROKEN = "broken"
-
-
-class Ended(Exception):
-    """This rank has no more work."""
-
-    def __init__(self, how: Ending, reason: Reason | None = None) -> None:
-        super().__init__(how)
-        self.how = how
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointPlan:
-    """Write `path/step-N` every `every_steps` steps and keep the newest `keep`."""
-
-    path: str
-    every_steps: int
-    keep: int
 
 
 class RankLoop:
@@ -94,25 +70,37 @@ class RankLoop:
         last_step: int | None = None,
         checkpoints: CheckpointPlan | None = None,
         drop_rule: DropRule | None = None,
+        stops_at_nonfinite: bool = True,
+        validate_every: int | None = None,
         probe: Probe = lambda point: None,
     ) -> None:
-        """Raises ValueError if `drop_rule` is set but the job's steps cannot be dropped."""
+        """`stops_at_nonfinite`: end as FAILED before a step whose loss or gradient norm is not finite is applied.
+
+        Raises ValueError if `drop_rule` is set but the job's steps cannot be dropped, or `validate_every` but the job
+        has no validation."""
         if drop_rule is not None:
             drop_rule.check(job)
         self.job = job
         self.member = member
         self.settings = settings
         self.listener = listener
-        self.last_step = last_step
         self.drop_rule = drop_rule
+        self.stops_at_nonfinite = stops_at_nonfinite
         self.probe = probe
         self.requests = BoundaryRequests()
         self.active: ActiveWorld | None = None
         self.retirement: Retirement | None = None
         self.progress = TrainingProgress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self.timings = Timings()
-        self.checkpoint_rule = checkpoints
         self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed)
+        self.after_step = AfterStep(
+            job,
+            self.requests,
+            self.checkpoints,
+            rule=checkpoints,
+            last_step=last_step,
+            validate_every=validate_every,
+        )
         self._reporter = StageReporter(listener)
         self._stage = self._reporter.stage
         self.pending = PendingHandoff(
@@ -179,7 +167,7 @@ class RankLoop:
             while True:
                 self._step()
         except Ended as ended:
-            self.checkpoints.close()
+            self.checkpoints.close(LAST_CHECKPOINT_S)
             return ended
         except RuntimeError as error:
             # Torch raises this if a peer is gone or late. This world cannot do another step.
@@ -227,6 +215,7 @@ class RankLoop:
         if result is None:
             self._drop_step(active)
             return
+        started += self._do_put_off(active)
         reduced = time.monotonic()
         self.probe("reduced")
         self._phase = "boundary"
@@ -236,12 +225,20 @@ class RankLoop:
         self.probe("asked")
         agreement = agree(word, world.everyone)
         totals = totalling.wait()
+        if totals.has_loss:
+            self._check_finite("loss", totals.loss, active, (result.loss_sum,))
         following = self.pending.settle(agreement)
         if following is not None:
             self._hand_over(active, following, totals, reduced)
             return
         self._apply(active, totals, started, reduced)
-        self._after_step(active, agreement)
+        self.after_step.do(active, self.progress, totals.loss, agreement)
+
+    def _do_put_off(self, active: ActiveWorld) -> float:
+        """What is due after a step that was handed over. Returns the seconds it took, which are not the step's."""
+        began = time.monotonic()
+        self.after_step.do_put_off(active)
+        return time.monotonic() - began
 
     def _drops(self, place: StepPlace) -> bool:
         """Between two parts of a step: whether all ranks agree to drop it.
@@ -251,6 +248,7 @@ class RankLoop:
         """
         active, self._phase = self.active, "boundary"
         assert active is not None and self.drop_rule is not None
+        self._step_began += self._do_put_off(active)
         self._maintain()
         self.probe(f"part {place.part}")
         needs_s = self.drop_rule.needs_s(time.monotonic() - self._step_began, place.done)
@@ -263,6 +261,7 @@ class RankLoop:
         """The optimizer step in the world that reduced the gradients."""
         self._phase = "optimizer step"
         norm, stream = measure_gradients(active.state), self.pending.stream()
+        self._check_finite("gradient norm", norm, active, active.live.gradients)
         if stream is not None and stream.attached:
             stream.before_step(active, self.progress.step + 1, norm, self.timings.steps)
         apply_step(active.state, norm)
@@ -275,29 +274,23 @@ class RankLoop:
         self.timings.optimizer.append(ended - reduced)
         self._note_first_step()
 
+    def _check_finite(self, what: str, value: float, active: ActiveWorld, here: Sequence[torch.Tensor | float]) -> None:
+        """`value` is of the step that comes next and equal on all ranks; `here` is what this rank adds to it. If the
+        job must not go on with such a value, raises Ended on all ranks and names the first where it is not finite."""
+        if math.isfinite(value) or not self.stops_at_nonfinite:
+            return
+        rank = first_rank(not all(bool(torch.as_tensor(part).isfinite().all()) for part in here), active.world.everyone)
+        where = "" if rank is None else f", first on rank {rank}"
+        step = self.progress.step + 1
+        text = f"the {what} of step {step} is {value}{where}; the step was not applied (on_nonfinite is stop)"
+        raise Ended(Ending.FAILED, Reason(text, self._phase, rank))
+
     def _advance(self, active: ActiveWorld, totals: StepTotals, seconds: float) -> None:
         step = self.progress.step + 1
         self.progress = TrainingProgress(
             step, self.progress.cursor.advanced(), chained(self.progress.digest, totals.sample_digest)
         )
         self.listener.step(active.world.generation, self.progress, totals, seconds)
-        self.job.on_step(step, totals.loss, active.state, active.world)
-
-    def _after_step(self, active: ActiveWorld, agreement: Agreement | None) -> None:
-        if agreement is not None and agreement.phase is BoundaryPhase.CHECKPOINT:
-            self._write_checkpoint(active, self.requests.take_checkpoint())
-        rule = self.checkpoint_rule
-        if rule is not None and self.progress.step % rule.every_steps == 0:
-            self._write_checkpoint(active, f"{rule.path}/step-{self.progress.step:09d}")
-        if self.last_step is not None and self.progress.step >= self.last_step:
-            raise Ended(Ending.FINISHED)
-        if agreement is not None and agreement.phase is BoundaryPhase.STOP:
-            raise Ended(Ending.STOPPED, Reason(self.requests.stored.stop or "stop requested", "training"))
-
-    def _write_checkpoint(self, active: ActiveWorld, path: str) -> None:
-        small = collect(self.job, active.state, active.live, self.progress)
-        keep = self.checkpoint_rule.keep if self.checkpoint_rule is not None else None
-        self.checkpoints.start(active, small, path, keep=keep)
 
     # Handing over.
 
@@ -369,7 +362,7 @@ class RankLoop:
                 self.pending.drop_beside_training(reason)
                 return_gradients(self.active.live)
                 self._apply(self.active, totals, reduced, reduced)
-                self._after_step(self.active, None)
+                self.after_step.do(self.active, self.progress, totals.loss, None)
             case RedoBatchInSource(reason=reason):
                 self.pending.drop_beside_training(reason)
             case Leave(reason=reason) if outcome.decision.goes:
@@ -400,6 +393,7 @@ class RankLoop:
             refresh_weights(following.state)
         else:
             spread_gradients(following.live)
+            self._check_finite("gradient norm", boundary["norm"], self.active, following.live.gradients)
             apply_step(following.state, boundary["norm"])
             settle_moments(following.live)
         self.pending.take()
@@ -410,9 +404,20 @@ class RankLoop:
             self.retirement.free_in_background(after_s=COLLECT_AFTER_S)
         self.retirement = Retirement(following.request.handoff_id, old, following)
         self._switched = True
-        if redo is None:
-            self._advance(self.active, StepTotals(*boundary["totals"]), time.monotonic() - started)
         self._certificate, self._redone = outcome.certificate, redo
+        if redo is None:
+            totals = StepTotals(*boundary["totals"])
+            self._advance(self.active, totals, time.monotonic() - started)
+            self.after_step.put_off(self.active, self.progress, totals.loss)
+        if self.after_step.is_last(self.progress.step):
+            self._end_at_switch(self.active)
+
+    def _end_at_switch(self, active: ActiveWorld) -> None:
+        """The job is done with the step handed over, or with the checkpoint that this world began from."""
+        self._note_first_forward()
+        self._note_first_step()
+        self.after_step.do_put_off(active)
+        raise Ended(Ending.FINISHED)
 
     def _note_first_forward(self) -> None:
         if self._switched and self.retirement is not None:
@@ -424,7 +429,8 @@ class RankLoop:
             return
         self._switched = False
         following = self.retirement.following
-        following.measures["first_step_s"] = self.timings.steps[-1]
+        if self.timings.steps:
+            following.measures["first_step_s"] = self.timings.steps[-1]
         following.end_rescue()
         self._stage(
             following.request,

@@ -9,12 +9,13 @@ from uuid import UUID
 from sqlalchemy import func, or_, select, text
 from sqlalchemy.orm import Session
 
-from agent.protocol.jobfile import JobFile
+from agent.protocol.jobfile import JobFile, step_of
 from liver_core.handoff import RankStage
 from liver_core.layout import Roster, from_json
 from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
+from service.jobs.crashes import Crashes, RankError
 from service.jobs.rules import Checkpoint, JobView, Leaving
 from service.jobs.tables import (
     RANDOM_PART_CHARS,
@@ -83,16 +84,19 @@ def generations(session: Session, job_id: str) -> Sequence[GenerationRow]:
     return session.scalars(statement.limit(LIST_MAX)).all()
 
 
-def newest_checkpoint(session: Session, job_id: str) -> Checkpoint | None:
-    """The checkpoint that a restart uses."""
+def newest_checkpoint(session: Session, job: JobRow) -> Checkpoint | None:
+    """The checkpoint that a start uses: the job's newest, or before it has any the one that it starts from."""
     statement = (
         select(CheckpointRow)
-        .where(CheckpointRow.job_id == job_id)
+        .where(CheckpointRow.job_id == job.job_id)
         .order_by(CheckpointRow.step.desc(), CheckpointRow.finished_at.desc())
         .limit(1)
     )
     row = session.scalars(statement).one_or_none()
-    return Checkpoint(row.path, row.step) if row else None
+    if row is not None:
+        return Checkpoint(row.path, row.step)
+    start_from = job_file_of(job).start_from
+    return Checkpoint(start_from, step_of(start_from)) if start_from is not None else None
 
 
 def steps_of(session: Session, job_id: str, *, after: int, limit: int) -> Sequence[JobStepRow]:
@@ -174,7 +178,7 @@ def _view(
         state: tuple(node.node_id for node in nodes if node.node_id in members and node.state == state)
         for state in NodeState
     }
-    ended = handoffs.last_ended(session, job.job_id)
+    ended, errors = handoffs.last_ended(session, job.job_id), _errors(nodes, job)
     return JobView(
         state=JobState(job.state),
         state_changed_at=job.state_changed_at,
@@ -190,13 +194,16 @@ def _view(
         silent=by_state[NodeState.SILENT],
         gone=by_state[NodeState.GONE],
         absent=_absent(session, handoff),
-        broken=_broken(nodes, job) + handoffs.broken_reasons(session, job),
+        broken=tuple(error.shown for error in errors) + handoffs.broken_reasons(session, job),
+        errors=errors,
+        crashes=Crashes.of(job.crashes),
         ranks_left=_ranks_left(session, job),
         ahead=_ahead(nodes, job),
         last_step=job.last_step,
         last_step_at=job.last_step_at,
-        checkpoint=newest_checkpoint(session, job.job_id),
+        checkpoint=newest_checkpoint(session, job),
         failed_starts=job.failed_starts,
+        saves_at_end=job_file_of(job).checkpoint is not None,
     )
 
 
@@ -245,15 +252,17 @@ def _leaving(noticed: tuple[NoticeRow, ...], members: set[str]) -> tuple[Leaving
     return tuple(found[node_id] for node_id in sorted(found))
 
 
-def _broken(nodes: Sequence[NodeRow], job: JobRow) -> tuple[str, ...]:
-    """One reason for each rank of the active generation that cannot continue."""
+def _errors(nodes: Sequence[NodeRow], job: JobRow) -> tuple[RankError, ...]:
+    """One for each rank of the active generation that cannot continue."""
     failed = (RankStage.BROKEN, RankStage.FAILED)
     return tuple(
-        f"rank {rank['rank']} on node {node.node_id} is {rank['stage']}"
-        + (f": {rank['reason']['text']}" if rank.get("reason") else "")
+        RankError(
+            f"rank {rank['rank']} on node {node.node_id} is {rank['stage']}" + (f": {text}" if text else ""), text
+        )
         for node in nodes
         for rank in node.ranks
         if rank["job_id"] == job.job_id and rank["generation"] == job.active_generation and rank["stage"] in failed
+        for text in [(rank.get("reason") or {}).get("text", "")]
     )
 
 

@@ -65,6 +65,8 @@ class RankSetup:
     pace_s: float = 0.0  # waited in every step that no test waits for, so that what is not looked at costs little
     drop_every: int | None = None  # micro-batches between two places at which a step can be dropped
     drop_reserve_s: float = 1e6  # so that every deadline is too near
+    stops_at_nonfinite: bool = True
+    validate_every: int | None = None
     job: str = "liver_core.training.gpt:GptJob"
     islands: tuple[str, tuple[str, ...]] | None = None  # (prefix, names) of `net_islands`: each node is on its own
 
@@ -106,8 +108,8 @@ class PipeListener:
     def step(self, generation: int, progress: Any, totals: Any, seconds: float) -> None:
         self.send("step", generation, progress.step, totals.loss, progress.cursor.consumed, progress.digest)
 
-    def checkpointed(self, path: str, step: int, seconds: float) -> None:
-        self.send("checkpointed", path, step, seconds)
+    def checkpointed(self, path: str, step: int, seconds: float, asked: int) -> None:
+        self.send("checkpointed", path, step, seconds, asked)
 
     def checkpoint_failed(self, path: str, text: str) -> None:
         self.send("checkpoint_failed", path, text)
@@ -116,8 +118,9 @@ class PipeListener:
 def _run_rank(
     pipe: Any, listener: PipeListener, member: Member, request: Any, setup: RankSetup, faults: tuple[Fault, ...]
 ) -> dict[str, Any]:
+    from liver_core.rank.after_step import CheckpointPlan
     from liver_core.rank.droppable_step import DropRule
-    from liver_core.rank.loop import CheckpointPlan, RankLoop
+    from liver_core.rank.loop import RankLoop
     from liver_core.rank.prepare.preparation import PrepareSettings
     from liver_core.rank.stream.target_stream import StreamSettings
 
@@ -141,6 +144,8 @@ def _run_rank(
         last_step=setup.last_step,
         checkpoints=rule,
         drop_rule=None if setup.drop_every is None else DropRule(setup.drop_every, setup.drop_reserve_s),
+        stops_at_nonfinite=setup.stops_at_nonfinite,
+        validate_every=setup.validate_every,
         probe=recorder.probe,
     )
     recorder.loop = loop

@@ -225,7 +225,7 @@ class EventFile:
         digest = f"{progress.digest:016x}"
         self.write("step", step=progress.step, loss=totals.loss, seconds=seconds, sample_digest=digest)
 
-    def checkpointed(self, path: str, step: int, seconds: float) -> None:
+    def checkpointed(self, path: str, step: int, seconds: float, asked: int = 0) -> None:
         """A checkpoint is complete; reported by rank 0."""
         self.write("saved", path=path, step=step, seconds=seconds)
 
@@ -242,7 +242,8 @@ def event_file(folder: str, rank: int) -> Iterator[EventFile]:
 
 
 def _run_rank(job: JobSpec, world: WorldSpec, rank: int, port: int) -> int:
-    from liver_core.rank.loop import CheckpointPlan, RankLoop
+    from liver_core.rank.after_step import CheckpointPlan
+    from liver_core.rank.loop import RankLoop
     from liver_core.rank.prepare.preparation import PrepareSettings
     from liver_core.training.entrypoint import load_job
     from liver_core.worlds.megatron import prepare_process

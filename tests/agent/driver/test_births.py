@@ -28,8 +28,8 @@ def test_a_suspended_job_writes_a_checkpoint_and_comes_back_from_it_on_other_nod
         nodes.wait_training(1, ("a", "b"))
         nodes.service.told.add("c")
         nodes.service.desired = DesiredState.SUSPENDED
-        path = nodes.wait(lambda: nodes.service.checkpoints, "the checkpoint")[0]
-        assert path.endswith("checkpoints/suspend-1")
+        path = nodes.wait(lambda: nodes.service.checkpoints, "the checkpoint")[0].path
+        assert "/checkpoints/step-" in path
         wait_ended(nodes, "a", "b")
         write_checkpoint(Path(path), 1_000)
         nodes.service.restart(("c", "b"), SourceCheckpoint(path=path, step=1_000))
@@ -58,3 +58,24 @@ def test_a_checkpoint_restart_replaces_a_world_that_lost_a_rank() -> None:
         nodes.service.restart(("a",), checkpoint_in(nodes, 10))
         nodes.wait_training(next_start(1), ("a",))
         nodes.wait(lambda: nodes.rank("b") is None, "the lost rank to be forgotten")
+
+
+def test_a_job_that_fails_by_its_own_fault_is_reported_as_failed_and_its_ranks_are_not_missed() -> None:
+    with cluster("a", "b", faults={"b": "fails"}) as nodes:
+        cause = nodes.wait(lambda: nodes.service.causes, "the failure")[0]
+        assert (cause.text, cause.rank) == ("planted: the loss is nan", 1)
+        nodes.service.desired = DesiredState.STOP
+        wait_ended(nodes, "a", "b")
+        assert nodes.service.failed == []
+
+
+def test_a_request_for_a_checkpoint_reaches_every_rank_and_its_answer_names_it() -> None:
+    with cluster("a", "b") as nodes:
+        nodes.wait_training(1, ("a", "b"))
+        nodes.service.checkpoint_asked = 1
+        first = nodes.wait(lambda: nodes.service.checkpoints, "the checkpoint")[0]
+        assert (first.asked, first.path) == (1, str(nodes.directory / "checkpoints" / f"step-{first.step:09d}"))
+        nodes.service.checkpoint_asked = 2
+        nodes.wait(lambda: {fact.asked for fact in nodes.service.checkpoints} == {1, 2}, "the second one")
+        steps = {fact.asked: fact.step for fact in nodes.service.checkpoints}
+        assert steps[1] == first.step < steps[2]

@@ -1,0 +1,143 @@
+"""What is due after a step: the user's hooks, checkpoints, and the end of the job.
+
+A step that is handed over ends in the pause. What is due after it is done in the next world, once that has computed
+its first gradients. The pause is over then, and the state is still that of the step handed over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from liver_core.handoff.messages import Reason
+from liver_core.handoff.ready_tag import Agreement, BoundaryPhase
+from liver_core.rank.active_world import ActiveWorld
+from liver_core.rank.boundary_requests import BoundaryRequests
+from liver_core.rank.checkpoint_writer import CheckpointWriter
+from liver_core.state.small_state import TrainingProgress, collect
+from liver_core.training.job import TrainingJob
+from liver_core.worlds.megatron import random_state, restore_random_state
+
+
+class Ending(StrEnum):
+    """How the work of a rank process ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+    LEFT = "left"
+    ABORTED = "aborted"
+    BROKEN = "broken"
+
+
+class Ended(Exception):
+    """This rank has no more work."""
+
+    def __init__(self, how: Ending, reason: Reason | None = None) -> None:
+        super().__init__(how)
+        self.how = how
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointPlan:
+    """Write `path/step-N` every `every_steps` steps, when the work ends, and on request. Keep the newest `keep`."""
+
+    path: str
+    every_steps: int
+    keep: int
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint follows this step."""
+        return step % self.every_steps == 0
+
+    def path_of(self, step: int) -> str:
+        """The folder of the checkpoint after this step."""
+        return f"{self.path}/step-{step:09d}"
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """A step that was handed over, with the small state after it if a checkpoint is due."""
+
+    step: int
+    loss: float
+    small: dict[str, Any] | None
+
+
+class AfterStep:
+    """See the module. All ranks of a world do the same after the same step, so everything here may be a collective."""
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        requests: BoundaryRequests,
+        writer: CheckpointWriter,
+        *,
+        rule: CheckpointPlan | None,
+        last_step: int | None,
+        validate_every: int | None = None,
+    ) -> None:
+        """`validate_every`: validate after every so many steps. Raises ValueError if the job has no validation."""
+        if validate_every is not None and not job.has_validation():
+            raise ValueError(f"validate_every_steps: {type(job).__name__} has no method validate")
+        self._job = job
+        self._requests = requests
+        self._writer = writer
+        self._rule = rule
+        self._last_step = last_step
+        self._validate_every = validate_every
+        self._waiting: HandedOver | None = None
+
+    def do(self, active: ActiveWorld, progress: TrainingProgress, loss: float, agreement: Agreement | None) -> None:
+        """All that is due after an ordinary step, at whose boundary there was this agreement. Raises Ended."""
+        phase = None if agreement is None else agreement.phase
+        self._run_hooks(active, progress.step, loss)
+        ended = self._ended(progress.step, phase)
+        asked = self._requests.take_checkpoint() if phase is BoundaryPhase.CHECKPOINT else 0
+        if self._rule is not None and (asked or ended is not None or self._rule.is_due(progress.step)):
+            self._write(active, self._small(active, progress), asked=asked)
+        if ended is not None:
+            raise ended
+
+    def _ended(self, step: int, phase: BoundaryPhase | None) -> Ended | None:
+        if self.is_last(step):
+            return Ended(Ending.FINISHED)
+        if phase is BoundaryPhase.STOP:
+            return Ended(Ending.STOPPED, Reason(self._requests.stored.stop or "stop requested", "training"))
+        return None
+
+    def is_last(self, step: int) -> bool:
+        """Whether the job is done after this step."""
+        return self._last_step is not None and step >= self._last_step
+
+    def put_off(self, active: ActiveWorld, progress: TrainingProgress, loss: float) -> None:
+        """The step was handed over, and the pause is not over: keep what is due after it for `do_put_off`."""
+        due = self._rule is not None and (self._rule.is_due(progress.step) or self.is_last(progress.step))
+        small = self._small(active, progress) if due else None
+        self._waiting = HandedOver(progress.step, loss, small)
+
+    def do_put_off(self, active: ActiveWorld) -> None:
+        """What is due after a step that was handed over, if the world began with one. Call it when gradients of the
+        next step are computed and nothing of it is in flight."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is None:
+            return
+        self._run_hooks(active, waiting.step, waiting.loss)
+        if waiting.small is not None:
+            self._write(active, waiting.small)
+
+    def _run_hooks(self, active: ActiveWorld, step: int, loss: float) -> None:
+        self._job.on_step(step, loss, active.state, active.world)
+        if self._validate_every is not None and step % self._validate_every == 0:
+            before = random_state()
+            self._job.validate(step, active.state, active.world)
+            restore_random_state(before)
+
+    def _small(self, active: ActiveWorld, progress: TrainingProgress) -> dict[str, Any]:
+        return collect(self._job, active.state, active.live, progress)
+
+    def _write(self, active: ActiveWorld, small: dict[str, Any], *, asked: int = 0) -> None:
+        assert self._rule is not None
+        self._writer.start(active, small, self._rule.path_of(small["step"]), keep=self._rule.keep, asked=asked)

@@ -1,0 +1,61 @@
+"""The reference GPT with hooks that write down when they ran, and with a step whose numbers are not finite."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from liver_core.training.gpt import GptJob
+
+
+class HookedJob(GptJob):
+    """Each rank appends (hook, step, moment, loss) to a file of its own in the folder `notes`."""
+
+    def __init__(self, args: dict[str, Any], **numbers: Any) -> None:
+        self._notes = Path(args["notes"])
+        super().__init__({name: value for name, value in args.items() if name != "notes"}, **numbers)
+
+    def on_step(self, step: int, loss: float, state: Any, world: Any) -> None:
+        rate = state.optimizer.param_groups[0]["lr"]
+        stream = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
+        note = {"hook": "on_step", "step": step, "at": time.time(), "loss": loss, "rate": rate, "stream": stream}
+        self._note(note, world)
+
+    def validate(self, step: int, state: Any, world: Any) -> None:
+        value = torch.rand(1)
+        torch.distributed.all_reduce(value, group=world.everyone)
+        self._note({"hook": "validate", "step": step, "at": time.time()}, world)
+
+    def _note(self, note: dict[str, Any], world: Any) -> None:
+        with (self._notes / f"{world.generation}-{world.rank}").open("a") as file:
+            file.write(json.dumps(note) + "\n")
+
+
+class NonfiniteJob(HookedJob):
+    """In step `bad_step` the first micro-batch has a `bad` loss (NaN), or a finite loss with a gradient of NaN."""
+
+    def __init__(self, args: dict[str, Any], **numbers: Any) -> None:
+        self._bad, self._bad_step = args["bad"], args["bad_step"]
+        super().__init__({name: value for name, value in args.items() if not name.startswith("bad")}, **numbers)
+
+    def samples(self, sample_ids: Sequence[int]) -> dict[str, Any]:
+        is_bad = sample_ids[0] == (self._bad_step - 1) * self.global_batch
+        return {**super().samples(sample_ids), "is_bad": is_bad}
+
+    def loss(self, output: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+        loss = super().loss(output, batch)
+        if not batch["is_bad"]:
+            return loss
+        # The derivative of a root at zero is infinite, and that of the difference below is zero.
+        return loss * float("nan") if self._bad == "loss" else loss + (loss - loss.detach()).abs().sqrt()
+
+
+def notes_of(folder: Path, generation: int, rank: int) -> list[dict[str, Any]]:
+    """What one rank of one world wrote, oldest first."""
+    return [json.loads(line) for line in (folder / f"{generation}-{rank}").read_text().splitlines()]
