@@ -8,7 +8,7 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from agent.protocol.values import HandoffState, Placement
-from liver_core.handoff import Rung
+from liver_core.handoff import Decision, Rung
 from service.db.base import among
 from service.handoffs.rules import OPEN
 from service.handoffs.tables import HandoffRow
@@ -94,7 +94,8 @@ def as_open(row: HandoffRow) -> OpenHandoff:
         opened_at=row.opened_at,
         changed_at=row.recorded_at,
         deadline_at=row.deadline_at,
-        may_lose_leavers=row.rung == Rung.RESCUE and row.state == HandoffState.CUTTING_OVER,
+        may_lose_leavers=Decision(row.decision or Decision.UNDECIDED).goes
+        or (row.rung == Rung.RESCUE and row.state == HandoffState.CUTTING_OVER),
     )
 
 

@@ -201,6 +201,7 @@ def _view(
         ahead=_ahead(nodes, job),
         last_step=job.last_step,
         last_step_at=job.last_step_at,
+        step_s=dict(inputs.step_seconds).get(row.layout, 0.0) if row else 0.0,
         checkpoint=newest_checkpoint(session, job),
         failed_starts=job.failed_starts,
         saves_at_end=job_file_of(job).checkpoint is not None,

@@ -1,6 +1,6 @@
 """Decides what to do with a job next: one function from all known facts to one action with its reason. Pure."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from uuid import UUID
@@ -9,6 +9,9 @@ from agent.protocol.values import HandoffState, Placement
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.tables import JobState, SourceKind
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
+
+STEPPING_S = 5.0
+"""A step this recent shows that every rank of the job lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +26,16 @@ class JobLimits:
     stop_within_s: float = 60.0
     checkpoint_within_s: float = 120.0
     stall_after_s: float = 20.0
+    stall_steps: int = 5
     starts_max: int = 3
     crashes_max: int = 3
 
 
 @dataclass(frozen=True, slots=True)
 class OpenHandoff:
-    """A handoff that is not active, aborted or broken. `may_lose_leavers`: a rescue past its boundary. It releases the
-    leaving nodes before it builds the next world; if they went too early, its ranks report that they are broken."""
+    """A handoff that is not active, aborted or broken. `may_lose_leavers`: the next world no longer needs the leaving
+    nodes. It is decided, or it is a rescue past its boundary, which releases them before it builds the next world; if
+    they went too early, its ranks report that they are broken."""
 
     handoff_id: UUID
     state: HandoffState
@@ -67,7 +72,8 @@ class JobView:
     `gone`, `silent`: members in that state; `absent`: targets of the open handoff in either state; `broken`: reasons of
     ranks and handoffs that failed; `errors`: those of the ranks; `crashes`: what ended the job before; `ranks_left`:
     rank processes of this job that living agents still report; `ahead`: a generation in which ranks already train, but
-    whose handoff no agent has reported yet; `saves_at_end`: ranks that end write a checkpoint first.
+    whose handoff no agent has reported yet; `step_s`: seconds of a usual step, 0 if not known; `saves_at_end`: ranks
+    that end write a checkpoint first.
     """
 
     state: JobState
@@ -91,6 +97,7 @@ class JobView:
     ahead: int | None = None
     last_step: int = 0
     last_step_at: datetime | None = None
+    step_s: float = 0.0
     checkpoint: Checkpoint | None = None
     failed_starts: int = 0
     finished: str | None = None
@@ -160,19 +167,24 @@ def _keep_running(view: JobView, limits: JobLimits) -> Action:
         return Action(Do.NOTHING, "starting", look_again_s=limits.start_within_s)
     if view.leaving:
         return _answer_notices(view, limits)
-    return _grow_or_stay(view, limits)
+    action = _grow_or_stay(view, limits)
+    watched = (view.gone or view.silent) and action.look_again_s is None
+    return replace(action, look_again_s=1.0) if watched else action
 
 
 def _why_lost(view: JobView, limits: JobLimits) -> str | None:
     """Why the live world cannot continue; None if it can, or if the agents may still save it."""
     if view.broken:
-        return view.broken[0]
+        # A rank that only misses its peers knows less than the one that failed, or its agent.
+        return next((error.shown for error in view.errors if not error.is_of_a_peer), view.broken[0])
     gone, silent = _needed(view, view.gone), _needed(view, view.silent)
-    if gone:
-        return f"{', '.join(gone[:8])} disappeared without a handoff"
     since = view.last_step_at if view.state is JobState.RUNNING else view.state_changed_at
     stalled_s = (view.now - since).total_seconds() if since else 0.0
-    if silent and stalled_s > limits.stall_after_s:
+    # All ranks step together: while steps are made, the ranks of a node live, whatever became of its agent.
+    steps = view.state is JobState.RUNNING and stalled_s <= max(STEPPING_S, limits.stall_steps * view.step_s)
+    if gone and not steps:
+        return f"{', '.join(gone[:8])} disappeared without a handoff"
+    if silent and stalled_s > max(limits.stall_after_s, limits.stall_steps * view.step_s):
         return f"{', '.join(silent[:8])} is silent and no step was made for {stalled_s:.0f} s"
     if view.state is JobState.STARTING and stalled_s > limits.start_within_s:
         return f"the start made no step within {limits.start_within_s:.0f} s"
@@ -180,7 +192,7 @@ def _why_lost(view: JobView, limits: JobLimits) -> str | None:
 
 
 def _needed(view: JobView, nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """The `nodes` that the job still needs: all but leaving nodes that a rescue has released."""
+    """The `nodes` that the job still needs: all but leaving nodes that the next world no longer needs."""
     if view.handoff is None or not view.handoff.may_lose_leavers:
         return nodes
     return tuple(node for node in nodes if node in view.handoff.target_nodes)

@@ -8,6 +8,7 @@ import pytest
 
 from agent.protocol.values import HandoffState, Placement
 from liver_core.layout import Member, ParallelLayout
+from service.jobs.crashes import RankError
 from service.jobs.rules import (
     Action,
     Checkpoint,
@@ -160,7 +161,7 @@ def test_growth_waits_until_the_job_has_been_quiet():
     ("changes", "loss"),
     [
         ({"broken": ("rank 2 on node c is failed: out of memory",)}, "rank 2 on node c is failed: out of memory"),
-        ({"gone": ("c",)}, "c disappeared without a handoff"),
+        ({"gone": ("c",), "last_step_at": at(-6)}, "c disappeared without a handoff"),
         ({"silent": ("c",), "last_step_at": at(-21)}, "c is silent and no step was made for 21 s"),
     ],
 )
@@ -171,7 +172,7 @@ def test_a_lost_world_comes_back_from_its_checkpoint_with_the_lost_steps_said(ch
 
 
 def test_without_a_checkpoint_a_lost_world_begins_again_and_says_so():
-    action = act(view(gone=("c",), checkpoint=None))
+    action = act(view(gone=("c",), last_step_at=at(-30), checkpoint=None))
     assert (action.checkpoint, action.lost_steps) == (None, 50)
     assert "restart from its beginning (there is no checkpoint), 50 steps lost" in action.reason
 
@@ -187,12 +188,31 @@ def test_a_leaver_that_a_rescue_has_released_is_no_loss_while_the_next_world_is_
     assert act(view(**stalled)).do is Do.START
 
 
-def test_a_silent_agent_whose_ranks_still_train_is_no_loss():
-    assert act(view(silent=("c",))).do is Do.NOTHING
+@pytest.mark.parametrize("lost", ["silent", "gone"])
+def test_an_agent_that_is_away_while_its_ranks_still_train_is_no_loss_and_is_watched(lost: str):
+    action = act(view(**{lost: ("c",)}))
+    assert (action.do, action.look_again_s) == (Do.NOTHING, 1.0)
+
+
+@pytest.mark.parametrize("lost", ["silent", "gone"])
+def test_how_long_no_step_may_come_follows_from_the_length_of_the_steps(lost: str):
+    in_a_step = view(**{lost: ("c",)}, step_s=22.0, last_step_at=at(-100))
+    assert act(in_a_step).do is Do.NOTHING
+    assert act(replace(in_a_step, last_step_at=at(-111))).do is Do.START
+
+
+def test_the_reason_is_that_of_the_rank_that_failed_and_not_of_those_that_miss_it():
+    survivor = RankError("rank 0 on node a is failed: Connection closed by peer", "Connection closed by peer")
+    first = RankError("rank 1 on node c is failed: killed by SIGKILL", "killed by SIGKILL")
+    for errors in ((survivor, first), (first, survivor)):
+        action = act(view(broken=tuple(error.shown for error in errors), errors=errors))
+        assert action.reason.startswith("rank 1 on node c is failed: killed by SIGKILL; restart")
+    alone = act(view(broken=(survivor.shown,), errors=(survivor,)))
+    assert alone.reason.startswith(survivor.shown)
 
 
 def test_a_lost_world_without_enough_nodes_suspends():
-    action = act(view(gone=("c",), restart=NOTHING_FITS))
+    action = act(view(gone=("c",), last_step_at=at(-30), restart=NOTHING_FITS))
     assert (action.do, action.reason) == (Do.SUSPEND, "c disappeared without a handoff; 1 nodes are ready")
 
 
