@@ -1,9 +1,12 @@
 """Runs the service until a signal ends it. The `liver serve` command is a thin layer over `serve`."""
 
+import contextlib
 import errno
 import logging
+import signal
 import socket
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvicorn
@@ -26,16 +29,36 @@ def serve(settings: ServiceSettings, *, say: Callable[[str], None] = _log.info) 
     try:
         app = create_app(settings)
         host, port = listener.getsockname()[:2]
-        for line in announcement(host, port, settings.resolved_data_dir()):
-            say(line)
         config = uvicorn.Config(
             app, log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_S, timeout_keep_alive=30
         )
         server = uvicorn.Server(config)
         app.state.context.hub.end_streams_with(lambda: server.should_exit)
-        server.run(sockets=[listener])
+        with _ended_by_signals(server):
+            for line in announcement(host, port, settings.resolved_data_dir()):
+                say(line)
+            server.run(sockets=[listener])
     finally:
         listener.close()
+
+
+@contextlib.contextmanager
+def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
+    """SIGTERM and SIGINT end the server, also before it runs. uvicorn sends such a signal again once it has ended; by
+    default that would kill the process, as if it had failed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        server.should_exit = True
+
+    kept = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
 
 
 def bind(host: str, port: int) -> socket.socket:

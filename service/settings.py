@@ -42,6 +42,7 @@ class ServiceSettings(BaseSettings):
     stall_after_s: float = Field(
         default=20.0, gt=0, description="no step for this long while a member is silent: the world is lost"
     )
+    stall_steps: int = Field(default=5, ge=1, description="as stall_after_s, in usual steps; the longer one counts")
     crashes_max: int = Field(
         default=3, ge=1, description="the same error after the same step, so often: the job is failed"
     )

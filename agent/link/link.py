@@ -12,7 +12,7 @@ import httpx
 from pydantic import ValidationError
 
 from agent.protocol import PROTOCOL_VERSION
-from agent.protocol.errors import VERSION_MISMATCH
+from agent.protocol.errors import REPLACED, VERSION_MISMATCH
 from agent.protocol.sync import SyncOrders, SyncReport
 
 SYNC_PATH = "/agent/v1/sync"
@@ -43,6 +43,10 @@ class LinkState(StrEnum):
 
 class LinkRefused(Exception):
     """Service and agent cannot work together: another version, a wrong token, an unreadable report or answer."""
+
+
+class LinkReplaced(LinkRefused):
+    """Another agent serves this node now. This one is of no more use to anybody."""
 
 
 class ServiceAway(Exception):
@@ -93,7 +97,7 @@ class ServiceLink:
         self._news.set()
 
     async def run(self) -> None:
-        """Sync until cancelled. Raises LinkRefused only if the very first answer is a refusal.
+        """Sync until cancelled. Raises LinkRefused only if the very first answer is a refusal, and LinkReplaced.
 
         An agent that adopted ranks sets `ends_on_first_refusal` to False, because the ranks need it.
         """
@@ -166,6 +170,8 @@ class ServiceLink:
         self._awake.clear()
         try:
             orders = await self.sync()
+        except LinkReplaced:
+            raise
         except LinkRefused as error:
             if self.state is LinkState.STARTING and self.ends_on_first_refusal:
                 raise
@@ -222,6 +228,8 @@ def _refusal(response: httpx.Response) -> LinkRefused | ServiceAway:
     text = f"{response.status_code} {detail or response.reason_phrase}"
     if response.status_code >= 500 or response.status_code in (408, 425, 429):
         return ServiceAway(text)
+    if code == REPLACED:
+        return LinkReplaced(f"{detail}; its ranks go on, and liver-agent --stop-ranks with its --run-dir ends them")
     if code == VERSION_MISMATCH:
         return LinkRefused(f"the service runs another version: {detail}")
     if response.status_code in (401, 403):

@@ -8,6 +8,7 @@ from agent.protocol import PROTOCOL_VERSION
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 VERSION_MISMATCH = "protocol-version"
+REPLACED = "agent-replaced"
 UNAUTHENTICATED = "unauthenticated"
 FORBIDDEN = "forbidden"
 INVALID = "invalid"

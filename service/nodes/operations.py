@@ -108,7 +108,7 @@ def _replaced(node: NodeRow, report: SyncReport) -> ProblemError:
         Problem(
             title="Agent was replaced",
             status=409,
-            code=errors.CONFLICT,
+            code=errors.REPLACED,
             detail=(
                 f"node {node.node_id} is now served by agent start {node.agent_incarnation}; start "
                 f"{report.agent_incarnation} was replaced and must end"

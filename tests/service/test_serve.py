@@ -1,7 +1,10 @@
 """The running service: start errors that name their cause, streams that wake, a clean end."""
 
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -125,3 +128,24 @@ def sse(response: httpx.Response):
             name = line.removeprefix("event: ")
         elif line.startswith("data: "):
             yield name, json.loads(line.removeprefix("data: "))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_service_that_is_asked_to_end_ends_with_status_0(tmp_path, number):
+    command = [sys.executable, "-m", "service.cli.main", "serve"]
+    errors = tmp_path / "errors"
+    service = subprocess.Popen(
+        [*command, "--data-dir", str(tmp_path / "data"), "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=errors.open("w"),
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        assert service.stdout is not None
+        assert "service: http://127.0.0.1:" in service.stdout.readline(), errors.read_text()
+        service.send_signal(number)
+        assert service.wait(30) == 0
+    finally:
+        service.kill()
+        service.wait()

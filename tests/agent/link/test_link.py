@@ -11,7 +11,7 @@ from uuid import UUID
 
 import pytest
 
-from agent.link.link import CALM_S, SPACING_S, LinkRefused, LinkState, ServiceLink
+from agent.link.link import CALM_S, SPACING_S, LinkRefused, LinkReplaced, LinkState, ServiceLink
 from agent.protocol.errors import version_problem
 from agent.protocol.sync import NodeInfo, Provider, SyncOrders, SyncReport
 from tests.agent.waiting import eventually
@@ -218,6 +218,21 @@ def test_a_refusal_after_the_first_answer_is_reported_and_asked_again(service: S
         await eventually(lambda: agent.link.state is LinkState.CONNECTED, "connected again")
 
     run_while(service.url, check)
+
+
+def test_an_agent_that_another_one_has_replaced_ends_even_if_ranks_need_it(service: Service) -> None:
+    async def scenario() -> None:
+        agent = Agent(service.url)
+        agent.link.ends_on_first_refusal = False
+        running = asyncio.create_task(agent.link.run())
+        await eventually(lambda: agent.orders, "orders")
+        service.answer = (409, '{"code": "agent-replaced", "detail": "start 1 was replaced and must end"}')
+        agent.link.sync_soon()
+        with pytest.raises(LinkReplaced, match="start 1 was replaced and must end; its ranks go on"):
+            async with asyncio.timeout(10):
+                await running
+
+    asyncio.run(scenario())
 
 
 def test_a_token_is_looked_at_before_the_first_report(service: Service) -> None:

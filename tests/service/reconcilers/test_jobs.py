@@ -426,7 +426,7 @@ def test_a_stopped_job_is_resumed_from_its_newest_checkpoint(fleet: Fleet):
     job = fleet.job()
     assert job["state"] == "running"
     newest = job["generations"][-1]
-    assert (newest["generation"], newest["source"], newest["checkpoint_step"]) == (2, "checkpoint", 30)
+    assert (newest["generation"], newest["source"], newest["checkpoint_step"]) == (next_start(1), "checkpoint", 30)
     again = fleet.client.post(f"{path}/resume", json={})
     assert (again.status_code, "has not ended: it is running" in again.text) == (409, True)
 
