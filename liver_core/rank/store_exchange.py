@@ -13,10 +13,9 @@ from typing import Any
 import torch.distributed as dist
 
 from liver_core.handoff.messages import Decision
+from liver_core.worlds.groups import STORE_ANSWER_S
 
 _POLL_LEAST_S, _POLL_MOST_S = 0.001, 0.02
-STORE_ANSWER_S = 3.0
-"""A store that does not answer for so long counts as gone: it stalls, or the network to it is cut."""
 
 
 class ExchangeTimeout(TimeoutError):

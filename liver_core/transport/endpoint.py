@@ -17,7 +17,7 @@ from liver_core.handoff.messages import StoreAddress
 from liver_core.transport.gloo import TorchDistributedTransport
 from liver_core.transport.mixed import MixedTransport
 from liver_core.transport.protocol import Transport
-from liver_core.worlds.groups import connect_store, gloo_options
+from liver_core.worlds.groups import STORE_ANSWER_S, connect_store, gloo_options
 
 _STORE_S = 20.0
 
@@ -27,10 +27,19 @@ def make_endpoint(name: str, host: str, store: StoreAddress) -> Transport:
 
     Raises ConnectionError when the store does not answer, ValueError when no network device has the address.
     """
-    far = TorchDistributedTransport(name, connect_store(store, timeout_s=_STORE_S), make_pair=_PairOn(host))
+    far = make_far(name, host, store)
     if importlib.util.find_spec("nixl") is None:
         return far
     return MixedTransport(name, near=_near(name, host), far=far)
+
+
+def make_far(name: str, host: str, store: StoreAddress) -> TorchDistributedTransport:
+    """The half that reaches every machine: gloo, found through the store. Gives up a store that does not answer."""
+
+    def connect() -> dist.Store:
+        return connect_store(store, timeout_s=_STORE_S, answer_s=STORE_ANSWER_S)
+
+    return TorchDistributedTransport(name, connect, make_pair=_PairOn(host))
 
 
 def warm_up(host: str) -> None:

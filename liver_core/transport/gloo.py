@@ -125,15 +125,24 @@ class _Round:
 
 
 class TorchDistributedTransport:
-    """One endpoint. `store` is a client connection of this endpoint's own; the progress thread opens another."""
+    """One endpoint. `connect` opens a client connection to the store: one for its caller, one for the progress thread.
+
+    Its operations must fail in time if the store stalls, since whoever ends the progress thread waits for them.
+    """
 
     one_sided = False
 
     def __init__(
-        self, name: str, store: dist.Store, *, make_pair: PairMaker = gloo_pair, token: bytes | None = None
+        self,
+        name: str,
+        connect: Callable[[], dist.Store],
+        *,
+        make_pair: PairMaker = gloo_pair,
+        token: bytes | None = None,
     ) -> None:
         self.name = name
-        self._store: Any = store
+        self._connect = connect
+        self._store: Any = connect()
         self._make_pair = make_pair
         self._token = (token or os.urandom(TOKEN_BYTES)).hex()
         self._regions = Regions()
@@ -163,7 +172,7 @@ class TorchDistributedTransport:
         self._check_open(Call.SERVE)
         if self._thread is None:
             self._stop.clear()
-            server = _Server(self._store.clone(), self.name, self._regions, self._token, self._make_pair)
+            server = _Server(self._connect(), self.name, self._regions, self._token, self._make_pair)
             self._thread = threading.Thread(
                 target=server.run, args=(self._stop,), name="transport-progress", daemon=True
             )

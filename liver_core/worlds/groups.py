@@ -40,6 +40,8 @@ _C10D_NAMES = (
 )
 _GROUP_NAMES = ("_get_backend", "_device_types", "_register_backend", "_set_default_backend", "_set_group_name")
 _GLOO_NAMES = ("_Options", "create_device", "_set_default_timeout", "_set_sequence_number_for_group")
+STORE_ANSWER_S = 3.0
+"""A store that does not answer for so long counts as gone: it stalls, or the network to it is cut."""
 _WORLD_MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")
 
 

@@ -167,14 +167,9 @@ def make_transport(name: str, host: str = "127.0.0.1") -> Callable[[str, Any], A
 
         return lambda endpoint, store: make_endpoint(endpoint, host, store)
     if name == "gloo":
-        from liver_core.transport.endpoint import _PairOn
-        from liver_core.transport.gloo import TorchDistributedTransport
-        from liver_core.worlds.groups import connect_store
+        from liver_core.transport.endpoint import make_far
 
-        def over_gloo(endpoint: str, store: Any) -> Any:
-            return TorchDistributedTransport(endpoint, connect_store(store, timeout_s=20), make_pair=_PairOn(host))
-
-        return over_gloo
+        return lambda endpoint, store: make_far(endpoint, host, store)
     raise ValueError(name)
 
 

@@ -21,7 +21,7 @@ from liver_core.layout import Manifest, Member, ParameterSpec, from_json, to_jso
 from liver_core.rank.active_world import ActiveWorld, Verdict, rank_in, source_certificate_plan, target_certificate_plan
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.memory_plan import plan_memory
-from liver_core.rank.store_exchange import STORE_ANSWER_S, Cancelled, Exchange, ExchangeTimeout
+from liver_core.rank.store_exchange import Cancelled, Exchange, ExchangeTimeout
 from liver_core.rank.stream.certify import Certifier, propose_verdict, read_verdict
 from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.rank.stream.target_stream import LiveTarget, StreamRefused, StreamSettings, TargetInputs
@@ -45,7 +45,7 @@ from liver_core.streaming.memory_budget import BudgetRefused, derive
 from liver_core.streaming.ring import SourceRing
 from liver_core.training.job import TrainingJob
 from liver_core.transport.protocol import Transport
-from liver_core.worlds.groups import connect_store, plainly
+from liver_core.worlds.groups import STORE_ANSWER_S, connect_store, plainly
 from liver_core.worlds.megatron import bring_up, building
 from liver_core.worlds.released_storage import released, trim
 
@@ -362,7 +362,7 @@ class Preparation:
         # Only when all are there does gloo connect: it cannot be told to give up before its time is over.
         made.exchange.gather("bring_up", self.request.target.layout.world_size, self.deadline)
         # Groups need a store client of their own: gloo keeps it, and the exchange must not wait behind it.
-        store = connect_store(self.request.store, timeout_s=self.settings.bring_up_s)
+        store = connect_store(self.request.store, timeout_s=self.settings.bring_up_s, answer_s=STORE_ANSWER_S)
         assert made.target_rank is not None
         made.world = bring_up(
             self.request.target,

@@ -137,8 +137,10 @@ def _make(kind: str, name: str, shared: Any) -> Transport:
         return NixlTransport(name, interface="lo", emulated_reads=kind == "nixl-tcp")
     from liver_core.transport.gloo import TorchDistributedTransport
 
-    store = TCPStore("127.0.0.1", shared, is_master=False, timeout=timedelta(seconds=20))
-    far = TorchDistributedTransport(name, store)
+    def connect() -> TCPStore:
+        return TCPStore("127.0.0.1", shared, is_master=False, timeout=timedelta(seconds=20))
+
+    far = TorchDistributedTransport(name, connect)
     return far if kind == "torch" else MixedTransport(name, near=_neighbours_only(name), far=far)
 
 

@@ -1,0 +1,92 @@
+"""The endpoint that ranks use in a handoff, while the store of that handoff stalls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from liver_core.handoff.messages import StoreAddress
+from liver_core.transport.protocol import Transport, TransportError
+from liver_core.worlds.groups import STORE_ANSWER_S
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
+
+STORE = (
+    "from torch.distributed import TCPStore\n"
+    "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
+    "print(store.port, flush=True)\n"
+    "input()\n"
+)
+PATIENCE_S = STORE_ANSWER_S + 10.0
+
+
+@pytest.fixture
+def store() -> Iterator[tuple[StoreAddress, int]]:
+    """A store in a process of its own, and its pid."""
+    with subprocess.Popen([sys.executable, "-c", STORE], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield StoreAddress("127.0.0.1", int(process.stdout.readline())), process.pid
+        process.kill()
+
+
+def serving(name: str, store: StoreAddress) -> Transport:
+    from liver_core.transport.endpoint import make_endpoint
+
+    endpoint = make_endpoint(name, "127.0.0.1", store)
+    endpoint.register(sources={"master": torch.zeros(8)})
+    endpoint.address()
+    endpoint.start_progress()
+    return endpoint
+
+
+def test_an_endpoint_is_closed_although_the_store_stalls(
+    store: tuple[StoreAddress, int], monkeypatch: pytest.MonkeyPatch
+):
+    from liver_core.transport import gloo
+
+    stalls, asked, take = threading.Event(), threading.Event(), gloo._Inbox.take
+
+    def noted(inbox: gloo._Inbox) -> Iterator[bytes]:
+        if stalls.is_set():
+            asked.set()
+        return take(inbox)
+
+    monkeypatch.setattr(gloo._Inbox, "take", noted)
+    address, pid = store
+    endpoint = serving("job/2/s0", address)
+    os.kill(pid, signal.SIGSTOP)
+    stalls.set()
+    assert asked.wait(5.0)
+    closing = threading.Thread(target=endpoint.close, daemon=True)
+    closing.start()
+    closing.join(PATIENCE_S)
+    assert not closing.is_alive(), "it waits for a store that does not answer"
+
+
+def test_a_source_is_not_asked_for_ever_through_a_store_that_stalls(store: tuple[StoreAddress, int]):
+    from liver_core.transport.endpoint import make_far
+
+    address, pid = store
+    source, target = (make_far(f"job/2/{place}", "127.0.0.1", address) for place in "st")
+    source.register(sources={"master": torch.zeros(8)})
+    published = source.address()
+    os.kill(pid, signal.SIGSTOP)
+    failed: list[TransportError] = []
+
+    def connect() -> None:
+        with pytest.raises(TransportError) as caught:
+            target.connect(0, published, time.monotonic() + 1.0)
+        failed.append(caught.value)
+
+    asking = threading.Thread(target=connect, daemon=True)
+    asking.start()
+    asking.join(PATIENCE_S)
+    assert failed, "it waits for a store that does not answer"
