@@ -127,8 +127,8 @@ class RankLoop:
 
     @property
     def handoff_id(self) -> str | None:
-        """The handoff that this rank prepares, waits for, cuts over, or keeps the old world for."""
-        for part in (self.following, self.preparation, self.retirement):
+        """The handoff that this rank prepares, waits for, cuts over, drops, or keeps the old world for."""
+        for part in (self.following, self.preparation, self.pending.dropping, self.retirement):
             if part is not None:
                 return part.handoff_id if isinstance(part, Retirement) else part.request.handoff_id
         return None
@@ -366,12 +366,12 @@ class RankLoop:
                 self._switch(following, outcome, reason)
             case ApplyStepInSource(reason=reason):
                 assert self.active is not None and totals is not None
-                self.pending.drop(reason)
+                self.pending.drop_beside_training(reason)
                 return_gradients(self.active.live)
                 self._apply(self.active, totals, reduced, reduced)
                 self._after_step(self.active, None)
             case RedoBatchInSource(reason=reason):
-                self.pending.drop(reason)
+                self.pending.drop_beside_training(reason)
             case Leave(reason=reason) if outcome.decision.goes:
                 self._leave(following, outcome, reason)
             case Leave(reason=reason):

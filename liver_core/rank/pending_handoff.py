@@ -44,7 +44,7 @@ class PendingHandoff:
     """See the module. `make` makes a preparation from a request. `trains` says whether this rank already has a world.
 
     `preparation` is that of the newest plan revision, `following` is the world it made. Both are None if no handoff is
-    pending.
+    pending. `dropping`: the world of an earlier handoff, while it is dropped beside training.
     """
 
     def __init__(
@@ -57,6 +57,7 @@ class PendingHandoff:
     ) -> None:
         self.preparation: Preparation | None = None
         self.following: NextWorld | None = None
+        self.dropping: NextWorld | None = None
         self._member = member
         self._requests = requests
         self._reporter = reporter
@@ -68,6 +69,7 @@ class PendingHandoff:
         self._cutting = False
         self._shown = False
         self._report_due = False
+        self._dropper: threading.Thread | None = None
 
     # Orders, from any thread.
 
@@ -181,18 +183,24 @@ class PendingHandoff:
         return None if made is None else made.source_stream
 
     def drop_if_aborted(self) -> None:
-        """Between two steps: drop the world that was built, if an abort has come."""
+        """Between two steps: drop the world that was built, if an abort has come. Training does not wait for it."""
         with self._lock:
             following = self.following
             reason = None if following is None else self._requests.take_abort(following.request.handoff_id)
             if reason is None:
                 return
-            self.following = self.preparation = None
-        self._drop(following, reason)
+            self.dropping, self.following, self.preparation = following, None, None
+        self._drop_beside_training(following, reason)
 
     def drop(self, reason: Reason) -> None:
         """Drop the world that was built."""
         self._drop(self._detach(), reason)
+
+    def drop_beside_training(self, reason: Reason) -> None:
+        """Drop the world that was built in a thread: its reads, peers and store may take seconds to end. A handoff that
+        comes before it is dropped waits for that."""
+        self.dropping = self.following
+        self._drop_beside_training(self._detach(), reason)
 
     def take(self) -> None:
         """The world that was built is the active one now."""
@@ -299,6 +307,8 @@ class PendingHandoff:
     def _run(self, preparation: Preparation, before: NextWorld | None) -> Preparation | None:
         """Build the newest revision, after dropping `before`, the world of an older one. Returns the preparation whose
         world is now `following`. Returns None if it could not be built; that is already reported."""
+        if self._dropper is not None:
+            self._dropper.join()
         while True:
             if before is not None:
                 give_way(before)
@@ -344,10 +354,20 @@ class PendingHandoff:
         reason = self._requests.take_abort(request.handoff_id) or self._reason(request, phase, str(problem))
         self._reporter.stage(request, RankStage.ABORTED, reason=reason)
 
-    def _drop(self, following: NextWorld | None, reason: Reason) -> None:
+    def _drop_beside_training(self, following: NextWorld | None, reason: Reason) -> None:
         if following is not None:
             self._requests.withdraw(following.request.handoff_id)
+        self._dropper = threading.Thread(target=self._drop, args=(following, reason), name="drop", daemon=True)
+        self._dropper.start()
+
+    def _drop(self, following: NextWorld | None, reason: Reason) -> None:
+        if following is None:
+            return
+        self._requests.withdraw(following.request.handoff_id)
+        try:
             following.drop()
+        finally:
+            self.dropping = None
             self._reporter.stage(following.request, RankStage.ABORTED, reason=reason, measures=following.measures)
 
     def _reason(self, request: Order, phase: str, text: str) -> Reason:

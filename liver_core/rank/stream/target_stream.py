@@ -210,7 +210,8 @@ class LiveTarget:
         self._thread.join(max(0.0, until - time.monotonic()))
         result = self._result
         if result is None:
-            self.close()
+            # Training waits, so do not wait for a read or a replay in progress: whoever drops this world does.
+            self._stream.stop()
             raise StreamFailed(f"version {version} was not reached in time: {self.describe()}")
         # If all state is here at that version, the loss of a source does not matter any more.
         ended = result.end is StreamEnd.DONE or (result.end is StreamEnd.LOST and result.whole)
@@ -246,7 +247,8 @@ class LiveTarget:
         }
 
     def close(self) -> None:
-        """End the thread, whatever it is doing. Another thread may use its endpoint afterwards."""
+        """End the thread, whatever it is doing. Another thread may use its endpoint afterwards. Takes as long as a read
+        that is in progress, up to 15 s, so do not call it where training waits."""
         self._stream.stop()
         if self._thread is not threading.current_thread():
             self._thread.join(15.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -60,3 +60,46 @@ def test_a_failure_in_the_users_code_shows_its_traceback(
     assert listener.aborted.wait(5.0)
     assert phase.replace("_", " ") in listener.reasons[0]
     assert ("forget_a_layer" in caplog.text) is shows
+
+
+def test_training_does_not_wait_for_a_world_that_is_dropped_and_the_next_handoff_does():
+    from liver_core.handoff.messages import Reason
+    from liver_core.rank.boundary_requests import BoundaryRequests
+    from liver_core.rank.pending_handoff import PendingHandoff
+    from liver_core.rank.reporter import StageReporter
+
+    may_end, builds = threading.Event(), threading.Event()
+
+    class World:
+        measures: ClassVar[dict[str, float]] = {}
+
+        def __init__(self, request: Order) -> None:
+            self.request = request
+
+        def drop(self) -> None:
+            assert may_end.wait(10.0)
+
+    class Preparation:
+        stage, superseded, deadline = RankStage.PREPARED, False, time.monotonic() + 5.0
+
+        def __init__(self, request: Order) -> None:
+            self.request = request
+
+        def run(self) -> None:
+            builds.set()
+
+    listener, make, requests = Recorder(), Preparation, BoundaryRequests()
+    pending = PendingHandoff(Member("a", 0), requests, StageReporter(listener), make, lambda: True)  # type: ignore[arg-type]
+    pending.following = World(order())  # type: ignore[assignment]
+    requests.abort(order().handoff_id, Reason("withdrawn", "abort"))
+    dropping = threading.Thread(target=pending.drop_if_aborted, daemon=True)
+    dropping.start()
+    dropping.join(5.0)
+    assert not dropping.is_alive(), "training waits for the world to be dropped"
+    assert pending.following is None
+    assert not listener.reasons, "aborted is said before everything is dropped"
+    pending.prepare(order())
+    assert not builds.wait(0.2), "two next worlds take memory at once"
+    may_end.set()
+    assert listener.aborted.wait(5.0) and "withdrawn" in listener.reasons[0]
+    assert builds.wait(5.0)

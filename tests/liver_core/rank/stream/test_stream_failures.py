@@ -124,6 +124,25 @@ def test_a_leaver_lost_at_the_boundary_before_a_word_of_it_costs_one_batch(job: 
     assert_started_at_the_version_held(job, newcomer)
 
 
+def test_a_target_that_does_not_catch_up_in_time_holds_up_nobody(job: LiveTrio):
+    """It neither waits for its own stream in the pause, nor when it drops the next world."""
+    request, newcomer = job.ready(Fault("state read", "tell"), cutover=SHORT)
+    job.live(request)
+    job.arm(SURVIVOR, "replay", "hold")
+    job.await_passage(SURVIVOR, "replay")
+    job.permit(request)
+    job.await_passage(newcomer, "state read")
+    stood_at = job.steps(SURVIVOR)[-1][1]
+    job.await_step(SURVIVOR, stood_at + 3, timeout_s=SHORT.source_s + 5.0)
+    job.await_step(LEAVER, stood_at + 3)
+    assert "aborted" not in [stage for stage, *_ in job.stages(SURVIVOR, request.handoff_id)], (
+        "its world is not dropped"
+    )
+    job.command([SURVIVOR], "release")
+    assert "catch up" in job.reason(SURVIVOR, request, "aborted")
+    job.trains_on()
+
+
 def test_gradients_that_are_summed_late_are_waited_for_at_the_boundary(job: LiveTrio):
     request, newcomer = job.ready()
     job.live(request)
