@@ -215,6 +215,12 @@ class TargetStream:
             self._urgent = True
             self._changed.notify_all()
 
+    def set_deadline(self, deadline: float) -> None:
+        """Another deadline (of `clock`), earlier or later; infinite for none."""
+        with self._changed:
+            self._deadline = deadline
+            self._changed.notify_all()
+
     def stop(self) -> None:
         """End after the read or replay that is under way."""
         with self._changed:
@@ -235,7 +241,7 @@ class TargetStream:
             )
 
     def run(self, deadline: float) -> StreamResult:
-        """Stream until done, told to stop, or `deadline` (of `clock`), which is looked at between reads.
+        """Stream until done, told to stop, or the deadline (of `clock`), which is looked at between reads.
 
         Ends with a result whatever happens; a read that fails leaves what is resident as it was.
         """
@@ -245,7 +251,7 @@ class TargetStream:
             while True:
                 if self._stopping:
                     return self._result(StreamEnd.STOPPED, "told to stop")
-                if self._clock() >= deadline:
+                if self._clock() >= self._deadline:
                     return self._result(StreamEnd.TIMED_OUT, "the deadline of streaming has passed")
                 with self._changed:
                     effects = self._follower.handle(event)

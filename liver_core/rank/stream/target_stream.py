@@ -6,6 +6,7 @@ at the announced version, and the sums of all gradients replayed since.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -206,6 +207,7 @@ class LiveTarget:
 
     def finish(self, version: int, until: float) -> None:
         """Reach exactly `version` by `until` (time.monotonic seconds), then end. Raises StreamFailed."""
+        self._stream.set_deadline(until)
         self._stream.finish(version)
         self._thread.join(max(0.0, until - time.monotonic()))
         result = self._result
@@ -263,13 +265,17 @@ class LiveTarget:
         self._result = self._stream.run(self._deadline)
 
     def certified(self) -> None:
-        """The verdict is here. Stop slowing down: a missed step could not be certified again."""
+        """The verdict is here. Stop slowing down: a missed step could not be certified again. From now on the boundary
+        decides, not the clock of this rank: the stream has no deadline until `finish`, and an abort drops it."""
         self._certified = True
         self._stream.set_share(1.0)
+        self._stream.set_deadline(math.inf)
 
     def set_deadline(self, deadline: float) -> None:
         """Set the handoff's new, earlier deadline, in time.monotonic() seconds."""
         self._deadline = deadline
+        if not self._certified:
+            self._stream.set_deadline(deadline)
 
     def _throttle(self, header: StepHeader) -> None:
         """Slow down while steps take longer than usual: cut the share by a third. Raise it again in smaller steps."""

@@ -74,6 +74,29 @@ def test_a_stream_ends_at_its_deadline_and_when_it_is_told_to():
     assert (result.end, result.whole) == (StreamEnd.STOPPED, False)
 
 
+def test_the_deadline_of_a_stream_can_be_moved_while_it_runs():
+    scene, _ = in_one_process(1, "adam", Sizes(2, 300, 1.0))
+    stream, results = scene.targets[0].stream, []
+    nearer, later = time.monotonic() + 0.3, time.monotonic() + 0.9
+    running = threading.Thread(target=lambda: results.append(stream.run(nearer)))
+    running.start()
+    assert scene.targets[0].converged.wait(LIMIT_S)
+    stream.set_deadline(inf)
+    running.join(later - time.monotonic())
+    assert running.is_alive(), "it ended at the deadline that it began with"
+    stream.finish(scene.version)
+    running.join(LIMIT_S)
+    assert results[0].end is StreamEnd.DONE
+
+    other = scene.targets[1].stream
+    running = threading.Thread(target=lambda: results.append(other.run(inf)))
+    running.start()
+    assert scene.targets[1].converged.wait(LIMIT_S)
+    other.set_deadline(time.monotonic())
+    running.join(LIMIT_S)
+    assert results[1].end is StreamEnd.TIMED_OUT
+
+
 def test_a_replay_that_fails_leaves_nothing_that_could_be_used():
     scene, _ = in_one_process(1, "adam", Sizes(8, 300, 1.0))
     stream = scene.targets[0].stream

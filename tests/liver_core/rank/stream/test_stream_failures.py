@@ -7,6 +7,7 @@ kills and stalls. What cannot stream is copied in the pause: with a reason, and 
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -141,6 +142,25 @@ def test_a_target_that_does_not_catch_up_in_time_holds_up_nobody(job: LiveTrio):
     job.command([SURVIVOR], "release")
     assert "catch up" in job.reason(SURVIVOR, request, "aborted")
     job.trains_on()
+
+
+def test_a_boundary_in_time_is_not_lost_to_a_stream_that_catches_up_after_the_deadline(job: LiveTrio):
+    request, newcomer = job.ready(deadline_s=20.0)
+    job.live(request)
+    job.wait_for(lambda: time.time() > request.deadline_utc - 4.0, 30, "time just before the deadline")
+    job.arm(SURVIVOR, "replay", "hold")
+    job.await_passage(SURVIVOR, "replay")
+    job.permit(request)
+    job.wait_for(lambda: time.time() > request.deadline_utc, 30, "deadline")
+    job.command([SURVIVOR], "release")
+    for member in (SURVIVOR, newcomer):
+        job.wait_for(lambda m=member: _is_active(job, m, request), 30, f"active of {member}")
+
+
+def _is_active(job: LiveTrio, member: Any, request: Any) -> bool:
+    names = [name for name, *_ in job.stages(member, request.handoff_id)]
+    assert "aborted" not in names, job.stages(member, request.handoff_id)[-1]
+    return "active" in names
 
 
 def test_gradients_that_are_summed_late_are_waited_for_at_the_boundary(job: LiveTrio):

@@ -41,16 +41,20 @@ class Trio(Cluster):
         self.launch(self.layout, "ab")
         self.await_step(SURVIVOR, 2)
 
-    def attempt(self, *faults: Fault, cutover: CutoverDeadlines = UNHURRIED) -> tuple[Any, Member]:
+    def attempt(
+        self, *faults: Fault, cutover: CutoverDeadlines = UNHURRIED, deadline_s: float = 60.0
+    ) -> tuple[Any, Member]:
         """Open a handoff whose newcomer has `faults`; returns the request and the newcomer."""
         self.newcomers += 1
         newcomer = Member(f"c{self.newcomers}", 0)
         self.faults[newcomer.node_id] = faults
-        return self.open("TP2", ["b", newcomer.node_id], cutover=cutover), newcomer
+        return self.open("TP2", ["b", newcomer.node_id], cutover=cutover, deadline_s=deadline_s), newcomer
 
-    def ready(self, *faults: Fault, cutover: CutoverDeadlines = UNHURRIED) -> tuple[Any, Member]:
+    def ready(
+        self, *faults: Fault, cutover: CutoverDeadlines = UNHURRIED, deadline_s: float = 60.0
+    ) -> tuple[Any, Member]:
         """As `attempt`, until everybody is prepared; nobody has permission yet."""
-        request, newcomer = self.attempt(*faults, cutover=cutover)
+        request, newcomer = self.attempt(*faults, cutover=cutover, deadline_s=deadline_s)
         self.await_stage(self.members(request), request, "prepared", 40)
         return request, newcomer
 
