@@ -62,7 +62,10 @@ TrainOn = ApplyStepInSource | RedoBatchInSource
 Ending = ApplyStepInTarget | RedoBatchInTarget | TrainOn | Leave | FallToCheckpoint
 Probe = Callable[[str], None]
 
-# When reading and comparing must be over, as shares of a target's time limit. The rest is for the barrier.
+# When these must be over, as shares of a target's time limit: reading the state; all reading, with the source world's
+# collectives; comparing. The rest is for the barrier. A rank whose read of the state runs to its limit still has time
+# for these collectives. Without it they would fail on all sources, and so break the world that NO-GO goes back to.
+STATE_SHARE = 0.5
 READING_SHARE = 0.7
 COMPARING_SHARE = 0.85
 
@@ -165,6 +168,7 @@ class CutoverRun:
         collectives, so that the source world still works after NO-GO.
         """
         started = self.clock()
+        state_until = started + STATE_SHARE * (until - started)
         self.pause.until = started + READING_SHARE * (until - started)
         self._compare_until = started + COMPARING_SHARE * (until - started)
         self.probe("boundary")
@@ -176,14 +180,14 @@ class CutoverRun:
         state_kinds, grad_kinds = self._kinds()
         published = self._tried(lambda: self._publish_state(state_kinds))
         if following.streams:
-            has_state = published and self._tried(self._catch_up)
+            has_state = published and self._tried(lambda: self._catch_up(state_until))
         else:
-            has_state = published and self._tried(lambda: self._fetch(state_kinds))
+            has_state = published and self._tried(lambda: self._fetch(state_kinds, state_until))
         if has_state:
             self._reached = Level.STATE
             self.probe("state read")
         measured = published and not self._dropped and self._tried(self._publish_gradients)
-        fetched = has_state and measured and self._tried(lambda: self._fetch(grad_kinds))
+        fetched = has_state and measured and self._tried(lambda: self._fetch(grad_kinds, self.pause.until))
         if fetched:
             self.probe("gradients read")
             self._hash_gradients()
@@ -225,14 +229,14 @@ class CutoverRun:
         else:
             self.boundary["norm"] = self.pause.wait("norm")
 
-    def _catch_up(self) -> None:
-        """As a streaming target: reach the version of this boundary, which is at most one step away."""
+    def _catch_up(self, until: float) -> None:
+        """As a streaming target: reach the version of this boundary, which is at most one step away, by `until`."""
         stream = self.following.target_stream
         if stream is None:
             return
         started = self.clock()
         try:
-            stream.finish(self._version, self.pause.until)
+            stream.finish(self._version, until)
         except StreamFailed as error:
             raise Lost(self.pause.reason("catch up", str(error)), source=False) from error
         finally:
@@ -240,8 +244,8 @@ class CutoverRun:
         self.pause.measures |= stream.measures()
         self.pause.measures["bytes_moved"] = self.pause.measures["bytes_streamed"]
 
-    def _fetch(self, kinds: Sequence[str]) -> None:
-        """As a target: get all state of these kinds, from this process and from the other sources."""
+    def _fetch(self, kinds: Sequence[str], until: float) -> None:
+        """As a target: get all state of these kinds by `until`, from this process and from the other sources."""
         following = self.following
         if following.world is None:
             return
@@ -257,7 +261,7 @@ class CutoverRun:
             return
         assert following.transport is not None
         try:
-            report = following.transport.read(reads, self.pause.until)
+            report = following.transport.read(reads, until)
         except TransportError as error:
             raise Lost(self.pause.reason("read", str(error), tile=error.kind or ""), source=True) from error
         self.pause.measures["bytes_moved"] = self.pause.measures.get("bytes_moved", 0.0) + report.bytes

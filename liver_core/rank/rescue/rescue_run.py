@@ -201,7 +201,7 @@ class RescueRun(CutoverRun):
         """As a target: fill masters and moments from the survivors' regions and their rescue regions."""
         following, rescue = self.following, self._rescue
         assert following.live is not None and rescue.refill is not None
-        self._fetch(self._all_kinds)
+        self._fetch(self._all_kinds, self.pause.until)
         if rescue.refill.local is not None:
             for kind in self._all_kinds:
                 read = Read(LOCAL, kind, rescue.refill.local.runs)
