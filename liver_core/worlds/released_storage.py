@@ -114,7 +114,8 @@ _malloc_trim = getattr(_c_library, "malloc_trim", None)
 
 @contextmanager
 def released() -> Iterator[_ReleaseMode]:
-    """Within this block, on this thread, new tensors above 4 KiB have no memory and writes to them are skipped.
+    """Within this block, on this thread, new tensors above 4 KiB have no memory and writes to them are skipped. Tensors
+    from before the block keep theirs.
 
     So the peak memory of a build is its largest single tensor (allocated, then freed), not the sum of all tensors.
     Small tensors keep their memory: the build computes with step counters and scales.
@@ -141,12 +142,15 @@ class _ReleaseMode(TorchDispatchMode):
         touched = _tensors_in(args, kwargs)
         hollow = any(storage_is_released(tensor) for tensor in touched)
         if not hollow:
-            return self._after(func(*args, **kwargs))
+            # A result may be a view of an argument, or the argument itself: the world that trains owns that memory.
+            aliased = [] if _is_fresh(func) else touched
+            before = {storage._cdata for storage in _storages(aliased) if storage.nbytes()}
+            return self._after(func(*args, **kwargs), before)
         if _is_view(func):
             return self._viewed(func, args, kwargs, touched)
         if touched and _is_in_place(func):
             return touched[0]
-        return self._after(_hollow_result(func, args, kwargs))
+        return self._after(_hollow_result(func, args, kwargs), set())
 
     def _viewed(self, func, args, kwargs, touched: list[torch.Tensor]):
         """Torch checks a view against its storage's size. Restore the storage for this call; nothing writes to it."""
@@ -159,10 +163,11 @@ class _ReleaseMode(TorchDispatchMode):
             for storage in storages:
                 storage.resize_(0)
 
-    def _after(self, result):
+    def _after(self, result, before: set[int]):
+        """Release the new tensors in `result`: those whose storage is not one of `before`."""
         for tensor in _tensors_in((result,), {}):
             storage = tensor.untyped_storage()
-            if storage.nbytes() > _KEEP_BYTES:
+            if storage.nbytes() > _KEEP_BYTES and storage._cdata not in before:
                 self.peak_bytes = max(self.peak_bytes, storage.nbytes())
                 _SIZES[storage._cdata] = storage.nbytes()
                 storage.resize_(0)
@@ -183,6 +188,12 @@ def _tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Te
 @functools.cache
 def _is_in_place(func) -> bool:
     return func._schema.name.endswith("_")
+
+
+@functools.cache
+def _is_fresh(func) -> bool:
+    """Whether it returns its argument because that was made just now: the last part of `torch.tensor`."""
+    return func._schema.name.removeprefix("aten::") == "lift_fresh"
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -44,6 +45,31 @@ def test_memory_that_numpy_has_seen_is_given_back_all_the_same():
     grown, left = run_ranks(_discard_what_numpy_saw, 1)[0]
     assert grown > 60 * MIB
     assert left < 16 * MIB  # code that ran for the first time
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda old: old[None],
+        lambda old: old.detach(),
+        lambda old: old.view(-1, 2),
+        lambda old: old.add_(1.0),
+        lambda old: old.split(100),
+    ],
+    ids=["index", "detach", "view", "in place", "split"],
+)
+def test_a_build_that_touches_a_tensor_of_the_world_that_trains_leaves_it_its_memory(use: Callable[[Any], Any]):
+    import torch
+
+    from liver_core.worlds.released_storage import released, storage_is_released
+
+    old = torch.ones(4 * MIB)
+    with released():
+        use(old)
+        fresh = [torch.ones(4 * MIB), torch.empty(0).resize_(4 * MIB), torch.tensor([0.0] * 5000)]
+    assert old.untyped_storage().nbytes() == 16 * MIB
+    assert bool((old >= 1.0).all())
+    assert all(storage_is_released(tensor) for tensor in fresh)
 
 
 def test_a_survivor_grows_by_no_state_while_it_builds_and_trains(corpus: str):
