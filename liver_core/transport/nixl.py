@@ -280,14 +280,21 @@ class NixlTransport:
             raise failure
 
     def _advance(self, item: _Progress) -> bool:
-        """One round for one peer: look at what flies, then post. True when anything moved."""
+        """One round for one peer: look at what flies, then post. True when anything moved. If a batch has failed, all
+        others that fly are still there when this raises."""
         reader = self._reading()
-        before = len(item.flying)
-        waiting, item.flying = item.flying, []
-        while waiting:
-            handle, kind = waiting.pop()
-            if not reader.landed(Where(Call.READ, item.peer, kind), handle):
-                item.flying.append((handle, kind))
+        before, failures = len(item.flying), []
+        for flown in tuple(item.flying):
+            handle, kind = flown
+            try:
+                landed = reader.landed(Where(Call.READ, item.peer, kind), handle)
+            except TransportError as error:
+                failures.append(error)
+                landed = True
+            if landed:
+                item.flying.remove(flown)
+        if failures:
+            raise failures[0]
         moved = len(item.flying) < before
         if item.pending and len(item.flying) < IN_FLIGHT_PER_PEER_MAX:
             kind, table = item.pending.popleft()

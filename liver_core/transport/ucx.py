@@ -119,12 +119,12 @@ class NixlAgent:
         return handle
 
     def landed(self, where: Where, handle: Any) -> bool:
-        """Whether the read is complete; if so the handle is released."""
+        """Whether the read is complete. Once it is, or has failed, the handle is released."""
         state = self._call(where.phase, self._agent.check_xfer_state, handle, peer=where.peer, kind=where.kind)
+        if state in ("DONE", "ERR"):
+            self._call(where.phase, self._agent.release_xfer_handle, handle, peer=where.peer, kind=where.kind)
         if state == "ERR":
             raise TransportError(where.phase, "the read failed", peer=where.peer, kind=where.kind)
-        if state == "DONE":
-            self._agent.release_xfer_handle(handle)
         return state == "DONE"
 
     def progress(self) -> None:

@@ -9,14 +9,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from pathlib import Path
 
 import pytest
 import torch
 
-from liver_core.transport.nixl import NixlTransport
-from liver_core.transport.protocol import Read, Transport, TransportError, TransportTimeout
-from liver_core.transport.ucx import interface_of, ucx_environment
+from liver_core.transport.nixl import NixlTransport, _Progress
+from liver_core.transport.protocol import Call, Read, Transport, TransportError, TransportTimeout
+from liver_core.transport.ucx import NixlAgent, Where, interface_of, ucx_environment
 from tests.liver_core.transport.ranks import Rank, Run, run_ranks
 from tests.liver_core.transport.test_contract import NUMEL, connected, leave, numbers, same_bits, soon
 
@@ -82,6 +83,49 @@ def test_an_address_is_turned_into_the_device_that_has_it():
     assert interface_of("127.0.0.1") == "lo"
     with pytest.raises(ValueError, match=r"no network device has the address 203\.0\.113\.9"):
         interface_of("203.0.113.9")
+
+
+def test_a_batch_that_fails_does_not_end_a_read_while_another_of_its_peer_still_lands():
+    looks: list[str] = []
+
+    class Reader:
+        """One batch has failed. The other lands at the third look."""
+
+        def landed(self, where: Where, handle: str) -> bool:
+            looks.append(handle)
+            if handle == "failed":
+                raise TransportError(where.phase, "the read failed", peer=where.peer, kind=where.kind)
+            return looks.count(handle) == 3
+
+    for order in (["failed", "lands"], ["lands", "failed"]):
+        looks.clear()
+        endpoint = NixlTransport("reader")
+        endpoint._reader = Reader()  # type: ignore[assignment]
+        work = _Progress(peer=1, pending=deque(), flying=[(handle, "master") for handle in order])
+        with pytest.raises(TransportError, match="the read failed"):
+            endpoint._run([work], time.monotonic(), soon(5))
+        assert (looks.count("lands"), looks.count("failed")) == (3, 1), "its bytes may still be on the way"
+        assert work.done
+
+
+def test_the_handle_of_a_read_that_failed_is_released():
+    released: list[str] = []
+
+    class Agent:
+        def check_xfer_state(self, handle: str) -> str:
+            return handle
+
+        def release_xfer_handle(self, handle: str) -> None:
+            released.append(handle)
+
+    agent = NixlAgent.__new__(NixlAgent)
+    agent._agent = Agent()
+    where = Where(Call.READ, 1, "master")
+    assert not agent.landed(where, "PROC")
+    assert agent.landed(where, "DONE")
+    with pytest.raises(TransportError, match="the read failed"):
+        agent.landed(where, "ERR")
+    assert released == ["DONE", "ERR"]
 
 
 def halt(pid: int) -> None:
