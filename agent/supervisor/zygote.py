@@ -19,7 +19,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -190,8 +190,7 @@ class Zygote:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            self._close_in_child()
-            _run_child(module, function, request, log_path)
+            _run_child(self._close_in_child, module, function, request, log_path)
         start_time = read_start_time(pid)
         if start_time is None:
             # The child has already ended and is not reaped yet: nobody needs its start time any more.
@@ -251,10 +250,11 @@ class Zygote:
             client.close()
 
 
-def _run_child(module: str, function: str, request: dict[str, Any], log_path: str) -> None:
+def _run_child(close: Callable[[], None], module: str, function: str, request: dict[str, Any], log_path: str) -> None:
     """Never returns: a child that returned to the zygote's loop would answer requests in its place."""
     code = 1
     try:
+        close()
         os.setsid()
         _redirect(log_path)
         os.environ.update({str(name): str(value) for name, value in request.get("environment", {}).items()})

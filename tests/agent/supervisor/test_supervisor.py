@@ -150,6 +150,24 @@ def test_a_crash_leaves_its_traceback_in_the_log_and_its_code_in_the_reason(run_
     asyncio.run(scenario())
 
 
+def test_a_child_that_cannot_close_the_sockets_of_the_zygote_never_answers_in_its_place(run_dir: Path) -> None:
+    program = (
+        "import json, sys\n"
+        "from agent.supervisor.zygote import Zygote, listen\n"
+        "class Torn(Zygote):\n"
+        "    def _close_in_child(self):\n"
+        "        raise OSError('planted')\n"
+        "zygote = Torn(listen(sys.argv[1] + '/torn.sock'), ())\n"
+        "request = {'op': 'fork', 'name': 'rank', 'entry': 'json:loads', 'spec': '0'}\n"
+        "request['log_path'] = sys.argv[1] + '/log'\n"
+        "answer = zygote._answer(json.dumps(request).encode())\n"
+        "print(answer['op'], answer.get('reason', ''), flush=True)\n"
+    )
+    command = [sys.executable, "-c", program, str(run_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["forked"], done.stdout
+
+
 def test_a_module_that_cannot_be_imported_is_named_when_a_rank_is_asked_for(run_dir: Path) -> None:
     async def scenario() -> None:
         async with node(run_dir, preload="no_such_module") as this:
