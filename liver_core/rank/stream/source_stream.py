@@ -7,6 +7,7 @@ world announced, during forward and backward passes. A step that would change th
 
 from __future__ import annotations
 
+import logging
 import statistics
 import threading
 import time
@@ -22,6 +23,7 @@ from liver_core.streaming.header import StepHeader
 from liver_core.streaming.ring import SourceRing
 from liver_core.worlds.released_storage import discard
 
+_log = logging.getLogger(__name__)
 POLL_S = 0.02
 STANDING_SHARE = 0.8
 """The share of a usual step in which the version is expected not to change. The optimizer needs a part of the rest, and
@@ -187,10 +189,14 @@ class SourceStream:
         return thread
 
     def _guarded(self, action: Callable[[], None]) -> None:
+        """A thread that ended without a word would leave its readers waiting for their deadline."""
         try:
             action()
         except (ExchangeTimeout, OSError, RuntimeError, ValueError) as error:
             self._fail(str(error))
+        except Exception as error:
+            _log.exception("the stream of source rank %d failed", self._rank)
+            self._fail(f"{type(error).__name__}: {error}")
 
     def _certify(self) -> None:
         exchange = self._connect()
