@@ -1,7 +1,8 @@
 """The rank's side of the link to its agent: a unix socket, one JSON object per line.
 
-The newest connection is the agent. While there is none, steps and checkpoints wait in a bounded queue. Each agent that
-connects gets the latest stage of every handoff. The reader's thread takes commands; it only leaves them for the loop.
+The newest connection is the agent. Messages wait in a bounded queue until a thread has sent them, so a slow agent slows
+no step. Each agent that connects gets the latest stage of every handoff first. The reader's thread takes commands; it
+only leaves them for the loop.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from agent.protocol.rank import LINE_BYTES_MAX, RankCommand, StageReport, decode_command, encode_line
+from agent.protocol.rank import LINE_BYTES_MAX, Hello, RankCommand, StageReport, decode_command, encode_line
 from agent.protocol.values import Message
 
 _WAITING_MAX = 4_096
@@ -36,8 +37,10 @@ class ControlSocket:
         self._path = path
         self._hello = hello
         self._on_command = on_command
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._agent: socket.socket | None = None
+        self._greets = False
+        self._sending = False
         self._waiting: deque[Message] = deque(maxlen=_WAITING_MAX)
         self._stages: OrderedDict[str, StageReport] = OrderedDict()
 
@@ -53,49 +56,79 @@ class ControlSocket:
             os.umask(mask)
         listener.listen(4)
         threading.Thread(target=self._accept, args=(listener,), name="control", daemon=True).start()
+        threading.Thread(target=self._write, name="reports", daemon=True).start()
 
     def say(self, message: Message) -> None:
-        """Send the message, or keep it for the next agent. Blocks no longer than the socket's send timeout."""
-        with self._lock:
+        """Have the message sent, or kept for the next agent. Never waits for the agent."""
+        with self._changed:
             if isinstance(message, StageReport):
                 key = str(message.handoff_id)
                 self._stages[key] = message
                 self._stages.move_to_end(key)
                 while len(self._stages) > _STAGES_MAX:
                     self._stages.popitem(last=False)
-            if not self._send(message) and not isinstance(message, StageReport):
-                self._waiting.append(message)
+            self._waiting.append(message)
+            self._changed.notify_all()
 
-    def _send(self, message: Message) -> bool:
-        if self._agent is None:
-            return False
-        try:
-            self._agent.sendall(encode_line(message))
-        except OSError:
-            self._agent.close()
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until the agent has been sent everything, while there is one. False if something is left."""
+
+        def left() -> bool:
+            return bool(self._waiting or self._greets or self._sending)
+
+        with self._changed:
+            self._changed.wait_for(lambda: self._agent is None or not left(), timeout_s)
+            return not left()
+
+    def _write(self) -> None:
+        """Send whatever waits. Nothing is sent with the lock, which `say` needs."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._agent is not None and (self._greets or self._waiting))
+                agent, messages = self._agent, self._next()
+                self._sending = True
+            assert agent is not None
+            try:
+                agent.sendall(b"".join(encode_line(message) for message in messages))
+                gone = False
+            except OSError:
+                gone = True
+            with self._changed:
+                self._sending = False
+                if gone:
+                    self._disconnect(agent, messages)
+                self._changed.notify_all()
+
+    def _next(self) -> list[Message]:
+        """With the lock: what to send next. A new agent gets hello and the latest stage of every handoff."""
+        if not self._greets:
+            return [self._waiting.popleft()]
+        self._greets = False
+        older = [message for message in self._waiting if not isinstance(message, StageReport)]
+        self._waiting.clear()
+        self._waiting.extend(older)
+        return [self._hello(), *self._stages.values()]
+
+    def _disconnect(self, agent: socket.socket, unsent: list[Message]) -> None:
+        """With the lock: this agent is gone. Keep for the next one what it is not told anyway."""
+        agent.close()
+        if self._agent is agent:
             self._agent = None
-            return False
-        return True
+        kept = [message for message in unsent if not isinstance(message, Hello | StageReport)]
+        if len(self._waiting) + len(kept) <= _WAITING_MAX:
+            self._waiting.extendleft(reversed(kept))
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
             connection, _ = listener.accept()
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, b"\x05" + b"\0" * 15)
-            with self._lock:
+            with self._changed:
                 if self._agent is not None:
                     with contextlib.suppress(OSError):
                         self._agent.shutdown(socket.SHUT_RDWR)
-                self._agent = connection
-                self._greet()
+                self._agent, self._greets = connection, True
+                self._changed.notify_all()
             threading.Thread(target=self._read, args=(connection,), name="commands", daemon=True).start()
-
-    def _greet(self) -> None:
-        """Send hello, the latest stage of every handoff, then the queued messages."""
-        self._send(self._hello())
-        for stage in self._stages.values():
-            self._send(stage)
-        while self._waiting and self._send(self._waiting[0]):
-            self._waiting.popleft()
 
     def _read(self, connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection.makefile("rb") as lines:
@@ -106,7 +139,8 @@ class ControlSocket:
                     log(f"rejected a command of the agent: {error}")
                     continue
                 if command.type == "status":
-                    with self._lock:
-                        self._greet()
+                    with self._changed:
+                        self._greets = True
+                        self._changed.notify_all()
                 else:
                     self._on_command(command)

@@ -36,6 +36,7 @@ from liver_core.worlds.megatron import prepare_process
 _COLLECTIVE_S = 600.0
 
 _WARM_UP_AFTER_S = 1.0
+_FLUSH_S = 1.0
 _EXIT = {Ending.FINISHED: 0, Ending.STOPPED: 0, Ending.LEFT: 0, Ending.ABORTED: 3, Ending.BROKEN: 4}
 
 
@@ -48,6 +49,9 @@ def run(spec: dict[str, Any]) -> int:
         traceback.print_exc()
         worker.fail(f"{type(error).__name__}: {error}")
         return 1
+    finally:
+        worker.control.flush(_FLUSH_S)
+        time.sleep(0.2)  # The last lines are on their way to the agent; the process exit would cut them off.
 
 
 class Worker:
@@ -100,7 +104,6 @@ class Worker:
             self.control.say(rank.Finished(step=self.step_now))
         elif ended.how is Ending.BROKEN:
             self.fail(str(ended.reason))
-        time.sleep(0.2)  # The last lines are on their way to the agent; the process exit would cut them off.
         return _EXIT[ended.how]
 
     def fail(self, text: str) -> None:
