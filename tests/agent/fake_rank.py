@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import select
+import signal
 import socket
 import time
 from pathlib import Path
@@ -52,6 +53,12 @@ def crash(spec: dict[str, Any]) -> int:
     """An entry that prints and raises."""
     print(f"about to crash on {spec['node_id']}")
     raise RuntimeError("a bug in the user's code")
+
+
+def end_with_seven(spec: dict[str, Any]) -> int:
+    """As `run`, but a SIGTERM makes it exit with code 7."""
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    return run(spec)
 
 
 def write_checkpoint(path: Path, step: int) -> None:

@@ -57,6 +57,25 @@ def test_a_journal_of_another_format_is_refused_with_both_numbers_and_what_to_do
     assert (tmp_path / FILE_NAME).read_bytes() == content, "nothing is changed in what cannot be read"
 
 
+def test_a_change_is_on_disk_when_put_or_delete_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path).open()
+    path, synced = tmp_path / FILE_NAME, []
+    sync = os.fsync
+
+    def note(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(os.fstat(descriptor))
+
+    monkeypatch.setattr(os, "fsync", note)
+    changes = (lambda: journal.put(Table.RANK, "job/0", {"pid": 1}), lambda: journal.delete(Table.RANK, "job/0"))
+    for change in changes:
+        synced.clear()
+        change()
+        file = path.stat()
+        assert any((each.st_ino, each.st_size) == (file.st_ino, file.st_size) for each in synced)
+    journal.close()
+
+
 @pytest.mark.parametrize("cut", [1, 5, 20])
 def test_a_torn_last_line_is_dropped_and_the_rest_is_kept(tmp_path: Path, cut: int) -> None:
     journal = Journal(tmp_path).open()

@@ -225,17 +225,19 @@ def test_a_rank_outlives_its_zygote_and_a_new_zygote_is_started_for_the_next(run
     asyncio.run(scenario())
 
 
-def test_a_rank_that_ended_while_no_agent_ran_is_told_as_an_exit(run_dir: Path) -> None:
+def test_a_rank_that_ended_while_no_agent_ran_is_told_as_an_exit_with_its_code(run_dir: Path) -> None:
     async def scenario() -> None:
-        first = Node(run_dir, "tests.agent.fake_rank:run", "json")
+        first = Node(run_dir, "tests.agent.fake_rank:end_with_seven", "json")
         state = await first.supervisor.launch(first.spec(), "o")
         await eventually(lambda: state.hello_received, "the hello")
         await first.leave()
         send_signal(state.record.process, signal.SIGTERM)
         assert wait_end(state.record.process, 5.0)
         async with node(run_dir) as second:
+            await second.zygote.ensure()
             await eventually(lambda: second.exits, "the exit")
             assert second.exits[0][0] == KEY
+            assert "exit code 7" in second.exits[0][1].text
 
     asyncio.run(scenario())
 

@@ -67,6 +67,23 @@ def test_steps_through_a_stage_are_the_steps_in_place_bit_for_bit(name: str, sta
         assert sum(lies.numel() for span in spans for lies, _ in span) == (sum(SIZES) - 199) * len(kinds)
 
 
+@pytest.mark.parametrize("name", ["adamw for-loop", "adam", "sgd momentum", "lion"])
+def test_rates_are_those_of_the_header_whatever_the_job_began_with(name: str):
+    generator = torch.Generator().manual_seed(3)
+    source = Whole(name, torch.randn(sum(SIZES), generator=generator), SIZES)
+    regions = {kind: region.clone() for kind, region in source.regions.items()}
+    places = [GroupSpan(start, stop, at % 2) for at, (start, stop) in enumerate(source.spans)]
+    replayer = Replayer(source.rule, regions, places, window_elements=500)
+    for version in range(1, STEPS + 1):
+        for number, group in enumerate(source.optimizer.param_groups):
+            group["weight_decay"] = 0.2 * (version + number)
+        header, gradients = step(source, version, generator)
+        regions["grad"].copy_(gradients)
+        replayer.replay([(0, sum(SIZES))], header)
+        for kind in ("master", *source.rule.moments):
+            assert same_bits(regions[kind], source.regions[kind]), (kind, version)
+
+
 def step(source: Whole, version: int, generator: torch.Generator) -> tuple[StepHeader, torch.Tensor]:
     norm = 2.5 if version % 2 else 0.5
     gradients = torch.randn(sum(SIZES), generator=generator)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,25 @@ def test_memory_that_numpy_has_seen_is_given_back_all_the_same():
     grown, left = run_ranks(_discard_what_numpy_saw, 1)[0]
     assert grown > 60 * MIB
     assert left < 16 * MIB  # code that ran for the first time
+
+
+def test_discarding_a_part_of_an_array_leaves_its_neighbours_on_the_same_pages():
+    import numpy as np
+    import torch
+
+    from liver_core.worlds.released_storage import discard
+
+    pages, page = 6, mmap.PAGESIZE
+    with mmap.mmap(-1, pages * page, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+        whole = np.frombuffer(memory, dtype=np.uint8)
+        whole[:] = 7
+        part = torch.from_numpy(whole[page + 100 : 4 * page + 100])
+        discard([part])
+        before, after = whole[: page + 100].copy(), whole[4 * page + 100 :].copy()
+        gone = whole[2 * page : 4 * page].copy()
+        del part, whole
+    assert (before == 7).all() and (after == 7).all()
+    assert not gone.any(), "whole pages of the part go back to the system"
 
 
 @pytest.mark.parametrize(
