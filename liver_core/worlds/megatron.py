@@ -55,8 +55,9 @@ _GLOBAL_GROUPS = {
 class MegatronWorld:
     """The groups of one generation as this rank sees them.
 
-    `everyone` and `background` both span the world. The main thread uses `everyone`, background work (checkpoints) uses
-    `background`, so their collectives never mix. `collection` is Megatron's.
+    `everyone`, `background` and `voting` span the world. The main thread uses `everyone`, background work (checkpoints)
+    uses `background`, so their collectives never mix. The cutover into this world uses `voting`: a collective that
+    times out closes its connections, and the world may begin all the same. `collection` is Megatron's.
     """
 
     roster: Roster
@@ -64,6 +65,7 @@ class MegatronWorld:
     store: dist.Store
     everyone: dist.ProcessGroup
     background: dist.ProcessGroup
+    voting: dist.ProcessGroup
     collection: ProcessGroupCollection
     groups: tuple[dist.ProcessGroup, ...]
     retired: bool = field(default=False)
@@ -133,14 +135,20 @@ def bring_up(
         **{name: made.get(ranks) if ranks else None for name, ranks in memberships.items()}
     )
     whole = tuple(range(layout.world_size))
+    more: list[dist.ProcessGroup] = []
     try:
-        background = make_group(
-            store, whole, rank, name=f"{name}/background", host=host, timeout_s=timeout_s, collective_s=collective_s
-        )
+        for use in ("background", "voting"):
+            more.append(
+                make_group(
+                    store, whole, rank, name=f"{name}/{use}", host=host, timeout_s=timeout_s, collective_s=collective_s
+                )
+            )
     except BaseException:
-        destroy_groups(made.values())
+        destroy_groups((*made.values(), *more))
         raise
-    return MegatronWorld(roster, rank, store, made[whole], background, collection, (*made.values(), background))
+    background, voting = more
+    groups = (*made.values(), *more)
+    return MegatronWorld(roster, rank, store, made[whole], background, voting, collection, groups)
 
 
 def _bring_up_order(layout: ParallelLayout) -> list[tuple[int, ...]]:

@@ -301,6 +301,8 @@ class Recorder:
                 newest = int(ring.regions["slots"].max()) // 2
                 ring.regions[f"ring{newest % ring.depth}"].add_(1.0)
                 self.listener.send("passed", fault.point)
+            case "lose the result":
+                lose_the_result()
             case "raise":
                 raise ValueError(f"planted at {fault.point}")
             case _:
@@ -397,6 +399,20 @@ class Recorder:
             "consumed": progress.cursor.consumed,
             "digest": progress.digest,
         }
+
+
+def lose_the_result() -> None:
+    """The next comparison of certificates ends on the other ranks, and fails here."""
+    from liver_core.rank.cutover import cutover_run
+
+    compare = cutover_run.count
+
+    def lost(*arguments: Any) -> Any:
+        cutover_run.count = compare
+        compare(*arguments)
+        return compare(*arguments)  # Nobody else comes: the collective times out and closes its connections.
+
+    cutover_run.count = lost
 
 
 def counts() -> dict[str, int]:

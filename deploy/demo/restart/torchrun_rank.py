@@ -81,7 +81,7 @@ class Script:
         rank, whole = dist.get_rank(), dist.group.WORLD
         assert whole is not None
         collection = ProcessGroupCollection.use_mpu_process_groups()
-        self.world = MegatronWorld(roster, rank, dist.HashStore(), whole, whole, collection, ())
+        self.world = MegatronWorld(roster, rank, dist.HashStore(), whole, whole, whole, collection, ())
         self.state = self.job.build(self.world)
         self.live = self._live()
 

@@ -307,7 +307,7 @@ class CutoverRun:
         """The count over the target world. Every rank runs the same collective, however much it has read."""
         following = self.following
         assert following.world is not None and following.manifest is not None
-        group, size = following.world.everyone, following.world.layout.world_size
+        group, size = following.world.voting, following.world.layout.world_size
         gradients = self._arrived_gradients
         if gradients is None:
             gradients = torch.zeros(len(following.manifest.parameters), dtype=torch.int64)
@@ -357,7 +357,7 @@ class CutoverRun:
             # The comparison already was a barrier: all ranks have everything, and all know that nothing differs.
             return BarrierPassed(level)
         self.pause.until = until
-        lowest, group = torch.tensor([int(level)], dtype=torch.int64), self.following.world.everyone
+        lowest, group = torch.tensor([int(level)], dtype=torch.int64), self.following.world.voting
         try:
             if self.following.request.source is None:
                 self.probe("barrier")

@@ -268,7 +268,7 @@ def _streams(step: int) -> list[float]:
     roster = Roster("job", 1, layout, tuple(Member(str(rank), 0) for rank in range(8)))
     drawn = []
     for rank in range(8):
-        world = MegatronWorld(roster, rank, *[None] * 5)  # type: ignore[arg-type]
+        world = MegatronWorld(roster, rank, *[None] * 6)  # type: ignore[arg-type]
         seed_streams(world, seed=11, step=step)
         from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
 

@@ -51,7 +51,7 @@ def _vote(rank: int, port: int, levels: tuple[Level, ...]) -> Decision:
     group = make_group(store, ranks, rank, name="everyone", host="127.0.0.1", timeout_s=30, collective_s=30)
     following: Any = SimpleNamespace(
         request=SimpleNamespace(source=object(), handoff_id="h"),
-        world=SimpleNamespace(everyone=group),
+        world=SimpleNamespace(voting=group),
         source_rank=None,
         target_rank=rank,
         boundary={},

@@ -103,6 +103,20 @@ def test_a_store_lost_before_the_decision_makes_all_hold_and_then_fall(job: Trio
     assert job.steps(SURVIVOR)[-1][1] == stood_at, "a step was applied although nothing was decided"
 
 
+def test_a_target_that_alone_misses_the_result_of_the_comparison_goes_and_trains_on(job: Trio):
+    """Its part was in the sum, so the others go. It has all it needs, and its world has lost no connection."""
+    job.arm(SURVIVOR, "certificate", "lose the result")
+    request, newcomer = job.ready(cutover=SHORT)
+    job.permit(request)
+    for member in (SURVIVOR, newcomer):
+        job.wait_for(lambda m=member: _active(job, m, request), 30, f"active of {member}")
+    job.roster = request.target
+    job.command(job.members(request), "retire", request.handoff_id)
+    job.trains_on((SURVIVOR, newcomer))
+    results = job.stop()
+    assert {results[member]["how"] for member in (SURVIVOR, newcomer)} == {"stopped"}
+
+
 def test_a_target_that_dies_after_go_is_an_ordinary_loss_of_the_new_world(job: Trio):
     request, newcomer = job.ready(Fault("switched", "kill"))
     job.permit(request)
