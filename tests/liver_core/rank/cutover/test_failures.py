@@ -103,6 +103,21 @@ def test_a_store_lost_before_the_decision_makes_all_hold_and_then_fall(job: Trio
     assert job.steps(SURVIVOR)[-1][1] == stood_at, "a step was applied although nothing was decided"
 
 
+def test_a_store_that_stalls_until_the_handoff_is_aborted_does_not_stop_training(corpus: str):
+    """Over the product's own transport, which finds its peers through the store."""
+    with Trio(trio_setup(corpus, transport="mixed", bring_up_s=8.0)) as job:
+        job.begin()
+        request, newcomer = job.ready()
+        job.kill_store(signal.SIGSTOP)
+        job.abort(request, "the store is gone")
+        stood_at = {member: job.steps(member)[-1][1] for member in (LEAVER, SURVIVOR)}
+        for member, step in stood_at.items():
+            job.await_step(member, step + 10, timeout_s=10.0)
+        for member in (LEAVER, SURVIVOR):
+            assert "the store is gone" in job.reason(member, request, "aborted")
+        assert job.ending(newcomer)[0] == "aborted"
+
+
 def test_a_target_that_alone_misses_the_result_of_the_comparison_goes_and_trains_on(job: Trio):
     """Its part was in the sum, so the others go. It has all it needs, and its world has lost no connection."""
     job.arm(SURVIVOR, "certificate", "lose the result")
