@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
 from liver_core.rank.active_world import ActiveWorld
-from liver_core.rank.store_exchange import Exchange
+from liver_core.rank.store_exchange import Exchange, ExchangeTimeout
 from liver_core.state.live_state import LiveState, state_kinds
 from liver_core.state.megatron_optimizer import distributed_optimizer, element_scalars, has_stepped
 from liver_core.state.optimizer_step import hyper_parameters
@@ -192,9 +192,10 @@ class SourceStream:
         """A thread that ended without a word would leave its readers waiting for their deadline."""
         try:
             action()
+        except (ExchangeTimeout, OSError, RuntimeError, ValueError) as error:
+            self._fail(str(error))
         except Exception as error:
-            if not self._closed:
-                _log.warning("the stream of source rank %d failed", self._rank, exc_info=True)
+            _log.exception("the stream of source rank %d failed", self._rank)
             self._fail(f"{type(error).__name__}: {error}")
 
     def _certify(self) -> None:

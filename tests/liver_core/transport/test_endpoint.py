@@ -47,10 +47,24 @@ def serving(name: str, store: StoreAddress) -> Transport:
     return endpoint
 
 
-def test_an_endpoint_is_closed_although_the_store_stalls(store: tuple[StoreAddress, int]):
+def test_an_endpoint_is_closed_although_the_store_stalls(
+    store: tuple[StoreAddress, int], monkeypatch: pytest.MonkeyPatch
+):
+    from liver_core.transport import gloo
+
+    stalls, asked, take = threading.Event(), threading.Event(), gloo._Inbox.take
+
+    def noted(inbox: gloo._Inbox) -> Iterator[bytes]:
+        if stalls.is_set():
+            asked.set()
+        return take(inbox)
+
+    monkeypatch.setattr(gloo._Inbox, "take", noted)
     address, pid = store
     endpoint = serving("job/2/s0", address)
     os.kill(pid, signal.SIGSTOP)
+    stalls.set()
+    assert asked.wait(5.0)
     closing = threading.Thread(target=endpoint.close, daemon=True)
     closing.start()
     closing.join(PATIENCE_S)
