@@ -270,6 +270,7 @@ class JobDriver:
         participant = self.slots.participants.get(slot)
         had_world = participant is not None and participant.record.active is not None
         expected = self._host.is_condemned(slot) or slot in self._finished or state.stage in _OVER
+        self._finished.discard(slot)  # The slot may get another process of this job.
         if had_world and not expected:
             _log.warning("job %s: %s", self.job_id, reason.text)
             self._lost[slot] = self._status(slot, state).model_copy(
@@ -342,9 +343,9 @@ class JobDriver:
         self._finished.add(slot)
         running = {number for number, state in self._host.states().items() if state.stage is not RankStage.FINISHED}
         state = self._host.state(slot)
-        if state is not None and not running - self._finished:
+        if state is not None and (event.failed is not None or not running - self._finished):
             self._node.outbox.put_finished(
-                JobFinished(job_id=self.job_id, generation=state.generation, step=event.step)
+                JobFinished(job_id=self.job_id, generation=state.generation, step=event.step, failed=event.failed)
             )
         self._node.sync_soon()
 

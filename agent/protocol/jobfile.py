@@ -3,6 +3,7 @@
 Pure. Every error names the field and the rule it breaks; nothing is coerced except what YAML writes differently.
 """
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import (
@@ -159,6 +160,13 @@ class CheckpointRule(JobPart):
     keep: int = Field(default=2, ge=1, le=1_000)
 
 
+class OnNonfinite(StrEnum):
+    """What to do about a step whose loss or gradient norm is NaN or infinite."""
+
+    STOP = "stop"
+    CONTINUE = "continue"
+
+
 class StopRule(JobPart):
     """When the job is done."""
 
@@ -214,6 +222,9 @@ class JobFile(JobPart):
     )
     host_bytes_max: int | None = Field(
         default=None, ge=1, le=2**50, description="What of it may wait in host memory; not given: nothing."
+    )
+    on_nonfinite: OnNonfinite = Field(
+        default=OnNonfinite.STOP, description="stop: the job fails before a step with a loss or norm of NaN is applied."
     )
     stop: StopRule
     budget_usd: float | None = Field(default=None, gt=0)
@@ -276,6 +287,7 @@ __all__ = [
     "LayoutRules",
     "ModelShape",
     "NodeBounds",
+    "OnNonfinite",
     "PinnedLayout",
     "StopRule",
     "job_file_schema",

@@ -140,10 +140,11 @@ class Checkpointed(Message):
 
 
 class Finished(Message):
-    """The stop condition is met."""
+    """The stop condition is met, or the job cannot go on by its own fault, and a restart would not help."""
 
     type: Literal["finished"] = "finished"
     step: Step
+    failed: Reason | None = None
 
 
 class Failed(Message):

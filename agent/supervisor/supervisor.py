@@ -213,7 +213,7 @@ class Supervisor:
                     state.stage = RankStage.TRAINING
                 state.pulse.stepped(now, event.step, event.seconds)
             case Finished():
-                state.stage = RankStage.FINISHED
+                state.stage, state.reason = RankStage.FINISHED, event.failed
                 state.pulse.beat(now)
             case Failed():
                 state.stage, state.reason = RankStage.FAILED, event.reason

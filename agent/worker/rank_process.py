@@ -1,6 +1,7 @@
 """Entry of a rank process. The zygote forks it with a RankSpec; it ends when the job, or its part in it, ends.
 
-Exit status: 0 finished, stopped or left; 3 aborted before it trained; 4 broken, the checkpoint rung is next.
+Exit status: 0 finished, stopped or left; 3 aborted before it trained; 4 broken, the checkpoint rung is next; 5 failed,
+nothing is next.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import uuid
 from typing import Any, assert_never
 
 from agent.protocol import rank
+from agent.protocol.jobfile import OnNonfinite
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import own_identity
 from agent.worker.control import ControlSocket, log
@@ -37,7 +39,14 @@ from liver_core.worlds.megatron import prepare_process
 _COLLECTIVE_S = 600.0
 
 _WARM_UP_AFTER_S = 1.0
-_EXIT = {Ending.FINISHED: 0, Ending.STOPPED: 0, Ending.LEFT: 0, Ending.ABORTED: 3, Ending.BROKEN: 4}
+_EXIT = {
+    Ending.FINISHED: 0,
+    Ending.STOPPED: 0,
+    Ending.LEFT: 0,
+    Ending.ABORTED: 3,
+    Ending.BROKEN: 4,
+    Ending.FAILED: 5,
+}
 
 
 def run(spec: dict[str, Any]) -> int:
@@ -93,12 +102,14 @@ class Worker:
             last_step=file.stop.steps,
             checkpoints=None if rule is None else CheckpointPlan(rule.path, rule.every_steps, rule.keep),
             drop_rule=None if file.drop_step is None else DropRule(file.drop_step.every_micro_batches),
+            stops_at_nonfinite=file.on_nonfinite is OnNonfinite.STOP,
         )
         first = self._first_order()
         ended = self.loop.run(first)
         log(f"rank {self.rank} of generation {self.generation}: {ended.how} {ended.reason or ''}")
-        if ended.how is Ending.FINISHED:
-            self.control.say(rank.Finished(step=self.loop.progress.step))
+        if ended.how in (Ending.FINISHED, Ending.FAILED):
+            failed = ended.reason if ended.how is Ending.FAILED else None
+            self.control.say(rank.Finished(step=self.loop.progress.step, failed=failed))
         elif ended.how is Ending.BROKEN:
             self.fail(str(ended.reason))
         time.sleep(0.2)  # The last lines are on their way to the agent; the process exit would cut them off.

@@ -24,6 +24,7 @@ class Ending(StrEnum):
 
     FINISHED = "finished"
     STOPPED = "stopped"
+    FAILED = "failed"
     LEFT = "left"
     ABORTED = "aborted"
     BROKEN = "broken"

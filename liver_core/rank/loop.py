@@ -7,9 +7,13 @@ Worlds change only in the main thread, at a boundary. Commands come from another
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from liver_core.handoff.cutover import (
     ApplyStepInSource,
@@ -37,7 +41,7 @@ from liver_core.rank.reporter import Listener, StageReporter
 from liver_core.rank.rescue.rescue_preparation import RescuePreparation
 from liver_core.rank.rescue.rescue_run import RescueRun
 from liver_core.rank.retire import Retirement
-from liver_core.rank.step_boundary import StepTotals, agree, start_total
+from liver_core.rank.step_boundary import StepTotals, agree, first_rank, start_total
 from liver_core.rank.step_times import Timings
 from liver_core.state.buckets import return_gradients, spread_gradients
 from liver_core.state.megatron_optimizer import settle_moments
@@ -64,9 +68,12 @@ class RankLoop:
         last_step: int | None = None,
         checkpoints: CheckpointPlan | None = None,
         drop_rule: DropRule | None = None,
+        stops_at_nonfinite: bool = True,
         probe: Probe = lambda point: None,
     ) -> None:
-        """Raises ValueError if `drop_rule` is set but the job's steps cannot be dropped."""
+        """`stops_at_nonfinite`: end as FAILED before a step whose loss or gradient norm is not finite is applied.
+
+        Raises ValueError if `drop_rule` is set but the job's steps cannot be dropped."""
         if drop_rule is not None:
             drop_rule.check(job)
         self.job = job
@@ -74,6 +81,7 @@ class RankLoop:
         self.settings = settings
         self.listener = listener
         self.drop_rule = drop_rule
+        self.stops_at_nonfinite = stops_at_nonfinite
         self.probe = probe
         self.requests = BoundaryRequests()
         self.active: ActiveWorld | None = None
@@ -206,6 +214,8 @@ class RankLoop:
         self.probe("asked")
         agreement = agree(word, world.everyone)
         totals = totalling.wait()
+        if totals.has_loss:
+            self._check_finite("loss", totals.loss, active, (result.loss_sum,))
         following = self.pending.settle(agreement)
         if following is not None:
             self._hand_over(active, following, totals, reduced)
@@ -240,6 +250,7 @@ class RankLoop:
         """The optimizer step in the world that reduced the gradients."""
         self._phase = "optimizer step"
         norm, stream = measure_gradients(active.state), self.pending.stream()
+        self._check_finite("gradient norm", norm, active, active.live.gradients)
         if stream is not None and stream.attached:
             stream.before_step(active, self.progress.step + 1, norm, self.timings.steps)
         apply_step(active.state, norm)
@@ -251,6 +262,17 @@ class RankLoop:
         self.timings.steps.append(ended - started)
         self.timings.optimizer.append(ended - reduced)
         self._note_first_step()
+
+    def _check_finite(self, what: str, value: float, active: ActiveWorld, here: Sequence[torch.Tensor | float]) -> None:
+        """`value` is of the step that comes next and equal on all ranks; `here` is what this rank adds to it. If the
+        job must not go on with such a value, raises Ended on all ranks and names the first where it is not finite."""
+        if math.isfinite(value) or not self.stops_at_nonfinite:
+            return
+        rank = first_rank(not all(bool(torch.as_tensor(part).isfinite().all()) for part in here), active.world.everyone)
+        where = "" if rank is None else f", first on rank {rank}"
+        step = self.progress.step + 1
+        text = f"the {what} of step {step} is {value}{where}; the step was not applied (on_nonfinite is stop)"
+        raise Ended(Ending.FAILED, Reason(text, self._phase, rank))
 
     def _advance(self, active: ActiveWorld, totals: StepTotals, seconds: float) -> None:
         step = self.progress.step + 1
@@ -360,6 +382,7 @@ class RankLoop:
             refresh_weights(following.state)
         else:
             spread_gradients(following.live)
+            self._check_finite("gradient norm", boundary["norm"], self.active, following.live.gradients)
             apply_step(following.state, boundary["norm"])
             settle_moments(following.live)
         self.pending.take()

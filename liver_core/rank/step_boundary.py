@@ -36,13 +36,14 @@ class StepTotals:
     """One step over the whole world: mean loss over micro-batches, tokens, digest of the sample ids it used.
 
     `chain`: the sum modulo 2^64 over the gradients streamed before this step (`certificate.chained_sums`). None unless
-    every rank knew its part.
+    every rank knew its part. `has_loss`: whether any rank computed one; `loss` is NaN if none did.
     """
 
     loss: float
     tokens: int
     sample_digest: int
     chain: int | None = None
+    has_loss: bool = True
 
 
 class Totalling:
@@ -63,6 +64,7 @@ class Totalling:
             int(tokens),
             _joined(sums[:_PARTS]),
             _joined(sums[_PARTS:]) if chains == self._ranks else None,
+            has_loss=count > 0,
         )
 
 
@@ -74,6 +76,14 @@ def start_total(result: StepResult, digest_part: int, group: dist.ProcessGroup, 
     known = [result.loss_sum, result.loss_count, result.tokens, chain is not None]
     parts = [*_parts(digest_part), *_parts(chain or 0)]
     return Totalling(torch.tensor([*known, *parts], dtype=torch.float64), group)
+
+
+def first_rank(is_here: bool, group: dist.ProcessGroup) -> int | None:
+    """The lowest rank of the world on which `is_here` is true, or None. A collective of the world."""
+    ranks = dist.get_world_size(group)
+    lowest = torch.tensor([dist.get_rank(group) if is_here else ranks], dtype=torch.int64)
+    dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
+    return int(lowest.item()) if lowest.item() < ranks else None
 
 
 def _parts(word: int) -> list[int]:

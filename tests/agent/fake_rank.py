@@ -196,6 +196,9 @@ class FakeRank:
         if self.fault == "dies_training" and self.step >= 20:
             self.say(Failed(reason=Reason("planted: device lost", "training", self.rank_in(self.world))))
             return 9
+        if self.fault == "fails" and self.step >= 20:
+            self.say(Finished(step=self.step, failed=Reason("planted: the loss is nan", "training", 1)))
+            return 5
         self.step += 1
         rank = self.rank_in(self.world)
         self.say(

@@ -28,7 +28,7 @@ from agent.protocol.sync import (
     SyncReport,
 )
 from agent.protocol.values import HandoffCause, HandoffState, Placement
-from liver_core.handoff import StoreAddress
+from liver_core.handoff import Reason, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
 
 JOB_ID = "fake-job"
@@ -60,6 +60,7 @@ class StubService:
         self.steps: dict[tuple[int, int], float | None] = {}
         self.logs: dict[tuple[int, int], str] = {}
         self.finished: list[int] = []
+        self.causes: list[Reason] = []  # why a job failed by its own fault
         self.checkpoints: list[str] = []
         self.notice_problems: dict[str, str] = {}
         self.seq = 0
@@ -130,6 +131,7 @@ class StubService:
             self.failed += [rank for rank in report.ranks if rank.stage == "failed"]
             self.notices |= {fact.node_id: fact for fact in report.notices}
             self.finished += [item.step for item in report.finished]
+            self.causes += [item.failed for item in report.finished if item.failed is not None]
             self.checkpoints += [item.path for item in report.checkpoints]
             for row in report.steps:
                 self.steps[(row.generation, row.step)] = row.loss or self.steps.get((row.generation, row.step))

@@ -65,6 +65,7 @@ class RankSetup:
     pace_s: float = 0.0  # waited in every step that no test waits for, so that what is not looked at costs little
     drop_every: int | None = None  # micro-batches between two places at which a step can be dropped
     drop_reserve_s: float = 1e6  # so that every deadline is too near
+    stops_at_nonfinite: bool = True
     job: str = "liver_core.training.gpt:GptJob"
     islands: tuple[str, tuple[str, ...]] | None = None  # (prefix, names) of `net_islands`: each node is on its own
 
@@ -142,6 +143,7 @@ def _run_rank(
         last_step=setup.last_step,
         checkpoints=rule,
         drop_rule=None if setup.drop_every is None else DropRule(setup.drop_every, setup.drop_reserve_s),
+        stops_at_nonfinite=setup.stops_at_nonfinite,
         probe=recorder.probe,
     )
     recorder.loop = loop

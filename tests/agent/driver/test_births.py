@@ -56,3 +56,12 @@ def test_a_checkpoint_restart_replaces_a_world_that_lost_a_rank() -> None:
         nodes.service.restart(("a",), checkpoint_in(nodes, 10))
         nodes.wait_training(2, ("a",))
         nodes.wait(lambda: nodes.rank("b") is None, "the lost rank to be forgotten")
+
+
+def test_a_job_that_fails_by_its_own_fault_is_reported_as_failed_and_its_ranks_are_not_missed() -> None:
+    with cluster("a", "b", faults={"b": "fails"}) as nodes:
+        cause = nodes.wait(lambda: nodes.service.causes, "the failure")[0]
+        assert (cause.text, cause.rank) == ("planted: the loss is nan", 1)
+        nodes.service.desired = DesiredState.STOP
+        wait_ended(nodes, "a", "b")
+        assert nodes.service.failed == []

@@ -3,7 +3,7 @@
 import threading
 from datetime import timedelta
 
-from agent.protocol.sync import SourceCheckpoint, SourceHandoff, SourceInit
+from agent.protocol.sync import JobFinished, SourceCheckpoint, SourceHandoff, SourceInit
 from agent.protocol.values import HandoffState
 from liver_core.handoff import RankStage, Reason, Rung
 from liver_core.layout import ParallelLayout
@@ -360,3 +360,16 @@ def test_a_service_that_was_away_does_not_declare_its_nodes_gone(fleet: Fleet):
     assert states == {"ready"}
     fleet.round()
     assert fleet.job()["active_generation"] == 1
+
+
+def test_a_job_that_fails_by_its_own_fault_is_failed_and_not_started_again(fleet: Fleet):
+    fleet.run()
+    why = Reason("the loss of step 12 is nan, first on rank 1", "boundary", 1)
+    failed = JobFinished(job_id=fleet.job_id, generation=1, step=11, failed=why)
+    over = {"ranks": (fleet.agents["b"].rank(fleet.agents["b"].job_order(), stage=RankStage.FINISHED),)}
+    fleet.round(parts={"b": over | {"steps": (), "finished": (failed,)}})
+    fleet.round()
+    job = fleet.job()
+    assert (job["state"], job["reason"]) == ("failed", why.text)
+    assert [item["generation"] for item in job["generations"]] == [1]
+    assert fleet.agents["a"].job_order().desired == "stop"

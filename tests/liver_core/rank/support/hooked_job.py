@@ -1,11 +1,14 @@
-"""The reference GPT with hooks that write down when they ran, and with losses that break on order."""
+"""The reference GPT with hooks that write down when they ran, and with a step whose numbers are not finite."""
 
 from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from liver_core.training.gpt import GptJob
 
@@ -24,6 +27,25 @@ class HookedJob(GptJob):
     def _note(self, note: dict[str, Any], world: Any) -> None:
         with (self._notes / f"{world.generation}-{world.rank}").open("a") as file:
             file.write(json.dumps(note) + "\n")
+
+
+class NonfiniteJob(HookedJob):
+    """In step `bad_step` the first micro-batch has a `bad` loss (NaN), or a finite loss with a gradient of NaN."""
+
+    def __init__(self, args: dict[str, Any], **numbers: Any) -> None:
+        self._bad, self._bad_step = args["bad"], args["bad_step"]
+        super().__init__({name: value for name, value in args.items() if not name.startswith("bad")}, **numbers)
+
+    def samples(self, sample_ids: Sequence[int]) -> dict[str, Any]:
+        is_bad = sample_ids[0] == (self._bad_step - 1) * self.global_batch
+        return {**super().samples(sample_ids), "is_bad": is_bad}
+
+    def loss(self, output: torch.Tensor, batch: dict[str, Any]) -> torch.Tensor:
+        loss = super().loss(output, batch)
+        if not batch["is_bad"]:
+            return loss
+        # The derivative of a root at zero is infinite, and that of the difference below is zero.
+        return loss * float("nan") if self._bad == "loss" else loss + (loss - loss.detach()).abs().sqrt()
 
 
 def notes_of(folder: Path, generation: int, rank: int) -> list[dict[str, Any]]:
