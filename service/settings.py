@@ -36,6 +36,9 @@ class ServiceSettings(BaseSettings):
         default=270.0, gt=0, description="a start without a step for this long has failed; longer than agents wait"
     )
     stop_within_s: float = Field(default=60.0, gt=0, description="ranks that still run after this count as gone")
+    checkpoint_within_s: float = Field(
+        default=120.0, gt=0, description="how much longer ranks may take that write a checkpoint before they end"
+    )
     stall_after_s: float = Field(
         default=20.0, gt=0, description="no step for this long while a member is silent: the world is lost"
     )

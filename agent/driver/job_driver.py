@@ -334,9 +334,9 @@ class JobDriver:
                 finished_utc=utc(self._node.now()),
                 size_bytes=event.size_bytes,
                 seconds=event.seconds,
+                asked=event.asked,
             )
         )
-        self.births.note_checkpoint(event.path)
         self._node.sync_soon()
 
     def _take_finished(self, slot: int, event: Finished) -> None:

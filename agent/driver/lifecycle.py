@@ -23,7 +23,10 @@ from liver_core.layout import Member, Roster
 
 START_DEADLINE_S = 240.0
 MISSING_RANK_S = 15.0
-SUSPEND_CHECKPOINT_S = 10.0
+STEPS_GRACE = 4
+"""Steps that a rank may take until it has learned that it should end and has ended."""
+CHECKPOINT_GRACE_S = 120.0
+"""How much longer than a step a rank may take to end if it writes a checkpoint."""
 _log = logging.getLogger(__name__)
 
 
@@ -37,9 +40,6 @@ class Births:
         self._host = host
         self._lead = lead
         self._ending = False
-        self._suspend_path = ""
-        self._suspend_since = 0.0
-        self._checkpoints: set[str] = set()
         self._missing_since: float | None = None
         self._said = ""
 
@@ -49,14 +49,12 @@ class Births:
             case DesiredState.STOP:
                 await self._wind_down(order, "the job is stopped")
             case DesiredState.SUSPENDED:
-                await self._suspend(order)
+                await self._wind_down(order, "the job is suspended")
             case DesiredState.RUN:
-                self._ending, self._suspend_path = False, ""
+                self._ending = False
                 await self._run(order, lost)
-
-    def note_checkpoint(self, path: str) -> None:
-        """A checkpoint is complete."""
-        self._checkpoints.add(path)
+                if order.checkpoint_asked:
+                    await self._host.ask_checkpoint(WriteCheckpoint(number=order.checkpoint_asked))
 
     async def _run(self, order: JobOrder, lost: dict[int, RankStatus]) -> None:
         if order.generation is None or order.roster is None or order.source is None or order.origin_id is None:
@@ -171,33 +169,15 @@ class Births:
         # A leaver is missed only until the service hears of the handoff by which it left.
         return not (ended and ended[-1].stage is Stage.LEFT and ended[-1].generation > generation)
 
-    async def _suspend(self, order: JobOrder) -> None:
-        """One more checkpoint, if the job has a place for it, then the end."""
-        ranks = self._host.states()
-        if not ranks or order.spec.checkpoint is None:
-            await self._wind_down(order, "the job is suspended")
-            return
-        now = self._node.now()
-        if not self._suspend_path:
-            # The same path on every node, so that all ranks agree on one checkpoint at one boundary.
-            generation = max(state.generation for state in ranks.values())
-            self._suspend_path = f"{order.spec.checkpoint.path}/suspend-{generation}"
-            self._suspend_since = now
-            await self._lead.cancel("the job is suspended")
-            for slot in ranks:
-                await self._host.tell(slot, WriteCheckpoint(path=self._suspend_path))
-        step_s = max((state.pulse.median_s() for state in ranks.values()), default=0.0)
-        patience_s = max(SUSPEND_CHECKPOINT_S, 4 * step_s)
-        if self._suspend_path in self._checkpoints or now - self._suspend_since > patience_s:
-            await self._wind_down(order, "the job is suspended")
-
     async def _wind_down(self, order: JobOrder, reason: str) -> None:
+        """Have the ranks end after their step. They write a checkpoint first, if the job has a place for it."""
         if self._ending:
             return
         self._ending = True
         await self._lead.cancel(reason)
-        for slot in self._host.states():
-            self._host.end(slot, reason, STOP_GRACE_S)
+        for slot, state in self._host.states().items():
+            grace_s = max(STOP_GRACE_S, STEPS_GRACE * state.pulse.median_s())
+            self._host.end(slot, reason, grace_s + (CHECKPOINT_GRACE_S if order.saves_at_end else 0.0))
 
     def _say(self, text: str) -> None:
         if text != self._said:

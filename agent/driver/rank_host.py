@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from agent.protocol.rank import StatusQuery
+from agent.protocol.rank import StatusQuery, WriteCheckpoint
 from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
 from agent.supervisor.records import RankState, SlotKey
@@ -109,6 +109,11 @@ class RankHost:
             return False
         await self._supervisor.send(key, StatusQuery())
         return True
+
+    async def ask_checkpoint(self, request: WriteCheckpoint) -> None:
+        """Pass the request on to every rank. It is no wish: the ranks keep what they were told of a handoff."""
+        for number in self.states():
+            await self._supervisor.send(SlotKey(self._job_id, number), request)
 
     def end(self, number: int, reason: str, grace_s: float) -> None:
         """Have the process of a slot end, in the background."""

@@ -68,14 +68,14 @@ class Retire(Message):
 
 
 class WriteCheckpoint(Message):
-    """Write a distributed checkpoint in the background from the next boundary on."""
+    """Write a distributed checkpoint at the first boundary at which every rank has this number; numbers grow."""
 
     type: Literal["checkpoint"] = "checkpoint"
-    path: FilePath
+    number: Revision
 
 
 class Stop(Message):
-    """End after the current step."""
+    """End after the current step, with a checkpoint if the job has a place for it."""
 
     type: Literal["stop"] = "stop"
     reason: Text
@@ -137,6 +137,7 @@ class Checkpointed(Message):
     step: Step
     seconds: Seconds | None = None
     size_bytes: Count | None = None
+    asked: Count = Field(default=0, description="Number of the request that it answers, 0 without one.")
 
 
 class Finished(Message):

@@ -189,6 +189,7 @@ class CheckpointFact(Message):
     finished_utc: Utc
     size_bytes: Count | None = None
     seconds: Seconds | None = None
+    asked: Count = Field(default=0, description="Number of the request that it answers, 0 without one.")
 
 
 class StoreHosted(Message):
@@ -319,6 +320,8 @@ class JobOrder(Message):
     standing_plans: tuple[StandingPlan, ...] = Field(default=(), max_length=NODES_MAX)
     layouts_by_count: LayoutByCount = Field(default_factory=LayoutByCount)
     handoff: HandoffOrder | None = None
+    checkpoint_asked: Count = Field(default=0, description="Number of a request not answered yet, 0 without one.")
+    saves_at_end: bool = Field(default=False, description="Ranks write a checkpoint before they end: give them time.")
     notices: tuple[NoticeFact, ...] = Field(default=(), max_length=NODES_MAX, description="Open ones of the members.")
     reason: Text = ""
 

@@ -159,7 +159,7 @@ class Worker:
                     loop.retire(str(command.handoff_id))
             case rank.WriteCheckpoint():
                 if loop is not None:
-                    loop.requests.checkpoint(uuid.uuid5(uuid.NAMESPACE_OID, command.path).int % 2**50 + 1, command.path)
+                    loop.requests.checkpoint(command.number)
             case rank.Stop():
                 if loop is None or loop.active is None:
                     os._exit(0)
@@ -238,9 +238,9 @@ class Worker:
             )
         )
 
-    def checkpointed(self, path: str, step: int, seconds: float) -> None:
+    def checkpointed(self, path: str, step: int, seconds: float, asked: int) -> None:
         size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
-        self.control.say(rank.Checkpointed(path=path, step=step, seconds=seconds, size_bytes=size))
+        self.control.say(rank.Checkpointed(path=path, step=step, seconds=seconds, size_bytes=size, asked=asked))
 
     def checkpoint_failed(self, path: str, text: str) -> None:
         log(f"checkpoint {path} failed: {text}")

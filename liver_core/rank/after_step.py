@@ -41,7 +41,7 @@ class Ended(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """Write `path/step-N` every `every_steps` steps and keep the newest `keep`."""
+    """Write `path/step-N` every `every_steps` steps, when the work ends, and on request. Keep the newest `keep`."""
 
     path: str
     every_steps: int
@@ -88,14 +88,22 @@ class AfterStep:
         """All that is due after an ordinary step, at whose boundary there was this agreement. Raises Ended."""
         phase = None if agreement is None else agreement.phase
         self._job.on_step(progress.step, loss, active.state, active.world)
-        if phase is BoundaryPhase.CHECKPOINT:
-            self._write(active, self._small(active, progress), self._requests.take_checkpoint())
-        if self._rule is not None and self._rule.is_due(progress.step):
-            self._write(active, self._small(active, progress), self._rule.path_of(progress.step))
-        if self.is_last(progress.step):
-            raise Ended(Ending.FINISHED)
+        ended = self._ended(progress.step, phase)
+        asked = self._requests.take_checkpoint() if phase is BoundaryPhase.CHECKPOINT else 0
+        if asked or ended is not None or self._is_due(progress.step):
+            self._write(active, self._small(active, progress), asked=asked)
+        if ended is not None:
+            raise ended
+
+    def _ended(self, step: int, phase: BoundaryPhase | None) -> Ended | None:
+        if self.is_last(step):
+            return Ended(Ending.FINISHED)
         if phase is BoundaryPhase.STOP:
-            raise Ended(Ending.STOPPED, Reason(self._requests.stored.stop or "stop requested", "training"))
+            return Ended(Ending.STOPPED, Reason(self._requests.stored.stop or "stop requested", "training"))
+        return None
+
+    def _is_due(self, step: int) -> bool:
+        return self._rule is not None and (self._rule.is_due(step) or self.is_last(step))
 
     def is_last(self, step: int) -> bool:
         """Whether the job is done after this step."""
@@ -103,8 +111,8 @@ class AfterStep:
 
     def put_off(self, active: ActiveWorld, progress: TrainingProgress, loss: float) -> None:
         """The step was handed over, and the pause is not over: keep what is due after it for `do_put_off`."""
-        due = self._rule is not None and self._rule.is_due(progress.step)
-        self._waiting = HandedOver(progress.step, loss, self._small(active, progress) if due else None)
+        small = self._small(active, progress) if self._is_due(progress.step) else None
+        self._waiting = HandedOver(progress.step, loss, small)
 
     def do_put_off(self, active: ActiveWorld) -> None:
         """What is due after a step that was handed over, if the world began with one. Call it when gradients of the
@@ -113,11 +121,12 @@ class AfterStep:
         if waiting is None:
             return
         self._job.on_step(waiting.step, waiting.loss, active.state, active.world)
-        if waiting.small is not None and self._rule is not None:
-            self._write(active, waiting.small, self._rule.path_of(waiting.step))
+        if waiting.small is not None:
+            self._write(active, waiting.small)
 
     def _small(self, active: ActiveWorld, progress: TrainingProgress) -> dict[str, Any]:
         return collect(self._job, active.state, active.live, progress)
 
-    def _write(self, active: ActiveWorld, small: dict[str, Any], path: str) -> None:
-        self._writer.start(active, small, path, keep=None if self._rule is None else self._rule.keep)
+    def _write(self, active: ActiveWorld, small: dict[str, Any], *, asked: int = 0) -> None:
+        if self._rule is not None:
+            self._writer.start(active, small, self._rule.path_of(small["step"]), keep=self._rule.keep, asked=asked)

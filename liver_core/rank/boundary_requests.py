@@ -17,20 +17,22 @@ from liver_core.handoff.ready_tag import NOTHING_WANTED, TAG_MAX, BoundaryPhase,
 
 @dataclass(slots=True)
 class StoredRequests:
-    """The requests stored on this rank. `checkpoint`: (request number, path). `stop`: why."""
+    """The requests stored on this rank. `checkpoint`: the number of the request. `stop`: why."""
 
     ready: tuple[str, int] | None = None
-    checkpoint: tuple[int, str] | None = None
+    checkpoint: int | None = None
     stop: str | None = None
 
 
 @dataclass(slots=True)
 class BoundaryRequests:
-    """See the module. `aborts` and `retired`: handoff ids that the main thread has not dealt with yet."""
+    """See the module. `aborts` and `retired`: handoff ids that the main thread has not dealt with yet.
+    `checkpoints_taken`: the number of the newest request for a checkpoint that was carried out."""
 
     stored: StoredRequests = field(default_factory=StoredRequests)
     aborts: dict[str, Reason] = field(default_factory=dict)
     retired: list[str] = field(default_factory=list)
+    checkpoints_taken: int = 0
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def permit(self, handoff_id: str, plan_revision: int) -> None:
@@ -75,10 +77,12 @@ class BoundaryRequests:
             self.retired.append(handoff_id)
             self.changed.notify_all()
 
-    def checkpoint(self, number: int, path: str) -> None:
-        """Write a checkpoint at the first boundary at which every rank has the same request number."""
+    def checkpoint(self, number: int) -> None:
+        """Write a checkpoint at the first boundary at which every rank has the same request number. Numbers grow;
+        repeating one changes nothing."""
         with self.changed:
-            self.stored.checkpoint = (number, path)
+            if number > self.checkpoints_taken:
+                self.stored.checkpoint = number
 
     def stop(self, why: str) -> None:
         """End after the first step at whose boundary every rank has this request."""
@@ -95,16 +99,16 @@ class BoundaryRequests:
             if stored.ready is not None:
                 return pack(ready_tag(HandoffId(stored.ready[0]), stored.ready[1]), BoundaryPhase.READY)
             if stored.checkpoint is not None:
-                return pack(stored.checkpoint[0] % TAG_MAX, BoundaryPhase.CHECKPOINT)
+                return pack(stored.checkpoint % TAG_MAX, BoundaryPhase.CHECKPOINT)
             return NOTHING_WANTED
 
-    def take_checkpoint(self) -> str:
-        """The path of the agreed checkpoint. Removes the request."""
+    def take_checkpoint(self) -> int:
+        """The number of the agreed request for a checkpoint. Removes the request."""
         with self.changed:
-            assert self.stored.checkpoint is not None
-            path = self.stored.checkpoint[1]
-            self.stored.checkpoint = None
-            return path
+            number, self.stored.checkpoint = self.stored.checkpoint, None
+            assert number is not None
+            self.checkpoints_taken = number
+            return number
 
     def take_abort(self, handoff_id: str) -> Reason | None:
         """Take the reason why this handoff was aborted, or None."""

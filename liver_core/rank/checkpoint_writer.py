@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +16,50 @@ from liver_core.rank.active_world import ActiveWorld
 from liver_core.state.checkpoint import error_text, prune, snapshot, write
 
 
-class CheckpointWriter:
-    """Writes one checkpoint at a time in the background. Calls `done(path, step, seconds)` on rank 0."""
+@dataclass(frozen=True, slots=True)
+class Writing:
+    """One checkpoint on its way to its folder."""
 
-    def __init__(self, done: Callable[[str, int, float], None], failed: Callable[[str, str], None]) -> None:
+    path: str
+    step: int
+    keep: int
+    asked: int
+    group: dist.ProcessGroup
+    began: float
+
+
+class CheckpointWriter:
+    """Writes one checkpoint at a time in the background. Calls `done(path, step, seconds, asked)` on rank 0."""
+
+    def __init__(self, done: Callable[[str, int, float, int], None], failed: Callable[[str, str], None]) -> None:
         self._done = done
         self._failed = failed
         self._thread: threading.Thread | None = None
 
-    def start(self, active: ActiveWorld, small: dict[str, Any], path: str, *, keep: int | None = None) -> None:
+    def start(self, active: ActiveWorld, small: dict[str, Any], path: str, *, keep: int, asked: int = 0) -> None:
         """Take a snapshot now (collective, main thread) and write it in the background. Waits for a write in progress.
 
-        With `keep`: once this checkpoint is complete, rank 0 removes all but the newest `keep` complete siblings named
-        step-N.
+        Once this checkpoint is complete, rank 0 removes all but the newest `keep` complete siblings named step-N.
+        `asked`: the number of the request that it answers, 0 without one.
         """
         self.close()
-        started = time.monotonic()
-        sharded = snapshot(active.world, active.state)
-        arguments = (sharded, small, path, active.world.background, started, keep)
+        writing = Writing(path, int(small["step"]), keep, asked, active.world.background, time.monotonic())
+        arguments = (snapshot(active.world, active.state), small, writing)
         self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def _write(
-        self,
-        sharded: dict[str, Any],
-        small: dict[str, Any],
-        path: str,
-        group: dist.ProcessGroup,
-        started: float,
-        keep: int | None,
-    ) -> None:
+    def _write(self, sharded: dict[str, Any], small: dict[str, Any], writing: Writing) -> None:
+        is_first = writing.group.rank() == 0
         try:
-            write(sharded, small, path, group)
-            if group.rank() == 0 and keep is not None:
-                prune(Path(path).parent, keep)
+            write(sharded, small, writing.path, writing.group)
+            if is_first:
+                prune(Path(writing.path).parent, writing.keep)
         except (Exception, CheckpointException) as error:
             # Training goes on without this checkpoint. The user gets the reason.
-            self._failed(path, error_text(error))
+            self._failed(writing.path, error_text(error))
             return
-        if group.rank() == 0:
-            self._done(path, int(small["step"]), time.monotonic() - started)
+        if is_first:
+            self._done(writing.path, writing.step, time.monotonic() - writing.began, writing.asked)
 
     def close(self, timeout_s: float = 120.0) -> None:
         """Wait for the checkpoint that is being written."""

@@ -52,6 +52,8 @@ from liver_core.training.job import TrainingJob
 from liver_core.worlds.groups import plainly
 from liver_core.worlds.megatron import activate
 
+LAST_CHECKPOINT_S = 600.0
+"""How long a rank that ends waits for its last checkpoint to be written."""
 _log = logging.getLogger(__name__)
 
 
@@ -156,7 +158,7 @@ class RankLoop:
             while True:
                 self._step()
         except Ended as ended:
-            self.checkpoints.close()
+            self.checkpoints.close(LAST_CHECKPOINT_S)
             return ended
         except RuntimeError as error:
             # Torch raises this if a peer is gone or late. This world cannot do another step.

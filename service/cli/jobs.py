@@ -25,6 +25,7 @@ JOB_FILE_BYTES_MAX = 1024 * 1024
 RECONNECTS_MAX = 30
 RECONNECT_S = 1.0
 FOLLOW_S = 1.0
+CHECKPOINT_LOOK_S = 0.5
 LIST = (
     Column("JOB"),
     Column("NAME", parts=True),
@@ -136,13 +137,59 @@ def _pace(pace: dict[str, float | None]) -> str:
 def stop(
     job_id: JobId, service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False
 ) -> None:
-    """Stop a job: its ranks end after their step. Stopping a stopped job changes nothing."""
+    """Stop a job: its ranks end after their step, with a checkpoint if the job file has a place for one.
+
+    Stopping a stopped job changes nothing. `liver jobs resume` continues it."""
     client = connect(service_url, token_file)
     job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/stop")
     if as_json:
         print_json(job)
     else:
         typer.echo(f"{job['job_id']}: {job['state']}, stop was asked for")
+
+
+@app.command(epilog="Example: liver jobs checkpoint gpt-small-1a2b3c4d")
+def checkpoint(
+    job_id: JobId,
+    wait_s: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait until it is written.")] = 300.0,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a checkpoint after the next step, and wait until it is on disk."""
+    client = connect(service_url, token_file)
+    path = f"/api/v1/jobs/{find_job(client, job_id)}"
+    client.post(f"{path}/checkpoint")
+    deadline = time.monotonic() + wait_s
+    while (job := client.get(path))["checkpoint_asked"]:
+        if job["state"] in ENDED:
+            fail(f"job {job['job_id']} ended before it was written: it is {job['state']}: {job['reason']}")
+        if time.monotonic() >= deadline:
+            fail(f"no checkpoint within {wait_s:.0f} s; liver jobs logs {job['job_id']} says why if writing failed")
+        time.sleep(CHECKPOINT_LOOK_S)
+    newest = max(job["checkpoints"], key=lambda item: item["step"])
+    if as_json:
+        print_json(newest)
+    else:
+        typer.echo(f"{job['job_id']}: step {newest['step']} in {newest['path']}")
+
+
+@app.command(epilog="Example: liver jobs resume gpt-small-1a2b3c4d --steps 10000")
+def resume(
+    job_id: JobId,
+    steps: Annotated[int | None, typer.Option(min=1, help="Its new stop.steps; without it, as before.")] = None,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a stopped, finished or failed job from its newest checkpoint, as soon as enough nodes are ready."""
+    client = connect(service_url, token_file)
+    body = {} if steps is None else {"steps": steps}
+    job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/resume", content=json.dumps(body).encode())
+    if as_json:
+        print_json(job)
+    else:
+        typer.echo(f"{job['job_id']}: {job['reason']}")
 
 
 @app.command(epilog="Example: liver jobs logs gpt-small-1a2b3c4d --rank 0 --follow")

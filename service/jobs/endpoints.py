@@ -1,4 +1,4 @@
-"""REST of jobs: submit, list, show, stop, steps, logs, watch."""
+"""REST of jobs: submit, list, show, stop, checkpoint, resume, steps, logs, watch."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -20,8 +20,18 @@ from service.handoffs.queries import list_handoffs, open_handoff
 from service.handoffs.schemas import HandoffOut
 from service.jobs import queries
 from service.jobs.job_yaml import read_fields
-from service.jobs.operations import request_stop, submit_job
-from service.jobs.schemas import CheckpointOut, GenerationOut, JobEvent, JobOut, JobPace, JobSummary, LogOut, StepOut
+from service.jobs.operations import request_checkpoint, request_stop, resume_job, submit_job
+from service.jobs.schemas import (
+    CheckpointOut,
+    GenerationOut,
+    JobEvent,
+    JobOut,
+    JobPace,
+    JobSummary,
+    LogOut,
+    ResumeJob,
+    StepOut,
+)
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow
 from service.problems import ProblemError, invalid, not_found
 
@@ -93,13 +103,30 @@ def show(session: SessionOf, job_id: str) -> JobOut:
         standing_plans=row.standing_plans,
         layouts_by_count=row.layouts_by_count,
         open_handoff=str(handoff.handoff_id) if handoff else None,
+        checkpoint_asked=row.checkpoints_asked > row.checkpoints_answered,
     )
 
 
 @router.post("/{job_id}/stop", operation_id="stop_job", summary="Stop a job")
 def stop(context: ContextOf, session: SessionOf, job_id: str) -> JobSummary:
-    """Its ranks end after their step. Stopping a stopped job changes nothing."""
+    """Its ranks end after their step, with a checkpoint if the job file has `checkpoint`. Stopping a stopped job
+    changes nothing."""
     row = request_stop(session, job_id, now=context.clock())
+    return JobSummary.of(row, queries.active_row(session, row))
+
+
+@router.post("/{job_id}/checkpoint", operation_id="checkpoint_job", summary="Write a checkpoint now")
+def checkpoint(context: ContextOf, session: SessionOf, job_id: str) -> JobSummary:
+    """It is written in the background after the next step; `checkpoint_asked` of the job is true until then."""
+    row = request_checkpoint(session, job_id, now=context.clock())
+    return JobSummary.of(row, queries.active_row(session, row))
+
+
+@router.post("/{job_id}/resume", operation_id="resume_job", summary="Continue a job that has ended")
+def resume(context: ContextOf, session: SessionOf, job_id: str, how: ResumeJob) -> JobSummary:
+    """From its newest checkpoint, as soon as enough nodes are ready."""
+    newest = queries.newest_checkpoint(session, job_id)
+    row = resume_job(session, job_id, newest, steps=how.steps, now=context.clock())
     return JobSummary.of(row, queries.active_row(session, row))
 
 

@@ -83,6 +83,42 @@ def request_stop(session: Session, job_id: str, *, now: datetime) -> JobRow:
     return job
 
 
+def request_checkpoint(session: Session, job_id: str, *, now: datetime) -> JobRow:
+    """Ask for a checkpoint at the next step. While one is asked for, asking again changes nothing. Raises 404, or 409
+    if the job cannot write one."""
+    job = lock_job(session, job_id)
+    if job.spec.get("checkpoint") is None:
+        raise conflict(f"job {job_id} has no place for checkpoints: its job file has no checkpoint.path")
+    if job.state != JobState.RUNNING:
+        raise conflict(f"job {job_id} is {job.state}: only a running job can write a checkpoint")
+    if job.checkpoints_asked == job.checkpoints_answered:
+        job.checkpoints_asked += 1
+        touch(session, job, now=now)
+    return job
+
+
+def resume_job(
+    session: Session, job_id: str, checkpoint: Checkpoint | None, *, steps: int | None, now: datetime
+) -> JobRow:
+    """Continue a job that has ended from its newest checkpoint, up to `steps` if given. Raises 404 or 409."""
+    job = lock_job(session, job_id)
+    if job.state not in ENDED:
+        raise conflict(f"job {job_id} has not ended: it is {job.state}")
+    if checkpoint is None:
+        raise conflict(f"job {job_id} has no checkpoint to continue from; submit it again to start from its beginning")
+    last = steps or int(job.spec["stop"]["steps"])
+    if checkpoint.step >= last:
+        raise conflict(
+            f"job {job_id} has a checkpoint of step {checkpoint.step} and stops after step {last}: give more steps"
+        )
+    job.spec = {**job.spec, "stop": {"steps": last}}
+    job.stop_requested_at, job.failed_starts = None, 0
+    job.checkpoints_answered = job.checkpoints_asked
+    set_state(job, JobState.SUSPENDED, f"resume requested, from the checkpoint of step {checkpoint.step}", now=now)
+    touch(session, job, now=now)
+    return job
+
+
 def lock_job(session: Session, job_id: str) -> JobRow:
     """The job's row, locked until the end of the transaction. Raises 404."""
     job = session.scalars(_LOCK, {"job_id": job_id}).one_or_none()

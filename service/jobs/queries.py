@@ -197,6 +197,7 @@ def _view(
         last_step_at=job.last_step_at,
         checkpoint=newest_checkpoint(session, job.job_id),
         failed_starts=job.failed_starts,
+        saves_at_end=job_file_of(job).checkpoint is not None,
     )
 
 

@@ -20,6 +20,7 @@ class JobLimits:
     grow_settle_s: float = 3.0
     start_within_s: float = 270.0
     stop_within_s: float = 60.0
+    checkpoint_within_s: float = 120.0
     stall_after_s: float = 20.0
     starts_max: int = 3
 
@@ -63,7 +64,8 @@ class JobView:
 
     `gone`, `silent`: members in that state; `absent`: targets of the open handoff in either state; `broken`: reasons of
     ranks that failed; `ranks_left`: rank processes of this job that living agents still report; `ahead`: a generation
-    in which ranks already train, but whose handoff no agent has reported yet.
+    in which ranks already train, but whose handoff no agent has reported yet; `saves_at_end`: ranks that end write a
+    checkpoint first.
     """
 
     state: JobState
@@ -88,6 +90,7 @@ class JobView:
     checkpoint: Checkpoint | None = None
     failed_starts: int = 0
     finished: str | None = None
+    saves_at_end: bool = False
 
 
 class Do(StrEnum):
@@ -256,10 +259,11 @@ def _start_if_possible(view: JobView) -> Action:
 
 def _end_when_quiet(view: JobView, limits: JobLimits, state: JobState, reason: str) -> Action:
     waited_s = (view.now - view.state_changed_at).total_seconds()
+    limit_s = limits.stop_within_s + (limits.checkpoint_within_s if view.saves_at_end else 0.0)
     if view.ranks_left == 0:
         return _settle(state, reason)
-    if waited_s > limits.stop_within_s:
-        return _settle(state, f"{reason}; {view.ranks_left} ranks did not end within {limits.stop_within_s:.0f} s")
+    if waited_s > limit_s:
+        return _settle(state, f"{reason}; {view.ranks_left} ranks did not end within {limit_s:.0f} s")
     return Action(Do.NOTHING, f"{view.ranks_left} ranks are still ending", look_again_s=1.0)
 
 

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from agent.protocol.jobfile import JobFile
 from service.jobs.tables import CheckpointRow, GenerationRow, JobRow, JobState, JobStepRow, RankLogRow, SourceKind
@@ -94,6 +94,14 @@ class JobPace(BaseModel):
         return cls(steps_per_s=steps_per_s, remaining_s=missing / steps_per_s if steps_per_s else None)
 
 
+class ResumeJob(BaseModel):
+    """How a job that has ended goes on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    steps: Annotated[int | None, Field(ge=1, le=2**40, description="Its new stop.steps; absent: as before.")] = None
+
+
 class CheckpointOut(BaseModel):
     """One complete checkpoint."""
 
@@ -121,6 +129,7 @@ class JobOut(JobSummary):
     standing_plans: list[dict[str, Any]] = Field(description="What the agents do at once if these nodes go.")
     layouts_by_count: list[dict[str, Any]]
     open_handoff: str | None = None
+    checkpoint_asked: bool = Field(default=False, description="A checkpoint was asked for and is not written yet.")
 
 
 class StepOut(BaseModel):

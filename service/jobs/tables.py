@@ -71,6 +71,8 @@ class JobRow(Claimed, Base):
     last_step_at: Mapped[datetime | None] = mapped_column(default=None)
     highest_step: Mapped[int] = mapped_column(default=0)
     lost_steps: Mapped[int] = mapped_column(default=0)
+    checkpoints_asked: Mapped[int] = mapped_column(default=0)
+    checkpoints_answered: Mapped[int] = mapped_column(default=0)
     standing_plans: Mapped[JsonList] = mapped_column(default=list)
     layouts_by_count: Mapped[JsonList] = mapped_column(default=list)
     plan_digest: Mapped[str] = mapped_column(default="")

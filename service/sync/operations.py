@@ -251,6 +251,9 @@ def _store_checkpoints(intake: Intake) -> None:
                 where=CheckpointRow.finished_at < fact.finished_utc,
             )
         )
+        if fact.asked > job.checkpoints_answered:
+            job.checkpoints_answered = fact.asked
+            intake.changed.add(job.job_id)
         keep = int((job.spec.get("checkpoint") or {}).get("keep", 2))
         _forget_old_checkpoints(intake.session, fact.job_id, keep=max(keep, 1))
 
@@ -273,7 +276,9 @@ def _forget_old_checkpoints(session: Session, job_id: str, *, keep: int) -> None
 def _store_finished(intake: Intake) -> None:
     for fact in intake.report.finished:
         job = intake.jobs.get(fact.job_id)
-        if job is None or job.state in ENDED or fact.generation != job.active_generation:
+        # A suspended job has no ranks: this is an old ending of a job that was resumed since.
+        over = job is None or job.state in (*ENDED, JobState.SUSPENDED)
+        if job is None or over or fact.generation != job.active_generation:
             continue
         _advance(intake, job, generation=fact.generation, step=fact.step)
         if fact.failed is not None:

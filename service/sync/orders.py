@@ -136,7 +136,7 @@ def _members(
 
 def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow | None) -> JobOrder:
     active = intake.generation(job.job_id, job.active_generation) if job.active_generation else None
-    roster = roster_of(active) if active is not None else None
+    roster, spec = roster_of(active) if active is not None else None, job_file_of(job)
     unknown = set(roster.node_ids()) - nodes.keys() if roster else set()
     if unknown:
         # Nodes of the roster that are no longer members of the job still get each other's addresses.
@@ -145,7 +145,7 @@ def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow |
     going = {item.node_id for item in noticed if takes_node(_notice(item))}
     return JobOrder(
         job_id=job.job_id,
-        spec=job_file_of(job),
+        spec=spec,
         peer_key=job.peer_key,
         desired=_DESIRED[JobState(job.state)],
         generation=active.generation if active else None,
@@ -160,6 +160,8 @@ def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow |
         standing_plans=_standing_plans(job, intake.node.node_id, len(roster.node_ids()) if roster else 0),
         layouts_by_count=_LAYOUTS.of(job.job_id, job.layouts_by_count),
         handoff=_handoff_order(handoff) if handoff is not None and handoff.proposer == "service" else None,
+        checkpoint_asked=job.checkpoints_asked if job.checkpoints_asked > job.checkpoints_answered else 0,
+        saves_at_end=job.state in (JobState.STOPPING, JobState.SUSPENDING) and spec.checkpoint is not None,
         notices=tuple(_notice_fact(item) for item in noticed),
         reason=job.reason[:2_000],
     )

@@ -72,6 +72,7 @@ class FakeRank:
         self.order: Order | None = None
         self.permitted = False
         self.prepared_at = 0.0
+        self.saved = 0
         self.listener = listen(spec.socket_path)
         self.clients: list[socket.socket] = []
         self.buffer = b""
@@ -169,14 +170,15 @@ class FakeRank:
                         return 0
             case Stop():
                 print(f"stopped: {command.reason}")
+                self.save()
                 return 0
             case StatusQuery():
                 self.say(self.hello())
                 if self.order is not None:
                     self.turn(self.stage)
-            case WriteCheckpoint() if self.rank_in(self.world) == 0:
-                write_checkpoint(Path(command.path), self.step)
-                self.say(Checkpointed(path=command.path, step=self.step))
+            case WriteCheckpoint() if command.number > self.saved:
+                self.saved = command.number
+                self.save(command.number)
             case Retire():
                 self.order = None
                 self.stage = RankStage.TRAINING
@@ -244,6 +246,13 @@ class FakeRank:
                 measures=moved,
             )
         )
+
+    def save(self, asked: int = 0) -> None:
+        rule = self.spec.spec.checkpoint
+        if rule is not None and not self.waiting and self.rank_in(self.world) == 0:
+            path = f"{rule.path}/step-{self.step:09d}"
+            write_checkpoint(Path(path), self.step)
+            self.say(Checkpointed(path=path, step=self.step, asked=asked))
 
     def vote(self, ready: bool) -> bool:
         """Set or take back this rank's ready tag; False when all had it set before, which is the boundary."""

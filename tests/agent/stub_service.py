@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 
 from agent.protocol.jobfile import JobFile
 from agent.protocol.sync import (
+    CheckpointFact,
     DesiredState,
     GenerationSource,
     HandoffMirror,
@@ -61,7 +62,8 @@ class StubService:
         self.logs: dict[tuple[int, int], str] = {}
         self.finished: list[int] = []
         self.causes: list[Reason] = []  # why a job failed by its own fault
-        self.checkpoints: list[str] = []
+        self.checkpoints: list[CheckpointFact] = []
+        self.checkpoint_asked = 0
         self.notice_problems: dict[str, str] = {}
         self.seq = 0
         self._server: ThreadingHTTPServer | None = None
@@ -132,7 +134,7 @@ class StubService:
             self.notices |= {fact.node_id: fact for fact in report.notices}
             self.finished += [item.step for item in report.finished]
             self.causes += [item.failed for item in report.finished if item.failed is not None]
-            self.checkpoints += [item.path for item in report.checkpoints]
+            self.checkpoints += report.checkpoints
             for row in report.steps:
                 self.steps[(row.generation, row.step)] = row.loss or self.steps.get((row.generation, row.step))
             for chunk in report.logs:
@@ -190,6 +192,8 @@ class StubService:
                 )
             ),
             handoff=self.handoff,
+            checkpoint_asked=self.checkpoint_asked,
+            saves_at_end=self.spec.checkpoint is not None,
             notices=tuple(fact for fact in self.notices.values() if fact.node_id in nodes),
         )
 

@@ -107,8 +107,8 @@ class PipeListener:
     def step(self, generation: int, progress: Any, totals: Any, seconds: float) -> None:
         self.send("step", generation, progress.step, totals.loss, progress.cursor.consumed, progress.digest)
 
-    def checkpointed(self, path: str, step: int, seconds: float) -> None:
-        self.send("checkpointed", path, step, seconds)
+    def checkpointed(self, path: str, step: int, seconds: float, asked: int) -> None:
+        self.send("checkpointed", path, step, seconds, asked)
 
     def checkpoint_failed(self, path: str, text: str) -> None:
         self.send("checkpoint_failed", path, text)

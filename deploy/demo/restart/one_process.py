@@ -225,7 +225,7 @@ class EventFile:
         digest = f"{progress.digest:016x}"
         self.write("step", step=progress.step, loss=totals.loss, seconds=seconds, sample_digest=digest)
 
-    def checkpointed(self, path: str, step: int, seconds: float) -> None:
+    def checkpointed(self, path: str, step: int, seconds: float, asked: int = 0) -> None:
         """A checkpoint is complete; reported by rank 0."""
         self.write("saved", path=path, step=step, seconds=seconds)
 

@@ -27,8 +27,8 @@ def test_a_suspended_job_writes_a_checkpoint_and_comes_back_from_it_on_other_nod
         nodes.wait_training(1, ("a", "b"))
         nodes.service.told.add("c")
         nodes.service.desired = DesiredState.SUSPENDED
-        path = nodes.wait(lambda: nodes.service.checkpoints, "the checkpoint")[0]
-        assert path.endswith("checkpoints/suspend-1")
+        path = nodes.wait(lambda: nodes.service.checkpoints, "the checkpoint")[0].path
+        assert "/checkpoints/step-" in path
         wait_ended(nodes, "a", "b")
         write_checkpoint(Path(path), 1_000)
         nodes.service.restart(("c", "b"), SourceCheckpoint(path=path, step=1_000))
@@ -65,3 +65,15 @@ def test_a_job_that_fails_by_its_own_fault_is_reported_as_failed_and_its_ranks_a
         nodes.service.desired = DesiredState.STOP
         wait_ended(nodes, "a", "b")
         assert nodes.service.failed == []
+
+
+def test_a_request_for_a_checkpoint_reaches_every_rank_and_its_answer_names_it() -> None:
+    with cluster("a", "b") as nodes:
+        nodes.wait_training(1, ("a", "b"))
+        nodes.service.checkpoint_asked = 1
+        first = nodes.wait(lambda: nodes.service.checkpoints, "the checkpoint")[0]
+        assert (first.asked, first.path) == (1, str(nodes.directory / "checkpoints" / f"step-{first.step:09d}"))
+        nodes.service.checkpoint_asked = 2
+        nodes.wait(lambda: {fact.asked for fact in nodes.service.checkpoints} == {1, 2}, "the second one")
+        steps = {fact.asked: fact.step for fact in nodes.service.checkpoints}
+        assert steps[1] == first.step < steps[2]

@@ -115,3 +115,26 @@ def test_a_world_that_begins_where_the_job_ends_does_no_step(corpus: str, tmp_pa
         results = cluster.finish()
         assert cluster.steps(Member("x", 0)) == []
     assert {(result["how"], result["step"]) for result in results.values()} == {("finished", 2)}
+
+
+def test_the_work_ends_with_a_checkpoint_when_it_is_done_and_when_it_is_stopped(corpus: str, tmp_path: Path):
+    """And one that somebody asked for is written at once, by all ranks at the same step."""
+    rare = {"checkpoints": (str(tmp_path), 1_000, 10), "hold_at": ()}
+    with Cluster(setup_of(corpus, tmp_path, last_step=3, **rare)) as cluster:
+        cluster.launch("PP2", "ab")
+        cluster.finish()
+    assert sorted(entry.name for entry in tmp_path.glob("step-*")) == ["step-000000003"]
+    with Cluster(RankSetup(small_gpt(corpus, num_layers=2), global_batch=4, **rare)) as cluster:
+        members = cluster.launch("TP2", "ab", checkpoint=str(tmp_path / "step-000000003")).members
+        first = members[0]
+        cluster.await_step(first, 5)
+        cluster.command(members, "checkpoint", 1)
+        events = cluster.ranks[first].events
+        cluster.wait_for(lambda: any(event[0] == "checkpointed" for event in list(events)), 30, "a checkpoint")
+        ends = {result["step"] for result in cluster.stop().values()}
+        written = [(event[2], event[4]) for event in events if event[0] == "checkpointed"]
+    (end,) = ends
+    (asked, number), *at_end = written
+    assert (number, 5 < asked < end, at_end) == (1, True, [(end, 0)])
+    steps = {int(entry.name.removeprefix("step-")) for entry in tmp_path.glob("step-*")}
+    assert steps == {3, asked, end}

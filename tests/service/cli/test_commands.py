@@ -40,6 +40,10 @@ def test_a_submitted_job_is_listed_shown_stopped_and_watched_to_its_end(service:
     assert watched.exit_code == 0 and "stopped" in watched.stdout
     events = [json.loads(line) for line in service.run("jobs", "watch", job_id, "--json").stdout.splitlines()]
     assert events[-1]["job"]["state"] == "stopped"
+    resumed = service.run("jobs", "resume", job_id)
+    assert resumed.exit_code == 1 and "has no checkpoint to continue from" in resumed.stderr
+    saved = service.run("jobs", "checkpoint", job_id)
+    assert saved.exit_code == 1 and "is stopped: only a running job can write a checkpoint" in saved.stderr
 
 
 def test_lists_without_rows_say_so_to_people_and_are_empty_lists_for_programs(service: Service):
@@ -117,7 +121,7 @@ def test_what_of_a_job_file_looks_wrong_from_here_is_noted_and_the_job_is_accept
     service.run("jobs", "stop", submitted.stdout.strip())
 
 
-@pytest.mark.parametrize("verb", ["show", "stop", "logs", "watch"])
+@pytest.mark.parametrize("verb", ["show", "stop", "logs", "watch", "checkpoint", "resume"])
 def test_an_unknown_job_is_an_error_on_standard_error(service: Service, verb: str):
     result = service.run("jobs", verb, "nobody-00000000")
     assert (result.exit_code, result.stdout) == (1, "")

@@ -97,6 +97,15 @@ def test_stopping_ends_when_no_rank_is_left_or_after_a_while_with_the_number_sai
     assert (late.state, late.reason) == (JobState.STOPPED, "stopped on request; 2 ranks did not end within 60 s")
 
 
+@pytest.mark.parametrize("state", [JobState.STOPPING, JobState.SUSPENDING])
+def test_ranks_that_write_a_checkpoint_before_they_end_have_time_for_it(state):
+    ending = view(state=state, state_changed_at=at(-100), ranks_left=2)
+    assert act(ending).do is Do.SETTLE
+    assert act(replace(ending, saves_at_end=True)).do is Do.NOTHING
+    late = act(replace(ending, saves_at_end=True, state_changed_at=at(-181)))
+    assert late.reason.endswith("2 ranks did not end within 180 s")
+
+
 def test_a_notice_is_left_to_the_agents_for_a_moment_and_then_answered_for_all_noticed_nodes():
     leaving = (Leaving("b", at(-30), at(90)), Leaving("c", at(-1), at(80)))
     noticed = view(leaving=leaving, decision=MOVE)
