@@ -42,6 +42,9 @@ class ServiceSettings(BaseSettings):
     stall_after_s: float = Field(
         default=20.0, gt=0, description="no step for this long while a member is silent: the world is lost"
     )
+    crashes_max: int = Field(
+        default=3, ge=1, description="the same error after the same step, so often: the job is failed"
+    )
     starts_max: int = Field(default=3, ge=1, description="failed starts in a row before the job is failed")
 
     reconcile_s: float = Field(default=0.5, gt=0, description="period of the reconcilers; NOTIFY wakes them earlier")

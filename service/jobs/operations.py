@@ -112,7 +112,7 @@ def resume_job(
             f"job {job_id} has a checkpoint of step {checkpoint.step} and stops after step {last}: give more steps"
         )
     job.spec = {**job.spec, "stop": {"steps": last}}
-    job.stop_requested_at, job.failed_starts = None, 0
+    job.stop_requested_at, job.failed_starts, job.crashes = None, 0, {}
     job.checkpoints_answered = job.checkpoints_asked
     set_state(job, JobState.SUSPENDED, f"resume requested, from the checkpoint of step {checkpoint.step}", now=now)
     touch(session, job, now=now)

@@ -15,6 +15,7 @@ from liver_core.layout import Roster, from_json
 from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
+from service.jobs.crashes import Crashes, RankError
 from service.jobs.rules import Checkpoint, JobView, Leaving
 from service.jobs.tables import (
     RANDOM_PART_CHARS,
@@ -174,7 +175,7 @@ def _view(
         state: tuple(node.node_id for node in nodes if node.node_id in members and node.state == state)
         for state in NodeState
     }
-    ended = handoffs.last_ended(session, job.job_id)
+    ended, errors = handoffs.last_ended(session, job.job_id), _errors(nodes, job)
     return JobView(
         state=JobState(job.state),
         state_changed_at=job.state_changed_at,
@@ -190,7 +191,9 @@ def _view(
         silent=by_state[NodeState.SILENT],
         gone=by_state[NodeState.GONE],
         absent=_absent(session, handoff),
-        broken=_broken(nodes, job) + handoffs.broken_reasons(session, job),
+        broken=tuple(error.shown for error in errors) + handoffs.broken_reasons(session, job),
+        errors=errors,
+        crashes=Crashes.of(job.crashes),
         ranks_left=_ranks_left(session, job),
         ahead=_ahead(nodes, job),
         last_step=job.last_step,
@@ -246,15 +249,17 @@ def _leaving(noticed: tuple[NoticeRow, ...], members: set[str]) -> tuple[Leaving
     return tuple(found[node_id] for node_id in sorted(found))
 
 
-def _broken(nodes: Sequence[NodeRow], job: JobRow) -> tuple[str, ...]:
-    """One reason for each rank of the active generation that cannot continue."""
+def _errors(nodes: Sequence[NodeRow], job: JobRow) -> tuple[RankError, ...]:
+    """One for each rank of the active generation that cannot continue."""
     failed = (RankStage.BROKEN, RankStage.FAILED)
     return tuple(
-        f"rank {rank['rank']} on node {node.node_id} is {rank['stage']}"
-        + (f": {rank['reason']['text']}" if rank.get("reason") else "")
+        RankError(
+            f"rank {rank['rank']} on node {node.node_id} is {rank['stage']}" + (f": {text}" if text else ""), text
+        )
         for node in nodes
         for rank in node.ranks
         if rank["job_id"] == job.job_id and rank["generation"] == job.active_generation and rank["stage"] in failed
+        for text in [(rank.get("reason") or {}).get("text", "")]
     )
 
 

@@ -1,11 +1,12 @@
 """Decides what to do with a job next: one function from all known facts to one action with its reason. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from uuid import UUID
 
 from agent.protocol.values import HandoffState, Placement
+from service.jobs.crashes import Crashes, RankError
 from service.jobs.tables import JobState, SourceKind
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
 
@@ -23,6 +24,7 @@ class JobLimits:
     checkpoint_within_s: float = 120.0
     stall_after_s: float = 20.0
     starts_max: int = 3
+    crashes_max: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,9 @@ class JobView:
     world; `restart`: its decision without that world.
 
     `gone`, `silent`: members in that state; `absent`: targets of the open handoff in either state; `broken`: reasons of
-    ranks that failed; `ranks_left`: rank processes of this job that living agents still report; `ahead`: a generation
-    in which ranks already train, but whose handoff no agent has reported yet; `saves_at_end`: ranks that end write a
-    checkpoint first.
+    ranks and handoffs that failed; `errors`: those of the ranks; `crashes`: what ended the job before; `ranks_left`:
+    rank processes of this job that living agents still report; `ahead`: a generation in which ranks already train, but
+    whose handoff no agent has reported yet; `saves_at_end`: ranks that end write a checkpoint first.
     """
 
     state: JobState
@@ -83,6 +85,8 @@ class JobView:
     gone: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
+    errors: tuple[RankError, ...] = ()
+    crashes: Crashes = field(default_factory=Crashes)
     ranks_left: int = 0
     ahead: int | None = None
     last_step: int = 0
@@ -106,7 +110,8 @@ class Do(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What to do and why. `look_again_s`: time after which the same facts may lead to another action."""
+    """What to do and why. `look_again_s`: time after which the same facts may lead to another action. `crashes`: to be
+    remembered."""
 
     do: Do
     reason: str
@@ -117,6 +122,7 @@ class Action:
     leaving: tuple[Leaving, ...] = ()
     look_again_s: float | None = None
     failed_start: bool = False
+    crashes: Crashes | None = None
 
 
 def next_action(view: JobView, limits: JobLimits) -> Action:
@@ -186,8 +192,14 @@ def _fall_back(view: JobView, limits: JobLimits, loss: str) -> Action:
     if failed_start and view.failed_starts + 1 >= limits.starts_max:
         reason = f"{limits.starts_max} starts in a row failed; the last one: {loss}"
         return Action(Do.SETTLE, reason, state=JobState.FAILED, failed_start=True)
+    crashes = view.crashes
+    if view.errors and view.state is JobState.RUNNING:
+        crashes = crashes.after(view.last_step, view.errors, view.world.node_ids() if view.world else ())
+    if cause := crashes.cause(limits.crashes_max):
+        reason = f"the same error ended the job {limits.crashes_max} times after step {crashes.step}: {cause}"
+        return Action(Do.SETTLE, reason, state=JobState.FAILED, crashes=crashes)
     if view.restart.target is None:
-        return Action(Do.SUSPEND, f"{loss}; {view.restart.reason}")
+        return Action(Do.SUSPEND, f"{loss}; {view.restart.reason}", crashes=crashes)
     checkpoint = view.checkpoint
     source = f"checkpoint of step {checkpoint.step}" if checkpoint else "its beginning (there is no checkpoint)"
     lost = _lost_steps(view)
@@ -198,6 +210,7 @@ def _fall_back(view: JobView, limits: JobLimits, loss: str) -> Action:
         checkpoint=checkpoint,
         lost_steps=lost,
         failed_start=failed_start,
+        crashes=crashes,
         look_again_s=limits.start_within_s,
     )
 

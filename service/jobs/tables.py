@@ -67,6 +67,7 @@ class JobRow(Claimed, Base):
     active_generation: Mapped[int | None] = mapped_column(default=None)
     next_generation: Mapped[int] = mapped_column(default=1)
     failed_starts: Mapped[int] = mapped_column(default=0)
+    crashes: Mapped[Json] = mapped_column(default=dict)
     last_step: Mapped[int] = mapped_column(default=0)
     last_step_at: Mapped[datetime | None] = mapped_column(default=None)
     highest_step: Mapped[int] = mapped_column(default=0)

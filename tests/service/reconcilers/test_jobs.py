@@ -457,3 +457,37 @@ def test_a_job_without_a_checkpoint_cannot_be_resumed(fleet: Fleet):
         fleet.round()
     answer = fleet.client.post(f"/api/v1/jobs/{fleet.job_id}/resume", json={})
     assert (answer.status_code, "has no checkpoint to continue from" in answer.text) == (409, True)
+
+
+def crash(fleet: Fleet, text: str, *, step: int, on: str = "b") -> None:
+    """The job gets to `step`, and one rank dies of an error."""
+    for _ in range(4):
+        fleet.round()
+    assert fleet.job()["state"] == "running"
+    fleet.jump(step - 1)
+    fleet.round()
+    agent = fleet.agents[on]
+    dead = agent.rank(agent.job_order(), stage=RankStage.FAILED, step=step, reason=Reason(text, "training", 1))
+    fleet.round(trains=False, parts={on: {"ranks": (dead,)}})
+
+
+def test_a_job_that_dies_of_the_same_error_after_the_same_step_three_times_is_failed_with_the_cause(fleet: Fleet):
+    fleet.run()
+    fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(10),)}})
+    for pid in (17, 18, 19):
+        assert fleet.job()["state"] != "failed"
+        crash(fleet, f"rank process (pid {pid}) ended with exit code 1; it reported: ValueError: no item 7", step=20)
+    job = fleet.job()
+    assert job["state"] == "failed"
+    assert job["reason"].startswith("the same error ended the job 3 times after step 20: rank ")
+    assert job["reason"].endswith("ValueError: no item 7")
+    assert len(job["generations"]) == 3
+
+
+def test_a_job_that_gets_further_each_time_goes_on(fleet: Fleet):
+    fleet.run()
+    fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(10),)}})
+    for step in (20, 21, 22, 23):
+        crash(fleet, "ValueError: no item 7", step=step)
+    assert fleet.job()["state"] == "starting"
+    assert len(fleet.job()["generations"]) == 5

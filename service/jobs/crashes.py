@@ -1,0 +1,75 @@
+"""Whether a job dies of the same error after the same step again and again, so that a restart cannot help. Pure."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+_NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
+_OF_A_PEER = ("closed by peer", "reset by peer", "broken pipe", "timed out", "timeout")
+_REPORTED = "; it reported: "
+KINDS_MAX = 16
+TEXT_CHARS_MAX = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class RankError:
+    """Why a rank cannot go on. `shown` says which rank as well; `text` is what the rank or its agent reported."""
+
+    shown: str
+    text: str
+
+    @property
+    def is_of_a_peer(self) -> bool:
+        """Whether the rank only noticed that another one is gone."""
+        return any(sign in self.text.lower() for sign in _OF_A_PEER)
+
+    def kind(self, nodes: tuple[str, ...]) -> str:
+        """The error without what differs from one time to the next: process ids, ports, ranks, addresses.
+
+        That a peer is gone is the same error on the same nodes only: otherwise a node may have been taken away.
+        """
+        kind = _NUMBERS.sub("#", self.text.rpartition(_REPORTED)[2])[:TEXT_CHARS_MAX]
+        return f"{kind} on {', '.join(sorted(nodes))}" if self.is_of_a_peer else kind
+
+
+@dataclass(frozen=True, slots=True)
+class Repeated:
+    """One kind of error, how often it ended the job, and the newest of them."""
+
+    kind: str
+    times: int
+    shown: str
+    is_of_a_peer: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Crashes:
+    """The errors that ended the job after `step`, since it last got further."""
+
+    step: int = 0
+    errors: tuple[Repeated, ...] = ()
+
+    def after(self, step: int, errors: tuple[RankError, ...], nodes: tuple[str, ...]) -> "Crashes":
+        """The job died once more, after `step`, of these errors. Another step than before starts the count anew."""
+        found = {error.kind: error for error in self.errors} if step == self.step else {}
+        for kind, error in {error.kind(nodes): error for error in errors}.items():
+            times = found[kind].times + 1 if kind in found else 1
+            found[kind] = Repeated(kind, times, error.shown[:TEXT_CHARS_MAX], error.is_of_a_peer)
+        return Crashes(step, tuple(found.values())[-KINDS_MAX:])
+
+    def cause(self, times: int) -> str | None:
+        """The error to name if one kind ended the job so often, else None. The rank that failed knows more than those
+        that miss it."""
+        if max((error.times for error in self.errors), default=0) < times:
+            return None
+        return max(self.errors, key=lambda error: (not error.is_of_a_peer, error.times)).shown
+
+    def as_json(self) -> dict[str, Any]:
+        """To be stored."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> "Crashes":
+        """From what was stored; empty if nothing was."""
+        return cls(stored.get("step", 0), tuple(Repeated(**error) for error in stored.get("errors", ())))
