@@ -223,6 +223,9 @@ class JobFile(JobPart):
     host_bytes_max: int | None = Field(
         default=None, ge=1, le=2**50, description="What of it may wait in host memory; not given: nothing."
     )
+    validate_every_steps: int | None = Field(
+        default=None, ge=1, le=10_000_000, description="How often the job's `validate` is called; not given: never."
+    )
     on_nonfinite: OnNonfinite = Field(
         default=OnNonfinite.STOP, description="stop: the job fails before a step with a loss or norm of NaN is applied."
     )

@@ -102,6 +102,7 @@ class Worker:
             last_step=file.stop.steps,
             checkpoints=None if rule is None else CheckpointPlan(rule.path, rule.every_steps, rule.keep),
             drop_rule=None if file.drop_step is None else DropRule(file.drop_step.every_micro_batches),
+            validate_every=file.validate_every_steps,
             stops_at_nonfinite=file.on_nonfinite is OnNonfinite.STOP,
         )
         first = self._first_order()

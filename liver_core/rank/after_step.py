@@ -1,4 +1,4 @@
-"""What is due after a step: the user's hook, checkpoints, and the end of the job.
+"""What is due after a step: the user's hooks, checkpoints, and the end of the job.
 
 A step that is handed over ends in the pause. What is due after it is done in the next world, once that has computed
 its first gradients. The pause is over then, and the state is still that of the step handed over.
@@ -17,6 +17,7 @@ from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.checkpoint_writer import CheckpointWriter
 from liver_core.state.small_state import TrainingProgress, collect
 from liver_core.training.job import TrainingJob
+from liver_core.worlds.megatron import random_state, restore_random_state
 
 
 class Ending(StrEnum):
@@ -76,18 +77,23 @@ class AfterStep:
         *,
         rule: CheckpointPlan | None,
         last_step: int | None,
+        validate_every: int | None = None,
     ) -> None:
+        """`validate_every`: validate after every so many steps. Raises ValueError if the job has no validation."""
+        if validate_every is not None and not job.has_validation():
+            raise ValueError(f"validate_every_steps: {type(job).__name__} has no method validate")
         self._job = job
         self._requests = requests
         self._writer = writer
         self._rule = rule
         self._last_step = last_step
+        self._validate_every = validate_every
         self._waiting: HandedOver | None = None
 
     def do(self, active: ActiveWorld, progress: TrainingProgress, loss: float, agreement: Agreement | None) -> None:
         """All that is due after an ordinary step, at whose boundary there was this agreement. Raises Ended."""
         phase = None if agreement is None else agreement.phase
-        self._job.on_step(progress.step, loss, active.state, active.world)
+        self._run_hooks(active, progress.step, loss)
         ended = self._ended(progress.step, phase)
         asked = self._requests.take_checkpoint() if phase is BoundaryPhase.CHECKPOINT else 0
         if asked or ended is not None or self._is_due(progress.step):
@@ -120,9 +126,16 @@ class AfterStep:
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             return
-        self._job.on_step(waiting.step, waiting.loss, active.state, active.world)
+        self._run_hooks(active, waiting.step, waiting.loss)
         if waiting.small is not None:
             self._write(active, waiting.small)
+
+    def _run_hooks(self, active: ActiveWorld, step: int, loss: float) -> None:
+        self._job.on_step(step, loss, active.state, active.world)
+        if self._validate_every is not None and step % self._validate_every == 0:
+            before = random_state()
+            self._job.validate(step, active.state, active.world)
+            restore_random_state(before)
 
     def _small(self, active: ActiveWorld, progress: TrainingProgress) -> dict[str, Any]:
         return collect(self._job, active.state, active.live, progress)

@@ -71,11 +71,13 @@ class RankLoop:
         checkpoints: CheckpointPlan | None = None,
         drop_rule: DropRule | None = None,
         stops_at_nonfinite: bool = True,
+        validate_every: int | None = None,
         probe: Probe = lambda point: None,
     ) -> None:
         """`stops_at_nonfinite`: end as FAILED before a step whose loss or gradient norm is not finite is applied.
 
-        Raises ValueError if `drop_rule` is set but the job's steps cannot be dropped."""
+        Raises ValueError if `drop_rule` is set but the job's steps cannot be dropped, or `validate_every` but the job
+        has no validation."""
         if drop_rule is not None:
             drop_rule.check(job)
         self.job = job
@@ -91,7 +93,14 @@ class RankLoop:
         self.progress = TrainingProgress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self.timings = Timings()
         self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed)
-        self.after_step = AfterStep(job, self.requests, self.checkpoints, rule=checkpoints, last_step=last_step)
+        self.after_step = AfterStep(
+            job,
+            self.requests,
+            self.checkpoints,
+            rule=checkpoints,
+            last_step=last_step,
+            validate_every=validate_every,
+        )
         self._reporter = StageReporter(listener)
         self._stage = self._reporter.stage
         self.pending = PendingHandoff(

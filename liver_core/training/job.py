@@ -101,9 +101,22 @@ class TrainingJob(ABC):
         """Take over what `small_state` of the previous world, or of a checkpoint, gave."""
 
     @classmethod
+    def has_validation(cls) -> bool:
+        """Whether this job has a `validate` of its own."""
+        return cls.validate is not TrainingJob.validate
+
+    @classmethod
     def has_parts(cls) -> bool:
         """Whether a step of this job can be done in parts."""
         return cls.step_in_parts is not TrainingJob.step_in_parts
 
     def on_step(self, step: int, loss: float, state: TrainState, world: MegatronWorld) -> None:
         """Hook for logging, called on every rank after each optimizer step, never in the pause of a handoff."""
+
+    def validate(self, step: int, state: TrainState, world: MegatronWorld) -> None:
+        """Evaluate the model after step `step`, as often as the job file says (`validate_every_steps`). Called on every
+        rank between two steps, never in the pause of a handoff.
+
+        Random numbers drawn here do not move the streams of the training. No backward pass, and no change of weights,
+        gradients or optimizer state.
+        """

@@ -49,6 +49,7 @@ class TrialPlan:
     layout: str
     steps: int
     drop_every: int | None
+    validates: bool = False
 
     def new_job(self) -> TrainingJob:
         """The job object, made anew."""
@@ -91,6 +92,7 @@ class JobTrial:
     def _checks(self) -> list[tuple[str, Callable[[], Finding], bool]]:
         """Name, check, and whether the later ones rest on what it finds."""
         parts = [("step in parts", self._step_in_parts, False)] if self.plan.drop_every is not None else []
+        validation = [("validate", self._validation, False)] if self.plan.validates else []
         return [
             ("module", self._import, True),
             ("class", self._construct, True),
@@ -106,6 +108,7 @@ class JobTrial:
             *parts,
             ("replay", self._replay, False),
             ("steps", self._steps, True),
+            *validation,
             ("same seed", self._same_seed, False),
             ("checkpoint", self._checkpoint, False),
             ("on_step", self._hooks, False),
@@ -320,6 +323,19 @@ class JobTrial:
         losses = [step.loss for step in self.steps]
         text = ", ".join(f"{loss:.6f}" for loss in losses)
         return ok(f"losses {text}", losses=losses, norms=[step.norm for step in self.steps])
+
+    def _validation(self) -> Finding:
+        """One validation of the trained model, and what it may not change."""
+        if not self._job.has_validation():
+            return missing(f"validate: {type(self._job).__name__} has none, but the job file has validate_every_steps")
+        world, started = self._world, time.monotonic()
+        before, gradients = world.weights(), world.reduced()
+        self._job.validate(world.progress.step, world.state, world.world)
+        if not torch.equal(before, world.weights()) or not torch.equal(gradients, world.reduced()):
+            return missing(
+                "validate: it changes weights or gradients; evaluate under torch.no_grad(), without backward"
+            )
+        return ok(f"in {time.monotonic() - started:.3f} s, outside of any pause")
 
     def _same_seed(self) -> Finding:
         self._world.close()

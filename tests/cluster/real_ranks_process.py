@@ -66,6 +66,7 @@ class RankSetup:
     drop_every: int | None = None  # micro-batches between two places at which a step can be dropped
     drop_reserve_s: float = 1e6  # so that every deadline is too near
     stops_at_nonfinite: bool = True
+    validate_every: int | None = None
     job: str = "liver_core.training.gpt:GptJob"
     islands: tuple[str, tuple[str, ...]] | None = None  # (prefix, names) of `net_islands`: each node is on its own
 
@@ -144,6 +145,7 @@ def _run_rank(
         checkpoints=rule,
         drop_rule=None if setup.drop_every is None else DropRule(setup.drop_every, setup.drop_reserve_s),
         stops_at_nonfinite=setup.stops_at_nonfinite,
+        validate_every=setup.validate_every,
         probe=recorder.probe,
     )
     recorder.loop = loop

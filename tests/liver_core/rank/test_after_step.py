@@ -43,12 +43,18 @@ def setup_of(corpus: str, folder: Path, **changes: Any) -> RankSetup:
     notes = folder / "notes"
     notes.mkdir()
     arguments = small_gpt(corpus, num_layers=2) | {"notes": str(notes)}
-    settings = {"job": JOB, "global_batch": 4, "hold_at": (HANDED - 1,), "checkpoints": (str(folder), 1, 100)}
+    settings = {
+        "job": JOB,
+        "global_batch": 4,
+        "hold_at": (HANDED - 1,),
+        "validate_every": HANDED,
+        "checkpoints": (str(folder), 1, 100),
+    }
     return RankSetup(arguments, **settings | changes)
 
 
 @pytest.mark.parametrize("rung", [Rung.STOP_AND_COPY, Rung.LIVE])
-def test_the_step_handed_over_has_its_checkpoint_and_its_hook_after_the_pause(corpus: str, tmp_path: Path, rung: Rung):
+def test_the_step_handed_over_has_its_checkpoint_and_its_hooks_after_the_pause(corpus: str, tmp_path: Path, rung: Rung):
     setup = setup_of(corpus, tmp_path, record=True)
     with Cluster(setup) as cluster:
         cluster.launch(WORLDS[0].layout, WORLDS[0].nodes)
@@ -67,12 +73,21 @@ def test_the_step_handed_over_has_its_checkpoint_and_its_hook_after_the_pause(co
     assert written == list(range(1, last + 1))
     assert checkpointed[0] == HANDED
     assert_holds_the_step_handed_over(setup, tmp_path, chain)
-    notes = [note for rank in range(2) for note in notes_of(tmp_path / "notes", 2, rank)]
-    assert sorted(note["step"] for note in notes) == sorted([*range(HANDED, last + 1)] * 2)
-    pause_ends = max(said["first_forward_at_utc"] for said in measures)
-    handed = [note for note in notes if note["step"] == HANDED]
-    assert all(note["at"] >= pause_ends for note in handed)
-    assert {note["loss"] for note in handed} == {chain.losses()[HANDED]}
+    assert_hooks_ran_outside_the_pause(tmp_path, chain, max(said["first_forward_at_utc"] for said in measures))
+
+
+def assert_hooks_ran_outside_the_pause(folder: Path, chain: Any, pause_ends: float) -> None:
+    last = chain.steps[-1][1]
+    for rank in range(2):
+        notes = notes_of(folder / "notes", 2, rank)
+        hooks = {name: [note["step"] for note in notes if note["hook"] == name] for name in ("on_step", "validate")}
+        assert hooks == {"on_step": [*range(HANDED, last + 1)], "validate": [HANDED]}
+        handed = [note for note in notes if note["step"] == HANDED]
+        assert [note["hook"] for note in handed] == ["on_step", "validate"]
+        assert all(note["at"] >= pause_ends for note in handed)
+        assert handed[0]["loss"] == chain.losses()[HANDED]
+        # This job's steps draw nothing, and what its validation draws is put back.
+        assert len({note["stream"] for note in notes if note["hook"] == "on_step"}) == 1
 
 
 def assert_holds_the_step_handed_over(setup: RankSetup, folder: Path, chain: Any) -> None:
@@ -138,3 +153,9 @@ def test_the_work_ends_with_a_checkpoint_when_it_is_done_and_when_it_is_stopped(
     assert (number, 5 < asked < end, at_end) == (1, True, [(end, 0)])
     steps = {int(entry.name.removeprefix("step-")) for entry in tmp_path.glob("step-*")}
     assert steps == {3, asked, end}
+
+
+def test_a_job_file_that_asks_for_a_validation_that_is_not_there_is_refused(corpus: str):
+    setup = RankSetup(small_gpt(corpus, num_layers=2), validate_every=5)
+    with Cluster(setup) as cluster, pytest.raises(AssertionError, match="GptJob has no method validate"):
+        cluster.launch("TP1", "a")

@@ -167,6 +167,14 @@ def test_a_long_hook_is_a_warning(corpus: str):
     assert found["on_step"]["result"] == "warning" and "every step takes that much longer" in found["on_step"]["text"]
 
 
+def test_a_validation_is_tried_where_the_job_file_asks_for_one(corpus: str):
+    assert trial("Validates", corpus, validates=True)["validate"]["result"] == "ok"
+    found = missing(trial("ValidatesWithBackward", corpus, validates=True))
+    assert "validate: it changes weights or gradients" in found["validate"]
+    found = missing(trial("liver_core.training.gpt:GptJob", corpus, validates=True))
+    assert found == {"validate": "validate: GptJob has none, but the job file has validate_every_steps"}
+
+
 def test_a_module_that_does_not_import_is_named_with_its_line(tmp_path: Path, corpus: str):
     (tmp_path / "broken_job.py").write_text("import json\n\nimport no_such_package\n")
     found = trial("broken_job:Job", corpus, workdir=str(tmp_path))

@@ -202,6 +202,16 @@ class SlowHook(GptJob):
         sum(float(torch.ones(100, 100).sum()) for _ in range(20_000))
 
 
+class Validates(GptJob):
+    def validate(self, step: int, state: Any, world: Any) -> None:
+        assert step == 3
+
+
+class ValidatesWithBackward(GptJob):
+    def validate(self, step: int, state: Any, world: Any) -> None:
+        state.model.zero_grad_buffer()
+
+
 class FailsBesideOthers(GptJob):
     def build(self, world: Any) -> TrainState:
         if world.rank == 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Sequence
@@ -22,7 +23,14 @@ class HookedJob(GptJob):
 
     def on_step(self, step: int, loss: float, state: Any, world: Any) -> None:
         rate = state.optimizer.param_groups[0]["lr"]
-        self._note({"hook": "on_step", "step": step, "at": time.time(), "loss": loss, "rate": rate}, world)
+        stream = hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()
+        note = {"hook": "on_step", "step": step, "at": time.time(), "loss": loss, "rate": rate, "stream": stream}
+        self._note(note, world)
+
+    def validate(self, step: int, state: Any, world: Any) -> None:
+        value = torch.rand(1)
+        torch.distributed.all_reduce(value, group=world.everyone)
+        self._note({"hook": "validate", "step": step, "at": time.time()}, world)
 
     def _note(self, note: dict[str, Any], world: Any) -> None:
         with (self._notes / f"{world.generation}-{world.rank}").open("a") as file:
