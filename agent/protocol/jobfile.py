@@ -102,6 +102,9 @@ class ModelShape(JobPart):
     padded_vocab_size: int = Field(ge=1, le=10_000_000, description="Fixed for life; a multiple of every TP size used.")
     seq_length: int = Field(ge=1, le=10_000_000)
     num_experts: int | None = Field(default=None, ge=1, le=10_000)
+    share_embeddings_and_output_weights: bool | None = Field(
+        default=None, description="Tied embeddings, which run with PP1 only."
+    )
 
     @field_validator("num_query_groups", "hidden_size")
     @classmethod

@@ -58,12 +58,12 @@ def _known_fields(location: tuple[int | str, ...]) -> str:
     """For a field that nobody knows: the one that was meant, the section it belongs to, or what is known there."""
     name = str(location[-1])
     section = _model_at(location[:-1]) or JobFile
-    near = difflib.get_close_matches(name.lower(), section.model_fields, n=1)
-    if near:
-        return f"; did you mean {near[0]}?"
     elsewhere = [".".join(place) for place, model in _sections() if name in model.model_fields and model is not section]
     if elsewhere:
         return f" here; it belongs {'under ' + ' or '.join(elsewhere) if elsewhere != [''] else 'to the top level'}"
+    near = difflib.get_close_matches(name.lower(), section.model_fields, n=1)
+    if near:
+        return f"; did you mean {near[0]}?"
     return f"; known here: {', '.join(section.model_fields)}"
 
 

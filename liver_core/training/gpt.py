@@ -39,6 +39,7 @@ class GptArguments(BaseModel):
     padded_vocab_size: int = Field(
         264, ge=1, description="fixed for the job's life; a multiple of every TP size it may use"
     )
+    share_embeddings_and_output_weights: bool = Field(False, description="tied embeddings; with PP1 only")
     precision: str = Field("fp32", pattern="^(fp32|bf16)$")
     lr: float = Field(1e-3, gt=0)
     min_lr: float = Field(1e-4, ge=0)
@@ -100,6 +101,8 @@ class GptJob(MegatronJob):
         for name, value, axis, size in divisible:
             if value % size:
                 raise ValueError(f"{name}: {value} is not a multiple of {axis} {size} (layout {layout})")
+        if self.args.share_embeddings_and_output_weights and layout.pp > 1:
+            raise ValueError(f"share_embeddings_and_output_weights: tied embeddings run with PP1 only, not in {layout}")
         if layout.cp != 1 or layout.vpp != 1 or layout.ep != 1:
             raise ValueError(f"layout: {layout} uses CP, VPP or EP, which the reference job does not support yet")
 
@@ -114,7 +117,7 @@ class GptJob(MegatronJob):
             max_sequence_length=self.args.seq_length,
             pre_process=stage == 0,
             post_process=stage == stages - 1,
-            share_embeddings_and_output_weights=False,
+            share_embeddings_and_output_weights=self.args.share_embeddings_and_output_weights,
             position_embedding_type="rope",
             pg_collection=world.collection,
         )

@@ -14,6 +14,14 @@ TENSOR_PARALLEL_MAX = 64
 CANDIDATES_MAX = 4_096
 FURTHER_AXES = ("cp", "ep", "etp", "vpp")
 """Megatron has these as well; no job of this version can run on them."""
+FURTHER_SIZES = {
+    "context_parallel_size": "CP",
+    "virtual_pipeline_model_parallel_size": "VPP",
+    "expert_model_parallel_size": "EP",
+    "expert_tensor_parallel_size": "ETP",
+}
+"""Megatron's names of these, which a job file may have under `args`."""
+TIED = "share_embeddings_and_output_weights"
 
 
 def violations(job: JobFile, layout: ParallelLayout) -> tuple[Violation, ...]:
@@ -21,6 +29,9 @@ def violations(job: JobFile, layout: ParallelLayout) -> tuple[Violation, ...]:
     if further := [f"{axis.upper()}{size}" for axis in FURTHER_AXES if (size := getattr(layout, axis)) > 1]:
         return (Violation(f"layout with {', '.join(further)}", "this version runs TP, PP and DP only"),)
     model = job.model
+    tied = job.job_args().get(TIED, False)
+    if tied and layout.pp > 1:
+        return (Violation(_place(job, TIED), f"tied embeddings run with PP1 only, layout {layout} has PP{layout.pp}"),)
     checks = (
         ("model.num_layers", model.num_layers, layout.pp, "PP"),
         ("model.num_attention_heads", model.num_attention_heads, layout.tp, "TP"),
@@ -37,10 +48,11 @@ def violations(job: JobFile, layout: ParallelLayout) -> tuple[Violation, ...]:
 
 
 def rule_violations(job: JobFile) -> tuple[Violation, ...]:
-    """The rules that the layouts named in the job file break. A job with any is rejected."""
+    """What no layout of this version supports, and the rules that the layouts named in the job file break. A job with
+    any is rejected."""
     named = [(f"layouts.allowed.{i}", text, None) for i, text in enumerate(job.layouts.allowed)]
     named += [(f"layouts.pinned.{i}.layout", pin.layout, pin.nodes) for i, pin in enumerate(job.layouts.pinned)]
-    found: list[Violation] = []
+    found = _unsupported(job)
     for field, text, nodes in named:
         layout = parse_layout(text)
         found += [Violation(field, f"{item.field}: {item.rule}") for item in violations(job, layout)]
@@ -49,6 +61,25 @@ def rule_violations(job: JobFile) -> tuple[Violation, ...]:
         if nodes is not None and layout.world_size < nodes:
             found.append(Violation(field, f"{layout} has {layout.world_size} ranks, too few to use {nodes} nodes"))
     return tuple(found)
+
+
+def _unsupported(job: JobFile) -> list[Violation]:
+    """Fields that ask for what this version has not, whatever the layout."""
+    args, found = job.job_args(), []
+    if args.get("num_experts") is not None:
+        found.append(Violation(_place(job, "num_experts"), "this version runs dense models only; leave it out"))
+    for name, axis in FURTHER_SIZES.items():
+        size = job.args.get(name)
+        if isinstance(size, int) and size > 1:
+            found.append(
+                Violation(f"args.{name}", f"{axis}{size} is not supported: this version runs TP, PP and DP only")
+            )
+    return found
+
+
+def _place(job: JobFile, name: str) -> str:
+    """Where the job file sets this argument: `args` wins over `model`."""
+    return f"args.{name}" if name in job.args else f"model.{name}"
 
 
 def candidates(job: JobFile, *, nodes: int, slots: int, history: tuple[LayoutUse, ...]) -> tuple[ParallelLayout, ...]:

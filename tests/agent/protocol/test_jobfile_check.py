@@ -13,6 +13,7 @@ MISTAKES = [
     ({"layots": {}}, "layots", "is not a known field; did you mean layouts?"),
     ({"stop": {"step": 5}}, "stop.step", "is not a known field; did you mean steps?"),
     ({"num_layers": 4}, "num_layers", "is not a known field here; it belongs under model"),
+    ({"every_steps": 4}, "every_steps", "is not a known field here; it belongs under checkpoint"),
     ({"nodes": {"min": 1, "max": 2, "stop": 1}}, "nodes.stop", "it belongs to the top level"),
     ({"stop": {"after": 5}}, "stop.after", "is not a known field; known here: steps"),
     ({"stop": {}}, "stop.steps", "is required, such as steps: 500"),

@@ -94,6 +94,29 @@ def test_a_job_file_is_accepted_as_yaml_and_as_json(client):
             "layouts.allowed.0",
             "layout with EP2: this version runs TP, PP and DP",
         ),
+        (
+            {"model": JOB["model"] | {"share_embeddings_and_output_weights": True}},
+            "layouts.pinned.0.layout",
+            "model.share_embeddings_and_output_weights: tied embeddings run with PP1 only, layout TP2xPP2xDP1 has PP2",
+        ),
+        (
+            {"args": {"share_embeddings_and_output_weights": True}, "layouts": {"allowed": ["TP2", "PP3"]}},
+            "layouts.allowed.1",
+            "args.share_embeddings_and_output_weights: tied embeddings run with PP1 only",
+        ),
+        ({"model": JOB["model"] | {"num_experts": 8}}, "model.num_experts", "this version runs dense models only"),
+        ({"args": {"num_experts": 8}}, "args.num_experts", "this version runs dense models only"),
+        (
+            {"args": {"context_parallel_size": 2}},
+            "args.context_parallel_size",
+            "CP2 is not supported: this version runs TP, PP and DP only",
+        ),
+        (
+            {"args": {"virtual_pipeline_model_parallel_size": 2}},
+            "args.virtual_pipeline_model_parallel_size",
+            "VPP2 is not supported",
+        ),
+        ({"layouts": {"allowed": ["PP2xVPP2"]}}, "layouts.allowed.0", "layout with VPP2: this version runs TP,"),
         ({"layouts": {"allowed": ["TP2", "TP2xCP2"]}}, "layouts.allowed.1", "layout with CP2: this version runs TP,"),
     ],
 )

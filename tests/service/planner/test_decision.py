@@ -51,6 +51,13 @@ def test_a_layout_that_fits_nowhere_suspends_with_the_rule():
     assert decision.reason == "no allowed layout fits 4 nodes with 4 slots"
 
 
+def test_a_job_with_tied_embeddings_is_never_given_a_pipeline():
+    model = JOB["model"] | {"share_embeddings_and_output_weights": True}
+    tied = candidates(job(model=model), nodes=4, slots=4, history=())
+    assert tied and {layout.pp for layout in tied} == {1}
+    assert max(layout.pp for layout in candidates(job(), nodes=4, slots=4, history=())) > 1
+
+
 def test_pinned_layouts_by_count_go_there_and_back_into_another_layout_in_turn():
     job_file = JobFile.model_validate(JOB)
     four = started(PlanInputs(job_file, nodes("a", "b", "c", "d")))

@@ -177,3 +177,12 @@ def test_losses_after_a_handoff_stay_within_what_two_layouts_differ_by(corpus: s
     assert all(ours[step] == old[step] for step in range(1, handed + 1))
     layout_noise = max(abs(old[step] - new[step]) for step in range(1, last + 1))
     assert max(abs(ours[step] - old[step]) for step in range(handed + 1, last + 1)) <= layout_noise
+
+
+def test_tied_embeddings_are_handed_over_without_a_pipeline(corpus: str):
+    setup = RankSetup(small_gpt(corpus, num_layers=2, share_embeddings_and_output_weights=True), record=True)
+    chain = run_chain(setup, (World("TP2", "ab"), World("DP2", "bc")), rung=Rung.LIVE)
+    before, after = chain.state("source", 1), chain.state("target", 2)
+    assert not [name for name in before if "output_layer" in name]
+    assert differences(before, after) == []
+    assert differences(chain.weights("source", 1), chain.weights("target", 2)) == []
