@@ -43,12 +43,19 @@ def _parses(text: str) -> str:
     return text
 
 
+def step_of(folder: str) -> int:
+    """The step of a checkpoint, from the name of its folder."""
+    return int(folder.rstrip("/").rpartition("step-")[2])
+
+
 def _number_as_text(value: object) -> object:
     """`OMP_NUM_THREADS: 1` is a number in YAML and text in an environment. What else is no text stays refused."""
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 LayoutText = Annotated[str, StringConstraints(pattern=LAYOUT_PATTERN, max_length=64), AfterValidator(_parses)]
+START_PATTERN = r"^/(.*/)?step-[0-9]{1,18}/?$"
+StartFolder = Annotated[str, StringConstraints(pattern=START_PATTERN, max_length=4_096)]
 EnvironmentName = Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME, max_length=128)]
 EnvironmentText = Annotated[str, BeforeValidator(_number_as_text)]
 
@@ -216,6 +223,9 @@ class JobFile(JobPart):
     seed: int = Field(default=1234, ge=0, lt=2**31)
     nodes: NodeBounds
     layouts: LayoutRules = Field(default_factory=LayoutRules)
+    start_from: StartFolder | None = Field(
+        default=None, description="A checkpoint of another job that this one continues, a folder step-N."
+    )
     checkpoint: CheckpointRule | None = None
     drop_step: DropStepRule | None = Field(
         default=None, description="Not given: a step is never dropped, and costs nothing more."
@@ -261,6 +271,14 @@ class JobFile(JobPart):
             )
         return value
 
+    @field_validator("stop")
+    @classmethod
+    def _goes_on(cls, value: StopRule, info: ValidationInfo) -> StopRule:
+        start_from = info.data.get("start_from")
+        if start_from is not None and value.steps <= step_of(start_from):
+            raise ValueError(f"steps {value.steps} must be above {step_of(start_from)}, the step of start_from")
+        return value
+
     @field_validator("host_bytes_max")
     @classmethod
     def _needs_a_limit(cls, value: int | None, info: ValidationInfo) -> int | None:
@@ -298,4 +316,5 @@ __all__ = [
     "StopRule",
     "job_file_schema",
     "parse_layout",
+    "step_of",
 ]

@@ -6,7 +6,7 @@ Pure. The value itself is not repeated here, since it may be a secret.
 from collections.abc import Mapping
 from typing import Any
 
-from agent.protocol.jobfile import ENTRYPOINT_PATTERN, ENVIRONMENT_NAME, LAYOUT_PATTERN
+from agent.protocol.jobfile import ENTRYPOINT_PATTERN, ENVIRONMENT_NAME, LAYOUT_PATTERN, START_PATTERN
 from agent.protocol.values import URL_PATTERN
 from liver_core.layout.limits import IDENTIFIER_PATTERN
 
@@ -16,6 +16,7 @@ _OF_PATTERNS = {
     URL_PATTERN: "must begin with http:// or https:// and have no spaces",
     ENTRYPOINT_PATTERN: "must name a class as package.module:Class, such as my_package.training:MyJob",
     ENVIRONMENT_NAME: "the name must be letters, digits and underscores, and not begin with a digit",
+    START_PATTERN: "must be the whole path of a checkpoint, such as /data/checkpoints/first/step-000000500",
     LAYOUT_PATTERN: "must be axes with their sizes, joined by x",
 }
 _OF_TYPES = {

@@ -125,7 +125,7 @@ def checkpoint(context: ContextOf, session: SessionOf, job_id: str) -> JobSummar
 @router.post("/{job_id}/resume", operation_id="resume_job", summary="Continue a job that has ended")
 def resume(context: ContextOf, session: SessionOf, job_id: str, how: ResumeJob) -> JobSummary:
     """From its newest checkpoint, as soon as enough nodes are ready."""
-    newest = queries.newest_checkpoint(session, job_id)
+    newest = queries.newest_checkpoint(session, _job(session, job_id))
     row = resume_job(session, job_id, newest, steps=how.steps, now=context.clock())
     return JobSummary.of(row, queries.active_row(session, row))
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from sqlalchemy import func, or_, select, text
 from sqlalchemy.orm import Session
 
-from agent.protocol.jobfile import JobFile
+from agent.protocol.jobfile import JobFile, step_of
 from liver_core.handoff import RankStage
 from liver_core.layout import Roster, from_json
 from service.db.parsed import Parsed
@@ -84,16 +84,19 @@ def generations(session: Session, job_id: str) -> Sequence[GenerationRow]:
     return session.scalars(statement.limit(LIST_MAX)).all()
 
 
-def newest_checkpoint(session: Session, job_id: str) -> Checkpoint | None:
-    """The checkpoint that a restart uses."""
+def newest_checkpoint(session: Session, job: JobRow) -> Checkpoint | None:
+    """The checkpoint that a start uses: the job's newest, or before it has any the one that it starts from."""
     statement = (
         select(CheckpointRow)
-        .where(CheckpointRow.job_id == job_id)
+        .where(CheckpointRow.job_id == job.job_id)
         .order_by(CheckpointRow.step.desc(), CheckpointRow.finished_at.desc())
         .limit(1)
     )
     row = session.scalars(statement).one_or_none()
-    return Checkpoint(row.path, row.step) if row else None
+    if row is not None:
+        return Checkpoint(row.path, row.step)
+    start_from = job_file_of(job).start_from
+    return Checkpoint(start_from, step_of(start_from)) if start_from is not None else None
 
 
 def steps_of(session: Session, job_id: str, *, after: int, limit: int) -> Sequence[JobStepRow]:
@@ -198,7 +201,7 @@ def _view(
         ahead=_ahead(nodes, job),
         last_step=job.last_step,
         last_step_at=job.last_step_at,
-        checkpoint=newest_checkpoint(session, job.job_id),
+        checkpoint=newest_checkpoint(session, job),
         failed_starts=job.failed_starts,
         saves_at_end=job_file_of(job).checkpoint is not None,
     )

@@ -60,6 +60,12 @@ def test_a_job_file_is_accepted_as_yaml_and_as_json(client):
         ({"extra_bytes_max": 0}, "extra_bytes_max", "greater than or equal to 1"),
         ({"extra_bytes_max": 1, "host_bytes_max": -1}, "host_bytes_max", "greater than or equal to 1"),
         ({"host_bytes_max": 1}, "host_bytes_max", "needs extra_bytes_max"),
+        (
+            {"start_from": "checkpoints/step-5"},
+            "start_from",
+            "must be the whole path of a checkpoint, such as /data/checkpoints/first/step-000000500",
+        ),
+        ({"start_from": "/c/step-000001000"}, "stop", "steps 1000 must be above 1000, the step of start_from"),
         ({"budget_usd": -1}, "budget_usd", "greater than 0"),
         ({"deadline": "tomorrow"}, "deadline", "such as 2030-01-31T12:00:00Z; is 'tomorrow'"),
         ({"layouts": {"allowed": ["TP2 PP2"]}}, "layouts.allowed.0", "is 'TP2 PP2'; did you mean TP2xPP2?"),

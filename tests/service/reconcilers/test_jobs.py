@@ -491,3 +491,22 @@ def test_a_job_that_gets_further_each_time_goes_on(fleet: Fleet):
         crash(fleet, "ValueError: no item 7", step=step)
     assert fleet.job()["state"] == "starting"
     assert len(fleet.job()["generations"]) == 5
+
+
+def test_a_job_may_begin_from_a_checkpoint_of_another_one_and_later_uses_its_own(fleet: Fleet):
+    fleet.add("a", "b", "c", "d")
+    fleet.submit(start_from="/other/step-000000500")
+    for _ in range(4):
+        fleet.round()
+    job = fleet.job()
+    assert (job["state"], job["last_step"] > 500, job["lost_steps"]) == ("running", True, 0)
+    order = fleet.agents["a"].job_order()
+    assert order.source == SourceCheckpoint(path="/other/step-000000500", step=500)
+    crash(fleet, "ValueError: no item 7", step=520)
+    newest = fleet.job()["generations"][-1]
+    assert (newest["checkpoint_step"], newest["lost_steps"]) == (500, 20)
+    for _ in range(3):
+        fleet.round()
+    fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(510),)}})
+    crash(fleet, "ValueError: no item 7", step=530)
+    assert fleet.job()["generations"][-1]["checkpoint_step"] == 510
