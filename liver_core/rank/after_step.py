@@ -96,7 +96,7 @@ class AfterStep:
         self._run_hooks(active, progress.step, loss)
         ended = self._ended(progress.step, phase)
         asked = self._requests.take_checkpoint() if phase is BoundaryPhase.CHECKPOINT else 0
-        if asked or ended is not None or self._is_due(progress.step):
+        if self._rule is not None and (asked or ended is not None or self._rule.is_due(progress.step)):
             self._write(active, self._small(active, progress), asked=asked)
         if ended is not None:
             raise ended
@@ -108,16 +108,14 @@ class AfterStep:
             return Ended(Ending.STOPPED, Reason(self._requests.stored.stop or "stop requested", "training"))
         return None
 
-    def _is_due(self, step: int) -> bool:
-        return self._rule is not None and (self._rule.is_due(step) or self.is_last(step))
-
     def is_last(self, step: int) -> bool:
         """Whether the job is done after this step."""
         return self._last_step is not None and step >= self._last_step
 
     def put_off(self, active: ActiveWorld, progress: TrainingProgress, loss: float) -> None:
         """The step was handed over, and the pause is not over: keep what is due after it for `do_put_off`."""
-        small = self._small(active, progress) if self._is_due(progress.step) else None
+        due = self._rule is not None and (self._rule.is_due(progress.step) or self.is_last(progress.step))
+        small = self._small(active, progress) if due else None
         self._waiting = HandedOver(progress.step, loss, small)
 
     def do_put_off(self, active: ActiveWorld) -> None:
@@ -141,5 +139,5 @@ class AfterStep:
         return collect(self._job, active.state, active.live, progress)
 
     def _write(self, active: ActiveWorld, small: dict[str, Any], *, asked: int = 0) -> None:
-        if self._rule is not None:
-            self._writer.start(active, small, self._rule.path_of(small["step"]), keep=self._rule.keep, asked=asked)
+        assert self._rule is not None
+        self._writer.start(active, small, self._rule.path_of(small["step"]), keep=self._rule.keep, asked=asked)
