@@ -21,6 +21,7 @@ import torch.distributed as dist
 from liver_core.handoff.messages import Rung
 from liver_core.rank import loop
 from liver_core.rank import step_boundary as boundary
+from liver_core.rank.after_step import AfterStep
 from liver_core.rank.pending_handoff import PendingHandoff
 from liver_core.streaming.ring import SourceRing
 from liver_core.training.gpt import GptJob
@@ -29,7 +30,7 @@ from tests.benchmarks.handoff_cluster import LEAD, StampedCluster, limit_s, rank
 from tests.benchmarks.handoff_model import CHANGES, Model
 
 STEPS_AWAY, STEPS_SEEN = 5, 20
-_BOOKKEEPING = ("_maintain", "_advance", "_after_step", "_note_first_forward", "_note_first_step")
+_BOOKKEEPING = ("_maintain", "_advance", "_check_finite", "_do_put_off", "_note_first_forward", "_note_first_step")
 
 
 @dataclass(slots=True)
@@ -77,6 +78,7 @@ def _put_clocks(spent: Spent) -> None:
     module.digest_part = _clocked(module.digest_part, "bookkeeping", spent)
     for name in _BOOKKEEPING:
         setattr(loop.RankLoop, name, _clocked(getattr(loop.RankLoop, name), "bookkeeping", spent))
+    AfterStep.do = _clocked(AfterStep.do, "bookkeeping", spent)
     for name in ("chain", "word", "settle", "stream"):
         setattr(PendingHandoff, name, _clocked(getattr(PendingHandoff, name), "bookkeeping", spent))
     publish, read = SourceRing.publish, NixlTransport.read
