@@ -278,9 +278,10 @@ def _store_finished(intake: Intake) -> None:
         job = intake.jobs.get(fact.job_id)
         # A suspended job has no ranks: this is an old ending of a job that was resumed since.
         over = job is None or job.state in (*ENDED, JobState.SUSPENDED)
-        if job is None or over or fact.generation != job.active_generation:
+        # A generation above the active one was made by a handoff whose last report is still on its way.
+        if job is None or over or fact.generation < (job.active_generation or 0):
             continue
-        _advance(intake, job, generation=fact.generation, step=fact.step)
+        _advance(intake, job, generation=job.active_generation or 0, step=fact.step)
         if fact.failed is not None:
             set_state(job, JobState.FAILED, fact.failed.text, now=intake.now)
         elif job.state == JobState.STOPPING:

@@ -511,3 +511,17 @@ def test_a_job_may_begin_from_a_checkpoint_of_another_one_and_later_uses_its_own
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(510),)}})
     crash(fleet, "ValueError: no item 7", step=530)
     assert fleet.job()["generations"][-1]["checkpoint_step"] == 510
+
+
+def test_a_job_that_ends_with_the_step_of_a_handoff_is_finished_before_the_handoff_is_reported_active(fleet: Fleet):
+    fleet.run()
+    order = fleet.agents["a"].job_order()
+    target = roster(fleet.job_id, 2, ParallelLayout(pp=3), "a", "c", "d")
+    opened = mirror(order.roster, target, fleet.clock(), state=HandoffState.CUTTING_OVER)
+    done = JobFinished(job_id=fleet.job_id, generation=2, step=1000)
+    fleet.round(parts={"a": {"handoffs": (opened,)}, "c": {"finished": (done,)}})
+    job = fleet.job()
+    assert (job["state"], job["last_step"]) == ("finished", 1000)
+    active = opened.model_copy(update={"state": HandoffState.ACTIVE, "mirror_seq": opened.mirror_seq + 1})
+    fleet.agents["a"].sync(handoffs=(active,))
+    assert (fleet.job()["state"], fleet.handoffs()[0]["state"]) == ("finished", "active")
