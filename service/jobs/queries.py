@@ -159,7 +159,8 @@ def situation(session: Session, job: JobRow, *, now: datetime) -> Situation:
         history=_history(session, job.job_id),
     )
     handoff = handoffs.open_handoff(session, job.job_id)
-    view = _view(session, job, inputs, nodes=nodes, noticed=noticed, row=row, handoff=handoff, now=now)
+    restart = _restarting(inputs, nodes, barred)
+    view = _view(session, job, inputs, restart, nodes=nodes, noticed=noticed, row=row, handoff=handoff, now=now)
     return Situation(view, inputs, handoff.handoff_id if handoff else None)
 
 
@@ -167,6 +168,7 @@ def _view(
     session: Session,
     job: JobRow,
     inputs: PlanInputs,
+    restart: PlanInputs,
     *,
     nodes: Sequence[NodeRow],
     noticed: tuple[NoticeRow, ...],
@@ -185,7 +187,7 @@ def _view(
         state_changed_at=job.state_changed_at,
         now=now,
         decision=decide(inputs),
-        restart=decide(_restarting(inputs, nodes)),
+        restart=decide(restart),
         stop_requested=job.stop_requested_at is not None,
         world=inputs.world,
         source=SourceKind(row.source_kind) if row else None,
@@ -216,9 +218,10 @@ def _nodes_for(session: Session, job: JobRow, world: World | None) -> Sequence[N
     return session.scalars(statement).all()
 
 
-def _restarting(inputs: PlanInputs, nodes: Sequence[NodeRow]) -> PlanInputs:
-    """The inputs of a restart: without the present world, of which nothing can be saved, and with ready nodes only."""
-    ready = {n.node_id for n in nodes if n.state == NodeState.READY and not announces_its_end(n.notice_source)}
+def _restarting(inputs: PlanInputs, nodes: Sequence[NodeRow], barred: set[str]) -> PlanInputs:
+    """The inputs of a restart: without the present world, of which nothing can be saved, and with ready nodes only.
+    Every rank is a new one then, so that no `barred` node gets any."""
+    ready = {node.node_id for node in nodes if node.state == NodeState.READY} - barred
     return replace(inputs, world=None, nodes=tuple(node for node in inputs.nodes if node.node_id in ready))
 
 

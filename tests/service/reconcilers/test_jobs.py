@@ -194,6 +194,20 @@ def test_a_drained_node_is_left_stays_empty_and_is_used_again_once_that_is_undon
     assert "b" in fleet.handoffs()[0]["target_nodes"]
 
 
+def test_a_restart_places_no_rank_on_a_drained_member(fleet: Fleet):
+    fleet.run()
+    fleet.client.post("/api/v1/nodes/b/drain", json={"in_s": 0})
+    fleet.clock.advance(11)
+    agent = fleet.agents["a"]
+    for _ in range(2):
+        fleet.round()
+    broken = agent.rank(agent.job_order(), stage=RankStage.FAILED, step=9, reason=Reason("peer was reset", "training"))
+    fleet.round(parts={"a": {"ranks": (broken,), "steps": ()}})
+    fleet.round(trains=False)
+    assert agent.job_order().generation == 2
+    assert agent.roster().node_ids() == ("a", "c", "d")
+
+
 def test_a_drain_that_cannot_be_says_why(fleet: Fleet):
     fleet.add("a")
     fleet.round()
