@@ -316,10 +316,11 @@ def test_of_two_sources_the_one_that_names_the_earlier_end_counts_until_it_is_wi
     async def run() -> None:
         scene = Scene(order)
         await scene.hear(notice("d", 80))
-        await scene.hear(notice("d", 40, source="drain"))
-        assert scene.lead.asked[-1][1]["d"][1] == near(START_S + 35)
-        await scene.hear(withdrawn(notice("d", 40, source="drain")))
-        assert scene.lead.asked[-1][1]["d"][1] == near(START_S + 70)
+        drain = notice("d", 45, seen_s=5, source="drain")
+        await scene.hear(drain)
+        assert scene.lead.asked[-1][1]["d"] == (START_S, near(START_S + 40))
+        await scene.hear(withdrawn(drain))
+        assert scene.lead.asked[-1][1]["d"] == (START_S, near(START_S + 70))
 
     asyncio.run(run())
 

@@ -148,9 +148,19 @@ def test_an_estimate_that_an_agent_makes_anew_after_its_start_is_not_another_not
     restarted = Watched(known=(heard,), now=NOON + timedelta(seconds=500))
     assert restarted.see(Announced((later,)), at_s=500) == []
     assert restarted.over == [], "it is remembered for as long as it is announced"
-    restarted.see(Nothing(), at_s=510)
-    (again,) = restarted.see(Announced((later,)), at_s=520)
-    assert again.deadline_utc == later.deadline_utc, "this one is"
+
+
+def test_an_estimate_is_another_notice_after_a_withdrawal() -> None:
+    def estimate(seconds: float) -> Announced:
+        deadline = NOON + timedelta(seconds=seconds)
+        return Announced((Announcement(NoticeKind.INTERRUPTION, deadline, "TRUE", is_estimate=True),))
+
+    watched = Watched()
+    watched.see(estimate(30))
+    assert watched.see(estimate(40), at_s=10) == []
+    watched.see(Nothing(), at_s=20)
+    (again,) = watched.see(estimate(60), at_s=30)
+    assert again.first_seen_utc == NOON + timedelta(seconds=30)
 
 
 def test_an_agent_that_was_away_withdraws_what_is_not_announced_any_more() -> None:
