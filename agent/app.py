@@ -21,10 +21,10 @@ from agent.notices.aws import AwsImdsSource
 from agent.notices.gcp import GcpMetadataSource
 from agent.notices.source import NoneSource, NoticeSource
 from agent.notices.warning_budget import warning_budget
-from agent.notices.watcher import NoticeWatcher, SourceHealth, SourceState
+from agent.notices.watcher import NoticeWatcher
 from agent.peer.peer_client import PeerClient
 from agent.peer.peer_server import PeerServer, bind, peer_app
-from agent.protocol.sync import NodeInfo, NoticeFact, Provider, SyncOrders, SyncReport
+from agent.protocol.sync import NodeInfo, NoticeFact, Provider, SourceHealth, SourceState, SyncOrders, SyncReport
 from agent.settings import AgentSettings, agent_version
 from agent.supervisor.stores import Stores
 from agent.supervisor.supervisor import Supervisor, SupervisorSettings
@@ -54,7 +54,7 @@ class Agent:
         self._incarnation = 0
         self._incarnation_id = uuid.uuid4()
         self._shipper = LogShipper(settings.run_dir)
-        self._health = SourceHealth("", SourceState.STARTING, "", datetime.now(UTC))
+        self._health: SourceHealth | None = None
 
     def stop(self) -> None:
         """Make `run` return soon."""
@@ -217,7 +217,7 @@ class Agent:
                 agent_incarnation=self._incarnation_id,
                 report_seq=report_seq,
                 issued_utc=datetime.now(UTC),
-                node=info.model_copy(update={"notice_problem": self._notice_problem()}),
+                node=info.model_copy(update={"notice_source": self._health}),
                 notices=self._outbox.notices.batch(report_seq),
                 ranks=self._driver.statuses(),
                 steps=self._outbox.steps.batch(report_seq),
@@ -238,30 +238,34 @@ class Agent:
 
     def _watcher(self, link: ServiceLink) -> NoticeWatcher:
         async def on_fact(fact: NoticeFact) -> None:
+            what = "announces" if fact.withdrawn_utc is None else "has withdrawn"
             _log.warning(
-                "node %s: %s announces %s, deadline %s", fact.node_id, fact.source, fact.kind, fact.deadline_utc
+                "node %s: %s %s %s, deadline %s", fact.node_id, fact.source, what, fact.kind, fact.deadline_utc
             )
             self._driver.take_notice(fact)
 
+        async def on_over(fact: NoticeFact) -> None:
+            _log.info("node %s: the %s that %s announced is over", fact.node_id, fact.kind, fact.source)
+            self._driver.forget_notice(fact)
+
         async def on_health(health: SourceHealth) -> None:
             level = logging.INFO if health.state is SourceState.WATCHING else logging.WARNING
-            _log.log(
-                level,
-                "notice source %s is %s%s",
-                health.source,
-                health.state,
-                f": {health.reason}" * bool(health.reason),
-            )
+            reason = f": {health.reason}" * bool(health.reason)
+            _log.log(level, "notice source %s is %s%s", health.source, health.state, reason)
             self._health = health
             link.sync_soon()
 
-        return NoticeWatcher(
+        watcher = NoticeWatcher(
             notice_source(self._settings),
             node_id=self._settings.node_id,
+            known=self._driver.own_notices(),
             on_fact=on_fact,
+            on_over=on_over,
             on_health=on_health,
             now=lambda: datetime.now(UTC),
         )
+        self._health = watcher.health
+        return watcher
 
     # Callbacks of the parts.
 
@@ -280,14 +284,6 @@ class Agent:
     def _take_fatal(self, error: Exception) -> None:
         self._fatal = error
         self._stopping.set()
-
-    def _notice_problem(self) -> str:
-        if self._health.state is not SourceState.UNKNOWN:
-            return ""
-        return (
-            f"{self._health.source} has been unreadable since {self._health.since_utc:%H:%M:%S} UTC: "
-            f"{self._health.reason}"
-        )[:500]
 
     def _peer_status(self, job_id: str) -> dict:
         job = self._driver.jobs.get(job_id)

@@ -37,7 +37,7 @@ class Table(StrEnum):
     STORE = "store"  # job/generation: pid, start time, socket and address of a store child
     ZYGOTE = "zygote"  # "zygote": pid, start time and socket
     ORDERS = "orders"  # job: the last JobOrder, so that peers and standing plans outlive the service
-    NOTICE = "notice"  # node/kind: notices heard here or told by a peer
+    NOTICE = "notice"  # node/kind/source: what is known of a notice that this node heard of itself
 
 
 class JournalError(Exception):

@@ -9,9 +9,10 @@ from agent.driver.node_context import Node
 from agent.journal import Table
 from agent.link.log_shipper import LogFile
 from agent.peer.peer_server import PeerRefused
+from agent.protocol.notice_life import Notices, key_of
 from agent.protocol.peer import Envelope
 from agent.protocol.rank import RankEvent
-from agent.protocol.sync import NoticeFact, NoticeKind, RankStatus, StoreHosted, SyncOrders
+from agent.protocol.sync import NoticeFact, RankStatus, StoreHosted, SyncOrders
 from agent.supervisor.records import RankState, SlotKey, StoreKey
 from liver_core.handoff import Reason
 
@@ -27,7 +28,7 @@ class Driver:
         self._on_fatal = on_fatal
         self._node: Node | None = None
         self._ended_logs: deque[LogFile] = deque(maxlen=ENDED_LOGS_MAX)
-        self._notices: dict[tuple[str, NoticeKind], NoticeFact] = {}
+        self._notices = Notices()
 
     @property
     def node(self) -> Node:
@@ -39,9 +40,12 @@ class Driver:
         """Take the node, and everything the journal knows."""
         self._node = node
         journal = node.journal
-        for _, data in journal.items(Table.NOTICE):
+        for key, data in journal.items(Table.NOTICE):
             fact = NoticeFact.model_validate(data, strict=False)
-            self._notices[(fact.node_id, fact.kind)] = fact
+            if key != _notice_record(fact):  # As earlier agents named it.
+                journal.put(Table.NOTICE, _notice_record(fact), data)
+                journal.delete(Table.NOTICE, key)
+            self._notices.take(fact)
             node.outbox.put_notice(fact)
         known = [key for key, _ in journal.items(Table.ORDERS)]
         known += [SlotKey.parse(key).job_id for key, _ in journal.items(Table.PARTICIPANT)]
@@ -97,14 +101,22 @@ class Driver:
                 self._forget(job_id)
 
     def take_notice(self, fact: NoticeFact) -> None:
-        """A source of this node heard something; it is journalled, told to the service, and to every job here."""
-        self._notices[(fact.node_id, fact.kind)] = fact
-        key = f"{fact.node_id}/{fact.kind}"
-        self.node.journal.put(Table.NOTICE, key, fact.model_dump(mode="json"))
+        """A notice of this node is new, nearer or withdrawn; it is journalled and told to the service and every job."""
+        self._notices.take(fact)
+        self.node.journal.put(Table.NOTICE, _notice_record(fact), fact.model_dump(mode="json"))
         self.node.outbox.put_notice(fact)
         for job in self.jobs.values():
             job.take_notice(fact)
         self.node.sync_soon()
+
+    def forget_notice(self, fact: NoticeFact) -> None:
+        """A notice of this node is over. The service ends it at the same moment, by the same rule."""
+        self._notices.drop(key_of(fact))
+        self.node.journal.delete(Table.NOTICE, _notice_record(fact))
+
+    def own_notices(self) -> tuple[NoticeFact, ...]:
+        """What this node has told of itself, as the journal keeps it."""
+        return self._notices.all()
 
     async def take_envelope(self, envelope: Envelope) -> None:
         """A message of a peer. Raises PeerRefused."""
@@ -138,9 +150,9 @@ class Driver:
         if job is None:
             job = self.jobs[job_id] = JobDriver(self.node, job_id, self._on_fatal)
             job.restore()
-            for fact in self._notices.values():
-                job.take_notice(fact)
             job.start()
+            for fact in self._notices.all():
+                job.take_notice(fact)
         return job
 
     def _forget(self, job_id: str) -> None:
@@ -159,3 +171,7 @@ class Driver:
 
 def _log_file(key: SlotKey, state: RankState) -> LogFile:
     return LogFile(state.record.log_path, key.job_id, state.generation, state.rank)
+
+
+def _notice_record(fact: NoticeFact) -> str:
+    return f"{fact.node_id}/{fact.kind}/{fact.source}"

@@ -1,7 +1,7 @@
 """One job on this node: everything that happens to it goes through one queue, in order, and from there to its parts.
 
 The parts: `JobSlots` (participants and ranks), `Lead` (the proposer), `Births` (worlds that the service starts),
-`Rumours` (notices and whose turn it is). Nothing here waits for the service.
+`NoticeResponse` (notices and whose turn it is). Nothing here waits for the service.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from uuid import UUID
 from agent.driver.lead import Lead
 from agent.driver.lifecycle import Births
 from agent.driver.node_context import Node
-from agent.driver.notice_response import Rumours
+from agent.driver.notice_response import NoticeResponse
 from agent.driver.participants import JobSlots
 from agent.driver.planning import Pulse
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
@@ -65,7 +65,7 @@ class JobDriver:
             send_report=self._send_report,
         )
         self.lead = Lead(node, job_id, send_order=self._send_order, post=self.post, pulse=self._pulse)
-        self.rumours = Rumours(node, job_id, self.slots, self.lead)
+        self.notices = NoticeResponse(node, job_id, self.slots, self.lead)
         self.births = Births(node, job_id, self.slots, self._host, self.lead)
         self._lost: dict[int, RankStatus] = {}
         self._finished: set[int] = set()
@@ -93,7 +93,7 @@ class JobDriver:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.lead.close()
-        await self.rumours.close()
+        await self.notices.close()
         await self._host.close()
 
     def forget(self) -> None:
@@ -127,7 +127,7 @@ class JobDriver:
 
     def take_notice(self, fact: NoticeFact, *, asked_to_lead: bool = False) -> None:
         """A node will go; `asked_to_lead` when a peer says so because it is this node's turn."""
-        self.post(lambda: self.rumours.take(fact, asked_to_lead=asked_to_lead))
+        self.post(lambda: self._take_notice(fact, asked_to_lead=asked_to_lead))
 
     def take_envelope(self, envelope: Envelope) -> None:
         """A message of another agent of the job. Raises PeerRefused naming field and rule."""
@@ -212,7 +212,7 @@ class JobDriver:
         if self.order is not None:
             await self.births.consider(self.order, self._lost)
             if self.order.desired is DesiredState.RUN:
-                await self.rumours.consider(self.order)
+                await self.notices.consider(self.order)
             await self._tidy_stores(self.order)
 
     async def _take_orders(self, order: JobOrder) -> None:
@@ -221,14 +221,20 @@ class JobDriver:
             data = order.model_dump(mode="json", by_alias=True)
             await asyncio.to_thread(self._node.journal.put, Table.ORDERS, self.job_id, data)
         for fact in order.notices:
-            await self.rumours.take(fact, asked_to_lead=False)
+            self.notices.take(fact, asked_to_lead=False)
         if order.generation is not None:
             self._lost = {slot: lost for slot, lost in self._lost.items() if lost.generation >= order.generation}
         await self.births.consider(order, self._lost)
         if order.desired is DesiredState.RUN:
-            await self.rumours.consider(order)
+            await self.notices.consider(order)
         else:
             self._lost.clear()
+
+    async def _take_notice(self, fact: NoticeFact, *, asked_to_lead: bool) -> None:
+        """Answered as soon as it is heard: of a short notice every tenth of a second counts."""
+        self.notices.take(fact, asked_to_lead=asked_to_lead)
+        if self.order is not None and self.order.desired is DesiredState.RUN:
+            await self.notices.consider(self.order)
 
     def _work_of(self, envelope: Envelope) -> Work:
         match envelope.body:
@@ -241,7 +247,7 @@ class JobDriver:
             case ReportBody(report=report, measured=measured):
                 return lambda: self.lead.take_report(report, measured)
             case NoticeBody(notice=fact):
-                return lambda: self.rumours.take(fact, asked_to_lead=True)
+                return lambda: self._take_notice(fact, asked_to_lead=True)
 
     async def _take_order(self, slot: int, order: Order) -> None:
         await self.slots.take_order(slot, order)

@@ -25,6 +25,7 @@ from agent.driver.planning import (
 )
 from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, from_mirror, learned_from
 from agent.journal import Table
+from agent.protocol.notice_life import is_open
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder
 from agent.protocol.values import HandoffCause, HandoffState, utc
@@ -107,6 +108,7 @@ class Lead:
         self._retry_at = float("-inf")
         self._recent: dict[str, Progress] = {}
         self._learned = Learned()
+        self._barred: frozenset[str] = frozenset()
 
     def restore(self) -> None:
         """What the journal kept: the proposer's record, and the mirrors, which are sent again."""
@@ -150,9 +152,12 @@ class Lead:
         ended = {ended.handoff_id for ended in self._proposer.record.ended}
         return handoff_id == self.open_id or handoff_id in ended
 
-    async def answer_loss(self, order: JobOrder, active: Roster, leaving: Leaving) -> None:
-        """Nodes will go: open a handoff without them, or amend or end the open one that does not answer all of them."""
-        nodes = frozenset(leaving)
+    async def answer_loss(
+        self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: frozenset[str] = frozenset()
+    ) -> None:
+        """Nodes will go: open a handoff without them, or amend or end the open one that does not answer all of them.
+        `barred`: nodes that no plan may take."""
+        nodes, self._barred = frozenset(leaving), barred
         if self._opening is not None or self._node.now() < self._retry_at:
             return
         if self._proposer.state is not ProposerState.IDLE:
@@ -172,9 +177,8 @@ class Lead:
         deadline = now + HANDOFF_DEADLINE_S
         notice_at = None
         if wanted.leaving or wanted.deadline_utc is not None:
-            notices = {fact.node_id: fact for fact in order.notices}
-            heard = [notices[name].first_seen_utc.timestamp() for name in wanted.leaving if name in notices]
-            notice_at = min(heard, default=wanted.proposed_utc.timestamp())
+            heard = [fact for fact in order.notices if fact.node_id in wanted.leaving and is_open(fact, utc(now))]
+            notice_at = min((fact.first_seen_utc for fact in heard), default=wanted.proposed_utc).timestamp()
             if wanted.deadline_utc is not None:
                 deadline = self._node.budget.safe_by_utc(utc(notice_at), wanted.deadline_utc).timestamp()
         leaving = frozenset(wanted.leaving)
@@ -236,7 +240,8 @@ class Lead:
         if self._no_plan_since is None:
             self._no_plan_since = now
         waited_s = now - self._no_plan_since
-        plan = plan_loss(order, active, nodes, waited_s=waited_s, service_is_there=self._node.service_is_there())
+        is_there, barred = self._node.service_is_there(), self._barred
+        plan = plan_loss(order, active, nodes, waited_s=waited_s, service_is_there=is_there, barred=barred)
         if not isinstance(plan, Plan):
             self._say(plan.reason)
             return plan

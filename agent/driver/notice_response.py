@@ -7,52 +7,61 @@ nothing comes of it. The service learns of it in parallel, through sync.
 import asyncio
 import logging
 
-from agent.driver.lead import Lead
+from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
 from agent.driver.participants import JobSlots
 from agent.driver.planning import lead_candidates
 from agent.peer.peer_client import PeerUnreachable
+from agent.protocol.notice_life import TAKES_THE_NODE, Notices, moves_jobs
 from agent.protocol.peer import NoticeBody
-from agent.protocol.sync import JobOrder, NoticeFact, NoticeKind
+from agent.protocol.sync import HandoffOrder, JobOrder, NoticeFact
+from agent.protocol.values import HandoffCause, utc
 from liver_core.layout import Roster
 
 FORWARD_AGAIN_S, FORWARD_PATIENCE_S = 2.0, 5.0
 """How soon a notice is forwarded again, and how long one candidate is given to make something of it."""
 LEAD_TURN_S = 3.0
-KNOWN_MAX = 10_000
 TOLD_MAX = 64
+WITHDRAWAL_ATTEMPTS = 3
 _log = logging.getLogger(__name__)
 
 
-class Rumours:
-    """Of one job."""
+class NoticeResponse:
+    """Of one job. Which notices count, and until when, is decided in `agent.protocol.notice_life`."""
 
     def __init__(self, node: Node, job_id: str, slots: JobSlots, lead: Lead) -> None:
         self._node = node
         self._job_id = job_id
         self._slots = slots
         self._lead = lead
-        self._notices: dict[str, NoticeFact] = {}
+        self._notices = Notices()
         self._asked_to_lead = False
         self._forwarding: asyncio.Task[None] | None = None
         self._forwarded_at = float("-inf")
         self._skip: dict[str, float] = {}
         self._told: dict[str, float] = {}
+        self._heard_of_us: set[str] = set()
         self._proposed_at: dict[str, float] = {}
 
-    async def take(self, fact: NoticeFact, *, asked_to_lead: bool) -> None:
-        """Remember it; the earliest deadline counts. Advice such as a rebalance recommendation moves nobody."""
-        if fact.kind not in (NoticeKind.INTERRUPTION, NoticeKind.MAINTENANCE):
+    def take(self, fact: NoticeFact, *, asked_to_lead: bool) -> None:
+        """Remember it. `asked_to_lead`: a peer says so because it is this node's turn. Advice moves nobody."""
+        if fact.kind not in TAKES_THE_NODE:
             return
-        self._asked_to_lead = self._asked_to_lead or asked_to_lead
-        known = self._notices.get(fact.node_id)
-        if known is None or _is_earlier(fact, known):
-            if known is None and len(self._notices) < KNOWN_MAX:
-                _log.info("job %s: %s will go, heard by %s", self._job_id, fact.node_id, fact.source)
-            self._notices[fact.node_id] = fact
+        self._asked_to_lead = self._asked_to_lead or (asked_to_lead and fact.withdrawn_utc is None)
+        notice = self._notices.take(fact)
+        if notice is None:
+            return
+        self._forwarded_at = float("-inf")  # News is told at once.
+        if notice.withdrawn_utc is not None:
+            _log.info("job %s: %s stays, its notice by %s is withdrawn", self._job_id, fact.node_id, fact.source)
+            self._tell_withdrawal(notice)
+        elif moves_jobs(notice, utc(self._node.now())):
+            when = "" if notice.deadline_utc is None else f" at {notice.deadline_utc:%H:%M:%S} UTC"
+            _log.info("job %s: %s will go%s, heard by %s", self._job_id, fact.node_id, when, fact.source)
 
     async def consider(self, order: JobOrder) -> None:
         """What is due now, given what is known. Called after every notice and order, and about twice a second."""
+        self._notices.drop_ended(utc(self._node.now()))
         active = self._slots.active()
         if active is None:
             return
@@ -62,9 +71,8 @@ class Rumours:
             await self._answer(order, active, leaving, candidates)
         if not leaving:
             self._asked_to_lead = False
-        self._forget_served(order, active)
         if order.handoff is not None and order.handoff.parent == active.generation:
-            await self._answer_proposal(order, active, candidates)
+            await self._answer_proposal(order, order.handoff, active, candidates)
 
     async def close(self) -> None:
         """Stop telling others."""
@@ -73,18 +81,18 @@ class Rumours:
             await asyncio.gather(self._forwarding, return_exceptions=True)
 
     async def _answer(
-        self, order: JobOrder, active: Roster, leaving: dict[str, NoticeFact], candidates: tuple[str, ...]
+        self, order: JobOrder, active: Roster, leaving: dict[str, list[NoticeFact]], candidates: tuple[str, ...]
     ) -> None:
         own = self._node.node_id
         if own in candidates and (self._asked_to_lead or candidates[0] == own):
             promised = self._slots.promised_order()
             if promised is not None and promised.proposer_id != own and self._lead.is_idle:
                 return  # Somebody else leads a handoff here; a next one can only follow it.
-            await self._lead.answer_loss(order, active, {name: self._moments(fact) for name, fact in leaving.items()})
+            await self._lead.answer_loss(order, active, self._moments(leaving), barred=self._barred(active))
             return
-        await self._forward(active, leaving, candidates)
+        await self._forward(leaving, candidates)
 
-    async def _forward(self, active: Roster, leaving: dict[str, NoticeFact], candidates: tuple[str, ...]) -> None:
+    async def _forward(self, leaving: dict[str, list[NoticeFact]], candidates: tuple[str, ...]) -> None:
         """Tell the first candidate that answers, again and further down the order while nothing comes of it."""
         now = self._node.now()
         busy = self._forwarding is not None and not self._forwarding.done()
@@ -96,7 +104,8 @@ class Rumours:
         if self._node.node_id not in leaving:
             return  # Who hears of its own end tells it; what the service told, it has told the others too.
         self._forwarded_at = now
-        self._forwarding = asyncio.create_task(self._tell_first(tuple(leaving.values())[:TOLD_MAX], candidates))
+        facts = tuple(fact for found in leaving.values() for fact in found)
+        self._forwarding = asyncio.create_task(self._tell_first(facts[:TOLD_MAX], candidates))
 
     async def _tell_first(self, facts: tuple[NoticeFact, ...], candidates: tuple[str, ...]) -> None:
         now = self._node.now()
@@ -113,6 +122,7 @@ class Rumours:
                 self._skip[name] = now + FORWARD_PATIENCE_S
                 continue
             self._told.setdefault(name, now)
+            self._heard_of_us.add(name)
             return
 
     def _is_worth_telling(self, name: str, now: float) -> bool:
@@ -121,10 +131,27 @@ class Rumours:
             return False
         return now - self._told.get(name, now) <= FORWARD_PATIENCE_S
 
-    async def _answer_proposal(self, order: JobOrder, active: Roster, candidates: tuple[str, ...]) -> None:
-        """The first agent of the order that is up opens it; the others wait their turn."""
-        wanted, own = order.handoff, self._node.node_id
-        if wanted is None or own not in candidates or self._slots.is_bound() or not self._lead.is_idle:
+    def _tell_withdrawal(self, notice: NoticeFact) -> None:
+        """Who was told that this node goes is told that it stays; everybody else hears it from the service."""
+        if notice.node_id != self._node.node_id:
+            return
+        for name in sorted(self._heard_of_us):
+            envelope = self._node.envelope(self._job_id, name, NoticeBody(notice=notice))
+            subject = f"notice/{notice.kind}/{notice.source}"
+            self._node.peers.send_newest(envelope, subject, attempts=WITHDRAWAL_ATTEMPTS)
+        self._heard_of_us.clear()
+        self._told.clear()
+
+    async def _answer_proposal(
+        self, order: JobOrder, wanted: HandoffOrder, active: Roster, candidates: tuple[str, ...]
+    ) -> None:
+        """The first agent of the order that is up opens it; the others wait their turn. A proposal that the notices
+        have overtaken is left alone: the service drops it."""
+        own = self._node.node_id
+        if own not in candidates or self._slots.is_bound() or not self._lead.is_idle:
+            return
+        stays = wanted.cause is HandoffCause.NOTICE and not set(wanted.leaving) & self._leaving(active).keys()
+        if stays or set(wanted.target.node_ids()) & self._barred(active):
             return
         key = str(wanted.handoff_id)
         since = self._proposed_at.setdefault(key, self._node.now())
@@ -134,24 +161,29 @@ class Rumours:
         if self._node.now() - since >= turn * LEAD_TURN_S:
             await self._lead.answer_proposal(order, active, wanted)
 
-    def _leaving(self, active: Roster) -> dict[str, NoticeFact]:
+    def _leaving(self, active: Roster) -> dict[str, list[NoticeFact]]:
+        """The members that will go, each with the notices that say so."""
         members = set(active.node_ids())
-        return {name: fact for name, fact in self._notices.items() if name in members}
+        found: dict[str, list[NoticeFact]] = {}
+        for fact in self._notices.moving(utc(self._node.now())):
+            if fact.node_id in members:
+                found.setdefault(fact.node_id, []).append(fact)
+        return found
 
-    def _moments(self, fact: NoticeFact) -> tuple[float, float]:
-        """When it was heard, and by when the node's state must be elsewhere."""
-        safe_by = self._node.budget.safe_by_utc(fact.first_seen_utc, fact.deadline_utc)
-        return fact.first_seen_utc.timestamp(), safe_by.timestamp()
+    def _barred(self, active: Roster) -> frozenset[str]:
+        """Nodes that must not get a rank which they do not have yet."""
+        return self._notices.barred(utc(self._node.now())) - set(active.node_ids())
 
-    def _forget_served(self, order: JobOrder, active: Roster) -> None:
-        """A notice about a node that is no member any more has been answered; the service may bring it again."""
-        told = {fact.node_id for fact in order.notices}
-        for name in tuple(self._notices):
-            if name not in active.node_ids() and name not in told and name != self._node.node_id:
-                del self._notices[name]
-
-
-def _is_earlier(fact: NoticeFact, known: NoticeFact) -> bool:
-    if fact.deadline_utc is None:
-        return False
-    return known.deadline_utc is None or fact.deadline_utc < known.deadline_utc
+    def _moments(self, leaving: dict[str, list[NoticeFact]]) -> Leaving:
+        """When each was heard first, and by when the node's state must be elsewhere. A node whose time has run out is
+        left behind too, but does not take their time from the others."""
+        now, budget = self._node.now(), self._node.budget
+        found: Leaving = {}
+        for name, facts in leaving.items():
+            heard_at = min(fact.first_seen_utc for fact in facts)
+            safe_by = min(budget.safe_by_utc(fact.first_seen_utc, fact.deadline_utc) for fact in facts)
+            found[name] = (heard_at.timestamp(), safe_by.timestamp())
+        in_time = min((safe_by for _, safe_by in found.values() if safe_by > now), default=None)
+        if in_time is None:
+            return found
+        return {name: (heard, safe_by if safe_by > now else in_time) for name, (heard, safe_by) in found.items()}

@@ -119,11 +119,19 @@ def lead_candidates(order: JobOrder, active: Roster, leaving: Iterable[str]) -> 
 
 
 def plan_loss(
-    order: JobOrder, active: Roster, leaving: frozenset[str], *, waited_s: float, service_is_there: bool
+    order: JobOrder,
+    active: Roster,
+    leaving: frozenset[str],
+    *,
+    waited_s: float,
+    service_is_there: bool,
+    barred: frozenset[str] = frozenset(),
 ) -> Plan | Wait | NoPlan:
-    """The world without these nodes: the standing plan for exactly them, or one made from the layouts by count."""
+    """The world without these nodes: the standing plan for exactly them that takes none of the `barred`, or one made
+    from the layouts by count, which takes no new node."""
     for plan in order.standing_plans:
-        if plan.parent == active.generation and frozenset(plan.leaving) == leaving:
+        takes_barred = plan.target is not None and barred & set(plan.target.node_ids())
+        if plan.parent == active.generation and frozenset(plan.leaving) == leaving and not takes_barred:
             if plan.target is None:
                 return NoPlan(f"standing plan: {plan.reason}")
             target = plan.target

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 from uuid import UUID
 
+from agent.protocol.notice_life import key_of
 from agent.protocol.sync import (
     CHECKPOINTS_PER_REPORT_MAX,
     HANDOFFS_PER_REPORT_MAX,
@@ -93,8 +94,8 @@ class Outbox:
     finished: Queue[JobFinished] = field(default_factory=lambda: Queue("endings", FINISHED_MAX, FINISHED_MAX))
 
     def put_notice(self, fact: NoticeFact) -> None:
-        """One announcement; an earlier deadline replaces a later one."""
-        self.notices.put((fact.node_id, fact.kind), fact)
+        """What is known of one notice; what is known later replaces it."""
+        self.notices.put(key_of(fact), fact)
 
     def put_step(self, row: StepRow) -> None:
         """One step of one generation; a newer row replaces an older one."""

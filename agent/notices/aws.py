@@ -1,7 +1,8 @@
 """AWS instance metadata, version 2 (IMDSv2): a session token, then polling of the spot keys and the rebalance key.
 
 The timing follows AWS's own handler: token for 3600 s, renewed below 15 s, dropped on 401, 2 s timeout, 2 s polling.
-A 404 means no notice; a 5xx, a timeout or unreadable JSON is `Unknown` with its reason, never "no notice".
+A 404 means no notice; a 5xx, a refused token, a timeout or unreadable JSON is `Unknown` with its reason, never "no
+notice".
 """
 
 import json
@@ -10,6 +11,7 @@ from datetime import UTC, datetime
 
 import httpx
 
+from agent.notices.metadata_read import Answer, Unreadable, read
 from agent.notices.source import RAW_CHARS_MAX, Announced, Announcement, Nothing, Observation, Unknown, parse_utc
 from agent.protocol.sync import NoticeKind
 
@@ -22,14 +24,6 @@ ACTION_PATH = "/latest/meta-data/spot/instance-action"
 TERMINATION_PATH = "/latest/meta-data/spot/termination-time"
 REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
 ACTIONS = ("terminate", "stop", "hibernate")
-
-
-class _Unreadable(Exception):
-    """One key could not be read. Does not leave this file."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 class AwsImdsSource:
@@ -60,11 +54,11 @@ class AwsImdsSource:
         """Read all three keys once. If one cannot be read, the announcements of the others are still returned."""
         announcements: list[Announcement] = []
         problems: list[str] = []
-        for read in (self._read_interruption, self._read_rebalance):
+        for read_key in (self._read_interruption, self._read_rebalance):
             try:
-                announcement = await read()
-            except _Unreadable as error:
-                problems.append(error.reason)
+                announcement = await read_key()
+            except Unreadable as error:
+                problems.append(str(error))
                 continue
             if announcement is not None:
                 announcements.append(announcement)
@@ -78,12 +72,12 @@ class AwsImdsSource:
 
     async def _read_interruption(self) -> Announcement | None:
         """Read the action key; if it is absent or unreadable, the older termination key."""
-        unreadable: _Unreadable | None = None
+        unreadable: Unreadable | None = None
         try:
             body = await self._get(ACTION_PATH)
             if body is not None:
                 return _parse_action(body, self._now())
-        except _Unreadable as error:
+        except Unreadable as error:
             unreadable = error
         body = await self._get(TERMINATION_PATH)
         moment = None if body is None else parse_utc(body)
@@ -92,7 +86,7 @@ class AwsImdsSource:
         if unreadable is not None:
             raise unreadable
         if body is not None:
-            raise _Unreadable(f"{TERMINATION_PATH} is not an RFC 3339 time: {body[:80]!r}")
+            raise Unreadable(f"{TERMINATION_PATH} is not an RFC 3339 time: {body[:80]!r}")
         return None
 
     async def _read_rebalance(self) -> Announcement | None:
@@ -101,55 +95,55 @@ class AwsImdsSource:
             return None
         data = _parse_object(REBALANCE_PATH, body)
         if not isinstance(data.get("noticeTime"), str):
-            raise _Unreadable(f"{REBALANCE_PATH}: noticeTime is missing in {body[:80]!r}")
+            raise Unreadable(f"{REBALANCE_PATH}: noticeTime is missing in {body[:80]!r}")
         return Announcement(NoticeKind.REBALANCE, None, _raw(REBALANCE_PATH, body))
 
     async def _get(self, path: str) -> str | None:
-        """The body, or None for 404. A 401 means that the token is stale: drop it and retry once with a new one."""
-        for attempt in (1, 2):
-            response = await self._send("GET", path, {"X-aws-ec2-metadata-token": await self._fresh_token()})
-            if response.status_code == 401 and attempt == 1:
-                self._token = ""
-                continue
-            if response.status_code == 404:
-                return None
-            if response.status_code != 200:
-                raise _Unreadable(f"{path} answered {response.status_code}")
-            return response.text
-        raise AssertionError("the second attempt always returns or raises")
+        """The body, or None for 404. A 401 drops the token; after the first one the key is read again with another."""
+        answer = await self._send_with_token(path)
+        if answer.status == 401:
+            answer = await self._send_with_token(path)
+        if answer.status == 404:
+            return None
+        if answer.status != 200:
+            raise Unreadable(f"{path} answered {answer.status}")
+        return answer.text
+
+    async def _send_with_token(self, path: str) -> Answer:
+        answer = await self._send("GET", path, {"X-aws-ec2-metadata-token": await self._fresh_token()})
+        if answer.status == 401:
+            self._token = ""
+        return answer
 
     async def _fresh_token(self) -> str:
         now = self._monotonic()
         if self._token and self._token_until - now >= TOKEN_RENEW_BELOW_S:
             return self._token
         response = await self._send("PUT", TOKEN_PATH, {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)})
-        if response.status_code != 200 or not response.text:
-            raise _Unreadable(f"PUT {TOKEN_PATH} answered {response.status_code}")
+        if response.status != 200 or not response.text:
+            raise Unreadable(f"PUT {TOKEN_PATH} answered {response.status}")
+        if not response.text.isascii() or not response.text.isprintable():
+            raise Unreadable(f"PUT {TOKEN_PATH} answered what is no token: {response.text[:80]!r}")
         ttl_s = response.headers.get("X-aws-ec2-metadata-token-ttl-seconds", str(TOKEN_TTL_S))
         self._token = response.text
         self._token_until = now + (float(ttl_s) if ttl_s.isdigit() else TOKEN_TTL_S)
         return self._token
 
-    async def _send(self, method: str, path: str, headers: dict[str, str]) -> httpx.Response:
-        try:
-            return await self._client.request(method, self._url + path, headers=headers)
-        except httpx.TimeoutException:
-            raise _Unreadable(f"{method} {path} did not answer in {self._timeout_s:g} s") from None
-        except httpx.HTTPError as error:
-            raise _Unreadable(f"{method} {path} failed: {type(error).__name__}: {error}") from None
+    async def _send(self, method: str, path: str, headers: dict[str, str]) -> Answer:
+        return await read(self._client, method, self._url + path, limit_s=self._timeout_s, headers=headers)
 
 
 def _parse_action(body: str, now: datetime) -> Announcement:
     data = _parse_object(ACTION_PATH, body)
     action, time = data.get("action"), data.get("time")
     if action not in ACTIONS:
-        raise _Unreadable(f"{ACTION_PATH}: action must be one of {', '.join(ACTIONS)}, is {action!r}")
+        raise Unreadable(f"{ACTION_PATH}: action must be one of {', '.join(ACTIONS)}, is {action!r}")
     moment = parse_utc(time) if isinstance(time, str) else None
     if action == "hibernate":
         # EC2 starts hibernating at once, whatever `time` is (EC2 User Guide).
         return Announcement(NoticeKind.INTERRUPTION, now.astimezone(UTC), _raw(ACTION_PATH, body))
     if moment is None:
-        raise _Unreadable(f"{ACTION_PATH}: time must be RFC 3339, is {time!r}")
+        raise Unreadable(f"{ACTION_PATH}: time must be RFC 3339, is {time!r}")
     return Announcement(NoticeKind.INTERRUPTION, moment, _raw(ACTION_PATH, body))
 
 
@@ -157,9 +151,9 @@ def _parse_object(path: str, body: str) -> dict[str, object]:
     try:
         data = json.loads(body)
     except ValueError:
-        raise _Unreadable(f"{path} is not JSON: {body[:80]!r}") from None
+        raise Unreadable(f"{path} is not JSON: {body[:80]!r}") from None
     if not isinstance(data, dict):
-        raise _Unreadable(f"{path} is not a JSON object: {body[:80]!r}")
+        raise Unreadable(f"{path} is not a JSON object: {body[:80]!r}")
     return data
 
 

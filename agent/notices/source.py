@@ -4,21 +4,24 @@ Pure. A timeout or a server error is `Unknown`, never `Nothing`: a node whose no
 """
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Protocol
 
 from agent.protocol.sync import NoticeKind
 
 RAW_CHARS_MAX = 1_000
+_EARLIEST, _LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """One announcement of a source. `deadline_utc` is None if the source names no time."""
+    """One announcement of a source. `deadline_utc` is None if the source names no time. `is_estimate`: the source names
+    none, and it was counted from the first sight."""
 
     kind: NoticeKind
     deadline_utc: datetime | None
     raw: str
+    is_estimate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +84,9 @@ class NoneSource:
 
 
 def parse_utc(text: str) -> datetime | None:
-    """RFC 3339 text as an aware time; None for anything else, also for a time without a zone."""
+    """RFC 3339 text as an aware time; None for anything else, also for a time without a zone or of another century."""
     try:
         moment = datetime.fromisoformat(text.strip())
-    except ValueError:
+        return moment if _EARLIEST < moment < _LATEST else None
+    except (ValueError, TypeError, OverflowError):
         return None
-    return moment if moment.tzinfo is not None else None

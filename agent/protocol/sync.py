@@ -62,7 +62,10 @@ class NoticeKind(StrEnum):
 
 
 class NoticeFact(Message):
-    """One announcement that a node will go, as heard by one source; never edited afterwards."""
+    """What is known of one notice: that a node will go, as heard by one source. `notice_life` says what it means.
+
+    Node, kind, source and `first_seen_utc` name the notice; a nearer deadline and a withdrawal are new facts about it.
+    """
 
     node_id: NodeId
     kind: NoticeKind
@@ -70,6 +73,25 @@ class NoticeFact(Message):
     deadline_utc: Utc | None = Field(description="When the node may vanish; null if the source did not say.")
     first_seen_utc: Utc
     raw: Text = Field(default="", description="The announcement as received, for people.")
+    withdrawn_utc: Utc | None = Field(default=None, description="When its source announced nothing any more.")
+
+
+class SourceState(StrEnum):
+    """Whether a notice source can be read."""
+
+    STARTING = "starting"
+    WATCHING = "watching"
+    UNKNOWN = "unknown"
+
+
+class SourceHealth(Message):
+    """How a node's notice source is doing. While it is unknown, notices may be missed."""
+
+    source: ShortText
+    state: SourceState
+    reason: Text = Field(default="", description="Why it is not watching; empty while it is.")
+    since_utc: Utc = Field(description="Since when it has been in this state.")
+    announces: tuple[NoticeKind, ...] = Field(default=(), max_length=8, description="What it announced when last read.")
 
 
 class NodeInfo(Message):
@@ -82,7 +104,7 @@ class NodeInfo(Message):
     peer_url: Url = Field(description="Where other agents of a job reach this agent.")
     private_address: ShortText = Field(description="Host name or address that ranks and stores of this node bind to.")
     device: ShortText = "cpu"
-    notice_problem: Text = Field(default="", description="Why no notice can be heard now; empty while they can be.")
+    notice_source: SourceHealth | None = Field(default=None, description="How the node learns that it will go.")
 
 
 class RankStatus(Message):
@@ -322,7 +344,9 @@ class JobOrder(Message):
     handoff: HandoffOrder | None = None
     checkpoint_asked: Count = Field(default=0, description="Number of a request not answered yet, 0 without one.")
     saves_at_end: bool = Field(default=False, description="Ranks write a checkpoint before they end: give them time.")
-    notices: tuple[NoticeFact, ...] = Field(default=(), max_length=NODES_MAX, description="Open ones of the members.")
+    notices: tuple[NoticeFact, ...] = Field(
+        default=(), max_length=NODES_MAX, description="Of the members, withdrawn or not, until each is over."
+    )
     reason: Text = ""
 
 

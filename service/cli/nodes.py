@@ -1,13 +1,16 @@
-"""`liver nodes`: list."""
+"""`liver nodes`: list, drain."""
 
+import json
+import re
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
-from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect
+from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect, fail
 from service.cli.columns import Cell, Column, Value
-from service.cli.output import print_json, print_table, since
+from service.cli.output import print_details, print_json, print_table, since
 from service.cli.which import short_jobs
 from service.elapsed import departure
 
@@ -24,6 +27,9 @@ LIST = (
 )
 
 
+_UNITS_S = {"s": 1.0, "min": 60.0, "h": 3_600.0}
+
+
 @app.callback()
 def nodes() -> None:
     """Nodes whose agents have reported."""
@@ -31,7 +37,7 @@ def nodes() -> None:
 
 @app.command("list", epilog="Example: liver nodes list")
 def list_all(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
-    """List nodes with their state, their jobs, and when they must go."""
+    """List nodes with their state, their jobs, when they must go, and whether notices can be heard."""
     found = connect(service_url, token_file).get("/api/v1/nodes")
     if as_json:
         return print_json(found)
@@ -52,8 +58,43 @@ def list_all(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None
     print_table(LIST, rows, empty="no nodes")
 
 
+@app.command(epilog="Example: liver nodes drain node-3 --in 120s")
+def drain(
+    node_id: Annotated[str, typer.Argument(help="Name of the node; see `liver nodes list`.", metavar="NODE")],
+    within: Annotated[str, typer.Option("--in", help="When jobs must have left it: 90s, 5min or 2h.")] = "120s",
+    undo: Annotated[bool, typer.Option("--undo", help="Let jobs use the node again.")] = False,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have jobs leave a node, as if its cloud had announced that it goes. The node stays empty until --undo."""
+    body = b"" if undo else json.dumps({"in_s": _seconds(within)}).encode()
+    path = f"/api/v1/nodes/{quote(node_id, safe='')}/{'undrain' if undo else 'drain'}"
+    node = connect(service_url, token_file).post(path, content=body)
+    if as_json:
+        return print_json(node)
+    state = "drained" if node["drained"] else node["state"]
+    print_details((("node", node["node_id"]), ("state", state), ("notice", _notice(node))))
+
+
+def _seconds(text: str) -> float:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)?", text.strip())
+    if found is None:
+        fail(f"--in: must be a number with s, min or h behind it, such as 120s, is {text!r}", code=2)
+    return float(found[1]) * _UNITS_S[found[2] or "s"]
+
+
 def _notice(node: dict[str, Any]) -> Value:
-    if not node["leaving"]:
+    """When the node goes, or that it is drained; else whether its notice source is being watched."""
+    now, deadline = datetime.now(UTC), node["deadline_at"]
+    if node["drained"] and deadline is not None and datetime.fromisoformat(deadline) < now:
+        return Cell("drained", deadline)
+    if node["leaving"]:
+        return Cell(departure(deadline, now, is_gone=node["state"] == "gone"), deadline or "unknown")
+    health = node["notice_source"]
+    if health is None or node["state"] == "gone":
         return "-"
-    words = departure(node["deadline_at"], datetime.now(UTC), is_gone=node["state"] == "gone")
-    return Cell(words, node["deadline_at"] or "unknown")
+    if health["state"] == "watching":
+        return "watching"
+    at = datetime.fromisoformat(health["since_at"]).astimezone(UTC)
+    return f"{health['state']} since {at:%H:%M:%S} UTC, because {health['reason']}"

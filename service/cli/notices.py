@@ -32,7 +32,7 @@ def list_all(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None
         (
             item["node_id"],
             item["kind"],
-            "open" if item["open"] else "over",
+            item["state"],
             since(item["first_seen_at"]),
             deadline(item["deadline_at"]),
             item["source"],

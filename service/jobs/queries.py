@@ -10,6 +10,7 @@ from sqlalchemy import func, or_, select, text
 from sqlalchemy.orm import Session
 
 from agent.protocol.jobfile import JobFile, step_of
+from agent.protocol.notice_life import bars_ranks, moves_jobs
 from liver_core.handoff import RankStage
 from liver_core.layout import Roster, from_json
 from service.db.parsed import Parsed
@@ -29,9 +30,9 @@ from service.jobs.tables import (
     SourceKind,
 )
 from service.jobs.tables import RankLogRow as LogRow
+from service.nodes.rules import announces_its_end
 from service.nodes.tables import NodeRow, NodeState
-from service.notices.queries import as_notice, open_notices
-from service.notices.rules import takes_node
+from service.notices.queries import as_fact, open_notices
 from service.notices.tables import NoticeRow
 from service.planner.decision import decide
 from service.planner.inputs import LayoutUse, PlanInputs, PlanNode, World
@@ -143,8 +144,12 @@ def situation(session: Session, job: JobRow, *, now: datetime) -> Situation:
     roster = roster_of(row) if row is not None else None
     world = World(roster.generation, roster.layout, roster.members) if roster and has_ranks else None
     nodes = _nodes_for(session, job, world)
-    noticed = open_notices(session, now=now, node_ids=[node.node_id for node in nodes])
-    going = {item.node_id for item in noticed if takes_node(as_notice(item))}
+    still_open = open_notices(session, now=now, node_ids=[node.node_id for node in nodes])
+    noticed = tuple(item for item in still_open if moves_jobs(as_fact(item), now))
+    barred = {item.node_id for item in still_open if bars_ranks(as_fact(item), now)}
+    barred |= {node.node_id for node in nodes if announces_its_end(node.notice_source)}
+    # A member whose notice no longer moves the job keeps its ranks; nobody else gets any there.
+    going = {item.node_id for item in noticed} | (barred - set(world.node_ids() if world else ()))
     spec = job_file_of(job)
     inputs = PlanInputs(
         job=spec,
@@ -158,7 +163,8 @@ def situation(session: Session, job: JobRow, *, now: datetime) -> Situation:
         history=_history(session, job.job_id),
     )
     handoff = handoffs.open_handoff(session, job.job_id)
-    view = _view(session, job, inputs, nodes=nodes, noticed=noticed, row=row, handoff=handoff, now=now)
+    restart = _restarting(inputs, nodes, barred)
+    view = _view(session, job, inputs, restart, nodes=nodes, noticed=noticed, row=row, handoff=handoff, now=now)
     return Situation(view, inputs, handoff.handoff_id if handoff else None)
 
 
@@ -166,6 +172,7 @@ def _view(
     session: Session,
     job: JobRow,
     inputs: PlanInputs,
+    restart: PlanInputs,
     *,
     nodes: Sequence[NodeRow],
     noticed: tuple[NoticeRow, ...],
@@ -184,7 +191,7 @@ def _view(
         state_changed_at=job.state_changed_at,
         now=now,
         decision=decide(inputs),
-        restart=decide(_restarting(inputs, nodes)),
+        restart=decide(restart),
         stop_requested=job.stop_requested_at is not None,
         world=inputs.world,
         source=SourceKind(row.source_kind) if row else None,
@@ -219,9 +226,10 @@ def _nodes_for(session: Session, job: JobRow, world: World | None) -> Sequence[N
     return session.scalars(statement).all()
 
 
-def _restarting(inputs: PlanInputs, nodes: Sequence[NodeRow]) -> PlanInputs:
-    """The inputs of a restart: without the present world, of which nothing can be saved, and with ready nodes only."""
-    ready = {node.node_id for node in nodes if node.state == NodeState.READY}
+def _restarting(inputs: PlanInputs, nodes: Sequence[NodeRow], barred: set[str]) -> PlanInputs:
+    """The inputs of a restart: without the present world, of which nothing can be saved, and with ready nodes only.
+    Every rank is a new one then, so that no `barred` node gets any."""
+    ready = {node.node_id for node in nodes if node.state == NodeState.READY} - barred
     return replace(inputs, world=None, nodes=tuple(node for node in inputs.nodes if node.node_id in ready))
 
 
@@ -245,7 +253,7 @@ def _usable(node: NodeRow, spec: JobFile, world: World | None) -> bool:
 def _leaving(noticed: tuple[NoticeRow, ...], members: set[str]) -> tuple[Leaving, ...]:
     found: dict[str, Leaving] = {}
     for item in noticed:
-        if item.node_id in members and takes_node(as_notice(item)):
+        if item.node_id in members:
             old = found.get(item.node_id)
             deadlines = [at for at in (old.deadline_at if old else None, item.deadline_at) if at is not None]
             noticed_at = old.noticed_at if old else item.recorded_at

@@ -1,4 +1,4 @@
-"""REST of nodes: list, show."""
+"""REST of nodes: list, show, drain."""
 
 from collections import defaultdict
 from typing import Annotated
@@ -10,10 +10,11 @@ from sqlalchemy.orm import Session
 from service.context import PERSON_ONLY, ContextOf, SessionOf
 from service.jobs.tables import JobMemberRow, MemberRole
 from service.nodes.queries import list_nodes
-from service.nodes.schemas import NodeOut
+from service.nodes.schemas import DrainIn, NodeOut
 from service.nodes.tables import NodeRow
-from service.notices.queries import as_notice, open_notices
-from service.notices.rules import earliest_deadline, takes_node
+from service.notices.operations import drain_node, undo_drain
+from service.notices.queries import as_fact, open_notices
+from service.notices.rules import takes_node
 from service.problems import not_found
 
 router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"], dependencies=[PERSON_ONLY])
@@ -36,12 +37,26 @@ def show(context: ContextOf, session: SessionOf, node_id: str) -> NodeOut:
     return describe(context, session, [row])[0]
 
 
+@router.post("/{node_id}/drain", operation_id="drain_node", summary="Have jobs leave a node")
+def drain(context: ContextOf, session: SessionOf, node_id: str, wanted: DrainIn) -> NodeOut:
+    """As if its cloud had announced that it goes. It stays empty until `undrain`."""
+    drain_node(session, node_id, in_s=wanted.in_s, now=context.clock())
+    return show(context, session, node_id)
+
+
+@router.post("/{node_id}/undrain", operation_id="undrain_node", summary="Let jobs use a drained node again")
+def undrain(context: ContextOf, session: SessionOf, node_id: str) -> NodeOut:
+    """A handoff that is open already goes on; the job may grow back afterwards."""
+    undo_drain(session, node_id, now=context.clock())
+    return show(context, session, node_id)
+
+
 def describe(context: ContextOf, session: Session, rows) -> list[NodeOut]:
     """Nodes with their jobs and open notices."""
     noticed = defaultdict(list)
     for item in open_notices(session, now=context.clock(), node_ids=[row.node_id for row in rows]):
-        if takes_node(as_notice(item)):
-            noticed[item.node_id].append(as_notice(item))
+        if takes_node(as_fact(item).kind):
+            noticed[item.node_id].append(as_fact(item))
     jobs = defaultdict(list)
     members = select(JobMemberRow.node_id, JobMemberRow.job_id).where(JobMemberRow.role != MemberRole.SPARE)
     for node_id, job_id in session.execute(members).all():
@@ -50,8 +65,7 @@ def describe(context: ContextOf, session: Session, rows) -> list[NodeOut]:
         NodeOut.of(
             row,
             jobs=jobs[row.node_id],
-            leaving=bool(noticed[row.node_id]),
-            deadline_at=earliest_deadline(tuple(noticed[row.node_id])),
+            notices=noticed[row.node_id],
         )
         for row in rows
     ]

@@ -14,6 +14,7 @@ from service.leases.operations import end_lease
 from service.leases.queries import open_lease
 from service.ledger.operations import Spent, account
 from service.ledger.tables import Cause
+from service.nodes.rules import announces_its_end
 from service.nodes.tables import IncarnationRow, NodeRow, NodeState
 from service.problems import ProblemError
 
@@ -63,12 +64,16 @@ def _remember(session: Session, report: SyncReport, *, now: datetime) -> None:
 
 def store_node(node: NodeRow, report: SyncReport, *, now: datetime) -> bool:
     """Replace the node's previous report. Returns whether anything that plans depend on has changed."""
-    before = (node.state, node.slots, node.pool, node.peer_url)
+    before = _matters(node)
     for name, value in _columns(report, now).items():
         if name != "first_seen_at":
             setattr(node, name, value)
     node.report_seq = report.report_seq
-    return before != (node.state, node.slots, node.pool, node.peer_url)
+    return before != _matters(node)
+
+
+def _matters(node: NodeRow) -> tuple[object, ...]:
+    return node.state, node.slots, node.pool, node.peer_url, announces_its_end(node.notice_source)
 
 
 def mark_gone(session: Session, node: NodeRow, *, reason: str, now: datetime) -> None:
@@ -100,6 +105,7 @@ def _columns(report: SyncReport, now: datetime) -> dict[str, object]:
         "first_seen_at": now,
         "last_seen_at": now,
         "ranks": [rank.model_dump(mode="json") for rank in report.ranks],
+        "notice_source": node.notice_source.model_dump(mode="json") if node.notice_source is not None else None,
     }
 
 

@@ -1,8 +1,11 @@
-"""When a node that sends no reports counts as silent, then as gone. Pure."""
+"""When a node that sends no reports counts as silent, then as gone, and which node gets no rank. Pure."""
 
 from datetime import datetime
+from typing import Any
 
+from agent.protocol.sync import NoticeKind
 from service.nodes.tables import NodeState
+from service.notices.rules import takes_node
 
 
 def state_of(
@@ -17,3 +20,10 @@ def state_of(
     if silence_s >= gone_after_s:
         return NodeState.GONE
     return NodeState.SILENT if silence_s >= silent_after_s else NodeState.READY
+
+
+def announces_its_end(notice_source: dict[str, Any] | None) -> bool:
+    """Whether the node's notice source announces that the node will go. It gets no rank then, also where the notice
+    itself is over because its deadline is long past: what outlived one notice may be taken without another."""
+    announced = (notice_source or {}).get("announces", ())
+    return any(takes_node(NoticeKind(kind)) for kind in announced)

@@ -5,8 +5,40 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from agent.protocol.sync import Provider
+from agent.protocol.notice_life import DRAIN
+from agent.protocol.sync import NoticeFact, NoticeKind, Provider, SourceHealth, SourceState
 from service.nodes.tables import NodeRow, NodeState
+from service.notices.rules import earliest_deadline
+
+DRAIN_S_MAX = 7 * 86_400
+
+
+class NoticeSourceOut(BaseModel):
+    """How the node learns that it will go. While the state is unknown, notices may be missed."""
+
+    source: str
+    state: SourceState
+    reason: str = Field(description="Why it is not watching; empty while it is.")
+    since_at: datetime = Field(description="Since when it has been in this state.")
+    announces: list[NoticeKind] = Field(description="What it announced when it was last read.")
+
+    @classmethod
+    def of(cls, stored: dict[str, Any]) -> "NoticeSourceOut":
+        """From what the agent reported."""
+        health = SourceHealth.model_validate(stored, strict=False)
+        return cls(
+            source=health.source,
+            state=health.state,
+            reason=health.reason,
+            since_at=health.since_utc,
+            announces=list(health.announces),
+        )
+
+
+class DrainIn(BaseModel):
+    """When the node has to be empty."""
+
+    in_s: float = Field(ge=0, le=DRAIN_S_MAX, description="Seconds until jobs must have left the node.")
 
 
 class NodeOut(BaseModel):
@@ -20,6 +52,8 @@ class NodeOut(BaseModel):
     state: NodeState
     leaving: bool = Field(description="An open notice announces that the node will go.")
     deadline_at: datetime | None = Field(description="The earliest deadline of its open notices.")
+    drained: bool = Field(description="A person asked for the node to be empty; it stays so until that is undone.")
+    notice_source: NoticeSourceOut | None
     jobs: list[str]
     peer_url: str
     private_address: str
@@ -29,8 +63,8 @@ class NodeOut(BaseModel):
     ranks: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, row: NodeRow, *, jobs: list[str], leaving: bool, deadline_at: datetime | None) -> "NodeOut":
-        """From its row and its open notices."""
+    def of(cls, row: NodeRow, *, jobs: list[str], notices: list[NoticeFact]) -> "NodeOut":
+        """From its row and its open notices that take it."""
         return cls(
             node_id=row.node_id,
             provider=Provider(row.provider),
@@ -38,8 +72,10 @@ class NodeOut(BaseModel):
             slots=row.slots,
             device=row.device,
             state=NodeState(row.state),
-            leaving=leaving,
-            deadline_at=deadline_at,
+            leaving=bool(notices),
+            deadline_at=earliest_deadline(notices),
+            drained=any(notice.source == DRAIN for notice in notices),
+            notice_source=NoticeSourceOut.of(row.notice_source) if row.notice_source is not None else None,
             jobs=jobs,
             peer_url=row.peer_url,
             private_address=row.private_address,

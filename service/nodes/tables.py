@@ -8,7 +8,7 @@ from sqlalchemy import CheckConstraint, ForeignKey, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
 from agent.protocol.sync import Provider
-from service.db.base import Base, JsonList, one_of
+from service.db.base import Base, Json, JsonList, one_of
 
 
 class NodeState(StrEnum):
@@ -45,6 +45,7 @@ class NodeRow(Base):
     first_seen_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
     ranks: Mapped[JsonList] = mapped_column(default=list)
+    notice_source: Mapped[Json | None] = mapped_column(default=None)
 
 
 class IncarnationRow(Base):

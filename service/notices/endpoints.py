@@ -6,15 +6,17 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
 
+from agent.protocol.notice_life import NoticePhase, phase
 from agent.protocol.sync import NoticeKind
 from service.context import PERSON_ONLY, ContextOf, SessionOf
-from service.notices.queries import open_notices, recent_notices
+from service.notices.queries import as_fact, open_notices, recent_notices
+from service.notices.tables import NoticeRow
 
 router = APIRouter(prefix="/api/v1/notices", tags=["notices"], dependencies=[PERSON_ONLY])
 
 
 class NoticeOut(BaseModel):
-    """One announcement, as an agent reported it."""
+    """What an agent reported of a notice: that it was announced, has come nearer, or is withdrawn."""
 
     notice_id: int
     node_id: str
@@ -24,15 +26,19 @@ class NoticeOut(BaseModel):
     first_seen_at: datetime
     recorded_at: datetime
     raw: str
+    withdrawn_at: datetime | None
     open: bool
+    state: NoticePhase
 
 
 @router.get("", operation_id="list_notices", summary="List notices, newest first")
 def list_all(
     context: ContextOf, session: SessionOf, limit: Annotated[int, Query(ge=1, le=1_000)] = 100
 ) -> list[NoticeOut]:
-    """`open`: the notice still applies to a node that is there."""
-    still_open = {row.notice_id for row in open_notices(session, now=context.clock())}
+    """`open`: this is the newest fact of a notice, and the notice still counts. `state`: heard (jobs leave the node),
+    due (its deadline has passed, the node gets no new rank), withdrawn, or over."""
+    now = context.clock()
+    still_open = {row.notice_id for row in open_notices(session, now=now)}
     return [
         NoticeOut(
             notice_id=row.notice_id,
@@ -43,7 +49,16 @@ def list_all(
             first_seen_at=row.first_seen_at,
             recorded_at=row.recorded_at,
             raw=row.raw,
+            withdrawn_at=row.withdrawn_at,
             open=row.notice_id in still_open,
+            state=_state(row, now, is_open=row.notice_id in still_open),
         )
         for row in recent_notices(session, limit=limit)
     ]
+
+
+def _state(row: NoticeRow, now: datetime, *, is_open: bool) -> NoticePhase:
+    """A fact that a newer one has replaced, or of a node that is gone, is over."""
+    if is_open or row.withdrawn_at is not None:
+        return phase(as_fact(row), now)
+    return NoticePhase.OVER

@@ -1,29 +1,109 @@
-"""Stores the notices that agents report."""
+"""Stores the notices that agents report, and what a person asks for in the same way: to drain a node, to undo it."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from agent.protocol.sync import NoticeFact
+from agent.protocol.notice_life import DRAIN, hear, merge, withdraw
+from agent.protocol.sync import NoticeFact, NoticeKind
+from service.jobs.membership import refresh_members
+from service.jobs.operations import lock_job, touch
+from service.jobs.tables import JobMemberRow
+from service.leases.queries import open_lease
+from service.leases.tables import LeaseRow
+from service.nodes.tables import NodeRow
+from service.notices.queries import as_fact
 from service.notices.tables import NoticeRow
+from service.problems import conflict, not_found
 
 
 def record_notice(session: Session, fact: NoticeFact, *, lease_id: int, now: datetime) -> bool:
-    """Append a notice. False if the lease already has one of the same kind with the same deadline."""
-    inserted = session.execute(
-        insert(NoticeRow)
-        .values(
-            node_id=fact.node_id,
+    """Append what is known of the notice after this fact. False if the fact changes nothing.
+
+    The lease's node is locked, so that no other row comes in between.
+    """
+    newest = _newest(session, lease_id, kind=fact.kind, source=fact.source)
+    known = None if newest is None else as_fact(newest)
+    notice = merge(known, fact)
+    if notice == known:
+        return False
+    is_same = newest is not None and newest.first_seen_at == notice.first_seen_utc
+    session.add(
+        NoticeRow(
+            node_id=notice.node_id,
             lease_id=lease_id,
-            kind=fact.kind.value,
-            source=fact.source,
-            deadline_at=fact.deadline_utc,
-            first_seen_at=fact.first_seen_utc,
-            recorded_at=now,
-            raw=fact.raw,
+            kind=notice.kind.value,
+            source=notice.source,
+            deadline_at=notice.deadline_utc,
+            first_seen_at=notice.first_seen_utc,
+            withdrawn_at=notice.withdrawn_utc,
+            recorded_at=newest.recorded_at if newest is not None and is_same else now,
+            raw=notice.raw,
         )
-        .on_conflict_do_nothing(index_elements=["lease_id", "kind", "deadline_at"])
-        .returning(NoticeRow.notice_id)
-    ).scalar_one_or_none()
-    return inserted is not None
+    )
+    session.flush()
+    return True
+
+
+def drain_node(session: Session, node_id: str, *, in_s: float, now: datetime) -> None:
+    """Have jobs leave the node within `in_s`, and keep it empty until that is undone. Raises 404, or 409 if the node is
+    gone or is drained sooner already."""
+    lease = _lease_of(session, node_id)
+    known = _drain_of(session, lease)
+    said = NoticeFact(
+        node_id=node_id,
+        kind=NoticeKind.MAINTENANCE,
+        source=DRAIN,
+        deadline_utc=now + timedelta(seconds=in_s),
+        first_seen_utc=now,
+        raw=f"asked for, in {in_s:g} s",
+    )
+    fact = hear(known, said)
+    if fact is None:
+        assert known is not None and known.deadline_utc is not None, "a drain names its time"
+        raise conflict(f"node {node_id} is drained already, by {known.deadline_utc:%H:%M:%S} UTC; undo that first")
+    _take(session, lease, fact, now=now)
+
+
+def undo_drain(session: Session, node_id: str, *, now: datetime) -> None:
+    """Let jobs use the node again. Raises 404, or 409 if it is not drained."""
+    lease = _lease_of(session, node_id)
+    known = _drain_of(session, lease)
+    if known is None or known.withdrawn_utc is not None:
+        raise conflict(f"node {node_id} is not drained")
+    _take(session, lease, withdraw(known, now), now=now)
+
+
+def _take(session: Session, lease: LeaseRow, fact: NoticeFact, *, now: datetime) -> None:
+    record_notice(session, fact, lease_id=lease.lease_id, now=now)
+    members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == fact.node_id).order_by(JobMemberRow.job_id)
+    for job_id in session.scalars(members).all():
+        job = lock_job(session, job_id)
+        refresh_members(session, job)
+        touch(session, job, now=now)
+
+
+def _lease_of(session: Session, node_id: str) -> LeaseRow:
+    """The open lease of the node, whose row is locked: no report of it is stored meanwhile."""
+    node = session.scalars(select(NodeRow).where(NodeRow.node_id == node_id).with_for_update(key_share=True))
+    if node.one_or_none() is None:
+        raise not_found("node", node_id)
+    lease = open_lease(session, node_id)
+    if lease is None:
+        raise conflict(f"node {node_id} is gone")
+    return lease
+
+
+def _drain_of(session: Session, lease: LeaseRow) -> NoticeFact | None:
+    newest = _newest(session, lease.lease_id, kind=NoticeKind.MAINTENANCE, source=DRAIN)
+    return None if newest is None else as_fact(newest)
+
+
+def _newest(session: Session, lease_id: int, *, kind: NoticeKind, source: str) -> NoticeRow | None:
+    return session.scalars(
+        select(NoticeRow)
+        .where(NoticeRow.lease_id == lease_id, NoticeRow.kind == kind.value, NoticeRow.source == source)
+        .order_by(NoticeRow.notice_id.desc())
+        .limit(1)
+    ).one_or_none()

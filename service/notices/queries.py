@@ -1,44 +1,73 @@
-"""Reads of notices."""
+"""Reads of notices. The newest row of a node, kind and source says all that is known of its notice."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, aliased
 
-from agent.protocol.sync import NoticeKind
+from agent.protocol.notice_life import DRAIN, is_open
+from agent.protocol.sync import NoticeFact, NoticeKind
 from service.leases.tables import LeaseRow
-from service.notices.rules import GRACE_AFTER_DEADLINE, WITHOUT_DEADLINE_LASTS, Notice, is_open
+from service.notices.rules import horizon
 from service.notices.tables import NoticeRow
 
 LIST_MAX = 1_000
 
 
 def open_notices(session: Session, *, now: datetime, node_ids: Iterable[str] | None = None) -> tuple[NoticeRow, ...]:
-    """Notices that still apply, of the given nodes or of all."""
-    since = horizon(now)
+    """Notices that still count, of the given nodes or of all."""
     statement = (
-        select(NoticeRow)
+        newest_rows()
         .join(LeaseRow, LeaseRow.lease_id == NoticeRow.lease_id)
-        .where(LeaseRow.ended_at.is_(None), (NoticeRow.deadline_at > since) | (NoticeRow.first_seen_at > since))
-        .order_by(NoticeRow.notice_id)
+        .where(LeaseRow.ended_at.is_(None), _may_count(now))
     )
     if node_ids is not None:
         statement = statement.where(NoticeRow.node_id.in_(list(node_ids)))
-    rows = session.scalars(statement).all()
-    return tuple(row for row in rows if is_open(as_notice(row), now=now, lease_open=True))
+    return tuple(row for row in session.scalars(statement) if is_open(as_fact(row), now))
 
 
-def horizon(now: datetime) -> datetime:
-    """A notice whose deadline and first sight are both before this time is not open."""
-    return now - max(GRACE_AFTER_DEADLINE, WITHOUT_DEADLINE_LASTS)
+def known_of_lease(session: Session, lease_id: int, *, now: datetime) -> tuple[NoticeFact, ...]:
+    """What is known of every notice of a lease that may still count."""
+    rows = session.scalars(newest_rows().where(NoticeRow.lease_id == lease_id, _may_count(now)))
+    return tuple(as_fact(row) for row in rows)
+
+
+def newest_rows():
+    """The newest row of each notice: each contains what the ones before it said, see `record_notice`."""
+    newer = aliased(NoticeRow)
+    is_replaced = (
+        select(newer.notice_id)
+        .where(
+            newer.lease_id == NoticeRow.lease_id,
+            newer.kind == NoticeRow.kind,
+            newer.source == NoticeRow.source,
+            newer.notice_id > NoticeRow.notice_id,
+        )
+        .exists()
+    )
+    return select(NoticeRow).where(~is_replaced).order_by(NoticeRow.notice_id)
 
 
 def recent_notices(session: Session, *, limit: int) -> Sequence[NoticeRow]:
-    """The newest notices, open or not."""
+    """The newest facts, of notices that count or not."""
     return session.scalars(select(NoticeRow).order_by(NoticeRow.notice_id.desc()).limit(min(limit, LIST_MAX))).all()
 
 
-def as_notice(row: NoticeRow) -> Notice:
-    """The pure form."""
-    return Notice(row.node_id, NoticeKind(row.kind), row.deadline_at, row.first_seen_at)
+def as_fact(row) -> NoticeFact:
+    """The fact that a row holds, of this table or of a join that names its columns the same."""
+    return NoticeFact(
+        node_id=row.node_id,
+        kind=NoticeKind(row.kind),
+        source=row.source,
+        deadline_utc=row.deadline_at,
+        first_seen_utc=row.first_seen_at,
+        raw=row.raw,
+        withdrawn_utc=row.withdrawn_at,
+    )
+
+
+def _may_count(now: datetime):
+    since = horizon(now)
+    is_drain = (NoticeRow.source == DRAIN) & (NoticeRow.withdrawn_at.is_(None) | (NoticeRow.withdrawn_at > since))
+    return (NoticeRow.deadline_at > since) | (NoticeRow.first_seen_at > since) | is_drain

@@ -1,43 +1,40 @@
-"""When a notice counts. Pure.
+"""What a service makes of notices. Pure. When a notice counts is decided in `agent.protocol.notice_life`.
 
-A notice belongs to one lease of a node. It is open while the lease lasts and its deadline is not long past. A node that
-still reports well after its deadline was not taken (both clouds cancel some), so it may be used again.
+A notice belongs to one lease of a node: the next machine under that name starts without one.
 """
 
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import Iterable
+from datetime import datetime
 
-from agent.protocol.sync import NoticeKind
-
-TAKES_THE_NODE = (NoticeKind.INTERRUPTION, NoticeKind.MAINTENANCE)
-GRACE_AFTER_DEADLINE = timedelta(seconds=180)
-WITHOUT_DEADLINE_LASTS = timedelta(seconds=600)
+from agent.protocol.notice_life import GRACE_AFTER_DEADLINE, TAKES_THE_NODE, WITHOUT_DEADLINE_LASTS, withdraw
+from agent.protocol.sync import NoticeFact, NoticeKind, SourceHealth, SourceState
 
 
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """What the rules need of one notice."""
-
-    node_id: str
-    kind: NoticeKind
-    deadline_at: datetime | None
-    first_seen_at: datetime
+def horizon(now: datetime) -> datetime:
+    """A notice whose deadline and first sight are both before this time is over."""
+    return now - max(GRACE_AFTER_DEADLINE, WITHOUT_DEADLINE_LASTS)
 
 
-def is_open(notice: Notice, *, now: datetime, lease_open: bool) -> bool:
-    """Whether the notice still applies to the node."""
-    if not lease_open:
-        return False
-    if notice.deadline_at is None:
-        return now < notice.first_seen_at + WITHOUT_DEADLINE_LASTS
-    return now < notice.deadline_at + GRACE_AFTER_DEADLINE
+def takes_node(kind: NoticeKind) -> bool:
+    """Whether such a notice announces a loss; the other kinds are advice."""
+    return kind in TAKES_THE_NODE
 
 
-def takes_node(notice: Notice) -> bool:
-    """Whether the notice announces a loss; the other kinds are advice."""
-    return notice.kind in TAKES_THE_NODE
-
-
-def earliest_deadline(notices: tuple[Notice, ...]) -> datetime | None:
+def earliest_deadline(notices: Iterable[NoticeFact]) -> datetime | None:
     """The earliest deadline of the notices; None if no notice names one."""
-    return min((notice.deadline_at for notice in notices if notice.deadline_at is not None), default=None)
+    return min((notice.deadline_utc for notice in notices if notice.deadline_utc is not None), default=None)
+
+
+def withdrawn_by(source: SourceHealth, known: Iterable[NoticeFact], now: datetime) -> tuple[NoticeFact, ...]:
+    """The facts that follow when a source is read and does not announce what is `known` of it.
+
+    An agent that has lost its journal, or a new machine under the node's name, does not withdraw a notice of which it
+    never knew.
+    """
+    if source.state is not SourceState.WATCHING:
+        return ()
+    return tuple(
+        withdraw(notice, now)
+        for notice in known
+        if notice.source == source.source and notice.kind not in source.announces and notice.withdrawn_utc is None
+    )

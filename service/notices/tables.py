@@ -1,8 +1,8 @@
-"""Notices, only ever appended. The same announcement reported twice is one row; a changed deadline is a new row."""
+"""Notices, only ever appended: a nearer deadline or a withdrawal is a new row. The same fact reported twice is one."""
 
 from datetime import datetime
 
-from sqlalchemy import ForeignKey, Identity, UniqueConstraint
+from sqlalchemy import ForeignKey, Identity, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from agent.protocol.sync import NoticeKind
@@ -10,12 +10,25 @@ from service.db.base import Base, one_of
 
 
 class NoticeRow(Base):
-    """One announcement about one life of one node. Whether it is still open is derived, never stored."""
+    """What became known of a notice about one life of one node. Whether it still counts is derived, never stored.
+
+    `first_seen_at` tells a notice from the one before it; `recorded_at` is when the service first heard of it.
+    """
 
     __tablename__ = "notices"
     __table_args__ = (
         one_of("kind", NoticeKind),
-        UniqueConstraint("lease_id", "kind", "deadline_at", postgresql_nulls_not_distinct=True),
+        UniqueConstraint(
+            "lease_id",
+            "kind",
+            "source",
+            "first_seen_at",
+            "deadline_at",
+            "withdrawn_at",
+            name="uq_notices_fact",
+            postgresql_nulls_not_distinct=True,
+        ),
+        Index("ix_notices_newest", "lease_id", "kind", "source", "notice_id"),
     )
 
     notice_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
@@ -25,5 +38,6 @@ class NoticeRow(Base):
     source: Mapped[str]
     deadline_at: Mapped[datetime | None]
     first_seen_at: Mapped[datetime]
+    withdrawn_at: Mapped[datetime | None]
     recorded_at: Mapped[datetime] = mapped_column(index=True)
     raw: Mapped[str]

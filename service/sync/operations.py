@@ -13,7 +13,7 @@ from sqlalchemy import delete, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from agent.protocol.sync import Refusal, StepRow, SyncReport
+from agent.protocol.sync import NoticeFact, Refusal, StepRow, SyncReport
 from liver_core.handoff import RankStage
 from service.db.wake import RECONCILERS, job_topic, notify
 from service.handoffs.operations import mirror_handoff
@@ -28,6 +28,8 @@ from service.ledger.tables import Cause
 from service.nodes.operations import lock_node, store_node
 from service.nodes.tables import NodeRow
 from service.notices.operations import record_notice
+from service.notices.queries import known_of_lease
+from service.notices.rules import withdrawn_by
 from service.problems import ProblemError
 
 # Rows come as one array per column: one statement for any number of rows, compiled and prepared once. Several ranks
@@ -108,13 +110,18 @@ def apply_report(session: Session, report: SyncReport, *, now: datetime) -> Inta
         node.last_seen_at = now
         return intake
     ranks_before = {_standing(rank["job_id"], rank["rank"], rank["stage"]) for rank in node.ranks}
+    source_before = node.notice_source
     is_changed = store_node(node, report, now=now) or reporter.is_new
     info = report.node
     with session.no_autoflush:
         # Neither call reads the changes made so far; those are written at once, below.
         lease = ensure_lease(session, node_id=info.node_id, pool=info.pool, slots=info.slots, now=now)
-        _lock_jobs(intake)
-    _store_notices(intake, lease)
+        notices = report.notices
+        if node.notice_source != source_before and info.notice_source is not None:
+            known = known_of_lease(session, lease.lease_id, now=now)
+            notices += withdrawn_by(info.notice_source, known, now)
+        _lock_jobs(intake, notices)
+    _store_notices(intake, lease, notices)
     _store_handoffs(intake)
     _store_stores(intake)
     with session.no_autoflush:
@@ -131,11 +138,11 @@ def apply_report(session: Session, report: SyncReport, *, now: datetime) -> Inta
     return intake
 
 
-def _lock_jobs(intake: Intake) -> None:
+def _lock_jobs(intake: Intake, notices: tuple[NoticeFact, ...]) -> None:
     """Lock every job that the report concerns, in order of id."""
     report = intake.report
     members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == intake.node.node_id)
-    noticed = set(intake.session.scalars(members)) if report.notices else set()
+    noticed = set(intake.session.scalars(members)) if notices else set()
     parts: tuple[Iterable, ...] = (
         report.handoffs, report.steps, report.checkpoints, report.stores, report.finished, report.ranks, report.logs,
     )  # fmt: skip
@@ -146,8 +153,8 @@ def _lock_jobs(intake: Intake) -> None:
             intake.refuse("jobs", job_id, f"there is no job {job_id!r} here; end its ranks")
 
 
-def _store_notices(intake: Intake, lease: LeaseRow) -> None:
-    for fact in intake.report.notices:
+def _store_notices(intake: Intake, lease: LeaseRow, notices: tuple[NoticeFact, ...]) -> None:
+    for fact in notices:
         if fact.node_id != intake.node.node_id:
             intake.refuse("notices", fact.node_id, f"agent of {intake.node.node_id} may only report its own notices")
             continue

@@ -3,12 +3,11 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Row, select, text
+from sqlalchemy import select, text
 
+from agent.protocol.notice_life import DRAIN, bars_ranks, ends_utc, key_of
 from agent.protocol.sync import (
     DesiredState,
     GenerationSource,
@@ -17,7 +16,6 @@ from agent.protocol.sync import (
     LayoutByCount,
     LayoutForCount,
     NoticeFact,
-    NoticeKind,
     SourceCheckpoint,
     SourceHandoff,
     SourceInit,
@@ -26,6 +24,7 @@ from agent.protocol.sync import (
 )
 from agent.protocol.values import HandoffCause
 from liver_core.handoff import StoreAddress
+from liver_core.layout.limits import NODES_MAX
 from service.db.base import among
 from service.db.parsed import Parsed
 from service.handoffs.queries import open_handoffs, placement_of
@@ -33,8 +32,8 @@ from service.handoffs.tables import HandoffRow
 from service.jobs.queries import LIST_MAX, job_file_of, roster_of
 from service.jobs.tables import GenerationRow, JobRow, JobState, SourceKind
 from service.nodes.tables import NodeState
-from service.notices.queries import horizon
-from service.notices.rules import Notice, is_open, takes_node
+from service.notices.queries import as_fact
+from service.notices.rules import horizon
 from service.sync.operations import Intake
 
 ALL_PLANS_UP_TO_NODES = 64
@@ -53,11 +52,11 @@ _DESIRED = {
 }
 
 _JOBS = select(JobRow).where(among(JobRow.job_id, "job_ids"))
-# One row for each member of a job, and for each notice about it that may be open.
+# One row for each member of a job, and for each notice about it that may count: its newest row says all of it.
 _MEMBERS = text(
     """
     SELECT members.job_id, nodes.node_id, nodes.peer_url, nodes.state, notices.notice_id, notices.kind, notices.source,
-           notices.deadline_at, notices.first_seen_at, notices.raw
+           notices.deadline_at, notices.first_seen_at, notices.withdrawn_at, notices.raw
       FROM (SELECT job_id, node_id FROM job_members
              WHERE job_id IN (SELECT unnest(CAST(:job_ids AS text[]))
                               UNION SELECT job_id FROM job_members WHERE node_id = :node_id)
@@ -65,7 +64,11 @@ _MEMBERS = text(
       JOIN nodes ON nodes.node_id = members.node_id
       LEFT JOIN (notices JOIN leases ON leases.lease_id = notices.lease_id AND leases.ended_at IS NULL)
         ON notices.node_id = nodes.node_id
-       AND (notices.deadline_at > :horizon OR notices.first_seen_at > :horizon)
+       AND (notices.deadline_at > :horizon OR notices.first_seen_at > :horizon
+            OR (notices.source = :drain AND (notices.withdrawn_at IS NULL OR notices.withdrawn_at > :horizon)))
+       AND NOT EXISTS (SELECT FROM notices AS newer WHERE newer.lease_id = notices.lease_id
+                          AND newer.kind = notices.kind AND newer.source = notices.source
+                          AND newer.notice_id > notices.notice_id)
     """
 )
 _PLANS: Parsed[tuple[StandingPlan, ...]] = Parsed(
@@ -79,12 +82,13 @@ _LAYOUTS: Parsed[LayoutByCount] = Parsed(
 
 @dataclass(slots=True)
 class Neighbour:
-    """A node as the orders of its job describe it, with its open notices."""
+    """A node as the orders of its job describe it, with its notices: also withdrawn ones, so that whoever was told of
+    them hears that they do not count any more. What is over is in no order."""
 
     node_id: str
     peer_url: str
     state: str
-    notices: list[Row[Any]] = field(default_factory=list)
+    notices: list[NoticeFact] = field(default_factory=list)
 
 
 _Nodes = dict[str, Neighbour]
@@ -123,14 +127,15 @@ def _members(
         "node_ids": list(node_ids),
         "node_id": node_id,
         "horizon": horizon(intake.now),
+        "drain": DRAIN,
     }
     members: dict[str, _Nodes] = defaultdict(dict)
     for row in intake.session.execute(_MEMBERS, values):
         nodes = members[row.job_id]
         if row.node_id not in nodes:
             nodes[row.node_id] = Neighbour(row.node_id, row.peer_url, row.state)
-        if row.kind is not None and is_open(_notice(row), now=intake.now, lease_open=True):
-            nodes[row.node_id].notices.append(row)
+        if row.kind is not None and intake.now < ends_utc(fact := as_fact(row)):
+            nodes[row.node_id].notices.append(fact)
     return members
 
 
@@ -141,8 +146,8 @@ def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow |
     if unknown:
         # Nodes of the roster that are no longer members of the job still get each other's addresses.
         nodes = nodes | _members(intake, node_ids=unknown).get("", {})
-    noticed = sorted((item for node in nodes.values() for item in node.notices), key=attrgetter("notice_id"))
-    going = {item.node_id for item in noticed if takes_node(_notice(item))}
+    noticed = sorted((item for node in nodes.values() for item in node.notices), key=key_of)
+    going = {item.node_id for item in noticed if bars_ranks(item, intake.now)}
     return JobOrder(
         job_id=job.job_id,
         spec=spec,
@@ -162,7 +167,7 @@ def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow |
         handoff=_handoff_order(handoff) if handoff is not None and handoff.proposer == "service" else None,
         checkpoint_asked=job.checkpoints_asked if job.checkpoints_asked > job.checkpoints_answered else 0,
         saves_at_end=job.state in (JobState.STOPPING, JobState.SUSPENDING) and spec.checkpoint is not None,
-        notices=tuple(_notice_fact(item) for item in noticed),
+        notices=tuple(noticed[:NODES_MAX]),
         reason=job.reason[:2_000],
     )
 
@@ -208,19 +213,4 @@ def _handoff_order(row: HandoffRow) -> HandoffOrder:
         proposed_utc=row.opened_at,
         deadline_utc=row.deadline_at,
         reason=row.reason[:2_000],
-    )
-
-
-def _notice(row: Row[Any]) -> Notice:
-    return Notice(row.node_id, NoticeKind(row.kind), row.deadline_at, row.first_seen_at)
-
-
-def _notice_fact(row: Row[Any]) -> NoticeFact:
-    return NoticeFact(
-        node_id=row.node_id,
-        kind=NoticeKind(row.kind),
-        source=row.source,
-        deadline_utc=row.deadline_at,
-        first_seen_utc=row.first_seen_at,
-        raw=row.raw,
     )

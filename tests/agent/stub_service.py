@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from agent.protocol.jobfile import JobFile
+from agent.protocol.notice_life import Notices
 from agent.protocol.sync import (
     CheckpointFact,
     DesiredState,
@@ -20,9 +21,9 @@ from agent.protocol.sync import (
     JobOrder,
     LayoutByCount,
     LayoutForCount,
-    NoticeFact,
     RankStatus,
     SourceHandoff,
+    SourceHealth,
     SourceInit,
     StandingPlan,
     SyncOrders,
@@ -54,7 +55,7 @@ class StubService:
         self.told = set(members)
         self.spares: tuple[str, ...] = ()  # what standing plans take for who goes
         self.peers: dict[str, str] = {}
-        self.notices: dict[str, NoticeFact] = {}
+        self.notices = Notices()
         self.handoff: HandoffOrder | None = None
         self.mirrors: dict[UUID, HandoffMirror] = {}
         self.ranks: dict[str, tuple[RankStatus, ...]] = {}
@@ -65,7 +66,7 @@ class StubService:
         self.causes: list[Reason] = []  # why a job failed by its own fault
         self.checkpoints: list[CheckpointFact] = []
         self.checkpoint_asked = 0
-        self.notice_problems: dict[str, str] = {}
+        self.notice_sources: dict[str, SourceHealth] = {}
         self.seq = 0
         self._server: ThreadingHTTPServer | None = None
         self._port = 0
@@ -129,10 +130,12 @@ class StubService:
             self.seq += 1
             node_id = report.node.node_id
             self.peers[node_id] = report.node.peer_url
-            self.notice_problems[node_id] = report.node.notice_problem
+            if report.node.notice_source is not None:
+                self.notice_sources[node_id] = report.node.notice_source
             self.ranks[node_id] = report.ranks
             self.failed += [rank for rank in report.ranks if rank.stage == "failed"]
-            self.notices |= {fact.node_id: fact for fact in report.notices}
+            for fact in report.notices:
+                self.notices.take(fact)
             self.finished += [item.step for item in report.finished]
             self.causes += [item.failed for item in report.finished if item.failed is not None]
             self.checkpoints += report.checkpoints
@@ -169,6 +172,10 @@ class StubService:
             self.origin, self.source = mirror.handoff_id, SourceHandoff(handoff_id=mirror.handoff_id)
             self.store, self.store_node = mirror.store, mirror.store_node
 
+    def going(self) -> set[str]:
+        """The nodes that a notice moves jobs from."""
+        return {fact.node_id for fact in self.notices.moving(datetime.now(UTC))}
+
     def order(self) -> JobOrder:
         nodes = self.roster.node_ids()
         return JobOrder(
@@ -184,7 +191,7 @@ class StubService:
             peers=dict(self.peers),
             store_node=self.store_node,
             store=self.store,
-            lead_order=tuple(sorted(nodes, key=lambda name: name in self.notices)),
+            lead_order=tuple(sorted(nodes, key=lambda name: name in self.going())),
             standing_plans=self._standing_plans(),
             layouts_by_count=LayoutByCount(
                 choices=tuple(
@@ -195,13 +202,13 @@ class StubService:
             handoff=self.handoff,
             checkpoint_asked=self.checkpoint_asked,
             saves_at_end=self.spec.checkpoint is not None,
-            notices=tuple(fact for fact in self.notices.values() if fact.node_id in nodes),
+            notices=tuple(fact for fact in self.notices.all() if fact.node_id in nodes),
         )
 
     def _standing_plans(self) -> tuple[StandingPlan, ...]:
         """For the loss of each node beside those that are known to go, as the service makes them."""
         nodes = self.roster.node_ids()
-        going = tuple(name for name in nodes if name in self.notices)
+        going = tuple(name for name in nodes if name in self.going())
         losses = dict.fromkeys(tuple(dict.fromkeys((*going, name))) for name in nodes)
         return tuple(self._standing_plan(frozenset(leaving)) for leaving in losses)
 

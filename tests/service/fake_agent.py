@@ -14,6 +14,8 @@ from agent.protocol.sync import (
     NoticeKind,
     Provider,
     RankStatus,
+    SourceHealth,
+    SourceState,
     StepRow,
     SyncOrders,
     SyncReport,
@@ -61,6 +63,7 @@ class FakeAgent:
     slots: int = 1
     incarnation: UUID = field(default_factory=uuid4)
     seq: int = 0
+    notice_source: SourceHealth | None = None
     orders: SyncOrders | None = None
 
     def report(self, **parts: Any) -> SyncReport:
@@ -77,6 +80,7 @@ class FakeAgent:
                 slots=self.slots,
                 peer_url=f"http://{self.node_id}.test:9000",
                 private_address="127.0.0.1",
+                notice_source=self.notice_source,
             ),
             **parts,
         )
@@ -109,6 +113,12 @@ class FakeAgent:
             source="aws-imds",
             deadline_utc=None if deadline_s is None else now + timedelta(seconds=deadline_s),
             first_seen_utc=now,
+        )
+
+    def watch(self, *announces: NoticeKind, state: SourceState = SourceState.WATCHING, reason: str = "") -> None:
+        """What later reports say of the node's notice source."""
+        self.notice_source = SourceHealth(
+            source="aws-imds", state=state, reason=reason, since_utc=self.clock(), announces=announces
         )
 
     def rank(self, order: JobOrder, *, stage: RankStage = RankStage.TRAINING, step: int = 0, **more: Any) -> RankStatus:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.protocol.sync import DesiredState
+from agent.protocol.sync import DesiredState, SourceState
 from agent.protocol.values import HandoffState
 from agent.supervisor.process import is_alive
 from tests.agent.cluster import Cluster, cluster, identity_of
@@ -153,6 +153,30 @@ def test_a_stopped_job_ends_on_every_node_and_a_finished_one_says_so() -> None:
         assert nodes.wait(lambda: len([loss for loss in nodes.service.steps.values() if loss]) == 60, "all losses")
 
 
+def test_a_node_whose_notice_is_withdrawn_is_used_again_and_its_next_notice_is_heard() -> None:
+    """Its agent is killed in between: what it remembers comes from its journal."""
+    with cluster("a", "b", "c", "d") as nodes:
+        nodes.wait_training(1, FOUR)
+        nodes.announce("d")
+        nodes.wait_handoff(HandoffState.ACTIVE)
+        nodes.wait(lambda: nodes.rank("d") is None, "the end of the leaver")
+        nodes.metadata["d"].instance.change({"do": "clear"})
+        nodes.wait(lambda: not nodes.service.going(), "the withdrawal")
+        nodes.kill_agent("d")
+        nodes.start_agent("d")
+        nodes.service.propose(FOUR)
+        assert nodes.wait_handoff(HandoffState.ACTIVE, 2).target.node_ids() == FOUR
+        nodes.wait_training(3, FOUR)
+        nodes.announce("c")
+        done = nodes.wait_handoff(HandoffState.ACTIVE, 3)
+        assert (done.leaving, done.superseded) == (("c",), False), "d stays"
+        nodes.wait_training(4, ("a", "b", "d"))
+        nodes.announce("d")
+        done = nodes.wait_handoff(HandoffState.ACTIVE, 4)
+        assert (done.leaving, done.generation) == (("d",), 5)
+        assert not nodes.service.handoffs(HandoffState.ABORTED)
+
+
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Cluster]:
     """A job of two nodes; a third one runs an agent."""
@@ -164,10 +188,14 @@ def test_a_metadata_service_that_fails_is_reported_as_unknown(pair: Cluster) -> 
     nodes = pair
     nodes.wait_training(1, ("a", "b"))
     nodes.metadata["a"].instance.change({"do": "mode", "mode": "error"})
-    problem = nodes.wait(lambda: nodes.service.notice_problems["a"], "the problem")
-    assert "answered 500" in problem
+
+    def state() -> SourceState:
+        return nodes.service.notice_sources["a"].state
+
+    nodes.wait(lambda: state() is SourceState.UNKNOWN, "the problem")
+    assert "answered 500" in nodes.service.notice_sources["a"].reason
     nodes.metadata["a"].instance.change({"do": "mode", "mode": "ok"})
-    nodes.wait(lambda: not nodes.service.notice_problems["a"], "the end of the problem")
+    nodes.wait(lambda: state() is SourceState.WATCHING, "the end of the problem")
 
 
 def test_the_service_grows_a_job_to_a_new_node(pair: Cluster) -> None:

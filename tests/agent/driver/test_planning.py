@@ -89,6 +89,17 @@ def test_a_standing_plan_of_another_generation_is_not_used(order: JobOrder) -> N
     assert "made without the service" in found.reason
 
 
+def test_a_standing_plan_that_takes_a_node_which_will_go_is_not_used(tmp_path: Path) -> None:
+    service = StubService(fake_job(tmp_path), FOUR)
+    service.spares = ("e",)
+    where = (service.order(), ACTIVE, frozenset({"b"}))
+    found = plan_loss(*where, waited_s=9.0, service_is_there=True)
+    assert isinstance(found, Plan) and "e" in {member.node_id for member in found.members}
+    found = plan_loss(*where, waited_s=9.0, service_is_there=True, barred=frozenset({"e"}))
+    assert isinstance(found, Plan)
+    assert [member.node_id for member in found.members] == ["a", "c", "d"]
+
+
 def test_too_few_nodes_make_no_plan_and_say_so(order: JobOrder) -> None:
     few = order.model_copy(
         update={"spec": order.spec.model_copy(update={"nodes": order.spec.nodes.model_copy(update={"min": 3})})}

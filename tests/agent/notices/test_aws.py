@@ -4,16 +4,18 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
 
-from agent.notices.aws import AwsImdsSource
+from agent.notices.aws import ACTION_PATH, TERMINATION_PATH, AwsImdsSource
+from agent.notices.metadata_read import BODY_BYTES_MAX
 from agent.notices.source import Announced, Nothing, Observation, Unknown
 from agent.protocol.sync import NoticeKind
 from deploy.local.metadata_server import ImdsServer, Instance, Mode
+from tests.agent.notices.scripted_server import Reply, Scripted, scripted
 
 
 @pytest.fixture
@@ -80,16 +82,66 @@ def test_a_server_that_hangs_is_unknown_after_the_timeout(imds: ImdsServer) -> N
     assert time.monotonic() - started < 5.0
 
 
-def test_a_refused_token_is_dropped_and_asked_for_again(imds: ImdsServer) -> None:
+def test_a_refused_token_is_dropped_and_the_same_observation_hears_with_another(imds: ImdsServer) -> None:
     async def run() -> list[Observation]:
         source = AwsImdsSource(imds.url, monotonic=time.monotonic, now=lambda: datetime.now(UTC))
         first = await source.observe()
         imds.instance.change({"do": "drop_tokens"})
+        imds.instance.change({"do": "interrupt"})
         second = await source.observe()
         await source.close()
         return [first, second]
 
-    assert asyncio.run(run()) == [Nothing(), Nothing()]
+    first, second = asyncio.run(run())
+    assert first == Nothing()
+    assert isinstance(second, Announced) and second.announcements[0].kind is NoticeKind.INTERRUPTION
+
+
+def answered(answer: Callable[[str], Reply], *, timeout_s: float = 2.0) -> tuple[Observation, Scripted]:
+    async def run() -> tuple[Observation, Scripted]:
+        async with scripted(answer) as server:
+            source = AwsImdsSource(
+                server.url, monotonic=time.monotonic, now=lambda: datetime.now(UTC), timeout_s=timeout_s
+            )
+            seen = await source.observe()
+            await source.close()
+            return seen, server
+
+    return asyncio.run(run())
+
+
+def test_a_token_that_is_refused_twice_is_unknown_with_the_reason() -> None:
+    seen, server = answered(lambda asked: Reply(body="token") if asked.startswith("PUT") else Reply(401))
+    assert isinstance(seen, Unknown) and not seen.announcements
+    assert f"{TERMINATION_PATH} answered 401" in seen.reason
+    assert server.asked.count(f"GET {ACTION_PATH}") == 2
+
+
+def test_a_body_that_trickles_ends_at_the_limit_of_the_whole_read() -> None:
+    started = time.monotonic()
+    seen, _ = answered(lambda _: Reply(drips=True), timeout_s=0.3)
+    assert isinstance(seen, Unknown) and "did not answer in 0.3 s" in seen.reason
+    assert time.monotonic() - started < 5.0
+
+
+def test_a_body_that_is_too_long_is_not_read() -> None:
+    seen, server = answered(lambda asked: Reply(body="token") if "PUT" in asked else Reply(flood_bytes=200_000_000))
+    assert isinstance(seen, Unknown) and f"more than {BODY_BYTES_MAX} bytes" in seen.reason
+    assert server.sent_bytes < 100_000_000
+
+
+def test_a_token_that_cannot_stand_in_a_header_is_unknown() -> None:
+    seen, _ = answered(lambda _: Reply(body="to\nken"))
+    assert isinstance(seen, Unknown) and "is no token" in seen.reason
+
+
+@pytest.mark.parametrize("time_of_action", ["1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "2026-01-01T00:00:00"])
+def test_a_time_that_cannot_be_is_reported(time_of_action: str) -> None:
+    body = f'{{"action": "stop", "time": "{time_of_action}"}}'
+    seen, _ = answered(
+        lambda asked: Reply(body=body) if ACTION_PATH in asked else Reply(404 if "GET" in asked else 200, "t")
+    )
+    assert isinstance(seen, Unknown) and "time must be RFC 3339" in seen.reason
 
 
 def test_a_token_with_less_than_15_seconds_left_is_renewed(imds: ImdsServer) -> None:

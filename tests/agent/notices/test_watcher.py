@@ -1,38 +1,62 @@
-"""The watcher's bookkeeping, the GCP source's long poll, and the warning budget."""
+"""The watcher's bookkeeping, and the warning budget."""
 
 import asyncio
-import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
-from urllib.parse import parse_qs, urlparse
 
-from agent.notices.gcp import GcpMetadataSource
 from agent.notices.source import Announced, Announcement, NoneSource, Nothing, Observation, Unknown
 from agent.notices.warning_budget import warning_budget
-from agent.notices.watcher import NoticeWatcher, SourceHealth, SourceState
-from agent.protocol.sync import NoticeFact, NoticeKind, Provider
+from agent.notices.watcher import NoticeWatcher
+from agent.protocol.notice_life import ends_utc
+from agent.protocol.sync import NoticeFact, NoticeKind, Provider, SourceHealth, SourceState
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 
+@dataclass
+class Watched:
+    """A watcher of the source `none`, its clock, and what it told."""
+
+    known: Iterable[NoticeFact] = ()
+    now: datetime = NOON
+    facts: list[NoticeFact] = field(default_factory=list)
+    over: list[NoticeFact] = field(default_factory=list)
+    healths: list[SourceHealth] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        async def on_fact(fact: NoticeFact) -> None:
+            self.facts.append(fact)
+
+        async def on_over(fact: NoticeFact) -> None:
+            self.over.append(fact)
+
+        async def on_health(health: SourceHealth) -> None:
+            self.healths.append(health)
+
+        self.watcher = NoticeWatcher(
+            NoneSource(),
+            node_id="a",
+            known=self.known,
+            on_fact=on_fact,
+            on_over=on_over,
+            on_health=on_health,
+            now=lambda: self.now,
+        )
+
+    def see(self, observation: Observation, *, at_s: float = 0.0) -> list[NoticeFact]:
+        """The facts that this observation makes, so many seconds after noon."""
+        self.now = NOON + timedelta(seconds=at_s)
+        before = len(self.facts)
+        asyncio.run(self.watcher.take(observation))
+        return self.facts[before:]
+
+
 def watch(*observations: Observation) -> tuple[list[NoticeFact], list[SourceHealth]]:
-    facts: list[NoticeFact] = []
-    healths: list[SourceHealth] = []
-
-    async def on_fact(fact: NoticeFact) -> None:
-        facts.append(fact)
-
-    async def on_health(health: SourceHealth) -> None:
-        healths.append(health)
-
-    async def run() -> None:
-        watcher = NoticeWatcher(NoneSource(), node_id="a", on_fact=on_fact, on_health=on_health, now=lambda: NOON)
-        for observation in observations:
-            await watcher.take(observation)
-
-    asyncio.run(run())
-    return facts, healths
+    watched = Watched()
+    for observation in observations:
+        watched.see(observation)
+    return watched.facts, watched.healths
 
 
 def interruption(seconds: float) -> Announcement:
@@ -77,60 +101,104 @@ def test_a_short_warning_keeps_the_same_share_in_reserve() -> None:
     assert safe_by == NOON + timedelta(seconds=35)
 
 
-class _Metadata(BaseHTTPRequestHandler):
-    """Answers as GCP's server does: at once on an unknown ETag, otherwise when the flag flips."""
-
-    flipped = threading.Event()
-    asked: ClassVar[list[str]] = []
-
-    def do_GET(self) -> None:
-        query = parse_qs(urlparse(self.path).query)
-        etag = "e2" if self.flipped.is_set() else "e1"
-        self.asked.append(query["last_etag"][0])
-        if query["last_etag"][0] == etag:
-            self.flipped.wait(float(query["timeout_sec"][0]))
-        body = b"TRUE" if self.flipped.is_set() else b"FALSE"
-        status = 200 if self.headers.get("Metadata-Flavor") == "Google" else 403
-        self.send_response(status)
-        self.send_header("ETag", "e2" if self.flipped.is_set() else "e1")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Silent."""
+def test_a_notice_that_its_source_does_not_announce_any_more_is_withdrawn_once() -> None:
+    watched = Watched()
+    (heard,) = watched.see(Announced((interruption(120),)))
+    (withdrawn,) = watched.see(Nothing(), at_s=30)
+    assert withdrawn == heard.model_copy(update={"withdrawn_utc": NOON + timedelta(seconds=30)})
+    assert watched.see(Nothing(), at_s=32) == []
 
 
-def test_the_gcp_long_poll_resumes_by_etag_and_hears_the_flip() -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Metadata)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-
-    async def run() -> list[Observation]:
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        source = GcpMetadataSource(url, budget=warning_budget(Provider.GCP), long_poll_s=5, now=lambda: NOON)
-        first = await source.observe()
-        asyncio.get_running_loop().call_later(0.2, _Metadata.flipped.set)
-        second = await source.observe()
-        await source.close()
-        return [first, second]
-
-    first, second = asyncio.run(run())
-    server.shutdown()
-    server.server_close()
-    assert first == Nothing()
-    assert isinstance(second, Announced)
-    assert second.announcements[0].deadline_utc == NOON + timedelta(seconds=30)
-    assert _Metadata.asked == ["NONE", "e1"]
+def test_another_kind_that_is_still_announced_withdraws_only_the_one_that_is_not() -> None:
+    watched = Watched()
+    advice = Announcement(NoticeKind.REBALANCE, None, "raw")
+    watched.see(Announced((interruption(120), advice)))
+    (withdrawn,) = watched.see(Announced((advice,)), at_s=5)
+    assert withdrawn.kind is NoticeKind.INTERRUPTION and withdrawn.withdrawn_utc is not None
 
 
-def test_a_gcp_server_that_is_not_there_is_unknown() -> None:
-    async def run() -> Observation:
-        source = GcpMetadataSource(
-            "http://127.0.0.1:9", budget=warning_budget(Provider.GCP), long_poll_s=1, now=lambda: NOON
-        )
-        seen = await source.observe()
-        await source.close()
-        return seen
+def test_a_source_that_cannot_be_read_withdraws_nothing() -> None:
+    watched = Watched()
+    watched.see(Announced((interruption(120),)))
+    assert watched.see(Unknown("answered 500"), at_s=30) == []
+    assert watched.healths[-1].announces == (NoticeKind.INTERRUPTION,)
 
-    assert isinstance(asyncio.run(run()), Unknown)
+
+def test_a_second_notice_is_heard_after_a_withdrawn_one() -> None:
+    watched = Watched()
+    watched.see(Announced((interruption(120),)))
+    watched.see(Nothing(), at_s=30)
+    (again,) = watched.see(Announced((interruption(120),)), at_s=40)
+    assert (again.first_seen_utc, again.withdrawn_utc) == (NOON + timedelta(seconds=40), None)
+
+
+def test_a_second_notice_is_heard_after_one_whose_deadline_has_passed() -> None:
+    watched = Watched()
+    watched.see(Announced((interruption(120),)))
+    assert watched.see(Announced((interruption(120),)), at_s=200) == []
+    (again,) = watched.see(Announced((interruption(400),)), at_s=280)
+    assert again.first_seen_utc == NOON + timedelta(seconds=280)
+
+
+def test_an_estimate_that_an_agent_makes_anew_after_its_start_is_not_another_notice() -> None:
+    estimate = Announcement(NoticeKind.INTERRUPTION, NOON + timedelta(seconds=30), "TRUE", is_estimate=True)
+    watched = Watched()
+    (heard,) = watched.see(Announced((estimate,)))
+    later = Announcement(NoticeKind.INTERRUPTION, NOON + timedelta(seconds=530), "TRUE", is_estimate=True)
+    restarted = Watched(known=(heard,), now=NOON + timedelta(seconds=500))
+    assert restarted.see(Announced((later,)), at_s=500) == []
+    assert restarted.over == [], "it is remembered for as long as it is announced"
+
+
+def test_an_estimate_is_another_notice_after_a_withdrawal() -> None:
+    def estimate(seconds: float) -> Announced:
+        deadline = NOON + timedelta(seconds=seconds)
+        return Announced((Announcement(NoticeKind.INTERRUPTION, deadline, "TRUE", is_estimate=True),))
+
+    watched = Watched()
+    watched.see(estimate(30))
+    assert watched.see(estimate(40), at_s=10) == []
+    watched.see(Nothing(), at_s=20)
+    (again,) = watched.see(estimate(60), at_s=30)
+    assert again.first_seen_utc == NOON + timedelta(seconds=30)
+
+
+def test_an_agent_that_was_away_withdraws_what_is_not_announced_any_more() -> None:
+    first = Watched()
+    (heard,) = first.see(Announced((interruption(120),)))
+    second = Watched(known=(heard,), now=NOON + timedelta(seconds=60))
+    assert second.watcher.health.announces == (NoticeKind.INTERRUPTION,)
+    (withdrawn,) = second.see(Nothing(), at_s=61)
+    assert withdrawn.withdrawn_utc == NOON + timedelta(seconds=61)
+    third = Watched(known=(withdrawn,), now=NOON + timedelta(seconds=70))
+    (again,) = third.see(Announced((interruption(120),)), at_s=71)
+    assert again.withdrawn_utc is None and again.first_seen_utc > heard.first_seen_utc
+
+
+def test_what_is_over_is_forgotten_once_its_source_has_stopped_announcing_it() -> None:
+    watched = Watched()
+    (heard,) = watched.see(Announced((interruption(120),)))
+    end_s = (ends_utc(heard) - NOON).total_seconds()
+    watched.see(Announced((interruption(120),)), at_s=end_s + 1)
+    assert watched.over == []
+    assert watched.see(Nothing(), at_s=end_s + 2) == [], "what is over needs no withdrawal"
+    assert watched.over == [heard]
+
+
+def test_what_another_source_told_is_forgotten_when_it_is_over() -> None:
+    (heard,) = Watched().see(Announced((interruption(120),)))
+    other = heard.model_copy(update={"source": "aws-imds"})
+    watched = Watched(known=(other,))
+    assert watched.see(Nothing(), at_s=10) == [] and watched.over == []
+    watched.see(Nothing(), at_s=301)
+    assert watched.over == [other]
+
+
+def test_a_source_is_unknown_since_its_first_failure_whatever_the_later_ones_say() -> None:
+    watched = Watched()
+    watched.see(Nothing())
+    watched.see(Unknown("answered 500"), at_s=10)
+    watched.see(Unknown("did not answer in 2 s"), at_s=20)
+    last = watched.healths[-1]
+    assert (last.state, last.reason) == (SourceState.UNKNOWN, "did not answer in 2 s")
+    assert last.since_utc == NOON + timedelta(seconds=10)

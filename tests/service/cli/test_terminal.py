@@ -14,7 +14,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from agent.protocol.sync import HandoffMeasures, JobFinished
+from agent.protocol.sync import HandoffMeasures, JobFinished, SourceState
 from agent.protocol.values import HandoffState
 from liver_core.handoff import Reason, Rung
 from liver_core.layout import ParallelLayout
@@ -161,6 +161,29 @@ def test_a_handoff_is_shown_whole_by_the_beginning_of_its_id(fleet: Fleet):
 
 def test_a_node_that_will_go_says_when(fleet: Fleet):
     assert any("goes in 60 min" in line or "goes in 59 min" in line for line in fleet.on_terminal("nodes", "list"))
+
+
+def test_a_node_whose_notices_cannot_be_heard_says_since_when_and_why(fleet: Fleet):
+    agent = fleet.agents["node-b"]
+    rank = agent.rank(agent.job_order(), step=3)
+    agent.watch()
+    agent.sync(ranks=(rank,))
+    assert any("watching" in line for line in fleet.on_terminal("nodes", "list"))
+    agent.watch(state=SourceState.UNKNOWN, reason="/latest/api/token answered 500")
+    agent.sync(ranks=(rank,))
+    listed = fleet.piped("nodes", "list").stdout
+    assert re.search(r"unknown since \d\d:\d\d:\d\d UTC, because /latest/api/token answered 500\t", listed)
+
+
+def test_a_node_is_drained_until_that_is_undone(fleet: Fleet):
+    drained = " ".join(fleet.on_terminal("nodes", "drain", "node-c", "--in", "5min"))
+    assert "drained" in drained and ("goes in 5 min" in drained or "goes in 4 min" in drained)
+    later = fleet.piped("nodes", "drain", "node-c", "--in", "2h")
+    assert later.returncode == 1 and "is drained already" in later.stderr
+    assert "drained" not in " ".join(fleet.on_terminal("nodes", "drain", "node-c", "--undo"))
+    wrong = fleet.piped("nodes", "drain", "node-c", "--in", "soon")
+    assert wrong.returncode == 2 and "--in: must be a number with s, min or h behind it" in wrong.stderr
+    assert "there is no node 'node-x'" in fleet.piped("nodes", "drain", "node-x").stderr
 
 
 def test_a_job_that_fails_ends_its_watch_with_a_status_of_1_on_terminal_and_in_a_pipe(fleet: Fleet):

@@ -1,10 +1,10 @@
-"""When a node that sends no reports counts as silent, then as gone."""
+"""When a node that sends no reports counts as silent, then as gone, and which node gets no rank."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.nodes.rules import state_of
+from service.nodes.rules import announces_its_end, state_of
 from service.nodes.tables import NodeState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -30,3 +30,9 @@ def test_only_silence_while_the_service_was_listening_counts(silence_s, listenin
         gone_after_s=30,
     )
     assert found is state
+
+
+def test_only_a_source_that_announces_a_loss_bars_its_node():
+    assert announces_its_end({"announces": ["rebalance", "maintenance"]})
+    assert not announces_its_end({"announces": ["rebalance"]})
+    assert not announces_its_end(None)

@@ -3,7 +3,8 @@
 import threading
 from datetime import timedelta
 
-from agent.protocol.sync import JobFinished, SourceCheckpoint, SourceHandoff, SourceInit
+from agent.protocol.notice_life import ends_utc, withdraw
+from agent.protocol.sync import JobFinished, NoticeKind, SourceCheckpoint, SourceHandoff, SourceInit
 from agent.protocol.values import HandoffState
 from liver_core.handoff import RankStage, Reason, Rung
 from liver_core.handoff.generations import next_start
@@ -137,6 +138,100 @@ def test_a_new_node_makes_the_job_grow_into_the_layout_whose_turn_it_is(fleet: F
         fleet.round(seconds=3)
     assert fleet.job()["layout"] == "TP2xPP1xDP2"
     assert len(fleet.handoffs()) == 2, "a job that reached its layout moves no further"
+
+
+def test_a_node_gets_no_rank_while_its_source_announces_its_end_also_when_the_notice_is_over(fleet: Fleet):
+    fleet.add("a", "b", "c")
+    fleet.submit()
+    for _ in range(5):
+        fleet.round()
+    fleet.add("e")
+    fleet.agents["e"].watch(NoticeKind.INTERRUPTION)
+    notice = fleet.agents["e"].notice(deadline_s=5)
+    fleet.round(parts={"e": {"notices": (notice,)}})
+    while fleet.clock() < ends_utc(notice) + timedelta(seconds=10):
+        fleet.round(seconds=5)
+    assert fleet.handoffs() == []
+    fleet.agents["e"].watch()
+    for _ in range(6):
+        fleet.round()
+    assert fleet.handoffs()[0]["target_nodes"] == ["a", "b", "c", "e"]
+
+
+def test_a_member_that_survived_its_deadline_keeps_its_ranks_and_moves_nothing(fleet: Fleet):
+    fleet.run()
+    fleet.agents["b"].watch(NoticeKind.INTERRUPTION)
+    notice = fleet.agents["b"].notice(deadline_s=0)
+    fleet.clock.advance(11)
+    fleet.round(parts={"b": {"notices": (notice,)}})
+    for _ in range(6):
+        fleet.round()
+    assert fleet.handoffs() == []
+    assert fleet.job()["state"] == "running"
+    again = fleet.agents["b"].notice(deadline_s=120)
+    fleet.round(parts={"b": {"notices": (again,)}})
+    for _ in range(4):
+        fleet.round()
+    assert fleet.handoffs()[0]["leaving"] == ["b"]
+
+
+def test_a_drained_node_is_left_stays_empty_and_is_used_again_once_that_is_undone(fleet: Fleet):
+    fleet.run()
+    answer = fleet.client.post("/api/v1/nodes/b/drain", json={"in_s": 60})
+    assert answer.status_code == 200 and answer.json()["drained"]
+    fleet.round()
+    order = fleet.agents["a"].job_order()
+    assert [(fact.node_id, fact.source) for fact in order.notices] == [("b", "drain")]
+    assert order.lead_order[-1] == "b"
+    target = roster(fleet.job_id, 2, ParallelLayout(pp=3), "a", "c", "d")
+    fleet.round(parts={"a": {"handoffs": (mirror(order.roster, target, fleet.clock(), leaving=("b",)),)}})
+    for _ in range(60):
+        fleet.round(seconds=5)
+    assert len(fleet.handoffs()) == 1, "the deadline is four minutes past and b is empty"
+    assert fleet.client.get("/api/v1/nodes/b").json()["drained"]
+    assert fleet.client.post("/api/v1/nodes/b/undrain").json()["leaving"] is False
+    for _ in range(6):
+        fleet.round()
+    assert "b" in fleet.handoffs()[0]["target_nodes"]
+
+
+def test_a_restart_places_no_rank_on_a_drained_member(fleet: Fleet):
+    fleet.run()
+    fleet.client.post("/api/v1/nodes/b/drain", json={"in_s": 0})
+    fleet.clock.advance(11)
+    agent = fleet.agents["a"]
+    for _ in range(2):
+        fleet.round()
+    broken = agent.rank(agent.job_order(), stage=RankStage.FAILED, step=9, reason=Reason("peer was reset", "training"))
+    fleet.round(parts={"a": {"ranks": (broken,), "steps": ()}})
+    fleet.round(trains=False)
+    assert agent.job_order().generation == 2
+    assert agent.roster().node_ids() == ("a", "c", "d")
+
+
+def test_a_drain_that_cannot_be_says_why(fleet: Fleet):
+    fleet.add("a")
+    fleet.round()
+    assert fleet.client.post("/api/v1/nodes/x/drain", json={"in_s": 60}).status_code == 404
+    bad = fleet.client.post("/api/v1/nodes/a/drain", json={"in_s": -1})
+    assert bad.status_code == 422 and bad.json()["errors"][0]["field"] == "in_s"
+    assert "is not drained" in fleet.client.post("/api/v1/nodes/a/undrain").json()["detail"]
+    assert fleet.client.post("/api/v1/nodes/a/drain", json={"in_s": 60}).status_code == 200
+    later = fleet.client.post("/api/v1/nodes/a/drain", json={"in_s": 90})
+    assert later.status_code == 409 and "is drained already" in later.json()["detail"]
+    assert fleet.client.post("/api/v1/nodes/a/drain", json={"in_s": 20}).status_code == 200
+    assert fleet.client.post("/api/v1/nodes/a/undrain").status_code == 200
+    assert fleet.client.post("/api/v1/nodes/a/drain", json={"in_s": 90}).status_code == 200
+
+
+def test_a_withdrawn_notice_proposes_nothing(fleet: Fleet):
+    fleet.run()
+    notice = fleet.agents["b"].notice()
+    fleet.round(parts={"b": {"notices": (notice,)}})
+    fleet.round(parts={"b": {"notices": (withdraw(notice, fleet.clock()),)}})
+    for _ in range(6):
+        fleet.round()
+    assert fleet.handoffs() == []
 
 
 def test_a_proposal_onto_a_node_that_falls_silent_is_dropped(fleet: Fleet):

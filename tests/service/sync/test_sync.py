@@ -7,12 +7,14 @@ import psycopg
 import pytest
 from sqlalchemy import URL, func, select
 
+from agent.protocol.notice_life import ends_utc, withdraw
 from agent.protocol.sync import (
     CheckpointFact,
     HandoffMeasures,
     JobFinished,
     LogChunk,
     NoticeKind,
+    SourceState,
     StoreHosted,
     SyncOrders,
 )
@@ -132,6 +134,72 @@ def test_a_notice_is_deduplicated_by_kind_and_a_changed_deadline_is_another_fact
     assert sorted(kinds) == ["interruption", "interruption", "rebalance"]
     node = client.get("/api/v1/nodes/a").json()
     assert node["leaving"] and node["deadline_at"] == "2026-01-01T12:01:04Z"
+
+
+def test_a_withdrawn_notice_does_not_count_any_more_and_orders_say_so_until_it_is_over(running, client, clock):
+    _, agent, other = running
+    fact = agent.notice(deadline_s=120)
+    agent.sync(notices=(fact,))
+    assert client.get("/api/v1/nodes/a").json()["leaving"]
+    clock.advance(10)
+    withdrawn = withdraw(fact, clock())
+    agent.sync(notices=(withdrawn,))
+    agent.sync(notices=(fact,))
+    assert not client.get("/api/v1/nodes/a").json()["leaving"]
+    assert {notice["state"] for notice in client.get("/api/v1/notices").json()} == {"withdrawn", "over"}
+    assert other.sync().jobs[0].notices == (withdrawn,)
+    assert other.sync().jobs[0].lead_order == ("a", "b")
+    clock.advance((ends_utc(fact) - clock()).total_seconds())
+    assert other.sync().jobs[0].notices == ()
+
+
+def test_a_notice_after_a_withdrawn_or_past_one_is_another_notice(running, client, clock):
+    _, agent, other = running
+    first = agent.notice(deadline_s=120)
+    agent.sync(notices=(first,))
+    agent.sync(notices=(withdraw(first, clock()),))
+    clock.advance(10)
+    second = agent.notice(deadline_s=110)
+    agent.sync(notices=(second,))
+    assert client.get("/api/v1/nodes/a").json()["leaving"]
+    assert other.sync().jobs[0].notices == (second,)
+    clock.advance(400)
+    agent.sync()
+    assert not client.get("/api/v1/nodes/a").json()["leaving"]
+    third = agent.notice(deadline_s=60)
+    agent.sync(notices=(third,))
+    assert other.sync().jobs[0].notices == (third,)
+    assert [notice["open"] for notice in client.get("/api/v1/notices").json()] == [True, False, False, False]
+
+
+def test_a_source_that_no_longer_announces_a_notice_withdraws_it_also_where_the_agent_forgot_it(
+    running, client, clock, make_agent
+):
+    _, agent, other = running
+    agent.watch(NoticeKind.INTERRUPTION)
+    agent.sync(notices=(agent.notice(),))
+    clock.advance(1)
+    fresh = make_agent("a")
+    fresh.watch(state=SourceState.STARTING, reason="not read yet")
+    fresh.sync()
+    assert client.get("/api/v1/nodes/a").json()["leaving"], "it has not been read yet"
+    fresh.watch()
+    fresh.sync()
+    assert not client.get("/api/v1/nodes/a").json()["leaving"]
+    (told,) = other.sync().jobs[0].notices
+    assert told.withdrawn_utc == clock()
+
+
+def test_the_health_of_a_notice_source_is_shown(running, client, clock):
+    _, agent, _ = running
+    assert client.get("/api/v1/nodes/a").json()["notice_source"] is None
+    agent.watch(state=SourceState.UNKNOWN, reason="/latest/api/token answered 500")
+    agent.sync()
+    shown = client.get("/api/v1/nodes/a").json()["notice_source"]
+    assert shown == {
+        "source": "aws-imds", "state": "unknown", "reason": "/latest/api/token answered 500",
+        "since_at": "2026-01-01T12:00:04Z", "announces": [],
+    }  # fmt: skip
 
 
 def test_an_agent_may_not_report_another_nodes_notice(running):

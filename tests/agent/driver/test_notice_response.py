@@ -1,0 +1,489 @@
+"""What one node does about the notices of a job: when, as whom, and what it leaves alone."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID, uuid4
+
+import pytest
+
+from agent.driver.job_driver import TICK_S, JobDriver
+from agent.driver.lead import Lead, Leaving
+from agent.driver.node_context import Node
+from agent.driver.notice_response import FORWARD_AGAIN_S, FORWARD_PATIENCE_S, LEAD_TURN_S, NoticeResponse
+from agent.driver.participants import JobSlots
+from agent.notices.warning_budget import warning_budget
+from agent.peer.peer_client import PeerUnreachable
+from agent.protocol.notice_life import GOES_LATE
+from agent.protocol.peer import Envelope, NoticeBody
+from agent.protocol.sync import HandoffOrder, JobOrder, NoticeFact, NoticeKind, Provider
+from agent.protocol.values import HandoffCause, Placement, utc
+from liver_core.layout import ParallelLayout, Roster
+from tests.agent import virtual_time
+from tests.agent.stub_service import JOB_ID, StubService, members_of, roster_of
+from tests.agent.waiting import fake_job
+
+FOUR = ("a", "b", "c", "d")
+ACTIVE = roster_of(1, FOUR)
+START_S = 1_700_000_000.0
+
+
+class LeadRecord:
+    """A lead that only notes what it is asked for."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.is_idle = True
+        self.asked: list[tuple[float, Leaving, frozenset[str]]] = []
+        self.opened: list[UUID] = []
+        self._clock = clock
+
+    async def answer_loss(self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: frozenset[str]) -> None:
+        self.asked.append((self._clock(), leaving, barred))
+
+    async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder) -> None:
+        self.opened.append(wanted.handoff_id)
+
+    async def tick(self, unreachable: dict[str, float]) -> None:
+        """Nothing is led."""
+
+    def kept_stores(self) -> set[tuple[str, int]]:
+        return set()
+
+    async def close(self) -> None:
+        """Nothing is being opened."""
+
+
+class SlotsRecord:
+    """The ranks of ACTIVE train; `promised` is the order that they are bound to."""
+
+    def __init__(self) -> None:
+        self.promised: Any = None
+
+    def active(self) -> Roster:
+        return ACTIVE
+
+    def promised_order(self) -> Any:
+        return self.promised
+
+    def is_bound(self) -> bool:
+        return self.promised is not None
+
+    def memories(self) -> tuple[()]:
+        return ()
+
+    async def start(self) -> None:
+        """They are there."""
+
+    async def tick(self) -> None:
+        """They need nothing."""
+
+
+@dataclass
+class Peers:
+    """`away`: who does not answer."""
+
+    sent: list[tuple[float, Envelope]] = field(default_factory=list)
+    tried: list[str] = field(default_factory=list)
+    away: set[str] = field(default_factory=set)
+    clock: Callable[[], float] = lambda: 0.0
+
+    async def send(self, envelope: Envelope) -> None:
+        self.tried.append(envelope.receiver)
+        if envelope.receiver in self.away:
+            raise PeerUnreachable("away")
+        self.sent.append((self.clock(), envelope))
+
+    def send_newest(self, envelope: Envelope, subject: str, *, attempts: int) -> None:
+        assert subject and attempts > 1, "nothing repeats it"
+        self.sent.append((self.clock(), envelope))
+
+    def unreachable_since(self, job_id: str) -> dict[str, float]:
+        return {}
+
+
+class Scene:
+    """One node of the job at a moment that the test moves; `job` runs in virtual time instead."""
+
+    def __init__(self, order: JobOrder, node_id: str = "a") -> None:
+        self.order = order
+        self.now = START_S
+        self.peers = Peers(clock=lambda: self.now)
+        self.lead = LeadRecord(lambda: self.now)
+        self.slots = SlotsRecord()
+        self.node = cast(
+            Node,
+            SimpleNamespace(
+                node_id=node_id,
+                slots=1,
+                incarnation=1,
+                incarnation_id=uuid4(),
+                budget=warning_budget(Provider.AWS),
+                peers=self.peers,
+                supervisor=SimpleNamespace(states={}),
+                stores=SimpleNamespace(hosted=()),
+                now=lambda: self.now,
+                envelope=lambda job_id, receiver, body: Envelope(
+                    sender=node_id,
+                    receiver=receiver,
+                    agent_incarnation=UUID(int=1),
+                    job_id=job_id,
+                    issued_utc=utc(self.now),
+                    body=body,
+                ),
+            ),
+        )
+        self.response = self._response()
+
+    def _response(self) -> NoticeResponse:
+        return NoticeResponse(self.node, JOB_ID, cast(JobSlots, self.slots), cast(Lead, self.lead))
+
+    def job(self) -> JobDriver:
+        """The job's queue with its tick, started; the clock is the loop's."""
+        loop = asyncio.get_running_loop()
+        cast(Any, self.node).now = lambda: START_S + loop.time()
+        self.lead._clock = self.peers.clock = loop.time
+        job = JobDriver(self.node, JOB_ID, on_fatal=lambda error: None)
+        job.order = self.order
+        job.slots, job.lead = cast(JobSlots, self.slots), cast(Lead, self.lead)
+        job.births = cast(Any, SimpleNamespace(consider=_nothing_to_do))
+        job.notices = self._response()
+        job.start()
+        return job
+
+    async def hear(self, fact: NoticeFact, *, asked_to_lead: bool = False) -> None:
+        self.response.take(fact, asked_to_lead=asked_to_lead)
+        await self.response.consider(self.order)
+        await asyncio.sleep(0)
+
+    async def leaving(self) -> set[str]:
+        """Whom the lead is asked to leave behind now."""
+        before = len(self.lead.asked)
+        await self.response.consider(self.order)
+        return set(self.lead.asked[-1][1]) if len(self.lead.asked) > before else set()
+
+
+async def _nothing_to_do(*_: object) -> None:
+    """No world is to be started."""
+
+
+def near(moment_s: float) -> Any:
+    """A moment to the millisecond; a share of seconds since 1970 would be minutes."""
+    return pytest.approx(moment_s, rel=0, abs=1e-3)
+
+
+def notice(node_id: str, ends_in_s: float = 60.0, *, seen_s: float = 0.0, source: str = "aws-imds") -> NoticeFact:
+    return NoticeFact(
+        node_id=node_id,
+        kind=NoticeKind.INTERRUPTION,
+        source=source,
+        deadline_utc=utc(START_S + ends_in_s),
+        first_seen_utc=utc(START_S + seen_s),
+    )
+
+
+def withdrawn(fact: NoticeFact, after_s: float = 10.0) -> NoticeFact:
+    return fact.model_copy(update={"withdrawn_utc": fact.first_seen_utc + timedelta(seconds=after_s)})
+
+
+def proposal(cause: HandoffCause, *nodes: str, leaving: tuple[str, ...] = ()) -> HandoffOrder:
+    return HandoffOrder(
+        handoff_id=uuid4(),
+        parent=1,
+        cause=cause,
+        target=Placement(layout=ParallelLayout(pp=len(nodes)), members=members_of(nodes)),
+        leaving=leaving,
+        proposed_utc=utc(START_S),
+        reason="as planned",
+    )
+
+
+@pytest.fixture
+def order(tmp_path: Path) -> JobOrder:
+    return StubService(fake_job(tmp_path), FOUR).order()
+
+
+def test_a_notice_is_answered_when_it_is_heard_and_not_at_the_next_tick(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        job = scene.job()
+        await asyncio.sleep(TICK_S / 5)
+        heard_at = asyncio.get_running_loop().time()
+        job.take_notice(notice("d"))
+        await asyncio.sleep(TICK_S / 100)
+        assert [at for at, _, _ in scene.lead.asked] == [heard_at]
+        await job.close()
+
+    virtual_time.run(run())
+
+
+def test_a_notice_of_a_peer_is_answered_when_it_arrives(order: JobOrder) -> None:
+    """By b, which is not first: the peer says that it is its turn."""
+
+    async def run() -> None:
+        scene = Scene(order, "b")
+        job = scene.job()
+        await asyncio.sleep(TICK_S / 5)
+        heard_at = asyncio.get_running_loop().time()
+        job.take_envelope(scene.node.envelope(JOB_ID, "b", NoticeBody(notice=notice("d"))))
+        await asyncio.sleep(TICK_S / 100)
+        assert [at for at, _, _ in scene.lead.asked] == [heard_at]
+        await job.close()
+
+    virtual_time.run(run())
+
+
+def test_the_node_that_goes_tells_the_first_candidate_when_it_hears_of_it(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order, "d")
+        job = scene.job()
+        await asyncio.sleep(TICK_S / 5)
+        heard_at = asyncio.get_running_loop().time()
+        job.take_notice(notice("d"))
+        await asyncio.sleep(TICK_S / 100)
+        assert [(at, envelope.receiver) for at, envelope in scene.peers.sent] == [(heard_at, "a")]
+        await job.close()
+
+    virtual_time.run(run())
+
+
+def test_a_withdrawn_notice_does_not_join_the_next_one(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        await scene.hear(withdrawn(notice("d")))
+        assert scene.lead.asked == []
+        await scene.hear(notice("c"))
+        assert await scene.leaving() == {"c"}
+
+    asyncio.run(run())
+
+
+def test_a_notice_that_is_withdrawn_later_stops_counting_and_a_stale_copy_does_not_bring_it_back(
+    order: JobOrder,
+) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        await scene.hear(notice("d"))
+        assert await scene.leaving() == {"d"}
+        await scene.hear(withdrawn(notice("d")))
+        assert await scene.leaving() == set()
+        await scene.hear(notice("d"))
+        assert await scene.leaving() == set()
+
+    asyncio.run(run())
+
+
+def test_a_node_that_survived_its_deadline_neither_moves_the_job_nor_joins_another_notice(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        await scene.hear(notice("d", 60))
+        scene.now += 60 + GOES_LATE.total_seconds()
+        assert await scene.leaving() == set()
+        await scene.hear(notice("c", 200, seen_s=100))
+        assert await scene.leaving() == {"c"}
+
+    asyncio.run(run())
+
+
+def test_a_second_notice_of_a_node_that_survived_the_first_is_answered(order: JobOrder) -> None:
+    async def run() -> None:
+        for first in (withdrawn(notice("d")), notice("d")):
+            scene = Scene(order)
+            await scene.hear(first)
+            scene.now += 300
+            await scene.hear(notice("d", 420, seen_s=300))
+            assert await scene.leaving() == {"d"}
+            heard_at, safe_by = scene.lead.asked[-1][1]["d"]
+            assert heard_at == START_S + 300 and safe_by == near(START_S + 405)
+
+    asyncio.run(run())
+
+
+def test_an_earlier_deadline_replaces_the_known_one_and_a_later_one_does_not(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        for ends_in_s, expected in ((80, 70), (40, 35), (120, 35)):
+            await scene.hear(notice("d", ends_in_s))
+            assert scene.lead.asked[-1][1]["d"] == (START_S, near(START_S + expected))
+
+    asyncio.run(run())
+
+
+def test_of_two_sources_the_one_that_names_the_earlier_end_counts_until_it_is_withdrawn(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        await scene.hear(notice("d", 80))
+        drain = notice("d", 45, seen_s=5, source="drain")
+        await scene.hear(drain)
+        assert scene.lead.asked[-1][1]["d"] == (START_S, near(START_S + 40))
+        await scene.hear(withdrawn(drain))
+        assert scene.lead.asked[-1][1]["d"] == (START_S, near(START_S + 70))
+
+    asyncio.run(run())
+
+
+def test_a_node_whose_time_has_run_out_does_not_take_the_others_time(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        await scene.hear(notice("d", 20))
+        await scene.hear(notice("c", 120))
+        scene.now += 19
+        await scene.response.consider(order)
+        leaving = scene.lead.asked[-1][1]
+        assert {name: safe_by for name, (_, safe_by) in leaving.items()} == {
+            "c": near(START_S + 105), "d": near(START_S + 105),
+        }  # fmt: skip
+
+    asyncio.run(run())
+
+
+def test_a_node_that_follows_another_leader_opens_nothing_of_its_own(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        scene.slots.promised = SimpleNamespace(proposer_id="b", target=roster_of(2, ("a", "b", "c")))
+        await scene.hear(notice("d"))
+        assert scene.lead.asked == []
+        scene.slots.promised = SimpleNamespace(proposer_id="a", target=roster_of(2, ("a", "b", "c")))
+        assert await scene.leaving() == {"d"}
+
+    asyncio.run(run())
+
+
+def test_whoever_was_told_of_a_notice_is_told_that_it_is_withdrawn(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order, "d")
+        scene.peers.away = {"a"}
+        await scene.hear(notice("d"))
+        await asyncio.sleep(0)
+        await scene.hear(withdrawn(notice("d")))
+        told = [(envelope.receiver, cast(NoticeBody, envelope.body).notice) for _, envelope in scene.peers.sent]
+        assert told == [("b", notice("d")), ("b", withdrawn(notice("d")))]
+
+    asyncio.run(run())
+
+
+def test_a_proposal_for_a_notice_that_is_withdrawn_is_not_opened(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        wanted = proposal(HandoffCause.NOTICE, "a", "b", "c", leaving=("d",))
+        scene.order = order.model_copy(update={"handoff": wanted})
+        await scene.hear(withdrawn(notice("d")))
+        assert scene.lead.opened == []
+        await scene.hear(notice("d", seen_s=20))
+        assert scene.lead.opened == [wanted.handoff_id]
+
+    asyncio.run(run())
+
+
+def test_a_node_that_will_go_gets_no_rank_by_a_proposal_or_a_plan(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order)
+        wanted = proposal(HandoffCause.GROW, *FOUR, "e")
+        scene.order = order.model_copy(update={"handoff": wanted})
+        await scene.hear(notice("e"))
+        assert scene.lead.opened == [] and scene.lead.asked == [], "e is no member, so nothing moves"
+        await scene.hear(notice("d"))
+        assert scene.lead.asked[-1][2] == {"e"}
+        await scene.hear(withdrawn(notice("e")))
+        assert scene.lead.opened == [wanted.handoff_id]
+
+    asyncio.run(run())
+
+
+def test_the_end_of_advice_is_told_to_nobody(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order, "d")
+        await scene.hear(notice("d"))
+        advice = notice("d").model_copy(update={"kind": NoticeKind.REBALANCE})
+        await scene.hear(withdrawn(advice))
+        assert scene.peers.tried == ["a"] and len(scene.peers.sent) == 1
+
+    asyncio.run(run())
+
+
+def test_who_is_told_of_a_withdrawal_is_not_asked_to_lead(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order, "b")
+        await scene.hear(notice("c"))
+        await scene.hear(withdrawn(notice("d")), asked_to_lead=True)
+        assert scene.lead.asked == [], "a is first, and nobody said that it does not answer"
+        await scene.hear(notice("c"), asked_to_lead=True)
+        assert await scene.leaving() == {"c"}
+
+    asyncio.run(run())
+
+
+def test_news_of_a_nearer_deadline_is_forwarded_at_once_and_what_is_no_news_is_not(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order, "d")
+        await scene.hear(notice("d", 80))
+        scene.now += FORWARD_AGAIN_S / 4
+        await scene.hear(notice("d", 80))
+        assert len(scene.peers.sent) == 1
+        await scene.hear(notice("d", 40))
+        assert [cast(NoticeBody, envelope.body).notice for _, envelope in scene.peers.sent] == [
+            notice("d", 80), notice("d", 40),
+        ]  # fmt: skip
+
+    asyncio.run(run())
+
+
+def test_a_notice_that_a_handoff_answers_already_is_not_forwarded(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order, "d")
+        scene.slots.promised = SimpleNamespace(proposer_id="a", target=roster_of(2, ("a", "b", "c")))
+        await scene.hear(notice("d"))
+        assert scene.peers.tried == []
+        scene.slots.promised = SimpleNamespace(proposer_id="a", target=roster_of(2, ("a", "b", "d")))
+        await scene.hear(notice("d"))
+        assert scene.peers.tried == ["a"]
+
+    asyncio.run(run())
+
+
+def test_only_the_node_that_goes_forwards_its_notice(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order, "b")
+        await scene.hear(notice("d"))
+        assert scene.peers.tried == []
+
+    asyncio.run(run())
+
+
+def test_who_did_not_answer_is_left_alone_for_a_while_and_who_did_nothing_is_passed_over(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order, "d")
+        scene.peers.away = {"a"}
+        await scene.hear(notice("d"))
+        scene.now += FORWARD_AGAIN_S
+        await scene.hear(notice("d"))
+        assert scene.peers.tried == ["a", "b", "b"]
+        scene.now += FORWARD_PATIENCE_S - FORWARD_AGAIN_S + 0.1
+        scene.peers.away = set()
+        await scene.hear(notice("d"))
+        assert scene.peers.tried[3:] == ["a"], "its time is over, and b made nothing of it"
+        scene.peers.away = {"a"}
+        scene.now += FORWARD_PATIENCE_S + 0.1
+        await scene.hear(notice("d"))
+        assert scene.peers.tried[4:] == ["c"]
+
+    asyncio.run(run())
+
+
+def test_the_second_candidate_opens_a_proposal_after_its_turn_has_come(order: JobOrder) -> None:
+    async def run() -> None:
+        scene = Scene(order, "b")
+        wanted = proposal(HandoffCause.GROW, *FOUR, "e")
+        scene.order = order.model_copy(update={"handoff": wanted})
+        await scene.response.consider(scene.order)
+        scene.now += LEAD_TURN_S - 0.1
+        await scene.response.consider(scene.order)
+        assert scene.lead.opened == []
+        scene.now += 0.2
+        await scene.response.consider(scene.order)
+        assert scene.lead.opened == [wanted.handoff_id]
+
+    asyncio.run(run())

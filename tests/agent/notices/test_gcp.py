@@ -1,0 +1,142 @@
+"""The GCP source: its long poll against a server that answers as Google's does, and servers that do not."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
+from urllib.parse import parse_qs, urlparse
+
+import pytest
+
+from agent.notices import gcp
+from agent.notices.gcp import GcpMetadataSource
+from agent.notices.metadata_read import BODY_BYTES_MAX
+from agent.notices.source import Announced, Nothing, Observation, Unknown
+from agent.notices.warning_budget import warning_budget
+from agent.protocol.sync import Provider
+from tests.agent.notices.scripted_server import Reply, scripted
+
+NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+GOOGLE = {"Metadata-Flavor": "Google"}
+
+
+def look(
+    *replies: Reply, long_poll_s: float = 5, now: Callable[[], datetime] = lambda: NOON
+) -> tuple[list[Observation], list[str]]:
+    """What the source makes of these answers, and which ETags it asked with."""
+    waiting = list(replies)
+
+    async def run() -> tuple[list[Observation], list[str]]:
+        async with scripted(lambda _: waiting.pop(0)) as server:
+            budget = warning_budget(Provider.GCP)
+            source = GcpMetadataSource(server.url, budget=budget, long_poll_s=long_poll_s, now=now)
+            seen = [await source.observe() for _ in replies]
+            await source.close()
+            return seen, [parse_qs(urlparse(asked.split()[1]).query)["last_etag"][0] for asked in server.asked]
+
+    return asyncio.run(run())
+
+
+class _Metadata(BaseHTTPRequestHandler):
+    """Answers as GCP's server does: at once on an unknown ETag, otherwise when the flag flips."""
+
+    flipped = threading.Event()
+    asked: ClassVar[list[str]] = []
+
+    def do_GET(self) -> None:
+        query = parse_qs(urlparse(self.path).query)
+        etag = "e2" if self.flipped.is_set() else "e1"
+        self.asked.append(query["last_etag"][0])
+        if query["last_etag"][0] == etag:
+            self.flipped.wait(float(query["timeout_sec"][0]))
+        body = b"TRUE" if self.flipped.is_set() else b"FALSE"
+        status = 200 if self.headers.get("Metadata-Flavor") == "Google" else 403
+        self.send_response(status)
+        self.send_header("Metadata-Flavor", "Google")
+        self.send_header("ETag", "e2" if self.flipped.is_set() else "e1")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Silent."""
+
+
+def test_the_gcp_long_poll_resumes_by_etag_and_hears_the_flip() -> None:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Metadata)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+
+    async def run() -> list[Observation]:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        source = GcpMetadataSource(url, budget=warning_budget(Provider.GCP), long_poll_s=5, now=lambda: NOON)
+        first = await source.observe()
+        asyncio.get_running_loop().call_later(0.2, _Metadata.flipped.set)
+        second = await source.observe()
+        await source.close()
+        return [first, second]
+
+    first, second = asyncio.run(run())
+    server.shutdown()
+    server.server_close()
+    assert first == Nothing()
+    assert isinstance(second, Announced)
+    assert second.announcements[0].deadline_utc == NOON + timedelta(seconds=30)
+    assert _Metadata.asked == ["NONE", "e1"]
+
+
+def test_a_gcp_server_that_is_not_there_is_unknown() -> None:
+    async def run() -> Observation:
+        source = GcpMetadataSource(
+            "http://127.0.0.1:9", budget=warning_budget(Provider.GCP), long_poll_s=1, now=lambda: NOON
+        )
+        seen = await source.observe()
+        await source.close()
+        return seen
+
+    assert isinstance(asyncio.run(run()), Unknown)
+
+
+def test_a_notice_that_is_withdrawn_is_read_as_nothing_and_the_next_one_is_heard() -> None:
+    def said(value: str, etag: str) -> Reply:
+        return Reply(body=value, headers={**GOOGLE, "ETag": etag})
+
+    replies = (said("TRUE", "e1"), said("TRUE", "e1"), said("FALSE", "e2"), said("TRUE", "e3"))
+    moments = iter((NOON, NOON + timedelta(minutes=5)))
+    seen, asked = look(*replies, now=lambda: next(moments))
+    assert [type(item) for item in seen] == [Announced, Announced, Nothing, Announced]
+    heard = [item.announcements[0] for item in seen if isinstance(item, Announced)]
+    assert [item.deadline_utc for item in heard] == [NOON + timedelta(seconds=after_s) for after_s in (30, 30, 330)]
+    assert all(item.is_estimate for item in heard), "the key names no time"
+    assert asked == ["NONE", "e1", "e1", "e2"]
+
+
+@pytest.mark.parametrize("bad", [Reply(500), Reply(body="MAYBE", headers=GOOGLE), Reply(body="FALSE")])
+def test_after_a_failure_the_next_request_asks_with_the_stale_etag(bad: Reply) -> None:
+    good = Reply(body="FALSE", headers={**GOOGLE, "ETag": "e1"})
+    seen, asked = look(good, bad, good, good)
+    assert [type(item) for item in seen] == [Nothing, Unknown, Nothing, Nothing]
+    assert asked == ["NONE", "e1", "NONE", "e1"]
+
+
+def test_an_answer_that_does_not_name_google_is_not_believed() -> None:
+    (seen,), _ = look(Reply(body="FALSE"))
+    assert isinstance(seen, Unknown) and "without the header Metadata-Flavor: Google" in seen.reason
+    (seen,), _ = look(Reply(body="TRUE", headers={"Metadata-Flavor": "Other"}))
+    assert isinstance(seen, Unknown)
+
+
+def test_a_body_that_trickles_ends_at_the_limit_of_the_whole_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gcp, "GRACE_S", 0.2)
+    started = time.monotonic()
+    (seen,), _ = look(Reply(drips=True, headers=GOOGLE), long_poll_s=0.2)
+    assert isinstance(seen, Unknown) and "did not answer in 0.4 s" in seen.reason
+    assert time.monotonic() - started < 5
+
+
+def test_a_body_that_is_too_long_is_not_read() -> None:
+    (seen,), _ = look(Reply(flood_bytes=200_000_000, headers=GOOGLE))
+    assert isinstance(seen, Unknown) and f"more than {BODY_BYTES_MAX} bytes" in seen.reason
