@@ -18,6 +18,7 @@ from agent.driver.planning import (
     Pulse,
     Wait,
     ladder_inputs,
+    next_number,
     on_rung,
     plan_loss,
     rung_for_nearer_deadline,
@@ -46,7 +47,6 @@ from liver_core.handoff import (
     StoreAddress,
     choose_rung,
 )
-from liver_core.handoff.generations import next_handoff, start_of
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import (
     Amend,
@@ -141,7 +141,7 @@ class Lead:
         """Host and port of the stores that a handoff led here needs or may still need."""
         proposal = self._proposer.record.proposal
         kept = {(proposal.store.host, proposal.store.port)} if proposal is not None else set()
-        active = [item.mirror for item in self._recent.values() if _is_active(item)]
+        active = [item.mirror for item in self._recent.values() if item.mirror.state is HandoffState.ACTIVE]
         newest = max(active, key=lambda mirror: mirror.generation, default=None)
         if newest is not None and newest.store is not None:
             kept.add((newest.store.host, newest.store.port))
@@ -340,12 +340,10 @@ class Lead:
             self._say(f"no live handoff without {', '.join(sorted(wanted.leaving))}: {choice.reason}")
             return
         intent = on_rung(wanted, choice, inputs, now=self._node.now())
-        used = max(self._proposer.record.highest_generation, order.next_generation - 1, wanted.source.generation)
-        generation = next_handoff(used)
-        if start_of(used) > start_of(wanted.source.generation) or generation is None:
-            self._say(f"no handoff of generation {wanted.source.generation}: the service has started generation {used}")
-            return
-        self._proposer.record = replace(self._proposer.record, highest_generation=used)
+        generation = next_number(self._proposer.record.highest_generation, order, wanted.source)
+        if isinstance(generation, str):
+            return self._say(generation)
+        self._proposer.record = replace(self._proposer.record, highest_generation=generation - 1)
         self._say(f"opening handoff {intent.handoff_id} to {intent.plan.layout}: {intent.reason}")
         self._opening = (intent, asyncio.create_task(self._host_store(intent, generation)))
 
@@ -498,7 +496,3 @@ class Lead:
         if text != self.status:
             _log.info("job %s: %s", self._job_id, text)
         self.status = text
-
-
-def _is_active(progress: Progress) -> bool:
-    return progress.mirror.state is HandoffState.ACTIVE

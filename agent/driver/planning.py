@@ -10,6 +10,7 @@ from agent.protocol.jobfile import ModelShape
 from agent.protocol.sync import JobOrder
 from agent.protocol.values import HandoffCause
 from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, RungChoice, choose_rung
+from liver_core.handoff.generations import next_handoff, start_of
 from liver_core.handoff.ladder import copy_s
 from liver_core.layout import Member, ParallelLayout, Roster
 
@@ -269,3 +270,11 @@ def _plan_by_count(order: JobOrder, active: Roster, leaving: frozenset[str]) -> 
 def _names(nodes: Iterable[str]) -> str:
     names = sorted(nodes)
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def next_number(highest: int, order: JobOrder, source: Roster) -> int | str:
+    """The generation that a handoff from `source` makes, or why there is none. `highest`: the greatest known here."""
+    used = max(highest, order.next_generation - 1, source.generation)
+    if start_of(used) > start_of(source.generation):
+        return f"no handoff of generation {source.generation}: the service has started generation {used}"
+    return next_handoff(used) or f"no handoff of generation {source.generation}: its start has no number left"

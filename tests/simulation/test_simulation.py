@@ -77,6 +77,7 @@ def test_all_bugs_that_were_asked_for_are_planted():
         "two proposers",
         "vote lost on restart",
         "speak before persist",
+        "restart numbered like a handoff",
         "stale roster",
         "amend after GO",
         "stale revision counted in the tally",
