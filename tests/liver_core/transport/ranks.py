@@ -25,6 +25,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from liver_core.reshard import CopyRuns
 from liver_core.transport.mixed import MixedTransport
 from liver_core.transport.protocol import Call, Transport, TransportError
+from tests.cluster.real_ranks import PRELOAD
 from tests.liver_core.transport.in_memory import Fault, FaultKind, InMemoryTransport, MemoryNetwork
 
 _PROCESSES = (pytest.mark.real,)
@@ -110,7 +111,11 @@ def run_ranks(kind: str, size: int, scenario: Scenario, limit_s: float = 90.0) -
             for thread in threads:
                 thread.join(5)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=limit_s))
-    context = multiprocessing.get_context("fork")
+    context: Any = multiprocessing.get_context("fork")
+    if "<" not in getattr(scenario, "__qualname__", "<partial>"):
+        # A fork of this process has the locks that its threads held just then. What can be pickled starts clean.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOAD)
     ranks = [Rank(kind, rank, size, pipes[rank][1], store.port) for rank in range(size)]
     processes = [context.Process(target=_main, args=(scenario, rank), daemon=True) for rank in ranks]
     for process in processes:
