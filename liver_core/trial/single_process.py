@@ -272,15 +272,14 @@ class JobTrial:
             )
         return ok("the same sample ids give the same loss and gradients twice")
 
-    def _from_seed(self) -> TrialWorld:
-        """A world of a job object of its own, filled from the seed."""
+    def _another_world(self) -> TrialWorld:
+        """A world of a job object of its own, laid out and not filled yet."""
         assert self._manifest is not None
         job = self.plan.new_job()
         world = self._new_world(job)
         world.build()
         world.lay_out(self._manifest)
         job.warm_up()
-        world.fill()
         return world
 
     def _step_in_parts(self) -> Finding:
@@ -339,7 +338,8 @@ class JobTrial:
 
     def _same_seed(self) -> Finding:
         self._world.close()
-        again = self._from_seed()
+        again = self._another_world()
+        again.fill()
         steps = [again.step() for _ in range(self._half)]
         again.reseed()
         steps += [again.step() for _ in self.steps[self._half :]]
@@ -349,12 +349,7 @@ class JobTrial:
         return ok(f"{len(steps)} steps of a new job with the same seed are equal bit for bit")
 
     def _checkpoint(self) -> Finding:
-        assert self._manifest is not None
-        job = self.plan.new_job()
-        world = self._new_world(job)
-        world.build()
-        world.lay_out(self._manifest)
-        job.warm_up()
+        world = self._another_world()
         world.load(self._path)
         for kind, tensor in world.contents().items():
             if not torch.equal(tensor, self._saved[kind]):
