@@ -185,7 +185,7 @@ def _view(
         state: tuple(node.node_id for node in nodes if node.node_id in members and node.state == state)
         for state in NodeState
     }
-    ended, errors = handoffs.last_ended(session, job.job_id), _errors(nodes, job)
+    ended = handoffs.last_ended(session, job.job_id)
     return JobView(
         state=JobState(job.state),
         state_changed_at=job.state_changed_at,
@@ -201,8 +201,8 @@ def _view(
         silent=by_state[NodeState.SILENT],
         gone=by_state[NodeState.GONE],
         absent=_absent(session, handoff),
-        broken=tuple(error.shown for error in errors) + handoffs.broken_reasons(session, job),
-        errors=errors,
+        broken=handoffs.broken_reasons(session, job),
+        errors=_errors(nodes, job),
         crashes=Crashes.of(job.crashes),
         ranks_left=_ranks_left(session, job),
         ahead=_ahead(nodes, job),

@@ -70,7 +70,7 @@ class JobView:
     world; `restart`: its decision without that world.
 
     `gone`, `silent`: members in that state; `absent`: targets of the open handoff in either state; `broken`: reasons of
-    ranks and handoffs that failed; `errors`: those of the ranks; `crashes`: what ended the job before; `ranks_left`:
+    handoffs that failed; `errors`: those of ranks; `crashes`: what ended the job before; `ranks_left`:
     rank processes of this job that living agents still report; `ahead`: a generation in which ranks already train, but
     whose handoff no agent has reported yet; `step_s`: seconds of a usual step, 0 if not known; `saves_at_end`: ranks
     that end write a checkpoint first.
@@ -174,9 +174,11 @@ def _keep_running(view: JobView, limits: JobLimits) -> Action:
 
 def _why_lost(view: JobView, limits: JobLimits) -> str | None:
     """Why the live world cannot continue; None if it can, or if the agents may still save it."""
-    if view.broken:
+    if view.errors:
         # A rank that only misses its peers knows less than the one that failed, or its agent.
-        return next((error.shown for error in view.errors if not error.is_of_a_peer), view.broken[0])
+        return min(view.errors, key=lambda error: error.is_of_a_peer).shown
+    if view.broken:
+        return view.broken[0]
     gone, silent = _needed(view, view.gone), _needed(view, view.silent)
     since = view.last_step_at if view.state is JobState.RUNNING else view.state_changed_at
     stalled_s = (view.now - since).total_seconds() if since else 0.0

@@ -54,9 +54,9 @@ def undrain(context: ContextOf, session: SessionOf, node_id: str) -> NodeOut:
 def describe(context: ContextOf, session: Session, rows) -> list[NodeOut]:
     """Nodes with their jobs and open notices."""
     noticed = defaultdict(list)
-    for item in open_notices(session, now=context.clock(), node_ids=[row.node_id for row in rows]):
-        if takes_node(as_fact(item).kind):
-            noticed[item.node_id].append(as_fact(item))
+    for fact in map(as_fact, open_notices(session, now=context.clock(), node_ids=[row.node_id for row in rows])):
+        if takes_node(fact.kind):
+            noticed[fact.node_id].append(fact)
     jobs = defaultdict(list)
     members = select(JobMemberRow.node_id, JobMemberRow.job_id).where(JobMemberRow.role != MemberRole.SPARE)
     for node_id, job_id in session.execute(members).all():

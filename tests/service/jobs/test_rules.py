@@ -205,9 +205,9 @@ def test_the_reason_is_that_of_the_rank_that_failed_and_not_of_those_that_miss_i
     survivor = RankError("rank 0 on node a is failed: Connection closed by peer", "Connection closed by peer")
     first = RankError("rank 1 on node c is failed: killed by SIGKILL", "killed by SIGKILL")
     for errors in ((survivor, first), (first, survivor)):
-        action = act(view(broken=tuple(error.shown for error in errors), errors=errors))
+        action = act(view(errors=errors))
         assert action.reason.startswith("rank 1 on node c is failed: killed by SIGKILL; restart")
-    alone = act(view(broken=(survivor.shown,), errors=(survivor,)))
+    alone = act(view(errors=(survivor,)))
     assert alone.reason.startswith(survivor.shown)
 
 
