@@ -50,8 +50,8 @@ class LeadRecord:
     async def tick(self, unreachable: dict[str, float]) -> None:
         """Nothing is led."""
 
-    def kept_stores(self) -> set[tuple[str, int]]:
-        return set()
+    def newest_store(self) -> None:
+        """Nothing was led."""
 
     async def close(self) -> None:
         """Nothing is being opened."""
