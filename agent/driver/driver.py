@@ -2,7 +2,6 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
 
 from agent.driver.job_driver import JobDriver
 from agent.driver.node_context import Node
@@ -23,9 +22,8 @@ _log = logging.getLogger(__name__)
 class Driver:
     """Made before its node's parts, since they call back into it; `bind` gives it the node."""
 
-    def __init__(self, on_fatal: Callable[[Exception], None]) -> None:
+    def __init__(self) -> None:
         self.jobs: dict[str, JobDriver] = {}
-        self._on_fatal = on_fatal
         self._node: Node | None = None
         self._ended_logs: deque[LogFile] = deque(maxlen=ENDED_LOGS_MAX)
         self._notices = Notices()
@@ -154,7 +152,7 @@ class Driver:
     def _job(self, job_id: str) -> JobDriver:
         job = self.jobs.get(job_id)
         if job is None:
-            job = self.jobs[job_id] = JobDriver(self.node, job_id, self._on_fatal)
+            job = self.jobs[job_id] = JobDriver(self.node, job_id)
             job.restore()
             job.start()
             for fact in self._notices.all():

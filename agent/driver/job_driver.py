@@ -47,13 +47,12 @@ Work = Callable[[], Awaitable[None]]
 
 
 class JobDriver:
-    """`on_fatal` hears of a journal that cannot be written: an agent that cannot persist must not speak."""
+    """Nothing here catches a JournalError: an agent that cannot persist must not speak, and ends."""
 
-    def __init__(self, node: Node, job_id: str, on_fatal: Callable[[Exception], None]) -> None:
+    def __init__(self, node: Node, job_id: str) -> None:
         self.job_id = job_id
         self.order: JobOrder | None = None
         self._node = node
-        self._on_fatal = on_fatal
         self._inbox: asyncio.Queue[Work] = asyncio.Queue(INBOX_MAX)
         self._task: asyncio.Task[None] | None = None
         self._host = RankHost(job_id, node.supervisor, self._launch_failed)
@@ -208,8 +207,7 @@ class JobDriver:
     async def _guarded(self, work: Work) -> None:
         try:
             await work()
-        except JournalError as error:
-            self._on_fatal(error)
+        except JournalError:
             raise
         except Exception:
             # One message that could not be handled must not take the job's driver with it; the next ones say it again.

@@ -73,13 +73,11 @@ class Births:
                 await self._launch(order, roster, slot, store)
 
     def _is_due(self, slot: int, order: JobOrder) -> bool:
-        """Whether this birth has not happened here and nothing newer has."""
+        """Whether this birth has not happened here and nothing newer has. A rank may have died in a newer world that
+        the service does not know of: its number is remembered, though the world is gone."""
         assert order.generation is not None
         memory = self._slots.memory(slot)
-        if memory.origin == str(order.origin_id):
-            return False
-        active = memory.record.active
-        return active is None or active.generation <= order.generation
+        return memory.origin != str(order.origin_id) and order.generation > memory.record.highest_generation
 
     def _is_stale(self, slot: int, order: JobOrder) -> bool:
         assert order.generation is not None

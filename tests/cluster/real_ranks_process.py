@@ -32,7 +32,7 @@ EVERY_TIME = 0
 
 @dataclass(frozen=True)
 class Fault:
-    """At the `nth` passage of `point` from now on, or EVERY_TIME. "tell" only reports it; "hold" waits for a release."""
+    """At the `nth` passage of `point` from now on, or EVERY_TIME. "tell" reports it; "hold" waits for a release."""
 
     point: str
     action: str  # one of those in Recorder._cause

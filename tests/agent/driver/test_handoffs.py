@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from agent.main import EXIT_BROKEN
 from agent.protocol.sync import DesiredState, SourceState
 from agent.protocol.values import HandoffState
 from agent.supervisor.process import is_alive
@@ -157,6 +158,17 @@ def test_a_store_that_dies_while_ranks_prepare_aborts_the_handoff_at_once_and_is
         assert aborted.reason is not None
         assert aborted.reason.text == "the store of generation 2 on node a died"
         nodes.wait(lambda: any(mirror.generation == 3 for mirror in nodes.service.mirrors.values()), "another attempt")
+
+
+def test_an_agent_whose_journal_cannot_be_written_ends_and_says_so_wherever_it_notices() -> None:
+    """It opens a handoff, and it is a task of its own that finds the disk full. The next agent goes on."""
+    with cluster(*FOUR) as nodes:
+        nodes.wait_training(1, FOUR)
+        nodes.fill_disk("a")
+        nodes.announce("d")
+        assert nodes.agents["a"].wait(timeout=20) == EXIT_BROKEN
+        nodes.start_agent("a")
+        assert nodes.wait_handoff(HandoffState.ACTIVE).leaving == ("d",)
 
 
 @pytest.mark.parametrize("how", ["stopped", "not named any more"])
