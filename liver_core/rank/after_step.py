@@ -15,6 +15,7 @@ from liver_core.handoff.ready_tag import Agreement, BoundaryPhase
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.checkpoint_writer import CheckpointWriter
+from liver_core.state.megatron_arguments import megatron_arguments
 from liver_core.state.small_state import TrainingProgress, collect
 from liver_core.training.job import TrainingJob
 from liver_core.worlds.megatron import random_state, restore_random_state
@@ -140,4 +141,5 @@ class AfterStep:
 
     def _write(self, active: ActiveWorld, small: dict[str, Any], *, asked: int = 0) -> None:
         assert self._rule is not None
+        small = {**small, "megatron_arguments": megatron_arguments(self._job, active.state, active.world)}
         self._writer.start(active, small, self._rule.path_of(small["step"]), keep=self._rule.keep, asked=asked)

@@ -1,6 +1,7 @@
-"""`liver jobs`: submit, list, show, watch, logs, stop."""
+"""`liver jobs`: submit, list, show, watch, logs, stop, checkpoint, resume, export."""
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +27,8 @@ RECONNECTS_MAX = 30
 RECONNECT_S = 1.0
 FOLLOW_S = 1.0
 CHECKPOINT_LOOK_S = 0.5
+EXPORT_MODULE = "liver_core.state.megatron_export"
+EXPORT_NEEDS = ("torch", "liver_core.state")
 LIST = (
     Column("JOB"),
     Column("NAME", parts=True),
@@ -190,6 +193,79 @@ def resume(
         print_json(job)
     else:
         typer.echo(f"{job['job_id']}: {job['reason']}")
+
+
+@app.command(epilog="Example: liver jobs export gpt-small-1a2b3c4d --to /data/gpt-small-megatron")
+def export(
+    source: Annotated[
+        str,
+        typer.Argument(help="A job, or the path (with a / in it) of its checkpoints or of one.", metavar="JOB_OR_PATH"),
+    ],
+    *,
+    to: Annotated[Path, typer.Option("--to", help="Folder to make; it must not exist yet.", metavar="DIR")],
+    step: Annotated[int | None, typer.Option(min=0, help="Which checkpoint; without it, the newest.")] = None,
+    python: Annotated[
+        str, typer.Option(help="An interpreter that has torch and LiveR.", metavar="PATH", show_default="this one")
+    ] = sys.executable,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a checkpoint into a folder that Megatron-LM loads with --load, in any layout.
+
+    It holds weights, optimizer state, schedule, iteration, consumed samples and the model's arguments. Run it where the
+    checkpoint's files are. It needs torch but no GPU, and only reads the checkpoint.
+    """
+    if "/" in source:
+        checkpoint = _checkpoint_in(Path(source), step)
+    else:
+        client = connect(service_url, token_file)
+        checkpoint = _checkpoint_of(client.get(f"/api/v1/jobs/{find_job(client, source)}"), step)
+    made = _export_with(python, checkpoint, to)
+    if as_json:
+        return print_json(made)
+    for remark in made["remarks"]:
+        typer.echo(f"note: {remark}", err=True)
+    typer.echo(f"{made['folder']}: iteration {made['iteration']}, {made['consumed_samples']} samples")
+    typer.echo(f"continue with: pretrain_gpt.py --load {made['folder']} {' '.join(made['flags'])}")
+
+
+def _checkpoint_of(job: dict[str, Any], step: int | None) -> Path:
+    paths = {item["step"]: Path(item["path"]) for item in job["checkpoints"]}
+    if not paths:
+        fail(f"job {job['job_id']} has no checkpoint; liver jobs checkpoint writes one while it runs")
+    return _at_step(paths, step, f"job {job['job_id']}")
+
+
+def _checkpoint_in(folder: Path, step: int | None) -> Path:
+    """`folder` itself if it is a checkpoint, or one of those in it."""
+    paths = {int(path.name[5:]): path for path in folder.glob("step-*") if path.name[5:].isdigit()}
+    if not paths and step is not None:
+        fail(f"--step {step}: {folder} is not a folder with checkpoints step-N; leave --step out for one checkpoint")
+    return _at_step(paths, step, str(folder)) if paths else folder
+
+
+def _at_step(paths: dict[int, Path], step: int | None, whose: str) -> Path:
+    if step is not None and step not in paths:
+        fail(f"--step {step}: {whose} has checkpoints of these steps: {', '.join(map(str, sorted(paths)))}")
+    return paths[max(paths) if step is None else step]
+
+
+def _export_with(python: str, checkpoint: Path, folder: Path) -> dict[str, Any]:
+    """In a child of an interpreter that has torch, which the service and its commands do without."""
+    try:
+        if lacks := try_job.lacking(python, EXPORT_NEEDS):
+            fail(lacks)
+        command = [python, "-m", EXPORT_MODULE, str(checkpoint.absolute()), str(folder.absolute())]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+        said = json.loads(done.stdout)
+    except (OSError, subprocess.SubprocessError) as error:
+        fail(f"--python: {python} does not run: {error}")
+    except ValueError:
+        fail(f"the export ended with status {done.returncode}; what it printed says why")
+    if "error" in said:
+        fail(said["error"])
+    return said
 
 
 @app.command(epilog="Example: liver jobs logs gpt-small-1a2b3c4d --rank 0 --follow")

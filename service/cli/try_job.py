@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -76,6 +76,18 @@ def try_job(
         raise typer.Exit(1)
 
 
+def lacking(python: str, needed: Sequence[str]) -> str:
+    """What of these modules the interpreter lacks, as a sentence. Empty if it has them all. Raises OSError and
+    SubprocessError if it does not run."""
+    done = subprocess.run([python, "-c", _LOOK_FOR, *needed], capture_output=True, text=True, timeout=60, check=True)
+    if not (lacks := done.stdout.strip()):
+        return ""
+    return (
+        f"{python} has no {lacks.replace(',', ', ')}: install it with pip install 'liver[core]', "
+        "or name an interpreter that has it with --python"
+    )
+
+
 class _Trial:
     """The findings so far, in order; `show` is given each at once."""
 
@@ -136,20 +148,13 @@ class _Trial:
 
     def has_torch(self, python: str) -> bool:
         """Whether the interpreter has what a rank needs."""
-        command = [python, "-c", _LOOK_FOR, *NEEDED]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-            lacks = done.stdout.strip()
+            lacks = lacking(python, NEEDED)
         except (OSError, subprocess.SubprocessError) as error:
             self.add("torch", "missing", f"--python: {python} does not run: {error}")
             return False
         if lacks:
-            self.add(
-                "torch",
-                "missing",
-                f"{python} has no {lacks.replace(',', ', ')}: install it with pip install 'liver[core]', "
-                "or name an interpreter that has it with --python",
-            )
+            self.add("torch", "missing", lacks)
         return not lacks
 
     def run_child(

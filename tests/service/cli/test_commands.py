@@ -44,6 +44,8 @@ def test_a_submitted_job_is_listed_shown_stopped_and_watched_to_its_end(service:
     assert resumed.exit_code == 1 and "has no checkpoint to continue from" in resumed.stderr
     saved = service.run("jobs", "checkpoint", job_id)
     assert saved.exit_code == 1 and "is stopped: only a running job can write a checkpoint" in saved.stderr
+    exported = service.run("jobs", "export", job_id, "--to", "never-made")
+    assert exported.exit_code == 1 and f"job {job_id} has no checkpoint" in exported.stderr
 
 
 def test_lists_without_rows_say_so_to_people_and_are_empty_lists_for_programs(service: Service):

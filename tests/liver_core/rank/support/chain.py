@@ -193,17 +193,13 @@ def load_by_megatron_alone(world: Any, state: Any, path: str) -> None:
     The moments are made by the optimizer itself, in one step with zero gradients that the load overwrites.
     `_load_optimizer` only works around two defects of the loader with torch's optimizers.
     """
-    import torch
     from megatron.core import dist_checkpointing
 
     from liver_core.state.checkpoint import _load_optimizer
     from liver_core.state.megatron_optimizer import distributed_optimizer, unwrapped
 
     optimizer, module = distributed_optimizer(state.optimizer), unwrapped(state.model)
-    for group in optimizer.optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    optimizer.optimizer.step()
+    step_without_gradients(state)
     metadata = {"distrib_optim_sharding_type": "fully_reshardable", "dp_cp_group": world.collection.dp_cp}
     model = module.sharded_state_dict(metadata=metadata)
     wanted = {
@@ -213,3 +209,16 @@ def load_by_megatron_alone(world: Any, state: Any, path: str) -> None:
     loaded: Any = dist_checkpointing.load(wanted, path)
     module.load_state_dict(loaded["model"])
     _load_optimizer(optimizer, loaded["optimizer"])
+
+
+def step_without_gradients(state: Any) -> None:
+    """Have the optimizer make its moments, as Megatron's loader expects them."""
+    import torch
+
+    from liver_core.state.megatron_optimizer import distributed_optimizer
+
+    inner = distributed_optimizer(state.optimizer).optimizer
+    for group in inner.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    inner.step()

@@ -1,0 +1,208 @@
+"""Makes a folder that Megatron-LM's own training loads with `--load`, out of a checkpoint of this product.
+
+    python -m liver_core.state.megatron_export CHECKPOINT FOLDER
+
+Both are Megatron's distributed format with fully reshardable optimizer state, so tensors are copied as they are. What
+is added is what Megatron keeps beside them. Needs torch, but no GPU and no Megatron. The source is only read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+COMMON_FILE = "common.pt"
+SMALL_FILE = "liver_small_state.json"
+TRACKER_FILE = "latest_checkpointed_iteration.txt"
+NEEDED_FILES = ("metadata.json", ".metadata", COMMON_FILE, SMALL_FILE)
+NEEDED_ARGUMENTS = ("num_layers", "hidden_size", "num_attention_heads", "global_batch_size")
+# Counted in iterations here and in samples by Megatron's training.
+COUNTED_IN_SAMPLES = ("num_steps", "lr_warmup_steps", "lr_decay_steps", "wd_incr_steps")
+SCHEDULE = ("max_lr", "min_lr", "lr_decay_style", "start_wd", "end_wd", "wd_incr_style", *COUNTED_IN_SAMPLES)
+# Of the arguments in a checkpoint, Megatron's `--use-checkpoint-args` does not take these over.
+TO_BE_GIVEN = (
+    "micro_batch_size",
+    "global_batch_size",
+    "lr",
+    "min_lr",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_eps",
+    "clip_grad",
+    "norm_epsilon",
+    "seed",
+)
+
+
+class ExportError(RuntimeError):
+    """A checkpoint cannot be exported. The text names the path or field and the rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was made. `flags`: for `pretrain_gpt.py`. `remarks`: what Megatron will not do as the job did."""
+
+    folder: str
+    source: str
+    iteration: int
+    consumed_samples: int
+    flags: list[str]
+    remarks: list[str]
+
+
+def export_checkpoint(source: Path, folder: Path) -> Exported:
+    """Make `folder` out of the checkpoint `source`. It is complete or absent. Raises ExportError."""
+    small = _small_state(source)
+    if folder.exists() or folder.is_symlink():
+        raise ExportError(f"--to {folder}: exists already; name a folder that does not")
+    if not folder.parent.is_dir():
+        raise ExportError(f"--to {folder}: {folder.parent} is not a folder; make it first")
+    arguments, remarks = dict(small["megatron_arguments"]), list[str]()
+    if absent := [name for name in NEEDED_ARGUMENTS if name not in arguments]:
+        raise ExportError(f"checkpoint {source}: megatron_arguments lacks {', '.join(absent)}, which Megatron needs")
+    if activation := arguments.pop("activation"):
+        remarks.append(f"activation: Megatron's arguments cannot say {activation}; load it into a model of your own")
+    common = _load(source)
+    schedule = _megatron_schedule(small, arguments["global_batch_size"])
+    if schedule is None:
+        remarks.append(
+            "scheduler: the job's is not Megatron's, so the rate of this step is exported as a constant; "
+            "give Megatron's schedule by its flags"
+        )
+    _add(common, small, arguments, schedule)
+    partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
+    try:
+        _fill(partial, source, common)
+        partial.chmod(0o777 & ~_umask())
+        os.rename(partial, folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    flags = _flags(arguments, own_schedule=schedule is None)
+    return Exported(str(folder), str(source), small["step"], small["consumed_samples"], flags, remarks)
+
+
+def _small_state(source: Path) -> dict[str, Any]:
+    if not source.is_dir():
+        raise ExportError(f"checkpoint {source}: is not a folder on this machine")
+    for name in NEEDED_FILES:
+        if not (source / name).is_file():
+            raise ExportError(f"checkpoint {source}: {name} is missing, so it is not a complete checkpoint")
+    small = json.loads((source / SMALL_FILE).read_text())
+    if "megatron_arguments" not in small:
+        raise ExportError(
+            f"checkpoint {source}: {SMALL_FILE} has no megatron_arguments, an older version wrote it; "
+            "resume the job with this version and write another with liver jobs checkpoint"
+        )
+    return small
+
+
+def _load(source: Path) -> dict[str, Any]:
+    try:
+        return torch.load(source / COMMON_FILE, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # torch and pickle raise many kinds; a person needs to know which file it was.
+        raise ExportError(f"checkpoint {source}: {COMMON_FILE} cannot be read: {error}") from error
+
+
+def _add(
+    common: dict[str, Any], small: Mapping[str, Any], arguments: dict[str, Any], schedule: dict[str, Any] | None
+) -> None:
+    """Add to `common.pt`, which holds everything that is not cut into shards, what Megatron's training keeps there."""
+    groups = common["optimizer"]["optimizer"]["param_groups"]
+    for group in groups:
+        _fit_any_adam(group)
+    common["args"] = Namespace(
+        **arguments,
+        consumed_train_samples=small["consumed_samples"],
+        consumed_valid_samples=0,
+        skipped_train_samples=0,
+        add_position_embedding=True,
+        ckpt_format="torch_dist",
+        dist_ckpt_optim_fully_reshardable=True,
+        no_save_optim=False,
+        # Random streams are derived anew from seed and step after every change of the world. None are kept.
+        no_save_rng=True,
+    )
+    common["checkpoint_version"] = 3.0
+    common["iteration"] = small["step"]
+    common["num_floating_point_operations_so_far"] = 0
+    common["opt_param_scheduler"] = schedule or _constant_schedule(groups, small["consumed_samples"])
+    common["content_metadata"] = {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "distrib_optim_fully_reshardable_mem_efficient": False,
+        "singleton_local_shards": False,
+        "chained_optim_avoid_prefix": True,
+    }
+
+
+def _fit_any_adam(group: dict[str, Any]) -> None:
+    """Torch's Adam counts steps in floats and knows no `bias_correction`. The fused Adams of Apex and Transformer
+    Engine count in ints and take their settings from the checkpoint."""
+    if isinstance(step := group.get("step"), float) and step.is_integer():
+        group["step"] = int(step)
+    if "betas" in group:
+        group.setdefault("bias_correction", True)
+
+
+def _megatron_schedule(small: Mapping[str, Any], batch: int) -> dict[str, Any] | None:
+    """The state of Megatron's scheduler in its training's units. None if the job's own scheduler is another."""
+    saved = small["scheduler"]
+    if saved is None or not set(SCHEDULE) <= saved.keys():
+        return None
+    return {name: saved[name] * batch if name in COUNTED_IN_SAMPLES else saved[name] for name in SCHEDULE}
+
+
+def _constant_schedule(groups: list[dict[str, Any]], samples: int) -> dict[str, Any]:
+    """Goes on at the rate that stands. Without a schedule Megatron loads no optimizer state either."""
+    rate, decay = (max(group[name] for group in groups) for name in ("lr", "weight_decay"))
+    steps = {"lr_warmup_steps": 0, "lr_decay_steps": max(1, samples), "wd_incr_steps": max(1, samples)}
+    styles = {"lr_decay_style": "constant", "wd_incr_style": "constant"}
+    return {"max_lr": rate, "min_lr": rate, "start_wd": decay, "end_wd": decay, "num_steps": samples, **steps, **styles}
+
+
+def _fill(folder: Path, source: Path, common: dict[str, Any]) -> None:
+    iteration = folder / f"iter_{common['iteration']:07d}"
+    shutil.copytree(source, iteration, ignore=lambda _folder, _names: {COMMON_FILE, SMALL_FILE})
+    torch.save(common, iteration / COMMON_FILE)
+    (folder / TRACKER_FILE).write_text(str(common["iteration"]))
+
+
+def _umask() -> int:
+    present = os.umask(0)
+    os.umask(present)
+    return present
+
+
+def _flags(arguments: Mapping[str, Any], *, own_schedule: bool) -> list[str]:
+    schedule = "--override-opt-param-scheduler" if own_schedule else "--use-checkpoint-opt-param-scheduler"
+    fixed = ["--use-checkpoint-args", "--use-distributed-optimizer", schedule]
+    precision = [f"--{name}" for name in ("bf16", "fp16") if arguments.get(name)]
+    given = [f"--{name.replace('_', '-')} {arguments[name]}" for name in TO_BE_GIVEN if name in arguments]
+    return fixed + precision + given
+
+
+def main(arguments: list[str]) -> int:
+    """Export, and say on standard output as JSON what was made or what is wrong."""
+    source, folder = (Path(argument) for argument in arguments)
+    try:
+        said = asdict(export_checkpoint(source, folder))
+    except (ExportError, OSError) as error:
+        said = {"error": str(error)}
+    sys.stdout.write(json.dumps(said) + "\n")
+    return int("error" in said)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,210 @@
+"""An exported checkpoint is what Megatron-LM loads: tracker, arguments, and every bit by Megatron's own loader."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from liver_core.layout import Member
+from service.cli.main import app
+from tests.cluster.rank_cluster import Cluster, RankSetup
+from tests.cluster.real_ranks import run_alone, start_ranks
+from tests.cluster.real_ranks_model import small_gpt
+from tests.cluster.real_ranks_process import local_weights, make_job, megatron_state
+from tests.liver_core.rank.support.chain import load_with_megatron
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+
+EVERY, STEPS, BATCH = 3, 5, 8
+
+
+@pytest.fixture(scope="module")
+def setup(corpus: str) -> RankSetup:
+    # Several buckets, grouped heads: what Megatron is told, and where a bucket is padded, has to be right.
+    arguments = small_gpt(corpus, num_query_groups=2, overlap_grad_reduce=True, ddp_bucket_size=20_000)
+    return RankSetup(arguments, global_batch=BATCH, last_step=STEPS)
+
+
+@pytest.fixture(scope="module")
+def written(setup: RankSetup, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run on PP2xDP2 that wrote checkpoints after steps 3 and 5."""
+    folder = tmp_path_factory.mktemp("written")
+    with Cluster(RankSetup(**{**_fields(setup), "checkpoints": (str(folder), EVERY, 3)})) as cluster:
+        cluster.launch("PP2xDP2", "abcd")
+        cluster.finish()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(written: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """The export of step 3, and what the command says about it."""
+    target = tmp_path_factory.mktemp("exported") / "megatron"
+    return target, json.loads(_export(written, target, "--step", str(EVERY), "--json").stdout)
+
+
+def test_the_folder_holds_what_megatrons_training_looks_for(exported: tuple[Path, dict[str, Any]]):
+    folder, said = exported
+    assert (folder / "latest_checkpointed_iteration.txt").read_text() == str(EVERY)
+    assert sorted(entry.name for entry in folder.iterdir()) == ["iter_0000003", "latest_checkpointed_iteration.txt"]
+    assert not (folder / "iter_0000003" / "liver_small_state.json").exists()
+    assert said["iteration"] == EVERY and said["consumed_samples"] == EVERY * BATCH and said["remarks"] == []
+    assert {"--use-checkpoint-args", "--global-batch-size 8", "--adam-eps 1e-08"} <= set(said["flags"])
+
+
+def test_the_arguments_are_those_of_the_model_that_trained(exported: tuple[Path, dict[str, Any]]):
+    common = run_alone(_common_state, str(exported[0] / "iter_0000003"))
+    expected = {
+        "num_layers": 6, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "num_query_groups": 2,
+        "group_query_attention": True, "kv_channels": 16, "seq_length": 32, "max_position_embeddings": 32,
+        "padded_vocab_size": 264, "position_embedding_type": "rope", "rotary_base": 10000, "normalization": "RMSNorm",
+        "swiglu": True, "squared_relu": False, "add_bias_linear": False, "untie_embeddings_and_output_weights": True,
+        "hidden_dropout": 0.0, "attention_dropout": 0.0, "norm_epsilon": 1e-05, "bf16": False,
+        "tensor_model_parallel_size": 1, "pipeline_model_parallel_size": 2, "data_parallel_size": 2, "world_size": 4,
+        "global_batch_size": BATCH, "micro_batch_size": 2, "consumed_train_samples": EVERY * BATCH,
+        "no_save_rng": True, "no_save_optim": False, "ckpt_format": "torch_dist",
+    }  # fmt: skip
+    assert {name: common["args"].get(name) for name in expected} == expected
+    assert (common["iteration"], common["checkpoint_version"]) == (EVERY, 3.0)
+    assert common["content_metadata"]["distrib_optim_sharding_type"] == "fully_reshardable"
+    schedule = common["opt_param_scheduler"]
+    assert (schedule["num_steps"], schedule["lr_warmup_steps"]) == (EVERY * BATCH, 10 * BATCH), "counted in samples"
+    assert schedule["lr_decay_steps"] == 10_000 * BATCH and schedule["max_lr"] == 1e-3
+    for group in common["groups"]:
+        assert (group["step"], type(group["step"]), group["bias_correction"]) == (EVERY, int, True)
+
+
+@pytest.mark.parametrize("layout", ["TP2", "PP3"])
+def test_megatrons_loader_finds_every_key_and_no_other_and_every_bit(
+    setup: RankSetup, written: Path, exported: tuple[Path, dict[str, Any]], layout: str
+):
+    ranks = int(layout[-1])
+    running = start_ranks(_load_as_megatron, [(rank, setup, str(exported[0]), layout) for rank in range(ranks)])
+    loaded = running.join()
+    (oracle,) = load_with_megatron(setup, [(str(written / "step-000000003"), layout)])
+    for rank, ours in enumerate(loaded):
+        for name, tensors in oracle[rank]["megatron"].items():
+            for kind, tensor in tensors.items():
+                assert tensor.tobytes() == ours["megatron"][name][kind].tobytes(), f"rank {rank}: {kind} of {name}"
+        for name, bits in oracle[rank]["weights"].items():
+            assert bits.tobytes() == ours["weights"][name].tobytes(), f"rank {rank}: weight {name}"
+        assert ours["schedule"]["num_steps"] == EVERY * BATCH
+        # Three steps of ten to warm up, whatever they are counted in.
+        assert ours["rates"] == {pytest.approx(1e-3 * EVERY / 10)}
+
+
+def test_without_a_step_the_newest_checkpoint_is_taken_and_the_source_stays(written: Path, tmp_path: Path):
+    before = _contents(written)
+    done = _export(written, tmp_path / "newest")
+    assert "iteration 5, 40 samples" in done.stdout and "--load" in done.stdout
+    assert (tmp_path / "newest" / "iter_0000005" / "common.pt").is_file()
+    assert _contents(written) == before
+
+
+def test_what_cannot_be_exported_is_refused_by_name_and_leaves_nothing(written: Path, tmp_path: Path):
+    step, target = written / "step-000000005", tmp_path / "megatron"
+    assert "--step 4: " in (said := _export(written, target, "--step", "4").stderr) and "these steps: 3, 5" in said
+    (tmp_path / "taken").mkdir()
+    assert f"--to {tmp_path}/taken: exists already" in _export(step, tmp_path / "taken").stderr
+    assert f"--to {tmp_path}/no/where: {tmp_path}/no is not a folder" in _export(step, tmp_path / "no" / "where").stderr
+    assert "is not a folder on this machine" in _export(tmp_path / "gone", target).stderr
+    half = Path(shutil.copytree(step, tmp_path / "half"))
+    (half / ".metadata").unlink()
+    assert f"checkpoint {half}: .metadata is missing" in _export(half, target).stderr
+    broken = Path(shutil.copytree(step, tmp_path / "broken"))
+    (broken / "common.pt").write_bytes(b"no zip")
+    assert f"checkpoint {broken}: common.pt cannot be read" in _export(broken, target).stderr
+    old = _with_small(step, tmp_path / "old", megatron_arguments=None)
+    assert "has no megatron_arguments, an older version wrote it" in _export(old, target).stderr
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["broken", "half", "old", "taken"]
+
+
+def test_a_schedule_that_is_not_megatrons_goes_on_at_its_rate_and_the_command_says_so(written: Path, tmp_path: Path):
+    own = _with_small(written / "step-000000005", tmp_path / "own", scheduler={"mine": 3})
+    done = _export(own, tmp_path / "megatron")
+    assert done.exit_code == 0, done.output
+    assert "note: scheduler: the job's is not Megatron's" in done.stderr
+    assert "--override-opt-param-scheduler" in done.stdout and "--use-checkpoint-opt" not in done.stdout
+    common = run_alone(_common_state, str(tmp_path / "megatron" / "iter_0000005"))
+    schedule, rates = common["opt_param_scheduler"], {group["lr"] for group in common["groups"]}
+    assert rates == {schedule["max_lr"]} == {schedule["min_lr"]} and schedule["lr_decay_style"] == "constant"
+    assert schedule["num_steps"] == STEPS * BATCH
+
+
+def _export(source: Path, target: Path, *more: str):
+    return CliRunner().invoke(app, ["jobs", "export", str(source), "--to", str(target), *more])
+
+
+def _fields(setup: RankSetup) -> dict[str, Any]:
+    return {name: getattr(setup, name) for name in setup.__dataclass_fields__}
+
+
+def _contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def _with_small(step: Path, copy: Path, **changes: Any) -> Path:
+    """A copy of a checkpoint with another small state; None takes a field away."""
+    shutil.copytree(step, copy)
+    small = json.loads((copy / "liver_small_state.json").read_text()) | changes
+    kept = {name: value for name, value in small.items() if value is not None}
+    (copy / "liver_small_state.json").write_text(json.dumps(kept))
+    return copy
+
+
+def _common_state(path: str) -> dict[str, Any]:
+    """With Megatron's own reader. The arguments as a dict."""
+    from megatron.core.dist_checkpointing import load_common_state_dict
+
+    common = load_common_state_dict(path)
+    groups = common["optimizer"]["optimizer"]["param_groups"]
+    names = ("iteration", "checkpoint_version", "content_metadata", "opt_param_scheduler")
+    return {"args": vars(common["args"]), "groups": groups, **{name: common[name] for name in names}}
+
+
+def _load_as_megatron(rank: int, port: int, setup: RankSetup, folder: str, layout: str) -> dict[str, Any]:
+    """What megatron/training/checkpointing.py of Megatron-LM core_v0.16.1 calls to load, in a world of `layout`.
+
+    Its metadata come from the checkpoint, its optimizer's description from the outer optimizer, and a key that is
+    missing or left over is an error.
+    """
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    from liver_core.handoff.messages import StoreAddress
+    from liver_core.layout import ParallelLayout, Roster
+    from liver_core.state.checkpoint import _load_optimizer
+    from liver_core.state.megatron_optimizer import distributed_optimizer, unwrapped
+    from liver_core.worlds.groups import connect_store
+    from liver_core.worlds.megatron import activate, bring_up, retire
+    from tests.liver_core.rank.support.chain import step_without_gradients
+
+    parallel = ParallelLayout.parse(layout)
+    members = tuple(Member(f"oracle-{index}", 0) for index in range(parallel.world_size))
+    store = connect_store(StoreAddress("127.0.0.1", port), timeout_s=60)
+    world = bring_up(Roster("oracle", 1, parallel, members), rank, store, host="127.0.0.1", timeout_s=60)
+    activate(world)
+    state = make_job(setup).build(world)
+    step_without_gradients(state)
+    tracker = Path(folder) / "latest_checkpointed_iteration.txt"
+    iteration = f"{folder}/iter_{int(tracker.read_text()):07d}"
+    metadata = dist_checkpointing.load_content_metadata(iteration) | {"dp_cp_group": world.collection.dp_cp}
+    wanted: dict[str, Any] = {"model": unwrapped(state.model).sharded_state_dict(metadata=metadata)}
+    wanted["optimizer"] = state.optimizer.sharded_state_dict(wanted, is_loading=True, metadata=metadata)
+    loaded: Any = dist_checkpointing.load(wanted, iteration, strict=StrictHandling.RAISE_ALL)
+    unwrapped(state.model).load_state_dict(loaded["model"])
+    _load_optimizer(distributed_optimizer(state.optimizer), loaded["optimizer"])
+    state.scheduler.load_state_dict(loaded["opt_param_scheduler"])
+    found = {
+        "megatron": megatron_state(state),
+        "weights": local_weights(state),
+        "schedule": state.scheduler.state_dict(),
+        "rates": {group["lr"] for group in state.optimizer.param_groups},
+    }
+    retire(world)
+    return found
