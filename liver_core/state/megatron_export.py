@@ -112,8 +112,8 @@ def _load(source: Path) -> dict[str, Any]:
     try:
         return torch.load(source / COMMON_FILE, map_location="cpu", weights_only=True)
     except Exception as error:
-        # torch and pickle raise many kinds; a person needs to know which file it was.
-        raise ExportError(f"checkpoint {source}: {COMMON_FILE} cannot be read: {error}") from error
+        # torch and pickle raise many kinds, with pages of advice. A person needs to know which file it was.
+        raise ExportError(f"checkpoint {source}: {COMMON_FILE} cannot be read: {type(error).__name__}") from error
 
 
 def _add(
