@@ -73,6 +73,7 @@ def test_a_notice_that_no_agent_acts_on_becomes_a_proposal_of_the_service(fleet:
     order = fleet.agents["c"].job_order()
     assert order.handoff is not None and order.handoff.target.node_ids() == ("a", "c", "d")
     assert order.handoff.deadline_utc == notice.deadline_utc
+    assert order.checkpoint_asked == 1, "if nothing comes of it, little is lost"
 
 
 def test_a_proposal_that_the_agents_carry_through_becomes_the_jobs_generation(fleet: Fleet):
