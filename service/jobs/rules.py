@@ -283,7 +283,8 @@ def _start_if_possible(view: JobView) -> Action:
         return Action(Do.NOTHING, f"waiting: {view.restart.reason}")
     # A job that has run before continues from its checkpoint; without one it starts over.
     lost = _lost_steps(view)
-    source = f"from checkpoint of step {view.checkpoint.step}, {lost} steps lost; " if view.checkpoint else ""
+    source = f"from checkpoint of step {view.checkpoint.step}" if view.checkpoint else "from its beginning"
+    source = f"{source}, {lost} steps lost; " if view.checkpoint or lost else ""
     return Action(
         Do.START,
         source + view.restart.reason,

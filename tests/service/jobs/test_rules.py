@@ -283,3 +283,9 @@ def test_a_generation_that_agents_made_alone_is_taken_only_out_of_the_line_that_
 ):
     found = accepts_active(active=active, parent=parent, generation=generation, started_here=frozenset(started_here))
     assert found == refusal
+
+
+def test_a_job_that_starts_over_for_want_of_a_checkpoint_says_how_many_steps_that_loses():
+    suspended = view(state=JobState.SUSPENDED, world=None, checkpoint=None)
+    assert act(suspended).reason == "from its beginning, 50 steps lost; start there"
+    assert act(replace(suspended, last_step=0)).reason == "start there"

@@ -459,6 +459,22 @@ def test_a_service_that_was_away_does_not_declare_its_nodes_gone(fleet: Fleet):
     assert fleet.job()["active_generation"] == 1
 
 
+def test_a_service_that_is_cut_off_from_all_nodes_for_a_while_neither_restarts_nor_suspends_their_job(fleet: Fleet):
+    fleet.run()
+    for _ in range(40):
+        fleet.clock.advance(1)
+        fleet.tick()
+    assert {node["state"] for node in fleet.client.get("/api/v1/nodes").json()} == {"ready"}
+    assert (fleet.job()["state"], fleet.job()["active_generation"]) == ("running", 1)
+    fleet.round()
+    assert (fleet.job()["state"], fleet.job()["active_generation"]) == ("running", 1)
+    for _ in range(80):
+        fleet.clock.advance(2)
+        fleet.tick()
+    assert {node["state"] for node in fleet.client.get("/api/v1/nodes").json()} == {"gone"}, "nobody came back"
+    assert fleet.job()["state"] in ("suspending", "suspended")
+
+
 def test_a_job_that_fails_by_its_own_fault_is_failed_and_not_started_again(fleet: Fleet):
     fleet.run()
     why = Reason("the loss of step 12 is nan, first on rank 1", "boundary", 1)
