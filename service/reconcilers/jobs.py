@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from service.context import Context
 from service.db.claims import claim_due, take_back
+from service.db.outage import is_outage
 from service.handoffs.operations import drop_handoff, propose_handoff
 from service.handoffs.queries import open_handoff
 from service.jobs.membership import refresh_members
@@ -71,7 +72,9 @@ def tick(context: Context) -> int:
         except NodesTakenError as error:
             _log.info("job %s: %s, retry in %.0f s", claim.job_id, error, AFTER_ERROR_S)
             _retry_later(context, claim)
-        except Exception:
+        except Exception as error:
+            if is_outage(error):
+                raise
             # An error in one job must not stop the others.
             _log.exception("job %s: reconciling failed, retry in %.0f s", claim.job_id, AFTER_ERROR_S)
             _retry_later(context, claim)
