@@ -14,7 +14,7 @@ from service.db.outage import is_outage
 from service.handoffs.operations import drop_handoff, propose_handoff
 from service.handoffs.queries import open_handoff
 from service.jobs.membership import refresh_members
-from service.jobs.operations import new_birth, set_state, start_generation, touch
+from service.jobs.operations import close_generation, new_birth, set_state, start_generation, touch
 from service.jobs.queries import Situation, situation
 from service.jobs.rules import Action, Do, JobLimits, next_action
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
@@ -114,6 +114,7 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
     """Apply one action in the caller's transaction."""
     if action.do is not Do.NOTHING:
         _log.info("job %s: %s: %s", job.job_id, action.do, action.reason)
+        close_generation(session, job, action.cause)
     match action.do:
         case Do.NOTHING:
             if job.state in (JobState.PENDING, JobState.SUSPENDED) and job.reason != action.reason:

@@ -16,14 +16,15 @@ from sqlalchemy.orm import Session
 from agent.protocol.sync import NoticeFact, Refusal, StepRow, SyncReport
 from liver_core.handoff import RankStage
 from service.db.wake import RECONCILERS, job_topic, notify
-from service.handoffs.operations import mirror_handoff
+from service.handoffs.operations import mirror_handoff, name_cause
+from service.jobs.causes import FailedPart, FirstCause, cause_of_rank
 from service.jobs.membership import refresh_members
-from service.jobs.operations import burn, lock_job, set_state, touch
+from service.jobs.operations import burn, close_generation, lock_job, set_state, touch
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobMemberRow, JobRow, JobState
 from service.leases.operations import ensure_lease
 from service.leases.tables import LeaseRow
 from service.ledger.operations import Spent, account_all
-from service.ledger.rules import SlotFacts, cause_of
+from service.ledger.rules import LOST, SlotFacts, cause_of
 from service.ledger.tables import Cause
 from service.nodes.operations import lock_node, store_node
 from service.nodes.tables import NodeRow
@@ -133,6 +134,7 @@ def apply_report(session: Session, report: SyncReport, *, now: datetime) -> Inta
     _account(intake, lease)
     ranks_now = {_standing(rank.job_id, rank.rank, rank.stage) for rank in report.ranks}
     intake.due.update(job_id for job_id, _, _ in ranks_before ^ ranks_now)
+    _note_errors(intake, ranks_now - ranks_before)
     _wake(intake, all_jobs=is_changed)
     session.flush()
     return intake
@@ -290,6 +292,8 @@ def _store_finished(intake: Intake) -> None:
             continue
         _advance(intake, job, generation=job.active_generation or 0, step=fact.step)
         if fact.failed is not None:
+            rank = fact.failed.rank
+            close_generation(intake.session, job, FirstCause(FailedPart.RANK, None, rank, step=fact.step))
             set_state(job, JobState.FAILED, fact.failed.text, now=intake.now)
         elif job.state == JobState.STOPPING:
             set_state(job, JobState.STOPPED, f"stopped on request at step {fact.step}", now=intake.now)
@@ -298,6 +302,19 @@ def _store_finished(intake: Intake) -> None:
         else:
             set_state(job, JobState.FINISHED, f"stop condition met at step {fact.step}", now=intake.now)
         intake.changed.add(job.job_id)
+
+
+def _note_errors(intake: Intake, news: set[tuple[str, int, str]]) -> None:
+    """When the first rank of a job's world failed; and how one ended, for an attempt that others say it ended."""
+    for rank in intake.report.ranks:
+        job = intake.jobs.get(rank.job_id)
+        if job is None or rank.stage not in LOST or _standing(rank.job_id, rank.rank, rank.stage) not in news:
+            continue
+        if job.error_at is None and rank.generation == job.active_generation:
+            job.error_at = intake.now
+        cause = cause_of_rank(intake.node.node_id, rank.rank, rank.step, rank.reason.text if rank.reason else "")
+        if not cause.is_felt:
+            name_cause(intake.session, job.job_id, cause, now=intake.now)
 
 
 def _account(intake: Intake, lease: LeaseRow) -> None:
@@ -317,7 +334,7 @@ def _account(intake: Intake, lease: LeaseRow) -> None:
                 active_generation=job.active_generation,
                 from_checkpoint=row is not None and row.checkpoint_path is not None,
                 step=rank.step,
-                highest_step=job.highest_step,
+                repeats_until=row.repeats_until if row is not None else 0,
             )
             cause = cause_of(facts)
             generation = rank.generation if row is not None else None
