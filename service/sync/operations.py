@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
 
-from sqlalchemy import delete, select, text, update
+from sqlalchemy import bindparam, delete, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -20,8 +20,9 @@ from service.handoffs.operations import mirror_handoff, name_cause
 from service.jobs.causes import FailedPart, FirstCause, cause_of_rank
 from service.jobs.membership import refresh_members
 from service.jobs.operations import burn, close_generation, lock_job, set_state, touch
-from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobMemberRow, JobRow, JobState
+from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobMemberRow, JobRow, JobState, MemberRole
 from service.leases.operations import ensure_lease
+from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow
 from service.ledger.operations import Spent, account_all
 from service.ledger.rules import LOST, SlotFacts, cause_of
@@ -59,6 +60,7 @@ _ADD_ROWS = text(
         OR (steps.tokens IS NULL AND excluded.tokens IS NOT NULL)
     """
 )
+_NODES_OF_JOB = select(JobMemberRow.node_id).where(JobMemberRow.job_id == bindparam("job_id"))
 _STEP_COLUMNS = {
     name: name
     for name in ("job_id", "generation", "step", "seconds", "loss", "consumed_samples", "sample_digest", "tokens")
@@ -157,12 +159,31 @@ def _lock_jobs(intake: Intake, notices: tuple[NoticeFact, ...]) -> None:
 
 def _store_notices(intake: Intake, lease: LeaseRow, notices: tuple[NoticeFact, ...]) -> None:
     for fact in notices:
-        if fact.node_id != intake.node.node_id:
-            intake.refuse("notices", fact.node_id, f"agent of {intake.node.node_id} may only report its own notices")
-            continue
-        if record_notice(intake.session, fact, lease_id=lease.lease_id, now=intake.now):
-            members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == intake.node.node_id)
+        found = lease if fact.node_id == intake.node.node_id else _lease_of_peer(intake, fact)
+        if found is not None and record_notice(intake.session, fact, lease_id=found.lease_id, now=intake.now):
+            members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == fact.node_id)
             intake.changed.update(job_id for job_id in intake.session.scalars(members) if job_id in intake.jobs)
+
+
+def _lease_of_peer(intake: Intake, fact: NoticeFact) -> LeaseRow | None:
+    """The lease of another node of a job of the reporting one: it passes on what that node's agent told it, in case
+    that agent was gone before the service heard of it. None, and the fact is refused, for any other node, and for a
+    withdrawal, which is the node's own to report. The job is locked, so that all who report this wait for each other.
+    """
+    session, own = intake.session, intake.node.node_id
+    jobs = select(JobMemberRow.job_id).where(
+        JobMemberRow.job_id.in_(intake.jobs), JobMemberRow.role != MemberRole.SPARE
+    )
+    shared = session.scalars(jobs.where(JobMemberRow.node_id == fact.node_id).limit(1)).one_or_none()
+    if shared is None or own not in session.scalars(_NODES_OF_JOB, {"job_id": shared}).all():
+        intake.refuse("notices", fact.node_id, f"agent of {own} may report notices of its own and its jobs' nodes only")
+    elif fact.withdrawn_utc is not None:
+        intake.refuse("notices", fact.node_id, f"a withdrawal is reported by {fact.node_id} itself")
+    else:
+        lease = open_lease(session, fact.node_id)
+        # One of the machine that had this name before does not count.
+        return lease if lease is not None and fact.first_seen_utc >= lease.started_at else None
+    return None
 
 
 def _store_handoffs(intake: Intake) -> None:

@@ -1,5 +1,6 @@
 """The agents' surface: what is stored once, what is refused, what is answered."""
 
+from datetime import timedelta
 from itertools import pairwise
 from uuid import uuid4
 
@@ -203,10 +204,41 @@ def test_the_health_of_a_notice_source_is_shown(running, client, clock):
     }  # fmt: skip
 
 
-def test_an_agent_may_not_report_another_nodes_notice(running):
+def test_an_agent_may_not_report_the_notice_of_a_node_with_which_it_has_no_job(running, make_agent, client):
+    _, agent, _ = running
+    stranger = make_agent("s")
+    stranger.sync()
+    for reporter, fact in ((stranger, agent.notice()), (agent, stranger.notice())):
+        orders = reporter.sync(notices=(fact,))
+        assert [(item.part, item.key) for item in orders.refusals] == [("notices", fact.node_id)]
+        assert not client.get(f"/api/v1/nodes/{fact.node_id}").json()["leaving"]
+
+
+def test_a_notice_that_only_peers_could_pass_on_is_recorded_once_and_moves_the_job(running, client, clock, context):
     _, agent, other = running
-    orders = agent.sync(notices=(other.notice(),))
-    assert [(item.part, item.key) for item in orders.refusals] == [("notices", "b")]
+    clock.advance(1)
+    fact = other.notice()
+    other.sync()
+    assert agent.sync(notices=(fact,)).refusals == ()
+    assert client.get("/api/v1/nodes/b").json()["leaving"]
+    assert agent.sync().jobs[0].notices == (fact,)
+    other.sync(notices=(fact,))
+    agent.sync(notices=(fact,))
+    with context.sessions() as session:
+        assert session.scalar(select(func.count()).select_from(NoticeRow)) == 1
+
+
+def test_peers_neither_withdraw_a_notice_nor_bring_back_that_of_an_earlier_machine(running, client, clock):
+    _, agent, other = running
+    fact = other.notice()
+    other.sync(notices=(fact,))
+    (refusal,) = agent.sync(notices=(withdraw(fact, clock()),)).refusals
+    assert refusal.reason == "a withdrawal is reported by b itself"
+    assert client.get("/api/v1/nodes/b").json()["leaving"]
+    other.sync(notices=(withdraw(fact, clock()),))
+    old = fact.model_copy(update={"source": "gcp", "first_seen_utc": fact.first_seen_utc - timedelta(hours=1)})
+    assert agent.sync(notices=(old,)).refusals == ()
+    assert not client.get("/api/v1/nodes/b").json()["leaving"]
 
 
 def test_two_agent_starts_under_one_name_end_with_the_older_one_refused(running, make_agent):
