@@ -8,6 +8,7 @@ import pytest
 
 from agent.protocol.values import HandoffState, Placement
 from liver_core.layout import Member, ParallelLayout
+from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.crashes import RankError
 from service.jobs.rules import (
     Action,
@@ -233,6 +234,32 @@ def test_the_reason_is_that_of_the_rank_that_failed_and_not_of_those_that_miss_i
         assert action.reason.startswith("rank 1 on node c is failed: killed by SIGKILL; restart")
     alone = act(view(errors=(survivor,)))
     assert alone.reason.startswith(survivor.shown)
+
+
+def test_while_ranks_only_miss_a_peer_the_agent_of_the_one_that_failed_has_a_moment_to_report_it():
+    missed = RankError("rank 0 on node a is failed: Connection closed by peer", "Connection closed by peer", "a", 0, 50)
+    waiting = view(errors=(missed,), error_at=at(-1))
+    action = act(waiting)
+    assert (action.do, action.look_again_s) == (Do.NOTHING, 0.3)
+    killed = "rank process (pid 7) was killed by SIGKILL after step 50"
+    known = act(replace(waiting, errors=(missed, RankError("rank 2 on node c is failed", killed, "c", 2, 50))))
+    assert known.do is Do.START
+    assert known.cause == FirstCause(FailedPart.RANK, "c", 2, signal="SIGKILL", step=50)
+    late = act(replace(waiting, error_at=at(-1.6)))
+    assert (late.do, late.cause) == (Do.START, FirstCause(FailedPart.PEER, step=50))
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"gone": ("c",), "last_step_at": at(-30)}, FirstCause(FailedPart.NODE, "c", step=50)),
+        ({"silent": ("c",), "last_step_at": at(-30)}, FirstCause(FailedPart.NODE, "c", step=50)),
+        ({"state": JobState.STARTING, "state_changed_at": at(-271)}, FirstCause(FailedPart.START)),
+        ({"broken": ("x",), "broken_by": FirstCause(FailedPart.STORE, "a")}, FirstCause(FailedPart.STORE, "a")),
+    ],
+)
+def test_every_loss_has_its_cause_typed(changes, cause):
+    assert act(view(**changes)).cause == cause
 
 
 def test_a_lost_world_without_enough_nodes_suspends():
