@@ -39,6 +39,8 @@ from service.planner.inputs import LayoutUse, OtherNodes, PlanInputs, PlanNode, 
 
 LIST_MAX = 1_000
 HISTORY_MAX = 64
+OVERDUE_S = 3.0
+"""A node that has not reported for so long may be gone: agents report every second or two."""
 NODES_CONSIDERED_MAX = 10_000
 STEPS_FOR_MEDIAN = 500
 STEPS_FOR_PACE = 25
@@ -208,6 +210,7 @@ def _view(
         silent=by_state[NodeState.SILENT],
         gone=by_state[NodeState.GONE],
         absent=_absent(session, handoff),
+        unheard=tuple(node.node_id for node in nodes if node.state == NodeState.READY and _is_overdue(node, now)),
         broken=tuple(loss.reason for loss in losses),
         broken_by=losses[0].cause if losses else None,
         errors=_errors(nodes, job),
@@ -261,6 +264,10 @@ def _others(inputs: PlanInputs, nodes: Sequence[NodeRow], going: set[str], taken
     leaving = sum(node.node_id in going for node in rest)
     silent = sum(node.state != NodeState.READY for node in rest if node.node_id not in going)
     return OtherNodes(taken, leaving, silent, other_pool=len(rest) - leaving - silent)
+
+
+def _is_overdue(node: NodeRow, now: datetime) -> bool:
+    return (now - node.last_seen_at).total_seconds() > OVERDUE_S
 
 
 def _absent(session: Session, handoff: HandoffRow | None) -> tuple[str, ...]:

@@ -73,7 +73,8 @@ class JobView:
     """Everything the rule needs. `decision`: the planner's decision for the nodes that stay, starting from the present
     world; `restart`: its decision without that world.
 
-    `gone`, `silent`: members in that state; `absent`: targets of the open handoff in either state; `broken`: reasons of
+    `gone`, `silent`: members in that state; `absent`: targets of the open handoff in either state; `unheard`: ready
+    nodes whose report is overdue; `broken`: reasons of
     handoffs that failed, the first of them by `broken_by`; `errors`: those of ranks, the first reported at `error_at`;
     `crashes`: what ended the job before; `ranks_left`:
     rank processes of this job that living agents still report; `ahead`: a generation in which ranks already train, but
@@ -95,6 +96,7 @@ class JobView:
     silent: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    unheard: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
     broken_by: FirstCause | None = None
     errors: tuple[RankError, ...] = ()
@@ -251,6 +253,9 @@ def _start_again(view: JobView, limits: JobLimits, loss: str) -> Action:
         return Action(Do.SETTLE, reason, state=JobState.FAILED, crashes=crashes)
     if view.restart.target is None:
         return Action(Do.SUSPEND, f"{loss}; {view.restart.reason}", crashes=crashes)
+    if unheard := [node for node in view.restart.target.node_ids() if node in view.unheard]:
+        # One of them may be what was lost. It reports, or counts as silent and is left out, within seconds.
+        return Action(Do.NOTHING, f"{loss}; a restart waits for news from {', '.join(unheard[:8])}", look_again_s=0.5)
     checkpoint = view.checkpoint
     source = f"checkpoint of step {checkpoint.step}" if checkpoint else "its beginning (there is no checkpoint)"
     lost = _lost_steps(view)

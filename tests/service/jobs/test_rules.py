@@ -316,3 +316,12 @@ def test_a_job_that_starts_over_for_want_of_a_checkpoint_says_how_many_steps_tha
     suspended = view(state=JobState.SUSPENDED, world=None, checkpoint=None)
     assert act(suspended).reason == "from its beginning, 50 steps lost; start there"
     assert act(replace(suspended, last_step=0)).reason == "start there"
+
+
+def test_a_restart_waits_for_news_from_the_nodes_it_would_take():
+    broken = view(broken=("rank 1 is gone",), unheard=("b",))
+    waits = act(broken)
+    assert (waits.do, waits.look_again_s) == (Do.NOTHING, 0.5)
+    assert waits.reason == "rank 1 is gone; a restart waits for news from b"
+    assert act(replace(broken, unheard=("c",))).do is Do.START, "c is no part of it"
+    assert act(replace(broken, unheard=())).do is Do.START
