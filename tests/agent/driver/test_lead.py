@@ -18,6 +18,8 @@ from agent.driver.planning import Learned, Pulse
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder, LayoutByCount, LayoutForCount
 from agent.protocol.values import HandoffCause, HandoffState, Placement
+from agent.supervisor.records import StoreKey
+from agent.supervisor.stores import StoreError
 from liver_core.handoff import Order, Participant, ParticipantRecord, Phase, Reason, Rung, Stage, StoreAddress
 from liver_core.handoff import Rung as CoreRung
 from liver_core.handoff.generations import next_start
@@ -41,6 +43,9 @@ class Journal:
     def put(self, table: str, key: str, data: dict) -> None:
         self.kept[table, key] = data
 
+    def get(self, table: str, key: str) -> dict | None:
+        return self.kept.get((table, key))
+
     def items(self, table: str) -> list[tuple[str, dict]]:
         return [(key, data) for (owner, key), data in self.kept.items() if owner == table]
 
@@ -49,18 +54,28 @@ class Journal:
 
 
 class Stores:
-    """Every store can be had."""
+    """Every store can be had, but for the next `dying`."""
 
-    async def host(self, key: object, address: str) -> StoreAddress:
+    def __init__(self) -> None:
+        self.dying = 0
+        self.asked: list[StoreKey] = []
+
+    async def host(self, key: StoreKey, address: str) -> StoreAddress:
+        self.asked.append(key)
+        if self.dying:
+            self.dying -= 1
+            raise StoreError("the store ended before it listened")
         return StoreAddress(host=address, port=4_000)
 
 
 class Scene:
     """The lead on node a, and a participant per member; ranks do what the test says."""
 
-    def __init__(self, order: JobOrder) -> None:
+    def __init__(self, order: JobOrder, journal: Journal | None = None) -> None:
         self.order = order
         self.now = START_S
+        self.journal = journal or Journal()
+        self.stores = Stores()
         self.mirrors: list[HandoffMirror] = []
         self.sent: list[tuple[Member, Order]] = []
         self.participants = {
@@ -77,8 +92,8 @@ class Scene:
             node_id="a",
             incarnation=1,
             private_address="127.0.0.1",
-            journal=Journal(),
-            stores=Stores(),
+            journal=self.journal,
+            stores=self.stores,
             outbox=SimpleNamespace(put_handoff=self.mirrors.append),
             sync_soon=lambda: None,
             sync_with_progress=lambda: None,
@@ -467,5 +482,58 @@ def test_after_streaming_has_failed_the_next_handoff_of_that_world_copies_in_the
         assert now.mirrors[-1].reason is not None
         assert "live: it failed before in this world: the certificate differs" in now.mirrors[-1].reason.text
         assert now.lead._proposer.record.ended[-1].stage is Stage.ABORTED
+
+    asyncio.run(run())
+
+
+def test_nodes_that_are_noticed_at_once_are_answered_by_the_nearest_deadline_from_when_the_first_was_heard(
+    job: JobOrder,
+) -> None:
+    async def run() -> None:
+        now = scene(job)
+        leaving: Leaving = {"c": (START_S - 5.0, START_S + 80.0), "d": (START_S - 2.0, START_S + 40.0)}
+        await now.lead.answer_loss(job, ACTIVE, leaving)
+        await (await asyncio.wait_for(now.posted.get(), timeout=10.0))()
+        assert {order.deadline_utc for _, order in now.sent} == {START_S + 40.0}
+        assert now.lead.progress is not None and now.lead.progress.notice_at == START_S - 5.0
+
+    asyncio.run(run())
+
+
+def test_the_number_of_a_store_that_died_is_not_used_again(job: JobOrder) -> None:
+    """It may have been up for a moment, and a second record of one decision could be written there."""
+
+    async def run() -> None:
+        now = scene(job)
+        now.stores.dying = 1
+        await now.notice(60.0, "d")
+        assert (now.lead.is_idle, now.lead.open_id, now.sent) == (True, "", [])
+        assert now.lead.status == "no handoff could be opened: the store ended before it listened"
+        await now.notice(60.0, "d")
+        assert [key.generation for key in now.stores.asked] == [2, 3]
+        assert {order.generation for _, order in now.sent} == {3}
+
+    asyncio.run(run())
+
+
+def test_an_agent_that_is_killed_before_its_first_order_still_tells_of_the_handoff_that_it_opened(
+    job: JobOrder,
+) -> None:
+    async def run() -> None:
+        now = scene(job)
+
+        async def killed(member: Member, order: Order) -> None:
+            raise InterruptedError
+
+        now.lead._send_order = killed
+        with pytest.raises(InterruptedError):
+            await now.notice(60.0, "d")
+        opened = now.lead._proposer.record.proposal
+        assert opened is not None
+        again = Scene(job, now.journal)
+        again.lead.restore()
+        assert [str(mirror.handoff_id) for mirror in again.mirrors] == [opened.handoff_id]
+        assert again.lead.progress is not None and again.lead.progress.mirror.leaving == ("d",)
+        assert again.lead.open_id == opened.handoff_id
 
     asyncio.run(run())
