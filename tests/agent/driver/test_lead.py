@@ -423,6 +423,7 @@ def test_many_reports_of_one_state_make_one_mirror_which_says_all_that_was_measu
             await now.deliver(stage, measured=measured)
         ended = now.mirrors[-1]
         assert ended.state is HandoffState.ACTIVE
+        assert ended.measures.phases_s["to_retired"] == 0.0, "the clock stands"
         assert ended.measures.phases_s["build_model"] == 0.5
         assert (ended.measures.bytes_moved, ended.measures.certificate) == (32, "c0ffee")
 
