@@ -143,7 +143,8 @@ def _run_all(mutants: list[Mutant], limits: dict[str, float], copies: list[str])
     places = context.Queue()
     for copy in copies:
         places.put(copy)
-    with ProcessPoolExecutor(len(copies), context, initializer=_enter, initargs=(places,)) as pool:
+    pool = ProcessPoolExecutor(len(copies), context, initializer=_enter, initargs=(places,))
+    try:
         running = {pool.submit(_try, mutant.mutation, limits[mutant.mutation.package]): mutant for mutant in mutants}
         for future in as_completed(running):
             mutant, result = running[future], future.result()
@@ -156,6 +157,8 @@ def _run_all(mutants: list[Mutant], limits: dict[str, float], copies: list[str])
             wrong = " (ARGUED TO BE EQUIVALENT, WRONGLY)" if argued and result.is_killed else ""
             where = f"{mutant.mutation.file}:{mutant.mutation.start[0]} {mutant.mutation.function}"
             print(f"[{len(results)}/{len(mutants)}] {fate}{hung}{wrong}: {where}: {mutant.change}", flush=True)
+    finally:
+        pool.shutdown(cancel_futures=True)
     return results
 
 

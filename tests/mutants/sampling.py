@@ -80,7 +80,7 @@ def indifferent(source: str) -> tuple[tuple[Position, Position], ...]:
                 found.append(node.annotation)
             case ast.Assert() | ast.JoinedStr():
                 found.append(node)
-            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="_log")))):
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="_log")) | ast.Name(id="assert_never"))):
                 found.append(node)
     return tuple(((item.lineno, item.col_offset), _end(item)) for item in found if item is not None)
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import pytest
 
-from agent.driver.lead import HANDOFF_DEADLINE_S, Lead, Leaving
+from agent.driver.lead import HANDOFF_DEADLINE_S, PEER_LOST_S, RETRY_MAX_S, Lead, Leaving
 from agent.driver.node_context import Node
 from agent.driver.planning import Learned, Pulse
 from agent.protocol.peer import RankMeasures
@@ -536,5 +536,147 @@ def test_an_agent_that_is_killed_before_its_first_order_still_tells_of_the_hando
         assert [str(mirror.handoff_id) for mirror in again.mirrors] == [opened.handoff_id]
         assert again.lead.progress is not None and again.lead.progress.mirror.leaving == ("d",)
         assert again.lead.open_id == opened.handoff_id
+
+    asyncio.run(run())
+
+
+async def all_say(now: Scene, *stages: RankStage, seconds: float = 0.0) -> None:
+    """Every rank gets so far, each stage so many seconds after the last one."""
+    for stage in stages:
+        now.now += seconds
+        await now.deliver(stage)
+
+
+TO_THE_END = (RankStage.PREPARED, RankStage.READY, RankStage.CUTTING_OVER, RankStage.ACTIVE)
+
+
+def test_the_phases_of_a_handoff_are_measured_from_its_opening_and_from_the_notice(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(60.0, "d")
+        await all_say(now, *TO_THE_END, seconds=2.0)
+        await now.deliver()
+        now.now += 3.0
+        await now.deliver()
+        measures = now.mirrors[-1].measures
+        assert now.mirrors[-1].state is HandoffState.ACTIVE
+        assert measures.phases_s == pytest.approx(
+            {"to_ready": 2.0, "to_boundary": 4.0, "to_active": 2.0, "to_retired": 0.0}, abs=1e-3
+        )
+        assert measures.notice_to_active_s == pytest.approx(8.0, abs=1e-3)
+        assert measures.notice_to_safe_s == pytest.approx(8.0, abs=1e-3)
+
+    asyncio.run(run())
+
+
+def test_what_the_steps_after_a_handoff_show_is_told_once_it_is_known(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(60.0, "d")
+        await all_say(now, *TO_THE_END)
+        await now.deliver()
+        told = len(now.mirrors)
+        for step in range(101, 113):
+            now.now += 0.5
+            await now.lead.take_step(2, step)
+        assert len(now.mirrors) == told, "soon, and not at each step"
+        await now.lead.tick({})
+        assert len(now.mirrors) == told + 1
+        assert now.mirrors[-1].measures.cutover_step == 101
+        assert now.mirrors[-1].measures.lost_s == pytest.approx(0.1, abs=1e-3)
+        await now.lead.tick({})
+        assert len(now.mirrors) == told + 1
+
+    asyncio.run(run())
+
+
+def test_an_agent_that_is_not_reached_for_long_ends_what_is_being_prepared_and_not_what_has_permission(
+    job: JobOrder,
+) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(600.0, "d")
+        away = {"c": START_S, "elsewhere": START_S - 1_000.0}
+        now.now += PEER_LOST_S
+        await now.lead.tick(away)
+        assert now.state is ProposerState.PREPARING
+        now.now += 1.0
+        await now.lead.tick(away)
+        assert now.state is ProposerState.ABORTING
+        reason = now.mirrors[-1].reason
+        assert reason is not None and reason.text == "the agent of c has not been reached for 21 s"
+        permitted = scene(job)
+        await permitted.notice(600.0, "d")
+        await permitted.deliver(RankStage.PREPARED)
+        permitted.now += 2 * PEER_LOST_S
+        await permitted.lead.tick(away)
+        assert permitted.state is ProposerState.PERMITTED
+
+    asyncio.run(run())
+
+
+def test_a_handoff_that_fails_is_tried_again_after_longer_and_longer_and_at_once_after_one_that_succeeds(
+    job: JobOrder,
+) -> None:
+    async def run() -> None:
+        now = scene(job)
+        for pause_s in (1.0, 2.0, 4.0, 8.0, RETRY_MAX_S, RETRY_MAX_S):
+            await now.notice(600.0, "d")
+            await now.deliver(RankStage.PREPARING)
+            await now.deliver(RankStage.ABORTED, reason=Reason("it broke", "prepare"))
+            assert now.state is ProposerState.IDLE
+            now.now += pause_s - 0.1
+            await now.notice(600.0, "d")
+            assert now.state is ProposerState.IDLE, f"a tenth of a second before {pause_s} s have passed"
+            now.now += 0.2
+        await now.notice(600.0, "d")
+        await all_say(now, *TO_THE_END)
+        await now.deliver()
+        assert now.state is ProposerState.IDLE
+        await now.notice(600.0, "d")
+        assert now.lead.open_id
+
+    asyncio.run(run())
+
+
+def test_the_store_of_what_is_open_and_of_the_newest_world_that_was_made_here_are_kept(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        assert now.lead.kept_stores() == set()
+        await now.notice(60.0, "d")
+        assert now.lead.kept_stores() == {("127.0.0.1", 4_000)}
+        await now.deliver(RankStage.PREPARING)
+        await now.deliver(RankStage.ABORTED, reason=Reason("it broke", "prepare"))
+        assert now.lead.kept_stores() == set(), "nobody steps in a world that it made"
+        now.now += 2 * RETRY_MAX_S
+        await now.notice(60.0, "d")
+        await all_say(now, *TO_THE_END)
+        await now.deliver()
+        assert now.lead.is_idle and now.lead.kept_stores() == {("127.0.0.1", 4_000)}
+
+    asyncio.run(run())
+
+
+def test_a_notice_that_no_live_plan_can_answer_in_time_ends_the_open_handoff(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(60.0, "d")
+        await now.notice(0.1, "c", "d")
+        assert now.mirrors[-1].superseded and now.state is ProposerState.ABORTING
+        assert now.lead._proposer.record.plan_revision == 1
+
+    asyncio.run(run())
+
+
+def test_a_cancel_after_the_boundary_is_refused_and_said(job: JobOrder) -> None:
+    async def run() -> None:
+        now = scene(job)
+        await now.lead.cancel("nobody wants it")
+        assert now.lead.status == "", "there is nothing to cancel"
+        await now.notice(60.0, "d")
+        await all_say(now, RankStage.PREPARED, RankStage.READY, RankStage.CUTTING_OVER)
+        await now.lead.cancel("nobody wants it")
+        assert now.state is ProposerState.PERMITTED
+        assert now.lead.status.startswith("refused: ")
 
     asyncio.run(run())

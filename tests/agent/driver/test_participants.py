@@ -454,6 +454,18 @@ def test_a_rank_without_a_promise_is_at_once_where_its_hello_says() -> None:
     run(scenario())
 
 
+def test_a_stage_of_no_handoff_does_not_say_where_a_rank_stands_in_one() -> None:
+    async def scenario() -> None:
+        scene = running()
+        await scene.slots.take_order(0, order())
+        scene = _restarted(scene)
+        await scene.slots.start()
+        await scene.slots.take_stage(0, said(RankStage.TRAINING))
+        assert scene.state is ParticipantState.RESTORING
+
+    run(scenario())
+
+
 def test_the_death_of_a_rank_ends_its_world_on_disk() -> None:
     async def scenario() -> None:
         scene = running()
