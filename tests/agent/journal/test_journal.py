@@ -236,15 +236,12 @@ def test_a_journal_is_compacted_above_the_least_and_above_four_lines_for_each_li
 ) -> None:
     """The format is a live record too."""
     monkeypatch.setattr("agent.journal.COMPACT_ABOVE_LINES", 10)
-    lines = []
-    for live in (1, 3):
+    for live, lines in ((1, [*range(2, 11), *range(2, 11), 2, 3]), (3, [*range(2, 17), *range(4, 9)])):
         journal = Journal(tmp_path / str(live)).open()
-        for number in range(20):
+        for number, expected in enumerate(lines):
             journal.put(Table.PROPOSER, f"job-{number % live}", {"generation": number})
-            lines.append(len((tmp_path / str(live) / FILE_NAME).read_bytes().splitlines()))
+            assert len((tmp_path / str(live) / FILE_NAME).read_bytes().splitlines()) == expected
         journal.close()
-    assert (max(lines[:20]), max(lines[20:])) == (10, 16)
-    assert min(lines[10:20]) == 2 and min(lines[30:]) == 4
 
 
 def test_the_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
@@ -262,6 +259,20 @@ def test_a_directory_is_held_by_one_agent_at_a_time(tmp_path: Path) -> None:
         Journal(tmp_path).open()
     journal.close()
     reopened(tmp_path).close()
+
+
+def test_a_directory_is_made_with_those_above_it_for_its_owner_only(tmp_path: Path) -> None:
+    Journal(tmp_path / "a" / "b").open().close()
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_journal_that_is_refused_for_its_format_lets_its_directory_go(tmp_path: Path) -> None:
+    journal = Journal(tmp_path).open()
+    journal.put(Table.FORMAT, FORMAT_KEY, {"number": FORMAT + 1})
+    journal.close()
+    for _ in range(2):
+        with pytest.raises(JournalError, match=f"is a journal of format {FORMAT + 1}"):
+            Journal(tmp_path).open()
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:

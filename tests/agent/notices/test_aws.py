@@ -130,6 +130,23 @@ def test_a_body_that_is_too_long_is_not_read() -> None:
     assert server.sent_bytes < 100_000_000
 
 
+@pytest.mark.parametrize("refusal", [Reply(403, "not here"), Reply(200, "")])
+def test_without_a_token_no_key_is_asked_for(refusal: Reply) -> None:
+    seen, server = answered(lambda asked: refusal if "PUT" in asked else Reply(404))
+    assert seen == Unknown(f"PUT /latest/api/token answered {refusal.status}")
+    assert {asked.split()[0] for asked in server.asked} == {"PUT"}
+
+
+def test_a_termination_time_that_is_no_time_is_unknown_and_never_no_notice() -> None:
+    def answer(asked: str) -> Reply:
+        if "PUT" in asked:
+            return Reply(body="t")
+        return Reply(body="soon") if TERMINATION_PATH in asked else Reply(404)
+
+    seen, _ = answered(answer)
+    assert seen == Unknown(f"{TERMINATION_PATH} is not an RFC 3339 time: 'soon'")
+
+
 def test_a_token_that_cannot_stand_in_a_header_is_unknown() -> None:
     seen, _ = answered(lambda _: Reply(body="to\nken"))
     assert isinstance(seen, Unknown) and "is no token" in seen.reason

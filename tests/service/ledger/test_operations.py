@@ -136,9 +136,11 @@ def test_no_seconds_charge_nothing(session: Session, lease: LeaseRow, seconds: f
 
 def test_only_productive_time_is_charged(session: Session, lease: LeaseRow) -> None:
     assert charge_last_seconds(session, lease=lease, slot=0, seconds=1, cause=Cause.PAUSE) is False
-    account(session, lease=lease, slot=0, until=at(10), spent=Spent(Cause.IDLE))
-    assert charge_last_seconds(session, lease=lease, slot=0, seconds=1, cause=Cause.PAUSE) is False
-    assert intervals(session) == [("idle", None, None, 0, 10)]
+    for slot, cause in enumerate(Cause):
+        account(session, lease=lease, slot=slot, until=at(10), spent=Spent(cause))
+        charged = charge_last_seconds(session, lease=lease, slot=slot, seconds=1, cause=Cause.PAUSE)
+        assert charged == (cause is Cause.PRODUCTIVE)
+        assert len(intervals(session, slot)) == 1 + charged
 
 
 def test_sums_are_by_cause_with_the_price_that_held_when_an_interval_began(session: Session, lease: LeaseRow) -> None:
