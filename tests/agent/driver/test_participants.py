@@ -186,6 +186,7 @@ def test_a_start_by_the_service_does_not_forget_which_numbers_were_used() -> Non
         await scene.slots.begin(launch, ACTIVE, SlotMemory(origin="start", store=STORE))
         assert (scene.record.active, scene.record.highest_generation, scene.record.ended) == (ACTIVE, 9, (ended,))
         assert scene.slots.memory(0).origin == "start"
+        assert scene.slots.has_ended(str(OTHER)) and not scene.slots.has_ended(str(HANDOFF))
         scene.notes.clear()
         await scene.slots.take_order(0, order(generation=8))
         ((to, refused),) = scene.taken("report")
