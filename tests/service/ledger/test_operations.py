@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from service.db.engine import Database
 from service.jobs.tables import JobRow
 from service.leases.tables import LeaseRow, PoolPriceRow
-from service.ledger.operations import Spent, account, account_all, charge_last_seconds
+from service.ledger.operations import _WORKED, Spent, account, account_all, charge_pause
 from service.ledger.queries import CauseSum, goodput, summary
 from service.ledger.tables import Cause, IntervalRow
 from service.nodes.tables import NodeRow
@@ -114,7 +114,7 @@ def test_a_slot_that_has_grown_already_is_not_accounted_twice(session: Session, 
 
 def test_a_pause_takes_the_end_of_the_productive_time(session: Session, lease: LeaseRow) -> None:
     account(session, lease=lease, slot=0, until=at(10), spent=WORK)
-    assert charge_last_seconds(session, lease=lease, slot=0, seconds=0.5, cause=Cause.PAUSE)
+    assert charge_pause(session, lease=lease, slot=0, seconds=0.5, job_id="j") == 0.5
     assert intervals(session) == [("productive", "j", 1, 0, 9.5), ("pause", "j", 1, 9.5, 10)]
 
 
@@ -123,24 +123,34 @@ def test_a_pause_as_long_as_the_interval_takes_all_of_it_and_no_more(
     session: Session, lease: LeaseRow, seconds: float
 ) -> None:
     account(session, lease=lease, slot=0, until=at(10), spent=WORK)
-    assert charge_last_seconds(session, lease=lease, slot=0, seconds=seconds, cause=Cause.PAUSE)
+    assert charge_pause(session, lease=lease, slot=0, seconds=seconds, job_id="j") == 10
     assert intervals(session) == [("pause", "j", 1, 0, 10)]
 
 
-@pytest.mark.parametrize("seconds", [0, -1])
-def test_no_seconds_charge_nothing(session: Session, lease: LeaseRow, seconds: float) -> None:
+def test_a_pause_goes_on_in_the_intervals_before_and_jumps_over_one_that_is_a_pause_already(
+    session: Session, lease: LeaseRow
+) -> None:
+    for until_s, spent in ((4, WORK), (6, Spent(Cause.PAUSE, "j", 1)), (7, Spent(Cause.PRODUCTIVE, "j", 2))):
+        account(session, lease=lease, slot=0, until=at(until_s), spent=spent)
+    assert charge_pause(session, lease=lease, slot=0, seconds=1.5, job_id="j") == 1.5
+    assert intervals(session) == [
+        ("productive", "j", 1, 0, 3.5), ("pause", "j", 1, 3.5, 4), ("pause", "j", 1, 4, 6), ("pause", "j", 2, 6, 7),
+    ]  # fmt: skip
+
+
+def test_no_seconds_and_another_jobs_time_give_no_pause(session: Session, lease: LeaseRow) -> None:
+    assert charge_pause(session, lease=lease, slot=0, seconds=1, job_id="j") == 0, "there is no time at all"
     account(session, lease=lease, slot=0, until=at(10), spent=WORK)
-    assert charge_last_seconds(session, lease=lease, slot=0, seconds=seconds, cause=Cause.PAUSE) is False
+    assert charge_pause(session, lease=lease, slot=0, seconds=0, job_id="j") == 0
+    assert charge_pause(session, lease=lease, slot=0, seconds=1, job_id="another") == 0
     assert intervals(session) == [("productive", "j", 1, 0, 10)]
 
 
-def test_only_productive_time_is_charged(session: Session, lease: LeaseRow) -> None:
-    assert charge_last_seconds(session, lease=lease, slot=0, seconds=1, cause=Cause.PAUSE) is False
+def test_only_time_in_which_ranks_worked_gives_a_pause(session: Session, lease: LeaseRow) -> None:
     for slot, cause in enumerate(Cause):
-        account(session, lease=lease, slot=slot, until=at(10), spent=Spent(cause))
-        charged = charge_last_seconds(session, lease=lease, slot=slot, seconds=1, cause=Cause.PAUSE)
-        assert charged == (cause is Cause.PRODUCTIVE)
-        assert len(intervals(session, slot)) == 1 + charged
+        account(session, lease=lease, slot=slot, until=at(10), spent=Spent(cause, "j", 1))
+        found = charge_pause(session, lease=lease, slot=slot, seconds=1, job_id="j")
+        assert found == (cause in _WORKED), cause
 
 
 def test_sums_are_by_cause_with_the_price_that_held_when_an_interval_began(session: Session, lease: LeaseRow) -> None:
