@@ -5,13 +5,16 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim bench bench-handoff clean distclean
+.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim mutants bench bench-handoff clean distclean
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
 # Seeds that `make sim` runs, on two processes; the handoff machine is called clean only after 20,000. A change of a
 # machine deserves more: make sim SEEDS=100000
 SEEDS ?= 20000
+# How many mistakes `make mutants` plants, and the seed that draws them; for example: make mutants N=300 SEED=7
+N ?= 150
+SEED ?= 1
 # Processes that share each suite. WORKERS=0, REAL_WORKERS=0: one after the other.
 WORKERS ?= 2
 # Tests with real processes start up to eight each, and wait in between for deadlines to pass: one more than there are
@@ -35,7 +38,7 @@ REAL = -n $(REAL_WORKERS) --dist loadfile --no-loadscope-reorder
 TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
-	@echo "LiveR: targets (variables: PYTHON, SEEDS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS)"
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, SEED, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
@@ -73,6 +76,9 @@ format: setup ## Format the tree and fix what ruff can fix by itself.
 
 sim: setup ## Run the handoff simulator over SEEDS seeds (20,000 by default).
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS)
+
+mutants: setup ## Plant N mistakes (150) in a copy of what decides, one at a time, and count those that the nearest tests find, by package (writes build/reports/mutants.json).
+	$(BIN)/python -m tests.mutants.run --count $(N) --seed $(SEED) --workers $(WORKERS) --report $(REPORTS)/mutants.json
 
 bench: setup ## Measure the transports between real processes (the demo measures a handoff against a restart).
 	$(BIN)/python -m tests.benchmarks.transport

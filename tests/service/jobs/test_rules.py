@@ -325,3 +325,97 @@ def test_a_restart_waits_for_news_from_the_nodes_it_would_take():
     assert waits.reason == "rank 1 is gone; a restart waits for news from b"
     assert act(replace(broken, unheard=("c",))).do is Do.START, "c is no part of it"
     assert act(replace(broken, unheard=())).do is Do.START
+
+
+NOTICED = (Leaving("c", at(0), None),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "passed_s", "before", "after"),
+    [
+        ({"leaving": NOTICED, "decision": MOVE}, 2.9, Do.NOTHING, Do.PROPOSE),
+        ({"decision": MOVE, "state_changed_at": at(0)}, 2.9, Do.NOTHING, Do.PROPOSE),
+        ({"decision": MOVE, "last_handoff_at": at(0)}, 2.9, Do.NOTHING, Do.PROPOSE),
+        ({"decision": MOVE, "last_handoff_at": at(-9), "state_changed_at": at(0)}, 2.9, Do.NOTHING, Do.PROPOSE),
+        ({"state": JobState.STARTING, "state_changed_at": at(0)}, 270.0, Do.NOTHING, Do.START),
+        ({"silent": ("c",), "last_step_at": at(0)}, 20.0, Do.NOTHING, Do.START),
+        ({"gone": ("c",), "last_step_at": at(0)}, 5.0, Do.NOTHING, Do.START),
+        ({"gone": ("c",), "last_step_at": at(0), "step_s": 4.0}, 20.0, Do.NOTHING, Do.START),
+        ({"silent": ("c",), "last_step_at": at(0), "step_s": 6.0}, 30.0, Do.NOTHING, Do.START),
+        ({"handoff": handoff(state=HandoffState.PROPOSED, opened_at=at(0))}, 15.0, Do.NOTHING, Do.DROP_HANDOFF),
+        ({"handoff": handoff(changed_at=at(0))}, 240.0, Do.NOTHING, Do.DROP_HANDOFF),
+        ({"state": JobState.STOPPING, "state_changed_at": at(0), "ranks_left": 1}, 60.0, Do.NOTHING, Do.SETTLE),
+    ],
+)
+def test_what_is_due_after_a_while_is_not_due_a_tenth_of_a_second_before(changes, passed_s, before, after):
+    still = {"last_step_at": at(passed_s - 1)} | changes
+    assert act(view(**still, now=at(passed_s))).do is before
+    assert act(view(**still, now=at(passed_s + 0.1))).do is after
+
+
+def test_a_start_is_lost_when_its_time_is_over_whatever_steps_there_were_before():
+    starting = view(state=JobState.STARTING, state_changed_at=at(-271), last_step_at=at(-1))
+    assert act(starting).reason.startswith("the start made no step within 270 s")
+    assert act(replace(starting, state_changed_at=at(-10), gone=("c",))).do is Do.START, "nobody shows that it steps"
+
+
+def test_a_running_job_whose_steps_nobody_has_seen_is_not_stalled_yet():
+    assert act(view(last_step_at=None, silent=("c",))).do is Do.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("changes", "look_again_s"),
+    [
+        ({}, None),
+        ({"gone": ("c",)}, 1.0),
+        ({"ahead": 3}, 1.0),
+        ({"handoff": handoff()}, 1.0),
+        ({"state": JobState.STARTING, "state_changed_at": at(-9)}, 270.0),
+        ({"broken": ("x",)}, 270.0),
+        ({"stop_requested": True}, 60.0),
+        ({"state": JobState.STOPPING, "state_changed_at": at(-9), "ranks_left": 1}, 1.0),
+        ({"decision": MOVE, "last_handoff_at": at(-1)}, 3.0),
+        ({"decision": MOVE, "silent": ("c",)}, 3.0),
+    ],
+)
+def test_what_may_change_by_time_alone_is_looked_at_again(changes, look_again_s):
+    assert act(view(**changes)).look_again_s == look_again_s
+
+
+@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING, JobState.SUSPENDED])
+def test_a_job_that_reached_its_end_is_finished_from_any_state_also_when_a_stop_was_asked_for(state):
+    action = act(view(state=state, finished="step 1000 is done", stop_requested=True))
+    assert (action.do, action.state, action.reason) == (Do.SETTLE, JobState.FINISHED, "step 1000 is done")
+    assert act(view(state=JobState.STOPPING, finished="step 1000 is done")).state is JobState.STOPPED
+
+
+def test_suspending_ends_suspended_and_a_pending_job_starts_at_its_beginning():
+    assert act(view(state=JobState.SUSPENDING)).state is JobState.SUSPENDED
+    first = act(view(state=JobState.PENDING, world=None, checkpoint=None, last_step=0))
+    assert first == Action(Do.START, "start there", target=TARGET)
+    again = act(view(state=JobState.SUSPENDED, world=None))
+    assert again.reason == "from checkpoint of step 40, 10 steps lost; start there"
+    ahead = act(view(state=JobState.SUSPENDED, world=None, checkpoint=Checkpoint("/c/60", 60)))
+    assert ahead.lost_steps == 0, "the checkpoint is newer than the last step that was reported"
+
+
+def test_a_proposal_to_nodes_that_are_away_is_dropped_before_it_is_opened():
+    proposed = view(handoff=handoff(state=HandoffState.PROPOSED), absent=("d", "e"))
+    assert act(proposed) == Action(Do.DROP_HANDOFF, "not opened yet, and no reports come from d, e")
+    assert act(replace(proposed, handoff=handoff())).do is Do.NOTHING
+    assert act(replace(proposed, absent=())).do is Do.NOTHING
+
+
+def test_a_start_that_fails_counts_and_a_running_job_that_fails_does_not():
+    failing = view(state=JobState.STARTING, state_changed_at=at(-9), broken=("x",))
+    assert act(failing).failed_start and act(replace(failing, failed_starts=1)).do is Do.START
+    assert act(replace(failing, failed_starts=2)).state is JobState.FAILED
+    running = act(view(broken=("x",), failed_starts=9))
+    assert (running.do, running.failed_start) == (Do.START, False)
+
+
+def test_notices_come_before_growth_and_before_the_end_of_a_start():
+    noticed = {"leaving": (Leaving("c", at(-30), None),), "decision": MOVE}
+    assert act(view(**noticed, state=JobState.STARTING, state_changed_at=at(-9))).do is Do.PROPOSE
+    assert act(view(decision=replace(MOVE, verdict=PlannerVerdict.STAY))).do is Do.NOTHING, "no notice, no move"
+    assert deadline_of((Leaving("c", at(0), None),)) is None

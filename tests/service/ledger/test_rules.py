@@ -20,6 +20,7 @@ from service.ledger.tables import Cause
         (SlotFacts(RankStage.CUTTING_OVER, 1, 1), Cause.PRODUCTIVE),
         (SlotFacts(RankStage.TRAINING, 1, 1, step=9, repeats_until=9), Cause.PRODUCTIVE),
         (SlotFacts(RankStage.TRAINING, 2, 2, step=8, repeats_until=9), Cause.RECOMPUTE),
+        (SlotFacts(RankStage.TRAINING, 1, 1, step=10, repeats_until=9), Cause.PRODUCTIVE),
         (SlotFacts(RankStage.BROKEN, 1, 1), Cause.LOST),
         (SlotFacts(RankStage.FAILED, 1, 1), Cause.LOST),
     ],
