@@ -96,6 +96,7 @@ class Lead:
     ) -> None:
         self.progress: Progress | None = None
         self.status = ""
+        self._said = ""
         self._node = node
         self._job_id = job_id
         self._send_order = send_order
@@ -337,8 +338,8 @@ class Lead:
         inputs = self._ladder(order, wanted)
         choice = choose_rung(inputs)
         if choice.rung not in LIVE_RUNGS:
-            self._say(f"no live handoff without {', '.join(sorted(wanted.leaving))}: {choice.reason}")
-            return
+            refusal = f"no live handoff without {', '.join(sorted(wanted.leaving))}"
+            return self._say(f"{refusal}: {choice.reason}", about=f"{refusal} {order.generation} {choice.rung}")
         intent = on_rung(wanted, choice, inputs, now=self._node.now())
         generation = next_number(self._proposer.record.highest_generation, order, wanted.source)
         if isinstance(generation, str):
@@ -392,7 +393,7 @@ class Lead:
             # Counted from the end of the last whole step, so that the step under way is not taken for lost.
             lost_time = LostTime(now - pulse.step_age_s, pulse.step, pulse.median_step_s)
             mirror = first_mirror(intent, proposal, self._proposer.record.generation, self._node.node_id, now)
-            self.progress = Progress(mirror, lost_time, intent.notice_at, leavers)
+            self.progress = Progress(mirror, lost_time, intent.notice_at, leavers, estimate_s=intent.estimate_s)
             # On disk before the proposal: an agent killed in between must still be able to tell of it.
             await self._journal_mirror(self.progress.mirror)
         await self._carry_out(effects)
@@ -492,7 +493,8 @@ class Lead:
         for key in mine[:-MIRRORS_MAX]:
             journal.delete(Table.HANDOFF, key)
 
-    def _say(self, text: str) -> None:
-        if text != self.status:
+    def _say(self, text: str, *, about: str = "") -> None:
+        """Show it, and log it if it is news. `about`: what must differ then, where numbers in the text always do."""
+        if (about or text) != self._said:
             _log.info("job %s: %s", self._job_id, text)
-        self.status = text
+        self.status, self._said = text, about or text

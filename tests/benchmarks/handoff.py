@@ -73,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # So that ranks and stores are ended also where this process is told to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     started = time.monotonic()
-    found: dict[str, Any] = {"cases": [], "raw_bandwidth": {}, "steady": {"by_size": []}, **circumstances()}
+    where = circumstances("tests.benchmarks.handoff")
+    found: dict[str, Any] = {"cases": [], "raw_bandwidth": {}, "steady": {"by_size": []}, **where}
     with tempfile.TemporaryDirectory(prefix="liver-bench-") as folder:
         prefix = build_corpus(Path(folder))
         for size in options.sizes:
@@ -225,7 +226,7 @@ def finish(found: dict[str, Any], seconds: float) -> None:
     found["load_average_at_end"] = [round(each, 2) for each in os.getloadavg()]
 
 
-def circumstances() -> dict[str, Any]:
+def circumstances(module: str) -> dict[str, Any]:
     """Where and with what: hardware, versions, command, load."""
     model = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
@@ -241,7 +242,7 @@ def circumstances() -> dict[str, Any]:
         },
         "versions": {name: version(name) for name in names} | {"python": platform.python_version()},
         "commit": commit.stdout.strip() or None,
-        "command": " ".join(["python -m tests.benchmarks.handoff", *sys.argv[1:]]),
+        "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
         "started_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "tcp_congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "load_average_at_start": [round(each, 2) for each in os.getloadavg()],
