@@ -18,8 +18,9 @@ from agent.driver.lifecycle import Births
 from agent.driver.node_context import Node
 from agent.driver.notice_response import NoticeResponse
 from agent.driver.participants import JobSlots
-from agent.driver.planning import Pulse
+from agent.driver.planning import Pulse, lead_candidates
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
+from agent.driver.spare_store import KEPT_BY, SpareStore
 from agent.journal import JournalError, Table
 from agent.peer.peer_server import PeerRefused
 from agent.protocol.peer import Envelope, NoticeBody, OrderBody, RankMeasures, ReportBody
@@ -35,7 +36,7 @@ from agent.protocol.sync import (
     StoreHosted,
 )
 from agent.protocol.values import utc
-from agent.supervisor.records import RankState, StoreKey
+from agent.supervisor.records import RankState
 from liver_core.handoff import Order, RankStage, Reason, Report
 from liver_core.layout import Member
 
@@ -64,7 +65,15 @@ class JobDriver:
             spec_of=lambda: self.order.spec if self.order else None,
             send_report=self._send_report,
         )
-        self.lead = Lead(node, job_id, send_order=self._send_order, post=self.post, pulse=self._pulse)
+        self.spare = SpareStore(node, job_id)
+        self.lead = Lead(
+            node,
+            job_id,
+            send_order=self._send_order,
+            post=self.post,
+            pulse=self._pulse,
+            uses_store=self.spare.use,
+        )
         self.notices = NoticeResponse(node, job_id, self.slots, self.lead)
         self.births = Births(node, job_id, self.slots, self._host, self.lead)
         self._lost: dict[int, RankStatus] = {}
@@ -93,6 +102,7 @@ class JobDriver:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.lead.close()
+        await self.spare.close()
         await self.notices.close()
         await self._host.close()
 
@@ -164,7 +174,7 @@ class JobDriver:
         return tuple(
             StoreHosted(job_id=self.job_id, generation=key.generation, host=address.host, port=address.port)
             for key, address in self._node.stores.hosted
-            if key.job_id == self.job_id and key.generation != generation
+            if key.job_id == self.job_id and key.generation != generation and key != self.spare.key
         )
 
     def summary(self) -> dict[str, Any]:
@@ -213,6 +223,7 @@ class JobDriver:
             await self.births.consider(self.order, self._lost)
             if self.order.desired is DesiredState.RUN:
                 await self.notices.consider(self.order)
+            await self._keep_spare_store(self.order)
             await self._tidy_stores(self.order)
 
     async def _take_orders(self, order: JobOrder) -> None:
@@ -411,5 +422,16 @@ class JobDriver:
         kept |= {(memory.store.host, memory.store.port) for memory in living if memory.store is not None}
         wanted = order.generation if order.desired is DesiredState.RUN else None
         for key, address in self._node.stores.hosted:
-            if key.job_id == self.job_id and key.generation != wanted and (address.host, address.port) not in kept:
-                await self._node.stores.retire(StoreKey(self.job_id, key.generation))
+            is_over = key.generation != wanted and key != self.spare.key and (address.host, address.port) not in kept
+            if key.job_id == self.job_id and is_over:
+                await self._node.stores.retire(key)
+
+    async def _keep_spare_store(self, order: JobOrder) -> None:
+        """While no handoff is open: have the store of the next one ready where this node may have to lead it."""
+        if not self.lead.is_idle or self.slots.is_bound():
+            return
+        active = self.slots.active()
+        if order.desired is not DesiredState.RUN or active is None:
+            return await self.spare.keep(None)
+        leads = self._node.node_id in lead_candidates(order, active, ())[:KEPT_BY]
+        await self.spare.keep(self.lead.next_generation(order, active) if leads else None)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from uuid import uuid4
 
+from agent.driver.journal_records import keep_mirror
 from agent.driver.node_context import Node
 from agent.driver.planning import (
     Intent,
@@ -66,7 +67,6 @@ from liver_core.layout import Member, Roster, from_json, to_json
 
 HANDOFF_DEADLINE_S = 180.0
 PEER_LOST_S = 20.0
-MIRRORS_MAX = 64
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 10.0
 SOONER_LEAST_S = 1.0
@@ -83,7 +83,8 @@ _ENDED_STATES = {Stage.ACTIVE: HandoffState.ACTIVE, Stage.ABORTED: HandoffState.
 
 
 class Lead:
-    """`send_order` takes an order to a member; `post` runs something later in the job's own task."""
+    """`send_order` takes an order to a member; `post` runs something later in the job's own task; `uses_store` hears of
+    the generation whose store a handoff needs."""
 
     def __init__(
         self,
@@ -93,6 +94,7 @@ class Lead:
         send_order: Callable[[Member, Order], Awaitable[None]],
         post: Callable[[Callable[[], Awaitable[None]]], None],
         pulse: Callable[[], Pulse],
+        uses_store: Callable[[int], None] = lambda generation: None,
     ) -> None:
         self.progress: Progress | None = None
         self.status = ""
@@ -102,6 +104,7 @@ class Lead:
         self._send_order = send_order
         self._post = post
         self._pulse = pulse
+        self._uses_store = uses_store
         self._proposer = self._new_proposer(ProposerRecord())
         self._opening: tuple[Intent, asyncio.Task[None]] | None = None
         self._no_plan_since: float | None = None
@@ -129,6 +132,11 @@ class Lead:
     def is_idle(self) -> bool:
         """Whether no handoff is open or being opened here."""
         return self._proposer.state is ProposerState.IDLE and self._opening is None
+
+    def next_generation(self, order: JobOrder, active: Roster) -> int | None:
+        """The number of the next handoff, if one can be opened."""
+        number = next_number(self._proposer.record.highest_generation, order, active)
+        return None if isinstance(number, str) else number
 
     @property
     def open_id(self) -> str:
@@ -182,10 +190,8 @@ class Lead:
             notice_at = min((fact.first_seen_utc for fact in heard), default=wanted.proposed_utc).timestamp()
             if wanted.deadline_utc is not None:
                 deadline = self._node.budget.safe_by_utc(utc(notice_at), wanted.deadline_utc).timestamp()
-        leaving = frozenset(wanted.leaving)
-        await self._open(
-            order, Intent(str(wanted.handoff_id), wanted.cause, plan, active, leaving, deadline, notice_at)
-        )
+        where = (plan, active, frozenset(wanted.leaving), deadline, notice_at)
+        await self._open(order, Intent(str(wanted.handoff_id), wanted.cause, *where))
 
     async def cancel(self, text: str) -> None:
         """A person or the service wants no handoff any more."""
@@ -354,6 +360,7 @@ class Lead:
         return ladder_inputs(*where, pulse=self._pulse(), learned=self._learned)
 
     async def _host_store(self, intent: Intent, generation: int) -> None:
+        self._uses_store(generation)
         try:
             store = await self._node.stores.host(StoreKey(self._job_id, generation), self._node.private_address)
         except (StoreError, ZygoteError, OSError) as error:
@@ -484,14 +491,7 @@ class Lead:
 
     async def _journal_mirror(self, mirror: HandoffMirror) -> None:
         data = mirror.model_dump(mode="json", by_alias=True)
-        await asyncio.to_thread(self._keep_mirror, str(mirror.handoff_id), data)
-
-    def _keep_mirror(self, handoff_id: str, data: dict) -> None:
-        journal = self._node.journal
-        journal.put(Table.HANDOFF, handoff_id, data)
-        mine = [key for key, kept in journal.items(Table.HANDOFF) if kept["job_id"] == self._job_id]
-        for key in mine[:-MIRRORS_MAX]:
-            journal.delete(Table.HANDOFF, key)
+        await asyncio.to_thread(keep_mirror, self._node.journal, self._job_id, str(mirror.handoff_id), data)
 
     def _say(self, text: str, *, about: str = "") -> None:
         """Show it, and log it if it is news. `about`: what must differ then, where numbers in the text always do."""

@@ -46,10 +46,10 @@ def test_the_gcp_long_poll_resumes_by_etag_and_hears_the_flip() -> None:
         first = await source.observe()
         loop = asyncio.get_running_loop()
         began = loop.time()
-        loop.call_later(0.2, server.instance.change, {"do": "interrupt", "notice_in_s": 0.2})
+        loop.call_later(0.2, lambda: server.instance.change({"do": "interrupt", "notice_in_s": 0.2}))
         second = await source.observe()
         took_s = loop.time() - began
-        loop.call_later(0.2, server.instance.change, {"do": "clear"})
+        loop.call_later(0.2, lambda: server.instance.change({"do": "clear"}))
         third = await source.observe()
         await source.close()
         return [first, second, third], took_s
