@@ -246,15 +246,15 @@ class Lead:
         nodes, now = frozenset(leaving), self._node.now()
         if self._no_plan_since is None:
             self._no_plan_since = now
-        waited_s = now - self._no_plan_since
-        is_there, barred = self._node.service_is_there(), self._barred
-        plan = plan_loss(order, active, nodes, waited_s=waited_s, service_is_there=is_there, barred=barred)
+        waited_s, safe_by = now - self._no_plan_since, min(safe for _, safe in leaving.values())
+        is_there, barred, left_s = self._node.service_is_there(), self._barred, safe_by - now
+        where = (order, active, nodes)
+        plan = plan_loss(*where, left_s=left_s, waited_s=waited_s, service_is_there=is_there, barred=barred)
         if not isinstance(plan, Plan):
             self._say(plan.reason)
             return plan
         self._no_plan_since = None
         heard_at = min(heard for heard, _ in leaving.values())
-        safe_by = min(safe for _, safe in leaving.values())
         return Intent(str(uuid4()), HandoffCause.NOTICE, plan, active, nodes, safe_by, heard_at)
 
     async def _answer_another(self, order: JobOrder, leaving: Leaving, more: frozenset[str]) -> None:

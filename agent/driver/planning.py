@@ -14,8 +14,10 @@ from liver_core.handoff.generations import next_handoff, start_of
 from liver_core.handoff.ladder import copy_s
 from liver_core.layout import Member, ParallelLayout, Roster
 
-SERVICE_WAIT_S = 3.0
-"""How long a plan that no standing plan covers is left to the service, before the layouts by count are used."""
+SERVICE_WAIT_S, SERVICE_WAIT_SHARE = 3.0, 0.1
+"""How long a plan that no standing plan covers is left to the service, before the layouts by count are used: at most so
+much of the time that is left. Only the loss of several nodes is: of each node alone the service says its plan before,
+and where it has not, it does not know this world yet."""
 BYTES_PER_PARAMETER = 12
 """An fp32 master and two fp32 moments: what travels, by decision D7."""
 BUILD_LEAST_S, BUILD_MOST_S, BUILD_TIMES = 60.0, 180.0, 6.0
@@ -132,6 +134,7 @@ def plan_loss(
     active: Roster,
     leaving: frozenset[str],
     *,
+    left_s: float,
     waited_s: float,
     service_is_there: bool,
     barred: frozenset[str] = frozenset(),
@@ -145,7 +148,8 @@ def plan_loss(
                 return NoPlan(f"standing plan: {plan.reason}")
             target = plan.target
             return Plan(target.layout, target.members, plan.plan_digest, f"standing plan: {plan.reason}")
-    if service_is_there and waited_s < SERVICE_WAIT_S:
+    wait_s = min(SERVICE_WAIT_S, SERVICE_WAIT_SHARE * left_s) if len(leaving) > 1 else 0.0
+    if service_is_there and waited_s < wait_s:
         return Wait(f"no standing plan covers the loss of {_names(leaving)}; the service is asked")
     return _plan_by_count(order, active, leaving)
 

@@ -18,13 +18,14 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from deploy.local.processes import DemoFailed, Processes
-from tests.benchmarks.handoff import circumstances
+from tests.benchmarks.circumstances import circumstances
 from tests.benchmarks.notice_cases import Case, cases
 from tests.benchmarks.notice_cluster import NoticeCluster
 from tests.benchmarks.notice_report import lines, report
@@ -62,12 +63,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.records.write_text("".join(json.dumps(record) + "\n" for record in known.values()))
     if known:
         print(f"{len(known)} of {len(wanted)} runs are known: {options.records}", flush=True)
-    for job in dict.fromkeys(case.job for case in wanted):
-        play([case for case in wanted if case.job == job and case.number not in known], options, known, where["commit"])
+    left = [case for case in wanted if case.number not in known]
+    for _, pending in groupby(left, key=lambda case: case.job):
+        play(list(pending), options, known, where["commit"])
     found = write_report(options.report, known, where)
     print("\n".join(lines(found)))
-    left = len(wanted) - len(known)
-    print(f"{options.report}: {found['runs']} runs{f', {left} are left' if left else ''}")
+    print(f"{options.report}: {found['runs']} runs of {len(wanted)}")
     return 1 if found["failed"] else 0
 
 

@@ -15,6 +15,7 @@ NOTICES_S = (3, 5, 10, 30, 120)
 EARLY_S = 10.0
 """Every second machine goes so soon after its notice, whatever its deadline; the others at the deadline."""
 FAST, SLOW = "fast", "slow"
+CLOUDS = (Provider.AWS, Provider.GCP)
 MICRO_BATCH_S = 0.45
 """Of the slow job: with two micro-batches a step takes about two seconds on three nodes in a row, and on two."""
 MODEL = model_of(STATE_BYTES)
@@ -38,20 +39,17 @@ class Case:
 
 
 def cases(runs: int) -> tuple[Case, ...]:
-    """The first half on the fast job, the rest on the slow one: AWS and GCP in turn, each with every notice in turn."""
-    fast = (runs + 1) // 2
-    return tuple(
-        _case(number, FAST if number < fast else SLOW, number if number < fast else number - fast)
-        for number in range(runs)
-    )
+    """Rounds of ten, on the fast job and on the slow one in turn; in each every notice, on AWS and on GCP."""
+    return tuple(_case(number) for number in range(runs))
 
 
-def _case(number: int, job: str, place: int) -> Case:
-    at, round_number = (place // 2) % len(NOTICES_S), place // (2 * len(NOTICES_S))
+def _case(number: int) -> Case:
+    round_number, place = divmod(number, len(NOTICES_S) * len(CLOUDS))
+    at, cloud = divmod(place, len(CLOUDS))
+    is_early = (at + round_number // 2) % 2 == 0
     notice_s = NOTICES_S[at]
-    is_early = (at + round_number) % 2 == 0
-    provider = (Provider.AWS, Provider.GCP)[place % 2].value
-    return Case(number, job, provider, notice_s, min(EARLY_S, notice_s) if is_early else float(notice_s))
+    goes_after_s = min(EARLY_S, notice_s) if is_early else float(notice_s)
+    return Case(number, (FAST, SLOW)[round_number % 2], CLOUDS[cloud].value, notice_s, goes_after_s)
 
 
 def gcp_notice_s(pending: tuple[Case, ...], skip: int = 0) -> int:

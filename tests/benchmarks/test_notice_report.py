@@ -45,6 +45,7 @@ def test_a_hundred_runs_take_every_notice_on_every_cloud_and_either_end_for_both
     assert set(ends) == {(3, 3.0), (5, 5.0), (10, 10.0), (30, 10.0), (30, 30.0), (120, 10.0), (120, 120.0)}
     assert abs(ends[30, 10.0] - ends[30, 30.0]) <= 4 and abs(ends[120, 10.0] - ends[120, 120.0]) <= 4
     assert len({(case.provider, case.notice_s) for case in cases(20) if case.job == SLOW}) == 10
+    assert cases(20) == played[:20], "more runs go on where fewer ended"
 
 
 def test_a_machine_on_gcp_has_the_longer_notice_only_where_its_next_case_asks_for_it() -> None:

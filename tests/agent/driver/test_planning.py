@@ -60,8 +60,11 @@ def order(tmp_path: Path) -> JobOrder:
     return StubService(fake_job(tmp_path), FOUR).order()
 
 
-def plan(order: JobOrder, *leaving: str, waited_s: float = 0.0, service_is_there: bool = True) -> Plan | Wait | NoPlan:
-    return plan_loss(order, ACTIVE, frozenset(leaving), waited_s=waited_s, service_is_there=service_is_there)
+def plan(
+    order: JobOrder, *leaving: str, left_s: float = 105.0, waited_s: float = 0.0, service_is_there: bool = True
+) -> Plan | Wait | NoPlan:
+    where = (order, ACTIVE, frozenset(leaving))
+    return plan_loss(*where, left_s=left_s, waited_s=waited_s, service_is_there=service_is_there)
 
 
 def test_the_loss_of_one_node_has_its_standing_plan(order: JobOrder) -> None:
@@ -71,8 +74,23 @@ def test_the_loss_of_one_node_has_its_standing_plan(order: JobOrder) -> None:
     assert [member.node_id for member in found.members] == ["a", "c", "d"]
 
 
-def test_a_loss_without_a_standing_plan_waits_for_the_service_three_seconds(order: JobOrder) -> None:
+def test_of_a_short_notice_only_a_tenth_is_left_to_the_service(order: JobOrder) -> None:
+    assert isinstance(plan(order, "b", "c", left_s=4.0, waited_s=0.3), Wait)
+    assert isinstance(plan(order, "b", "c", left_s=4.0, waited_s=0.5), Plan)
+    assert isinstance(plan(order, "b", "c", left_s=-1.0), Plan)
+
+
+def test_the_loss_of_one_node_is_not_left_to_a_service_that_does_not_know_this_world_yet(order: JobOrder) -> None:
+    """Seen: a node went right after a grow, of which the service had not heard; half a second of 5 s was waited."""
+    grown = roster_of(2, FOUR)
+    found = plan_loss(order, grown, frozenset({"b"}), left_s=4.0, waited_s=0.0, service_is_there=True)
+    assert isinstance(found, Plan)
+    assert (found.layout.pp, [member.node_id for member in found.members]) == (3, ["a", "c", "d"])
+
+
+def test_a_loss_of_two_nodes_without_a_standing_plan_waits_for_the_service_three_seconds(order: JobOrder) -> None:
     assert isinstance(plan(order, "b", "c"), Wait)
+    assert isinstance(plan(order, "b", "c", waited_s=2.9), Wait)
     found = plan(order, "b", "c", waited_s=3.0)
     assert isinstance(found, Plan)
     assert (found.layout.pp, [member.node_id for member in found.members]) == (2, ["a", "d"])
@@ -84,7 +102,7 @@ def test_without_a_service_nothing_is_waited_for(order: JobOrder) -> None:
 
 def test_a_standing_plan_of_another_generation_is_not_used(order: JobOrder) -> None:
     newer = roster_of(2, FOUR)
-    found = plan_loss(order, newer, frozenset({"b"}), waited_s=9.0, service_is_there=True)
+    found = plan_loss(order, newer, frozenset({"b"}), left_s=105.0, waited_s=9.0, service_is_there=True)
     assert isinstance(found, Plan)
     assert "made without the service" in found.reason
 
@@ -93,9 +111,9 @@ def test_a_standing_plan_that_takes_a_node_which_will_go_is_not_used(tmp_path: P
     service = StubService(fake_job(tmp_path), FOUR)
     service.spares = ("e",)
     where = (service.order(), ACTIVE, frozenset({"b"}))
-    found = plan_loss(*where, waited_s=9.0, service_is_there=True)
+    found = plan_loss(*where, left_s=105.0, waited_s=9.0, service_is_there=True)
     assert isinstance(found, Plan) and "e" in {member.node_id for member in found.members}
-    found = plan_loss(*where, waited_s=9.0, service_is_there=True, barred=frozenset({"e"}))
+    found = plan_loss(*where, left_s=105.0, waited_s=9.0, service_is_there=True, barred=frozenset({"e"}))
     assert isinstance(found, Plan)
     assert [member.node_id for member in found.members] == ["a", "c", "d"]
 
