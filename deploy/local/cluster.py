@@ -37,10 +37,11 @@ class LocalNode:
 
 
 class Cluster:
-    """`folder` gets everything: database, tokens, run directories, logs."""
+    """`folder` gets everything: database, tokens, run directories, logs. `service_nice`: the service's priority."""
 
-    def __init__(self, folder: Path, processes: Processes) -> None:
+    def __init__(self, folder: Path, processes: Processes, *, service_nice: int = SERVICE_NICE) -> None:
         self.folder = folder
+        self._service_nice = service_nice
         self._processes = processes
         self.nodes: dict[str, LocalNode] = {}
         self.url = ""
@@ -66,7 +67,7 @@ class Cluster:
         assert service is not None
         self.url = until("the start of the service", SERVICE_START_S, lambda: _service_url(service.log), service.check)
         until("the service", SERVICE_START_S, lambda: httpx.get(f"{self.url}/readyz").is_success, service.check)
-        self._processes.lower_priority(SERVICE, SERVICE_NICE)
+        self._processes.lower_priority(SERVICE, self._service_nice)
         return Api(self.url, self.folder / "tokens" / "script.token")
 
     def start_node(self, node_id: str, provider: Provider = Provider.AWS, *, gcp_notice_s: int = 0) -> LocalNode:

@@ -25,6 +25,8 @@ from tests.benchmarks.notice_cases import NODES, Case, gcp_notice_s, job_file
 POLL_S = 0.5
 """A query takes processor time from the ranks."""
 READY_S, START_S, GROW_S = 120.0, 180.0, 180.0
+SERVICE_NICE = 5
+"""Below the ranks, but with its share: a run waits for the service before it ends and until the job has grown again."""
 RECOVER_S = 240.0
 """How long after its node has gone a job may take to train again: what restarts it waits for half a minute."""
 STEPS_BEFORE = 6
@@ -38,7 +40,7 @@ class NoticeCluster:
 
     def __init__(self, folder: Path, processes: Processes, job: str, pending: tuple[Case, ...]) -> None:
         self._processes = processes
-        self._cluster = Cluster(folder, processes)
+        self._cluster = Cluster(folder, processes, service_nice=SERVICE_NICE)
         self._kind = job
         self._providers: dict[str, str] = {}
         self._api: Api | None = None
