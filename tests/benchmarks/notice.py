@@ -1,6 +1,7 @@
 """Measures what a notice costs: steps lost, and the time until it is answered and until the node may go.
 
-Run from the root of the tree: python -m tests.benchmarks.notice [--runs N] [--for-s SECONDS] [--fresh] [--report FILE].
+Run from the root of the tree: python -m tests.benchmarks.notice [--runs N] [--job fast|slow] [--for-s SECONDS]
+[--fresh] [--keep] [--report FILE].
 A run's record is written at once, and a later call with the same tree goes on where this one ended. A run that cannot
 be carried through is in the report with its reason, and the status is then 1; a missed target leaves the status alone.
 """
@@ -26,7 +27,7 @@ import httpx
 
 from deploy.local.processes import DemoFailed, Processes
 from tests.benchmarks.circumstances import circumstances
-from tests.benchmarks.notice_cases import Case, cases
+from tests.benchmarks.notice_cases import FAST, SLOW, Case, cases
 from tests.benchmarks.notice_cluster import NoticeCluster
 from tests.benchmarks.notice_report import lines, report
 
@@ -40,6 +41,7 @@ class Options:
     """What to run. `until`: moment of `time.monotonic` after which no run is begun."""
 
     runs: int
+    jobs: tuple[str, ...]
     until: float
     report: Path
     fresh: bool
@@ -63,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.records.write_text("".join(json.dumps(record) + "\n" for record in known.values()))
     if known:
         print(f"{len(known)} of {len(wanted)} runs are known: {options.records}", flush=True)
-    left = [case for case in wanted if case.number not in known]
+    left = [case for case in wanted if case.number not in known and case.job in options.jobs]
     for _, pending in groupby(left, key=lambda case: case.job):
         play(list(pending), options, known, where["commit"])
     found = write_report(options.report, known, where)
@@ -76,6 +78,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
     """Options of a command line. Exits where one of them means nothing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=RUNS)
+    parser.add_argument("--job", choices=(FAST, SLOW), default=None, help="only the runs of this job")
     parser.add_argument("--for-s", type=float, default=None, help="begin no run after so many seconds")
     parser.add_argument("--fresh", action="store_true", help="forget the runs that are known")
     parser.add_argument("--keep", action="store_true", help="keep the folders with the logs of every process")
@@ -86,7 +89,8 @@ def parse(arguments: Sequence[str] | None) -> Options:
     if given.for_s is not None and given.for_s <= 0:
         parser.error(f"--for-s: {given.for_s:g} is not more than 0")
     until = float("inf") if given.for_s is None else time.monotonic() + given.for_s
-    return Options(given.runs, until, given.report, given.fresh, given.keep)
+    jobs = (FAST, SLOW) if given.job is None else (given.job,)
+    return Options(given.runs, jobs, until, given.report, given.fresh, given.keep)
 
 
 def resumed(path: Path, wanted: Sequence[Case], commit: str | None) -> dict[int, dict[str, Any]]:
