@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from agent.journal import Journal, Table
+from agent.protocol.sync import HandoffMirror
 from liver_core.handoff import ParticipantRecord, StoreAddress
 from liver_core.layout.limits import STRICT, ShortText
 
@@ -21,9 +22,17 @@ class SlotMemory:
     store: StoreAddress | None = None
 
 
-def keep_mirror(journal: Journal, job_id: str, handoff_id: str, data: dict[str, Any]) -> None:
+def keep_mirror(journal: Journal, mirror: HandoffMirror) -> None:
     """Keep the mirror of a handoff, and of the job's others only the newest."""
-    journal.put(Table.HANDOFF, handoff_id, data)
-    mine = [key for key, kept in journal.items(Table.HANDOFF) if kept["job_id"] == job_id]
+    journal.put(Table.HANDOFF, str(mirror.handoff_id), mirror.model_dump(mode="json", by_alias=True))
+    mine = [key for key, kept in journal.items(Table.HANDOFF) if kept["job_id"] == mirror.job_id]
     for key in mine[:-MIRRORS_MAX]:
         journal.delete(Table.HANDOFF, key)
+
+
+def keep_proposal(journal: Journal, job_id: str, record: dict[str, Any], opened: HandoffMirror | None) -> None:
+    """Keep a proposer's record. The mirror of a handoff that it has just `opened` goes first: an agent that is killed
+    in between must still be able to tell of it."""
+    if opened is not None:
+        keep_mirror(journal, opened)
+    journal.put(Table.PROPOSER, job_id, record)

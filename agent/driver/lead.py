@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from uuid import uuid4
 
-from agent.driver.journal_records import keep_mirror
+from agent.driver.journal_records import keep_mirror, keep_proposal
 from agent.driver.node_context import Node
 from agent.driver.planning import (
     Intent,
@@ -97,8 +97,8 @@ class Lead:
         uses_store: Callable[[int], None] = lambda generation: None,
     ) -> None:
         self.progress: Progress | None = None
-        self.status = ""
-        self._said = ""
+        self.status = self._said = ""
+        self._unkept: HandoffMirror | None = None
         self._node = node
         self._job_id = job_id
         self._send_order = send_order
@@ -401,8 +401,7 @@ class Lead:
             lost_time = LostTime(now - pulse.step_age_s, pulse.step, pulse.median_step_s)
             mirror = first_mirror(intent, proposal, self._proposer.record.generation, self._node.node_id, now)
             self.progress = Progress(mirror, lost_time, intent.notice_at, leavers, estimate_s=intent.estimate_s)
-            # On disk before the proposal: an agent killed in between must still be able to tell of it.
-            await self._journal_mirror(self.progress.mirror)
+            self._unkept = self.progress.mirror
         await self._carry_out(effects)
         await self._mirror_open()
 
@@ -430,8 +429,8 @@ class Lead:
         for effect in effects:
             match effect:
                 case PersistProposal(record=record):
-                    data = to_json(record)
-                    await asyncio.to_thread(self._node.journal.put, Table.PROPOSER, self._job_id, data)
+                    mirror, self._unkept = self._unkept, None
+                    await asyncio.to_thread(keep_proposal, self._node.journal, self._job_id, to_json(record), mirror)
                     if self.progress is not None:
                         self.progress.take_record(record, self._node.now())
                 case SendOrder(member=member, order=order):
@@ -490,8 +489,7 @@ class Lead:
         await self._journal_mirror(mirror)
 
     async def _journal_mirror(self, mirror: HandoffMirror) -> None:
-        data = mirror.model_dump(mode="json", by_alias=True)
-        await asyncio.to_thread(keep_mirror, self._node.journal, self._job_id, str(mirror.handoff_id), data)
+        await asyncio.to_thread(keep_mirror, self._node.journal, mirror)
 
     def _say(self, text: str, *, about: str = "") -> None:
         """Show it, and log it if it is news. `about`: what must differ then, where numbers in the text always do."""

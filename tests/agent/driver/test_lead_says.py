@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -56,5 +57,18 @@ def test_a_refusal_is_shown_at_every_look_and_logged_once(job: JobOrder, caplog:
         await now.notice(-5.0, "c")
         said = [record.getMessage() for record in caplog.records if "no live handoff" in record.getMessage()]
         assert len(said) == 2, "of another node it is news"
+
+    asyncio.run(run())
+
+
+def test_what_is_opened_is_on_disk_before_the_proposal_and_the_order_after_it(job: JobOrder) -> None:
+    """An agent that is killed in between must still be able to tell of the handoff that it opened."""
+
+    async def run() -> None:
+        now = scene(job)
+        await now.notice(60.0, "d")
+        kept = list(cast(Any, now.lead._node.journal).kept)
+        assert [table for table, _ in kept] == ["handoff", "proposer"]
+        assert kept[0][1] == now.lead.open_id and now.sent
 
     asyncio.run(run())
