@@ -43,7 +43,7 @@ class SpareStore:
         self._starting = asyncio.create_task(self._start(wanted))
 
     def use(self, generation: int) -> None:
-        """A handoff needs the store of this generation from now on: it is no spare any more."""
+        """The store of this generation is no spare any more: a handoff needs it from now on, or it died."""
         if self.key == StoreKey(self._job_id, generation):
             self.key = None
 
