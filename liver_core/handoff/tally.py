@@ -106,8 +106,7 @@ class Tally:
 
     def all_switched(self) -> bool:
         """Every target has done its first step. A leaver is not waited for: its machine may be gone without a word."""
-        reports = [self._reports.get(member) for member in self._targets]
-        return all(report is not None and report.stage in _SWITCHED for report in reports)
+        return all(self._has_switched(member) for member in self._targets)
 
     def broken_after_go(self) -> Reason | None:
         """Why the target world cannot go on: one of its ranks was lost after GO."""
@@ -182,6 +181,10 @@ class Tally:
             and self.proposal is not None
             and report.promise.handoff_id == self.proposal.handoff_id
         )
+
+    def _has_switched(self, member: Member) -> bool:
+        report = self._reports.get(member)
+        return report is not None and report.stage in _SWITCHED
 
     def _has_dropped(self, member: Member) -> bool:
         report = self._reports.get(member)
