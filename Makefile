@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim mutants bench bench-handoff clean distclean
+.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim mutants bench bench-handoff bench-notice clean distclean
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
@@ -24,6 +24,10 @@ REAL_WORKERS ?= 3
 PYTEST_ARGS ?=
 # More arguments for the handoff benchmark; for example: make bench-handoff BENCH_ARGS='--sizes 16MB,64MB --repeats 2'
 BENCH_ARGS ?=
+# Notices that `make bench-notice` plays. It goes on with the runs that the same tree has done already; NOTICE_ARGS=--fresh
+# forgets them, NOTICE_ARGS='--for-s 600' begins no run after ten minutes.
+RUNS ?= 100
+NOTICE_ARGS ?=
 
 # A suite starts hundreds of interpreters; they would all compile the tree anew where bytecode may not be kept.
 export PYTHONDONTWRITEBYTECODE :=
@@ -38,7 +42,7 @@ REAL = -n $(REAL_WORKERS) --dist loadfile --no-loadscope-reorder
 TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
-	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, SEED, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS)"
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, SEED, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
@@ -85,6 +89,9 @@ bench: setup ## Measure the transports between real processes (the demo measures
 
 bench-handoff: setup ## Measure handoffs, live, by stop-and-copy and by restart (hours; BENCH_ARGS='--sizes 16MB'); writes build/reports/handoff.json.
 	$(BIN)/python -m tests.benchmarks.handoff --report $(REPORTS)/handoff.json $(BENCH_ARGS)
+
+bench-notice: setup ## Measure what a notice costs, over RUNS notices of 3 s to 120 s (an hour or two); writes build/reports/notice.json.
+	$(BIN)/python -m tests.benchmarks.notice --runs $(RUNS) --report $(REPORTS)/notice.json $(NOTICE_ARGS)
 
 clean: ## Remove build results and caches; keep the environments.
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

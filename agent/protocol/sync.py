@@ -144,6 +144,8 @@ class HandoffMeasures(Message):
     pause_s: Seconds | None = None
     pause_steps: Seconds | None = None
     lost_s: float | None = None
+    notice_to_decided_s: Seconds | None = None
+    notice_to_first_order_s: Seconds | None = None
     notice_to_safe_s: Seconds | None = None
     notice_to_active_s: Seconds | None = None
     bytes_planned: Count | None = None

@@ -96,6 +96,8 @@ def _details(item: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         ("opened", f"{item['opened_at']} by {item['proposer']}"),
         ("pause", seconds(item["pause_s"]) + steps),
         ("lost", seconds(item["lost_s"])),
+        ("notice to decided", seconds(item["notice_to_decided_s"])),
+        ("notice to first order", seconds(item["notice_to_first_order_s"])),
         ("notice to safe", seconds(item["notice_to_safe_s"])),
         ("notice to active", seconds(item["notice_to_active_s"])),
         ("bytes moved", f"{size(item['bytes_moved'])}, lower bound {size(item['bytes_lower_bound'])}"),

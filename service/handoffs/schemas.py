@@ -46,6 +46,8 @@ class HandoffOut(BaseModel):
     pause_s: float | None
     pause_steps: float | None
     lost_s: float | None
+    notice_to_decided_s: float | None
+    notice_to_first_order_s: float | None
     notice_to_safe_s: float | None
     notice_to_active_s: float | None
     bytes_planned: int | None

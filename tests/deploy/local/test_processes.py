@@ -1,6 +1,7 @@
 """What a demo starts it also ends, by pid, whatever a process did to outlive its parent."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -54,6 +55,16 @@ def test_ending_a_group_leaves_other_groups_and_other_demos_alone(processes: Pro
     finally:
         other_demo.close()
     assert stranger.process.poll() is not None
+
+
+def test_a_group_that_is_killed_gets_no_word_before(processes: Processes, tmp_path: Path):
+    told = tmp_path / "told"
+    program = f"import signal, time; signal.signal(signal.SIGTERM, lambda *_: open({str(told)!r}, 'w')); time.sleep(60)"
+    started = [processes.start("node", "polite", python(program)), processes.start("node", "orphan", python(ORPHAN))]
+    processes.finish(started[1], 20)
+    processes.kill("node")
+    assert started[0].process.poll() == -signal.SIGKILL
+    assert processes.marked("node") == [] and not told.exists()
 
 
 def test_close_ends_everything(processes: Processes):
