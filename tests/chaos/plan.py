@@ -126,7 +126,7 @@ def plan_of(seed: int, can: frozenset[Action] = EVERYWHERE) -> TrialPlan:
     action that this machine cannot do, its victim is stopped instead."""
     draw = random.Random(seed)
     kind = tuple(Kind)[seed % len(Kind)]
-    count = draw.randint(3, 5)
+    count = draw.choice((3, 3, 3, 3, 4, 4, 5))
     leave = {Kind.SECOND_NOTICE: 2, Kind.NOTICE: 1, Kind.SUSPENSION: 1, Kind.RESUME: 1}.get(kind, 0)
     least = count if kind in (Kind.SUSPENSION, Kind.RESUME) else count - leave
     job = _job(draw, counts=range(least, count + (kind is Kind.GROW) + 1))
