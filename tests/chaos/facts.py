@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 _STEP = re.compile(r"^step (\d+) generation (\d+) ")
+_START = re.compile(r"starting rank (\d+) of generation (\d+)$")
 _ORIGIN = re.compile(r"^handoff (\S+)(?: \(revision \d+\))? to generation (\d+): ")
 
 
@@ -17,6 +18,7 @@ class Facts:
 
     `capacity_at`: when the job had enough nodes again, None where it never lacked any. `trail`: see `trail`. `logged`:
     [generation, step] of each step in the logs of ranks. `births`: [generation, id of the handoff or start].
+    `started`: [generation, rank] of each process that agents started for a world of the service, as often as they did.
     `problem`: what the trial waited for in vain.
     """
 
@@ -33,6 +35,7 @@ class Facts:
     trail: list[dict[str, Any]] = field(default_factory=list)
     logged: list[list[int]] = field(default_factory=list)
     births: list[list[Any]] = field(default_factory=list)
+    started: list[list[int]] = field(default_factory=list)
     leaked: list[str] = field(default_factory=list)
     problem: str = ""
 
@@ -52,6 +55,12 @@ def read_rank_logs(logs: list[Path]) -> tuple[list[list[int]], list[list[Any]]]:
             elif found := _ORIGIN.match(line):
                 births.add((int(found[2]), found[1]))
     return [list(item) for item in sorted(logged)], [list(item) for item in sorted(births)]
+
+
+def read_agent_logs(logs: list[Path]) -> list[list[int]]:
+    """`started` from the logs of agents."""
+    lines = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
+    return [[int(found[2]), int(found[1])] for line in lines if (found := _START.search(line))]
 
 
 def births_of_service(job: dict[str, Any], handoffs: list[dict[str, Any]]) -> list[list[Any]]:

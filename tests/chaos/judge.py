@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -35,7 +35,7 @@ def record_of(facts: Facts) -> dict[str, Any]:
         "lost_steps": facts.job.get("lost_steps"),
         "lost_steps_computed": lost_steps(facts.logged),
         "samples_ok": samples_problem(facts) == "",
-        "generation_reused": reused_generations(facts.births) != [],
+        "generation_reused": reused_generations(facts) != [],
         "cause": reasons[0].text if reasons else None,
         "reason_names_killed": _names_any(reasons, struck) if reasons and struck else None,
         "recovery_s": recovery_s(facts, gaps) if gaps else None,
@@ -104,12 +104,14 @@ def mixed_problem(trail: list[dict[str, Any]]) -> str:
     return ""
 
 
-def reused_generations(births: list[list[Any]]) -> list[int]:
-    """Numbers that more than one handoff or start had."""
+def reused_generations(facts: Facts) -> list[int]:
+    """Numbers that more than one handoff or start had, and of worlds of which a rank was started twice."""
     origins: dict[int, set[str]] = defaultdict(set)
-    for generation, origin in births:
+    for generation, origin in facts.births:
         origins[generation].add(origin)
-    return sorted(generation for generation, found in origins.items() if len(found) > 1)
+    twice = Counter(map(tuple, facts.started))
+    again = {generation for (generation, _), count in twice.items() if count > 1}
+    return sorted(again | {generation for generation, found in origins.items() if len(found) > 1})
 
 
 # Whether and how long stepping stopped.
@@ -160,7 +162,9 @@ def _reasons(facts: Facts) -> list[Told]:
     found = []
     for row in facts.handoffs:
         if row["state"] in ("aborted", "broken") and not row["superseded"]:
-            found.append(Told(_seconds(row["changed_at"]), row["reason"]))
+            detail = row["reason_detail"] or {}
+            where = f"rank {detail['rank']}: " if detail.get("rank") is not None else ""
+            found.append(Told(_seconds(row["changed_at"]), where + row["reason"]))
     for row in facts.job.get("generations", ())[1:]:
         if row["source"] != "handoff":
             found.append(Told(_seconds(row["created_at"]), row["reason"], restart=True))
@@ -183,14 +187,14 @@ def _names_any(reasons: list[Told], struck: list[dict[str, Any]]) -> bool:
 
 
 def _names(text: str, struck: dict[str, Any]) -> bool:
-    """Whether a reason names what was struck, and where that is a node, the node or the rank."""
+    """Whether a reason names what was struck, and where that is on a node, the node, the rank or the process."""
     text = text.lower()
     what = struck["what"]
     if what in ("service", "database", "store"):
         return what in text
     rank = struck["rank"]
     names_rank = rank is not None and re.search(rf"\brank {rank}\b", text) is not None
-    return struck["node"].lower() in text or names_rank
+    return struck["node"] in text or names_rank or re.search(rf"\bpid {struck['pid']}\b", text) is not None
 
 
 def _killed(facts: Facts) -> dict[str, Any] | None:

@@ -28,6 +28,7 @@ class Struck:
     what: str
     node: str = ""
     rank: int | None = None
+    pid: int = 0
     signal: str = ""
     after_s: float = 0.0
     at: float | None = None
@@ -78,7 +79,7 @@ class Strikes:
         found = self._await_victim(strike)
         if found is None:
             return
-        struck.node, struck.rank = found.node, found.rank
+        struck.node, struck.rank, struck.pid = found.node, found.rank, found.processes[0].pid
         struck.at, struck.at_utc = time.monotonic(), time.time()
         struck.after_s = round(struck.at - began, 2)
         try:

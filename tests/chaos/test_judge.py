@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.facts import Facts, read_rank_logs
+from tests.chaos.facts import Facts, read_agent_logs, read_rank_logs
 from tests.chaos.judge import record_of
 from tests.chaos.machines import fold_journal
 from tests.chaos.report import broken_rules, load, save, targets
@@ -64,6 +64,7 @@ def struck(what: str, *, node: str = "", rank: int | None = None, until: float =
     return found | {
         "harmless": what == "agent",
         "problem": "",
+        "pid": 8,
         "at": KILLED_AT,
         "at_utc": START_UTC + KILLED_AT,
         "until": until,
@@ -109,6 +110,11 @@ def test_lost_steps_that_differ_from_the_logs_are_found(wrong: int):
 
 def test_a_number_that_two_attempts_had_is_found():
     assert record_of(facts(births=[[1, "a"], [2, "b"], [2, "c"], [2, "b"]]))["generation_reused"]
+
+
+def test_a_world_of_which_a_rank_was_started_again_is_found():
+    assert not record_of(facts(started=[[1, 0], [1, 1], [100001, 0]]))["generation_reused"]
+    assert record_of(facts(started=[[1, 0], [1, 1], [1, 1]]))["generation_reused"]
 
 
 def test_a_step_with_a_wrong_digest_is_found():
@@ -170,6 +176,8 @@ def test_logs_of_ranks_and_journals_of_agents_are_read(tmp_path):
     log = tmp_path / "g1-r0-s0.log"
     log.write_text("step 7 generation 2 loss 1.5 0.3 s\nhandoff x-1 (revision 2) to generation 3: ready\nstep x\n")
     assert read_rank_logs([log]) == ([[2, 7]], [[3, "x-1"]])
+    log.write_text("10:00 INFO agent.driver.lifecycle: job j-1: starting rank 0 of generation 100001\n")
+    assert read_agent_logs([log]) == [[100001, 0]]
     lines = [b'00 {"t": "rank", "k": "j/0", "v": {"rank": 1}}', b'00 {"t": "store", "k": "j/1", "v": {}}']
     lines += [b'00 {"t": "store", "k": "j/1", "v": null}', b'00 {"t": "ra']
     assert fold_journal(b"\n".join(lines)) == {"rank": {"j/0": {"rank": 1}}, "store": {}}

@@ -17,7 +17,7 @@ import httpx
 from deploy.local.api import interrupt
 from deploy.local.cluster import CORPUS_S
 from deploy.local.processes import DemoFailed
-from tests.chaos.facts import Facts, births_of_service, read_rank_logs
+from tests.chaos.facts import Facts, births_of_service, read_agent_logs, read_rank_logs
 from tests.chaos.machines import Machines
 from tests.chaos.plan import Kind, TrialPlan, job_file
 from tests.chaos.remains import Remains
@@ -151,7 +151,8 @@ class Trial:
 
     def _suspended(self) -> None:
         self._until("the job to be suspended", SUSPEND_S, lambda: self._state() == "suspended")
-        self._end_leavers()
+        for node in tuple(self._deadlines):
+            self._end_node(node)
 
     # Afterwards.
 
@@ -199,6 +200,7 @@ class Trial:
         facts.handoffs = self._get("/api/v1/handoffs", job_id=job_id, limit=1_000) or []
         facts.trail = read_trail(self._folder / "trail")
         facts.logged, births = read_rank_logs(list(self._folder.glob(f"nodes/*/logs/{job_id}/*.log")))
+        facts.started = read_agent_logs(list(self._folder.glob("logs/node-*.log")))
         facts.births = births + births_of_service(facts.job, facts.handoffs)
 
     # What is seen.
@@ -224,16 +226,16 @@ class Trial:
         for node, deadline in tuple(self._deadlines.items()):
             if now >= deadline:
                 self._end_node(node)
-        if self._strikes.over and self._strikes.struck and self._plan.kind in (Kind.NOTICE, Kind.SECOND_NOTICE):
-            self._end_leavers()
         if now - self._looked_at > SHARED_MEMORY_S:
             self._looked_at = now
             self._remains.look()
+            if self._deadlines and self._strikes.over and self._state() == "running":
+                self._end_leavers()
 
     def _end_leavers(self) -> None:
-        """End those on which no rank is left."""
+        """End those that the job has left."""
         for node in tuple(self._deadlines):
-            if not self._machines.journal(node).get("rank"):
+            if node not in self._job["nodes"] and not self._machines.journal(node).get("rank"):
                 self._end_node(node)
 
     def _end_node(self, node: str) -> None:
