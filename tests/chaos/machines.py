@@ -6,6 +6,7 @@ On loopback, or each node on an island of its own that can be cut off. Disks may
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,12 +16,11 @@ from typing import Any
 import httpx
 import psutil
 
-from deploy.local.api import until
+from deploy.local.api import Api, until
 from deploy.local.cluster import (
     NODE_START_S,
     SERVICE,
     SERVICE_ENVIRONMENT,
-    SERVICE_NICE,
     SERVICE_START_S,
     Cluster,
     LocalNode,
@@ -61,13 +61,20 @@ class Machines(Cluster):
         command += ["--data-dir", str(self.folder)]
         self.service = self.processes.start(SERVICE, "service", command, SERVICE_ENVIRONMENT)
 
+    def await_service(self) -> Api:
+        """Its API once it answers. In a trial it has the same priority as everything else."""
+        service = self.service
+        assert service is not None
+        self.url = self.url or until(
+            "the start of the service", SERVICE_START_S, lambda: _url_in(service.log), service.check
+        )
+        until("the service", SERVICE_START_S, lambda: httpx.get(f"{self.url}/readyz").is_success, service.check)
+        return Api(self.url, self.folder / "tokens" / "script.token")
+
     def restart_service(self) -> None:
         """After it was killed. Returns when it answers."""
         self.start_service()
-        service = self.service
-        assert service is not None
-        until("the service", SERVICE_START_S, lambda: httpx.get(f"{self.url}/readyz").is_success, service.check)
-        self.processes.lower_priority(SERVICE, SERVICE_NICE)
+        self.await_service().close()
 
     def service_pid(self) -> int | None:
         """Of the running service."""
@@ -183,6 +190,11 @@ class Machines(Cluster):
         command = [*self._agent_command(node_id), "--slots", str(self.slots[node_id]), "--host", self._address(node_id)]
         environment = self._agent_environment(imds_url)
         return self.processes.start(node_id, node_id, self._inside(node_id, command), environment)
+
+
+def _url_in(log: Path) -> str:
+    found = re.search(r"^service: (\S+)$", log.read_text(), re.MULTILINE)
+    return found[1] if found else ""
 
 
 def fold_journal(data: bytes) -> dict[str, dict[str, Any]]:
