@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import sys
@@ -25,6 +26,7 @@ from tests.chaos.plan import TrialPlan, plan_of
 from tests.chaos.report import broken_rules, load, save, summary
 from tests.chaos.trial import Trial
 
+_OWN_PID = os.getpid()
 NOT_KEPT = (DATABASE_FOLDER, "checkpoints", FILLER)
 
 
@@ -104,6 +106,9 @@ def _say(text: str) -> None:
 
 
 def _interrupted(number: int, frame: object) -> NoReturn:
+    if os.getpid() != _OWN_PID:
+        # pyroute2 forks, and ends its forks by this signal: they must not end what the trial has started.
+        os._exit(128 + number)
     raise KeyboardInterrupt
 
 
