@@ -49,7 +49,7 @@ class Agent:
         self._journal = Journal(settings.run_dir)
         self._stopping = asyncio.Event()
         self._fatal: Exception | None = None
-        self._driver = Driver(self._take_fatal)
+        self._driver = Driver()
         self._outbox = Outbox()
         self._incarnation = 0
         self._incarnation_id = uuid.uuid4()
@@ -62,8 +62,9 @@ class Agent:
 
     async def run(self) -> None:
         """Raises JournalError, PortInUse, LinkRefused."""
-        settings = self._settings
+        settings, loop = self._settings, asyncio.get_running_loop()
         self._journal.open()
+        self._journal.on_failure = lambda error: loop.call_soon_threadsafe(self._take_fatal, error)
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._journal.close)
             last = self._journal.get(Table.INCARNATION, INCARNATION_KEY) or {}

@@ -7,10 +7,11 @@ going on would forget a promise. Grown lines are compacted into a new file that 
 
 import fcntl
 import json
+import logging
 import os
 import threading
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ COMPACT_ABOVE_LINES = 512
 COMPACT_RATIO = 4
 FILE_NAME = "journal.jsonl"
 LOCK_NAME = "agent.lock"
+_log = logging.getLogger(__name__)
 
 
 class Table(StrEnum):
@@ -49,13 +51,20 @@ class RunDirectoryError(JournalError):
 
 
 class Journal:
-    """The tables of one run directory. Safe to call from several threads; one process at a time holds the directory."""
+    """The tables of one run directory. Safe to call from several threads; one process at a time holds the directory.
 
-    def __init__(self, directory: Path) -> None:
+    A change that cannot be written ends the journal: `on_failure` is called, in the thread that wrote, and every later
+    change is refused. What an agent cannot keep it must not promise.
+    """
+
+    def __init__(self, directory: Path, on_failure: Callable[[JournalError], None] = lambda error: None) -> None:
+        self.on_failure = on_failure
         self._directory = directory
         self._path = directory / FILE_NAME
         self._tables: dict[Table, dict[str, Any]] = {table: {} for table in Table}
         self._lines = 0
+        self._compact_above = COMPACT_ABOVE_LINES
+        self._failure: JournalError | None = None
         self._file: int | None = None
         self._lock_file: int | None = None
         self._lock = threading.Lock()
@@ -105,12 +114,16 @@ class Journal:
         with self._lock:
             if self._file is None:
                 raise JournalError(f"{self._path}: is not open")
-            _write_all(self._file, line, self._path)
-            os.fsync(self._file)
+            if self._failure is None:
+                self._failure = _written(self._file, line, self._path)
+                if self._failure is not None:
+                    self.on_failure(self._failure)
+            if self._failure is not None:
+                raise self._failure
             self._apply(table, key, value)
             self._lines += 1
             live = sum(len(records) for records in self._tables.values())
-            if self._lines > max(COMPACT_ABOVE_LINES, COMPACT_RATIO * live):
+            if self._lines > max(self._compact_above, COMPACT_RATIO * live):
                 self._compact()
 
     def _apply(self, table: Table, key: str, value: dict[str, Any] | None) -> None:
@@ -153,18 +166,28 @@ class Journal:
             )
 
     def _compact(self) -> None:
-        """Write the live records to a new file and put it in the place of the old one."""
+        """Write the live records to a new file and put it in the place of the old one. If it cannot be written, the old
+        one stays, with all that it holds."""
         fresh = self._path.with_suffix(".new")
-        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
         lines = [_line(table, key, value) for table, records in self._tables.items() for key, value in records.items()]
-        _write_all(descriptor, b"".join(lines), fresh)
-        os.fsync(descriptor)
-        os.rename(fresh, self._path)
+        descriptor = -1
+        try:
+            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+            failure = _written(descriptor, b"".join(lines), fresh)
+            if failure is not None:
+                raise failure
+            os.rename(fresh, self._path)
+        except (OSError, JournalError) as error:
+            _log.warning("the journal is not made smaller, it is tried again later: %s", error)
+            self._compact_above = self._lines + COMPACT_ABOVE_LINES
+            if descriptor >= 0:
+                os.close(descriptor)
+            return
         _sync_directory(self._directory)
         if self._file is not None:
             os.close(self._file)
         self._file = descriptor
-        self._lines = len(lines)
+        self._lines, self._compact_above = len(lines), COMPACT_ABOVE_LINES
 
     def _take_directory(self) -> None:
         try:
@@ -196,16 +219,19 @@ def _parse(line: bytes) -> tuple[Table, str, dict[str, Any] | None] | None:
         return None
 
 
-def _write_all(descriptor: int, data: bytes, path: Path) -> None:
-    """A half-written line on a full disk must not stay, or the next line would follow it and look like damage."""
+def _written(descriptor: int, data: bytes, path: Path) -> JournalError | None:
+    """Append and sync; what went wrong, if anything. A half-written line on a full disk must not stay, or the next line
+    would follow it and look like damage."""
     start = os.fstat(descriptor).st_size
     try:
         view = memoryview(data)
         while view:
             view = view[os.write(descriptor, view) :]
+        os.fsync(descriptor)
     except OSError as error:
         os.ftruncate(descriptor, start)
-        raise JournalError(f"{path}: cannot be written: {error.strerror}") from error
+        return JournalError(f"{path}: cannot be written: {error.strerror}")
+    return None
 
 
 def _sync_directory(directory: Path) -> None:

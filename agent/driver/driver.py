@@ -2,7 +2,6 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
 
 from agent.driver.job_driver import JobDriver
 from agent.driver.node_context import Node
@@ -23,9 +22,8 @@ _log = logging.getLogger(__name__)
 class Driver:
     """Made before its node's parts, since they call back into it; `bind` gives it the node."""
 
-    def __init__(self, on_fatal: Callable[[Exception], None]) -> None:
+    def __init__(self) -> None:
         self.jobs: dict[str, JobDriver] = {}
-        self._on_fatal = on_fatal
         self._node: Node | None = None
         self._ended_logs: deque[LogFile] = deque(maxlen=ENDED_LOGS_MAX)
         self._notices = Notices()
@@ -97,8 +95,10 @@ class Driver:
         for job_id in tuple(self.jobs):
             if job_id in unknown:
                 self.jobs[job_id].abandon("the service knows no such job")
-            if job_id not in named and not self.jobs[job_id].is_needed:
-                self._forget(job_id)
+            if job_id not in named:
+                self.jobs[job_id].leave()
+                if not self.jobs[job_id].is_needed:
+                    self._forget(job_id)
 
     def take_notice(self, fact: NoticeFact) -> None:
         """A notice of this node is new, nearer or withdrawn; it is journalled and told to the service and every job."""
@@ -142,13 +142,17 @@ class Driver:
         self._job(key.job_id).hang(key.slot, reason)
 
     def take_store_exit(self, key: StoreKey) -> None:
-        """A store died. Whoever needs it finds out by itself; a handoff over it aborts by its ranks' word."""
+        """A store died. A handoff that was opened here over it is aborted at once; ranks in its pause find out by
+        themselves."""
         _log.warning("the store of %s died", key)
+        job = self.jobs.get(key.job_id)
+        if job is not None:
+            job.take_store_exit(key.generation)
 
     def _job(self, job_id: str) -> JobDriver:
         job = self.jobs.get(job_id)
         if job is None:
-            job = self.jobs[job_id] = JobDriver(self.node, job_id, self._on_fatal)
+            job = self.jobs[job_id] = JobDriver(self.node, job_id)
             job.restore()
             job.start()
             for fact in self._notices.all():

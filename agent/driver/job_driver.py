@@ -47,13 +47,12 @@ Work = Callable[[], Awaitable[None]]
 
 
 class JobDriver:
-    """`on_fatal` hears of a journal that cannot be written: an agent that cannot persist must not speak."""
+    """Nothing here catches a JournalError: an agent that cannot persist must not speak, and ends."""
 
-    def __init__(self, node: Node, job_id: str, on_fatal: Callable[[Exception], None]) -> None:
+    def __init__(self, node: Node, job_id: str) -> None:
         self.job_id = job_id
         self.order: JobOrder | None = None
         self._node = node
-        self._on_fatal = on_fatal
         self._inbox: asyncio.Queue[Work] = asyncio.Queue(INBOX_MAX)
         self._task: asyncio.Task[None] | None = None
         self._host = RankHost(job_id, node.supervisor, self._launch_failed)
@@ -67,6 +66,7 @@ class JobDriver:
         self.lead = Lead(node, job_id, send_order=self._send_order, post=self.post, pulse=self._pulse)
         self.notices = NoticeResponse(node, job_id, self.slots, self.lead)
         self.births = Births(node, job_id, self.slots, self._host, self.lead)
+        self._is_named = True
         self._lost: dict[int, RankStatus] = {}
         self._finished: set[int] = set()
         self._last_row: StepRow | None = None
@@ -100,6 +100,10 @@ class JobDriver:
         """Nothing of the job is left on this node."""
         if self._task is not None:
             self._task.cancel()
+
+    def leave(self) -> None:
+        """The service names the job to this node no more: what its worlds needed here is ended once they are gone."""
+        self._is_named = False
 
     def abandon(self, reason: str) -> None:
         """The service disowns the job: its ranks are ended."""
@@ -143,6 +147,10 @@ class JobDriver:
     def take_rank_exit(self, slot: int, reason: Reason, state: RankState) -> None:
         """A rank process of this node ended."""
         self.post(lambda: self._take_rank_exit(slot, reason, state))
+
+    def take_store_exit(self, generation: int) -> None:
+        """The store of a world, which this node hosted, ended by itself."""
+        self.post(lambda: self.lead.take_store_death(generation))
 
     def hang(self, slot: int, reason: str) -> None:
         """A rank of this node hangs; it is named, and shown with its state."""
@@ -199,8 +207,7 @@ class JobDriver:
     async def _guarded(self, work: Work) -> None:
         try:
             await work()
-        except JournalError as error:
-            self._on_fatal(error)
+        except JournalError:
             raise
         except Exception:
             # One message that could not be handled must not take the job's driver with it; the next ones say it again.
@@ -213,9 +220,10 @@ class JobDriver:
             await self.births.consider(self.order, self._lost)
             if self.order.desired is DesiredState.RUN:
                 await self.notices.consider(self.order)
-            await self._tidy_stores(self.order)
+        await self._tidy_stores()
 
     async def _take_orders(self, order: JobOrder) -> None:
+        self._is_named = True
         if order != self.order:
             self.order = order
             data = order.model_dump(mode="json", by_alias=True)
@@ -402,14 +410,16 @@ class JobDriver:
         envelope = self._node.envelope(self.job_id, to, ReportBody(report=report, measured=measured))
         self._node.peers.send_newest(envelope, f"report/{report.member.slot}")
 
-    async def _tidy_stores(self, order: JobOrder) -> None:
+    async def _tidy_stores(self) -> None:
         """End the stores of worlds that are over; one that a world or a handoff may still need stays."""
-        if not self.lead.is_idle or self.slots.is_bound():
+        if self.order is None or not self.lead.is_idle or self.slots.is_bound():
             return
-        kept = self.lead.kept_stores()
         living = [memory for memory in self.slots.memories() if memory.record.active is not None]
-        kept |= {(memory.store.host, memory.store.port) for memory in living if memory.store is not None}
-        wanted = order.generation if order.desired is DesiredState.RUN else None
+        kept = {(memory.store.host, memory.store.port) for memory in living if memory.store is not None}
+        wanted = None
+        if self._is_named and self.order.desired is DesiredState.RUN:
+            wanted, newest = self.order.generation, self.lead.newest_store()
+            kept |= set() if newest is None else {newest}
         for key, address in self._node.stores.hosted:
             if key.job_id == self.job_id and key.generation != wanted and (address.host, address.port) not in kept:
                 await self._node.stores.retire(StoreKey(self.job_id, key.generation))

@@ -137,15 +137,11 @@ class Lead:
         proposal = self._proposer.record.proposal
         return "" if proposal is None else proposal.handoff_id
 
-    def kept_stores(self) -> set[tuple[str, int]]:
-        """Host and port of the stores that a handoff led here needs or may still need."""
-        proposal = self._proposer.record.proposal
-        kept = {(proposal.store.host, proposal.store.port)} if proposal is not None else set()
+    def newest_store(self) -> tuple[str, int] | None:
+        """Host and port of the store of the newest world that a handoff led here has made."""
         active = [item.mirror for item in self._recent.values() if item.mirror.state is HandoffState.ACTIVE]
         newest = max(active, key=lambda mirror: mirror.generation, default=None)
-        if newest is not None and newest.store is not None:
-            kept.add((newest.store.host, newest.store.port))
-        return kept
+        return None if newest is None or newest.store is None else (newest.store.host, newest.store.port)
 
     def knows(self, handoff_id: str) -> bool:
         """Whether this handoff was led here."""
@@ -186,10 +182,16 @@ class Lead:
             order, Intent(str(wanted.handoff_id), wanted.cause, plan, active, leaving, deadline, notice_at)
         )
 
-    async def cancel(self, text: str) -> None:
-        """A person or the service wants no handoff any more."""
+    async def cancel(self, reason: Reason) -> None:
+        """A person or the service wants no handoff any more, or it cannot end well."""
         if self._proposer.state is not ProposerState.IDLE:
-            await self._feed(Cancel(Reason(text, "cancel")))
+            await self._feed(Cancel(reason))
+
+    async def take_store_death(self, generation: int) -> None:
+        """The store of a world died. A handoff to that world cannot be decided any more."""
+        if self._proposer.record.proposal is not None and self._proposer.record.generation == generation:
+            text = f"the store of generation {generation} on node {self._node.node_id} died"
+            await self.cancel(Reason(text, "store"))
 
     async def take_report(self, report: Report, measured: RankMeasures | None) -> None:
         """A participant reported, and its rank has `measured` so much; both may come after the handoff has ended."""

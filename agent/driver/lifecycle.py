@@ -73,13 +73,11 @@ class Births:
                 await self._launch(order, roster, slot, store)
 
     def _is_due(self, slot: int, order: JobOrder) -> bool:
-        """Whether this birth has not happened here and nothing newer has."""
+        """Whether this birth has not happened here and nothing newer has. A rank may have died in a newer world that
+        the service does not know of: its number is remembered, though the world is gone."""
         assert order.generation is not None
         memory = self._slots.memory(slot)
-        if memory.origin == str(order.origin_id):
-            return False
-        active = memory.record.active
-        return active is None or active.generation <= order.generation
+        return memory.origin != str(order.origin_id) and order.generation > memory.record.highest_generation
 
     def _is_stale(self, slot: int, order: JobOrder) -> bool:
         assert order.generation is not None
@@ -117,7 +115,7 @@ class Births:
         spec = self._node.rank_spec(slot, first, order.spec, f"{slot}-{order.generation}-{first.handoff_id[:4]}")
         origin = str(order.origin_id)
         _log.info("job %s: starting rank %d of generation %d", self._job_id, spec.rank, order.generation)
-        await self._lead.cancel(f"generation {order.generation} starts afresh")
+        await self._lead.cancel(Reason(f"generation {order.generation} starts afresh", "cancel"))
         await self._slots.begin(Launch(spec, origin), roster, SlotMemory(origin=origin, store=store))
 
     def _first_order(self, order: JobOrder, roster: Roster, store: StoreAddress) -> Order:
@@ -174,7 +172,7 @@ class Births:
         if self._ending:
             return
         self._ending = True
-        await self._lead.cancel(reason)
+        await self._lead.cancel(Reason(reason, "cancel"))
         for slot, state in self._host.states().items():
             grace_s = max(STOP_GRACE_S, STEPS_GRACE * state.pulse.median_s())
             self._host.end(slot, reason, grace_s + (CHECKPOINT_GRACE_S if order.saves_at_end else 0.0))

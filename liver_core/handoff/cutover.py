@@ -106,9 +106,10 @@ class TargetBuilt:
 
 @dataclass(frozen=True, slots=True)
 class StoreUnreachable:
-    """The store did not answer."""
+    """The store did not answer. `gone`: nor will it ever, since its process has ended and the record with it."""
 
     reason: Reason
+    gone: bool = False
 
 
 CutoverEvent = (
@@ -305,8 +306,8 @@ class Cutover:
                 return self._on_decision(decision, now)
             case TargetBuilt(reason=reason):
                 return self._on_built(reason)
-            case StoreUnreachable(reason=reason):
-                return self._on_unreachable(reason, now)
+            case StoreUnreachable(reason=reason, gone=gone):
+                return self._on_unreachable(reason, now, gone=gone)
             case Tick():
                 return self._on_tick(now)
             case _:
@@ -434,10 +435,10 @@ class Cutover:
         self.state = CutoverState.DECIDED
         return (RedoBatchInTarget(self._why_redo()),)
 
-    def _on_unreachable(self, reason: Reason, now: float) -> tuple[CutoverEffect, ...]:
+    def _on_unreachable(self, reason: Reason, now: float, *, gone: bool) -> tuple[CutoverEffect, ...]:
         if self.state is not CutoverState.VOTED:
             return ()
-        if now >= self._store_deadline:
+        if gone or now >= self._store_deadline:
             return self._fall(reason)
         return (ReadDecision(not_before=now + POLL_S),)
 

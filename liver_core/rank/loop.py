@@ -186,6 +186,7 @@ class RankLoop:
             under_way, stage = self.following or self.preparation, RankStage.ABORTED
         if under_way is not None:
             self._stage(under_way.request, stage, reason=reason)
+        self.pending.report_drop()
         return Ended(Ending.BROKEN, reason)
 
     def _enter(self, request: Order) -> None:

@@ -70,6 +70,8 @@ class PendingHandoff:
         self._shown = False
         self._report_due = False
         self._dropper: threading.Thread | None = None
+        self._reporting = threading.Lock()
+        self._unreported: tuple[NextWorld, Reason] | None = None
 
     # Orders, from any thread.
 
@@ -194,13 +196,23 @@ class PendingHandoff:
 
     def drop(self, reason: Reason) -> None:
         """Drop the world that was built."""
-        self._drop(self._detach(), reason)
+        following = self._detach()
+        self._to_report(following, reason)
+        self._drop(following, reason)
 
     def drop_beside_training(self, reason: Reason) -> None:
         """Drop the world that was built in a thread: its reads, peers and store may take seconds to end. A handoff that
         comes before it is dropped waits for that."""
         self.dropping = self.following
         self._drop_beside_training(self._detach(), reason)
+
+    def report_drop(self) -> None:
+        """Report the world that is being dropped beside training. This rank ends, so its drop need not end first."""
+        with self._reporting:
+            if self._unreported is not None:
+                following, reason = self._unreported
+                self._reporter.stage(following.request, RankStage.ABORTED, reason=reason, measures=following.measures)
+                self._unreported = None
 
     def take(self) -> None:
         """The world that was built is the active one now."""
@@ -355,20 +367,24 @@ class PendingHandoff:
         self._reporter.stage(request, RankStage.ABORTED, reason=reason)
 
     def _drop_beside_training(self, following: NextWorld | None, reason: Reason) -> None:
-        if following is not None:
-            self._requests.withdraw(following.request.handoff_id)
+        self._to_report(following, reason)
         self._dropper = threading.Thread(target=self._drop, args=(following, reason), name="drop", daemon=True)
         self._dropper.start()
+
+    def _to_report(self, following: NextWorld | None, reason: Reason) -> None:
+        if following is not None:
+            self._requests.withdraw(following.request.handoff_id)
+            with self._reporting:
+                self._unreported = following, reason
 
     def _drop(self, following: NextWorld | None, reason: Reason) -> None:
         if following is None:
             return
-        self._requests.withdraw(following.request.handoff_id)
         try:
             following.drop()
         finally:
             self.dropping = None
-            self._reporter.stage(following.request, RankStage.ABORTED, reason=reason, measures=following.measures)
+            self.report_drop()
 
     def _reason(self, request: Order, phase: str, text: str) -> Reason:
         return Reason(text, phase, request.rank_of(self._member))

@@ -13,13 +13,17 @@ from typing import Any
 import torch.distributed as dist
 
 from liver_core.handoff.messages import Decision
-from liver_core.worlds.groups import STORE_ANSWER_S
+from liver_core.worlds.groups import STORE_ANSWER_S, STORE_PATIENCE_S
 
 _POLL_LEAST_S, _POLL_MOST_S = 0.001, 0.02
 
 
 class ExchangeTimeout(TimeoutError):
     """A value was not there in time, or the store is gone; the text names the key."""
+
+
+class StoreGone(ExchangeTimeout):
+    """The process of the store has ended. What it held cannot be read or decided any more."""
 
 
 class Cancelled(RuntimeError):
@@ -30,21 +34,24 @@ class Exchange:
     """Values of one handoff in one store, as of the plan revision `target_revision` on: ranks that build for different
     targets never meet. Not thread-safe: a TCPStore client is a mutex, each thread makes its own.
 
-    `connect` opens, within so many seconds, a client that gives up where no answer comes. One that gave up is not asked
-    again, since its answer may still be on the way; for the decision, which must be learned, another is opened.
+    `connect` opens, within so many seconds, a client that gives up an answer after so many. One that gave up is not
+    asked again, since its answer may still be on the way; for the decision, which must be learned, another is opened.
+    `refused`: whether the store's machine answers that nothing listens at its address.
     """
 
     def __init__(
         self,
-        connect: Callable[[float], dist.Store],
+        connect: Callable[[float, float], dist.Store],
         handoff_id: str,
         target_revision: int = 1,
         cancelled: Callable[[], bool] = lambda: False,
         *,
-        connect_s: float = STORE_ANSWER_S,
+        connect_s: float = STORE_PATIENCE_S,
+        refused: Callable[[], bool] = lambda: False,
     ) -> None:
         self._connect = connect
-        self._store = connect(connect_s)
+        self._refused = refused
+        self._store = connect(connect_s, STORE_PATIENCE_S)
         self._lost = ""
         self._prefix = f"handoff/{handoff_id}/{target_revision}"
         self.cancelled = cancelled
@@ -135,8 +142,10 @@ class Exchange:
     def _renew(self, name: str) -> None:
         if not self._lost:
             return
+        if self._refused():
+            raise StoreGone(f"the store is gone at {name}: its process has ended")
         try:
-            self._store = self._connect(STORE_ANSWER_S)
+            self._store = self._connect(STORE_ANSWER_S, STORE_ANSWER_S)
         except ConnectionError as error:
             raise ExchangeTimeout(f"the store is gone at {name}: {error}") from error
         self._lost = ""

@@ -41,7 +41,9 @@ _C10D_NAMES = (
 _GROUP_NAMES = ("_get_backend", "_device_types", "_register_backend", "_set_default_backend", "_set_group_name")
 _GLOO_NAMES = ("_Options", "create_device", "_set_default_timeout", "_set_sequence_number_for_group")
 STORE_ANSWER_S = 3.0
-"""A store that does not answer for so long counts as gone: it stalls, or the network to it is cut."""
+STORE_PATIENCE_S = 10.0
+"""A store that does not answer for so long counts as gone: it stalls, or the network to it is cut. While training goes
+on, nobody waits for a handoff that is prepared, so a store on a busy machine gets the longer time."""
 _WORLD_MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")
 
 
@@ -153,8 +155,13 @@ def connect_store(address: StoreAddress, *, timeout_s: float, answer_s: float | 
     found = made[0] if made else ConnectionError(f"the store at {address.host}:{address.port} does not answer")
     if isinstance(found, ConnectionError):
         raise found
-    _bound_answers(address.port, answer_s)
+    _bound_answers(address.port, answer_s, all_of_them=False)
     return found
+
+
+def expect_quick_answers(address: StoreAddress) -> None:
+    """Training waits from now on: every client of this process gives up the store after STORE_ANSWER_S."""
+    _bound_answers(address.port, STORE_ANSWER_S, all_of_them=True)
 
 
 def _open_store(address: StoreAddress, timeout_s: float) -> dist.TCPStore:
@@ -164,10 +171,22 @@ def _open_store(address: StoreAddress, timeout_s: float) -> dist.TCPStore:
         raise ConnectionError(f"no store at {address.host}:{address.port} within {timeout_s:.1f} s: {error}") from error
 
 
-def _bound_answers(port: int, answer_s: float) -> None:
-    """Set a timeout of `answer_s` on all sockets of this process that connect to `port`. c10d has no such setting.
+def nothing_listens_at(address: StoreAddress) -> bool:
+    """Whether the machine of `address` says that no process listens there. False if it says nothing within a second."""
+    try:
+        socket.create_connection((address.host, address.port), timeout=1.0).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
 
-    This includes connections of other threads to the same store. That is safe: c10d waits in poll(2) and reads only
+
+def _bound_answers(port: int, answer_s: float, *, all_of_them: bool) -> None:
+    """Set a timeout of `answer_s` on the sockets of this process that connect to `port` and have none yet, or on all of
+    them. c10d has no such setting.
+
+    This may include connections of other threads to the same store. That is safe: c10d waits in poll(2) and reads only
     when an answer has arrived, so a read returns at once or never.
     """
     limit = struct.pack("ll", int(answer_s), int(answer_s % 1 * 1e6))
@@ -176,11 +195,14 @@ def _bound_answers(port: int, answer_s: float) -> None:
             if not os.readlink(f"/proc/self/fd/{descriptor}").startswith("socket:"):
                 continue
             with socket.socket(fileno=os.dup(int(descriptor))) as connection:
-                _limit_waits(connection, port, limit)
+                _limit_waits(connection, port, limit, also_limited=all_of_them)
 
 
-def _limit_waits(connection: socket.socket, port: int, limit: bytes) -> None:
-    if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.getpeername()[1] == port:
+def _limit_waits(connection: socket.socket, port: int, limit: bytes, *, also_limited: bool) -> None:
+    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getpeername()[1] != port:
+        return
+    has_limit = any(connection.getsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, len(limit)))
+    if also_limited or not has_limit:
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             connection.setsockopt(socket.SOL_SOCKET, option, limit)
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -64,6 +65,12 @@ class Cluster:
         agent = self.agents.pop(name)
         agent.kill()
         agent.wait(timeout=30)
+
+    def fill_disk(self, name: str) -> None:
+        """From now on the node's agent can make no file larger: neither its journal nor its log."""
+        pid = self.agents[name].pid
+        journal = self.directory / name / "journal.jsonl"
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (journal.stat().st_size,) * 2)
 
     def announce(self, name: str, ends_in_s: float = 60.0) -> None:
         """The node will go."""

@@ -26,6 +26,7 @@ from agent.protocol.sync import (
     SourceHealth,
     SourceInit,
     StandingPlan,
+    StoreHosted,
     SyncOrders,
     SyncReport,
 )
@@ -59,6 +60,8 @@ class StubService:
         self.handoff: HandoffOrder | None = None
         self.mirrors: dict[UUID, HandoffMirror] = {}
         self.ranks: dict[str, tuple[RankStatus, ...]] = {}
+        self.stores: dict[str, tuple[StoreHosted, ...]] = {}  # by node, as last reported
+        self.disowns = False  # the job is named to nobody any more
         self.failed: list[RankStatus] = []
         self.steps: dict[tuple[int, int], float | None] = {}
         self.logs: dict[tuple[int, int], str] = {}
@@ -144,12 +147,15 @@ class StubService:
             for chunk in report.logs:
                 key = (chunk.generation, chunk.rank)
                 self.logs[key] = self.logs.get(key, "")[: chunk.offset] + chunk.text
+            self.stores[node_id] = report.stores
             for hosted in report.stores:
                 if hosted.generation == self.generation and self.store is None:
                     self.store, self.store_node = StoreAddress(host=hosted.host, port=hosted.port), node_id
             for mirror in report.handoffs:
                 self._take_mirror(mirror)
-            told = node_id in self.told or node_id in self.roster.node_ids() or bool(report.ranks)
+            told = not self.disowns and (
+                node_id in self.told or node_id in self.roster.node_ids() or bool(report.ranks)
+            )
             return SyncOrders(
                 orders_seq=self.seq,
                 issued_utc=datetime.now(UTC),

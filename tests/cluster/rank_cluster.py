@@ -215,8 +215,13 @@ class Cluster:
             os.kill(self.ranks[member].process.pid, with_signal)
 
     def arm(self, member: Member, point: str, action: str, nth: int = 1) -> None:
-        """Order a fault of a living rank; `faults` by node id does so for ranks that are still to be started."""
-        self.command([member], "arm", Fault(point, action, nth))
+        """Order a fault of a living rank, and wait until it has it; `faults` by node id does so for ranks that are
+        still to be started."""
+        fault = Fault(point, action, nth)
+        self.command([member], "arm", fault)
+        events = self.ranks[member].events
+        self.wait_for(lambda: ("armed", fault) in list(events), 30, f"{member} to be armed with {fault}")
+        events.remove(("armed", fault))
 
     def await_passage(self, member: Member, point: str, timeout_s: float = 30) -> None:
         """Wait until a rank said that it passed, or is held at, a probe point."""

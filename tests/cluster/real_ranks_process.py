@@ -27,9 +27,12 @@ HURRYING, HURRIED_STEPS = {"permit", "abort", "stop"}, 2
 """Commands that are obeyed at the next boundary or the one after it, which then come without a pause."""
 
 
+EVERY_TIME = 0
+
+
 @dataclass(frozen=True)
 class Fault:
-    """At the `nth` passage of `point` from now on. "tell" only reports the passage; "hold" waits for a release."""
+    """At the `nth` passage of `point` from now on, or EVERY_TIME. "tell" reports it; "hold" waits for a release."""
 
     point: str
     action: str  # one of those in Recorder._cause
@@ -212,6 +215,7 @@ class Recorder:
 
     def arm(self, fault: Fault) -> None:
         self.armed.append([fault, 0])
+        self.listener.send("armed", fault)
 
     def disarm(self) -> None:
         self.armed.clear()
@@ -269,7 +273,7 @@ class Recorder:
         for entry in list(self.armed):
             if entry[0].point == point:
                 entry[1] += 1
-                if entry[1] == entry[0].nth:
+                if entry[0].nth in (entry[1], EVERY_TIME):
                     self._cause(entry[0])
 
     def _pause(self) -> None:

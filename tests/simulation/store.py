@@ -56,4 +56,7 @@ class SimStore:
 
     def _fail(self, rank: SimRank, machine: Cutover | None) -> None:
         reason = Reason("the store does not answer", "decision", rank=rank.cutover_rank)
-        self.simulation.clock.after(TIMEOUT_S, rank.answer, machine, StoreUnreachable(reason))
+        sim = self.simulation
+        # A machine that is reached says that the process has ended; one that is not says nothing.
+        gone = not self.alive and sim.random.random() < 0.5
+        sim.clock.after(TIMEOUT_S, rank.answer, machine, StoreUnreachable(reason, gone))

@@ -48,14 +48,14 @@ from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.cutover.source_side import Lost, Pause, SourceSide, hashed, word
 from liver_core.rank.cutover.vote import Counted, count
 from liver_core.rank.next_world import NextWorld
-from liver_core.rank.store_exchange import ExchangeTimeout
+from liver_core.rank.store_exchange import ExchangeTimeout, StoreGone
 from liver_core.rank.stream.target_stream import StreamFailed
 from liver_core.state.live_state import state_kinds
 from liver_core.state.megatron_optimizer import GRAD
 from liver_core.streaming.tiles import LOCAL
 from liver_core.transport.protocol import Read, TransportError
 from liver_core.transport.regions import copy_runs
-from liver_core.worlds.groups import limited, plainly
+from liver_core.worlds.groups import expect_quick_answers, limited, plainly
 
 _log = logging.getLogger(__name__)
 TrainOn = ApplyStepInSource | RedoBatchInSource
@@ -118,6 +118,7 @@ class CutoverRun:
 
     def run(self) -> Outcome:
         """From the agreed boundary to an ending. The machine's deadlines bound it. Never raises because of a peer."""
+        expect_quick_answers(self.following.request.store)
         effects: deque[CutoverEffect] = deque(self.machine.begin())
         while True:
             if not effects:
@@ -378,7 +379,7 @@ class CutoverRun:
         try:
             self.decision = question()
         except ExchangeTimeout as error:
-            return StoreUnreachable(self.pause.reason("decision", str(error)))
+            return StoreUnreachable(self.pause.reason("decision", str(error)), gone=isinstance(error, StoreGone))
         return DecisionRead(self.decision)
 
     # Small things.

@@ -20,6 +20,7 @@ from liver_core.handoff.messages import Order, PreparePhase, RankStage, Rung, St
 from liver_core.layout import Manifest, Member, ParameterSpec, from_json, to_json
 from liver_core.rank.active_world import ActiveWorld, Verdict, rank_in, source_certificate_plan, target_certificate_plan
 from liver_core.rank.next_world import NextWorld
+from liver_core.rank.prepare.cancellable import cancellable
 from liver_core.rank.prepare.memory_plan import plan_memory
 from liver_core.rank.store_exchange import Cancelled, Exchange, ExchangeTimeout
 from liver_core.rank.stream.certify import Certifier, propose_verdict, read_verdict
@@ -45,8 +46,8 @@ from liver_core.streaming.memory_budget import BudgetRefused, derive
 from liver_core.streaming.ring import SourceRing
 from liver_core.training.job import TrainingJob
 from liver_core.transport.protocol import Transport
-from liver_core.worlds.groups import STORE_ANSWER_S, connect_store, plainly
-from liver_core.worlds.megatron import bring_up, building
+from liver_core.worlds.groups import STORE_PATIENCE_S, connect_store, nothing_listens_at, plainly
+from liver_core.worlds.megatron import MegatronWorld, bring_up, building, retire
 from liver_core.worlds.released_storage import released, trim
 
 
@@ -258,10 +259,17 @@ class Preparation:
         """An exchange of its own for the thread that calls."""
         request, first_s = self.request, min(self._left(), self.settings.bring_up_s)
 
-        def connect(timeout_s: float) -> dist.Store:
-            return connect_store(request.store, timeout_s=timeout_s, answer_s=STORE_ANSWER_S)
+        def connect(timeout_s: float, answer_s: float) -> dist.Store:
+            return connect_store(request.store, timeout_s=timeout_s, answer_s=answer_s)
 
-        return Exchange(connect, request.handoff_id, request.target_revision, self.aborted, connect_s=first_s)
+        return Exchange(
+            connect,
+            request.handoff_id,
+            request.target_revision,
+            self.aborted,
+            connect_s=first_s,
+            refused=lambda: nothing_listens_at(request.store),
+        )
 
     def _stream(self, made: NextWorld) -> None:
         """Have the state stream until it is certified; every rank of the handoff leaves with the same verdict."""
@@ -359,12 +367,18 @@ class Preparation:
         return self.settings.transport(name, self.request.store)
 
     def _bring_up(self, made: NextWorld) -> None:
-        # Only when all are there does gloo connect: it cannot be told to give up before its time is over.
+        # Only when all are there does gloo connect. Even then one may die, and gloo waits for it to its timeout.
         made.exchange.gather("bring_up", self.request.target.layout.world_size, self.deadline)
+        self.probe("connect_groups")
+        made.world = cancellable(
+            lambda: self._connect_groups(made), self.aborted, undo=retire, name="connecting the groups"
+        )
+
+    def _connect_groups(self, made: NextWorld) -> MegatronWorld:
         # Groups need a store client of their own: gloo keeps it, and the exchange must not wait behind it.
-        store = connect_store(self.request.store, timeout_s=self.settings.bring_up_s, answer_s=STORE_ANSWER_S)
+        store = connect_store(self.request.store, timeout_s=self.settings.bring_up_s, answer_s=STORE_PATIENCE_S)
         assert made.target_rank is not None
-        made.world = bring_up(
+        return bring_up(
             self.request.target,
             made.target_rank,
             store,

@@ -1,5 +1,7 @@
 """Worlds that the service starts, stops and suspends, across real agent processes with fake ranks."""
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -7,7 +9,7 @@ import pytest
 from agent.protocol.sync import DesiredState, SourceCheckpoint
 from agent.protocol.values import HandoffState
 from liver_core.handoff.generations import next_start
-from tests.agent.cluster import Cluster, cluster, identity_of
+from tests.agent.cluster import Cluster, cluster
 from tests.agent.fake_rank import write_checkpoint
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
@@ -39,16 +41,22 @@ def test_a_suspended_job_writes_a_checkpoint_and_comes_back_from_it_on_other_nod
         assert nodes.service.failed == []
 
 
-def test_a_world_of_another_origin_is_ended_before_its_number_is_used_again() -> None:
-    with cluster("a", "b") as nodes:
-        nodes.wait_training(1, ("a", "b"))
-        nodes.announce("b")
+def test_a_rank_that_dies_in_a_world_unknown_to_the_service_is_not_started_in_the_world_before_it() -> None:
+    """The number of that world is used, and the job has stepped beyond it."""
+    with cluster("a", "b", "c") as nodes:
+        nodes.wait_training(1, ("a", "b", "c"))
+        victim = nodes.rank("b")
+        assert victim is not None
+        nodes.service.stop()
+        nodes.announce("c")
+        nodes.wait(lambda: "ended active" in nodes.log_of("a"), "the handoff without the service")
+        os.kill(victim.pid, signal.SIGKILL)
+        nodes.wait(lambda: "was killed by SIGKILL" in nodes.log_of("b"), "the death of the rank")
+        nodes.service.start()
         nodes.wait_handoff(HandoffState.ACTIVE)
-        nodes.wait_training(2, ("a",))
-        old = identity_of(nodes.rank("a"))  # type: ignore[arg-type]
-        nodes.service.restart(("a",), checkpoint_in(nodes, 500), generation=2)
-        nodes.wait(lambda: (2, 501) in nodes.service.steps, "a step after the checkpoint")
-        assert identity_of(nodes.rank("a")) != old  # type: ignore[arg-type]
+        failed = nodes.wait(lambda: nodes.service.failed, "the lost rank")[0]
+        assert (failed.rank, failed.generation) == (1, 2)
+        assert nodes.log_of("b").count("starting rank") == nodes.log_of("a").count("starting rank") == 1
 
 
 def test_a_checkpoint_restart_replaces_a_world_that_lost_a_rank() -> None:

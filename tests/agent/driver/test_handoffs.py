@@ -4,16 +4,19 @@ What leaves a job so that it can go on shares one with other tests, in their ord
 handoff.
 """
 
+import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from agent.main import EXIT_BROKEN
 from agent.protocol.sync import DesiredState, SourceState
 from agent.protocol.values import HandoffState
 from agent.supervisor.process import is_alive
-from tests.agent.cluster import Cluster, cluster, identity_of
+from tests.agent.cluster import JOB_ID, Cluster, cluster, identity_of
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 FOUR = ("a", "b", "c", "d")
@@ -143,6 +146,44 @@ def test_a_rank_that_cannot_prepare_aborts_the_handoff_and_the_job_trains_on() -
         nodes.wait_training(1, FOUR)
 
 
+def test_a_store_that_dies_while_ranks_prepare_aborts_the_handoff_at_once_and_is_named() -> None:
+    with cluster(*FOUR, faults={"b": "never_prepared"}) as nodes:
+        nodes.wait_training(1, FOUR)
+        nodes.announce("d")
+        opened = nodes.wait_handoff(HandoffState.PREPARING)
+        died_at = time.monotonic()
+        os.kill(_store_pid(nodes, "a", opened.generation), signal.SIGKILL)
+        aborted = nodes.wait_handoff(HandoffState.ABORTED)
+        assert time.monotonic() - died_at < 3.0
+        assert aborted.reason is not None
+        assert aborted.reason.text == "the store of generation 2 on node a died"
+        nodes.wait(lambda: any(mirror.generation == 3 for mirror in nodes.service.mirrors.values()), "another attempt")
+
+
+def test_an_agent_whose_journal_cannot_be_written_ends_and_says_so_wherever_it_notices() -> None:
+    """It opens a handoff, and it is a task of its own that finds the disk full. The next agent goes on."""
+    with cluster(*FOUR) as nodes:
+        nodes.wait_training(1, FOUR)
+        nodes.fill_disk("a")
+        nodes.announce("d")
+        assert nodes.agents["a"].wait(timeout=20) == EXIT_BROKEN
+        nodes.start_agent("a")
+        assert nodes.wait_handoff(HandoffState.ACTIVE).leaving == ("d",)
+
+
+@pytest.mark.parametrize("how", ["stopped", "not named any more"])
+def test_no_store_is_left_of_a_job_that_ended_in_a_world_from_a_handoff(how: str) -> None:
+    with cluster(*FOUR[:3]) as nodes:
+        nodes.wait_training(1, FOUR[:3])
+        nodes.announce("c")
+        nodes.wait_handoff(HandoffState.ACTIVE)
+        nodes.wait_training(2, FOUR[:2])
+        nodes.service.desired = DesiredState.STOP
+        nodes.wait(lambda: nodes.rank("a") is None and nodes.rank("b") is None, "the end of the ranks")
+        nodes.service.disowns = how == "not named any more"
+        nodes.wait(lambda: not any(nodes.service.stores[name] for name in FOUR[:3]), "the end of the stores", 10.0)
+
+
 def test_a_stopped_job_ends_on_every_node_and_a_finished_one_says_so() -> None:
     with cluster("a", "b") as nodes:
         nodes.wait_training(1, ("a", "b"))
@@ -220,3 +261,11 @@ def test_a_rank_killed_from_outside_is_told_as_lost_and_not_started_again(pair: 
     failed = nodes.wait(lambda: nodes.service.failed, "the lost rank")[0]
     assert failed.reason is not None and "SIGKILL" in failed.reason.text
     assert (failed.rank, failed.generation) == (1, 3)
+
+
+def _store_pid(nodes: Cluster, name: str, generation: int) -> int:
+    """The process of a store, from the journal of the node that hosts it."""
+    lines = (nodes.directory / name / "journal.jsonl").read_text().splitlines()
+    changes = [json.loads(line.partition(" ")[2]) for line in lines]
+    (store,) = [each["v"] for each in changes if each["t"] == "store" and each["k"] == f"{JOB_ID}/{generation}"]
+    return store["process"]["pid"]

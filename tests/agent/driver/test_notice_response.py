@@ -50,8 +50,8 @@ class LeadRecord:
     async def tick(self, unreachable: dict[str, float]) -> None:
         """Nothing is led."""
 
-    def kept_stores(self) -> set[tuple[str, int]]:
-        return set()
+    def newest_store(self) -> None:
+        """Nothing was led."""
 
     async def close(self) -> None:
         """Nothing is being opened."""
@@ -146,7 +146,7 @@ class Scene:
         loop = asyncio.get_running_loop()
         cast(Any, self.node).now = lambda: START_S + loop.time()
         self.lead._clock = self.peers.clock = loop.time
-        job = JobDriver(self.node, JOB_ID, on_fatal=lambda error: None)
+        job = JobDriver(self.node, JOB_ID)
         job.order = self.order
         job.slots, job.lead = cast(JobSlots, self.slots), cast(Lead, self.lead)
         job.births = cast(Any, SimpleNamespace(consider=_nothing_to_do))

@@ -27,7 +27,7 @@ class Start:
         self.now = NOON + timedelta(seconds=at_s)
         self.journal = Journal(directory).open()
         self.outbox = Outbox()
-        self.driver = Driver(on_fatal=lambda error: None)
+        self.driver = Driver()
         node = SimpleNamespace(journal=self.journal, outbox=self.outbox, sync_soon=lambda: None)
         self.driver.bind(cast(Node, node))
         self.watcher = NoticeWatcher(

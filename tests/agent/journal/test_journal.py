@@ -1,5 +1,6 @@
 """The journal keeps what was put, whatever the moment of the crash."""
 
+import errno
 import json
 import os
 import signal
@@ -73,6 +74,45 @@ def test_a_change_is_on_disk_when_put_or_delete_returns(tmp_path: Path, monkeypa
         change()
         file = path.stat()
         assert any((each.st_ino, each.st_size) == (file.st_ino, file.st_size) for each in synced)
+    journal.close()
+
+
+def test_a_change_that_cannot_be_written_is_told_once_and_nothing_is_taken_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[JournalError] = []
+    journal = Journal(tmp_path, on_failure=failures.append).open()
+    journal.put(Table.PROPOSER, "a", {"generation": 7})
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(JournalError, match="cannot be written: No space left"):
+            journal.put(Table.PROPOSER, "a", {"generation": 8})
+    assert len(failures) == 1
+    with pytest.raises(JournalError, match="cannot be written"):
+        journal.put(Table.PROPOSER, "a", {"generation": 9})
+    assert journal.get(Table.PROPOSER, "a") == {"generation": 7}
+    journal.close()
+    again = reopened(tmp_path)
+    assert again.get(Table.PROPOSER, "a") == {"generation": 7}
+    again.close()
+
+
+def test_a_journal_that_cannot_be_compacted_keeps_everything_and_goes_on(tmp_path: Path) -> None:
+    failures: list[JournalError] = []
+    journal = Journal(tmp_path, on_failure=failures.append).open()
+    (tmp_path / FILE_NAME).with_suffix(".new").mkdir()
+    for number in range(1_200):
+        journal.put(Table.PROPOSER, "job", {"generation": number})
+    assert len((tmp_path / FILE_NAME).read_bytes().splitlines()) == 1_201
+    (tmp_path / FILE_NAME).with_suffix(".new").rmdir()
+    for number in range(1_200):
+        journal.put(Table.PROPOSER, "job", {"generation": number})
+    assert len((tmp_path / FILE_NAME).read_bytes().splitlines()) < 600
+    assert not failures
     journal.close()
 
 

@@ -219,6 +219,13 @@ def test_without_an_answer_until_the_store_deadline_nothing_is_applied_and_the_c
     assert drive(machine, DecisionRead(Decision.GO), now=STORE) == ()
 
 
+def test_a_store_whose_process_has_ended_is_not_waited_for():
+    machine = voted(cutover())
+    drive(machine, BarrierPassed(Level.EVERYTHING))
+    assert drive(machine, StoreUnreachable(WHY, gone=True)) == (FallToCheckpoint(WHY),)
+    assert machine.state is CutoverState.FELL
+
+
 def test_a_decision_that_changes_is_an_error():
     machine = voted(cutover())
     drive(machine, DecisionRead(Decision.GO))

@@ -177,6 +177,7 @@ CUTOVER_EXAMPLES: list[CutoverEvent] = [
     TargetBuilt(),
     TargetBuilt(WHY),
     StoreUnreachable(WHY),
+    StoreUnreachable(WHY, gone=True),
     Tick(),
 ]
 WAYS: dict[CutoverState, list[tuple[CutoverEvent, float]]] = {

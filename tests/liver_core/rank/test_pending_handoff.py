@@ -103,3 +103,34 @@ def test_training_does_not_wait_for_a_world_that_is_dropped_and_the_next_handoff
     may_end.set()
     assert listener.aborted.wait(5.0) and "withdrawn" in listener.reasons[0]
     assert builds.wait(5.0)
+
+
+def test_a_rank_that_ends_reports_why_a_handoff_was_aborted_although_its_world_is_still_being_dropped():
+    """The reason is the first cause of what comes next: without it only what the other ranks felt would be known."""
+    from liver_core.handoff.messages import Reason
+    from liver_core.rank.boundary_requests import BoundaryRequests
+    from liver_core.rank.pending_handoff import PendingHandoff
+    from liver_core.rank.reporter import StageReporter
+
+    may_end, ended = threading.Event(), threading.Event()
+
+    class World:
+        request = order()
+        measures: ClassVar[dict[str, float]] = {}
+
+        def drop(self) -> None:
+            assert may_end.wait(10.0)
+            ended.set()
+
+    listener: Any = Recorder()
+    unused: Any = None
+    pending = PendingHandoff(Member("a", 0), BoundaryRequests(), StageReporter(listener), unused, lambda: True)
+    pending.following = World()  # type: ignore[assignment]
+    pending.drop_beside_training(Reason("a source is gone", "read"))
+    assert listener.reasons == []
+    pending.report_drop()
+    assert listener.reasons == ["read: a source is gone"]
+    may_end.set()
+    assert ended.wait(5.0)
+    pending.report_drop()
+    assert len(listener.reasons) == 1

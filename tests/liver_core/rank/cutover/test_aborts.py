@@ -57,6 +57,17 @@ def test_it_is_aborted_while_the_survivor_prepares(job: Trio, phase: str):
     job.is_aborted_at(phase)
 
 
+def test_the_newcomer_dies_while_the_groups_connect_and_nobody_waits_for_gloo(job: Trio):
+    """gloo waits for a member that has died until its own time is over, 20 s here."""
+    request, newcomer = job.attempt(Fault("connect_groups", "kill"))
+    job.await_death(newcomer)
+    job.abort(request)
+    for member in (LEAVER, SURVIVOR):
+        assert "the notice was withdrawn" in job.reason(member, request, "aborted", timeout_s=3.0)
+    job.trains_on()
+    job.is_aborted_at("build_model")
+
+
 def test_it_is_aborted_when_all_are_prepared(job: Trio):
     request, _ = job.ready()
     job.abort(request)

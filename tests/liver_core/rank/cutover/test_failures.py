@@ -7,19 +7,22 @@ world has lost a rank the reason names it and the ranks end as broken: the check
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from liver_core.handoff.messages import CutoverDeadlines
 from liver_core.layout import Manifest, from_json
 from tests.cluster.real_ranks_process import Fault
 from tests.liver_core.rank.support.chain import run_undisturbed
 from tests.liver_core.rank.support.global_state import assemble, differences
-from tests.liver_core.rank.support.trio import LEAVER, SHORT, SURVIVOR, Trio, trio_setup
+from tests.liver_core.rank.support.trio import LEAVER, SHORT, SURVIVOR, UNHURRIED, Trio, trio_setup
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
+HOW = ["dies", "stalls"]
 TOLD = Fault("state read", "tell")
 
 
@@ -30,7 +33,7 @@ def job(corpus: str) -> Iterator[Trio]:
         yield trio
 
 
-@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stalls"])
+@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP], ids=HOW)
 def test_a_source_that_is_lost_before_the_boundary_breaks_the_world_with_a_reason(job: Trio, with_signal: int):
     request, newcomer = job.ready()
     job.kill(LEAVER, with_signal)
@@ -53,7 +56,7 @@ def test_a_leaver_that_dies_before_its_state_was_read_leaves_the_checkpoint(job:
     assert job.ending(newcomer)[0] == "aborted"
 
 
-@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stalls"])
+@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP], ids=HOW)
 def test_a_leaver_lost_after_its_state_was_read_costs_one_batch_that_is_done_again(job: Trio, with_signal: int):
     job.arm(LEAVER, "norm", "hold")
     job.arm(SURVIVOR, "state read", "tell")
@@ -87,19 +90,26 @@ def test_a_leaver_that_dies_after_go_is_not_missed(job: Trio):
     assert {result["how"] for result in job.stop().values()} == {"stopped"}
 
 
-@pytest.mark.parametrize("with_signal", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "stalls"])
-def test_a_store_lost_before_the_decision_makes_all_hold_and_then_fall(job: Trio, with_signal: int):
+@pytest.mark.parametrize(
+    ("with_signal", "cutover", "most_s"), [(signal.SIGKILL, UNHURRIED, 10.0), (signal.SIGSTOP, SHORT, 30.0)], ids=HOW
+)
+def test_a_store_lost_before_the_decision_makes_all_hold_and_then_fall(
+    job: Trio, with_signal: int, cutover: CutoverDeadlines, most_s: float
+):
+    """One that stalls may come back and is waited for until the deadline, 10 s here. One that died is not: 30 s."""
     job.arm(SURVIVOR, "gradients read", "hold")
-    request, newcomer = job.ready(cutover=SHORT)
+    request, newcomer = job.ready(cutover=cutover)
     job.permit(request)
     job.await_passage(SURVIVOR, "gradients read")
     job.kill_store(with_signal)
+    lost_at = time.monotonic()
     job.command([SURVIVOR], "release")
     stood_at = job.steps(SURVIVOR)[-1][1]
     for member in (LEAVER, SURVIVOR, newcomer):
         how, reason = job.ending(member)
         assert how == "broken" and "rank" in reason and "decision" in reason, reason
         assert "the store" in job.reason(member, request, "broken")
+    assert time.monotonic() - lost_at < most_s
     assert job.steps(SURVIVOR)[-1][1] == stood_at, "a step was applied although nothing was decided"
 
 

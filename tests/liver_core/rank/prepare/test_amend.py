@@ -15,7 +15,7 @@ import pytest
 from liver_core.layout import Member
 from tests.cluster.rank_cluster import RankSetup
 from tests.cluster.real_ranks_model import small_gpt
-from tests.cluster.real_ranks_process import Fault
+from tests.cluster.real_ranks_process import EVERY_TIME, Fault
 from tests.liver_core.rank.support.amended import AmendedJob, member
 from tests.liver_core.rank.support.stream_random import Story
 from tests.liver_core.rank.support.stream_trio import STREAM
@@ -214,8 +214,7 @@ def _at_a_boundary(job: AmendedJob, request: Any, permitted: Sequence[Member]) -
     job.command(permitted, "permit", request.handoff_id, 1)
     job.await_stage([STAYS], request, "ready", 10)
     # STAYS may be behind at the boundary at which the other is held: it is the next one that counts.
-    for nth in (1, 2):
-        job.arm(STAYS, "asked", "tell", nth)
+    job.arm(STAYS, "asked", "tell", EVERY_TIME)
     job.arm(other, "asked", "hold")
     job.ranks[other].events.remove(("held", "asked"))
     job.command([other], "release")

@@ -68,7 +68,7 @@ class World:
         store = dist.HashStore()
 
         def exchange() -> Exchange:
-            return Exchange(lambda _: store, "h")
+            return Exchange(lambda *_: store, "h")
 
         self.exchange = exchange()
         self.targets = [ModelTarget(self.step_s, behind) for behind in (self.behind, 0)]

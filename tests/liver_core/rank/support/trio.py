@@ -17,7 +17,7 @@ from tests.liver_core.rank.support.chain import run_undisturbed
 
 LEAVER, SURVIVOR = Member("a", 0), Member("b", 0)
 UNHURRIED = CutoverDeadlines(target_s=15.0, source_s=20.0, store_s=30.0)
-SHORT = CutoverDeadlines(target_s=3.0, source_s=4.5, store_s=6.0)
+SHORT = CutoverDeadlines(target_s=5.0, source_s=7.5, store_s=10.0)
 """For what only a deadline can end. Long enough for two cores that others use too."""
 
 PACE_S = 0.1
