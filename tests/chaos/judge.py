@@ -161,7 +161,7 @@ def _reasons(facts: Facts) -> list[Told]:
     since = min((item["at_utc"] for item in facts.struck if item["at_utc"] is not None), default=float("inf"))
     found = []
     for row in facts.handoffs:
-        if row["state"] in ("aborted", "broken") and not row["superseded"]:
+        if row["state"] in ("aborted", "broken") and not row["superseded"] and not _is_withdrawn(row):
             detail = row["reason_detail"] or {}
             where = f"rank {detail['rank']}: " if detail.get("rank") is not None else ""
             found.append(Told(_seconds(row["changed_at"]), where + row["reason"]))
@@ -175,6 +175,11 @@ def _reasons(facts: Facts) -> list[Told]:
         (item for item in found if item.at_utc >= since and not (planned and _is_planned(item))),
         key=lambda item: item.at_utc,
     )
+
+
+def _is_withdrawn(row: dict[str, Any]) -> bool:
+    """A proposal that no agent opened in time: nothing of it has begun."""
+    return row["generation"] is None and row["reason"].startswith(("not opened yet", "no agent opened it"))
 
 
 def _is_planned(told: Told) -> bool:
