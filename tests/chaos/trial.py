@@ -29,6 +29,7 @@ START_S = 150.0
 SUSPEND_S = 90.0
 STRIKES_S = 120.0
 RECOVER_S = 90.0
+RECOVER_MOST_S = 400.0
 GROWS_S = 30.0
 STOP_S = 90.0
 LEAK_S = 20.0
@@ -162,16 +163,21 @@ class Trial:
         if self._plan.kind is Kind.GROW:
             with suppress(DemoFailed):
                 self._until("the job to grow", GROWS_S, lambda: set(self._roles.newcomers) <= self._members())
-        before = self._applied()
-        enough = before + STEPS_AFTER
-        self._until(
-            f"steps after {before} without {', '.join(self._roles.leavers) or 'a break'}",
-            RECOVER_S,
-            lambda: (
-                self._state() in ENDED
-                or (self._applied() >= enough and self._state() == "running" and not self._leavers_at_work())
-            ),
-        )
+        enough = self._applied() + STEPS_AFTER
+
+        def recovered() -> bool:
+            state = self._state()
+            goes_on = state == "running" and not self._leavers_at_work()
+            return state in ENDED or (goes_on and self._applied() >= enough)
+
+        # As long as steps are made, however slowly, it does not hang.
+        began, before = time.monotonic(), -1
+        while (made := self._made()) > before and time.monotonic() - began < RECOVER_MOST_S:
+            before = made
+            with suppress(DemoFailed):
+                self._until("", RECOVER_S, recovered)
+                return
+        raise DemoFailed(f"step {enough} was not reached without leaving nodes, and no other within {RECOVER_S:.0f} s")
 
     def _leavers_at_work(self) -> bool:
         if self._plan.kind is Kind.RESUME:
@@ -262,6 +268,11 @@ class Trial:
 
     def _members(self) -> set[str]:
         return set(self._job.get("nodes", ())) if self._state() else set()
+
+    def _made(self) -> int:
+        """How many steps were made in all, those done again included."""
+        lines = read_trail(self._folder / "trail")
+        return len({(line["generation"], line["step"]) for line in lines if line["event"] == "applied"})
 
     def _applied(self) -> int:
         """The highest step that any rank has applied."""
