@@ -184,7 +184,7 @@ def _is_withdrawn(row: dict[str, Any]) -> bool:
 
 def _is_planned(told: Told) -> bool:
     """The start of a suspended job tells where it goes on, and no loss."""
-    return told.restart and told.text.startswith("from checkpoint")
+    return told.restart and told.text.startswith(("from checkpoint", "start "))
 
 
 def _names_any(reasons: list[Told], struck: list[dict[str, Any]]) -> bool:
