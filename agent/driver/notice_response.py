@@ -154,6 +154,8 @@ class NoticeResponse:
         if stays or set(wanted.target.node_ids()) & self._barred(active):
             return
         key = str(wanted.handoff_id)
+        if self._slots.has_ended(key):
+            return  # Another agent has tried; the service will hear of it, and propose again if it still wants that.
         since = self._proposed_at.setdefault(key, self._node.now())
         while len(self._proposed_at) > 64:
             del self._proposed_at[next(iter(self._proposed_at))]

@@ -104,6 +104,10 @@ class JobSlots:
         """The highest number that a slot of this node has seen used."""
         return max((item.record.highest_generation for item in self.participants.values()), default=0)
 
+    def has_ended(self, handoff_id: str) -> bool:
+        """Whether a rank of this node took part in this handoff, whoever led it, and it is over."""
+        return any(each.handoff_id == handoff_id for item in self.participants.values() for each in item.record.ended)
+
     def is_bound(self) -> bool:
         """Whether any rank of this node is promised to a handoff."""
         return any(item.record.promise is not None for item in self.participants.values())

@@ -4,7 +4,9 @@ A store that died is never started again for its generation: an empty decision r
 """
 
 import asyncio
+import contextlib
 import json
+import os
 import signal
 from collections.abc import Callable
 
@@ -106,6 +108,7 @@ class Stores:
                 break
             except TimeoutError:
                 continue
+        _unlink(record)
         if task is not None:
             task.cancel()
 
@@ -130,8 +133,15 @@ class Stores:
             return
         del self._records[key], self._tasks[key]
         self._died.add(key)
+        _unlink(record)
         await asyncio.to_thread(self._journal.delete, Table.STORE, str(key))
         self._on_exit(key)
+
+
+def _unlink(record: StoreRecord) -> None:
+    """A store takes its socket away when it ends by itself; one that was killed cannot."""
+    with contextlib.suppress(OSError):
+        os.unlink(record.socket_path)
 
 
 async def _ask_address(socket_path: str, process: ProcessIdentity) -> StoreAddress:

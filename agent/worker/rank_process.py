@@ -156,6 +156,8 @@ class Worker:
                 if loop is not None:
                     loop.withdraw(str(command.handoff_id))
             case rank.Abort():
+                if self.spec.order.source is not None and (loop is None or not self.first_prepare):
+                    os._exit(0)  # A newcomer that has built nothing yet.
                 if loop is not None:
                     loop.abort(str(command.handoff_id), command.reason)
             case rank.Retire():

@@ -62,6 +62,7 @@ class SlotsRecord:
 
     def __init__(self) -> None:
         self.promised: Any = None
+        self.ended: set[str] = set()
 
     def active(self) -> Roster:
         return ACTIVE
@@ -71,6 +72,9 @@ class SlotsRecord:
 
     def is_bound(self) -> bool:
         return self.promised is not None
+
+    def has_ended(self, handoff_id: str) -> bool:
+        return handoff_id in self.ended
 
     def memories(self) -> tuple[()]:
         return ()
@@ -483,6 +487,23 @@ def test_the_second_candidate_opens_a_proposal_after_its_turn_has_come(order: Jo
         await scene.response.consider(scene.order)
         assert scene.lead.opened == []
         scene.now += 0.2
+        await scene.response.consider(scene.order)
+        assert scene.lead.opened == [wanted.handoff_id]
+
+    asyncio.run(run())
+
+
+def test_a_proposal_that_another_agent_opened_and_that_ended_is_not_opened_again(order: JobOrder) -> None:
+    """The service may not have heard of its end yet: one id has one proposer."""
+
+    async def run() -> None:
+        scene = Scene(order, "a")
+        wanted = proposal(HandoffCause.GROW, *FOUR, "e")
+        scene.slots.ended = {str(wanted.handoff_id)}
+        scene.order = order.model_copy(update={"handoff": wanted})
+        await scene.response.consider(scene.order)
+        assert scene.lead.opened == []
+        scene.slots.ended = set()
         await scene.response.consider(scene.order)
         assert scene.lead.opened == [wanted.handoff_id]
 

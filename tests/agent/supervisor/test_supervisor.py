@@ -314,13 +314,14 @@ def test_a_store_that_died_is_told_and_never_started_again_for_its_generation(ru
         key = StoreKey("fake", 2)
         async with node(run_dir, preload="torch") as this:
             await this.stores.host(key, "127.0.0.1")
-            process = from_json(StoreRecord, this.journal.get(Table.STORE, str(key))).process
-            send_signal(process, signal.SIGKILL)
+            record = from_json(StoreRecord, this.journal.get(Table.STORE, str(key)))
+            send_signal(record.process, signal.SIGKILL)
             await eventually(lambda: this.store_exits, "the exit")
             with pytest.raises(StoreError, match="never started again"):
                 await this.stores.host(key, "127.0.0.1")
 
     asyncio.run(scenario())
+    assert not list(run_dir.glob("s-*.sock")), "nobody takes away the socket of one that was killed"
 
 
 def _listens_only_on_loopback(pid: int, port: int) -> bool:
