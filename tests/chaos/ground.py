@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 import threading
@@ -29,7 +30,7 @@ DATABASE_ENDS_S = 20.0
 def possible_actions() -> frozenset[Action]:
     """What can be done on this machine."""
     found = set(EVERYWHERE)
-    if not net_islands.why_not():
+    if shutil.which("nsenter") and not net_islands.why_not():
         found.add(Action.CUT)
         if os.access("/dev/net/tun", os.R_OK | os.W_OK):
             found.add(Action.LATE)
@@ -39,6 +40,8 @@ def possible_actions() -> frozenset[Action]:
 
 
 def _may_mount() -> bool:
+    if not shutil.which("mount"):
+        return False
     with tempfile.TemporaryDirectory(prefix="liver-chaos-") as folder:
         command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]
         if subprocess.run(command, capture_output=True, check=False).returncode:
