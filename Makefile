@@ -18,7 +18,7 @@ WORKERS ?= 2
 # cores. They are shared out by file, since the tests of a file share a running job.
 REAL_WORKERS ?= 3
 # Trials of `make chaos`, and the seed of the first. What build/reports/chaos.json has already is not played again: remove
-# it to begin anew. A trial takes about a minute and a half.
+# it to begin anew. A trial takes one to four minutes on two busy cores.
 TRIALS ?= 40
 SEED ?= 1
 # More arguments for pytest; for example: make test-fast PYTEST_ARGS='-k planner -x'
