@@ -95,7 +95,7 @@ def newest_checkpoint(session: Session, job: JobRow) -> Checkpoint | None:
     )
     row = session.scalars(statement).one_or_none()
     if row is not None:
-        return Checkpoint(row.path, row.step)
+        return Checkpoint(row.path, row.step, row.finished_at)
     start_from = job_file_of(job).start_from
     return Checkpoint(start_from, step_of(start_from)) if start_from is not None else None
 
@@ -212,6 +212,7 @@ def _view(
         checkpoint=newest_checkpoint(session, job),
         failed_starts=job.failed_starts,
         saves_at_end=job_file_of(job).checkpoint is not None,
+        saves_soon=job.checkpoints_asked > job.checkpoints_answered,
     )
 
 

@@ -58,10 +58,11 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The newest complete checkpoint."""
+    """The newest complete checkpoint. `finished_at`: None for one of another job."""
 
     path: str
     step: int
+    finished_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class JobView:
     handoffs that failed; `errors`: those of ranks; `crashes`: what ended the job before; `ranks_left`:
     rank processes of this job that living agents still report; `ahead`: a generation in which ranks already train, but
     whose handoff no agent has reported yet; `step_s`: seconds of a usual step, 0 if not known; `saves_at_end`: ranks
-    that end write a checkpoint first.
+    that end write a checkpoint first; `saves_soon`: one has been asked for.
     """
 
     state: JobState
@@ -102,6 +103,7 @@ class JobView:
     failed_starts: int = 0
     finished: str | None = None
     saves_at_end: bool = False
+    saves_soon: bool = False
 
 
 class Do(StrEnum):
@@ -117,7 +119,8 @@ class Do(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What to do and why. `look_again_s`: time after which the same facts may lead to another action. `crashes`: to be
+    """What to do and why. `look_again_s`: time after which the same facts may lead to another action. `save`: ranks are
+    asked for a checkpoint, since the rest may fail. `crashes`: to be
     remembered."""
 
     do: Do
@@ -129,6 +132,7 @@ class Action:
     leaving: tuple[Leaving, ...] = ()
     look_again_s: float | None = None
     failed_start: bool = False
+    save: bool = False
     crashes: Crashes | None = None
 
 
@@ -247,16 +251,21 @@ def _watch_handoff(view: JobView, handoff: OpenHandoff, limits: JobLimits) -> Ac
 
 
 def _answer_notices(view: JobView, limits: JobLimits) -> Action:
-    """Members will go and no handoff is open: propose one for all of them, after the agents had time to open one."""
+    """Members will go and no handoff is open: propose one for all of them, after the agents had time to open one. They
+    could not or would not, so a checkpoint is written too: if nothing comes of the proposal, little is lost."""
     noticed_at = max(item.noticed_at for item in view.leaving)
     # The agents' own handoff may have just been aborted as superseded; they get the same time to open the next.
     since = max(noticed_at, view.last_handoff_at) if view.last_handoff_at else noticed_at
     waited_s = (view.now - since).total_seconds()
-    if waited_s < limits.propose_after_s:
+    # Where nothing fits the agents cannot act either: their plans come from here. A silent node may come back.
+    hopeless = view.decision.target is None and not view.silent
+    if waited_s < limits.propose_after_s and not hopeless:
         return Action(Do.NOTHING, "the agents act on the notice", look_again_s=limits.propose_after_s - waited_s)
     if view.decision.target is None:
         return Action(Do.SUSPEND, f"{', '.join(i.node_id for i in view.leaving[:8])} will go; {view.decision.reason}")
-    return Action(Do.PROPOSE, view.decision.reason, target=view.decision.target, leaving=view.leaving)
+    saved_at = view.checkpoint.finished_at if view.checkpoint else None
+    save = view.saves_at_end and not view.saves_soon and (saved_at is None or saved_at < noticed_at)
+    return Action(Do.PROPOSE, view.decision.reason, target=view.decision.target, leaving=view.leaving, save=save)
 
 
 def _grow_or_stay(view: JobView, limits: JobLimits) -> Action:
@@ -274,7 +283,8 @@ def _start_if_possible(view: JobView) -> Action:
         return Action(Do.NOTHING, f"waiting: {view.restart.reason}")
     # A job that has run before continues from its checkpoint; without one it starts over.
     lost = _lost_steps(view)
-    source = f"from checkpoint of step {view.checkpoint.step}, {lost} steps lost; " if view.checkpoint else ""
+    source = f"from checkpoint of step {view.checkpoint.step}" if view.checkpoint else "from its beginning"
+    source = f"{source}, {lost} steps lost; " if view.checkpoint or lost else ""
     return Action(
         Do.START,
         source + view.restart.reason,

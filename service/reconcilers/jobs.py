@@ -133,6 +133,7 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
                 _drop_open(session, job, action.reason, now=now)
             set_state(job, action.state, action.reason, now=now)
     job.failed_starts += action.failed_start
+    job.checkpoints_asked += action.save
     if action.crashes is not None:
         job.crashes = action.crashes.as_json()
     refresh_members(session, job)

@@ -128,6 +128,30 @@ def test_a_notice_that_leaves_too_few_nodes_suspends():
     assert (action.do, action.reason) == (Do.SUSPEND, "c will go; 1 nodes are ready")
 
 
+def test_a_notice_that_leaves_too_few_nodes_suspends_at_once_unless_a_silent_one_may_come_back():
+    noticed = view(leaving=(Leaving("c", at(-0.1), at(15)),), decision=NOTHING_FITS)
+    assert act(noticed).do is Do.SUSPEND
+    assert act(replace(noticed, silent=("b",))).do is Do.NOTHING
+    assert act(replace(noticed, silent=("b",), now=at(3))).do is Do.SUSPEND
+
+
+@pytest.mark.parametrize(
+    ("changes", "saves"),
+    [
+        ({}, True),
+        ({"checkpoint": None}, True),
+        ({"checkpoint": Checkpoint("/c/40", 40, at(-31))}, True),
+        ({"checkpoint": Checkpoint("/c/49", 49, at(-29))}, False),
+        ({"saves_soon": True}, False),
+        ({"saves_at_end": False}, False),
+    ],
+)
+def test_a_notice_that_the_agents_did_not_answer_has_a_checkpoint_written_unless_there_is_a_newer_one(changes, saves):
+    noticed = {"leaving": (Leaving("c", at(-30), at(90)),), "decision": MOVE, "saves_at_end": True}
+    action = act(view(**(noticed | changes)))
+    assert (action.do, action.save) == (Do.PROPOSE, saves)
+
+
 def test_an_open_handoff_is_left_to_its_agents():
     open_one = view(handoff=handoff(), leaving=(Leaving("c", at(-30), None),), decision=MOVE)
     assert act(open_one).do is Do.NOTHING
@@ -259,3 +283,9 @@ def test_a_generation_that_agents_made_alone_is_taken_only_out_of_the_line_that_
 ):
     found = accepts_active(active=active, parent=parent, generation=generation, started_here=frozenset(started_here))
     assert found == refusal
+
+
+def test_a_job_that_starts_over_for_want_of_a_checkpoint_says_how_many_steps_that_loses():
+    suspended = view(state=JobState.SUSPENDED, world=None, checkpoint=None)
+    assert act(suspended).reason == "from its beginning, 50 steps lost; start there"
+    assert act(replace(suspended, last_step=0)).reason == "start there"

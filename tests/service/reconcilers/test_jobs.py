@@ -73,6 +73,7 @@ def test_a_notice_that_no_agent_acts_on_becomes_a_proposal_of_the_service(fleet:
     order = fleet.agents["c"].job_order()
     assert order.handoff is not None and order.handoff.target.node_ids() == ("a", "c", "d")
     assert order.handoff.deadline_utc == notice.deadline_utc
+    assert order.checkpoint_asked == 1, "if nothing comes of it, little is lost"
 
 
 def test_a_proposal_that_the_agents_carry_through_becomes_the_jobs_generation(fleet: Fleet):
@@ -456,6 +457,22 @@ def test_a_service_that_was_away_does_not_declare_its_nodes_gone(fleet: Fleet):
     assert states == {"ready"}
     fleet.round()
     assert fleet.job()["active_generation"] == 1
+
+
+def test_a_service_that_is_cut_off_from_all_nodes_for_a_while_neither_restarts_nor_suspends_their_job(fleet: Fleet):
+    fleet.run()
+    for _ in range(40):
+        fleet.clock.advance(1)
+        fleet.tick()
+    assert {node["state"] for node in fleet.client.get("/api/v1/nodes").json()} == {"ready"}
+    assert (fleet.job()["state"], fleet.job()["active_generation"]) == ("running", 1)
+    fleet.round()
+    assert (fleet.job()["state"], fleet.job()["active_generation"]) == ("running", 1)
+    for _ in range(80):
+        fleet.clock.advance(2)
+        fleet.tick()
+    assert {node["state"] for node in fleet.client.get("/api/v1/nodes").json()} == {"gone"}, "nobody came back"
+    assert fleet.job()["state"] in ("suspending", "suspended")
 
 
 def test_a_job_that_fails_by_its_own_fault_is_failed_and_not_started_again(fleet: Fleet):
