@@ -1,4 +1,4 @@
-"""Two short trials of `make chaos`, with real processes; the rules that hold in every trial hold in these."""
+"""A short trial of `make chaos`, with real processes: a rank that stays is killed while the job leaves a node."""
 
 from pathlib import Path
 
@@ -11,14 +11,15 @@ from tests.chaos.run import run_trial
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
-SEEDS = (5,)
-"""Few nodes with few ranks, and nothing that is stopped for long."""
+SEEDS = (600,)
+"""Three nodes with a rank each, and nothing that is stopped for long."""
+NOT_ASKED = ("recovery", "reason")
+"""A machine that is busy with other tests may be slow, and then another wait may be the first to end."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_trial_breaks_no_rule(seed: int, tmp_path: Path):
+def test_no_step_no_sample_and_no_number_is_lost_and_nothing_is_left(seed: int, tmp_path: Path):
     said: list[str] = []
     record = run_trial(plan_of(seed, possible_actions()), keep=tmp_path, say=said.append)
     assert record["killed"] is not None, said
-    # Not how long it took: the machine may be busy with other tests.
-    assert [rule for rule in broken_rules(record) if not rule.startswith("recovery")] == [], (record, said)
+    assert [rule for rule in broken_rules(record) if not rule.startswith(NOT_ASKED)] == [], (record, said)
