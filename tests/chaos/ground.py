@@ -17,6 +17,7 @@ import psutil
 from pyroute2 import netns
 
 from deploy.local.processes import DemoFailed, Processes
+from tests.chaos.clocks import Clocks, compiler
 from tests.chaos.machines import DATABASE_FOLDER, Machines
 from tests.chaos.plan import EVERYWHERE, Action, TrialPlan
 from tests.cluster import net_islands
@@ -34,6 +35,8 @@ def possible_actions() -> frozenset[Action]:
         found.add(Action.CUT)
         if os.access("/dev/net/tun", os.R_OK | os.W_OK):
             found.add(Action.LATE)
+    if compiler() is not None:
+        found.add(Action.CLOCK)
     if _may_mount():
         found.add(Action.FULL)
     return frozenset(found)
@@ -61,7 +64,11 @@ def ground_for(plan: TrialPlan, folder: Path) -> Iterator[Machines]:
             names = [f"node-{number + 1}" for number in range(len(plan.nodes) + 1)]
             islands = stack.enter_context((SlowIslands if Action.LATE in actions else Islands)(names))
             stack.enter_context(_inside_hub(islands))
-        machines = Machines(folder, processes, islands=islands, small_disks=Action.FULL in actions)
+        clocks = None
+        if Action.CLOCK in actions:
+            clocks = Clocks(folder / "clocks")
+            clocks.build()
+        machines = Machines(folder, processes, islands=islands, small_disks=Action.FULL in actions, clocks=clocks)
         stack.callback(machines.unmount)
         stack.callback(processes.close)
         yield machines

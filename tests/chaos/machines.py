@@ -26,6 +26,7 @@ from deploy.local.cluster import (
     LocalNode,
 )
 from deploy.local.processes import DemoFailed, Processes
+from tests.chaos.clocks import Clocks
 from tests.cluster.net_islands import HUB, Islands, address_of
 from tests.cluster.slow_islands import SlowIslands
 
@@ -41,13 +42,20 @@ class Machines(Cluster):
     database get a disk of their own, which `fill_disk` fills."""
 
     def __init__(
-        self, folder: Path, processes: Processes, *, islands: Islands | None = None, small_disks: bool = False
+        self,
+        folder: Path,
+        processes: Processes,
+        *,
+        islands: Islands | None = None,
+        small_disks: bool = False,
+        clocks: Clocks | None = None,
     ) -> None:
         super().__init__(folder, processes)
         self.processes = processes
         self.slots: dict[str, int] = {}
         self._islands = islands
         self._small_disks = small_disks
+        self._clocks = clocks
         self._disks: list[Path] = []
 
     # Service and database.
@@ -59,7 +67,8 @@ class Machines(Cluster):
         port = httpx.URL(self.url).port or 0 if self.url else 0
         command = [sys.executable, "-m", "service.cli.main", "serve", "--host", self._address(HUB), "--port", str(port)]
         command += ["--data-dir", str(self.folder)]
-        self.service = self.processes.start(SERVICE, "service", command, SERVICE_ENVIRONMENT)
+        environment = SERVICE_ENVIRONMENT | self._clock_of(SERVICE)
+        self.service = self.processes.start(SERVICE, "service", command, environment)
 
     def await_service(self) -> Api:
         """Its API once it answers. In a trial it has the same priority as everything else."""
@@ -160,10 +169,18 @@ class Machines(Cluster):
         """There is room again."""
         (self._disk(node_id) / FILLER).unlink(missing_ok=True)
 
+    def shift_clock(self, node_id: str, seconds: int) -> None:
+        """The clock of a node, or of the service if there is no name, is off by so much."""
+        assert self._clocks is not None
+        self._clocks.shift(node_id or SERVICE, seconds)
+
     def unmount(self) -> None:
         """Take the small disks away, when all processes have ended."""
         for path in self._disks:
             subprocess.run(["umount", "--lazy", str(path)], check=False)
+
+    def _clock_of(self, name: str) -> dict[str, str]:
+        return {} if self._clocks is None else self._clocks.environment(name)
 
     def _disk(self, node_id: str) -> Path:
         return self.run_dir(node_id) if node_id else self.folder / DATABASE_FOLDER
@@ -188,7 +205,7 @@ class Machines(Cluster):
     def _start_agent(self, node_id: str, imds_url: str) -> Any:
         # The last of two equal options wins.
         command = [*self._agent_command(node_id), "--slots", str(self.slots[node_id]), "--host", self._address(node_id)]
-        environment = self._agent_environment(imds_url)
+        environment = self._agent_environment(imds_url) | self._clock_of(node_id)
         return self.processes.start(node_id, node_id, self._inside(node_id, command), environment)
 
 

@@ -53,6 +53,7 @@ class Action(StrEnum):
     CUT = "cut off"  # its node's network
     LATE = "200 ms late"  # packets from and to its node
     FULL = "full disk"  # of its node, or of the database
+    CLOCK = "clock 5 min off"  # of its node, forward or back
 
 
 EVERYWHERE = frozenset({Action.KILL, Action.STOP})
@@ -63,9 +64,10 @@ POSSIBLE = {
     Action.STOP: frozenset(Victim),
     Action.CUT: _NODES | {Victim.SERVICE},
     Action.LATE: _NODES | {Victim.SERVICE},
+    Action.CLOCK: _NODES | {Victim.SERVICE},
     Action.FULL: frozenset({Victim.AGENT, Victim.LEAD, Victim.DATABASE}),
 }
-_WEIGHTS = {Action.KILL: 3.0, Action.STOP: 3.0, Action.CUT: 1.5, Action.LATE: 1.0, Action.FULL: 1.5}
+_WEIGHTS = {Action.KILL: 3.0, Action.STOP: 3.0, Action.CUT: 1.5, Action.LATE: 1.0, Action.FULL: 1.5, Action.CLOCK: 1.0}
 
 _GOES = (Kind.NOTICE, Kind.SECOND_NOTICE, Kind.SUSPENSION)
 _COMES = (Kind.GROW, Kind.RESUME)

@@ -18,6 +18,9 @@ APPEARS_S = 12.0
 """How long a strike waits for its victim to exist."""
 LOOK_S = 0.1
 LATE_S = 0.2
+CLOCK_S = 300
+CLOCK_BACK_BELOW_S = 20.0
+"""Half of all strikes last less long: their clocks are put back, the others forward."""
 
 
 @dataclass(slots=True)
@@ -115,6 +118,10 @@ class Strikes:
                 self.machines.delay(found.node, LATE_S)
                 self._ending.wait(strike.lasts_s)
                 self.machines.delay(found.node, 0.0)
+            case Action.CLOCK:
+                self.machines.shift_clock(found.node, CLOCK_S if strike.lasts_s > CLOCK_BACK_BELOW_S else -CLOCK_S)
+                self._ending.wait(strike.lasts_s)
+                self.machines.shift_clock(found.node, 0)
             case Action.FULL:
                 self.machines.fill_disk(found.node)
                 self._ending.wait(strike.lasts_s)
