@@ -13,6 +13,7 @@ from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, R
 from liver_core.handoff.generations import next_handoff, start_of
 from liver_core.handoff.ladder import copy_s
 from liver_core.layout import Member, ParallelLayout, Roster
+from liver_core.reshard import seat
 
 SERVICE_WAIT_S = 3.0
 """How long a plan that no standing plan covers is left to the service, before the layouts by count are used."""
@@ -262,9 +263,8 @@ def _plan_by_count(order: JobOrder, active: Roster, leaving: frozenset[str]) -> 
     layout = choice.layout
     if layout.world_size > len(staying):
         return NoPlan(f"{layout} needs {layout.world_size} slots, {len(staying)} stay without {_names(leaving)}")
-    # In the order of the old ranks, so that most of what a survivor needs it holds already.
     reason = f"layout for {nodes} nodes, made without the service: {choice.reason}"
-    return Plan(layout, staying[: layout.world_size], "", reason)
+    return Plan(layout, seat(layout, staying, ()), "", reason)
 
 
 def _names(nodes: Iterable[str]) -> str:

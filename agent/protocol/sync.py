@@ -241,7 +241,9 @@ class SyncReport(Message):
     report_seq: Revision
     issued_utc: Utc
     node: NodeInfo
-    notices: tuple[NoticeFact, ...] = Field(default=(), max_length=NOTICES_PER_REPORT_MAX)
+    notices: tuple[NoticeFact, ...] = Field(
+        default=(), max_length=NOTICES_PER_REPORT_MAX, description="Its own, and what other nodes of its jobs told it."
+    )
     ranks: tuple[RankStatus, ...] = Field(default=(), max_length=RANKS_PER_REPORT_MAX)
     steps: tuple[StepRow, ...] = Field(default=(), max_length=STEPS_PER_REPORT_MAX)
     handoffs: tuple[HandoffMirror, ...] = Field(default=(), max_length=HANDOFFS_PER_REPORT_MAX)

@@ -10,6 +10,7 @@ from agent.protocol.sync import HandoffMeasures
 from agent.protocol.values import HandoffCause, HandoffState
 from liver_core.handoff import Decision, Rung
 from service.handoffs.tables import HandoffRow
+from service.jobs.causes import FirstCause
 
 
 class HandoffOut(BaseModel):
@@ -37,6 +38,7 @@ class HandoffOut(BaseModel):
     superseded: bool
     reason: str
     reason_detail: dict[str, Any] | None
+    ended_by: FirstCause | None = Field(description="The first cause of an attempt that failed; it never changes.")
     opened_at: datetime
     deadline_at: datetime | None
     changed_at: datetime
@@ -83,6 +85,7 @@ class HandoffOut(BaseModel):
             superseded=row.superseded,
             reason=row.reason,
             reason_detail=row.reason_detail,
+            ended_by=FirstCause.of(row.ended_by),
             opened_at=row.opened_at,
             deadline_at=row.deadline_at,
             changed_at=row.changed_at,

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from service.jobs.causes import FirstCause, cause_of_rank, is_of_a_peer
+
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
-_OF_A_PEER = ("closed by peer", "reset by peer", "broken pipe", "timed out", "timeout")
 _REPORTED = "; it reported: "
 KINDS_MAX = 16
 TEXT_CHARS_MAX = 2_000
@@ -18,11 +19,19 @@ class RankError:
 
     shown: str
     text: str
+    node: str | None = None
+    rank: int | None = None
+    step: int | None = None
 
     @property
     def is_of_a_peer(self) -> bool:
         """Whether the rank only noticed that another one is gone."""
-        return any(sign in self.text.lower() for sign in _OF_A_PEER)
+        return is_of_a_peer(self.text)
+
+    @property
+    def cause(self) -> FirstCause:
+        """What this says of the first cause."""
+        return cause_of_rank(self.node, self.rank, self.step, self.text)
 
     def kind(self, nodes: tuple[str, ...]) -> str:
         """The error without what differs from one time to the next: process ids, ports, ranks, addresses.

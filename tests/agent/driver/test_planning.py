@@ -25,7 +25,7 @@ from agent.driver.planning import (
 )
 from agent.driver.progress import LostTime, Progress, learned_from
 from agent.protocol.jobfile import DropStepRule
-from agent.protocol.sync import HandoffMeasures, HandoffMirror, JobOrder
+from agent.protocol.sync import HandoffMeasures, HandoffMirror, JobOrder, LayoutByCount, LayoutForCount
 from agent.protocol.values import HandoffCause, HandoffState
 from liver_core.handoff import (
     CutoverDeadlines,
@@ -76,6 +76,22 @@ def test_a_loss_without_a_standing_plan_waits_for_the_service_three_seconds(orde
     found = plan(order, "b", "c", waited_s=3.0)
     assert isinstance(found, Plan)
     assert (found.layout.pp, [member.node_id for member in found.members]) == (2, ["a", "d"])
+
+
+def test_a_plan_made_without_the_service_keeps_tensor_parallel_groups_on_one_node(order: JobOrder) -> None:
+    nodes = order.spec.nodes.model_copy(update={"min": 1})
+    choices = LayoutByCount(choices=(LayoutForCount(nodes=2, layout=ParallelLayout(tp=2), reason="only one"),))
+    order = order.model_copy(
+        update={
+            "spec": order.spec.model_copy(update={"nodes": nodes}),
+            "standing_plans": (),
+            "layouts_by_count": choices,
+        }
+    )
+    source = Roster("job", 1, ParallelLayout(dp=4), (Member("a", 0), Member("b", 0), Member("c", 0), Member("b", 1)))
+    found = plan_loss(order, source, frozenset({"c"}), waited_s=0.0, service_is_there=False)
+    assert isinstance(found, Plan)
+    assert found.members == (Member("b", 0), Member("b", 1))
 
 
 def test_without_a_service_nothing_is_waited_for(order: JobOrder) -> None:

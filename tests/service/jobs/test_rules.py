@@ -8,6 +8,7 @@ import pytest
 
 from agent.protocol.values import HandoffState, Placement
 from liver_core.layout import Member, ParallelLayout
+from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.crashes import RankError
 from service.jobs.rules import (
     Action,
@@ -235,6 +236,32 @@ def test_the_reason_is_that_of_the_rank_that_failed_and_not_of_those_that_miss_i
     assert alone.reason.startswith(survivor.shown)
 
 
+def test_while_ranks_only_miss_a_peer_the_agent_of_the_one_that_failed_has_a_moment_to_report_it():
+    missed = RankError("rank 0 on node a is failed: Connection closed by peer", "Connection closed by peer", "a", 0, 50)
+    waiting = view(errors=(missed,), error_at=at(-1))
+    action = act(waiting)
+    assert (action.do, action.look_again_s) == (Do.NOTHING, 0.3)
+    killed = "rank process (pid 7) was killed by SIGKILL after step 50"
+    known = act(replace(waiting, errors=(missed, RankError("rank 2 on node c is failed", killed, "c", 2, 50))))
+    assert known.do is Do.START
+    assert known.cause == FirstCause(FailedPart.RANK, "c", 2, signal="SIGKILL", step=50)
+    late = act(replace(waiting, error_at=at(-1.6)))
+    assert (late.do, late.cause) == (Do.START, FirstCause(FailedPart.PEER, step=50))
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"gone": ("c",), "last_step_at": at(-30)}, FirstCause(FailedPart.NODE, "c", step=50)),
+        ({"silent": ("c",), "last_step_at": at(-30)}, FirstCause(FailedPart.NODE, "c", step=50)),
+        ({"state": JobState.STARTING, "state_changed_at": at(-271)}, FirstCause(FailedPart.START)),
+        ({"broken": ("x",), "broken_by": FirstCause(FailedPart.STORE, "a")}, FirstCause(FailedPart.STORE, "a")),
+    ],
+)
+def test_every_loss_has_its_cause_typed(changes, cause):
+    assert act(view(**changes)).cause == cause
+
+
 def test_a_lost_world_without_enough_nodes_suspends():
     action = act(view(gone=("c",), last_step_at=at(-30), restart=NOTHING_FITS))
     assert (action.do, action.reason) == (Do.SUSPEND, "c disappeared without a handoff; 1 nodes are ready")
@@ -289,3 +316,12 @@ def test_a_job_that_starts_over_for_want_of_a_checkpoint_says_how_many_steps_tha
     suspended = view(state=JobState.SUSPENDED, world=None, checkpoint=None)
     assert act(suspended).reason == "from its beginning, 50 steps lost; start there"
     assert act(replace(suspended, last_step=0)).reason == "start there"
+
+
+def test_a_restart_waits_for_news_from_the_nodes_it_would_take():
+    broken = view(broken=("rank 1 is gone",), unheard=("b",))
+    waits = act(broken)
+    assert (waits.do, waits.look_again_s) == (Do.NOTHING, 0.5)
+    assert waits.reason == "rank 1 is gone; a restart waits for news from b"
+    assert act(replace(broken, unheard=("c",))).do is Do.START, "c is no part of it"
+    assert act(replace(broken, unheard=())).do is Do.START

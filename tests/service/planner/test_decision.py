@@ -1,14 +1,15 @@
 """The planner: what it chooses, what it refuses and the reasons it gives."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.protocol.jobfile import JobFile, parse_layout
-from liver_core.layout import ParallelLayout
-from service.planner.decision import decide, layouts_by_count, standing_plans
+from liver_core.layout import Member, ParallelLayout
+from service.planner.decision import decide, layouts_by_count, place, standing_plans
 from service.planner.feasibility import candidates, violations
 from service.planner.inputs import LayoutUse, PlanInputs, PlannerVerdict, PlanNode, World
 from service.planner.score import predict, score
@@ -177,6 +178,18 @@ def test_layouts_by_count_say_for_every_allowed_count_what_runs_or_why_nothing_d
     assert choices[0].reason == "no layout fits 1 nodes"
 
 
+def test_layouts_by_count_know_the_slots_of_nodes_of_different_sizes():
+    fleet = (PlanNode("m", 4), PlanNode("x", 1), PlanNode("y", 2))
+    inputs = PlanInputs(job(layouts={"allowed": ["TP2xPP3", "TP2xPP2"]}, nodes={"min": 1, "max": 3}), fleet)
+    three, two, one = reversed(layouts_by_count(inputs))
+    assert (str(three.layout), str(two.layout), str(one.layout)) == ("TP2xPP3xDP1", "TP2xPP3xDP1", "TP2xPP2xDP1")
+    assert " on nodes with 6 slots, " in two.reason and " on nodes with 4 slots, " in one.reason
+    enough = layouts_by_count(replace(inputs, job=job(layouts={"allowed": ["PP3", "PP2"]}, nodes={"min": 1, "max": 3})))
+    # Whichever two nodes are left, they have three slots.
+    assert [str(choice.layout) for choice in enough] == ["TP1xPP3xDP1", "TP1xPP3xDP1", "TP1xPP3xDP1"]
+    assert "on nodes" not in enough[1].reason
+
+
 def test_the_digest_of_the_inputs_is_stable_and_changes_with_every_one_of_them():
     inputs = started(PlanInputs(job(), nodes("a", "b", "c")))
     changed = [
@@ -188,3 +201,61 @@ def test_the_digest_of_the_inputs_is_stable_and_changes_with_every_one_of_them()
     ]
     digests = {item.digest() for item in (inputs, replace(inputs), *changed)}
     assert len(digests) == 6
+
+
+def seats(*names: str) -> tuple[Member, ...]:
+    """`a0` is slot 0 of node a."""
+    return tuple(Member(name[:-1], int(name[-1])) for name in names)
+
+
+def test_a_group_of_tensor_parallel_ranks_goes_to_the_node_that_has_room_for_all_of_it():
+    fleet = (PlanNode("m", 2), PlanNode("x", 1), PlanNode("y", 2))
+    world = World(1, ParallelLayout(pp=3), seats("m0", "m1", "x0"))
+    placed = place(ParallelLayout(tp=2, pp=2), fleet, PlanInputs(job(), fleet, world))
+    assert placed == seats("m0", "m1", "y0", "y1")
+
+
+def test_survivors_give_up_their_seats_where_only_that_keeps_a_tensor_parallel_group_on_one_node():
+    fleet = nodes("a", "b", "c", slots=2)
+    world = World(1, ParallelLayout(dp=3), seats("a0", "b0", "c0"))
+    assert place(ParallelLayout(tp=2), fleet, PlanInputs(job(), fleet, world)) == seats("a0", "a1")
+
+
+def test_a_tensor_parallel_group_that_no_node_can_hold_is_spread_and_the_others_are_not():
+    fleet = (PlanNode("a", 1), PlanNode("b", 3), PlanNode("c", 1), PlanNode("d", 1))
+    assert place(ParallelLayout(tp=2, pp=3), fleet, PlanInputs(job(), fleet)) == seats(
+        "a0", "b2", "b0", "b1", "c0", "d0"
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data())
+def test_tensor_parallel_groups_lie_on_one_node_each_wherever_the_nodes_can_hold_them(data):
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+    fleet = tuple(PlanNode(f"n{index}", slots) for index, slots in enumerate(sizes))
+    tp = data.draw(st.integers(1, max(sizes)))
+    groups = data.draw(st.integers(1, sum(sizes) // tp))
+    before = data.draw(st.permutations([Member(node.node_id, slot) for node in fleet for slot in range(node.slots)]))
+    before = tuple(before[: data.draw(st.integers(0, len(before)))])
+    world = World(1, ParallelLayout(dp=len(before)), before) if before else None
+    layout = ParallelLayout(tp=tp, dp=groups)
+    placed = place(layout, fleet, PlanInputs(job(), fleet, world))
+
+    assert len(set(placed)) == layout.world_size
+    slots = {node.node_id: node.slots for node in fleet}
+    assert all(member.slot < slots[member.node_id] for member in placed)
+    split = [group for group in layout.groups("tp") if len({placed[rank].node_id for rank in group}) > 1]
+    assert len(split) == max(0, groups - sum(size // tp for size in sizes))
+    if not split:
+        assert len(set(placed) & set(before)) == most_that_stay(sizes, tp, groups, fleet, before)
+
+
+def most_that_stay(sizes: list[int], tp: int, groups: int, fleet: tuple[PlanNode, ...], before: tuple) -> int:
+    """Over every number of whole groups on each node: how many members of `before` can stay at most."""
+    stay = [sum(member.node_id == node.node_id for member in before) for node in fleet]
+    counts = product(*(range(size // tp + 1) for size in sizes))
+    return max(
+        sum(min(held, tp * count) for held, count in zip(stay, chosen, strict=True))
+        for chosen in counts
+        if sum(chosen) == groups
+    )

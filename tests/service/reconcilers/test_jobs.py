@@ -4,7 +4,7 @@ import threading
 from datetime import timedelta
 
 from agent.protocol.notice_life import ends_utc, withdraw
-from agent.protocol.sync import JobFinished, NoticeKind, SourceCheckpoint, SourceHandoff, SourceInit
+from agent.protocol.sync import HandoffMeasures, JobFinished, NoticeKind, SourceCheckpoint, SourceHandoff, SourceInit
 from agent.protocol.values import HandoffState
 from liver_core.handoff import RankStage, Reason, Rung
 from liver_core.handoff.generations import next_start
@@ -86,6 +86,24 @@ def test_a_proposal_that_the_agents_carry_through_becomes_the_jobs_generation(fl
     assert (job["active_generation"], job["layout"], job["nodes"]) == (2, "TP1xPP3xDP1", ["a", "c", "d"])
     assert fleet.handoffs()[0]["state"] == "active"
     assert isinstance(fleet.agents["a"].job_order().source, SourceHandoff)
+
+
+def test_a_late_report_of_an_earlier_handoff_does_not_drop_a_proposal(fleet: Fleet):
+    fleet.run()
+    source = fleet.agents["a"].roster()
+    done = mirror(source, roster(fleet.job_id, 2, ParallelLayout(pp=3), "a", "c", "d"), fleet.clock())
+    fleet.round(parts={"a": {"handoffs": (done,)}})
+    fleet.round(parts={"d": {"notices": (fleet.agents["d"].notice(),)}})
+    for _ in range(5):
+        fleet.round()
+    proposed = fleet.handoffs()[0]
+    assert (proposed["state"], proposed["parent"]) == ("proposed", 2)
+    late = done.model_copy(update={"mirror_seq": 9, "measures": HandoffMeasures(lost_s=0.5)})
+    unknown = roster(fleet.job_id, 9, ParallelLayout(pp=3), "a", "c", "d")
+    before = mirror(source, unknown, fleet.clock(), state=HandoffState.BROKEN)
+    fleet.round(parts={"a": {"handoffs": (late, before)}})
+    states = {item["handoff_id"]: item["state"] for item in fleet.handoffs()}
+    assert states[proposed["handoff_id"]] == "proposed"
 
 
 def test_the_agents_own_handoff_keeps_the_service_from_proposing_one(fleet: Fleet):
@@ -379,13 +397,31 @@ def test_two_jobs_never_share_a_node(fleet: Fleet):
     waiting = fleet.client.get(f"/api/v1/jobs/{second}").json()
     assert (waiting["state"], waiting["reason"]) == (
         "pending",
-        "waiting: 0 nodes are ready, the job needs at least nodes.min 2",
+        "waiting: 4 nodes are ready (4 taken by other jobs), the job needs at least nodes.min 2",
     )
     fleet.add("x", "y")
     fleet.agents["x"].sync()
     fleet.agents["y"].sync()
     fleet.tick()
     assert fleet.client.get(f"/api/v1/jobs/{second}").json()["nodes"] == ["x", "y"]
+
+
+def test_a_reason_for_too_few_nodes_says_where_the_others_are(fleet: Fleet):
+    fleet.run()
+    fleet.add("w", "x", "y", "z")
+    fleet.agents["z"] = fleet.make_agent("z", pool="spot-b")
+    fleet.round(parts={"x": {"notices": (fleet.agents["x"].notice(),)}})
+    fleet.agents.pop("y")
+    for _ in range(8):
+        fleet.round()
+    second = fleet.client.post("/api/v1/jobs", json=JOB | {"name": "second", "pools": ["spot-a"]}).json()["job_id"]
+    for _ in range(2):
+        fleet.round()
+    reason = fleet.client.get(f"/api/v1/jobs/{second}").json()["reason"]
+    assert reason == (
+        "waiting: 5 nodes are ready (4 taken by other jobs, 1 announced to go, 1 silent, 1 in other pools), "
+        "the job needs at least nodes.min 2"
+    )
 
 
 def test_two_replicas_never_handle_one_job_at_a_time(fleet: Fleet):
@@ -595,6 +631,41 @@ def test_a_job_that_dies_of_the_same_error_after_the_same_step_three_times_is_fa
     assert job["reason"].startswith("the same error ended the job 3 times after step 20: rank ")
     assert job["reason"].endswith("ValueError: no item 7")
     assert len(job["generations"]) == 3
+
+
+def test_a_lost_world_names_the_rank_that_was_killed_although_others_report_first_and_keeps_that_cause(fleet: Fleet):
+    fleet.run()
+    ranks = {
+        name: fleet.agents[name].rank(
+            fleet.agents[name].job_order(), stage=RankStage.FAILED, step=4, reason=Reason(text, "training", 0)
+        )
+        for name, text in (
+            ("a", "the world cannot go on: RuntimeError: Connection closed by peer"),
+            ("d", "rank process (pid 9) was killed by SIGKILL after step 4"),
+        )
+    }
+    fleet.round(seconds=0.2, trains=False, parts={"a": {"ranks": (ranks["a"],)}})
+    assert fleet.job()["state"] == "running"
+    fleet.round(trains=False, parts={name: {"ranks": (rank,)} for name, rank in ranks.items()})
+    job = fleet.job()
+    assert job["state"] == "starting" and job["reason"].startswith("rank 3 on node d is failed: rank process (pid 9)")
+    killed = {"what": "rank", "node": "d", "rank": 3, "signal": "SIGKILL", "exit_code": None, "step": 4}
+    assert [item["ended_by"] for item in job["generations"]] == [killed, None]
+    late = ranks["a"].model_copy(update={"reason": Reason("rank process (pid 8) was killed by SIGSEGV", "training", 0)})
+    fleet.round(trains=False, parts={"a": {"ranks": (late,)}})
+    assert fleet.job()["generations"][0]["ended_by"] == killed
+
+
+def test_ranks_that_miss_a_peer_of_which_nobody_reports_start_again_after_a_moment(fleet: Fleet):
+    fleet.run()
+    agent = fleet.agents["a"]
+    lost = agent.rank(
+        agent.job_order(), stage=RankStage.FAILED, step=4, reason=Reason("Connection closed by peer", "training", 0)
+    )
+    for seconds, state in ((1.0, "running"), (0.6, "running"), (0.1, "starting")):
+        fleet.round(seconds=seconds, trains=False, parts={"a": {"ranks": (lost,)}})
+        assert fleet.job()["state"] == state
+    assert fleet.job()["generations"][0]["ended_by"]["what"] == "peer"
 
 
 def test_a_job_that_gets_further_each_time_goes_on(fleet: Fleet):
