@@ -36,7 +36,7 @@ def record_of(facts: Facts) -> dict[str, Any]:
         "lost_steps_computed": lost_steps(facts.logged),
         "samples_ok": samples_problem(facts) == "",
         "generation_reused": reused_generations(facts) != [],
-        "cause": reasons[0].text if reasons else None,
+        "cause": reasons[0].ended_by or reasons[0].text if reasons else None,
         "reason_names_killed": _names_any(reasons, struck) if reasons and struck else None,
         "recovery_s": recovery_s(facts, gaps) if gaps else None,
         "leaked": facts.leaked,
@@ -149,10 +149,11 @@ def recovery_s(facts: Facts, gaps: list[tuple[float, float]]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Why an attempt or a world ended, as the API shows it."""
+    """Why an attempt or a world ended, as the API shows it: in words, and its typed first cause where there is one."""
 
     at_utc: float
     text: str
+    ended_by: dict[str, Any] | None = None
     restart: bool = False
 
 
@@ -164,10 +165,10 @@ def _reasons(facts: Facts) -> list[Told]:
         if row["state"] in ("aborted", "broken") and not row["superseded"] and not _is_withdrawn(row):
             detail = row["reason_detail"] or {}
             where = f"rank {detail['rank']}: " if detail.get("rank") is not None else ""
-            found.append(Told(_seconds(row["changed_at"]), where + row["reason"]))
-    for row in facts.job.get("generations", ())[1:]:
+            found.append(Told(_seconds(row["changed_at"]), where + row["reason"], row.get("ended_by")))
+    for before, row in pairwise(facts.job.get("generations", ())):
         if row["source"] != "handoff":
-            found.append(Told(_seconds(row["created_at"]), row["reason"], restart=True))
+            found.append(Told(_seconds(row["created_at"]), row["reason"], before.get("ended_by"), restart=True))
     if facts.job.get("state") == "failed":
         found.append(Told(_seconds(facts.job["state_changed_at"]), facts.job["reason"]))
     planned = facts.kind in ("suspension", "resume")
@@ -184,17 +185,18 @@ def _is_withdrawn(row: dict[str, Any]) -> bool:
 
 def _is_planned(told: Told) -> bool:
     """The start of a suspended job tells where it goes on, and no loss."""
-    return told.restart and told.text.startswith(("from checkpoint", "start "))
+    return told.restart and told.ended_by is None and told.text.startswith(("from checkpoint", "start "))
 
 
 def _names_any(reasons: list[Told], struck: list[dict[str, Any]]) -> bool:
-    return any(_names(reason.text, item) for reason in reasons[:1] for item in struck)
+    return any(_names(reason, item) for reason in reasons[:1] for item in struck)
 
 
-def _names(text: str, struck: dict[str, Any]) -> bool:
+def _names(told: Told, struck: dict[str, Any]) -> bool:
     """Whether a reason names what was struck, and where that is on a node, the node, the rank or the process."""
-    text = text.lower()
-    what = struck["what"]
+    text, what, typed = told.text.lower(), struck["what"], told.ended_by or {}
+    if typed:
+        return typed["what"] == what or (bool(struck["node"]) and typed["node"] == struck["node"])
     if what in ("service", "database", "store"):
         return what in text
     rank = struck["rank"]

@@ -98,6 +98,17 @@ def test_a_reason_that_names_another_node_is_found():
     assert record["reason_names_killed"] is False and "reason" in broken_rules(record)
 
 
+def test_the_typed_cause_of_a_world_outranks_the_words_of_the_next():
+    made = facts()
+    typed = {"what": "rank", "node": "node-2", "rank": 1, "signal": "SIGKILL", "exit_code": None, "step": 10}
+    made.job["generations"][0]["ended_by"] = typed
+    made.job["generations"][1]["reason"] = "restart from checkpoint of step 8"
+    record = record_of(made)
+    assert record["reason_names_killed"] and record["cause"] == typed
+    typed["node"] = "node-3"
+    assert record_of(made)["reason_names_killed"] is False
+
+
 def test_steps_lost_to_an_agent_are_against_the_rules():
     record = record_of(facts(struck=[struck("agent", node="node-2")]))
     assert "lost 2 steps to a agent" in broken_rules(record)
