@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim mutants bench bench-handoff bench-notice clean distclean
+.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim mutants chaos bench bench-handoff bench-notice clean distclean
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
@@ -20,6 +20,10 @@ WORKERS ?= 2
 # Tests with real processes start up to eight each, and wait in between for deadlines to pass: one more than there are
 # cores. They are shared out by file, since the tests of a file share a running job.
 REAL_WORKERS ?= 3
+# Trials of `make chaos`, and the seed of the first. What build/reports/chaos.json has already is not played again: remove
+# it to begin anew. A trial takes one to four minutes on two busy cores.
+TRIALS ?= 40
+SEED ?= 1
 # More arguments for pytest; for example: make test-fast PYTEST_ARGS='-k planner -x'
 PYTEST_ARGS ?=
 # More arguments for the handoff benchmark; for example: make bench-handoff BENCH_ARGS='--sizes 16MB,64MB --repeats 2'
@@ -42,7 +46,7 @@ REAL = -n $(REAL_WORKERS) --dist loadfile --no-loadscope-reorder
 TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
-	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, SEED, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS)"
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, SEED, TRIALS, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
@@ -83,6 +87,9 @@ sim: setup ## Run the handoff simulator over SEEDS seeds (20,000 by default).
 
 mutants: setup ## Plant N mistakes (150) in a copy of what decides, one at a time, and count those that the nearest tests find, by package (writes build/reports/mutants.json).
 	$(BIN)/python -m tests.mutants.run --count $(N) --seed $(SEED) --workers $(WORKERS) --report $(REPORTS)/mutants.json
+
+chaos: setup ## Kill and stop parts of real jobs at random moments, TRIALS times from SEED on (hours); writes build/reports/chaos.json.
+	$(BIN)/python -m tests.chaos.run --trials $(TRIALS) --seed $(SEED) --report $(REPORTS)/chaos.json --keep build/chaos --resume
 
 bench: setup ## Measure the transports between real processes (the demo measures a handoff against a restart).
 	$(BIN)/python -m tests.benchmarks.transport
