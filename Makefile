@@ -12,18 +12,18 @@ PYTHON ?= python3
 # Seeds that `make sim` runs, on two processes; the handoff machine is called clean only after 20,000. A change of a
 # machine deserves more: make sim SEEDS=100000
 SEEDS ?= 20000
-# How many mistakes `make mutants` plants, and the seed that draws them; for example: make mutants N=300 SEED=7
+# How many mistakes `make mutants` plants.
 N ?= 150
+# What draws the mistakes, and the first trial of `make chaos`; for example: make mutants N=300 SEED=7
 SEED ?= 1
 # Processes that share each suite. WORKERS=0, REAL_WORKERS=0: one after the other.
 WORKERS ?= 2
 # Tests with real processes start up to eight each, and wait in between for deadlines to pass: one more than there are
 # cores. They are shared out by file, since the tests of a file share a running job.
 REAL_WORKERS ?= 3
-# Trials of `make chaos`, and the seed of the first. What build/reports/chaos.json has already is not played again: remove
+# Trials of `make chaos`. What build/reports/chaos.json has already is not played again: remove
 # it to begin anew. A trial takes one to four minutes on two busy cores.
 TRIALS ?= 40
-SEED ?= 1
 # More arguments for pytest; for example: make test-fast PYTEST_ARGS='-k planner -x'
 PYTEST_ARGS ?=
 # More arguments for the handoff benchmark; for example: make bench-handoff BENCH_ARGS='--sizes 16MB,64MB --repeats 2'
