@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from agent.driver.lead import PEER_LOST_S, RETRY_MAX_S
+from agent.driver.planning import Learned
 from agent.protocol.sync import JobOrder
 from agent.protocol.values import HandoffState
 from liver_core.handoff import Reason
@@ -152,6 +153,7 @@ def test_a_notice_that_no_live_plan_can_answer_in_time_ends_the_open_handoff(job
     async def run() -> None:
         now = Scene(job)
         await now.notice(60.0, "d")
+        now.lead._learned = Learned(rescue_failure="it broke", rescue_failed_in=1)
         await now.notice(0.1, "c", "d")
         assert now.mirrors[-1].superseded and now.state is ProposerState.ABORTING
         assert now.lead._proposer.record.plan_revision == 1

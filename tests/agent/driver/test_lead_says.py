@@ -9,7 +9,7 @@ import pytest
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import JobOrder
 from liver_core.handoff.participant_events import RankStage
-from tests.agent.driver.test_lead import ACTIVE, FOUR, scene
+from tests.agent.driver.lead_scene import ACTIVE, FOUR, Scene
 from tests.agent.stub_service import StubService
 from tests.agent.waiting import fake_job
 
@@ -21,7 +21,7 @@ def job(tmp_path: Path) -> JobOrder:
 
 def test_from_the_notice_to_the_decision_and_to_the_first_order_of_a_rank_is_told(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         heard_at = now.now
         now.now += 0.04
         await now.lead.answer_loss(job, ACTIVE, {"d": (heard_at, heard_at + 60.0)})
@@ -45,7 +45,7 @@ def test_from_the_notice_to_the_decision_and_to_the_first_order_of_a_rank_is_tol
 
 def test_a_refusal_is_shown_at_every_look_and_logged_once(job: JobOrder, caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         caplog.set_level("INFO")
         for _ in range(20):
             await now.notice(-5.0, "d")
@@ -65,7 +65,7 @@ def test_what_is_opened_is_on_disk_before_the_proposal_and_the_order_after_it(jo
     """An agent that is killed in between must still be able to tell of the handoff that it opened."""
 
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         await now.notice(60.0, "d")
         kept = list(cast(Any, now.lead._node.journal).kept)
         assert [table for table, _ in kept] == ["handoff", "proposer"]
