@@ -118,18 +118,24 @@ def reused_generations(facts: Facts) -> list[int]:
 
 
 def _long_gaps(facts: Facts) -> list[tuple[float, float]]:
-    """Times between two steps, one of them after the first strike, in which stepping had stopped."""
+    """Times between two steps, one of them after the first strike, in which stepping had stopped: long ones, and those
+    before a world that was started again."""
     struck_at = [item["at"] for item in facts.struck if item["at"] is not None]
     times: dict[tuple[int, int], float] = {}
     for line in facts.trail:
         if line["event"] == "applied":
             times.setdefault((line["generation"], line["step"]), line["at"])
-    gaps = list(pairwise(sorted(times.values())))
+    gaps = list(pairwise(sorted((at, generation) for (generation, _), at in times.items())))
     if not gaps or not struck_at:
         return []
-    usual_s = statistics.median(end - start for start, end in gaps)
+    usual_s = statistics.median(end - start for (start, _), (end, _) in gaps)
     long_s = max(STOPPED_S, STOPPED_STEPS * usual_s)
-    return [(start, end) for start, end in gaps if end - start > long_s and end > min(struck_at)]
+    restarted = {row["generation"] for row in facts.job.get("generations", ())[1:] if row["source"] != "handoff"}
+    return [
+        (start, end)
+        for (start, older), (end, newer) in gaps
+        if end > min(struck_at) and (end - start > long_s or (newer != older and newer in restarted))
+    ]
 
 
 def recovery_s(facts: Facts, gaps: list[tuple[float, float]]) -> float:

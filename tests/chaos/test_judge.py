@@ -39,7 +39,7 @@ def facts(**changes: Any) -> Facts:
     reason = "rank 1 of node-2: rank process (pid 7) was killed by SIGKILL; restart from checkpoint of step 8"
     started = [
         {"generation": 1, "origin_id": "a", "source": "init", "created_at": utc(100.0), "reason": "start"},
-        {"generation": 100001, "origin_id": "b", "source": "checkpoint", "created_at": utc(112.0), "reason": reason},
+        {"generation": 2, "origin_id": "b", "source": "checkpoint", "created_at": utc(112.0), "reason": reason},
     ]
     made = Facts(
         seed=1,
@@ -86,6 +86,13 @@ def test_recovery_counts_from_the_end_of_a_stop_and_from_when_there_were_nodes_a
     stopped = struck("survivor's rank", node="node-2", until=113.0)
     assert record_of(facts(struck=[stopped]))["recovery_s"] == 3.0
     assert record_of(facts(capacity_at=115.5))["recovery_s"] == 0.5
+
+
+def test_a_quick_restart_has_a_recovery_too():
+    made = facts()
+    for line in made.trail:
+        line["at"] -= 5.0 if line["generation"] == 2 else 0.0
+    assert record_of(made)["recovery_s"] == 1.0
 
 
 def test_a_kill_that_stopped_nothing_has_no_recovery_and_no_cause():
