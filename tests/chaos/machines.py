@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
+from agent.protocol.sync import Provider
 from deploy.local.api import Api, until
 from deploy.local.cluster import (
     NODE_START_S,
@@ -24,6 +25,8 @@ from deploy.local.cluster import (
     SERVICE_START_S,
     Cluster,
     LocalNode,
+    agent_environment,
+    first_url,
 )
 from deploy.local.processes import DemoFailed, Processes
 from tests.chaos.clocks import Clocks
@@ -108,12 +111,12 @@ class Machines(Cluster):
             self._mount(self.run_dir(node_id), NODE_DISK_BYTES)
         return self.start_node(node_id)
 
-    def start_node(self, node_id: str) -> LocalNode:
+    def start_node(self, node_id: str, provider: Provider = Provider.AWS, *, gcp_notice_s: int = 0) -> LocalNode:
         """Its metadata endpoint and its agent."""
         command = [sys.executable, "-m", "deploy.local.metadata_server", "--host", self._address(node_id)]
         command += ["--port", "0", "--instance-id", f"i-{node_id}"]
         imds = self.processes.start(node_id, f"{node_id}-imds", self._inside(node_id, command))
-        url = until(f"the endpoint of {node_id}", NODE_START_S, lambda: imds.log.read_text().strip(), imds.check)
+        url = until(f"the endpoint of {node_id}", NODE_START_S, lambda: first_url(imds.log), imds.check)
         agent = self._start_agent(node_id, url)
         node = self.nodes[node_id] = LocalNode(node_id, agent, imds, url)
         return node
@@ -204,8 +207,14 @@ class Machines(Cluster):
 
     def _start_agent(self, node_id: str, imds_url: str) -> Any:
         # The last of two equal options wins.
-        command = [*self._agent_command(node_id), "--slots", str(self.slots[node_id]), "--host", self._address(node_id)]
-        environment = self._agent_environment(imds_url) | self._clock_of(node_id)
+        command = [
+            *self._agent_command(node_id, Provider.AWS),
+            "--slots",
+            str(self.slots[node_id]),
+            "--host",
+            self._address(node_id),
+        ]
+        environment = agent_environment(imds_url) | self._clock_of(node_id)
         return self.processes.start(node_id, node_id, self._inside(node_id, command), environment)
 
 

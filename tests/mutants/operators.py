@@ -13,7 +13,7 @@ REMOVABLE = {"raise_stmt", "return_stmt", "del_stmt"}
 class RemoveStatement(Operator):
     """A call, a return, a raise, a deletion, or an assignment to an attribute or an element becomes `pass`."""
 
-    def mutation_positions(self, node: Any) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    def mutation_positions(self, node: Any) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if node.type == "simple_stmt" and _is_removable(node.children[0]):
             yield node.children[0].start_pos, node.children[0].end_pos
 
@@ -23,7 +23,7 @@ class RemoveStatement(Operator):
         return node
 
     @classmethod
-    def examples(cls) -> tuple[Example, ...]:
+    def examples(cls) -> tuple[Example, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return (
             Example("save(x)\n", "pass\n"),
             Example("await save(x)\n", "pass\n"),
@@ -37,7 +37,7 @@ class RemoveStatement(Operator):
 class TakeOtherEnd(Operator):
     """`min` for `max`, `any` for `all`, and the other way round, where they are called."""
 
-    def mutation_positions(self, node: Any) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
+    def mutation_positions(self, node: Any) -> Iterator[Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         if isinstance(node, Name) and node.value in OTHER_END and _is_called(node):
             yield node.start_pos, node.end_pos
 
@@ -46,7 +46,7 @@ class TakeOtherEnd(Operator):
         return node
 
     @classmethod
-    def examples(cls) -> tuple[Example, ...]:
+    def examples(cls) -> tuple[Example, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         return (Example("min(x, y)", "max(x, y)"), Example("all(x)", "any(x)"))
 
 

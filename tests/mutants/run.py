@@ -89,6 +89,8 @@ def _carried_out(mutation: Mutation) -> Mutant | None:
     before = (ROOT / mutation.file).read_text()
     try:
         after = mutate_code(before, plugins.get_operator(mutation.operator)(), mutation.occurrence)
+        if after is None:
+            return None
         compile(after, mutation.file, "exec")
     except (AttributeError, SyntaxError):
         return None

@@ -115,7 +115,7 @@ def test_what_is_argued_to_be_equivalent_neither_helps_nor_harms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "example"), [(name, each) for name, operator in Operators().items() for each in operator.examples()]
+    ("name", "example"), [(name, each) for name, operator in Operators().items() for each in operator.examples() or ()]
 )
 def test_each_own_operator_does_what_its_examples_say(name: str, example: Example) -> None:
     changed = mutate_code(example.pre_mutation_code, Operators()[name](), example.occurrence)
