@@ -107,7 +107,7 @@ def test_a_plan_made_without_the_service_keeps_tensor_parallel_groups_on_one_nod
         }
     )
     source = Roster("job", 1, ParallelLayout(dp=4), (Member("a", 0), Member("b", 0), Member("c", 0), Member("b", 1)))
-    found = plan_loss(order, source, frozenset({"c"}), waited_s=0.0, service_is_there=False)
+    found = plan_loss(order, source, frozenset({"c"}), left_s=105.0, waited_s=0.0, service_is_there=False)
     assert isinstance(found, Plan)
     assert found.members == (Member("b", 0), Member("b", 1))
 
