@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ class Facts:
     """One trial. Moments are of the machine's monotonic clock, `_utc` seconds since 1970.
 
     `capacity_at`: when the job had enough nodes again, None where it never lacked any. `trail`: see `trail`. `logged`:
-    [generation, step] of each step in the logs of ranks. `births`: [generation, id of the handoff or start].
+    [generation, step] of each step in the logs of ranks. `partly`: those that some ranks of that world did not log, as
+    when one was killed in the middle of a step. `births`: [generation, id of the handoff or start].
     `started`: [generation, rank] of each process that agents started for a world of the service, as often as they did.
     `problem`: what the trial waited for in vain.
     """
@@ -34,6 +36,7 @@ class Facts:
     handoffs: list[dict[str, Any]] = field(default_factory=list)
     trail: list[dict[str, Any]] = field(default_factory=list)
     logged: list[list[int]] = field(default_factory=list)
+    partly: list[list[int]] = field(default_factory=list)
     births: list[list[Any]] = field(default_factory=list)
     started: list[list[int]] = field(default_factory=list)
     leaked: list[str] = field(default_factory=list)
@@ -44,17 +47,21 @@ class Facts:
         return asdict(self)
 
 
-def read_rank_logs(logs: list[Path]) -> tuple[list[list[int]], list[list[Any]]]:
-    """`logged` and `births` from the logs of rank processes."""
-    logged: set[tuple[int, int]] = set()
+def read_rank_logs(logs: list[Path]) -> tuple[list[list[int]], list[list[int]], list[list[Any]]]:
+    """`logged`, `partly` and `births` from the logs of rank processes."""
+    logged: dict[tuple[int, int], set[Path]] = defaultdict(set)
     births: set[tuple[int, str]] = set()
     for path in logs:
         for line in path.read_text(errors="replace").splitlines():
             if found := _STEP.match(line):
-                logged.add((int(found[2]), int(found[1])))
+                logged[int(found[2]), int(found[1])].add(path)
             elif found := _ORIGIN.match(line):
                 births.add((int(found[2]), found[1]))
-    return [list(item) for item in sorted(logged)], [list(item) for item in sorted(births)]
+    worlds: dict[int, set[Path]] = defaultdict(set)
+    for (generation, _), paths in logged.items():
+        worlds[generation] |= paths
+    partly = [list(item) for item in sorted(logged) if logged[item] != worlds[item[0]]]
+    return [list(item) for item in sorted(logged)], partly, [list(item) for item in sorted(births)]
 
 
 def read_agent_logs(logs: list[Path]) -> list[list[int]]:

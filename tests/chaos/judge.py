@@ -34,6 +34,7 @@ def record_of(facts: Facts) -> dict[str, Any]:
         "outcome": _outcome(facts, reasons),
         "lost_steps": facts.job.get("lost_steps"),
         "lost_steps_computed": lost_steps(facts.logged),
+        "lost_steps_partly": partly_lost(facts.logged, facts.partly),
         "samples_ok": samples_problem(facts) == "",
         "generation_reused": reused_generations(facts) != [],
         "cause": reasons[0].ended_by or reasons[0].text if reasons else None,
@@ -53,6 +54,12 @@ def lost_steps(logged: list[list[int]]) -> int:
     for generation, step in logged:
         generations[step].add(generation)
     return sum(len(found) - 1 for found in generations.values())
+
+
+def partly_lost(logged: list[list[int]], partly: list[list[int]]) -> int:
+    """How many of the lost steps only some ranks had made: whether the job had made them depends on who is asked."""
+    newest = {step: generation for generation, step in sorted(logged)}
+    return sum(generation < newest[step] for generation, step in partly)
 
 
 def samples_problem(facts: Facts) -> str:

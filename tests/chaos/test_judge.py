@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from tests.chaos.facts import Facts, read_agent_logs, read_rank_logs
-from tests.chaos.judge import record_of
+from tests.chaos.judge import partly_lost, record_of
 from tests.chaos.machines import fold_journal
-from tests.chaos.report import broken_rules, load, save, targets
+from tests.chaos.report import broken_rules, load, lost_as_computed, save, targets
 from tests.cluster.undisturbed import undisturbed_samples
 
 BATCH = 8
@@ -121,6 +121,18 @@ def test_steps_lost_to_an_agent_are_against_the_rules():
     assert "lost 2 steps to a agent" in broken_rules(record)
 
 
+def test_a_lost_step_that_only_some_ranks_had_made_counts_either_way():
+    made = facts()
+    generation, step = made.logged[0]
+    repeated = [[generation, step], [generation + 1, step]]
+    assert (partly_lost(repeated, [[generation, step]]), partly_lost(repeated, [[generation + 1, step]])) == (1, 0)
+    record = {"lost_steps": 5, "lost_steps_computed": 6, "lost_steps_partly": 1}
+    assert lost_as_computed(record)
+    assert not lost_as_computed(record | {"lost_steps_partly": 0})
+    assert not lost_as_computed(record | {"lost_steps": 7})
+    assert not lost_as_computed(record | {"lost_steps": None})
+
+
 @pytest.mark.parametrize("wrong", [0, 3])
 def test_lost_steps_that_differ_from_the_logs_are_found(wrong: int):
     assert f"lost {wrong}, computed 2" in broken_rules(record_of(facts(job=facts().job | {"lost_steps": wrong})))
@@ -193,7 +205,10 @@ def test_a_file_that_is_no_report_is_refused_by_name(tmp_path):
 def test_logs_of_ranks_and_journals_of_agents_are_read(tmp_path):
     log = tmp_path / "g1-r0-s0.log"
     log.write_text("step 7 generation 2 loss 1.5 0.3 s\nhandoff x-1 (revision 2) to generation 3: ready\nstep x\n")
-    assert read_rank_logs([log]) == ([[2, 7]], [[3, "x-1"]])
+    assert read_rank_logs([log]) == ([[2, 7]], [], [[3, "x-1"]])
+    other = tmp_path / "g1-r1-s0.log"
+    other.write_text("step 7 generation 2 loss 1.5 0.3 s\nstep 8 generation 2 loss 1.5 0.3 s\n")
+    assert read_rank_logs([log, other])[:2] == ([[2, 7], [2, 8]], [[2, 8]])
     log.write_text("10:00 INFO agent.driver.lifecycle: job j-1: starting rank 0 of generation 100001\n")
     assert read_agent_logs([log]) == [[100001, 0]]
     lines = [b'00 {"t": "rank", "k": "j/0", "v": {"rank": 1}}', b'00 {"t": "store", "k": "j/1", "v": {}}']

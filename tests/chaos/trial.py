@@ -205,7 +205,7 @@ class Trial:
         facts.steps = self._get(f"/api/v1/jobs/{job_id}/steps", limit=20_000) or []
         facts.handoffs = self._get("/api/v1/handoffs", job_id=job_id, limit=1_000) or []
         facts.trail = read_trail(self._folder / "trail")
-        facts.logged, births = read_rank_logs(list(self._folder.glob(f"nodes/*/logs/{job_id}/*.log")))
+        facts.logged, facts.partly, births = read_rank_logs(list(self._folder.glob(f"nodes/*/logs/{job_id}/*.log")))
         facts.started = read_agent_logs(list(self._folder.glob("logs/node-*.log")))
         facts.births = births + births_of_service(facts.job, facts.handoffs)
 
