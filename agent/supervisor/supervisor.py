@@ -180,12 +180,14 @@ class Supervisor:
             link.cancel()
             await asyncio.gather(link, return_exceptions=True)
         code = await self._exit_code(state.record.process)
+        last_line = ""
+        if code and state.reason is None:
+            last_line = await asyncio.to_thread(read_last_line, Path(state.record.log_path))
         await asyncio.to_thread(self._journal.delete, Table.RANK, str(key))
         with contextlib.suppress(OSError):
             os.unlink(state.record.socket_path)
         del self._states[key], self._links[key], self._tasks[key]
         self._ended.pop(key).set()
-        last_line = await asyncio.to_thread(read_last_line, Path(state.record.log_path))
         self._on_exit(key, _exit_reason(state, code, last_line), state)
 
     async def _exit_code(self, process: ProcessIdentity) -> int | None:
@@ -261,7 +263,7 @@ def _exit_reason(state: RankState, code: int | None, last_line: str) -> Reason:
         exit_code=code if code is not None and code >= 0 else None,
         step=state.pulse.step,
         reported=state.reason.text if state.reason is not None else "",
-        logged=last_line if code else "",
+        logged=last_line,
     )
     return Reason(str(end), str(state.stage), state.rank)
 
