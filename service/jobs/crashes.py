@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from agent.protocol.process_end import ProcessEnd
 from service.jobs.causes import FirstCause, cause_of_rank, is_of_a_peer
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
-_REPORTED = "; it reported: "
 KINDS_MAX = 16
 TEXT_CHARS_MAX = 2_000
 
@@ -38,7 +38,9 @@ class RankError:
 
         That a peer is gone is the same error on the same nodes only: otherwise a node may have been taken away.
         """
-        kind = _NUMBERS.sub("#", self.text.rpartition(_REPORTED)[2])[:TEXT_CHARS_MAX]
+        end = ProcessEnd.read(self.text)
+        error = end.reported if end is not None and end.reported else self.text
+        kind = _NUMBERS.sub("#", error)[:TEXT_CHARS_MAX]
         return f"{kind} on {', '.join(sorted(nodes))}" if self.is_of_a_peer else kind
 
 
