@@ -194,7 +194,6 @@ def _view(
         for state in NodeState
     }
     ended = handoffs.last_ended(session, job.job_id)
-    losses = handoffs.broken_by(session, job)
     return JobView(
         state=JobState(job.state),
         state_changed_at=job.state_changed_at,
@@ -211,8 +210,7 @@ def _view(
         gone=by_state[NodeState.GONE],
         absent=_absent(session, handoff),
         unheard=tuple(node.node_id for node in nodes if node.state == NodeState.READY and _is_overdue(node, now)),
-        broken=tuple(loss.reason for loss in losses),
-        broken_by=losses[0].cause if losses else None,
+        broken=handoffs.broken_by(session, job),
         errors=_errors(nodes, job),
         error_at=job.error_at,
         crashes=Crashes.of(job.crashes),

@@ -69,17 +69,24 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """Why the live world cannot continue, in words and typed."""
+
+    reason: str
+    cause: FirstCause | None
+
+
+@dataclass(frozen=True, slots=True)
 class JobView:
     """Everything the rule needs. `decision`: the planner's decision for the nodes that stay, starting from the present
     world; `restart`: its decision without that world.
 
     `gone`, `silent`: members in that state; `absent`: targets of the open handoff in either state; `unheard`: ready
-    nodes whose report is overdue; `broken`: reasons of
-    handoffs that failed, the first of them by `broken_by`; `errors`: those of ranks, the first reported at `error_at`;
-    `crashes`: what ended the job before; `ranks_left`:
-    rank processes of this job that living agents still report; `ahead`: a generation in which ranks already train, but
-    whose handoff no agent has reported yet; `step_s`: seconds of a usual step, 0 if not known; `saves_at_end`: ranks
-    that end write a checkpoint first; `saves_soon`: one has been asked for.
+    nodes whose report is overdue; `broken`: handoffs that failed; `errors`: those of ranks, the first reported at
+    `error_at`; `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living agents still
+    report; `ahead`: a generation in which ranks already train, but whose handoff no agent has reported yet; `step_s`:
+    seconds of a usual step, 0 if not known; `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one
+    has been asked for.
     """
 
     state: JobState
@@ -97,8 +104,7 @@ class JobView:
     gone: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     unheard: tuple[str, ...] = ()
-    broken: tuple[str, ...] = ()
-    broken_by: FirstCause | None = None
+    broken: tuple[Loss, ...] = ()
     errors: tuple[RankError, ...] = ()
     error_at: datetime | None = None
     crashes: Crashes = field(default_factory=Crashes)
@@ -143,14 +149,6 @@ class Action:
     save: bool = False
     crashes: Crashes | None = None
     cause: FirstCause | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """Why the live world cannot continue, in words and typed."""
-
-    reason: str
-    cause: FirstCause | None
 
 
 def next_action(view: JobView, limits: JobLimits) -> Action:
@@ -208,7 +206,7 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
         known = first_of(error.cause for error in view.errors)
         return Loss(next(error.shown for error in view.errors if error.cause == known), known)
     if view.broken:
-        return Loss(view.broken[0], view.broken_by)
+        return view.broken[0]
     gone, silent = _needed(view, view.gone), _needed(view, view.silent)
     since = view.last_step_at if view.state is JobState.RUNNING else view.state_changed_at
     stalled_s = (view.now - since).total_seconds() if since else 0.0

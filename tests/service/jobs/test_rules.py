@@ -17,6 +17,7 @@ from service.jobs.rules import (
     JobLimits,
     JobView,
     Leaving,
+    Loss,
     OpenHandoff,
     accepts_active,
     deadline_of,
@@ -74,7 +75,7 @@ def act(job: JobView) -> Action:
 
 @pytest.mark.parametrize("state", ENDED)
 def test_an_ended_job_is_left_alone_whatever_happens(state):
-    assert act(view(state=state, broken=("x",), stop_requested=True)).do is Do.NOTHING
+    assert act(view(state=state, broken=(Loss("x", None),), stop_requested=True)).do is Do.NOTHING
 
 
 def test_a_quiet_job_stays_and_says_why():
@@ -82,7 +83,7 @@ def test_a_quiet_job_stays_and_says_why():
 
 
 def test_a_stop_comes_before_everything_else():
-    action = act(view(stop_requested=True, broken=("x",), leaving=(Leaving("c", at(-9), None),)))
+    action = act(view(stop_requested=True, broken=(Loss("x", None),), leaving=(Leaving("c", at(-9), None),)))
     assert (action.do, action.state) == (Do.SETTLE, JobState.STOPPING)
 
 
@@ -185,7 +186,10 @@ def test_growth_waits_until_the_job_has_been_quiet():
 @pytest.mark.parametrize(
     ("changes", "loss"),
     [
-        ({"broken": ("rank 2 on node c is failed: out of memory",)}, "rank 2 on node c is failed: out of memory"),
+        (
+            {"broken": (Loss("rank 2 on node c is failed: out of memory", None),)},
+            "rank 2 on node c is failed: out of memory",
+        ),
         ({"gone": ("c",), "last_step_at": at(-6)}, "c disappeared without a handoff"),
         ({"silent": ("c",), "last_step_at": at(-21)}, "c is silent and no step was made for 21 s"),
     ],
@@ -255,7 +259,7 @@ def test_while_ranks_only_miss_a_peer_the_agent_of_the_one_that_failed_has_a_mom
         ({"gone": ("c",), "last_step_at": at(-30)}, FirstCause(FailedPart.NODE, "c", step=50)),
         ({"silent": ("c",), "last_step_at": at(-30)}, FirstCause(FailedPart.NODE, "c", step=50)),
         ({"state": JobState.STARTING, "state_changed_at": at(-271)}, FirstCause(FailedPart.START)),
-        ({"broken": ("x",), "broken_by": FirstCause(FailedPart.STORE, "a")}, FirstCause(FailedPart.STORE, "a")),
+        ({"broken": (Loss("x", FirstCause(FailedPart.STORE, "a")),)}, FirstCause(FailedPart.STORE, "a")),
     ],
 )
 def test_every_loss_has_its_cause_typed(changes, cause):
@@ -268,7 +272,7 @@ def test_a_lost_world_without_enough_nodes_suspends():
 
 
 def test_a_loss_during_an_open_handoff_takes_the_checkpoint_rung():
-    assert act(view(broken=("store lost after the boundary",), handoff=handoff())).do is Do.START
+    assert act(view(broken=(Loss("store lost after the boundary", None),), handoff=handoff())).do is Do.START
 
 
 def test_a_generation_that_trains_but_was_not_told_of_yet_is_never_restarted():
@@ -319,7 +323,7 @@ def test_a_job_that_starts_over_for_want_of_a_checkpoint_says_how_many_steps_tha
 
 
 def test_a_restart_waits_for_news_from_the_nodes_it_would_take():
-    broken = view(broken=("rank 1 is gone",), unheard=("b",))
+    broken = view(broken=(Loss("rank 1 is gone", None),), unheard=("b",))
     waits = act(broken)
     assert (waits.do, waits.look_again_s) == (Do.NOTHING, 0.5)
     assert waits.reason == "rank 1 is gone; a restart waits for news from b"
@@ -371,7 +375,7 @@ def test_a_running_job_whose_steps_nobody_has_seen_is_not_stalled_yet():
         ({"ahead": 3}, 1.0),
         ({"handoff": handoff()}, 1.0),
         ({"state": JobState.STARTING, "state_changed_at": at(-9)}, 270.0),
-        ({"broken": ("x",)}, 270.0),
+        ({"broken": (Loss("x", None),)}, 270.0),
         ({"stop_requested": True}, 60.0),
         ({"state": JobState.STOPPING, "state_changed_at": at(-9), "ranks_left": 1}, 1.0),
         ({"decision": MOVE, "last_handoff_at": at(-1)}, 3.0),
@@ -407,10 +411,10 @@ def test_a_proposal_to_nodes_that_are_away_is_dropped_before_it_is_opened():
 
 
 def test_a_start_that_fails_counts_and_a_running_job_that_fails_does_not():
-    failing = view(state=JobState.STARTING, state_changed_at=at(-9), broken=("x",))
+    failing = view(state=JobState.STARTING, state_changed_at=at(-9), broken=(Loss("x", None),))
     assert act(failing).failed_start and act(replace(failing, failed_starts=1)).do is Do.START
     assert act(replace(failing, failed_starts=2)).state is JobState.FAILED
-    running = act(view(broken=("x",), failed_starts=9))
+    running = act(view(broken=(Loss("x", None),), failed_starts=9))
     assert (running.do, running.failed_start) == (Do.START, False)
 
 
