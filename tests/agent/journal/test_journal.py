@@ -101,6 +101,42 @@ def test_a_change_that_cannot_be_written_is_told_once_and_nothing_is_taken_any_m
     again.close()
 
 
+def test_a_compacted_file_that_may_be_gone_after_a_crash_ends_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records are in place, but the directory that names it could not be written."""
+    failures: list[JournalError] = []
+    journal = Journal(tmp_path, on_failure=failures.append).open()
+
+    def broken(directory: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("agent.journal._sync_directory", broken)
+    with pytest.raises(JournalError, match="cannot be written: Input/output error"):
+        for number in range(1_200):
+            journal.put(Table.PROPOSER, "job", {"generation": number})
+    assert len(failures) == 1
+    journal.close()
+
+
+def test_a_half_written_line_that_cannot_be_taken_away_is_told_like_every_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[JournalError] = []
+    journal = Journal(tmp_path, on_failure=failures.append).open()
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", broken)
+        patched.setattr(os, "ftruncate", broken)
+        with pytest.raises(JournalError, match="cannot be written"):
+            journal.put(Table.PROPOSER, "job", {"generation": 1})
+    assert len(failures) == 1
+    journal.close()
+
+
 def test_a_journal_that_cannot_be_compacted_keeps_everything_and_goes_on(tmp_path: Path) -> None:
     failures: list[JournalError] = []
     journal = Journal(tmp_path, on_failure=failures.append).open()
