@@ -72,11 +72,15 @@ class Cluster:
 
     def start_node(self, node_id: str, provider: Provider = Provider.AWS, *, gcp_notice_s: int = 0) -> LocalNode:
         """An agent with one CPU slot and its own metadata endpoint. `gcp_notice_s`: as the agent's setting."""
-        command = [sys.executable, "-m", "deploy.local.metadata_server", "--port", "0", "--instance-id", f"i-{node_id}"]
-        imds = self._processes.start(node_id, f"{node_id}-imds", command)
-        url = until(f"the metadata endpoint of {node_id}", NODE_START_S, lambda: first_url(imds.log), imds.check)
-        environment = agent_environment(url, gcp_notice_s)
-        agent = self._processes.start(node_id, node_id, self._agent_command(node_id, provider), environment)
+        imds = self._processes.start(node_id, f"{node_id}-imds", self._metadata_command(node_id))
+        url = until(f"the metadata endpoint of {node_id}", NODE_START_S, lambda: _first_url(imds.log), imds.check)
+        # Where the agent finds the endpoint, whatever its provider.
+        environment = {
+            "LIVER_AGENT_AWS_IMDS_URL": url,
+            "LIVER_AGENT_GCP_METADATA_URL": url,
+            "LIVER_AGENT_GCP_NOTICE_S": str(gcp_notice_s),
+        }
+        agent = self._start_agent(node_id, self._agent_command(node_id, provider), environment)
         node = self.nodes[node_id] = LocalNode(node_id, agent, imds, url)
         return node
 
@@ -94,6 +98,12 @@ class Cluster:
         for started in (self.service, *(node.agent for node in self.nodes.values())):
             if started is not None:
                 started.check()
+
+    def _metadata_command(self, node_id: str) -> list[str]:
+        return [sys.executable, "-m", "deploy.local.metadata_server", "--port", "0", "--instance-id", f"i-{node_id}"]
+
+    def _start_agent(self, node_id: str, command: list[str], environment: dict[str, str]) -> Started:
+        return self._processes.start(node_id, node_id, command, environment)
 
     def _agent_command(self, node_id: str, provider: Provider) -> list[str]:
         token_file = self.folder / "tokens" / "agent.token"
@@ -115,15 +125,6 @@ def _service_url(log: Path) -> str:
     return found[1] if found else ""
 
 
-def first_url(log: Path) -> str:
+def _first_url(log: Path) -> str:
     found = re.search(r"^(http://\S+)$", log.read_text(), re.MULTILINE)
     return found[1] if found else ""
-
-
-def agent_environment(metadata_url: str, gcp_notice_s: int = 0) -> dict[str, str]:
-    """Where an agent finds the metadata endpoint, whatever its provider."""
-    return {
-        "LIVER_AGENT_AWS_IMDS_URL": metadata_url,
-        "LIVER_AGENT_GCP_METADATA_URL": metadata_url,
-        "LIVER_AGENT_GCP_NOTICE_S": str(gcp_notice_s),
-    }

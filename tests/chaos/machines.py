@@ -16,19 +16,15 @@ from typing import Any
 import httpx
 import psutil
 
-from agent.protocol.sync import Provider
 from deploy.local.api import Api, until
 from deploy.local.cluster import (
-    NODE_START_S,
     SERVICE,
     SERVICE_ENVIRONMENT,
     SERVICE_START_S,
     Cluster,
     LocalNode,
-    agent_environment,
-    first_url,
 )
-from deploy.local.processes import DemoFailed, Processes
+from deploy.local.processes import DemoFailed, Processes, Started
 from tests.chaos.clocks import Clocks
 from tests.cluster.net_islands import HUB, Islands, address_of
 from tests.cluster.slow_islands import SlowIslands
@@ -56,6 +52,7 @@ class Machines(Cluster):
         super().__init__(folder, processes)
         self.processes = processes
         self.slots: dict[str, int] = {}
+        self._agents: dict[str, tuple[list[str], dict[str, str]]] = {}
         self._islands = islands
         self._small_disks = small_disks
         self._clocks = clocks
@@ -111,21 +108,12 @@ class Machines(Cluster):
             self._mount(self.run_dir(node_id), NODE_DISK_BYTES)
         return self.start_node(node_id)
 
-    def start_node(self, node_id: str, provider: Provider = Provider.AWS, *, gcp_notice_s: int = 0) -> LocalNode:
-        """Its metadata endpoint and its agent."""
-        command = [sys.executable, "-m", "deploy.local.metadata_server", "--host", self._address(node_id)]
-        command += ["--port", "0", "--instance-id", f"i-{node_id}"]
-        imds = self.processes.start(node_id, f"{node_id}-imds", self._inside(node_id, command))
-        url = until(f"the endpoint of {node_id}", NODE_START_S, lambda: first_url(imds.log), imds.check)
-        agent = self._start_agent(node_id, url)
-        node = self.nodes[node_id] = LocalNode(node_id, agent, imds, url)
-        return node
-
     def restart_agent(self, node_id: str) -> None:
         """After it was killed, with the same run directory. Does nothing for a node that has been taken away."""
         node = self.nodes.get(node_id)
         if node is not None:
-            self.nodes[node_id] = replace(node, agent=self._start_agent(node_id, node.imds_url))
+            command, environment = self._agents[node_id]
+            self.nodes[node_id] = replace(node, agent=self._start_agent(node_id, command, environment))
 
     def agent_pid(self, node_id: str) -> int | None:
         """Of the running agent of a node."""
@@ -205,17 +193,16 @@ class Machines(Cluster):
             return command
         return ["nsenter", f"--net={self._islands.path_of(node_id)}", "--", *command]
 
-    def _start_agent(self, node_id: str, imds_url: str) -> Any:
+    def _metadata_command(self, node_id: str) -> list[str]:
+        command = [*super()._metadata_command(node_id), "--host", self._address(node_id)]
+        return self._inside(node_id, command)
+
+    def _start_agent(self, node_id: str, command: list[str], environment: dict[str, str]) -> Started:
+        self._agents[node_id] = command, environment
         # The last of two equal options wins.
-        command = [
-            *self._agent_command(node_id, Provider.AWS),
-            "--slots",
-            str(self.slots[node_id]),
-            "--host",
-            self._address(node_id),
-        ]
-        environment = agent_environment(imds_url) | self._clock_of(node_id)
-        return self.processes.start(node_id, node_id, self._inside(node_id, command), environment)
+        options = ["--slots", str(self.slots[node_id]), "--host", self._address(node_id)]
+        inside = self._inside(node_id, [*command, *options])
+        return super()._start_agent(node_id, inside, environment | self._clock_of(node_id))
 
 
 def _url_in(log: Path) -> str:
