@@ -33,7 +33,6 @@ from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder
 from agent.protocol.values import HandoffCause, HandoffState, utc
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
-from agent.supervisor.zygote_client import ZygoteError
 from liver_core.handoff import (
     HandoffId,
     LadderInputs,
@@ -365,7 +364,7 @@ class Lead:
         self._uses_store(generation)
         try:
             store = await self._node.stores.host(StoreKey(self._job_id, generation), self._node.private_address)
-        except (StoreError, ZygoteError, OSError) as error:
+        except StoreError as error:
             text = str(error)
             self._post(lambda: self._give_up(text))
             return

@@ -11,7 +11,6 @@ import logging
 from agent.driver.node_context import Node
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
-from agent.supervisor.zygote_client import ZygoteError
 
 KEPT_BY = 2
 """So many agents keep one: the first to lead, and the next one where the first is what goes."""
@@ -57,7 +56,7 @@ class SpareStore:
     async def _start(self, key: StoreKey) -> None:
         try:
             await self._node.stores.host(key, self._node.private_address)
-        except (StoreError, ZygoteError, OSError) as error:
+        except StoreError as error:
             _log.warning("job %s: no store is kept ready: %s", self._job_id, error)
             self._retry_at = self._node.now() + RETRY_S
             if self.key == key:

@@ -38,7 +38,9 @@ class HandoffOut(BaseModel):
     superseded: bool
     reason: str
     reason_detail: dict[str, Any] | None
-    ended_by: FirstCause | None = Field(description="The first cause of an attempt that failed; it never changes.")
+    ended_by: FirstCause | None = Field(
+        description="The first cause of an attempt that failed; final once an agent named it."
+    )
     opened_at: datetime
     deadline_at: datetime | None
     changed_at: datetime

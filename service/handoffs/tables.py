@@ -13,7 +13,7 @@ from service.db.base import Base, Json, JsonList, one_of
 
 class HandoffRow(Base):
     """`generation` is null until an agent has opened the handoff: only opening burns a number. `ended_by`: the first
-    cause of an attempt that failed, which never changes."""
+    cause of an attempt that failed, final once an agent has named it."""
 
     __tablename__ = "handoffs"
     __table_args__ = (

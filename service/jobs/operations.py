@@ -94,7 +94,7 @@ def request_checkpoint(session: Session, job_id: str, *, now: datetime) -> JobRo
         raise conflict(f"job {job_id} has no place for checkpoints: its job file has no checkpoint.path")
     if job.state != JobState.RUNNING:
         raise conflict(f"job {job_id} is {job.state}: only a running job can write a checkpoint")
-    if job.checkpoints_asked == job.checkpoints_answered:
+    if not job.awaits_checkpoint:
         job.checkpoints_asked += 1
         touch(session, job, now=now)
     return job

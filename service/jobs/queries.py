@@ -222,7 +222,7 @@ def _view(
         checkpoint=newest_checkpoint(session, job),
         failed_starts=job.failed_starts,
         saves_at_end=job_file_of(job).checkpoint is not None,
-        saves_soon=job.checkpoints_asked > job.checkpoints_answered,
+        saves_soon=job.awaits_checkpoint,
     )
 
 

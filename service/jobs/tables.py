@@ -83,11 +83,17 @@ class JobRow(Claimed, Base):
     state_changed_at: Mapped[datetime]
     due_at: Mapped[datetime | None] = mapped_column(default=None)
 
+    @property
+    def awaits_checkpoint(self) -> bool:
+        """Whether a checkpoint that was asked for is not complete yet."""
+        return self.checkpoints_asked > self.checkpoints_answered
+
 
 class GenerationRow(Base):
     """One generation of one job: a number used once. `origin_id` names the handoff or the start that made it.
     `repeats_until`: the highest step of the job when it was started again; up to it, steps are made once more.
-    `ended_by`: the first cause of its end, which never changes; null while it lives and where nothing failed."""
+    `ended_by`: the first cause of its end, final once an agent has named it; null while it lives and where nothing
+    failed."""
 
     __tablename__ = "job_generations"
     __table_args__ = (

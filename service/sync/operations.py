@@ -13,14 +13,23 @@ from sqlalchemy import bindparam, delete, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from agent.protocol.sync import NoticeFact, Refusal, StepRow, SyncReport
+from agent.protocol.sync import NoticeFact, Refusal, SyncReport
 from liver_core.handoff import RankStage
 from service.db.wake import RECONCILERS, job_topic, notify
 from service.handoffs.operations import mirror_handoff, name_cause
 from service.jobs.causes import FailedPart, FirstCause, cause_of_rank
 from service.jobs.membership import refresh_members
 from service.jobs.operations import burn, close_generation, lock_job, set_state, touch
-from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobMemberRow, JobRow, JobState, MemberRole
+from service.jobs.tables import (
+    ENDED,
+    CheckpointRow,
+    GenerationRow,
+    JobMemberRow,
+    JobRow,
+    JobState,
+    MemberRole,
+    SourceKind,
+)
 from service.leases.operations import ensure_lease
 from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow
@@ -219,13 +228,12 @@ def _store_rows(intake: Intake) -> None:
         values |= {name: [getattr(chunk, part) for chunk in logs] for name, part in _LOG_COLUMNS.items()}
         values["log_text"] = [chunk.text.replace("\x00", "") for chunk in logs]
         intake.session.execute(_ADD_ROWS, values | {"now": intake.now})
-    last: dict[str, StepRow] = {}
+    last: dict[tuple[str, int], int] = {}
     for step in steps:
-        reached = last.setdefault(step.job_id, step)
-        if (step.generation, step.step) > (reached.generation, reached.step):
-            last[step.job_id] = step
-    for job_id, step in last.items():
-        _advance(intake, intake.jobs[job_id], generation=step.generation, step=step.step)
+        key = (step.job_id, step.generation)
+        last[key] = max(step.step, last.get(key, 0))
+    for (job_id, generation), number in sorted(last.items()):
+        _advance(intake, intake.jobs[job_id], generation=generation, step=number)
 
 
 def _store_progress(intake: Intake) -> None:
@@ -241,7 +249,10 @@ def _store_progress(intake: Intake) -> None:
 
 def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None:
     """Record that the job has made `step` in `generation`."""
-    if generation != job.active_generation or job.state in ENDED:
+    if generation != job.active_generation:
+        _count_lost(intake, job, generation=generation, step=step)
+        return
+    if job.state in ENDED:
         return
     row = intake.generation(job.job_id, generation)
     begun_at = (row.checkpoint_step or 0) if row is not None else 0
@@ -255,6 +266,26 @@ def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None
         set_state(job, JobState.RUNNING, f"training since step {step}; {job.reason}", now=intake.now)
         job.failed_starts = 0
         intake.changed.add(job.job_id)
+
+
+def _count_lost(intake: Intake, job: JobRow, *, generation: int, step: int) -> None:
+    """The report of this step was on its way when the service replaced its world by a start: the step is lost too."""
+    successor = intake.session.scalars(
+        select(GenerationRow).where(
+            GenerationRow.job_id == job.job_id,
+            GenerationRow.parent == generation,
+            GenerationRow.source_kind != SourceKind.HANDOFF,
+        )
+    ).one_or_none()
+    if successor is None:
+        return
+    more = step - (successor.checkpoint_step or 0) - successor.lost_steps
+    if more > 0:
+        successor.lost_steps += more
+        job.lost_steps += more
+        successor.repeats_until = max(successor.repeats_until, step)
+        job.highest_step = max(job.highest_step, step)
+        intake.watched.add(job.job_id)
 
 
 def _store_checkpoints(intake: Intake) -> None:

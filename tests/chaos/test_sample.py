@@ -13,11 +13,8 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
 SEEDS = (600,)
 """Three nodes with a rank each, and nothing that is stopped for long."""
-NOT_ASKED = ("recovery", "reason", "lost")
+NOT_ASKED = ("recovery", "reason")
 """A machine that is busy with other tests may be slow, and then another wait may be the first to end."""
-LATE_STEPS = 2
-"""The service counts the steps that had been reported when it decided to restart. Those whose report was on its way are
-missing from its count. `make chaos` says so each time; here so few are let pass."""
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -26,4 +23,3 @@ def test_no_step_no_sample_and_no_number_is_lost_and_nothing_is_left(seed: int, 
     record = run_trial(plan_of(seed, possible_actions()), keep=tmp_path, say=said.append)
     assert record["killed"] is not None, said
     assert [rule for rule in broken_rules(record) if not rule.startswith(NOT_ASKED)] == [], (record, said)
-    assert 0 <= record["lost_steps_computed"] - record["lost_steps"] <= LATE_STEPS, (record, said)

@@ -4,7 +4,15 @@ import threading
 from datetime import timedelta
 
 from agent.protocol.notice_life import ends_utc, withdraw
-from agent.protocol.sync import HandoffMeasures, JobFinished, NoticeKind, SourceCheckpoint, SourceHandoff, SourceInit
+from agent.protocol.sync import (
+    HandoffMeasures,
+    JobFinished,
+    NoticeKind,
+    SourceCheckpoint,
+    SourceHandoff,
+    SourceInit,
+    StepRow,
+)
 from agent.protocol.values import HandoffState
 from liver_core.handoff import RankStage, Reason, Rung
 from liver_core.handoff.generations import next_start
@@ -294,6 +302,32 @@ def test_a_rank_that_breaks_brings_the_job_back_from_its_checkpoint_with_lost_st
     assert job["reason"].startswith(
         "rank 1 on node b is failed: peer was reset; restart from checkpoint of step 20, 12 steps lost; start "
     )
+
+
+def test_a_step_whose_report_comes_after_the_restart_is_counted_as_lost_once(fleet: Fleet):
+    fleet.run()
+    fleet.jump(30)
+    fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(20),)}})
+    agent, late = fleet.agents["b"], fleet.agents["c"]
+    old = late.job_order()
+    broken = agent.rank(agent.job_order(), stage=RankStage.FAILED, step=31, reason=Reason("peer was reset", "training"))
+    fleet.round(parts={"b": {"ranks": (broken,), "steps": ()}})
+    assert fleet.job()["lost_steps"] == 12
+    row = StepRow(job_id=fleet.job_id, generation=1, step=33, seconds=0.5, finished_utc=fleet.clock())
+    ended = late.rank(old, stage=RankStage.FAILED, step=33, reason=Reason("peer was reset", "training"))
+    for parts in (
+        {"steps": (row,)},
+        {"steps": (row,), "ranks": (ended,)},
+        {"steps": (row.model_copy(update={"step": 31}),)},
+    ):
+        late.sync(**parts)
+        job = fleet.job()
+        newest = job["generations"][-1]
+        assert (job["lost_steps"], newest["lost_steps"], job["last_step"]) == (13, 13, 20)
+    for _ in range(3):
+        fleet.round()
+    late.sync(steps=(row.model_copy(update={"step": 34}),))
+    assert (fleet.job()["state"], fleet.job()["lost_steps"]) == ("running", 14), "also when the new world trains"
 
 
 def test_a_node_that_vanishes_is_replaced_from_the_checkpoint_on_the_remaining_nodes(fleet: Fleet):
