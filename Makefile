@@ -5,22 +5,33 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim bench bench-handoff clean distclean
+.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim mutants chaos bench bench-handoff bench-notice clean distclean
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
 # Seeds that `make sim` runs, on two processes; the handoff machine is called clean only after 20,000. A change of a
 # machine deserves more: make sim SEEDS=100000
 SEEDS ?= 20000
+# How many mistakes `make mutants` plants.
+N ?= 150
+# What draws the mistakes, and the first trial of `make chaos`; for example: make mutants N=300 SEED=7
+SEED ?= 1
 # Processes that share each suite. WORKERS=0, REAL_WORKERS=0: one after the other.
 WORKERS ?= 2
 # Tests with real processes start up to eight each, and wait in between for deadlines to pass: one more than there are
 # cores. They are shared out by file, since the tests of a file share a running job.
 REAL_WORKERS ?= 3
+# Trials of `make chaos`. What build/reports/chaos.json has already is not played again: remove
+# it to begin anew. A trial takes one to four minutes on two busy cores.
+TRIALS ?= 40
 # More arguments for pytest; for example: make test-fast PYTEST_ARGS='-k planner -x'
 PYTEST_ARGS ?=
 # More arguments for the handoff benchmark; for example: make bench-handoff BENCH_ARGS='--sizes 16MB,64MB --repeats 2'
 BENCH_ARGS ?=
+# Notices that `make bench-notice` plays. It goes on with the runs that the same tree has done already; NOTICE_ARGS=--fresh
+# forgets them, NOTICE_ARGS='--for-s 600' begins no run after ten minutes.
+RUNS ?= 100
+NOTICE_ARGS ?=
 
 # A suite starts hundreds of interpreters; they would all compile the tree anew where bytecode may not be kept.
 export PYTHONDONTWRITEBYTECODE :=
@@ -35,7 +46,7 @@ REAL = -n $(REAL_WORKERS) --dist loadfile --no-loadscope-reorder
 TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
-	@echo "LiveR: targets (variables: PYTHON, SEEDS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS)"
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, SEED, TRIALS, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
@@ -74,11 +85,20 @@ format: setup ## Format the tree and fix what ruff can fix by itself.
 sim: setup ## Run the handoff simulator over SEEDS seeds (20,000 by default).
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS)
 
+mutants: setup ## Plant N mistakes (150) in a copy of what decides, one at a time, and count those that the nearest tests find, by package (writes build/reports/mutants.json).
+	$(BIN)/python -m tests.mutants.run --count $(N) --seed $(SEED) --workers $(WORKERS) --report $(REPORTS)/mutants.json
+
+chaos: setup ## Kill and stop parts of real jobs at random moments, TRIALS times from SEED on (hours); writes build/reports/chaos.json.
+	$(BIN)/python -m tests.chaos.run --trials $(TRIALS) --seed $(SEED) --report $(REPORTS)/chaos.json --keep build/chaos --resume
+
 bench: setup ## Measure the transports between real processes (the demo measures a handoff against a restart).
 	$(BIN)/python -m tests.benchmarks.transport
 
 bench-handoff: setup ## Measure handoffs, live, by stop-and-copy and by restart (hours; BENCH_ARGS='--sizes 16MB'); writes build/reports/handoff.json.
 	$(BIN)/python -m tests.benchmarks.handoff --report $(REPORTS)/handoff.json $(BENCH_ARGS)
+
+bench-notice: setup ## Measure what a notice costs, over RUNS notices of 3 s to 120 s (an hour or two); writes build/reports/notice.json.
+	$(BIN)/python -m tests.benchmarks.notice --runs $(RUNS) --report $(REPORTS)/notice.json $(NOTICE_ARGS)
 
 clean: ## Remove build results and caches; keep the environments.
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -13,7 +13,7 @@ from typing import Any
 
 from agent.driver.driver import Driver
 from agent.driver.node_context import Node
-from agent.journal import Journal, Table
+from agent.journal import Journal, JournalError, Table
 from agent.link.link import ServiceLink
 from agent.link.log_shipper import LogShipper
 from agent.link.outbox import Outbox
@@ -64,7 +64,11 @@ class Agent:
         """Raises JournalError, PortInUse, LinkRefused."""
         settings, loop = self._settings, asyncio.get_running_loop()
         self._journal.open()
-        self._journal.on_failure = lambda error: loop.call_soon_threadsafe(self._take_fatal, error)
+
+        def journal_failed(error: JournalError) -> None:
+            loop.call_soon_threadsafe(self._take_fatal, error)
+
+        self._journal.on_failure = journal_failed
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._journal.close)
             last = self._journal.get(Table.INCARNATION, INCARNATION_KEY) or {}

@@ -5,6 +5,7 @@ One line is one change: `crc32 {"t": table, "k": key, "v": value}`; a null value
 going on would forget a promise. Grown lines are compacted into a new file that replaces the old one by rename.
 """
 
+import contextlib
 import fcntl
 import json
 import logging
@@ -114,17 +115,19 @@ class Journal:
         with self._lock:
             if self._file is None:
                 raise JournalError(f"{self._path}: is not open")
-            if self._failure is None:
-                self._failure = _written(self._file, line, self._path)
-                if self._failure is not None:
-                    self.on_failure(self._failure)
             if self._failure is not None:
                 raise self._failure
-            self._apply(table, key, value)
-            self._lines += 1
-            live = sum(len(records) for records in self._tables.values())
-            if self._lines > max(self._compact_above, COMPACT_RATIO * live):
-                self._compact()
+            try:
+                _write_all(self._file, line, self._path)
+                self._apply(table, key, value)
+                self._lines += 1
+                live = sum(len(records) for records in self._tables.values())
+                if self._lines > max(self._compact_above, COMPACT_RATIO * live):
+                    self._compact()
+            except JournalError as error:
+                self._failure = error
+                self.on_failure(error)
+                raise
 
     def _apply(self, table: Table, key: str, value: dict[str, Any] | None) -> None:
         if value is None:
@@ -173,9 +176,7 @@ class Journal:
         descriptor = -1
         try:
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
-            failure = _written(descriptor, b"".join(lines), fresh)
-            if failure is not None:
-                raise failure
+            _write_all(descriptor, b"".join(lines), fresh)
             os.rename(fresh, self._path)
         except (OSError, JournalError) as error:
             _log.warning("the journal is not made smaller, it is tried again later: %s", error)
@@ -183,11 +184,15 @@ class Journal:
             if descriptor >= 0:
                 os.close(descriptor)
             return
-        _sync_directory(self._directory)
         if self._file is not None:
             os.close(self._file)
         self._file = descriptor
         self._lines, self._compact_above = len(lines), COMPACT_ABOVE_LINES
+        try:
+            _sync_directory(self._directory)
+        except OSError as error:
+            # After a crash the old file may be back, without what is written from now on.
+            raise JournalError(f"{self._path}: cannot be written: {error.strerror}") from error
 
     def _take_directory(self) -> None:
         try:
@@ -219,9 +224,9 @@ def _parse(line: bytes) -> tuple[Table, str, dict[str, Any] | None] | None:
         return None
 
 
-def _written(descriptor: int, data: bytes, path: Path) -> JournalError | None:
-    """Append and sync; what went wrong, if anything. A half-written line on a full disk must not stay, or the next line
-    would follow it and look like damage."""
+def _write_all(descriptor: int, data: bytes, path: Path) -> None:
+    """Append and sync. A half-written line on a full disk must not stay, or the next line would follow it and look like
+    damage; if it cannot be taken away either, it is the last line, which the next agent drops."""
     start = os.fstat(descriptor).st_size
     try:
         view = memoryview(data)
@@ -229,9 +234,9 @@ def _written(descriptor: int, data: bytes, path: Path) -> JournalError | None:
             view = view[os.write(descriptor, view) :]
         os.fsync(descriptor)
     except OSError as error:
-        os.ftruncate(descriptor, start)
-        return JournalError(f"{path}: cannot be written: {error.strerror}")
-    return None
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, start)
+        raise JournalError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _sync_directory(directory: Path) -> None:

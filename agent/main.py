@@ -44,7 +44,7 @@ environment: LIVER_AGENT_SERVICE_URL, LIVER_AGENT_TOKEN_FILE, LIVER_AGENT_NODE_I
   LIVER_AGENT_PROVIDER, LIVER_AGENT_POOL, LIVER_AGENT_RUN_DIR, LIVER_AGENT_HOST, LIVER_AGENT_PEER_PORT set the options
   of the same names. LIVER_AGENT_AWS_IMDS_URL, LIVER_AGENT_GCP_METADATA_URL: another metadata address.
   LIVER_AGENT_GCP_NOTICE_S=120: the instance has preemptionNoticeDuration.
-  LIVER_AGENT_NOTICE_INTERVAL_S: seconds between two polls of the metadata (2).
+  LIVER_AGENT_NOTICE_INTERVAL_S: seconds between two polls of the metadata (1).
 """
 
 
@@ -124,7 +124,7 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentS
         aws_imds_url=environ.get("LIVER_AGENT_AWS_IMDS_URL") or aws.DEFAULT_URL,
         gcp_metadata_url=environ.get("LIVER_AGENT_GCP_METADATA_URL") or gcp.DEFAULT_URL,
         gcp_notice_s=_integer("LIVER_AGENT_GCP_NOTICE_S", environ.get("LIVER_AGENT_GCP_NOTICE_S", "0"), 0, 3_600),
-        notice_interval_s=_seconds(environ, "LIVER_AGENT_NOTICE_INTERVAL_S", 2.0),
+        notice_interval_s=_seconds(environ, "LIVER_AGENT_NOTICE_INTERVAL_S", aws.INTERVAL_S),
     )
 
 

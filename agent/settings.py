@@ -46,7 +46,7 @@ class AgentSettings:
     aws_imds_url: str = aws.DEFAULT_URL
     gcp_metadata_url: str = gcp.DEFAULT_URL
     gcp_notice_s: int = 0
-    notice_interval_s: float = 2.0
+    notice_interval_s: float = aws.INTERVAL_S
 
 
 def read_token(path: str) -> str:

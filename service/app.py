@@ -60,7 +60,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock = utc_now, database: D
     owned = database is None
     database = database or open_database(settings)
     upgrade(database.engine)
-    context = Context(settings, database, WakeHub(database.engine.url), clock, secrets.token_bytes(32))
+    context = Context(settings, database, WakeHub(database.engine.url, database.outage), clock, secrets.token_bytes(32))
     _write_first_tokens(context)
     app = FastAPI(
         title="LiveR",
@@ -156,9 +156,11 @@ def _why_not_ready(app: FastAPI, context: Context) -> str:
     try:
         with context.sessions() as session:
             session.execute(text("SELECT 1"))
+        context.database.outage.ends()
     except SQLAlchemyError as error:
-        _log.warning("not ready: %s", error)
-        return "the database does not answer"
+        context.database.outage.begins(error)
+        embedded = context.database.embedded
+        return (embedded.trouble if embedded else "") or "the database does not answer"
     running: Running | None = getattr(app.state, "running", None)
     if running is None or (running.reconcilers is not None and not running.reconcilers.alive()):
         return "a reconciler has ended"

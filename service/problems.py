@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from agent.protocol import errors
 from agent.protocol.errors import PROBLEM_MEDIA_TYPE, FieldProblem, Problem
 from agent.protocol.plain_rules import rule_in_words
+from service.db.outage import is_outage
 
 _log = logging.getLogger(__name__)
 
@@ -87,8 +88,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(OperationalError)
     @app.exception_handler(PoolTimeoutError)
-    async def _database(_request: Request, error: Exception) -> JSONResponse:
-        _log.error("the database did not answer: %s", error)
+    async def _database(request: Request, error: Exception) -> JSONResponse:
+        if is_outage(error):
+            request.app.state.context.database.outage.begins(error)
+        else:
+            _log.error("the database did not answer in time: %s", error)
         problem = Problem(
             title="Database unavailable",
             status=503,

@@ -43,6 +43,9 @@ class ServiceSettings(BaseSettings):
         default=20.0, gt=0, description="no step for this long while a member is silent: the world is lost"
     )
     stall_steps: int = Field(default=5, ge=1, description="as stall_after_s, in usual steps; the longer one counts")
+    first_cause_within_s: float = Field(
+        default=1.5, ge=0, description="while ranks only miss a peer, time for the agent of the one that failed"
+    )
     crashes_max: int = Field(
         default=3, ge=1, description="the same error after the same step, so often: the job is failed"
     )

@@ -18,8 +18,9 @@ from agent.driver.lifecycle import Births
 from agent.driver.node_context import Node
 from agent.driver.notice_response import NoticeResponse
 from agent.driver.participants import JobSlots
-from agent.driver.planning import Pulse
+from agent.driver.planning import Pulse, lead_candidates
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
+from agent.driver.spare_store import KEPT_BY, SpareStore
 from agent.journal import JournalError, Table
 from agent.peer.peer_server import PeerRefused
 from agent.protocol.peer import Envelope, NoticeBody, OrderBody, RankMeasures, ReportBody
@@ -35,7 +36,7 @@ from agent.protocol.sync import (
     StoreHosted,
 )
 from agent.protocol.values import utc
-from agent.supervisor.records import RankState, StoreKey
+from agent.supervisor.records import RankState
 from liver_core.handoff import Order, RankStage, Reason, Report
 from liver_core.layout import Member
 
@@ -63,7 +64,15 @@ class JobDriver:
             spec_of=lambda: self.order.spec if self.order else None,
             send_report=self._send_report,
         )
-        self.lead = Lead(node, job_id, send_order=self._send_order, post=self.post, pulse=self._pulse)
+        self.spare = SpareStore(node, job_id)
+        self.lead = Lead(
+            node,
+            job_id,
+            send_order=self._send_order,
+            post=self.post,
+            pulse=self._pulse,
+            uses_store=self.spare.use,
+        )
         self.notices = NoticeResponse(node, job_id, self.slots, self.lead)
         self.births = Births(node, job_id, self.slots, self._host, self.lead)
         self._is_named = True
@@ -93,6 +102,7 @@ class JobDriver:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self.lead.close()
+        await self.spare.close()
         await self.notices.close()
         await self._host.close()
 
@@ -150,6 +160,7 @@ class JobDriver:
 
     def take_store_exit(self, generation: int) -> None:
         """The store of a world, which this node hosted, ended by itself."""
+        self.spare.use(generation)  # It is nobody's spare any more.
         self.post(lambda: self.lead.take_store_death(generation))
 
     def hang(self, slot: int, reason: str) -> None:
@@ -172,7 +183,7 @@ class JobDriver:
         return tuple(
             StoreHosted(job_id=self.job_id, generation=key.generation, host=address.host, port=address.port)
             for key, address in self._node.stores.hosted
-            if key.job_id == self.job_id and key.generation != generation
+            if key.job_id == self.job_id and key.generation != generation and key != self.spare.key
         )
 
     def summary(self) -> dict[str, Any]:
@@ -220,6 +231,7 @@ class JobDriver:
             await self.births.consider(self.order, self._lost)
             if self.order.desired is DesiredState.RUN:
                 await self.notices.consider(self.order)
+        await self._keep_spare_store()
         await self._tidy_stores()
 
     async def _take_orders(self, order: JobOrder) -> None:
@@ -421,5 +433,16 @@ class JobDriver:
             wanted, newest = self.order.generation, self.lead.newest_store()
             kept |= set() if newest is None else {newest}
         for key, address in self._node.stores.hosted:
-            if key.job_id == self.job_id and key.generation != wanted and (address.host, address.port) not in kept:
-                await self._node.stores.retire(StoreKey(self.job_id, key.generation))
+            is_over = key.generation != wanted and key != self.spare.key and (address.host, address.port) not in kept
+            if key.job_id == self.job_id and is_over:
+                await self._node.stores.retire(key)
+
+    async def _keep_spare_store(self) -> None:
+        """While no handoff is open: have the store of the next one ready where this node may have to lead it."""
+        order, active = self.order, self.slots.active()
+        if not self.lead.is_idle or self.slots.is_bound():
+            return
+        if order is None or not self._is_named or order.desired is not DesiredState.RUN or active is None:
+            return await self.spare.keep(None)
+        leads = self._node.node_id in lead_candidates(order, active, ())[:KEPT_BY]
+        await self.spare.keep(self.lead.next_generation(order, active) if leads else None)

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from uuid import uuid4
 
+from agent.driver.journal_records import keep_mirror, keep_proposal
 from agent.driver.node_context import Node
 from agent.driver.planning import (
     Intent,
@@ -32,7 +33,6 @@ from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder
 from agent.protocol.values import HandoffCause, HandoffState, utc
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
-from agent.supervisor.zygote_client import ZygoteError
 from liver_core.handoff import (
     HandoffId,
     LadderInputs,
@@ -66,7 +66,6 @@ from liver_core.layout import Member, Roster, from_json, to_json
 
 HANDOFF_DEADLINE_S = 180.0
 PEER_LOST_S = 20.0
-MIRRORS_MAX = 64
 RETRY_FIRST_S = 0.5
 RETRY_MAX_S = 10.0
 SOONER_LEAST_S = 1.0
@@ -83,7 +82,8 @@ _ENDED_STATES = {Stage.ACTIVE: HandoffState.ACTIVE, Stage.ABORTED: HandoffState.
 
 
 class Lead:
-    """`send_order` takes an order to a member; `post` runs something later in the job's own task."""
+    """`send_order` takes an order to a member; `post` runs something later in the job's own task; `uses_store` hears of
+    the generation whose store a handoff needs."""
 
     def __init__(
         self,
@@ -93,14 +93,17 @@ class Lead:
         send_order: Callable[[Member, Order], Awaitable[None]],
         post: Callable[[Callable[[], Awaitable[None]]], None],
         pulse: Callable[[], Pulse],
+        uses_store: Callable[[int], None] = lambda generation: None,
     ) -> None:
         self.progress: Progress | None = None
-        self.status = ""
+        self.status = self._said = ""
+        self._unkept: HandoffMirror | None = None
         self._node = node
         self._job_id = job_id
         self._send_order = send_order
         self._post = post
         self._pulse = pulse
+        self._uses_store = uses_store
         self._proposer = self._new_proposer(ProposerRecord())
         self._opening: tuple[Intent, asyncio.Task[None]] | None = None
         self._no_plan_since: float | None = None
@@ -128,6 +131,11 @@ class Lead:
     def is_idle(self) -> bool:
         """Whether no handoff is open or being opened here."""
         return self._proposer.state is ProposerState.IDLE and self._opening is None
+
+    def next_generation(self, order: JobOrder, active: Roster) -> int | None:
+        """The number of the next handoff, if one can be opened."""
+        number = next_number(self._proposer.record.highest_generation, order, active)
+        return None if isinstance(number, str) else number
 
     @property
     def open_id(self) -> str:
@@ -177,10 +185,8 @@ class Lead:
             notice_at = min((fact.first_seen_utc for fact in heard), default=wanted.proposed_utc).timestamp()
             if wanted.deadline_utc is not None:
                 deadline = self._node.budget.safe_by_utc(utc(notice_at), wanted.deadline_utc).timestamp()
-        leaving = frozenset(wanted.leaving)
-        await self._open(
-            order, Intent(str(wanted.handoff_id), wanted.cause, plan, active, leaving, deadline, notice_at)
-        )
+        where = (plan, active, frozenset(wanted.leaving), deadline, notice_at)
+        await self._open(order, Intent(str(wanted.handoff_id), wanted.cause, *where))
 
     async def cancel(self, reason: Reason) -> None:
         """A person or the service wants no handoff any more, or it cannot end well."""
@@ -241,15 +247,15 @@ class Lead:
         nodes, now = frozenset(leaving), self._node.now()
         if self._no_plan_since is None:
             self._no_plan_since = now
-        waited_s = now - self._no_plan_since
-        is_there, barred = self._node.service_is_there(), self._barred
-        plan = plan_loss(order, active, nodes, waited_s=waited_s, service_is_there=is_there, barred=barred)
+        waited_s, safe_by = now - self._no_plan_since, min(safe for _, safe in leaving.values())
+        is_there, barred, left_s = self._node.service_is_there(), self._barred, safe_by - now
+        where = (order, active, nodes)
+        plan = plan_loss(*where, left_s=left_s, waited_s=waited_s, service_is_there=is_there, barred=barred)
         if not isinstance(plan, Plan):
             self._say(plan.reason)
             return plan
         self._no_plan_since = None
         heard_at = min(heard for heard, _ in leaving.values())
-        safe_by = min(safe for _, safe in leaving.values())
         return Intent(str(uuid4()), HandoffCause.NOTICE, plan, active, nodes, safe_by, heard_at)
 
     async def _answer_another(self, order: JobOrder, leaving: Leaving, more: frozenset[str]) -> None:
@@ -339,8 +345,8 @@ class Lead:
         inputs = self._ladder(order, wanted)
         choice = choose_rung(inputs)
         if choice.rung not in LIVE_RUNGS:
-            self._say(f"no live handoff without {', '.join(sorted(wanted.leaving))}: {choice.reason}")
-            return
+            refusal = f"no live handoff without {', '.join(sorted(wanted.leaving))}"
+            return self._say(f"{refusal}: {choice.reason}", about=f"{refusal} {order.generation} {choice.rung}")
         intent = on_rung(wanted, choice, inputs, now=self._node.now())
         generation = next_number(self._proposer.record.highest_generation, order, wanted.source)
         if isinstance(generation, str):
@@ -355,9 +361,10 @@ class Lead:
         return ladder_inputs(*where, pulse=self._pulse(), learned=self._learned)
 
     async def _host_store(self, intent: Intent, generation: int) -> None:
+        self._uses_store(generation)
         try:
             store = await self._node.stores.host(StoreKey(self._job_id, generation), self._node.private_address)
-        except (StoreError, ZygoteError, OSError) as error:
+        except StoreError as error:
             text = str(error)
             self._post(lambda: self._give_up(text))
             return
@@ -394,9 +401,8 @@ class Lead:
             # Counted from the end of the last whole step, so that the step under way is not taken for lost.
             lost_time = LostTime(now - pulse.step_age_s, pulse.step, pulse.median_step_s)
             mirror = first_mirror(intent, proposal, self._proposer.record.generation, self._node.node_id, now)
-            self.progress = Progress(mirror, lost_time, intent.notice_at, leavers)
-            # On disk before the proposal: an agent killed in between must still be able to tell of it.
-            await self._journal_mirror(self.progress.mirror)
+            self.progress = Progress(mirror, lost_time, intent.notice_at, leavers, estimate_s=intent.estimate_s)
+            self._unkept = self.progress.mirror
         await self._carry_out(effects)
         await self._mirror_open()
 
@@ -424,8 +430,8 @@ class Lead:
         for effect in effects:
             match effect:
                 case PersistProposal(record=record):
-                    data = to_json(record)
-                    await asyncio.to_thread(self._node.journal.put, Table.PROPOSER, self._job_id, data)
+                    mirror, self._unkept = self._unkept, None
+                    await asyncio.to_thread(keep_proposal, self._node.journal, self._job_id, to_json(record), mirror)
                     if self.progress is not None:
                         self.progress.take_record(record, self._node.now())
                 case SendOrder(member=member, order=order):
@@ -484,17 +490,10 @@ class Lead:
         await self._journal_mirror(mirror)
 
     async def _journal_mirror(self, mirror: HandoffMirror) -> None:
-        data = mirror.model_dump(mode="json", by_alias=True)
-        await asyncio.to_thread(self._keep_mirror, str(mirror.handoff_id), data)
+        await asyncio.to_thread(keep_mirror, self._node.journal, mirror)
 
-    def _keep_mirror(self, handoff_id: str, data: dict) -> None:
-        journal = self._node.journal
-        journal.put(Table.HANDOFF, handoff_id, data)
-        mine = [key for key, kept in journal.items(Table.HANDOFF) if kept["job_id"] == self._job_id]
-        for key in mine[:-MIRRORS_MAX]:
-            journal.delete(Table.HANDOFF, key)
-
-    def _say(self, text: str) -> None:
-        if text != self.status:
+    def _say(self, text: str, *, about: str = "") -> None:
+        """Show it, and log it if it is news. `about`: what must differ then, where numbers in the text always do."""
+        if (about or text) != self._said:
             _log.info("job %s: %s", self._job_id, text)
-        self.status = text
+        self.status, self._said = text, about or text

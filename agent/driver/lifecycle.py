@@ -17,7 +17,6 @@ from agent.protocol.sync import DesiredState, JobOrder, RankStatus, SourceCheckp
 from agent.protocol.values import HandoffCause
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
-from agent.supervisor.zygote_client import ZygoteError
 from liver_core.handoff import Order, RankStage, Reason, Stage, StoreAddress, start_order
 from liver_core.layout import Member, Roster
 
@@ -102,7 +101,7 @@ class Births:
             return known
         try:
             store = await self._node.stores.host(key, self._node.private_address)
-        except (StoreError, ZygoteError, OSError) as error:
+        except StoreError as error:
             self._say(f"the store of generation {order.generation} cannot be hosted: {error}")
             return None
         self._node.sync_soon()

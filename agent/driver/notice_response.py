@@ -51,6 +51,10 @@ class NoticeResponse:
         notice = self._notices.take(fact)
         if notice is None:
             return
+        if asked_to_lead and notice.withdrawn_utc is None and notice.node_id != self._node.node_id:
+            # The agent that heard it may be gone before it reaches the service.
+            self._node.outbox.put_notice(notice)
+            self._node.sync_soon()
         self._forwarded_at = float("-inf")  # News is told at once.
         if notice.withdrawn_utc is not None:
             _log.info("job %s: %s stays, its notice by %s is withdrawn", self._job_id, fact.node_id, fact.source)

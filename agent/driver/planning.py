@@ -13,9 +13,12 @@ from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, R
 from liver_core.handoff.generations import next_handoff, start_of
 from liver_core.handoff.ladder import copy_s
 from liver_core.layout import Member, ParallelLayout, Roster
+from liver_core.reshard import seat
 
-SERVICE_WAIT_S = 3.0
-"""How long a plan that no standing plan covers is left to the service, before the layouts by count are used."""
+SERVICE_WAIT_S, SERVICE_WAIT_SHARE = 3.0, 0.1
+"""How long a plan that no standing plan covers is left to the service, before the layouts by count are used: at most so
+much of the time that is left. Only the loss of several nodes is: of each node alone the service says its plan before,
+and where it has not, it does not know this world yet."""
 BYTES_PER_PARAMETER = 12
 """An fp32 master and two fp32 moments: what travels, by decision D7."""
 BUILD_LEAST_S, BUILD_MOST_S, BUILD_TIMES = 60.0, 180.0, 6.0
@@ -32,7 +35,8 @@ BANDWIDTH_GUESS_BYTES_PER_S, PREPARE_GUESS_S, ENDPOINTS_GUESS_S = 500e6, 5.0, 1.
 """Until a handoff has measured them. Endpoints are all that a rescue prepares."""
 STREAM_SHARE, REPLAY_SHARE = 0.5, 0.1
 """Guesses: of the bandwidth that streaming gets, and of a step that a replay takes."""
-MARGIN_S = 2.0
+MARGIN_GUESS_S, MARGIN_LEAST_S, MARGIN_MOST_S = 2.0, 0.5, 4.0
+"""How much later than estimated a rung may end and still be in time: what earlier handoffs came late, within bounds."""
 GRADIENT_BYTES_PER_PARAMETER = 4
 """What a target reads of each step that it follows."""
 
@@ -59,6 +63,7 @@ class Intent:
     deadline_utc: float
     notice_at: float | None
     rung: Rung = Rung.STOP_AND_COPY
+    estimate_s: float | None = None
     reason: str = ""
     cutover: CutoverDeadlines = field(default_factory=CutoverDeadlines)
 
@@ -94,7 +99,7 @@ class Learned:
     `stream_failure` is why streaming failed in generation `failed_in`, `rescue_failure` why a rescue did in generation
     `rescue_failed_in`; in another world they are tried again. `replay_refusal` holds for the job's life, as its
     optimizer does. `memory_refusal` is why there was no room for a world of the layout `refused_layout` beside
-    generation `refused_in`.
+    generation `refused_in`. `late_s`: how much later than estimated the newest handoffs were safe, newest last.
     """
 
     bandwidth_bytes_per_s: float | None = None
@@ -109,6 +114,12 @@ class Learned:
     refused_layout: str = ""
     rescue_failure: str = ""
     rescue_failed_in: int = 0
+    late_s: tuple[float, ...] = ()
+
+    @property
+    def margin_s(self) -> float:
+        """How much later than estimated the next handoff may be safe."""
+        return min(MARGIN_MOST_S, max(MARGIN_LEAST_S, *self.late_s)) if self.late_s else MARGIN_GUESS_S
 
 
 def lead_candidates(order: JobOrder, active: Roster, leaving: Iterable[str]) -> tuple[str, ...]:
@@ -124,6 +135,7 @@ def plan_loss(
     active: Roster,
     leaving: frozenset[str],
     *,
+    left_s: float,
     waited_s: float,
     service_is_there: bool,
     barred: frozenset[str] = frozenset(),
@@ -137,7 +149,8 @@ def plan_loss(
                 return NoPlan(f"standing plan: {plan.reason}")
             target = plan.target
             return Plan(target.layout, target.members, plan.plan_digest, f"standing plan: {plan.reason}")
-    if service_is_there and waited_s < SERVICE_WAIT_S:
+    wait_s = min(SERVICE_WAIT_S, SERVICE_WAIT_SHARE * left_s) if len(leaving) > 1 else 0.0
+    if service_is_there and waited_s < wait_s:
         return Wait(f"no standing plan covers the loss of {_names(leaving)}; the service is asked")
     return _plan_by_count(order, active, leaving)
 
@@ -198,8 +211,10 @@ def on_rung(wanted: Intent, choice: RungChoice, inputs: LadderInputs, *, now: fl
     reason, deadline = f"{wanted.plan.reason}; {choice.reason}", wanted.deadline_utc
     if wanted.notice_at is None:
         deadline = max(deadline, now + min(UNHURRIED_MOST_S, UNHURRIED_TIMES * choice.estimate_s))
-    limits = cutover_deadlines(inputs)
-    return replace(wanted, rung=choice.rung, reason=reason, deadline_utc=deadline, cutover=limits)
+    limits, estimate_s = cutover_deadlines(inputs), choice.estimate_s
+    return replace(
+        wanted, rung=choice.rung, estimate_s=estimate_s, reason=reason, deadline_utc=deadline, cutover=limits
+    )
 
 
 def ladder_inputs(
@@ -230,7 +245,7 @@ def ladder_inputs(
         step_s=pulse.median_step_s,
         seconds_to_boundary=max(0.0, pulse.median_step_s - pulse.step_age_s),
         seconds_to_deadline=left_s,
-        margin_s=MARGIN_S,
+        margin_s=learned.margin_s,
         sources_whole=True,
         nodes_left=len(staying | {member.node_id for member in plan.members}),
         nodes_least=order.spec.nodes.min,
@@ -262,9 +277,8 @@ def _plan_by_count(order: JobOrder, active: Roster, leaving: frozenset[str]) -> 
     layout = choice.layout
     if layout.world_size > len(staying):
         return NoPlan(f"{layout} needs {layout.world_size} slots, {len(staying)} stay without {_names(leaving)}")
-    # In the order of the old ranks, so that most of what a survivor needs it holds already.
     reason = f"layout for {nodes} nodes, made without the service: {choice.reason}"
-    return Plan(layout, staying[: layout.world_size], "", reason)
+    return Plan(layout, seat(layout, staying, ()), "", reason)
 
 
 def _names(nodes: Iterable[str]) -> str:

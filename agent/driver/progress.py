@@ -24,6 +24,8 @@ STEPS_AFTER = 5
 SETTLED_STEPS = 5
 NEWS_AFTER_S = 60.0
 """The service gives up an open handoff of which it hears nothing: one that takes long is told of again."""
+LATE_KEPT = 8
+"""So many handoffs say how far their estimates can be trusted."""
 GIVE_GRADIENTS = frozenset((Rung.LIVE, Rung.STOP_AND_COPY))
 """Rungs that hand over a step whose gradients are there; the others do it again by design."""
 STREAMED = frozenset(rung for rung in Rung if rung.streams)
@@ -80,8 +82,9 @@ class Amendment:
 
 @dataclass(slots=True)
 class Progress:
-    """One handoff. `marks`: first moment of ready, boundary, active, safe and retired. `amendment`: what the next plan
-    revision is for, from the moment it is wanted until it is taken."""
+    """One handoff. `marks`: first moment of decided (on disk), first order (at a rank), ready, boundary, active, safe
+    and retired. `estimate_s`: what its rung was expected to need. `amendment`: what the next plan revision is for, from
+    the moment it is wanted until it is taken."""
 
     mirror: HandoffMirror
     lost_time: LostTime
@@ -92,6 +95,7 @@ class Progress:
     measures: dict[Member, Mapping[str, float]] = field(default_factory=dict)
     certificates: dict[Member, str] = field(default_factory=dict)
     superseded: bool = False
+    estimate_s: float | None = None
     amendment: Amendment | None = None
     fallback: Reason | None = None  # why the ranks copied what was to stream
     redone: Reason | None = None  # why a batch was done again that was to be handed over
@@ -115,6 +119,9 @@ class Progress:
             self.measures[report.member] = {**self.measures.get(report.member, {}), **measured.measures}
             if measured.certificate:
                 self.certificates[report.member] = measured.certificate
+            ordered_at = measured.measures.get("ordered_at_utc", math.inf)
+            if ordered_at < self.marks.get("first_order", math.inf):
+                self.marks["first_order"] = ordered_at
         self.stages[report.member] = report.stage
         if report.decision is not Decision.UNDECIDED:
             self.decision = report.decision
@@ -159,6 +166,7 @@ class Progress:
             return
         if record.plan_revision > self.mirror.plan_revision:
             self._take_revision(record)
+        self.marks.setdefault("decided", now)
         self.reason = record.reason or self.reason
         match record.phase:
             case Phase.PREPARE | Phase.WITHDRAW | Phase.ABORT:
@@ -223,6 +231,8 @@ class Progress:
         driver = HandoffMeasures(
             phases_s=phases,
             lost_s=self.lost_time.lost_s,
+            notice_to_decided_s=self._since_notice("decided"),
+            notice_to_first_order_s=self._since_notice("first_order"),
             notice_to_safe_s=self._since_notice("safe"),
             notice_to_active_s=self._since_notice("active"),
             certificate="; ".join(sorted(certificates))[:256] or None,
@@ -294,6 +304,9 @@ def _measured(progress: Progress, learned: Learned) -> Learned:
         learned = replace(learned, endpoints_s=ready_s)  # A rescue is ready before anything is built.
     elif ready_s is not None and math.isfinite(ready_s):
         learned = replace(learned, prepare_s=max(0.0, ready_s - measures.phases_s.get(PreparePhase.STREAM, 0.0)))
+    if progress.estimate_s is not None and "safe" in progress.marks and progress.mirror.plan_revision == 1:
+        took_s = progress.marks["safe"] - progress.mirror.opened_utc.timestamp()
+        learned = replace(learned, late_s=(*learned.late_s, took_s - progress.estimate_s)[-LATE_KEPT:])
     follow_s = [said["follow_s"] for said in progress.measures.values() if "follow_s" in said]
     return replace(learned, follow_s=max(follow_s)) if follow_s else learned
 

@@ -1,6 +1,7 @@
 """AWS instance metadata, version 2 (IMDSv2): a session token, then polling of the spot keys and the rebalance key.
 
-The timing follows AWS's own handler: token for 3600 s, renewed below 15 s, dropped on 401, 2 s timeout, 2 s polling.
+The timing follows AWS's own handler: token for 3600 s, renewed below 15 s, dropped on 401, 2 s timeout. But it polls
+every second, not every two: what is heard late is lost to a short notice.
 A 404 means no notice; a 5xx, a refused token, a timeout or unreadable JSON is `Unknown` with its reason, never "no
 notice".
 """
@@ -19,6 +20,7 @@ DEFAULT_URL = "http://169.254.169.254"
 TOKEN_TTL_S = 3_600
 TOKEN_RENEW_BELOW_S = 15.0
 TIMEOUT_S = 2.0
+INTERVAL_S = 1.0
 TOKEN_PATH = "/latest/api/token"
 ACTION_PATH = "/latest/meta-data/spot/instance-action"
 TERMINATION_PATH = "/latest/meta-data/spot/termination-time"
@@ -35,7 +37,7 @@ class AwsImdsSource:
         self,
         url: str = DEFAULT_URL,
         *,
-        interval_s: float = 2.0,
+        interval_s: float = INTERVAL_S,
         timeout_s: float = TIMEOUT_S,
         monotonic: Callable[[], float],
         now: Callable[[], datetime],

@@ -144,6 +144,8 @@ class HandoffMeasures(Message):
     pause_s: Seconds | None = None
     pause_steps: Seconds | None = None
     lost_s: float | None = None
+    notice_to_decided_s: Seconds | None = None
+    notice_to_first_order_s: Seconds | None = None
     notice_to_safe_s: Seconds | None = None
     notice_to_active_s: Seconds | None = None
     bytes_planned: Count | None = None
@@ -241,7 +243,9 @@ class SyncReport(Message):
     report_seq: Revision
     issued_utc: Utc
     node: NodeInfo
-    notices: tuple[NoticeFact, ...] = Field(default=(), max_length=NOTICES_PER_REPORT_MAX)
+    notices: tuple[NoticeFact, ...] = Field(
+        default=(), max_length=NOTICES_PER_REPORT_MAX, description="Its own, and what other nodes of its jobs told it."
+    )
     ranks: tuple[RankStatus, ...] = Field(default=(), max_length=RANKS_PER_REPORT_MAX)
     steps: tuple[StepRow, ...] = Field(default=(), max_length=STEPS_PER_REPORT_MAX)
     handoffs: tuple[HandoffMirror, ...] = Field(default=(), max_length=HANDOFFS_PER_REPORT_MAX)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
+LAST_LINE_BYTES_MAX = 4_096
 CUT_NOTE = b"[liver: the log above this line was dropped, it had grown over its limit]\n"
 
 
@@ -79,6 +80,17 @@ def read_chunk(path: Path, position: LogPosition, bytes_max: int) -> tuple[LogPo
         return None
     text = _decode(data)
     return position, text, LogPosition(position.byte + len(data), position.char + len(text))
+
+
+def read_last_line(path: Path) -> str:
+    """The last line that is not empty, as of a traceback; empty if the log is, or cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_LINE_BYTES_MAX))
+            lines = _decode(file.read()).split("\n")
+    except OSError:
+        return ""
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _whole_characters(data: bytes, *, full: bool) -> bytes:

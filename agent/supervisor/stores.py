@@ -14,7 +14,7 @@ from agent.journal import Journal, Table
 from agent.supervisor.process import ProcessIdentity, is_alive, send_signal
 from agent.supervisor.records import StoreKey, StoreRecord
 from agent.supervisor.supervisor import Supervisor, wait_process_end
-from agent.supervisor.zygote_client import ForkRequest
+from agent.supervisor.zygote_client import ForkRequest, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
 from liver_core.handoff import StoreAddress
 from liver_core.layout import from_json, to_json
@@ -69,7 +69,7 @@ class Stores:
         return tuple((key, record.address) for key, record in self._records.items())
 
     async def host(self, key: StoreKey, host: str) -> StoreAddress:
-        """The store of this generation, started unless it runs. Raises StoreError or ZygoteError."""
+        """The store of this generation, started unless it runs. Raises StoreError."""
         async with self._locks.setdefault(key, asyncio.Lock()):
             known = self._records.get(key)
             if known is not None and is_alive(known.process):
@@ -77,16 +77,19 @@ class Stores:
             if known is not None or key in self._died:
                 raise StoreError(f"the store of {key} died, and a store is never started again for its generation")
             socket_path = self._supervisor.socket_path("s", key.job_id, str(key.generation))
-            process = await self._zygote.fork(
-                ForkRequest(
-                    name=f"store/{key}",
-                    entry=self._entry,
-                    spec={"host": host, "socket_path": socket_path},
-                    log_path=self._log_path,
-                    environment={},
+            try:
+                process = await self._zygote.fork(
+                    ForkRequest(
+                        name=f"store/{key}",
+                        entry=self._entry,
+                        spec={"host": host, "socket_path": socket_path},
+                        log_path=self._log_path,
+                        environment={},
+                    )
                 )
-            )
-            address = await _ask_address(socket_path, process)
+                address = await _ask_address(socket_path, process)
+            except (ZygoteError, OSError) as error:
+                raise StoreError(str(error)) from error
             record = StoreRecord(process, socket_path, address)
             await asyncio.to_thread(self._journal.put, Table.STORE, str(key), to_json(record))
             self._watch(key, record)

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.journal import Journal, Table
+from agent.protocol.process_end import ProcessEnd
 from agent.protocol.rank import Failed, Finished, Hello, RankEvent, StageReport, StepReport, Stop
 from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
+from agent.supervisor.logs import read_last_line
 from agent.supervisor.process import ProcessIdentity, open_pidfd, send_signal
 from agent.supervisor.rank_link import RankLink
 from agent.supervisor.records import RankRecord, RankState, SlotKey
@@ -178,12 +180,15 @@ class Supervisor:
             link.cancel()
             await asyncio.gather(link, return_exceptions=True)
         code = await self._exit_code(state.record.process)
+        last_line = ""
+        if code and state.reason is None:
+            last_line = await asyncio.to_thread(read_last_line, Path(state.record.log_path))
         await asyncio.to_thread(self._journal.delete, Table.RANK, str(key))
         with contextlib.suppress(OSError):
             os.unlink(state.record.socket_path)
         del self._states[key], self._links[key], self._tasks[key]
         self._ended.pop(key).set()
-        self._on_exit(key, _exit_reason(state, code), state)
+        self._on_exit(key, _exit_reason(state, code, last_line), state)
 
     async def _exit_code(self, process: ProcessIdentity) -> int | None:
         with contextlib.suppress(TimeoutError):
@@ -250,14 +255,17 @@ async def _happens(event: asyncio.Event, timeout_s: float) -> bool:
     return True
 
 
-def _exit_reason(state: RankState, code: int | None) -> Reason:
-    """Why the process ended, with the last reason that the rank itself reported."""
-    how = "ended with an unknown exit code"
-    if code is not None:
-        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
-    reported = f"; it reported: {state.reason.text}" if state.reason is not None else ""
-    text = f"rank process (pid {state.record.process.pid}) {how} after step {state.pulse.step}{reported}"
-    return Reason(text, str(state.stage), state.rank)
+def _exit_reason(state: RankState, code: int | None, last_line: str) -> Reason:
+    """Why the process ended, with the last reason that the rank itself reported, or else with the end of its log."""
+    end = ProcessEnd(
+        pid=state.record.process.pid,
+        signal=_signal_name(-code) if code is not None and code < 0 else None,
+        exit_code=code if code is not None and code >= 0 else None,
+        step=state.pulse.step,
+        reported=state.reason.text if state.reason is not None else "",
+        logged=last_line,
+    )
+    return Reason(str(end), str(state.stage), state.rank)
 
 
 def _signal_name(number: int) -> str:

@@ -76,6 +76,8 @@ class Worker:
         self.rank = spec.rank
         self.step_now = 0
         self.first_prepare: list[Order] = []
+        self.ordered = ("", 0.0)
+        """The last handoff that this rank was asked to prepare, and when it was first asked."""
         self.warmed = False
         self.loop: RankLoop | None = None
 
@@ -176,6 +178,8 @@ class Worker:
                 assert_never(command)
 
     def _prepare(self, order: Order) -> None:
+        if self.ordered[0] != order.handoff_id:
+            self.ordered = (order.handoff_id, time.time())
         if self.loop is None or self.loop.active is None:
             self.rank = order.rank_of(self.member)
         if self.loop is None or not self.first_prepare:
@@ -196,6 +200,8 @@ class Worker:
         which = f" (revision {request.plan_revision})" if request.plan_revision > 1 else ""
         text = f"handoff {request.handoff_id}{which} to generation {request.generation}: {stage}"
         log(f"{text}{f' ({reason})' if reason else ''}")
+        if self.ordered[0] == request.handoff_id:
+            measures = {**measures, "ordered_at_utc": self.ordered[1]}
         self.control.say(
             rank.StageReport(
                 handoff_id=uuid.UUID(request.handoff_id),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 
+from agent.protocol.sync import Provider
 from deploy.local.api import Api, until
 from deploy.local.processes import Processes, Started
 
@@ -36,10 +37,11 @@ class LocalNode:
 
 
 class Cluster:
-    """`folder` gets everything: database, tokens, run directories, logs."""
+    """`folder` gets everything: database, tokens, run directories, logs. `service_nice`: the service's priority."""
 
-    def __init__(self, folder: Path, processes: Processes) -> None:
+    def __init__(self, folder: Path, processes: Processes, *, service_nice: int = SERVICE_NICE) -> None:
         self.folder = folder
+        self._service_nice = service_nice
         self._processes = processes
         self.nodes: dict[str, LocalNode] = {}
         self.url = ""
@@ -65,15 +67,20 @@ class Cluster:
         assert service is not None
         self.url = until("the start of the service", SERVICE_START_S, lambda: _service_url(service.log), service.check)
         until("the service", SERVICE_START_S, lambda: httpx.get(f"{self.url}/readyz").is_success, service.check)
-        self._processes.lower_priority(SERVICE, SERVICE_NICE)
+        self._processes.lower_priority(SERVICE, self._service_nice)
         return Api(self.url, self.folder / "tokens" / "script.token")
 
-    def start_node(self, node_id: str) -> LocalNode:
-        """An agent with one CPU slot and its own metadata endpoint."""
-        command = [sys.executable, "-m", "deploy.local.metadata_server", "--port", "0", "--instance-id", f"i-{node_id}"]
-        imds = self._processes.start(node_id, f"{node_id}-imds", command)
+    def start_node(self, node_id: str, provider: Provider = Provider.AWS, *, gcp_notice_s: int = 0) -> LocalNode:
+        """An agent with one CPU slot and its own metadata endpoint. `gcp_notice_s`: as the agent's setting."""
+        imds = self._processes.start(node_id, f"{node_id}-imds", self._metadata_command(node_id))
         url = until(f"the metadata endpoint of {node_id}", NODE_START_S, lambda: _first_url(imds.log), imds.check)
-        agent = self._processes.start(node_id, node_id, self._agent_command(node_id), self._agent_environment(url))
+        # Where the agent finds the endpoint, whatever its provider.
+        environment = {
+            "LIVER_AGENT_AWS_IMDS_URL": url,
+            "LIVER_AGENT_GCP_METADATA_URL": url,
+            "LIVER_AGENT_GCP_NOTICE_S": str(gcp_notice_s),
+        }
+        agent = self._start_agent(node_id, self._agent_command(node_id, provider), environment)
         node = self.nodes[node_id] = LocalNode(node_id, agent, imds, url)
         return node
 
@@ -92,14 +99,17 @@ class Cluster:
             if started is not None:
                 started.check()
 
-    def _agent_command(self, node_id: str) -> list[str]:
+    def _metadata_command(self, node_id: str) -> list[str]:
+        return [sys.executable, "-m", "deploy.local.metadata_server", "--port", "0", "--instance-id", f"i-{node_id}"]
+
+    def _start_agent(self, node_id: str, command: list[str], environment: dict[str, str]) -> Started:
+        return self._processes.start(node_id, node_id, command, environment)
+
+    def _agent_command(self, node_id: str, provider: Provider) -> list[str]:
         token_file = self.folder / "tokens" / "agent.token"
         command = [sys.executable, "-m", "agent.main", "--service-url", self.url, "--token-file", str(token_file)]
-        command += ["--node-id", node_id, "--slots", "1", "--provider", "aws", "--pool", POOL]
+        command += ["--node-id", node_id, "--slots", "1", "--provider", provider.value, "--pool", POOL]
         return [*command, "--run-dir", str(self.folder / "nodes" / node_id)]
-
-    def _agent_environment(self, imds_url: str) -> dict[str, str]:
-        return {"LIVER_AGENT_AWS_IMDS_URL": imds_url}
 
 
 def corpus_prefix(folder: Path) -> str:

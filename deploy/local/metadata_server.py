@@ -1,7 +1,7 @@
-"""A loopback HTTP server for IMDSv2: one server is the metadata service of one instance.
+"""A loopback HTTP server for IMDSv2 and for GCP's `instance/preempted`: one server is the metadata of one instance.
 
-For the demo, rehearsals and tests on machines that are not EC2. Not a mock: the agent uses real HTTP, and token rules,
-status codes and bodies are EC2's. An `/admin` path, which EC2 does not have, schedules the announcements.
+For the demo, rehearsals and tests outside a cloud. Not a mock: the agent uses real HTTP, and token rules, long polls,
+status codes and bodies are the clouds'. An `/admin` path, which no cloud has, schedules the announcements.
 
     python -m deploy.local.metadata_server --port 0 --instance-id i-0a1
 """
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 TTL_HEADER = "X-aws-ec2-metadata-token-ttl-seconds"
 TOKEN_HEADER = "X-aws-ec2-metadata-token"
@@ -27,6 +28,9 @@ TOKENS_MAX = 1_000
 HANG_S = 30.0
 ADMIN_BODY_MAX = 4_096
 META_DATA = "/latest/meta-data/"
+GCP_DATA = "/computeMetadata/"
+GCP_PREEMPTED = GCP_DATA + "v1/instance/preempted"
+GCP_FLAVOR = {"Metadata-Flavor": "Google"}
 
 
 class Mode(StrEnum):
@@ -52,6 +56,7 @@ class Instance:
     rebalance_at: float = 0.0
     tokens: dict[str, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    changed: threading.Condition = field(default_factory=threading.Condition)
 
     def issue_token(self, ttl_s: int) -> str:
         """A new session token. If there are too many, the oldest are dropped."""
@@ -94,8 +99,26 @@ class Instance:
             case _:
                 return None
 
+    def await_preempted(self, last_etag: str, timeout_s: float) -> tuple[str, str]:
+        """TRUE or FALSE with its ETag, once that is another one than `last_etag` or the time is over."""
+        ends = time.time() + timeout_s
+        with self.changed:
+            while True:
+                now = time.time()
+                is_ahead = bool(self.action) and now < self.announced_at
+                value = "TRUE" if self.action and not is_ahead else "FALSE"
+                etag = value if value == "FALSE" else f"{value}-{self.announced_at:.6f}"
+                if etag != last_etag or now >= ends:
+                    return value, etag
+                self.changed.wait((min(ends, self.announced_at) if is_ahead else ends) - now)
+
     def change(self, request: dict[str, object]) -> str:
         """Apply one admin request; returns the problem, empty if there is none."""
+        with self.changed:
+            self.changed.notify_all()
+            return self._change(request)
+
+    def _change(self, request: dict[str, object]) -> str:
         match request.get("do"):
             case "interrupt":
                 notice_in_s, ends_in_s = _number(request, "notice_in_s", 0.0), _number(request, "ends_in_s", 120.0)
@@ -174,6 +197,8 @@ class _Handler(BaseHTTPRequestHandler):
         """A metadata key."""
         if not self._mode_lets_through():
             return None
+        if self.path.startswith(GCP_DATA):
+            return self._answer_gcp()
         if not self.server.instance.token_is_valid(self.headers.get(TOKEN_HEADER, "")):
             return self._answer(401)
         key = self.path.removeprefix(META_DATA)
@@ -183,6 +208,19 @@ class _Handler(BaseHTTPRequestHandler):
         if self.server.instance.mode is Mode.MALFORMED and body.startswith("{"):
             body = body[: len(body) // 2]
         return self._answer(200, body)
+
+    def _answer_gcp(self) -> None:
+        if self.headers.get("Metadata-Flavor") != GCP_FLAVOR["Metadata-Flavor"]:
+            return self._answer(403)
+        asked = urlsplit(self.path)
+        if asked.path != GCP_PREEMPTED:
+            return self._answer(404, headers=GCP_FLAVOR)
+        query = {name: values[-1] for name, values in parse_qs(asked.query).items()}
+        waits_s = query.get("timeout_sec", "") if query.get("wait_for_change") == "true" else "0"
+        if waits_s and not waits_s.isdigit():
+            return self._answer(400, "timeout_sec must be a whole number of seconds", GCP_FLAVOR)
+        value, etag = self.server.instance.await_preempted(query.get("last_etag", ""), float(waits_s or HANG_S))
+        return self._answer(200, value, {**GCP_FLAVOR, "ETag": etag})
 
     def do_POST(self) -> None:
         """The admin part: one JSON object, see `Instance.change`."""

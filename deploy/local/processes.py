@@ -85,7 +85,7 @@ class Processes:
 
     def end(self, group: str) -> None:
         """End a group: terminate its own processes, so that they can clean up, then kill all others with its mark."""
-        started = self._groups.pop(group, [])
+        started = self._groups.get(group, [])
         for item in started:
             with suppress(ProcessLookupError):
                 item.process.terminate()
@@ -93,6 +93,11 @@ class Processes:
         for item in started:
             with suppress(subprocess.TimeoutExpired):
                 item.process.wait(max(0.1, deadline - time.monotonic()))
+        self.kill(group)
+
+    def kill(self, group: str) -> None:
+        """End a group as a machine ends: kill every process with its mark, without a word before."""
+        started = self._groups.pop(group, [])
         self._kill_marked(group)
         for item in started:
             with suppress(subprocess.TimeoutExpired):

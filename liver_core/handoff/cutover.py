@@ -283,6 +283,11 @@ class Cutover:
             case _:
                 assert_never(self.state)
 
+    @property
+    def held(self) -> Level:
+        """What this rank holds, as far as nothing is known against it."""
+        return self._held
+
     def begin(self) -> tuple[CutoverEffect, ...]:
         """The first effects."""
         if self.state is CutoverState.VOTED:

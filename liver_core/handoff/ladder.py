@@ -1,7 +1,7 @@
 """The fallback ladder: which rung fits into the time left, and why (handoff.md section 6).
 
-Pure. It gets estimates as numbers and takes the first rung that fits with margin. It gives the reason for every rung
-that it rejects.
+Pure. It gets estimates as numbers and takes the first rung that fits with margin. Where none does, the quickest is
+tried with the time that is left. It gives the reason for every rung that it rejects.
 """
 
 from collections.abc import Callable
@@ -12,6 +12,7 @@ from liver_core.handoff.messages import Rung
 
 BESIDE = frozenset({Rung.LIVE, Rung.DROP_STEP, Rung.STOP_AND_COPY, Rung.RESCUE})
 """The rungs that need memory for two worlds at once."""
+LAST_RESORT = "tried all the same, since nothing else fits"
 CERTIFY_STEPS = 2
 """How many steps ahead the version is announced at which both sides hash (handoff.md section 4)."""
 
@@ -84,12 +85,18 @@ def choose_rung(inputs: LadderInputs) -> RungChoice:
     """The least disturbing rung that fits. Raises ValueError naming an impossible input."""
     _check(inputs)
     said: list[tuple[Rung, str]] = []
+    late: list[tuple[float, Rung]] = []
     for rung, estimated in _ESTIMATES:
         estimate = estimated(inputs)
-        refusal = _refusal(rung, estimate, inputs)
-        if not refusal:
+        refusal = _ruled_out(rung, inputs) or estimate.refusal
+        verdict = refusal or _late(inputs, estimate.seconds)
+        if not verdict:
             return RungChoice(rung, estimate.seconds, (*said, (rung, _fit(inputs, estimate.seconds))))
-        said.append((rung, refusal))
+        said.append((rung, verdict))
+        if not refusal and _is_worth_trying(rung, estimate, inputs):
+            late.append((estimate.seconds, rung))
+    if late:
+        return _last_resort(said, late)
     estimate_s, text = _checkpoint(inputs)
     if _too_few_nodes(inputs):
         said.append((Rung.CHECKPOINT, _too_few_nodes(inputs)))
@@ -97,10 +104,22 @@ def choose_rung(inputs: LadderInputs) -> RungChoice:
     return RungChoice(Rung.CHECKPOINT, estimate_s, (*said, (Rung.CHECKPOINT, text)))
 
 
-def _refusal(rung: Rung, estimate: Estimate, inputs: LadderInputs) -> str:
-    """Why this rung is rejected; empty if it fits."""
-    refusal = _too_few_nodes(inputs) or _without_state(inputs) or _without_room(rung, inputs)
-    return refusal or estimate.refusal or _late(inputs, estimate.seconds)
+def _last_resort(said: list[tuple[Rung, str]], late: list[tuple[float, Rung]]) -> RungChoice:
+    """The quickest: without it a loss is certain. What is late is aborted and leaves the running world as it was."""
+    estimate_s, rung = min(late)
+    at = [each for each, _ in said].index(rung)
+    return RungChoice(rung, estimate_s, (*said[:at], (rung, f"{said[at][1]}; {LAST_RESORT}")))
+
+
+def _is_worth_trying(rung: Rung, estimate: Estimate, inputs: LadderInputs) -> bool:
+    """Whether a rung that does not fit with margin may still be in time. A rescue, which is little work, always."""
+    left_s = inputs.seconds_to_deadline
+    return left_s is not None and left_s > 0 and (rung is Rung.RESCUE or estimate.seconds <= left_s)
+
+
+def _ruled_out(rung: Rung, inputs: LadderInputs) -> str:
+    """Why this rung is rejected whatever the time; empty if nothing is known against it."""
+    return _too_few_nodes(inputs) or _without_state(inputs) or _without_room(rung, inputs)
 
 
 def _too_few_nodes(inputs: LadderInputs) -> str:
@@ -222,6 +241,8 @@ def _late(inputs: LadderInputs, estimate_s: float) -> str:
     left_s = inputs.seconds_to_deadline
     if left_s is None or estimate_s + inputs.margin_s <= left_s:
         return ""
+    if left_s < 0:
+        return f"needs {estimate_s:.1f} s, the deadline was {-left_s:.1f} s ago"
     return f"needs {estimate_s:.1f} s and {inputs.margin_s:.1f} s of margin, {left_s:.1f} s are left"
 
 

@@ -286,7 +286,7 @@ class Proposer:
         return ()
 
     def _progress_switched(self, now: float) -> Effects:
-        """GO is known: wait until every target is active and every leaver has left."""
+        """GO is known: wait until every target is active."""
         broken = self.tally.broken_after_go()
         if broken is not None:
             return self._finish(Stage.BROKEN, broken, now)

@@ -105,8 +105,8 @@ class Tally:
         return Decision.GO if self.goes() else Decision.UNDECIDED
 
     def all_switched(self) -> bool:
-        """Every target has done its first step. Every leaver has left or is lost."""
-        return all(self._has_switched(member) for member in self.members)
+        """Every target has done its first step. A leaver is not waited for: its machine may be gone without a word."""
+        return all(self._has_switched(member) for member in self._targets)
 
     def broken_after_go(self) -> Reason | None:
         """Why the target world cannot go on: one of its ranks was lost after GO."""
@@ -121,8 +121,8 @@ class Tally:
         return None
 
     def all_retired(self) -> bool:
-        """No participant is bound by the handoff any more."""
-        return all(member in self._lost or self._is_free(member) for member in self.members)
+        """No target is bound by the handoff any more. A leaver frees itself, by the decision."""
+        return all(member in self._lost or self._is_free(member) for member in self._targets)
 
     def all_dropped(self) -> bool:
         """No participant has anything of the aborted handoff any more."""
@@ -184,11 +184,7 @@ class Tally:
 
     def _has_switched(self, member: Member) -> bool:
         report = self._reports.get(member)
-        if report is not None and report.stage in _SWITCHED:
-            return True
-        if member in self._targets:
-            return False
-        return member in self._lost or (report is not None and report.stage is Stage.BROKEN)
+        return report is not None and report.stage in _SWITCHED
 
     def _has_dropped(self, member: Member) -> bool:
         report = self._reports.get(member)

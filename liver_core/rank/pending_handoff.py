@@ -22,6 +22,7 @@ from liver_core.rank.prepare.preparation import Overtaken, Preparation, PrepareF
 from liver_core.rank.reporter import StageReporter
 from liver_core.rank.store_exchange import Cancelled, ExchangeTimeout
 from liver_core.rank.stream.source_stream import SourceStream
+from liver_core.worlds.groups import expect_quick_answers
 
 _log = logging.getLogger(__name__)
 _USERS_CODE = (PreparePhase.BUILD_MODEL, PreparePhase.WARM_UP, PreparePhase.LOAD_STATE)
@@ -337,7 +338,10 @@ class PendingHandoff:
     def _build(self, preparation: Preparation) -> tuple[NextWorld | None, Exception | None]:
         self.report_stage(preparation, RankStage.PREPARING)
         try:
-            return preparation.run(), None
+            made = preparation.run()
+            # Here and not in the pause, since finding the clients among all open files takes milliseconds.
+            expect_quick_answers(preparation.request.store)
+            return made, None
         except Overtaken as overtaken:
             # The others already have a newer order. Wait until it comes here, or an abort. Report nothing until then.
             self._requests.wait_for(preparation.aborted, preparation.deadline)

@@ -8,7 +8,7 @@ from liver_core.reshard.plan import CopyRuns, PlanLimits, RankPlan, Transfer, pl
 from liver_core.reshard.plan_error import PlanError
 from liver_core.reshard.planner import plan_rank
 from liver_core.reshard.rescue import RescuePlan, Share, boxes_given, boxes_kept, plan_after_rescue, plan_rescue
-from liver_core.reshard.seating import NodeSlots, place
+from liver_core.reshard.seating import NodeSlots, place, seat
 
 __all__ = [
     "CopyRuns",
@@ -27,4 +27,5 @@ __all__ = [
     "plan_digest",
     "plan_rank",
     "plan_rescue",
+    "seat",
 ]

@@ -5,7 +5,7 @@ stage) by the width (its TP part). What two ranks share is the area that their r
 (exact in the middle of even models), which is enough to choose a place; the plan is exact whatever the place.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -53,6 +53,30 @@ def place(
         layout=target_layout,
         members=tuple(member for member in members if member),
     )
+
+
+def seat(layout: ParallelLayout, kept: Sequence[Member], free: Sequence[Member]) -> tuple[Member, ...]:
+    """The member of each rank where only places are known: `kept` hold state now, in rank order; `free` come after.
+
+    As many TP groups as the nodes can hold lie whole on one node each. Among such seatings, as many of `kept` as
+    possible stay, and in their order. What nodes cannot hold whole is spread, in the same order. Raises PlanError when
+    there are too few members.
+    """
+    members = [*kept, *free]
+    if len(members) < layout.world_size:
+        raise PlanError(f"{layout} needs {layout.world_size} members, {len(members)} can be had")
+    place_of = {member: place for place, member in enumerate(members)}
+    on_node: dict[str, list[Member]] = defaultdict(list)
+    for member in members:
+        on_node[member.node_id].append(member)
+    size, groups = layout.tp, layout.world_size // layout.tp
+    whole = [there[at : at + size] for there in on_node.values() for at in range(0, len(there) - size + 1, size)]
+    whole.sort(key=lambda group: (-sum(place_of[member] < len(kept) for member in group), place_of[group[0]]))
+    chosen = whole[:groups]
+    seated = {member for group in chosen for member in group}
+    rest = [member for member in members if member not in seated]
+    chosen += [rest[at * size : (at + 1) * size] for at in range(groups - len(chosen))]
+    return tuple(member for group in sorted(chosen, key=lambda group: place_of[group[0]]) for member in group)
 
 
 def _check_nodes(nodes: Sequence[NodeSlots], layout: ParallelLayout) -> None:

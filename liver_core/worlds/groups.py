@@ -160,7 +160,7 @@ def connect_store(address: StoreAddress, *, timeout_s: float, answer_s: float | 
 
 
 def expect_quick_answers(address: StoreAddress) -> None:
-    """Training waits from now on: every client of this process gives up the store after STORE_ANSWER_S."""
+    """Training will soon wait: from now on every client of this process gives up the store after STORE_ANSWER_S."""
     _bound_answers(address.port, STORE_ANSWER_S, all_of_them=True)
 
 

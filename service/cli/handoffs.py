@@ -8,6 +8,7 @@ from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, conne
 from service.cli.columns import Column
 from service.cli.output import layouts, print_details, print_json, print_table, seconds, since, size
 from service.cli.which import find_handoff, find_job, short_handoffs, short_jobs
+from service.jobs.causes import in_words
 
 app = typer.Typer(help="Every attempt to hand a job over, with what was measured.", no_args_is_help=True)
 LIST = (
@@ -86,6 +87,7 @@ def _details(item: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         ("generation", f"{item['parent']} -> {item['generation'] or 'not opened'}"),
         ("state", item["state"] + (" (superseded)" if item["superseded"] else "")),
         ("reason", item["reason"]),
+        ("failed first", in_words(item["ended_by"])),
         ("cause", item["cause"] + (f", {', '.join(item['leaving'])} will go" if item["leaving"] else "")),
         ("rung", item["rung"]),
         ("decision", item["decision"] or ""),
@@ -94,6 +96,8 @@ def _details(item: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         ("opened", f"{item['opened_at']} by {item['proposer']}"),
         ("pause", seconds(item["pause_s"]) + steps),
         ("lost", seconds(item["lost_s"])),
+        ("notice to decided", seconds(item["notice_to_decided_s"])),
+        ("notice to first order", seconds(item["notice_to_first_order_s"])),
         ("notice to safe", seconds(item["notice_to_safe_s"])),
         ("notice to active", seconds(item["notice_to_active_s"])),
         ("bytes moved", f"{size(item['bytes_moved'])}, lower bound {size(item['bytes_lower_bound'])}"),

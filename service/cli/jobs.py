@@ -17,6 +17,7 @@ from service.cli.output import layout, names, print_details, print_json, print_t
 from service.cli.watching import Lines, Screen, View
 from service.cli.which import ENDED, find_job, short_jobs
 from service.elapsed import span
+from service.jobs.causes import in_words
 
 app = typer.Typer(help="Register, follow and stop jobs.", no_args_is_help=True)
 JobId = Annotated[
@@ -45,6 +46,7 @@ GENERATIONS = (
     Column("LAYOUT"),
     Column("NODES"),
     Column("MADE"),
+    Column("ENDED BY", below=True, label="ended by"),
     Column("REASON", below=True),
 )
 
@@ -122,6 +124,7 @@ def show(
             layout(item["layout"]),
             names(item["nodes"]),
             since(item["created_at"]),
+            in_words(item["ended_by"]),
             item["reason"],
         )
         for item in job["generations"]

@@ -17,6 +17,7 @@ from service.elapsed import ago, departure
 from service.handoffs.queries import list_handoffs
 from service.handoffs.schemas import HandoffOut
 from service.jobs import queries
+from service.jobs.causes import in_words
 from service.jobs.schemas import GenerationOut, JobSummary
 from service.jobs.tables import JobRow
 from service.ledger.endpoints import LedgerOut
@@ -161,4 +162,6 @@ def _seconds(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f} s" if value < 10 else f"{value:.1f} s"
 
 
-_templates.filters.update(ago=ago, departure=departure, bytes=_bytes, seconds=_seconds)
+_templates.filters.update(
+    ago=ago, departure=departure, bytes=_bytes, seconds=_seconds, cause=lambda c: in_words(c.as_json())
+)

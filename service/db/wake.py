@@ -4,7 +4,6 @@ A wake-up is only a hint: every waiter also checks from time to time, so a lost 
 """
 
 import asyncio
-import logging
 import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterable
@@ -15,11 +14,12 @@ from sqlalchemy import text
 from sqlalchemy.engine import URL
 from sqlalchemy.orm import Session
 
+from service.db.outage import Outage
+
 CHANNEL = "liver_wake"
 PAYLOAD_CHARS_MAX = 7_500  # PostgreSQL's own limit is 8000 bytes.
 RETRY_S = 1.0
 RECONCILERS = "reconcilers"
-_log = logging.getLogger(__name__)
 
 
 def node_topic(node_id: str) -> str:
@@ -53,7 +53,8 @@ def _send(session: Session, topics: list[str]) -> None:
 class WakeHub:
     """One LISTEN connection per process and the waiters behind it."""
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, outage: Outage) -> None:
+        self._outage = outage
         self._conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
         self._stop = threading.Event()
         self._is_ending: Callable[[], bool] = lambda: False
@@ -114,12 +115,13 @@ class WakeHub:
             try:
                 with psycopg.connect(self._conninfo, autocommit=True, connect_timeout=5) as connection:
                     connection.execute(f"LISTEN {CHANNEL}")
+                    self._outage.ends()
                     self.wake_all()
                     while not self._stop.is_set():
                         for notification in connection.notifies(timeout=0.5):
                             self._dispatch(notification.payload)
             except psycopg.Error as error:
-                _log.warning("listening for wake-ups failed, retry in %.0f s: %s", RETRY_S, error)
+                self._outage.begins(error)
                 self._stop.wait(RETRY_S)
 
     def _dispatch(self, payload: str) -> None:

@@ -5,22 +5,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import uuid4
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffCause, HandoffState
-from liver_core.handoff import Rung
+from liver_core.handoff import RankStage, Rung
 from liver_core.layout import to_json
-from service.handoffs.rules import Copy, is_newer, orders_differ
+from service.handoffs.rules import Copy, is_newer, is_open, orders_differ
 from service.handoffs.tables import HandoffRow
+from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, cause_of_attempt, cause_of_rank, first_of
 from service.jobs.operations import Birth, activate, add_generation, burn, set_state
 from service.jobs.queries import active_row
-from service.jobs.rules import Action, accepts_active, deadline_of
+from service.jobs.rules import Action, accepts_active, deadline_of, seconds
 from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState, SourceKind
 from service.leases.queries import open_lease
-from service.ledger.operations import charge_last_seconds
-from service.ledger.tables import Cause
+from service.ledger.operations import charge_pause
+from service.nodes.tables import NodeRow
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
     new, old = Copy(mirror.state, mirror.plan_revision, mirror.mirror_seq), None
     if row is not None and known:
         old = Copy(HandoffState(row.state), row.plan_revision, row.mirror_seq)
-        if not is_newer(new, old):
+        if not is_newer(new, old) or _is_over(row, job, new):
             return Mirrored()
     generation_taken = _claim_number(session, job, mirror, now=now)
     if generation_taken is not None and mirror.state is not HandoffState.ABORTED:
@@ -101,9 +102,12 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
         if generation_taken is not None:
             # Two agents took the same number before either heard of the other. Every attempt is recorded.
             row.generation = None
+        if row.ended_by is None and mirror.state in (HandoffState.ABORTED, HandoffState.BROKEN):
+            cause = _first_cause(session, mirror)
+            row.ended_by = cause.as_json() if cause else None
     burn(job, mirror.generation)
     session.flush()
-    if mirror.state is not HandoffState.ABORTED:
+    if mirror.state is not HandoffState.ABORTED and (old is None or is_open(old.state)):
         _drop_unopened(session, job, mirror, now=now)
     refusal = _activate_if_due(session, job, mirror, now=now) if mirror.state is HandoffState.ACTIVE else None
     if refusal is not None:
@@ -111,6 +115,48 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
         return Mirrored(refusal, orders_differ=True)
     _charge_pause(session, row, mirror, now=now)
     return Mirrored(orders_differ=opened or orders_differ(new, old))
+
+
+def name_cause(session: Session, job_id: str, cause: FirstCause, *, now: datetime) -> None:
+    """How a rank ended is known now: it is the cause of an attempt for which others have just missed that rank."""
+    session.execute(
+        update(HandoffRow)
+        .where(
+            HandoffRow.job_id == job_id,
+            HandoffRow.ended_by["what"].astext == FailedPart.PEER.value,
+            HandoffRow.recorded_at >= now - seconds(FIRST_CAUSE_WITHIN_S),
+        )
+        .values(ended_by=cause.as_json())
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _is_over(row: HandoffRow, job: JobRow, new: Copy) -> bool:
+    """Whether an aborted attempt is reported broken although the job has left the world that it would end."""
+    return (
+        row.state == HandoffState.ABORTED and new.state is HandoffState.BROKEN and row.parent != job.active_generation
+    )
+
+
+def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
+    """What ended an attempt, by the reason of its lead and by what the agents of its nodes report of their ranks."""
+    if mirror.superseded:
+        return None
+    worlds = [roster for roster in (mirror.source, mirror.target) if roster is not None]
+    nodes = session.scalars(
+        select(NodeRow).where(NodeRow.node_id.in_({node for roster in worlds for node in roster.node_ids()}))
+    )
+    ended = [
+        cause_of_rank(node.node_id, rank["rank"], rank["step"], (rank.get("reason") or {}).get("text", ""))
+        for node in nodes
+        for rank in node.ranks
+        if rank["job_id"] == mirror.job_id
+        and rank["generation"] in (mirror.parent, mirror.generation)
+        and rank["stage"] in (RankStage.FAILED, RankStage.BROKEN)
+    ]
+    reason = mirror.reason
+    told = cause_of_attempt(reason.text, reason.rank, None, store_node=mirror.store_node) if reason else None
+    return first_of((*ended, told))
 
 
 def _claim_number(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:
@@ -144,6 +190,7 @@ def _drop_unopened(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
         HandoffRow.job_id == job.job_id,
         HandoffRow.state == HandoffState.PROPOSED,
         HandoffRow.handoff_id != mirror.handoff_id,
+        HandoffRow.parent <= mirror.parent,
     )
     for row in session.scalars(statement):
         drop_handoff(row, f"the agents opened handoff {mirror.handoff_id} instead", now=now)
@@ -201,7 +248,8 @@ def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, *, no
     if refusal is not None:
         return refusal
     reason = mirror.reason.text if mirror.reason else f"handoff because of {mirror.cause}"
-    birth = Birth(mirror.handoff_id, SourceKind.HANDOFF, reason)
+    before = active_row(session, job)
+    birth = Birth(mirror.handoff_id, SourceKind.HANDOFF, reason, repeats_until=before.repeats_until if before else 0)
     row = add_generation(session, job, mirror.target, birth, parent=mirror.parent, now=now)
     row.store_node = mirror.store_node
     row.store_host = mirror.store.host if mirror.store else None
@@ -226,4 +274,4 @@ def _charge_pause(session: Session, row: HandoffRow, mirror: HandoffMirror, *, n
     for member in sorted(mirror.target.members, key=lambda item: (item.node_id, item.slot)):
         lease = leases[member.node_id]
         if lease is not None and member.slot < lease.slots:
-            charge_last_seconds(session, lease=lease, slot=member.slot, seconds=pause_s, cause=Cause.PAUSE)
+            charge_pause(session, lease=lease, slot=member.slot, seconds=pause_s, job_id=row.job_id)

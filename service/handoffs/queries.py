@@ -12,7 +12,8 @@ from liver_core.handoff import Decision, Rung
 from service.db.base import among
 from service.handoffs.rules import OPEN
 from service.handoffs.tables import HandoffRow
-from service.jobs.rules import OpenHandoff
+from service.jobs.causes import FirstCause
+from service.jobs.rules import Loss, OpenHandoff
 from service.jobs.tables import GenerationRow, JobRow
 
 LIST_MAX = 1_000
@@ -64,7 +65,7 @@ def last_ended(session: Session, job_id: str) -> HandoffRow | None:
     return session.scalars(statement).one_or_none()
 
 
-def broken_reasons(session: Session, job: JobRow) -> tuple[str, ...]:
+def broken_by(session: Session, job: JobRow) -> tuple[Loss, ...]:
     """Why the active world is lost, even if its ranks do not report it: a handoff from it broke after the boundary, or
     the start that should have made it broke or was aborted."""
     if job.active_generation is None:
@@ -80,7 +81,13 @@ def broken_reasons(session: Session, job: JobRow) -> tuple[str, ...]:
             ),
         )
     )
-    return tuple(f"handoff {row.handoff_id} is {row.state}: {row.reason or 'no reason given'}" for row in rows)
+    return tuple(
+        Loss(
+            f"handoff {row.handoff_id} is {row.state}: {row.reason or 'no reason given'}",
+            FirstCause.of(row.ended_by),
+        )
+        for row in rows
+    )
 
 
 def as_open(row: HandoffRow) -> OpenHandoff:

@@ -10,6 +10,7 @@ from agent.protocol.sync import HandoffMeasures
 from agent.protocol.values import HandoffCause, HandoffState
 from liver_core.handoff import Decision, Rung
 from service.handoffs.tables import HandoffRow
+from service.jobs.causes import FirstCause
 
 
 class HandoffOut(BaseModel):
@@ -37,6 +38,9 @@ class HandoffOut(BaseModel):
     superseded: bool
     reason: str
     reason_detail: dict[str, Any] | None
+    ended_by: FirstCause | None = Field(
+        description="The first cause of an attempt that failed; final once an agent named it."
+    )
     opened_at: datetime
     deadline_at: datetime | None
     changed_at: datetime
@@ -44,6 +48,8 @@ class HandoffOut(BaseModel):
     pause_s: float | None
     pause_steps: float | None
     lost_s: float | None
+    notice_to_decided_s: float | None
+    notice_to_first_order_s: float | None
     notice_to_safe_s: float | None
     notice_to_active_s: float | None
     bytes_planned: int | None
@@ -83,6 +89,7 @@ class HandoffOut(BaseModel):
             superseded=row.superseded,
             reason=row.reason,
             reason_detail=row.reason_detail,
+            ended_by=FirstCause.of(row.ended_by),
             opened_at=row.opened_at,
             deadline_at=row.deadline_at,
             changed_at=row.changed_at,

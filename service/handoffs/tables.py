@@ -12,7 +12,8 @@ from service.db.base import Base, Json, JsonList, one_of
 
 
 class HandoffRow(Base):
-    """`generation` is null until an agent has opened the handoff: only opening burns a number."""
+    """`generation` is null until an agent has opened the handoff: only opening burns a number. `ended_by`: the first
+    cause of an attempt that failed, final once an agent has named it."""
 
     __tablename__ = "handoffs"
     __table_args__ = (
@@ -54,6 +55,7 @@ class HandoffRow(Base):
     superseded: Mapped[bool] = mapped_column(default=False)
     reason: Mapped[str] = mapped_column(default="")
     reason_detail: Mapped[Json | None] = mapped_column(default=None)
+    ended_by: Mapped[Json | None] = mapped_column(default=None)
     opened_at: Mapped[datetime]
     deadline_at: Mapped[datetime | None] = mapped_column(default=None)
     changed_at: Mapped[datetime]

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from agent.protocol.process_end import ProcessEnd
+from service.jobs.causes import FirstCause, cause_of_rank, is_of_a_peer
+
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
-_OF_A_PEER = ("closed by peer", "reset by peer", "broken pipe", "timed out", "timeout")
-_REPORTED = "; it reported: "
 KINDS_MAX = 16
 TEXT_CHARS_MAX = 2_000
 
@@ -18,18 +19,28 @@ class RankError:
 
     shown: str
     text: str
+    node: str | None = None
+    rank: int | None = None
+    step: int | None = None
 
     @property
     def is_of_a_peer(self) -> bool:
         """Whether the rank only noticed that another one is gone."""
-        return any(sign in self.text.lower() for sign in _OF_A_PEER)
+        return is_of_a_peer(self.text)
+
+    @property
+    def cause(self) -> FirstCause:
+        """What this says of the first cause."""
+        return cause_of_rank(self.node, self.rank, self.step, self.text)
 
     def kind(self, nodes: tuple[str, ...]) -> str:
         """The error without what differs from one time to the next: process ids, ports, ranks, addresses.
 
         That a peer is gone is the same error on the same nodes only: otherwise a node may have been taken away.
         """
-        kind = _NUMBERS.sub("#", self.text.rpartition(_REPORTED)[2])[:TEXT_CHARS_MAX]
+        end = ProcessEnd.read(self.text)
+        error = end.reported if end is not None and end.reported else self.text
+        kind = _NUMBERS.sub("#", error)[:TEXT_CHARS_MAX]
         return f"{kind} on {', '.join(sorted(nodes))}" if self.is_of_a_peer else kind
 
 

@@ -103,7 +103,7 @@ def show(session: SessionOf, job_id: str) -> JobOut:
         standing_plans=row.standing_plans,
         layouts_by_count=row.layouts_by_count,
         open_handoff=str(handoff.handoff_id) if handoff else None,
-        checkpoint_asked=row.checkpoints_asked > row.checkpoints_answered,
+        checkpoint_asked=row.awaits_checkpoint,
     )
 
 

@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID, uuid4
 
@@ -17,6 +17,7 @@ from liver_core.handoff.generations import next_start
 from liver_core.layout import Roster, to_json
 from service.db.base import ORDERS_SEQUENCE
 from service.db.wake import job_topic, node_topic, notify
+from service.jobs.causes import FirstCause
 from service.jobs.rules import Checkpoint
 from service.jobs.tables import (
     ENDED,
@@ -49,6 +50,7 @@ class Birth:
     reason: str
     checkpoint: Checkpoint | None = None
     lost_steps: int = 0
+    repeats_until: int = 0
 
 
 def submit_job(session: Session, job_file: JobFile, *, now: datetime) -> JobRow:
@@ -92,7 +94,7 @@ def request_checkpoint(session: Session, job_id: str, *, now: datetime) -> JobRo
         raise conflict(f"job {job_id} has no place for checkpoints: its job file has no checkpoint.path")
     if job.state != JobState.RUNNING:
         raise conflict(f"job {job_id} is {job.state}: only a running job can write a checkpoint")
-    if job.checkpoints_asked == job.checkpoints_answered:
+    if not job.awaits_checkpoint:
         job.checkpoints_asked += 1
         touch(session, job, now=now)
     return job
@@ -151,6 +153,7 @@ def start_generation(session: Session, job: JobRow, target: Placement, birth: Bi
     """Begin a new start of the job: a world from initialisation or a checkpoint. Make it active."""
     number, parent = next_start(job.next_generation - 1), job.active_generation
     roster = Roster(job_id=job.job_id, generation=number, layout=target.layout, members=target.members)
+    birth = replace(birth, repeats_until=job.highest_step)
     row = add_generation(session, job, roster, birth, parent=parent, now=now)
     if not activate(session, job, expected=parent, generation=number):
         raise conflict(f"job {job.job_id}: generation {parent} is no longer active")
@@ -179,12 +182,23 @@ def add_generation(
         roster=to_json(roster),
         reason=birth.reason,
         lost_steps=birth.lost_steps,
+        repeats_until=birth.repeats_until,
         created_at=now,
     )
     burn(job, roster.generation)
+    job.error_at = None
     session.add(row)
     session.flush()
     return row
+
+
+def close_generation(session: Session, job: JobRow, cause: FirstCause | None) -> None:
+    """Store what ended the job's world. The first cause that is known stays."""
+    if cause is None or job.active_generation is None:
+        return
+    row = session.get_one(GenerationRow, (job.job_id, job.active_generation))
+    if row.ended_by is None:
+        row.ended_by = cause.as_json()
 
 
 def burn(job: JobRow, generation: int) -> None:

@@ -35,10 +35,12 @@ from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import as_fact, open_notices
 from service.notices.tables import NoticeRow
 from service.planner.decision import decide
-from service.planner.inputs import LayoutUse, PlanInputs, PlanNode, World
+from service.planner.inputs import LayoutUse, OtherNodes, PlanInputs, PlanNode, World
 
 LIST_MAX = 1_000
 HISTORY_MAX = 64
+OVERDUE_S = 3.0
+"""A node that has not reported for so long may be gone: agents report every second or two."""
 NODES_CONSIDERED_MAX = 10_000
 STEPS_FOR_MEDIAN = 500
 STEPS_FOR_PACE = 25
@@ -95,7 +97,7 @@ def newest_checkpoint(session: Session, job: JobRow) -> Checkpoint | None:
     )
     row = session.scalars(statement).one_or_none()
     if row is not None:
-        return Checkpoint(row.path, row.step)
+        return Checkpoint(row.path, row.step, row.finished_at)
     start_from = job_file_of(job).start_from
     return Checkpoint(start_from, step_of(start_from)) if start_from is not None else None
 
@@ -164,6 +166,12 @@ def situation(session: Session, job: JobRow, *, now: datetime) -> Situation:
     )
     handoff = handoffs.open_handoff(session, job.job_id)
     restart = _restarting(inputs, nodes, barred)
+    if len(restart.nodes) <= spec.nodes.min:
+        # A reason for having too few nodes says where the others are.
+        taken = _taken(session, job, spec)
+        inputs, restart = (
+            replace(item, others=_others(item, nodes, going | barred, taken)) for item in (inputs, restart)
+        )
     view = _view(session, job, inputs, restart, nodes=nodes, noticed=noticed, row=row, handoff=handoff, now=now)
     return Situation(view, inputs, handoff.handoff_id if handoff else None)
 
@@ -201,8 +209,10 @@ def _view(
         silent=by_state[NodeState.SILENT],
         gone=by_state[NodeState.GONE],
         absent=_absent(session, handoff),
-        broken=handoffs.broken_reasons(session, job),
+        unheard=tuple(node.node_id for node in nodes if node.state == NodeState.READY and _is_overdue(node, now)),
+        broken=handoffs.broken_by(session, job),
         errors=_errors(nodes, job),
+        error_at=job.error_at,
         crashes=Crashes.of(job.crashes),
         ranks_left=_ranks_left(session, job),
         ahead=_ahead(nodes, job),
@@ -212,6 +222,7 @@ def _view(
         checkpoint=newest_checkpoint(session, job),
         failed_starts=job.failed_starts,
         saves_at_end=job_file_of(job).checkpoint is not None,
+        saves_soon=job.awaits_checkpoint,
     )
 
 
@@ -231,6 +242,30 @@ def _restarting(inputs: PlanInputs, nodes: Sequence[NodeRow], barred: set[str]) 
     Every rank is a new one then, so that no `barred` node gets any."""
     ready = {node.node_id for node in nodes if node.state == NodeState.READY} - barred
     return replace(inputs, world=None, nodes=tuple(node for node in inputs.nodes if node.node_id in ready))
+
+
+def _taken(session: Session, job: JobRow, spec: JobFile) -> int:
+    """How many ready nodes of the job's pools work for other jobs."""
+    statement = (
+        select(func.count())
+        .select_from(NodeRow)
+        .join(JobMemberRow, JobMemberRow.node_id == NodeRow.node_id)
+        .where(JobMemberRow.job_id != job.job_id, JobMemberRow.role != MemberRole.SPARE)
+        .where(NodeRow.state == NodeState.READY)
+    )
+    return session.scalars(statement.where(NodeRow.pool.in_(spec.pools)) if spec.pools else statement).one()
+
+
+def _others(inputs: PlanInputs, nodes: Sequence[NodeRow], going: set[str], taken: int) -> OtherNodes:
+    used = {node.node_id for node in inputs.nodes}
+    rest = [node for node in nodes if node.node_id not in used]
+    leaving = sum(node.node_id in going for node in rest)
+    silent = sum(node.state != NodeState.READY for node in rest if node.node_id not in going)
+    return OtherNodes(taken, leaving, silent, other_pool=len(rest) - leaving - silent)
+
+
+def _is_overdue(node: NodeRow, now: datetime) -> bool:
+    return (now - node.last_seen_at).total_seconds() > OVERDUE_S
 
 
 def _absent(session: Session, handoff: HandoffRow | None) -> tuple[str, ...]:
@@ -266,7 +301,11 @@ def _errors(nodes: Sequence[NodeRow], job: JobRow) -> tuple[RankError, ...]:
     failed = (RankStage.BROKEN, RankStage.FAILED)
     return tuple(
         RankError(
-            f"rank {rank['rank']} on node {node.node_id} is {rank['stage']}" + (f": {text}" if text else ""), text
+            f"rank {rank['rank']} on node {node.node_id} is {rank['stage']}" + (f": {text}" if text else ""),
+            text,
+            node=node.node_id,
+            rank=rank["rank"],
+            step=rank["step"],
         )
         for node in nodes
         for rank in node.ranks

@@ -6,10 +6,12 @@ from enum import StrEnum
 from uuid import UUID
 
 from agent.protocol.values import HandoffState, Placement
+from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, first_of
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.tables import JobState, SourceKind
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
 
+AWAIT_CAUSE_S = 0.3
 STEPPING_S = 5.0
 """A step this recent shows that every rank of the job lives."""
 
@@ -27,6 +29,7 @@ class JobLimits:
     checkpoint_within_s: float = 120.0
     stall_after_s: float = 20.0
     stall_steps: int = 5
+    first_cause_within_s: float = FIRST_CAUSE_WITHIN_S
     starts_max: int = 3
     crashes_max: int = 3
 
@@ -58,10 +61,19 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The newest complete checkpoint."""
+    """The newest complete checkpoint. `finished_at`: None for one of another job."""
 
     path: str
     step: int
+    finished_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Why the live world cannot continue, in words and typed."""
+
+    reason: str
+    cause: FirstCause | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +81,12 @@ class JobView:
     """Everything the rule needs. `decision`: the planner's decision for the nodes that stay, starting from the present
     world; `restart`: its decision without that world.
 
-    `gone`, `silent`: members in that state; `absent`: targets of the open handoff in either state; `broken`: reasons of
-    handoffs that failed; `errors`: those of ranks; `crashes`: what ended the job before; `ranks_left`:
-    rank processes of this job that living agents still report; `ahead`: a generation in which ranks already train, but
-    whose handoff no agent has reported yet; `step_s`: seconds of a usual step, 0 if not known; `saves_at_end`: ranks
-    that end write a checkpoint first.
+    `gone`, `silent`: members in that state; `absent`: targets of the open handoff in either state; `unheard`: ready
+    nodes whose report is overdue; `broken`: handoffs that failed; `errors`: those of ranks, the first reported at
+    `error_at`; `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living agents still
+    report; `ahead`: a generation in which ranks already train, but whose handoff no agent has reported yet; `step_s`:
+    seconds of a usual step, 0 if not known; `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one
+    has been asked for.
     """
 
     state: JobState
@@ -90,8 +103,10 @@ class JobView:
     silent: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
-    broken: tuple[str, ...] = ()
+    unheard: tuple[str, ...] = ()
+    broken: tuple[Loss, ...] = ()
     errors: tuple[RankError, ...] = ()
+    error_at: datetime | None = None
     crashes: Crashes = field(default_factory=Crashes)
     ranks_left: int = 0
     ahead: int | None = None
@@ -102,6 +117,7 @@ class JobView:
     failed_starts: int = 0
     finished: str | None = None
     saves_at_end: bool = False
+    saves_soon: bool = False
 
 
 class Do(StrEnum):
@@ -117,8 +133,9 @@ class Do(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What to do and why. `look_again_s`: time after which the same facts may lead to another action. `crashes`: to be
-    remembered."""
+    """What to do and why. `look_again_s`: time after which the same facts may lead to another action. `save`: ranks are
+    asked for a checkpoint, since the rest may fail. `crashes`: to be remembered. `cause`: what ended the world that the
+    job has had."""
 
     do: Do
     reason: str
@@ -129,7 +146,9 @@ class Action:
     leaving: tuple[Leaving, ...] = ()
     look_again_s: float | None = None
     failed_start: bool = False
+    save: bool = False
     crashes: Crashes | None = None
+    cause: FirstCause | None = None
 
 
 def next_action(view: JobView, limits: JobLimits) -> Action:
@@ -160,6 +179,8 @@ def _keep_running(view: JobView, limits: JobLimits) -> Action:
         return Action(Do.NOTHING, f"generation {view.ahead} trains, its handoff is not reported yet", look_again_s=1.0)
     loss = _why_lost(view, limits)
     if loss is not None:
+        if view.errors and _may_know_more(view, limits):
+            return Action(Do.NOTHING, f"{loss.reason}; its agents will say what failed", look_again_s=AWAIT_CAUSE_S)
         return _fall_back(view, limits, loss)
     if view.handoff is not None:
         return _watch_handoff(view, view.handoff, limits)
@@ -172,11 +193,18 @@ def _keep_running(view: JobView, limits: JobLimits) -> Action:
     return replace(action, look_again_s=1.0) if watched else action
 
 
-def _why_lost(view: JobView, limits: JobLimits) -> str | None:
+def _may_know_more(view: JobView, limits: JobLimits) -> bool:
+    """Whether ranks only miss a peer so far, so that the agent of the one that failed is about to report it."""
+    age_s = (view.now - view.error_at).total_seconds() if view.error_at else limits.first_cause_within_s
+    return all(error.cause.is_felt for error in view.errors) and age_s < limits.first_cause_within_s
+
+
+def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
     """Why the live world cannot continue; None if it can, or if the agents may still save it."""
     if view.errors:
         # A rank that only misses its peers knows less than the one that failed, or its agent.
-        return min(view.errors, key=lambda error: error.is_of_a_peer).shown
+        known = first_of(error.cause for error in view.errors)
+        return Loss(next(error.shown for error in view.errors if error.cause == known), known)
     if view.broken:
         return view.broken[0]
     gone, silent = _needed(view, view.gone), _needed(view, view.silent)
@@ -185,12 +213,17 @@ def _why_lost(view: JobView, limits: JobLimits) -> str | None:
     # All ranks step together: while steps are made, the ranks of a node live, whatever became of its agent.
     steps = view.state is JobState.RUNNING and stalled_s <= max(STEPPING_S, limits.stall_steps * view.step_s)
     if gone and not steps:
-        return f"{', '.join(gone[:8])} disappeared without a handoff"
+        return Loss(f"{', '.join(gone[:8])} disappeared without a handoff", _of_node(gone[0], view))
     if silent and stalled_s > max(limits.stall_after_s, limits.stall_steps * view.step_s):
-        return f"{', '.join(silent[:8])} is silent and no step was made for {stalled_s:.0f} s"
+        text = f"{', '.join(silent[:8])} is silent and no step was made for {stalled_s:.0f} s"
+        return Loss(text, _of_node(silent[0], view))
     if view.state is JobState.STARTING and stalled_s > limits.start_within_s:
-        return f"the start made no step within {limits.start_within_s:.0f} s"
+        return Loss(f"the start made no step within {limits.start_within_s:.0f} s", FirstCause(FailedPart.START))
     return None
+
+
+def _of_node(node: str, view: JobView) -> FirstCause:
+    return FirstCause(FailedPart.NODE, node, step=view.last_step)
 
 
 def _needed(view: JobView, nodes: tuple[str, ...]) -> tuple[str, ...]:
@@ -200,8 +233,12 @@ def _needed(view: JobView, nodes: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(node for node in nodes if node in view.handoff.target_nodes)
 
 
-def _fall_back(view: JobView, limits: JobLimits, loss: str) -> Action:
+def _fall_back(view: JobView, limits: JobLimits, lost: Loss) -> Action:
     """The checkpoint rung: start a generation from the last checkpoint; else suspend the job, or fail it."""
+    return replace(_start_again(view, limits, lost.reason), cause=lost.cause)
+
+
+def _start_again(view: JobView, limits: JobLimits, loss: str) -> Action:
     failed_start = view.state is JobState.STARTING
     if failed_start and view.failed_starts + 1 >= limits.starts_max:
         reason = f"{limits.starts_max} starts in a row failed; the last one: {loss}"
@@ -214,6 +251,9 @@ def _fall_back(view: JobView, limits: JobLimits, loss: str) -> Action:
         return Action(Do.SETTLE, reason, state=JobState.FAILED, crashes=crashes)
     if view.restart.target is None:
         return Action(Do.SUSPEND, f"{loss}; {view.restart.reason}", crashes=crashes)
+    if unheard := [node for node in view.restart.target.node_ids() if node in view.unheard]:
+        # One of them may be what was lost. It reports, or counts as silent and is left out, within seconds.
+        return Action(Do.NOTHING, f"{loss}; a restart waits for news from {', '.join(unheard[:8])}", look_again_s=0.5)
     checkpoint = view.checkpoint
     source = f"checkpoint of step {checkpoint.step}" if checkpoint else "its beginning (there is no checkpoint)"
     lost = _lost_steps(view)
@@ -247,16 +287,21 @@ def _watch_handoff(view: JobView, handoff: OpenHandoff, limits: JobLimits) -> Ac
 
 
 def _answer_notices(view: JobView, limits: JobLimits) -> Action:
-    """Members will go and no handoff is open: propose one for all of them, after the agents had time to open one."""
+    """Members will go and no handoff is open: propose one for all of them, after the agents had time to open one. They
+    could not or would not, so a checkpoint is written too: if nothing comes of the proposal, little is lost."""
     noticed_at = max(item.noticed_at for item in view.leaving)
     # The agents' own handoff may have just been aborted as superseded; they get the same time to open the next.
     since = max(noticed_at, view.last_handoff_at) if view.last_handoff_at else noticed_at
     waited_s = (view.now - since).total_seconds()
-    if waited_s < limits.propose_after_s:
+    # Where nothing fits the agents cannot act either: their plans come from here. A silent node may come back.
+    hopeless = view.decision.target is None and not view.silent
+    if waited_s < limits.propose_after_s and not hopeless:
         return Action(Do.NOTHING, "the agents act on the notice", look_again_s=limits.propose_after_s - waited_s)
     if view.decision.target is None:
         return Action(Do.SUSPEND, f"{', '.join(i.node_id for i in view.leaving[:8])} will go; {view.decision.reason}")
-    return Action(Do.PROPOSE, view.decision.reason, target=view.decision.target, leaving=view.leaving)
+    saved_at = view.checkpoint.finished_at if view.checkpoint else None
+    save = view.saves_at_end and not view.saves_soon and (saved_at is None or saved_at < noticed_at)
+    return Action(Do.PROPOSE, view.decision.reason, target=view.decision.target, leaving=view.leaving, save=save)
 
 
 def _grow_or_stay(view: JobView, limits: JobLimits) -> Action:
@@ -274,7 +319,8 @@ def _start_if_possible(view: JobView) -> Action:
         return Action(Do.NOTHING, f"waiting: {view.restart.reason}")
     # A job that has run before continues from its checkpoint; without one it starts over.
     lost = _lost_steps(view)
-    source = f"from checkpoint of step {view.checkpoint.step}, {lost} steps lost; " if view.checkpoint else ""
+    source = f"from checkpoint of step {view.checkpoint.step}" if view.checkpoint else "from its beginning"
+    source = f"{source}, {lost} steps lost; " if view.checkpoint or lost else ""
     return Action(
         Do.START,
         source + view.restart.reason,

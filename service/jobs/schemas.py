@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.protocol.jobfile import JobFile
+from service.jobs.causes import FirstCause
 from service.jobs.tables import CheckpointRow, GenerationRow, JobRow, JobState, JobStepRow, RankLogRow, SourceKind
 
 
@@ -24,6 +25,7 @@ class GenerationOut(BaseModel):
     lost_steps: int
     created_at: datetime
     first_step_at: datetime | None
+    ended_by: FirstCause | None = Field(description="The first cause of its end; null while it lives.")
 
     @classmethod
     def of(cls, row: GenerationRow) -> "GenerationOut":
@@ -42,6 +44,7 @@ class GenerationOut(BaseModel):
             lost_steps=row.lost_steps,
             created_at=row.created_at,
             first_step_at=row.first_step_at,
+            ended_by=FirstCause.of(row.ended_by),
         )
 
 

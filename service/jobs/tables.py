@@ -72,6 +72,7 @@ class JobRow(Claimed, Base):
     last_step_at: Mapped[datetime | None] = mapped_column(default=None)
     highest_step: Mapped[int] = mapped_column(default=0)
     lost_steps: Mapped[int] = mapped_column(default=0)
+    error_at: Mapped[datetime | None] = mapped_column(default=None)
     checkpoints_asked: Mapped[int] = mapped_column(default=0)
     checkpoints_answered: Mapped[int] = mapped_column(default=0)
     standing_plans: Mapped[JsonList] = mapped_column(default=list)
@@ -82,9 +83,17 @@ class JobRow(Claimed, Base):
     state_changed_at: Mapped[datetime]
     due_at: Mapped[datetime | None] = mapped_column(default=None)
 
+    @property
+    def awaits_checkpoint(self) -> bool:
+        """Whether a checkpoint that was asked for is not complete yet."""
+        return self.checkpoints_asked > self.checkpoints_answered
+
 
 class GenerationRow(Base):
-    """One generation of one job: a number used once. `origin_id` names the handoff or the start that made it."""
+    """One generation of one job: a number used once. `origin_id` names the handoff or the start that made it.
+    `repeats_until`: the highest step of the job when it was started again; up to it, steps are made once more.
+    `ended_by`: the first cause of its end, final once an agent has named it; null while it lives and where nothing
+    failed."""
 
     __tablename__ = "job_generations"
     __table_args__ = (
@@ -105,11 +114,13 @@ class GenerationRow(Base):
     roster: Mapped[Json]
     reason: Mapped[str]
     lost_steps: Mapped[int] = mapped_column(default=0)
+    repeats_until: Mapped[int] = mapped_column(default=0)
     store_node: Mapped[str | None] = mapped_column(default=None)
     store_host: Mapped[str | None] = mapped_column(default=None)
     store_port: Mapped[int | None] = mapped_column(default=None)
     created_at: Mapped[datetime]
     first_step_at: Mapped[datetime | None] = mapped_column(default=None)
+    ended_by: Mapped[Json | None] = mapped_column(default=None)
 
 
 class MemberRole(StrEnum):

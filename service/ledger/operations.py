@@ -34,6 +34,14 @@ _GROW = text(
     RETURNING ledger.slot
     """
 )
+_BEFORE = select(IntervalRow).where(
+    IntervalRow.lease_id == bindparam("lease_id"),
+    IntervalRow.slot == bindparam("slot"),
+    IntervalRow.ends_at == bindparam("ends_at"),
+)
+_WORKED = (Cause.PRODUCTIVE, Cause.RECOMPUTE, Cause.BOOTSTRAP)
+INTERVALS_BACK_MAX = 64
+"""How far back a pause is looked for: intervals of one slot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,34 +92,45 @@ def account(session: Session, *, lease: LeaseRow, slot: int, until: datetime, sp
     session.flush()
 
 
-def charge_last_seconds(session: Session, *, lease: LeaseRow, slot: int, seconds: float, cause: Cause) -> bool:
-    """Give the last `seconds` of a slot's productive time another cause; False if its last interval is not productive.
+def charge_pause(session: Session, *, lease: LeaseRow, slot: int, seconds: float, job_id: str) -> float:
+    """Give the last `seconds` that a slot worked for the job to the pause of a handoff; returns how many it found.
 
-    Used for a handoff's measured pause: its length is exact, its position is the time at which it was reported.
+    The length is exact. The position is the time at which it was reported: a newcomer's pause comes from its start, and
+    where intervals are shorter than the pause, several of them give it.
     """
-    tail = _tail(session, lease_id=lease.lease_id, slot=slot)
-    if tail is None or tail.cause != Cause.PRODUCTIVE or seconds <= 0:
-        return False
-    ends_at, cut = tail.ends_at, tail.ends_at - timedelta(seconds=seconds)
-    if cut <= tail.starts_at:
-        tail.cause = cause
-        return True
-    tail.ends_at = cut
-    session.flush()
-    session.add(
-        IntervalRow(
-            lease_id=lease.lease_id,
-            slot=slot,
-            follows=cut,
-            starts_at=cut,
-            ends_at=ends_at,
-            cause=cause,
-            job_id=tail.job_id,
-            generation=tail.generation,
+    left = timedelta(seconds=seconds)
+    row = _tail(session, lease_id=lease.lease_id, slot=slot)
+    for _ in range(INTERVALS_BACK_MAX):
+        if row is None or row.job_id != job_id or row.cause not in (*_WORKED, Cause.PAUSE) or not left:
+            break
+        if row.cause != Cause.PAUSE:
+            left -= _pause_end_of(session, row, left)
+        row = session.scalars(_BEFORE, {"lease_id": row.lease_id, "slot": slot, "ends_at": row.follows}).one_or_none()
+    return seconds - left.total_seconds()
+
+
+def _pause_end_of(session: Session, row: IntervalRow, most: timedelta) -> timedelta:
+    """Make up to `most` of the end of an interval a pause, and return how much. What is left of it becomes an interval
+    before, so that the one which follows is not touched."""
+    length = row.ends_at - row.starts_at
+    if length > most:
+        cut = row.ends_at - most
+        rest = IntervalRow(
+            lease_id=row.lease_id,
+            slot=row.slot,
+            follows=row.follows,
+            starts_at=row.starts_at,
+            ends_at=cut,
+            cause=row.cause,
+            job_id=row.job_id,
+            generation=row.generation,
         )
-    )
+        row.starts_at = row.follows = cut
+        session.flush()
+        session.add(rest)
+    row.cause = Cause.PAUSE
     session.flush()
-    return True
+    return min(length, most)
 
 
 def _tail(session: Session, *, lease_id: int, slot: int) -> IntervalRow | None:

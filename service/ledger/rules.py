@@ -11,14 +11,15 @@ LOST = (RankStage.BROKEN, RankStage.FAILED)
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """What a report contains about one slot. `stage` is None if no rank runs on it."""
+    """What a report contains about one slot. `stage` is None if no rank runs on it. `repeats_until`: the step that the
+    job had reached before its generation began; that other ranks are a step further repeats nothing."""
 
     stage: RankStage | None
     generation: int | None
     active_generation: int | None
     from_checkpoint: bool = False
     step: int = 0
-    highest_step: int = 0
+    repeats_until: int = 0
 
 
 def cause_of(slot: SlotFacts) -> Cause:
@@ -35,4 +36,4 @@ def cause_of(slot: SlotFacts) -> Cause:
         return Cause.FALLBACK_RESTART if slot.from_checkpoint else Cause.BOOTSTRAP
     if slot.generation != slot.active_generation:
         return Cause.BOOTSTRAP
-    return Cause.RECOMPUTE if slot.step < slot.highest_step else Cause.PRODUCTIVE
+    return Cause.RECOMPUTE if slot.step < slot.repeats_until else Cause.PRODUCTIVE

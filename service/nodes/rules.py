@@ -1,22 +1,35 @@
 """When a node that sends no reports counts as silent, then as gone, and which node gets no rank. Pure."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from agent.protocol.sync import NoticeKind
 from service.nodes.tables import NodeState
 from service.notices.rules import takes_node
 
+DEAF_MOST_S = 120.0
+"""When all nodes fall silent together, this service is probably cut off. After so long they count as lost."""
+
+
+def heard_until(newest_at: datetime | None, *, nodes: int, now: datetime, silent_after_s: float) -> datetime:
+    """Until when this service heard anybody, by the newest report of any of `nodes`: now, unless all are silent.
+
+    A job must not be suspended, with steps lost, because the service's own network fails. One node alone tells nothing.
+    """
+    if newest_at is None or nodes < 2 or (now - newest_at).total_seconds() > DEAF_MOST_S:
+        return now
+    return min(now, newest_at + timedelta(seconds=silent_after_s / 2))
+
 
 def state_of(
-    *, last_seen_at: datetime, listening_since: datetime, now: datetime, silent_after_s: float, gone_after_s: float
+    *, last_seen_at: datetime, listening_since: datetime, until: datetime, silent_after_s: float, gone_after_s: float
 ) -> NodeState:
-    """The state of a node by the time since its last report.
+    """The state of a node by the time between its last report and `until`, when the service last heard anybody.
 
     Time in which this service was not listening does not count: after an hour of downtime it must not mark every node
     gone before the nodes had time to report.
     """
-    silence_s = (now - max(last_seen_at, listening_since)).total_seconds()
+    silence_s = (until - max(last_seen_at, listening_since)).total_seconds()
     if silence_s >= gone_after_s:
         return NodeState.GONE
     return NodeState.SILENT if silence_s >= silent_after_s else NodeState.READY

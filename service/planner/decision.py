@@ -5,6 +5,7 @@ from dataclasses import replace
 from agent.protocol.sync import LayoutForCount, StandingPlan
 from agent.protocol.values import Placement
 from liver_core.layout import Member, ParallelLayout
+from liver_core.reshard import seat
 from service.planner.feasibility import candidates
 from service.planner.inputs import LayoutUse, PlanInputs, PlannerDecision, PlannerVerdict, PlanNode
 from service.planner.score import Score, score
@@ -65,23 +66,28 @@ def standing_plans(inputs: PlanInputs) -> tuple[StandingPlan, ...]:
 
 
 def layouts_by_count(inputs: PlanInputs) -> tuple[LayoutForCount, ...]:
-    """The layout for every number of nodes the job allows, with as many slots each as the smallest node has."""
+    """The layout for every number of nodes the job allows: one that fits whichever so many nodes are left; where none
+    does, one that fits the largest of them."""
     job = inputs.job
-    slots = min((node.slots for node in inputs.nodes), default=1)
-    most = min(job.nodes.max, max(len(inputs.nodes), job.nodes.min))
-    choices = []
-    for count in range(job.nodes.min, most + 1):
-        alone = tuple(PlanNode(f"any-{index}", slots) for index in range(count))
+    sizes = sorted(node.slots for node in inputs.nodes) or [1]
+    sizes = [sizes[0]] * (job.nodes.min - len(sizes)) + sizes
+    counts = range(job.nodes.min, min(job.nodes.max, len(sizes)) + 1)
+    return tuple(_layout_for_count(inputs, sizes, count) for count in counts)
+
+
+def _layout_for_count(inputs: PlanInputs, sizes: list[int], count: int) -> LayoutForCount:
+    pinned = bool(inputs.job.layouts.pinned)
+    for slots, which in ((sizes[:count], ""), (sizes[-count:], f" on nodes with {sum(sizes[-count:])} slots")):
+        alone = tuple(PlanNode(f"any-{index}", size) for index, size in enumerate(slots))
         best = _best(replace(inputs, nodes=alone, world=None))
-        fitting = best is not None and (not job.layouts.pinned or len(best[1]) == count)
-        reason = f"{best[0]}, {_seconds(best[2])} per step" if best and fitting else f"no layout fits {count} nodes"
-        choices.append(LayoutForCount(nodes=count, layout=best[0] if best and fitting else None, reason=reason))
-    return tuple(choices)
+        if best is not None and (not pinned or len(best[1]) == count):
+            return LayoutForCount(nodes=count, layout=best[0], reason=f"{best[0]}{which}, {_seconds(best[2])} per step")
+    return LayoutForCount(nodes=count, layout=None, reason=f"no layout fits {count} nodes")
 
 
 def place(layout: ParallelLayout, nodes: tuple[PlanNode, ...], inputs: PlanInputs) -> tuple[Member, ...]:
     """The member of each rank: survivors first and in their old rank order, so that most state is already in place;
-    then other slots in the order of the nodes."""
+    then other slots in the order of the nodes. But a TP group lies on one node wherever one can hold it."""
     chosen = {node.node_id for node in nodes}
     slots = {node.node_id: node.slots for node in nodes}
     kept = [member for member in (inputs.world.members if inputs.world else ()) if member.node_id in chosen]
@@ -93,7 +99,7 @@ def place(layout: ParallelLayout, nodes: tuple[PlanNode, ...], inputs: PlanInput
         for member in (Member(node_id=node.node_id, slot=slot) for slot in range(node.slots))
         if member not in taken
     ]
-    return tuple((kept + free)[: layout.world_size])
+    return seat(layout, kept, free)
 
 
 def _best(inputs: PlanInputs) -> tuple[ParallelLayout, tuple[PlanNode, ...], Score] | None:
@@ -137,12 +143,13 @@ def _nodes_used(layout: ParallelLayout, nodes: tuple[PlanNode, ...]) -> int:
 
 
 def _why_nothing(inputs: PlanInputs) -> str:
-    job = inputs.job
+    job, others = inputs.job, f" ({inputs.others})" if str(inputs.others) else ""
     if len(inputs.nodes) < job.nodes.min:
-        return f"{len(inputs.nodes)} nodes are ready, the job needs at least nodes.min {job.nodes.min}"
+        ready = len(inputs.nodes) + inputs.others.taken
+        return f"{ready} nodes are ready{others}, the job needs at least nodes.min {job.nodes.min}"
     rules = "pinned" if job.layouts.pinned else "allowed" if job.layouts.allowed else "possible"
     slots = sum(node.slots for node in inputs.nodes)
-    return f"no {rules} layout fits {len(inputs.nodes)} nodes with {slots} slots"
+    return f"no {rules} layout fits {len(inputs.nodes)} nodes with {slots} slots{others}"
 
 
 def _seconds(value: Score) -> str:

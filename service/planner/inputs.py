@@ -19,6 +19,25 @@ class PlanNode:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherNodes:
+    """How many nodes the job cannot use, and why. They change no decision; reasons name them."""
+
+    taken: int = 0
+    leaving: int = 0
+    silent: int = 0
+    other_pool: int = 0
+
+    def __str__(self) -> str:
+        counts = (
+            (self.taken, "taken by other jobs"),
+            (self.leaving, "announced to go"),
+            (self.silent, "silent"),
+            (self.other_pool, "in other pools"),
+        )
+        return ", ".join(f"{count} {why}" for count, why in counts if count)
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """What the job runs on now."""
 
@@ -41,13 +60,15 @@ class LayoutUse:
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """Everything a decision depends on. `step_seconds`: median measured step time by layout, `history` oldest first."""
+    """Everything a decision depends on. `step_seconds`: median measured step time by layout, `history` oldest first.
+    `others` is for the reason only and not part of the digest."""
 
     job: JobFile
     nodes: tuple[PlanNode, ...]
     world: World | None = None
     step_seconds: tuple[tuple[str, float], ...] = ()
     history: tuple[LayoutUse, ...] = field(default=())
+    others: OtherNodes = field(default=OtherNodes())
 
     def digest(self) -> str:
         """Same inputs, same digest, in every process."""

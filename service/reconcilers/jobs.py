@@ -10,10 +10,11 @@ from sqlalchemy.orm import Session
 
 from service.context import Context
 from service.db.claims import claim_due, take_back
+from service.db.outage import is_outage
 from service.handoffs.operations import drop_handoff, propose_handoff
 from service.handoffs.queries import open_handoff
 from service.jobs.membership import refresh_members
-from service.jobs.operations import new_birth, set_state, start_generation, touch
+from service.jobs.operations import close_generation, new_birth, set_state, start_generation, touch
 from service.jobs.queries import Situation, situation
 from service.jobs.rules import Action, Do, JobLimits, next_action
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
@@ -71,7 +72,9 @@ def tick(context: Context) -> int:
         except NodesTakenError as error:
             _log.info("job %s: %s, retry in %.0f s", claim.job_id, error, AFTER_ERROR_S)
             _retry_later(context, claim)
-        except Exception:
+        except Exception as error:
+            if is_outage(error):
+                raise
             # An error in one job must not stop the others.
             _log.exception("job %s: reconciling failed, retry in %.0f s", claim.job_id, AFTER_ERROR_S)
             _retry_later(context, claim)
@@ -111,6 +114,7 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
     """Apply one action in the caller's transaction."""
     if action.do is not Do.NOTHING:
         _log.info("job %s: %s: %s", job.job_id, action.do, action.reason)
+        close_generation(session, job, action.cause)
     match action.do:
         case Do.NOTHING:
             if job.state in (JobState.PENDING, JobState.SUSPENDED) and job.reason != action.reason:
@@ -133,6 +137,7 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
                 _drop_open(session, job, action.reason, now=now)
             set_state(job, action.state, action.reason, now=now)
     job.failed_starts += action.failed_start
+    job.checkpoints_asked += action.save
     if action.crashes is not None:
         job.crashes = action.crashes.as_json()
     refresh_members(session, job)

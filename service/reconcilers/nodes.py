@@ -3,14 +3,14 @@
 import logging
 from datetime import datetime, timedelta
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.context import Context
 from service.jobs.operations import lock_job, touch
 from service.jobs.tables import ENDED, JobMemberRow
 from service.nodes.operations import mark_gone
-from service.nodes.rules import state_of
+from service.nodes.rules import DEAF_MOST_S, heard_until, state_of
 from service.nodes.tables import NodeRow, NodeState
 
 BATCH = 256
@@ -25,6 +25,7 @@ class NodeWatch:
         self._context = context
         self._listening_since = context.clock()
         self._last_tick = self._listening_since
+        self._is_deaf = False
 
     def tick(self) -> int:
         """Check every node that has not reported for a while. Returns how many changed."""
@@ -35,6 +36,10 @@ class NodeWatch:
         self._last_tick = now
         changed = 0
         with self._context.sessions.begin() as session:
+            living = select(func.max(NodeRow.last_seen_at), func.count()).where(NodeRow.state != NodeState.GONE)
+            newest_at, nodes = session.execute(living).one()
+            until = heard_until(newest_at, nodes=nodes, now=now, silent_after_s=settings.silent_after_s)
+            self._say_deaf(until < now)
             horizon = now - timedelta(seconds=settings.silent_after_s)
             statement = (
                 select(NodeRow)
@@ -48,7 +53,7 @@ class NodeWatch:
                 state = state_of(
                     last_seen_at=node.last_seen_at,
                     listening_since=self._listening_since,
-                    now=now,
+                    until=until,
                     silent_after_s=settings.silent_after_s,
                     gone_after_s=settings.gone_after_s,
                 )
@@ -62,6 +67,13 @@ class NodeWatch:
                 if job.state not in ENDED:
                     touch(session, job, now=now)
         return changed
+
+    def _say_deaf(self, is_deaf: bool) -> None:
+        if is_deaf and not self._is_deaf:
+            _log.warning(
+                "no node is heard any more: this service may be cut off; for %.0f s no node counts as lost", DEAF_MOST_S
+            )
+        self._is_deaf = is_deaf
 
     def _apply(self, session: Session, node: NodeRow, state: NodeState, now: datetime) -> set[str]:
         if state is NodeState.GONE:

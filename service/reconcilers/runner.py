@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 
 from service.context import Context
+from service.db.outage import is_outage
 from service.reconcilers import jobs, upkeep
 from service.reconcilers.nodes import NodeWatch
 
@@ -50,7 +51,11 @@ class Reconcilers:
         while not self._stop.is_set():
             try:
                 tick()
-            except Exception:
-                _log.exception("reconciler %s failed, retry in %.0f s", name, AFTER_ERROR_S)
+                self._context.database.outage.ends()
+            except Exception as error:
+                if is_outage(error):
+                    self._context.database.outage.begins(error)
+                else:
+                    _log.exception("reconciler %s failed, retry in %.0f s", name, AFTER_ERROR_S)
                 self._stop.wait(AFTER_ERROR_S)
             wait()

@@ -9,21 +9,32 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from operator import attrgetter
 
-from sqlalchemy import delete, select, text, update
+from sqlalchemy import bindparam, delete, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from agent.protocol.sync import NoticeFact, Refusal, StepRow, SyncReport
+from agent.protocol.sync import NoticeFact, Refusal, SyncReport
 from liver_core.handoff import RankStage
 from service.db.wake import RECONCILERS, job_topic, notify
-from service.handoffs.operations import mirror_handoff
+from service.handoffs.operations import mirror_handoff, name_cause
+from service.jobs.causes import FailedPart, FirstCause, cause_of_rank
 from service.jobs.membership import refresh_members
-from service.jobs.operations import burn, lock_job, set_state, touch
-from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobMemberRow, JobRow, JobState
+from service.jobs.operations import burn, close_generation, lock_job, set_state, touch
+from service.jobs.tables import (
+    ENDED,
+    CheckpointRow,
+    GenerationRow,
+    JobMemberRow,
+    JobRow,
+    JobState,
+    MemberRole,
+    SourceKind,
+)
 from service.leases.operations import ensure_lease
+from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow
 from service.ledger.operations import Spent, account_all
-from service.ledger.rules import SlotFacts, cause_of
+from service.ledger.rules import LOST, SlotFacts, cause_of
 from service.ledger.tables import Cause
 from service.nodes.operations import lock_node, store_node
 from service.nodes.tables import NodeRow
@@ -58,6 +69,7 @@ _ADD_ROWS = text(
         OR (steps.tokens IS NULL AND excluded.tokens IS NOT NULL)
     """
 )
+_NODES_OF_JOB = select(JobMemberRow.node_id).where(JobMemberRow.job_id == bindparam("job_id"))
 _STEP_COLUMNS = {
     name: name
     for name in ("job_id", "generation", "step", "seconds", "loss", "consumed_samples", "sample_digest", "tokens")
@@ -133,6 +145,7 @@ def apply_report(session: Session, report: SyncReport, *, now: datetime) -> Inta
     _account(intake, lease)
     ranks_now = {_standing(rank.job_id, rank.rank, rank.stage) for rank in report.ranks}
     intake.due.update(job_id for job_id, _, _ in ranks_before ^ ranks_now)
+    _note_errors(intake, ranks_now - ranks_before)
     _wake(intake, all_jobs=is_changed)
     session.flush()
     return intake
@@ -155,12 +168,31 @@ def _lock_jobs(intake: Intake, notices: tuple[NoticeFact, ...]) -> None:
 
 def _store_notices(intake: Intake, lease: LeaseRow, notices: tuple[NoticeFact, ...]) -> None:
     for fact in notices:
-        if fact.node_id != intake.node.node_id:
-            intake.refuse("notices", fact.node_id, f"agent of {intake.node.node_id} may only report its own notices")
-            continue
-        if record_notice(intake.session, fact, lease_id=lease.lease_id, now=intake.now):
-            members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == intake.node.node_id)
+        found = lease if fact.node_id == intake.node.node_id else _lease_of_peer(intake, fact)
+        if found is not None and record_notice(intake.session, fact, lease_id=found.lease_id, now=intake.now):
+            members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == fact.node_id)
             intake.changed.update(job_id for job_id in intake.session.scalars(members) if job_id in intake.jobs)
+
+
+def _lease_of_peer(intake: Intake, fact: NoticeFact) -> LeaseRow | None:
+    """The lease of another node of a job of the reporting one: it passes on what that node's agent told it, in case
+    that agent was gone before the service heard of it. None, and the fact is refused, for any other node, and for a
+    withdrawal, which is the node's own to report. The job is locked, so that all who report this wait for each other.
+    """
+    session, own = intake.session, intake.node.node_id
+    jobs = select(JobMemberRow.job_id).where(
+        JobMemberRow.job_id.in_(intake.jobs), JobMemberRow.role != MemberRole.SPARE
+    )
+    shared = session.scalars(jobs.where(JobMemberRow.node_id == fact.node_id).limit(1)).one_or_none()
+    if shared is None or own not in session.scalars(_NODES_OF_JOB, {"job_id": shared}).all():
+        intake.refuse("notices", fact.node_id, f"agent of {own} may report notices of its own and its jobs' nodes only")
+    elif fact.withdrawn_utc is not None:
+        intake.refuse("notices", fact.node_id, f"a withdrawal is reported by {fact.node_id} itself")
+    else:
+        lease = open_lease(session, fact.node_id)
+        # One of the machine that had this name before does not count.
+        return lease if lease is not None and fact.first_seen_utc >= lease.started_at else None
+    return None
 
 
 def _store_handoffs(intake: Intake) -> None:
@@ -196,13 +228,12 @@ def _store_rows(intake: Intake) -> None:
         values |= {name: [getattr(chunk, part) for chunk in logs] for name, part in _LOG_COLUMNS.items()}
         values["log_text"] = [chunk.text.replace("\x00", "") for chunk in logs]
         intake.session.execute(_ADD_ROWS, values | {"now": intake.now})
-    last: dict[str, StepRow] = {}
+    last: dict[tuple[str, int], int] = {}
     for step in steps:
-        reached = last.setdefault(step.job_id, step)
-        if (step.generation, step.step) > (reached.generation, reached.step):
-            last[step.job_id] = step
-    for job_id, step in last.items():
-        _advance(intake, intake.jobs[job_id], generation=step.generation, step=step.step)
+        key = (step.job_id, step.generation)
+        last[key] = max(step.step, last.get(key, 0))
+    for (job_id, generation), number in sorted(last.items()):
+        _advance(intake, intake.jobs[job_id], generation=generation, step=number)
 
 
 def _store_progress(intake: Intake) -> None:
@@ -218,7 +249,10 @@ def _store_progress(intake: Intake) -> None:
 
 def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None:
     """Record that the job has made `step` in `generation`."""
-    if generation != job.active_generation or job.state in ENDED:
+    if generation != job.active_generation:
+        _count_lost(intake, job, generation=generation, step=step)
+        return
+    if job.state in ENDED:
         return
     row = intake.generation(job.job_id, generation)
     begun_at = (row.checkpoint_step or 0) if row is not None else 0
@@ -232,6 +266,26 @@ def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None
         set_state(job, JobState.RUNNING, f"training since step {step}; {job.reason}", now=intake.now)
         job.failed_starts = 0
         intake.changed.add(job.job_id)
+
+
+def _count_lost(intake: Intake, job: JobRow, *, generation: int, step: int) -> None:
+    """The report of this step was on its way when the service replaced its world by a start: the step is lost too."""
+    successor = intake.session.scalars(
+        select(GenerationRow).where(
+            GenerationRow.job_id == job.job_id,
+            GenerationRow.parent == generation,
+            GenerationRow.source_kind != SourceKind.HANDOFF,
+        )
+    ).one_or_none()
+    if successor is None:
+        return
+    more = step - (successor.checkpoint_step or 0) - successor.lost_steps
+    if more > 0:
+        successor.lost_steps += more
+        job.lost_steps += more
+        successor.repeats_until = max(successor.repeats_until, step)
+        job.highest_step = max(job.highest_step, step)
+        intake.watched.add(job.job_id)
 
 
 def _store_checkpoints(intake: Intake) -> None:
@@ -290,6 +344,8 @@ def _store_finished(intake: Intake) -> None:
             continue
         _advance(intake, job, generation=job.active_generation or 0, step=fact.step)
         if fact.failed is not None:
+            rank = fact.failed.rank
+            close_generation(intake.session, job, FirstCause(FailedPart.RANK, None, rank, step=fact.step))
             set_state(job, JobState.FAILED, fact.failed.text, now=intake.now)
         elif job.state == JobState.STOPPING:
             set_state(job, JobState.STOPPED, f"stopped on request at step {fact.step}", now=intake.now)
@@ -298,6 +354,19 @@ def _store_finished(intake: Intake) -> None:
         else:
             set_state(job, JobState.FINISHED, f"stop condition met at step {fact.step}", now=intake.now)
         intake.changed.add(job.job_id)
+
+
+def _note_errors(intake: Intake, news: set[tuple[str, int, str]]) -> None:
+    """When the first rank of a job's world failed; and how one ended, for an attempt that others say it ended."""
+    for rank in intake.report.ranks:
+        job = intake.jobs.get(rank.job_id)
+        if job is None or rank.stage not in LOST or _standing(rank.job_id, rank.rank, rank.stage) not in news:
+            continue
+        if job.error_at is None and rank.generation == job.active_generation:
+            job.error_at = intake.now
+        cause = cause_of_rank(intake.node.node_id, rank.rank, rank.step, rank.reason.text if rank.reason else "")
+        if not cause.is_felt:
+            name_cause(intake.session, job.job_id, cause, now=intake.now)
 
 
 def _account(intake: Intake, lease: LeaseRow) -> None:
@@ -317,7 +386,7 @@ def _account(intake: Intake, lease: LeaseRow) -> None:
                 active_generation=job.active_generation,
                 from_checkpoint=row is not None and row.checkpoint_path is not None,
                 step=rank.step,
-                highest_step=job.highest_step,
+                repeats_until=row.repeats_until if row is not None else 0,
             )
             cause = cause_of(facts)
             generation = rank.generation if row is not None else None

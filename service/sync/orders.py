@@ -165,7 +165,7 @@ def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow |
         standing_plans=_standing_plans(job, intake.node.node_id, len(roster.node_ids()) if roster else 0),
         layouts_by_count=_LAYOUTS.of(job.job_id, job.layouts_by_count),
         handoff=_handoff_order(handoff) if handoff is not None and handoff.proposer == "service" else None,
-        checkpoint_asked=job.checkpoints_asked if job.checkpoints_asked > job.checkpoints_answered else 0,
+        checkpoint_asked=job.checkpoints_asked if job.awaits_checkpoint else 0,
         saves_at_end=job.state in (JobState.STOPPING, JobState.SUSPENDING) and spec.checkpoint is not None,
         notices=tuple(noticed[:NODES_MAX]),
         reason=job.reason[:2_000],

@@ -70,7 +70,8 @@ class Cluster:
         """From now on the node's agent can make no file larger: neither its journal nor its log."""
         pid = self.agents[name].pid
         journal = self.directory / name / "journal.jsonl"
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (journal.stat().st_size,) * 2)
+        size = journal.stat().st_size
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, size))
 
     def announce(self, name: str, ends_in_s: float = 60.0) -> None:
         """The node will go."""

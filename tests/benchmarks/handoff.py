@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from deploy.demo.restart.one_process import JobSpec
 from deploy.demo.restart.torchrun import BaselineFailed, BaselineSettings, measure_as_today, measure_at_best
 from liver_core.handoff.messages import Rung
 from tests.benchmarks import handoff_report as report
+from tests.benchmarks.circumstances import circumstances
 from tests.benchmarks.handoff_cluster import Measured, limit_s, run_changes
 from tests.benchmarks.handoff_model import (
     CHANGES,
@@ -73,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # So that ranks and stores are ended also where this process is told to end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     started = time.monotonic()
-    found: dict[str, Any] = {"cases": [], "raw_bandwidth": {}, "steady": {"by_size": []}, **circumstances()}
+    where = circumstances("tests.benchmarks.handoff")
+    found: dict[str, Any] = {"cases": [], "raw_bandwidth": {}, "steady": {"by_size": []}, **where}
     with tempfile.TemporaryDirectory(prefix="liver-bench-") as folder:
         prefix = build_corpus(Path(folder))
         for size in options.sizes:
@@ -223,29 +223,6 @@ def finish(found: dict[str, Any], seconds: float) -> None:
     found["targets"] = report.targets(found["cases"], found["steady"]["by_size"])
     found["seconds"] = seconds
     found["load_average_at_end"] = [round(each, 2) for each in os.getloadavg()]
-
-
-def circumstances() -> dict[str, Any]:
-    """Where and with what: hardware, versions, command, load."""
-    model = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    names = ("torch", "megatron-core", "nixl", "numpy")
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return {
-        "hardware": {
-            "cpu": model[0] if model else platform.machine(),
-            "cores": os.cpu_count(),
-            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            "kernel": platform.release(),
-        },
-        "versions": {name: version(name) for name in names} | {"python": platform.python_version()},
-        "commit": commit.stdout.strip() or None,
-        "command": " ".join(["python -m tests.benchmarks.handoff", *sys.argv[1:]]),
-        "started_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "tcp_congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
-        "load_average_at_start": [round(each, 2) for each in os.getloadavg()],
-    }
 
 
 def _tried(measure: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pyroute2 import NetNS, netns
 from pyroute2.netlink.exceptions import NetlinkError
 
 HUB = "hub"
-_NETWORK, _PREFIX = "10.213.0", 24
+_NETWORK, PREFIX_LENGTH = "10.213.0", 24
 
 
 def why_not() -> str:
@@ -61,6 +61,10 @@ class Islands:
             with contextlib.suppress(OSError):
                 netns.remove(self.prefix + name)
 
+    def path_of(self, name: str) -> str:
+        """The file by which a process of another program enters an island."""
+        return f"{netns.NETNS_RUN_DIR}/{self.prefix}{name}"
+
     def cut(self, name: str) -> None:
         """From now on nothing gets from or to this island, or the hub; nobody is told. The islands keep each other."""
         self._connect(name, there=False)
@@ -73,7 +77,7 @@ class Islands:
         with NetNS(self.prefix + HUB) as hub:
             hub.link("add", ifname="bridge", kind="bridge")
             bridge = _index(hub, "bridge")
-            hub.addr("add", index=bridge, address=address_of(HUB, self.names), prefixlen=_PREFIX)
+            hub.addr("add", index=bridge, address=address_of(HUB, self.names), prefixlen=PREFIX_LENGTH)
             hub.link("set", index=bridge, state="up")
             hub.link("set", index=_index(hub, "lo"), state="up")
             for name in self.names:
@@ -83,7 +87,7 @@ class Islands:
         for name in self.names:
             with NetNS(self.prefix + name) as island:
                 eth0 = _index(island, "eth0")
-                island.addr("add", index=eth0, address=address_of(name, self.names), prefixlen=_PREFIX)
+                island.addr("add", index=eth0, address=address_of(name, self.names), prefixlen=PREFIX_LENGTH)
                 for index in (eth0, _index(island, "lo")):
                     island.link("set", index=index, state="up")
 
@@ -91,7 +95,7 @@ class Islands:
         with NetNS(self.prefix + HUB) as hub:
             if name == HUB:
                 address, bridge = address_of(HUB, self.names), _index(hub, "bridge")
-                hub.addr("add" if there else "del", index=bridge, address=address, prefixlen=_PREFIX)
+                hub.addr("add" if there else "del", index=bridge, address=address, prefixlen=PREFIX_LENGTH)
             else:
                 hub.link("set", index=_index(hub, f"to-{name}"), state="up" if there else "down")
 

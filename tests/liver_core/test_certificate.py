@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liver_core.certificate import CHUNK, WEYL, CertificatePlan
+from liver_core.certificate import CHUNK, MASK, WEYL, CertificatePlan, chained_sums
 from liver_core.layout import Box, ResidentBox, flat_range_to_boxes
 
 SHAPES = {"w": (6, 10, 4), "b": (24,), "emb": (40, 12)}
@@ -196,7 +196,10 @@ def test_sums_wrap_like_an_all_reduce_of_signed_words():
 def test_boxes_outside_their_parameter_or_region_are_refused():
     with pytest.raises(ValueError, match="not inside 'b'"):
         CertificatePlan([ResidentBox("b", Box((0,), (25,)), 0)], SHAPES)
-    plan = CertificatePlan([ResidentBox("b", Box((0,), (24,)), 8)], SHAPES)
+    # The second box lies before the first one, and is shorter.
+    boxes = [ResidentBox("b", Box((0,), (20,)), 12), ResidentBox("b", Box((20,), (24,)), 0)]
+    plan = CertificatePlan(boxes, SHAPES)
+    plan.sums(torch.zeros(32), "master")
     with pytest.raises(ValueError, match="31 elements, boxes reach 32"):
         plan.sums(torch.zeros(31), "master")
     with pytest.raises(ValueError, match="flat and contiguous"):
@@ -266,3 +269,18 @@ def laid_out(
         parts += [part, torch.full((padding,), -1, dtype=whole.dtype)]
         offset += len(part) + padding
     return torch.cat(parts) if parts else whole[:0], resident
+
+
+def test_in_the_sum_over_steps_no_difference_of_one_step_goes_unseen_and_the_order_counts():
+    for step in range(1, 200):
+        for bit in (0, 1, 63):
+            assert chained_sums({step: 1 << bit}) != chained_sums({step: 0}), f"bit {bit} of step {step}"
+    assert chained_sums({1: 5, 2: 9}) != chained_sums({1: 9, 2: 5})
+    assert 0 <= chained_sums({7: MASK, 8: MASK}) <= MASK
+
+
+@given(st.dictionaries(st.integers(1, 9), st.tuples(st.integers(0, MASK), st.integers(0, MASK)), max_size=6))
+def test_the_sums_over_steps_of_two_ranks_add_up_to_that_of_both(parts: dict[int, tuple[int, int]]):
+    one, other = ({step: both[rank] for step, both in parts.items()} for rank in (0, 1))
+    whole = {step: sum(both) & MASK for step, both in parts.items()}
+    assert (chained_sums(one) + chained_sums(other)) & MASK == chained_sums(whole)

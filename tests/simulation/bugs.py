@@ -325,7 +325,7 @@ MORE = {
     "promise released before the rank has dropped": Bug(Machines(participant=ReleasesBeforeTheRankHas)),
     "deadline ignored": Bug(Machines(participant=NeverGivesUp), first_seed=500),
     "amended before the tags are gone": Bug(Machines(proposer=AmendsBeforeTheTagsAreGone)),
-    "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone), first_seed=1700),
+    "tag said to be gone too early": Bug(Machines(participant=SaysTooEarlyThatItsTagIsGone), first_seed=2500),
     "own wish believed": Bug(Machines(cutover=BelievesItsOwnWish)),
     "own vote followed": Bug(Machines(cutover=FollowsItsVote)),
     "leaver leaves early": Bug(Machines(cutover=LeavesEarly)),

@@ -558,7 +558,8 @@ class SimRank:
         sim = self.simulation
         if equal:
             sim.truth.certified.setdefault(order.handoff_id, set()).add(self.member)
-        is_vote = equal and order.takes_over and not order.rescues and not self.partial
+        # Comparing is voting only for a rank that holds the gradients too: all others vote in a barrier of its own.
+        is_vote = equal and order.takes_over and not order.rescues and machine.held is Level.EVERYTHING
         if is_vote and sim.takes_fault("barrier fails", self.member):
             # The others have this rank's part, and it alone sees the collective fail: in time, or just too late.
             sim.barrier(order).count_in(self)

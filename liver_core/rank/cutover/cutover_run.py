@@ -55,7 +55,7 @@ from liver_core.state.megatron_optimizer import GRAD
 from liver_core.streaming.tiles import LOCAL
 from liver_core.transport.protocol import Read, TransportError
 from liver_core.transport.regions import copy_runs
-from liver_core.worlds.groups import expect_quick_answers, limited, plainly
+from liver_core.worlds.groups import limited, plainly
 
 _log = logging.getLogger(__name__)
 TrainOn = ApplyStepInSource | RedoBatchInSource
@@ -118,7 +118,6 @@ class CutoverRun:
 
     def run(self) -> Outcome:
         """From the agreed boundary to an ending. The machine's deadlines bound it. Never raises because of a peer."""
-        expect_quick_answers(self.following.request.store)
         effects: deque[CutoverEffect] = deque(self.machine.begin())
         while True:
             if not effects:

@@ -1,141 +1,27 @@
 """The leading side of a job against the participants' own machines: what another notice does to an open handoff."""
 
 import asyncio
-import random
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
 from uuid import UUID
 
 import pytest
 
-from agent.driver.lead import HANDOFF_DEADLINE_S, Lead, Leaving
-from agent.driver.node_context import Node
-from agent.driver.planning import Learned, Pulse
+from agent.driver.lead import HANDOFF_DEADLINE_S, Leaving
+from agent.driver.planning import Learned
 from agent.protocol.peer import RankMeasures
-from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder, LayoutByCount, LayoutForCount
+from agent.protocol.sync import HandoffOrder, JobOrder, LayoutByCount, LayoutForCount
 from agent.protocol.values import HandoffCause, HandoffState, Placement
-from liver_core.handoff import Order, Participant, ParticipantRecord, Phase, Reason, Rung, Stage, StoreAddress
+from liver_core.handoff import Order, Phase, Reason, Rung, Stage
 from liver_core.handoff import Rung as CoreRung
 from liver_core.handoff.generations import next_start
-from liver_core.handoff.participant_events import OrderReceived, RankReported, RankStage, SendReport
+from liver_core.handoff.participant_events import RankStage
 from liver_core.handoff.proposer import ProposerState
 from liver_core.layout import Member, ParallelLayout
-from tests.agent.stub_service import JOB_ID, StubService, members_of, roster_of
+from tests.agent.driver.lead_scene import ACTIVE, FOUR, START_S, Scene
+from tests.agent.stub_service import StubService, members_of
 from tests.agent.waiting import fake_job
-
-FOUR = ("a", "b", "c", "d")
-ACTIVE = roster_of(1, FOUR)
-START_S = 1_700_000_000.0
-
-
-class Journal:
-    """In memory."""
-
-    def __init__(self) -> None:
-        self.kept: dict[tuple[str, str], dict] = {}
-
-    def put(self, table: str, key: str, data: dict) -> None:
-        self.kept[table, key] = data
-
-    def items(self, table: str) -> list[tuple[str, dict]]:
-        return [(key, data) for (owner, key), data in self.kept.items() if owner == table]
-
-    def delete(self, table: str, key: str) -> None:
-        del self.kept[table, key]
-
-
-class Stores:
-    """Every store can be had."""
-
-    async def host(self, key: object, address: str) -> StoreAddress:
-        return StoreAddress(host=address, port=4_000)
-
-
-class Scene:
-    """The lead on node a, and a participant per member; ranks do what the test says."""
-
-    def __init__(self, order: JobOrder) -> None:
-        self.order = order
-        self.now = START_S
-        self.mirrors: list[HandoffMirror] = []
-        self.sent: list[tuple[Member, Order]] = []
-        self.participants = {
-            member: Participant(
-                job_id=JOB_ID,
-                member=member,
-                agent_incarnation=1,
-                record=ParticipantRecord(active=ACTIVE, highest_generation=1),
-            )
-            for member in ACTIVE.members
-        }
-        self.posted: asyncio.Queue[Callable[[], Awaitable[None]]] = asyncio.Queue()
-        node = SimpleNamespace(
-            node_id="a",
-            incarnation=1,
-            private_address="127.0.0.1",
-            journal=Journal(),
-            stores=Stores(),
-            outbox=SimpleNamespace(put_handoff=self.mirrors.append),
-            sync_soon=lambda: None,
-            sync_with_progress=lambda: None,
-            now=lambda: self.now,
-            service_is_there=lambda: False,
-        )
-        self.lead = Lead(
-            cast(Node, node),
-            JOB_ID,
-            send_order=self._send,
-            post=self.posted.put_nowait,
-            pulse=lambda: Pulse(100, 0.1, 0.5, 90),
-        )
-
-    async def _send(self, member: Member, order: Order) -> None:
-        self.sent.append((member, order))
-
-    async def notice(self, ends_in_s: float, *nodes: str) -> None:
-        """These nodes will go."""
-        leaving: Leaving = dict.fromkeys(nodes, (self.now, START_S + ends_in_s))
-        await self.lead.answer_loss(self.order, ACTIVE, leaving)
-        if self.lead.open_id and self.state is ProposerState.IDLE:
-            opened = await asyncio.wait_for(self.posted.get(), timeout=10.0)
-            await opened()
-
-    @property
-    def state(self) -> ProposerState:
-        return self.lead._proposer.state
-
-    async def deliver(
-        self, *said: RankStage, reason: Reason | None = None, measured: RankMeasures | None = None
-    ) -> None:
-        """All orders that were sent, then what each rank of the newest revision says; reports go back shuffled."""
-        sent, self.sent = self.sent, []
-        reports = []
-        for member, order in sent:
-            reports += self._feed(member, OrderReceived(order))
-        for member, participant in self.participants.items():
-            for each in said:
-                promise = participant.record.promise
-                if promise is None:
-                    continue
-                order = participant.record.order
-                leaves = each is RankStage.ACTIVE and order is not None and member not in order.target.members
-                stage = RankStage.LEFT if leaves else each
-                event = RankReported(promise.handoff_id, 1, stage, reason=reason, plan_revision=promise.plan_revision)
-                reports += self._feed(member, event)
-        random.Random(0).shuffle(reports)
-        for report in reports:
-            await self.lead.take_report(report, measured)
-
-    def _feed(self, member: Member, event: Any) -> list[Any]:
-        effects = self.participants[member].handle(event, self.now)
-        return [effect.report for effect in effects if isinstance(effect, SendReport)]
-
-    def revisions(self) -> set[int]:
-        return {item.record.promise.plan_revision for item in self.participants.values() if item.record.promise}
 
 
 @pytest.fixture
@@ -143,13 +29,9 @@ def job(tmp_path: Path) -> JobOrder:
     return StubService(fake_job(tmp_path), FOUR).order()
 
 
-def scene(job: JobOrder) -> Scene:
-    return Scene(job)
-
-
 def test_another_notice_amends_the_handoff_that_is_still_preparing(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         await now.notice(60.0, "d")
         await now.deliver(RankStage.PREPARING)
         opened = now.mirrors[-1]
@@ -173,7 +55,7 @@ def test_another_notice_amends_the_handoff_that_is_still_preparing(job: JobOrder
 
 def test_a_deadline_that_lies_later_does_not_move_the_open_one(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         await now.notice(40.0, "d")
         leaving: Leaving = {"d": (START_S, START_S + 90.0), "c": (START_S, START_S + 80.0)}
         await now.lead.answer_loss(job, ACTIVE, leaving)
@@ -186,7 +68,7 @@ def test_a_deadline_that_lies_later_does_not_move_the_open_one(job: JobOrder) ->
 
 def test_after_permission_another_notice_takes_it_back_and_amends_the_handoff(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         await now.notice(60.0, "d")
         await now.deliver(RankStage.PREPARED)
         assert now.state is ProposerState.PERMITTED
@@ -211,7 +93,7 @@ def test_a_boundary_that_comes_before_permission_is_taken_back_leaves_the_notice
     job: JobOrder,
 ) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         await now.notice(60.0, "d")
         await now.deliver(RankStage.PREPARED)
         await now.deliver(RankStage.READY)
@@ -228,7 +110,7 @@ def test_a_boundary_that_comes_before_permission_is_taken_back_leaves_the_notice
 
 def test_no_handoff_is_opened_from_a_world_that_a_newer_start_replaces(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job.model_copy(update={"next_generation": next_start(ACTIVE.generation) + 1}))
+        now = Scene(job.model_copy(update={"next_generation": next_start(ACTIVE.generation) + 1}))
         await now.notice(60.0, "d")
         assert (now.mirrors, now.sent) == ([], [])
         assert "the service has started generation 100001" in now.lead.status
@@ -238,7 +120,7 @@ def test_no_handoff_is_opened_from_a_world_that_a_newer_start_replaces(job: JobO
 
 def test_a_handoff_takes_the_number_after_the_highest_that_the_service_knows(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job.model_copy(update={"next_generation": 40}))
+        now = Scene(job.model_copy(update={"next_generation": 40}))
         await now.notice(60.0, "d")
         assert now.mirrors[-1].generation == 40
 
@@ -250,7 +132,7 @@ def test_an_open_handoff_that_cannot_be_amended_is_given_up_for_all_notices(job:
         only_three = LayoutByCount(
             choices=(LayoutForCount(nodes=3, layout=ParallelLayout(pp=3), reason="three or nothing"),)
         )
-        now = scene(job.model_copy(update={"standing_plans": (), "layouts_by_count": only_three}))
+        now = Scene(job.model_copy(update={"standing_plans": (), "layouts_by_count": only_three}))
         await now.notice(60.0, "d")
         await now.notice(60.0, "c", "d")
         assert now.mirrors[-1].superseded
@@ -261,7 +143,7 @@ def test_an_open_handoff_that_cannot_be_amended_is_given_up_for_all_notices(job:
 
 def test_a_node_that_goes_too_soon_for_what_is_prepared_is_answered_by_a_rescue(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         now.lead._learned = Learned(prepare_s=20.0)
         await now.notice(60.0, "d")
         before = now.lead._proposer.record
@@ -287,7 +169,7 @@ def test_a_node_that_goes_too_soon_for_what_is_prepared_is_answered_by_a_rescue(
 
 def test_a_node_that_goes_sooner_brings_the_deadline_nearer_and_ranks_keep_what_they_have(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         await now.notice(60.0, "d")
         await now.deliver(RankStage.STREAMING)
         before = now.lead._proposer.record
@@ -316,7 +198,7 @@ def test_another_notice_that_leaves_the_target_as_it_is_lets_ranks_keep_what_the
         of_pairs = job.model_copy(
             update={"standing_plans": (), "layouts_by_count": LayoutByCount(choices=pairs), "lead_order": FOUR}
         )
-        now = scene(of_pairs)
+        now = Scene(of_pairs)
         await now.notice(60.0, "d")
         await now.deliver(RankStage.STREAMING)
         await now.notice(50.0, "c", "d")
@@ -331,7 +213,7 @@ def test_another_notice_that_leaves_the_target_as_it_is_lets_ranks_keep_what_the
 
 def test_capacity_that_appears_neither_amends_nor_delays_an_open_handoff(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         await now.notice(60.0, "d")
         before, mirrors = now.lead._proposer.record, len(now.mirrors)
         wanted = HandoffOrder(
@@ -352,7 +234,7 @@ def test_capacity_that_appears_neither_amends_nor_delays_an_open_handoff(job: Jo
 
 def test_a_handoff_is_live_and_its_streaming_and_its_fall_are_shown(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         await now.notice(60.0, "d")
         assert {order.rung for _, order in now.sent} == {"live"}
         assert now.mirrors[-1].rung is Rung.LIVE
@@ -375,7 +257,7 @@ def test_a_handoff_is_live_and_its_streaming_and_its_fall_are_shown(job: JobOrde
 
 def test_a_batch_that_is_done_again_is_shown_with_its_reason(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         await now.notice(60.0, "d")
         for stage in (RankStage.PREPARED, RankStage.READY, RankStage.CUTTING_OVER):
             await now.deliver(stage)
@@ -393,7 +275,7 @@ def test_a_batch_that_is_done_again_is_shown_with_its_reason(job: JobOrder) -> N
 
 def test_many_reports_of_one_state_make_one_mirror_which_says_all_that_was_measured(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         await now.notice(60.0, "d")
         opened = len(now.mirrors)
         await now.deliver(RankStage.PREPARING, measured=RankMeasures(measures={"build_model_s": 0.25}))
@@ -408,6 +290,7 @@ def test_many_reports_of_one_state_make_one_mirror_which_says_all_that_was_measu
             await now.deliver(stage, measured=measured)
         ended = now.mirrors[-1]
         assert ended.state is HandoffState.ACTIVE
+        assert ended.measures.phases_s["to_retired"] == 0.0, "the clock stands"
         assert ended.measures.phases_s["build_model"] == 0.5
         assert (ended.measures.bytes_moved, ended.measures.certificate) == (32, "c0ffee")
 
@@ -416,7 +299,7 @@ def test_many_reports_of_one_state_make_one_mirror_which_says_all_that_was_measu
 
 def test_a_handoff_that_takes_long_is_told_of_again_before_the_service_gives_it_up(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         await now.notice(600.0, "d")
         await now.deliver(RankStage.PREPARING, RankStage.STREAMING)
         await now.lead.tick({})
@@ -433,7 +316,7 @@ def test_a_handoff_that_takes_long_is_told_of_again_before_the_service_gives_it_
 
 def test_capacity_that_appears_gets_the_time_that_its_state_needs(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         now.lead._learned = Learned(bandwidth_bytes_per_s=1_000.0)
         wanted = HandoffOrder(
             handoff_id=UUID(int=1),
@@ -456,7 +339,7 @@ def test_capacity_that_appears_gets_the_time_that_its_state_needs(job: JobOrder)
 
 def test_after_streaming_has_failed_the_next_handoff_of_that_world_copies_in_the_pause(job: JobOrder) -> None:
     async def run() -> None:
-        now = scene(job)
+        now = Scene(job)
         await now.notice(60.0, "d")
         await now.deliver(RankStage.STREAMING)
         await now.deliver(RankStage.ABORTED, reason=Reason("the certificate differs", "stream", 0))
@@ -467,5 +350,58 @@ def test_after_streaming_has_failed_the_next_handoff_of_that_world_copies_in_the
         assert now.mirrors[-1].reason is not None
         assert "live: it failed before in this world: the certificate differs" in now.mirrors[-1].reason.text
         assert now.lead._proposer.record.ended[-1].stage is Stage.ABORTED
+
+    asyncio.run(run())
+
+
+def test_nodes_that_are_noticed_at_once_are_answered_by_the_nearest_deadline_from_when_the_first_was_heard(
+    job: JobOrder,
+) -> None:
+    async def run() -> None:
+        now = Scene(job)
+        leaving: Leaving = {"c": (START_S - 5.0, START_S + 80.0), "d": (START_S - 2.0, START_S + 40.0)}
+        await now.lead.answer_loss(job, ACTIVE, leaving)
+        await (await asyncio.wait_for(now.posted.get(), timeout=10.0))()
+        assert {order.deadline_utc for _, order in now.sent} == {START_S + 40.0}
+        assert now.lead.progress is not None and now.lead.progress.notice_at == START_S - 5.0
+
+    asyncio.run(run())
+
+
+def test_the_number_of_a_store_that_died_is_not_used_again(job: JobOrder) -> None:
+    """It may have been up for a moment, and a second record of one decision could be written there."""
+
+    async def run() -> None:
+        now = Scene(job)
+        now.stores.dying = 1
+        await now.notice(60.0, "d")
+        assert (now.lead.is_idle, now.lead.open_id, now.sent) == (True, "", [])
+        assert now.lead.status == "no handoff could be opened: the store ended before it listened"
+        await now.notice(60.0, "d")
+        assert [key.generation for key in now.stores.asked] == [2, 3]
+        assert {order.generation for _, order in now.sent} == {3}
+
+    asyncio.run(run())
+
+
+def test_an_agent_that_is_killed_before_its_first_order_still_tells_of_the_handoff_that_it_opened(
+    job: JobOrder,
+) -> None:
+    async def run() -> None:
+        now = Scene(job)
+
+        async def killed(member: Member, order: Order) -> None:
+            raise InterruptedError
+
+        now.lead._send_order = killed
+        with pytest.raises(InterruptedError):
+            await now.notice(60.0, "d")
+        opened = now.lead._proposer.record.proposal
+        assert opened is not None
+        again = Scene(job, now.journal)
+        again.lead.restore()
+        assert [str(mirror.handoff_id) for mirror in again.mirrors] == [opened.handoff_id]
+        assert again.lead.progress is not None and again.lead.progress.mirror.leaving == ("d",)
+        assert again.lead.open_id == opened.handoff_id
 
     asyncio.run(run())

@@ -16,6 +16,7 @@ from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
 from agent.driver.notice_response import FORWARD_AGAIN_S, FORWARD_PATIENCE_S, LEAD_TURN_S, NoticeResponse
 from agent.driver.participants import JobSlots
+from agent.link.outbox import Outbox
 from agent.notices.warning_budget import warning_budget
 from agent.peer.peer_client import PeerUnreachable
 from agent.protocol.notice_life import GOES_LATE
@@ -118,6 +119,7 @@ class Scene:
         self.peers = Peers(clock=lambda: self.now)
         self.lead = LeadRecord(lambda: self.now)
         self.slots = SlotsRecord()
+        self.outbox = Outbox()
         self.node = cast(
             Node,
             SimpleNamespace(
@@ -129,6 +131,8 @@ class Scene:
                 peers=self.peers,
                 supervisor=SimpleNamespace(states={}),
                 stores=SimpleNamespace(hosted=()),
+                outbox=self.outbox,
+                sync_soon=lambda: None,
                 now=lambda: self.now,
                 envelope=lambda job_id, receiver, body: Envelope(
                     sender=node_id,
@@ -191,6 +195,20 @@ def notice(node_id: str, ends_in_s: float = 60.0, *, seen_s: float = 0.0, source
 
 def withdrawn(fact: NoticeFact, after_s: float = 10.0) -> NoticeFact:
     return fact.model_copy(update={"withdrawn_utc": fact.first_seen_utc + timedelta(seconds=after_s)})
+
+
+def test_what_a_peer_tells_of_its_end_reaches_the_service_from_here_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        scene = Scene(StubService(fake_job(tmp_path), FOUR).order())
+        heard = notice("d")
+        await scene.hear(heard, asked_to_lead=True)
+        await scene.hear(heard, asked_to_lead=True)
+        # What the service told, its own node has reported; and a withdrawal is that node's to report.
+        await scene.hear(notice("c"))
+        await scene.hear(withdrawn(heard), asked_to_lead=True)
+        assert scene.outbox.notices.batch(1) == (heard,)
+
+    asyncio.run(scenario())
 
 
 def proposal(cause: HandoffCause, *nodes: str, leaving: tuple[str, ...] = ()) -> HandoffOrder:

@@ -101,6 +101,42 @@ def test_a_change_that_cannot_be_written_is_told_once_and_nothing_is_taken_any_m
     again.close()
 
 
+def test_a_compacted_file_that_may_be_gone_after_a_crash_ends_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records are in place, but the directory that names it could not be written."""
+    failures: list[JournalError] = []
+    journal = Journal(tmp_path, on_failure=failures.append).open()
+
+    def broken(directory: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("agent.journal._sync_directory", broken)
+    with pytest.raises(JournalError, match="cannot be written: Input/output error"):
+        for number in range(1_200):
+            journal.put(Table.PROPOSER, "job", {"generation": number})
+    assert len(failures) == 1
+    journal.close()
+
+
+def test_a_half_written_line_that_cannot_be_taken_away_is_told_like_every_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures: list[JournalError] = []
+    journal = Journal(tmp_path, on_failure=failures.append).open()
+
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", broken)
+        patched.setattr(os, "ftruncate", broken)
+        with pytest.raises(JournalError, match="cannot be written"):
+            journal.put(Table.PROPOSER, "job", {"generation": 1})
+    assert len(failures) == 1
+    journal.close()
+
+
 def test_a_journal_that_cannot_be_compacted_keeps_everything_and_goes_on(tmp_path: Path) -> None:
     failures: list[JournalError] = []
     journal = Journal(tmp_path, on_failure=failures.append).open()
@@ -159,6 +195,130 @@ def test_compaction_keeps_every_live_record_and_a_small_file(tmp_path: Path) -> 
     again.close()
 
 
+def test_a_compacted_file_is_on_disk_before_it_takes_the_place_of_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.journal.COMPACT_ABOVE_LINES", 4)
+    journal = Journal(tmp_path).open()
+    notes: list[tuple[str, int, int]] = []
+    sync, rename = os.fsync, os.rename
+
+    def note_sync(descriptor: int) -> None:
+        sync(descriptor)
+        notes.append(("sync", os.fstat(descriptor).st_ino, os.fstat(descriptor).st_size))
+
+    def note_rename(source: Path, target: Path) -> None:
+        notes.append(("rename", source.stat().st_ino, source.stat().st_size))
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    for number in range(20):
+        journal.put(Table.PROPOSER, "job", {"generation": number})
+    renames = [place for place, (what, *_) in enumerate(notes) if what == "rename"]
+    assert renames
+    for place in renames:
+        assert ("sync", *notes[place][1:]) in notes[:place]
+        assert notes[place + 1][:2] == ("sync", tmp_path.stat().st_ino), "its new name is on disk too"
+    journal.close()
+
+
+def test_no_compaction_leaves_a_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agent.journal.COMPACT_ABOVE_LINES", 4)
+    before = len(os.listdir("/proc/self/fd"))
+    journal = Journal(tmp_path).open()
+    opened = len(os.listdir("/proc/self/fd"))
+    for number in range(40):
+        journal.put(Table.PROPOSER, "job", {"generation": number})
+    assert len(os.listdir("/proc/self/fd")) == opened
+    journal.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert reopened(tmp_path).get(Table.PROPOSER, "job") == {"generation": 39}
+
+
+def test_what_a_full_disk_took_of_a_line_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path).open()
+    journal.put(Table.RANK, "job/0", {"pid": 1})
+    before, write = (tmp_path / FILE_NAME).read_bytes(), os.write
+
+    def half(descriptor: int, data: memoryview) -> int:
+        if len(data) < 20:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, data[: len(data) // 2])
+
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(JournalError, match=r"journal.jsonl: cannot be written: No space left"),
+    ):
+        patched.setattr(os, "write", half)
+        journal.put(Table.RANK, "job/0", {"pid": 2})
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+    assert journal.get(Table.RANK, "job/0") == {"pid": 1}
+    journal.close()
+
+
+def test_a_new_journal_is_on_disk_under_its_name_when_it_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (sync(descriptor), synced.append(os.fstat(descriptor).st_ino)))
+    journal = Journal(tmp_path).open()
+    assert tmp_path.stat().st_ino in synced
+    journal.close()
+
+
+def test_a_last_line_that_is_whole_but_damaged_is_dropped_as_a_torn_one_is(tmp_path: Path) -> None:
+    """A crash may leave a block of zeros before the end of a line."""
+    journal = Journal(tmp_path).open()
+    journal.put(Table.PROPOSER, "a", {"generation": 7})
+    journal.close()
+    path = tmp_path / FILE_NAME
+    whole = path.read_bytes()
+    path.write_bytes(whole + b"00000000 {}\n")
+    again = reopened(tmp_path)
+    assert again.get(Table.PROPOSER, "a") == {"generation": 7}
+    assert path.read_bytes() == whole
+    again.close()
+
+
+def test_what_is_not_there_is_deleted_without_a_word_and_a_closed_journal_takes_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path).open()
+    before = (tmp_path / FILE_NAME).read_bytes()
+    journal.delete(Table.RANK, "job/0")
+    assert (tmp_path / FILE_NAME).read_bytes() == before
+    journal.close()
+    with pytest.raises(JournalError, match="is not open"):
+        journal.put(Table.RANK, "job/0", {"pid": 1})
+    journal.close()
+
+
+def test_a_record_may_be_as_long_as_the_limit_and_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path).open()
+    value = {"text": "x" * 100}
+    size = len(_line(Table.RANK, "k", value))
+    for limit in (size, size - 1):
+        monkeypatch.setattr("agent.journal.LINE_BYTES_MAX", limit)
+        if limit == size:
+            journal.put(Table.RANK, "k", value)
+            continue
+        with pytest.raises(JournalError, match=f"a record of rank has {size} bytes, at most {limit}"):
+            journal.put(Table.RANK, "k", value)
+    journal.close()
+
+
+def test_a_journal_is_compacted_above_the_least_and_above_four_lines_for_each_live_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The format is a live record too."""
+    monkeypatch.setattr("agent.journal.COMPACT_ABOVE_LINES", 10)
+    for live, lines in ((1, [*range(2, 11), *range(2, 11), 2, 3]), (3, [*range(2, 17), *range(4, 9)])):
+        journal = Journal(tmp_path / str(live)).open()
+        for number, expected in enumerate(lines):
+            journal.put(Table.PROPOSER, f"job-{number % live}", {"generation": number})
+            assert len((tmp_path / str(live) / FILE_NAME).read_bytes().splitlines()) == expected
+        journal.close()
+
+
 def test_the_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
     journal = Journal(tmp_path).open()
     journal.put(Table.ORDERS, "job", {"peer_key": "secret"})
@@ -174,6 +334,20 @@ def test_a_directory_is_held_by_one_agent_at_a_time(tmp_path: Path) -> None:
         Journal(tmp_path).open()
     journal.close()
     reopened(tmp_path).close()
+
+
+def test_a_directory_is_made_with_those_above_it_for_its_owner_only(tmp_path: Path) -> None:
+    Journal(tmp_path / "a" / "b").open().close()
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_journal_that_is_refused_for_its_format_lets_its_directory_go(tmp_path: Path) -> None:
+    journal = Journal(tmp_path).open()
+    journal.put(Table.FORMAT, FORMAT_KEY, {"number": FORMAT + 1})
+    journal.close()
+    for _ in range(2):
+        with pytest.raises(JournalError, match=f"is a journal of format {FORMAT + 1}"):
+            Journal(tmp_path).open()
 
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from agent.notices.aws import ACTION_PATH, TERMINATION_PATH, AwsImdsSource
 from agent.notices.metadata_read import BODY_BYTES_MAX
-from agent.notices.source import Announced, Nothing, Observation, Unknown
+from agent.notices.source import Announced, Announcement, Nothing, Observation, Unknown
 from agent.protocol.sync import NoticeKind
 from deploy.local.metadata_server import ImdsServer, Instance, Mode
 from tests.agent.notices.scripted_server import Reply, Scripted, scripted
@@ -130,9 +130,37 @@ def test_a_body_that_is_too_long_is_not_read() -> None:
     assert server.sent_bytes < 100_000_000
 
 
+@pytest.mark.parametrize("refusal", [Reply(403, "not here"), Reply(200, "")])
+def test_without_a_token_no_key_is_asked_for(refusal: Reply) -> None:
+    seen, server = answered(lambda asked: refusal if "PUT" in asked else Reply(404))
+    assert seen == Unknown(f"PUT /latest/api/token answered {refusal.status}")
+    assert {asked.split()[0] for asked in server.asked} == {"PUT"}
+
+
+def test_a_termination_time_that_is_no_time_is_unknown_and_never_no_notice() -> None:
+    def answer(asked: str) -> Reply:
+        if "PUT" in asked:
+            return Reply(body="t")
+        return Reply(body="soon") if TERMINATION_PATH in asked else Reply(404)
+
+    seen, _ = answered(answer)
+    assert seen == Unknown(f"{TERMINATION_PATH} is not an RFC 3339 time: 'soon'")
+
+
 def test_a_token_that_cannot_stand_in_a_header_is_unknown() -> None:
     seen, _ = answered(lambda _: Reply(body="to\nken"))
     assert isinstance(seen, Unknown) and "is no token" in seen.reason
+
+
+@pytest.mark.parametrize("action", ["terminate", "stop"])
+def test_the_time_of_the_action_is_the_deadline_where_no_termination_time_is_served(action: str) -> None:
+    """EC2 serves the older key for instances that end, and not for those that stop."""
+    body = f'{{"action": "{action}", "time": "2026-11-20T12:02:00Z"}}'
+    seen, _ = answered(
+        lambda asked: Reply(body=body) if ACTION_PATH in asked else Reply(404 if "GET" in asked else 200, "t")
+    )
+    deadline = datetime(2026, 11, 20, 12, 2, tzinfo=UTC)
+    assert seen == Announced((Announcement(NoticeKind.INTERRUPTION, deadline, f"{ACTION_PATH}: {body}"),))
 
 
 @pytest.mark.parametrize("time_of_action", ["1970-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "2026-01-01T00:00:00"])

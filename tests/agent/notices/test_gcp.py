@@ -1,12 +1,9 @@
 """The GCP source: its long poll against a server that answers as Google's does, and servers that do not."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar
 from urllib.parse import parse_qs, urlparse
 
 import pytest
@@ -17,6 +14,7 @@ from agent.notices.metadata_read import BODY_BYTES_MAX
 from agent.notices.source import Announced, Nothing, Observation, Unknown
 from agent.notices.warning_budget import warning_budget
 from agent.protocol.sync import Provider
+from deploy.local.metadata_server import ImdsServer
 from tests.agent.notices.scripted_server import Reply, scripted
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -40,52 +38,28 @@ def look(
     return asyncio.run(run())
 
 
-class _Metadata(BaseHTTPRequestHandler):
-    """Answers as GCP's server does: at once on an unknown ETag, otherwise when the flag flips."""
-
-    flipped = threading.Event()
-    asked: ClassVar[list[str]] = []
-
-    def do_GET(self) -> None:
-        query = parse_qs(urlparse(self.path).query)
-        etag = "e2" if self.flipped.is_set() else "e1"
-        self.asked.append(query["last_etag"][0])
-        if query["last_etag"][0] == etag:
-            self.flipped.wait(float(query["timeout_sec"][0]))
-        body = b"TRUE" if self.flipped.is_set() else b"FALSE"
-        status = 200 if self.headers.get("Metadata-Flavor") == "Google" else 403
-        self.send_response(status)
-        self.send_header("Metadata-Flavor", "Google")
-        self.send_header("ETag", "e2" if self.flipped.is_set() else "e1")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Silent."""
-
-
 def test_the_gcp_long_poll_resumes_by_etag_and_hears_the_flip() -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Metadata)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    server = ImdsServer().start()
 
-    async def run() -> list[Observation]:
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        source = GcpMetadataSource(url, budget=warning_budget(Provider.GCP), long_poll_s=5, now=lambda: NOON)
+    async def run() -> tuple[list[Observation], float]:
+        source = GcpMetadataSource(server.url, budget=warning_budget(Provider.GCP), long_poll_s=60, now=lambda: NOON)
         first = await source.observe()
-        asyncio.get_running_loop().call_later(0.2, _Metadata.flipped.set)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        loop.call_later(0.2, lambda: server.instance.change({"do": "interrupt", "notice_in_s": 0.2}))
         second = await source.observe()
+        took_s = loop.time() - began
+        loop.call_later(0.2, lambda: server.instance.change({"do": "clear"}))
+        third = await source.observe()
         await source.close()
-        return [first, second]
+        return [first, second, third], took_s
 
-    first, second = asyncio.run(run())
-    server.shutdown()
-    server.server_close()
-    assert first == Nothing()
+    (first, second, third), took_s = asyncio.run(run())
+    server.stop()
+    assert (first, third) == (Nothing(), Nothing())
     assert isinstance(second, Announced)
     assert second.announcements[0].deadline_utc == NOON + timedelta(seconds=30)
-    assert _Metadata.asked == ["NONE", "e1"]
+    assert 0.4 <= took_s < 30, "answered when the flag flipped, neither before nor at the end of the poll"
 
 
 def test_a_gcp_server_that_is_not_there_is_unknown() -> None:

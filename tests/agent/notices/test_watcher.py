@@ -1,6 +1,7 @@
 """The watcher's bookkeeping, and the warning budget."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -10,6 +11,7 @@ from agent.notices.warning_budget import warning_budget
 from agent.notices.watcher import NoticeWatcher
 from agent.protocol.notice_life import ends_utc
 from agent.protocol.sync import NoticeFact, NoticeKind, Provider, SourceHealth, SourceState
+from tests.agent import virtual_time
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
@@ -84,6 +86,31 @@ def test_health_is_told_once_for_each_change_with_its_reason() -> None:
     ]
 
 
+def test_a_source_is_read_at_its_interval_until_the_watcher_is_cancelled_and_at_once_after_a_long_read() -> None:
+    async def run() -> None:
+        loop, takes_s, began = asyncio.get_running_loop(), [0.5, 3.0, 0.0, 0.0], []
+
+        class Slow(NoneSource):
+            interval_s = 2.0
+
+            async def observe(self) -> Nothing:
+                began.append(loop.time())
+                await passed(takes_s[len(began) - 1])
+                return Nothing()
+
+        watched = Watched()
+        watched.watcher._source = Slow()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(watched.watcher.run(), timeout=7.5)
+        assert began == [0.0, 2.0, 5.0, 7.0]
+
+    async def passed(seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), timeout=seconds)
+
+    virtual_time.run(run())
+
+
 def test_what_a_half_blind_source_heard_still_counts() -> None:
     facts, _ = watch(Unknown("rebalance answered 500", (interruption(120),)))
     assert len(facts) == 1
@@ -94,6 +121,13 @@ def test_the_usable_seconds_are_105_on_aws_and_25_or_115_on_gcp() -> None:
         budget = warning_budget(provider, notice_s)
         safe_by = budget.safe_by_utc(NOON, None)
         assert safe_by == NOON + timedelta(seconds=usable_s)
+
+
+def test_a_node_is_gone_at_its_deadline_and_without_one_after_what_its_provider_announces() -> None:
+    for provider, notice_s, announced_s in ((Provider.AWS, 0, 120), (Provider.GCP, 119, 30), (Provider.GCP, 120, 120)):
+        budget = warning_budget(provider, notice_s)
+        assert budget.node_gone_utc(NOON, None) == NOON + timedelta(seconds=announced_s)
+        assert budget.node_gone_utc(NOON, NOON + timedelta(seconds=7)) == NOON + timedelta(seconds=7)
 
 
 def test_a_short_warning_keeps_the_same_share_in_reserve() -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from agent.supervisor.logs import LogPosition, cut_if_grown, read_chunk
+from agent.supervisor.logs import LogPosition, cut_if_grown, read_chunk, read_last_line
 from agent.supervisor.watchdog import RankPulse
 
 
@@ -43,6 +43,15 @@ def test_a_grown_log_is_cut_and_offsets_keep_their_meaning(tmp_path: Path) -> No
     start, text, _ = chunk
     assert start == LogPosition(150, 150)
     assert text.endswith("over its limit]\nafter\n")
+
+
+def test_the_last_line_is_the_last_that_says_something(tmp_path: Path) -> None:
+    path = tmp_path / "rank.log"
+    assert read_last_line(path) == ""
+    path.write_bytes(b"x" * 10_000 + b"\nTraceback\n  ValueError: \xff no\n\n \n")
+    assert read_last_line(path) == "ValueError: \ufffd no"
+    path.write_bytes(b"y" * 10_000)
+    assert read_last_line(path) == "y" * 4_096
 
 
 def test_a_log_that_is_not_there_yet_has_nothing_new(tmp_path: Path) -> None:

@@ -150,6 +150,22 @@ def test_a_crash_leaves_its_traceback_in_the_log_and_its_code_in_the_reason(run_
     asyncio.run(scenario())
 
 
+def test_the_last_line_of_a_traceback_is_in_the_reason_where_the_rank_could_say_nothing(run_dir: Path) -> None:
+    async def scenario() -> None:
+        async with node(run_dir, entry="tests.agent.fake_rank:crash") as this:
+            await this.supervisor.launch(this.spec(), "o")
+            await eventually(lambda: this.exits, "the exit")
+            spec = this.spec()
+            elsewhere = spec.model_copy(update={"spec": spec.spec.model_copy(update={"workdir": "/no/such/folder"})})
+            await this.supervisor.launch(elsewhere, "o2")
+            await eventually(lambda: len(this.exits) == 2, "the second exit")
+        bug, missing = (reason.text for _, reason in this.exits)
+        assert bug.endswith("ended with exit code 1 after step 0; its log ends: RuntimeError: a bug in the user's code")
+        assert missing.endswith("FileNotFoundError: [Errno 2] No such file or directory: '/no/such/folder'")
+
+    asyncio.run(scenario())
+
+
 def test_a_child_that_cannot_close_the_sockets_of_the_zygote_never_answers_in_its_place(run_dir: Path) -> None:
     program = (
         "import json, sys\n"

@@ -52,7 +52,12 @@ def test_with_time_enough_the_state_streams_while_the_job_trains():
         (replace(ROOMY, seconds_to_boundary=94.0), Rung.LIVE),
         (replace(TWO_SIDED, seconds_to_boundary=85.0), Rung.STOP_AND_COPY),
         (replace(TWO_SIDED, seconds_to_boundary=85.1), Rung.RESCUE),
-        (replace(ROOMY, seconds_to_boundary=94.1), Rung.CHECKPOINT),
+        # Nothing fits with margin: what is quickest is tried, and a rescue whatever it takes.
+        (replace(ROOMY, seconds_to_boundary=94.1), Rung.LIVE),
+        (replace(TWO_SIDED, seconds_to_boundary=91.1), Rung.RESCUE),
+        (replace(TWO_SIDED, seconds_to_boundary=200.0), Rung.RESCUE),
+        (replace(TWO_SIDED, seconds_to_boundary=94.0, ranks_staying=0), Rung.STOP_AND_COPY),
+        (replace(TWO_SIDED, seconds_to_boundary=95.1, ranks_staying=0), Rung.CHECKPOINT),
         (replace(ROOMY, stream_share=0.25), Rung.LIVE),
         (replace(ROOMY, stream_share=0.2), Rung.STOP_AND_COPY),
         (replace(ROOMY, stream_share=0.0), Rung.STOP_AND_COPY),
@@ -69,25 +74,31 @@ def test_with_time_enough_the_state_streams_while_the_job_trains():
         (replace(ROOMY, bandwidth_bytes_per_s=0.0), Rung.CHECKPOINT),
         (replace(ROOMY, nodes_left=1), Rung.SUSPEND),
         (replace(ROOMY, nodes_left=1, sources_whole=False, checkpoint_age_steps=None), Rung.SUSPEND),
-        (LONG_STEPS, Rung.CHECKPOINT),
+        (LONG_STEPS, Rung.RESCUE),
+        (replace(LONG_STEPS, ranks_staying=0), Rung.CHECKPOINT),
         (IN_PARTS, Rung.DROP_STEP),
-        (replace(IN_PARTS, one_sided=False), Rung.CHECKPOINT),
+        (replace(IN_PARTS, one_sided=False), Rung.RESCUE),
         (replace(IN_PARTS, one_sided=False, seconds_to_boundary=90.0), Rung.RESCUE),
         # The next boundary comes before endpoints are connected, and the one after it too late.
-        (replace(IN_PARTS, one_sided=False, seconds_to_boundary=1.9), Rung.CHECKPOINT),
+        (replace(IN_PARTS, one_sided=False, seconds_to_boundary=1.9), Rung.RESCUE),
         (replace(LONG_STEPS, one_sided=False, step_s=89.0, seconds_to_boundary=1.9), Rung.RESCUE),
         (replace(IN_PARTS, seconds_to_deadline=None), Rung.LIVE),
         (replace(IN_PARTS, part_s=22.5), Rung.DROP_STEP),
-        (replace(IN_PARTS, part_s=27.6), Rung.CHECKPOINT),
+        (replace(IN_PARTS, part_s=27.6), Rung.DROP_STEP),
+        (replace(IN_PARTS, part_s=32.6, ranks_staying=0), Rung.CHECKPOINT),
         (replace(IN_PARTS, seconds_to_deadline=70.0), Rung.DROP_STEP),
-        (replace(IN_PARTS, seconds_to_deadline=69.9), Rung.CHECKPOINT),
+        (replace(IN_PARTS, seconds_to_deadline=69.9), Rung.DROP_STEP),
+        (replace(IN_PARTS, seconds_to_deadline=59.9), Rung.RESCUE),
         # A boundary that is near does not help where the copy after it comes too late.
         (replace(IN_PARTS, step_s=70.0, seconds_to_boundary=1.0), Rung.DROP_STEP),
         (replace(IN_PARTS, step_s=65.0, seconds_to_boundary=1.0), Rung.STOP_AND_COPY),
         (replace(ROOMY, seconds_to_deadline=25.0), Rung.RESCUE),
         (replace(ROOMY, seconds_to_deadline=17.0), Rung.RESCUE),
-        (replace(ROOMY, seconds_to_deadline=16.9), Rung.CHECKPOINT),
-        (replace(ROOMY, seconds_to_deadline=25.0, endpoints_s=9.0), Rung.CHECKPOINT),
+        (replace(ROOMY, seconds_to_deadline=16.9), Rung.RESCUE),
+        (replace(ROOMY, seconds_to_deadline=0.1), Rung.RESCUE),
+        (replace(ROOMY, seconds_to_deadline=0.0), Rung.CHECKPOINT),
+        (replace(ROOMY, seconds_to_deadline=-201.7), Rung.CHECKPOINT),
+        (replace(ROOMY, seconds_to_deadline=25.0, endpoints_s=9.0), Rung.RESCUE),
         (replace(ROOMY, seconds_to_deadline=25.0, endpoints_s=8.0), Rung.RESCUE),
         (replace(ROOMY, seconds_to_deadline=25.0, ranks_staying=0), Rung.CHECKPOINT),
         (replace(ROOMY, seconds_to_deadline=25.0, rescue_failure="budget"), Rung.CHECKPOINT),
@@ -136,9 +147,9 @@ def test_the_first_rung_that_fits_is_taken_and_all_above_it_are_named(inputs: La
         ),
         (IN_PARTS, Rung.DROP_STEP, "needs 60.0 s of the 105.0 s left, margin 10.0 s"),
         (
-            replace(IN_PARTS, part_s=30.0),
+            replace(IN_PARTS, part_s=33.0),
             Rung.DROP_STEP,
-            "needs 100.0 s and 10.0 s of margin, 105.0 s are left",
+            "needs 106.0 s and 10.0 s of margin, 105.0 s are left",
         ),
         (
             replace(ROOMY, seconds_to_deadline=25.0),
@@ -160,7 +171,13 @@ def test_the_first_rung_that_fits_is_taken_and_all_above_it_are_named(inputs: La
             Rung.RESCUE,
             "it failed before in this world: budget",
         ),
-        (replace(ROOMY, seconds_to_deadline=16.0), Rung.CHECKPOINT, "40 steps (200.0 s) are done again"),
+        (replace(ROOMY, seconds_to_deadline=-1.0), Rung.CHECKPOINT, "40 steps (200.0 s) are done again"),
+        (replace(ROOMY, seconds_to_deadline=-1.0), Rung.RESCUE, "needs 7.0 s, the deadline was 1.0 s ago"),
+        (
+            replace(ROOMY, seconds_to_deadline=16.0),
+            Rung.RESCUE,
+            "needs 7.0 s and 10.0 s of margin, 16.0 s are left; tried all the same, since nothing else fits",
+        ),
         (
             replace(ROOMY, sources_whole=False, checkpoint_age_steps=None),
             Rung.CHECKPOINT,
@@ -177,9 +194,10 @@ def test_what_is_said_of_a_rung_names_its_numbers(inputs: LadderInputs, rung: Ru
 
 
 def test_the_time_that_is_left_decides_between_the_rungs():
-    assert {choose_rung(replace(LONG_STEPS, seconds_to_deadline=left)).rung for left in (None, 900.0, 60.0, 1.0)} == {
+    assert {choose_rung(replace(LONG_STEPS, seconds_to_deadline=left)).rung for left in (None, 900.0, 60.0, -1.0)} == {
         Rung.LIVE,
         Rung.STOP_AND_COPY,
+        Rung.RESCUE,
         Rung.CHECKPOINT,
     }
 

@@ -14,12 +14,25 @@ from liver_core.handoff import (
     Phase,
     Reason,
     Report,
+    Rung,
     Stage,
     WorldStage,
 )
 from liver_core.handoff.participant_events import OrderReceived, ParticipantState
-from liver_core.layout import decode, from_json, to_json
-from tests.liver_core.handoff.samples import H1, WHY, order, participant_in, reports_in, restart_order
+from liver_core.layout import Member, decode, from_json, to_json
+from tests.liver_core.handoff.samples import (
+    DEADLINE,
+    H1,
+    WHY,
+    A,
+    B,
+    C,
+    order,
+    participant_in,
+    reports_in,
+    restart_order,
+    roster,
+)
 
 HEADER = {
     "protocol_version",
@@ -165,3 +178,31 @@ def test_only_an_order_with_a_living_source_takes_over():
     assert not restart_order().takes_over
     assert not order(source=None, parent=0).takes_over
     assert order().handoff_id == H1
+
+
+def test_what_a_rung_does_is_done_only_where_there_is_a_living_source():
+    streaming = {Rung.LIVE, Rung.DROP_STEP}
+    for rung in Rung:
+        checkpoint = "step-5" if rung is Rung.CHECKPOINT else ""
+        from_a_world, from_none = (order(rung=rung, checkpoint=checkpoint), order(rung=rung, source=None, parent=0))
+        assert from_a_world.streams == (rung in streaming)
+        assert from_a_world.rescues == (rung is Rung.RESCUE)
+        assert not from_none.streams and not from_none.rescues
+
+
+def test_who_has_a_part_in_an_order_and_which_rank_reasons_name():
+    """Generation 1 on a and b goes to generation 2 on a and c; from c and a it would be another rank."""
+    moved = order(target=roster(2, C, A))
+    assert [moved.names(member) for member in (A, B, C, Member("d", 0))] == [True, True, True, False]
+    assert [moved.rank_of(member) for member in (A, B, C, Member("d", 0))] == [1, 1, 0, 0]
+    begun = order(source=None, parent=0)
+    assert [begun.names(member) for member in (A, B)] == [True, False]
+    assert begun.rank_of(B) == 0
+
+
+def test_only_a_newcomer_to_a_rescue_may_pass_the_boundary_after_the_deadline():
+    for rung in (Rung.LIVE, Rung.RESCUE):
+        later_s = order().cutover.newcomer_s(rung)
+        found = [order(rung=rung).boundary_by(member) - DEADLINE for member in (A, B, C)]
+        assert found == [0.0, 0.0, later_s] and (later_s > 0) == (rung is Rung.RESCUE)
+    assert order(source=None, parent=0, rung=Rung.RESCUE).boundary_by(C) == DEADLINE

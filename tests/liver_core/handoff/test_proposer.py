@@ -218,10 +218,15 @@ def test_when_all_are_active_and_the_leaver_has_left_the_source_world_is_retired
     assert ending(feed(machine, *free)).stage is Stage.ACTIVE
 
 
-def test_a_leaver_that_dies_after_go_costs_nothing():
+@pytest.mark.parametrize("said", [(), (MemberLost(B, WHY),), (left(B),)])
+def test_a_leaver_that_dies_after_go_costs_nothing_and_is_not_waited_for(said: tuple):
+    """Its machine goes when its notice is over, perhaps before it has said that it left; nobody says that it died."""
     machine = permitted()
-    feed(machine, *(truth(ParticipantState.ACTIVE, member, report_seq=9) for member in (A, C)), MemberLost(B, WHY))
+    feed(machine, *said, *(truth(ParticipantState.ACTIVE, member, report_seq=9) for member in (A, C)))
     assert machine.state is ProposerState.RETIRING
+    free = [truth(ParticipantState.ACTIVE, member, report_seq=10, promise=None) for member in (A, C)]
+    ended = ending(feed(machine, *free))
+    assert (ended.stage, ended.reason.text) == (Stage.ACTIVE, "every rank did its first step")
 
 
 def test_a_target_that_is_lost_after_go_breaks_the_new_world():

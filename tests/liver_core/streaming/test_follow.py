@@ -149,6 +149,41 @@ def test_a_step_that_was_never_published_is_lost_too():
     assert machine.counts.losses == 1
 
 
+def test_a_slot_that_is_being_written_is_not_lost_however_long_that_takes():
+    machine = copied_at(4)
+    for _ in range(3):
+        machine.handle(Begin())
+        assert isinstance(machine.handle(Looked((9,), (9,)))[-1], Sleep)
+    machine.handle(Begin())
+    assert isinstance(machine.handle(Looked((9,), (10,)))[-1], ReadGradients)
+    assert machine.counts.losses == 0
+
+
+def test_a_source_that_is_in_its_step_and_whose_slot_is_older_never_published_it():
+    machine = copied_at(4)
+    for counter, losses in ((8, 0), (9, 0), (9, 1)):
+        machine.handle(Begin())
+        machine.handle(Looked((counter,), (8,)))
+        assert machine.counts.losses == losses
+
+
+def test_a_slot_of_a_later_version_is_lost_at_once_and_so_is_one_of_several_sources():
+    machine = copied_at(4)
+    machine.handle(Begin())
+    machine.handle(Looked((8,), (11,)))
+    assert machine.counts.losses == 1
+    pair = follower(peers=(0, 1))
+    pair.handle(Begin())
+    pair.handle(Looked((8, 8), (-1, -1)))
+    pair.handle(TileRead(120, 0.01))
+    pair.handle(Looked((8, 8), (-1, -1)))
+    pair.handle(Begin())
+    assert isinstance(pair.handle(Looked((8, 8), (10, 9)))[-1], Sleep), "one of two is no whole step"
+    pair.handle(Begin())
+    pair.handle(Looked((8, 8), (10, 12)))
+    assert pair.counts.losses == 1
+
+
 def test_losses_are_bounded_and_the_text_says_what_was_too_slow():
     machine = copied_at(4, losses_max=0)
     machine.handle(Begin())
@@ -223,6 +258,18 @@ def test_sources_that_go_on_before_all_is_copied_end_it():
     machine.handle(Looked((8,), (10,)))
     machine.handle(TileRead(120, 0.01))
     (effect,) = machine.handle(Looked((9,), (10,)))
+    assert isinstance(effect, GiveUp) and "went beyond version 4" in effect.reason
+
+
+def test_one_source_of_two_that_goes_on_before_all_is_copied_ends_it():
+    machine = follower(count=2, peers=(0, 1))
+    machine.finish(4)
+    machine.handle(Begin())
+    machine.handle(Looked((8, 8), (-1, -1)))
+    machine.handle(TileRead(120, 0.01))
+    assert machine.handle(Looked((8, 8), (-1, -1))) == (ReadTile(1, 4),)
+    machine.handle(TileRead(120, 0.01))
+    (effect,) = machine.handle(Looked((8, 9), (-1, -1)))
     assert isinstance(effect, GiveUp) and "went beyond version 4" in effect.reason
 
 

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from service.db.schema import metadata
 from service.db.upgrade import upgrade
 from service.leases.tables import LeaseRow
-from service.ledger.operations import Spent, account, account_all, charge_last_seconds
+from service.ledger.operations import Spent, account, account_all, charge_pause
 from service.ledger.tables import Cause, IntervalRow
 from service.nodes.tables import NodeRow
 
@@ -124,16 +124,43 @@ class TestTheLedgerChain:
             (1, "productive", 1, 2), (1, "productive", 2, 3), (1, "productive", None, 4),
         ]  # fmt: skip
 
-    def test_a_pause_is_cut_from_the_end_of_productive_time_only(self, session, lease):
-        account(session, lease=lease, slot=0, until=START + timedelta(seconds=10), spent=Spent(Cause.PRODUCTIVE))
-        assert charge_last_seconds(session, lease=lease, slot=0, seconds=0.25, cause=Cause.PAUSE)
-        assert not charge_last_seconds(session, lease=lease, slot=0, seconds=0.25, cause=Cause.PAUSE)
-        account(session, lease=lease, slot=0, until=START + timedelta(seconds=11), spent=Spent(Cause.PRODUCTIVE))
+    def test_a_pause_is_cut_from_the_end_of_a_jobs_time_and_the_chain_still_tiles_all_of_it(self, session, lease):
+        session.execute(text(_JOB))
+        rounds = (
+            (5, Spent(Cause.IDLE)), (10, Spent(Cause.BOOTSTRAP, "j")), (10.2, Spent(Cause.PRODUCTIVE, "j", 1)),
+            (10.3, Spent(Cause.RECOMPUTE, "j", 1)),
+        )  # fmt: skip
+        for seconds, spent in rounds:
+            account(session, lease=lease, slot=0, until=START + timedelta(seconds=seconds), spent=spent)
+        assert charge_pause(session, lease=lease, slot=0, seconds=0.25, job_id="j") == 0.25
         session.commit()
-        rows = session.query(IntervalRow).order_by(IntervalRow.starts_at).all()
-        assert [(row.cause, (row.ends_at - row.starts_at).total_seconds()) for row in rows] == [
-            ("productive", 9.75), ("pause", 0.25), ("productive", 1.0),
+        assert self.intervals(session) == [
+            ("idle", 5), ("bootstrap", 5), ("productive", 0.05), ("pause", 0.15), ("pause", 0.1)
         ]  # fmt: skip
+        assert charge_pause(session, lease=lease, slot=0, seconds=0.1, job_id="j") == 0.1
+        account(
+            session, lease=lease, slot=0, until=START + timedelta(seconds=11), spent=Spent(Cause.PRODUCTIVE, "j", 1)
+        )
+        session.commit()
+        assert self.intervals(session) == [
+            ("idle", 5), ("bootstrap", 4.95), ("pause", 0.05), ("pause", 0.05), ("pause", 0.15), ("pause", 0.1),
+            ("productive", 0.7),
+        ]  # fmt: skip
+
+    def test_no_more_pause_is_found_than_the_slot_worked_for_the_job(self, session, lease):
+        session.execute(text(_JOB))
+        for seconds, spent in ((5, Spent(Cause.IDLE)), (6, Spent(Cause.PRODUCTIVE, "j", 1))):
+            account(session, lease=lease, slot=0, until=START + timedelta(seconds=seconds), spent=spent)
+        assert charge_pause(session, lease=lease, slot=0, seconds=2, job_id="other") == 0
+        assert charge_pause(session, lease=lease, slot=0, seconds=2, job_id="j") == 1
+        session.commit()
+        assert self.intervals(session) == [("idle", 5), ("pause", 1)]
+
+    @staticmethod
+    def intervals(session) -> list[tuple[str, float]]:
+        rows = session.query(IntervalRow).order_by(IntervalRow.starts_at).all()
+        assert [row.follows for row in rows] == [None, *(row.ends_at for row in rows[:-1])]
+        return [(row.cause, (row.ends_at - row.starts_at).total_seconds()) for row in rows]
 
 
 @pytest.fixture

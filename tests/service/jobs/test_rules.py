@@ -8,6 +8,7 @@ import pytest
 
 from agent.protocol.values import HandoffState, Placement
 from liver_core.layout import Member, ParallelLayout
+from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.crashes import RankError
 from service.jobs.rules import (
     Action,
@@ -16,6 +17,7 @@ from service.jobs.rules import (
     JobLimits,
     JobView,
     Leaving,
+    Loss,
     OpenHandoff,
     accepts_active,
     deadline_of,
@@ -73,7 +75,7 @@ def act(job: JobView) -> Action:
 
 @pytest.mark.parametrize("state", ENDED)
 def test_an_ended_job_is_left_alone_whatever_happens(state):
-    assert act(view(state=state, broken=("x",), stop_requested=True)).do is Do.NOTHING
+    assert act(view(state=state, broken=(Loss("x", None),), stop_requested=True)).do is Do.NOTHING
 
 
 def test_a_quiet_job_stays_and_says_why():
@@ -81,7 +83,7 @@ def test_a_quiet_job_stays_and_says_why():
 
 
 def test_a_stop_comes_before_everything_else():
-    action = act(view(stop_requested=True, broken=("x",), leaving=(Leaving("c", at(-9), None),)))
+    action = act(view(stop_requested=True, broken=(Loss("x", None),), leaving=(Leaving("c", at(-9), None),)))
     assert (action.do, action.state) == (Do.SETTLE, JobState.STOPPING)
 
 
@@ -128,6 +130,30 @@ def test_a_notice_that_leaves_too_few_nodes_suspends():
     assert (action.do, action.reason) == (Do.SUSPEND, "c will go; 1 nodes are ready")
 
 
+def test_a_notice_that_leaves_too_few_nodes_suspends_at_once_unless_a_silent_one_may_come_back():
+    noticed = view(leaving=(Leaving("c", at(-0.1), at(15)),), decision=NOTHING_FITS)
+    assert act(noticed).do is Do.SUSPEND
+    assert act(replace(noticed, silent=("b",))).do is Do.NOTHING
+    assert act(replace(noticed, silent=("b",), now=at(3))).do is Do.SUSPEND
+
+
+@pytest.mark.parametrize(
+    ("changes", "saves"),
+    [
+        ({}, True),
+        ({"checkpoint": None}, True),
+        ({"checkpoint": Checkpoint("/c/40", 40, at(-31))}, True),
+        ({"checkpoint": Checkpoint("/c/49", 49, at(-29))}, False),
+        ({"saves_soon": True}, False),
+        ({"saves_at_end": False}, False),
+    ],
+)
+def test_a_notice_that_the_agents_did_not_answer_has_a_checkpoint_written_unless_there_is_a_newer_one(changes, saves):
+    noticed = {"leaving": (Leaving("c", at(-30), at(90)),), "decision": MOVE, "saves_at_end": True}
+    action = act(view(**(noticed | changes)))
+    assert (action.do, action.save) == (Do.PROPOSE, saves)
+
+
 def test_an_open_handoff_is_left_to_its_agents():
     open_one = view(handoff=handoff(), leaving=(Leaving("c", at(-30), None),), decision=MOVE)
     assert act(open_one).do is Do.NOTHING
@@ -160,7 +186,10 @@ def test_growth_waits_until_the_job_has_been_quiet():
 @pytest.mark.parametrize(
     ("changes", "loss"),
     [
-        ({"broken": ("rank 2 on node c is failed: out of memory",)}, "rank 2 on node c is failed: out of memory"),
+        (
+            {"broken": (Loss("rank 2 on node c is failed: out of memory", None),)},
+            "rank 2 on node c is failed: out of memory",
+        ),
         ({"gone": ("c",), "last_step_at": at(-6)}, "c disappeared without a handoff"),
         ({"silent": ("c",), "last_step_at": at(-21)}, "c is silent and no step was made for 21 s"),
     ],
@@ -211,13 +240,39 @@ def test_the_reason_is_that_of_the_rank_that_failed_and_not_of_those_that_miss_i
     assert alone.reason.startswith(survivor.shown)
 
 
+def test_while_ranks_only_miss_a_peer_the_agent_of_the_one_that_failed_has_a_moment_to_report_it():
+    missed = RankError("rank 0 on node a is failed: Connection closed by peer", "Connection closed by peer", "a", 0, 50)
+    waiting = view(errors=(missed,), error_at=at(-1))
+    action = act(waiting)
+    assert (action.do, action.look_again_s) == (Do.NOTHING, 0.3)
+    killed = "rank process (pid 7) was killed by SIGKILL after step 50"
+    known = act(replace(waiting, errors=(missed, RankError("rank 2 on node c is failed", killed, "c", 2, 50))))
+    assert known.do is Do.START
+    assert known.cause == FirstCause(FailedPart.RANK, "c", 2, signal="SIGKILL", step=50)
+    late = act(replace(waiting, error_at=at(-1.6)))
+    assert (late.do, late.cause) == (Do.START, FirstCause(FailedPart.PEER, step=50))
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"gone": ("c",), "last_step_at": at(-30)}, FirstCause(FailedPart.NODE, "c", step=50)),
+        ({"silent": ("c",), "last_step_at": at(-30)}, FirstCause(FailedPart.NODE, "c", step=50)),
+        ({"state": JobState.STARTING, "state_changed_at": at(-271)}, FirstCause(FailedPart.START)),
+        ({"broken": (Loss("x", FirstCause(FailedPart.STORE, "a")),)}, FirstCause(FailedPart.STORE, "a")),
+    ],
+)
+def test_every_loss_has_its_cause_typed(changes, cause):
+    assert act(view(**changes)).cause == cause
+
+
 def test_a_lost_world_without_enough_nodes_suspends():
     action = act(view(gone=("c",), last_step_at=at(-30), restart=NOTHING_FITS))
     assert (action.do, action.reason) == (Do.SUSPEND, "c disappeared without a handoff; 1 nodes are ready")
 
 
 def test_a_loss_during_an_open_handoff_takes_the_checkpoint_rung():
-    assert act(view(broken=("store lost after the boundary",), handoff=handoff())).do is Do.START
+    assert act(view(broken=(Loss("store lost after the boundary", None),), handoff=handoff())).do is Do.START
 
 
 def test_a_generation_that_trains_but_was_not_told_of_yet_is_never_restarted():
@@ -259,3 +314,112 @@ def test_a_generation_that_agents_made_alone_is_taken_only_out_of_the_line_that_
 ):
     found = accepts_active(active=active, parent=parent, generation=generation, started_here=frozenset(started_here))
     assert found == refusal
+
+
+def test_a_job_that_starts_over_for_want_of_a_checkpoint_says_how_many_steps_that_loses():
+    suspended = view(state=JobState.SUSPENDED, world=None, checkpoint=None)
+    assert act(suspended).reason == "from its beginning, 50 steps lost; start there"
+    assert act(replace(suspended, last_step=0)).reason == "start there"
+
+
+def test_a_restart_waits_for_news_from_the_nodes_it_would_take():
+    broken = view(broken=(Loss("rank 1 is gone", None),), unheard=("b",))
+    waits = act(broken)
+    assert (waits.do, waits.look_again_s) == (Do.NOTHING, 0.5)
+    assert waits.reason == "rank 1 is gone; a restart waits for news from b"
+    assert act(replace(broken, unheard=("c",))).do is Do.START, "c is no part of it"
+    assert act(replace(broken, unheard=())).do is Do.START
+
+
+NOTICED = (Leaving("c", at(0), None),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "passed_s", "before", "after"),
+    [
+        ({"leaving": NOTICED, "decision": MOVE}, 2.9, Do.NOTHING, Do.PROPOSE),
+        ({"decision": MOVE, "state_changed_at": at(0)}, 2.9, Do.NOTHING, Do.PROPOSE),
+        ({"decision": MOVE, "last_handoff_at": at(0)}, 2.9, Do.NOTHING, Do.PROPOSE),
+        ({"decision": MOVE, "last_handoff_at": at(-9), "state_changed_at": at(0)}, 2.9, Do.NOTHING, Do.PROPOSE),
+        ({"state": JobState.STARTING, "state_changed_at": at(0)}, 270.0, Do.NOTHING, Do.START),
+        ({"silent": ("c",), "last_step_at": at(0)}, 20.0, Do.NOTHING, Do.START),
+        ({"gone": ("c",), "last_step_at": at(0)}, 5.0, Do.NOTHING, Do.START),
+        ({"gone": ("c",), "last_step_at": at(0), "step_s": 4.0}, 20.0, Do.NOTHING, Do.START),
+        ({"silent": ("c",), "last_step_at": at(0), "step_s": 6.0}, 30.0, Do.NOTHING, Do.START),
+        ({"handoff": handoff(state=HandoffState.PROPOSED, opened_at=at(0))}, 15.0, Do.NOTHING, Do.DROP_HANDOFF),
+        ({"handoff": handoff(changed_at=at(0))}, 240.0, Do.NOTHING, Do.DROP_HANDOFF),
+        ({"state": JobState.STOPPING, "state_changed_at": at(0), "ranks_left": 1}, 60.0, Do.NOTHING, Do.SETTLE),
+    ],
+)
+def test_what_is_due_after_a_while_is_not_due_a_tenth_of_a_second_before(changes, passed_s, before, after):
+    still = {"last_step_at": at(passed_s - 1)} | changes
+    assert act(view(**still, now=at(passed_s))).do is before
+    assert act(view(**still, now=at(passed_s + 0.1))).do is after
+
+
+def test_a_start_is_lost_when_its_time_is_over_whatever_steps_there_were_before():
+    starting = view(state=JobState.STARTING, state_changed_at=at(-271), last_step_at=at(-1))
+    assert act(starting).reason.startswith("the start made no step within 270 s")
+    assert act(replace(starting, state_changed_at=at(-10), gone=("c",))).do is Do.START, "nobody shows that it steps"
+
+
+def test_a_running_job_whose_steps_nobody_has_seen_is_not_stalled_yet():
+    assert act(view(last_step_at=None, silent=("c",))).do is Do.NOTHING
+
+
+@pytest.mark.parametrize(
+    ("changes", "look_again_s"),
+    [
+        ({}, None),
+        ({"gone": ("c",)}, 1.0),
+        ({"ahead": 3}, 1.0),
+        ({"handoff": handoff()}, 1.0),
+        ({"state": JobState.STARTING, "state_changed_at": at(-9)}, 270.0),
+        ({"broken": (Loss("x", None),)}, 270.0),
+        ({"stop_requested": True}, 60.0),
+        ({"state": JobState.STOPPING, "state_changed_at": at(-9), "ranks_left": 1}, 1.0),
+        ({"decision": MOVE, "last_handoff_at": at(-1)}, 3.0),
+        ({"decision": MOVE, "silent": ("c",)}, 3.0),
+    ],
+)
+def test_what_may_change_by_time_alone_is_looked_at_again(changes, look_again_s):
+    assert act(view(**changes)).look_again_s == look_again_s
+
+
+@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING, JobState.SUSPENDED])
+def test_a_job_that_reached_its_end_is_finished_from_any_state_also_when_a_stop_was_asked_for(state):
+    action = act(view(state=state, finished="step 1000 is done", stop_requested=True))
+    assert (action.do, action.state, action.reason) == (Do.SETTLE, JobState.FINISHED, "step 1000 is done")
+    assert act(view(state=JobState.STOPPING, finished="step 1000 is done")).state is JobState.STOPPED
+
+
+def test_suspending_ends_suspended_and_a_pending_job_starts_at_its_beginning():
+    assert act(view(state=JobState.SUSPENDING)).state is JobState.SUSPENDED
+    first = act(view(state=JobState.PENDING, world=None, checkpoint=None, last_step=0))
+    assert first == Action(Do.START, "start there", target=TARGET)
+    again = act(view(state=JobState.SUSPENDED, world=None))
+    assert again.reason == "from checkpoint of step 40, 10 steps lost; start there"
+    ahead = act(view(state=JobState.SUSPENDED, world=None, checkpoint=Checkpoint("/c/60", 60)))
+    assert ahead.lost_steps == 0, "the checkpoint is newer than the last step that was reported"
+
+
+def test_a_proposal_to_nodes_that_are_away_is_dropped_before_it_is_opened():
+    proposed = view(handoff=handoff(state=HandoffState.PROPOSED), absent=("d", "e"))
+    assert act(proposed) == Action(Do.DROP_HANDOFF, "not opened yet, and no reports come from d, e")
+    assert act(replace(proposed, handoff=handoff())).do is Do.NOTHING
+    assert act(replace(proposed, absent=())).do is Do.NOTHING
+
+
+def test_a_start_that_fails_counts_and_a_running_job_that_fails_does_not():
+    failing = view(state=JobState.STARTING, state_changed_at=at(-9), broken=(Loss("x", None),))
+    assert act(failing).failed_start and act(replace(failing, failed_starts=1)).do is Do.START
+    assert act(replace(failing, failed_starts=2)).state is JobState.FAILED
+    running = act(view(broken=(Loss("x", None),), failed_starts=9))
+    assert (running.do, running.failed_start) == (Do.START, False)
+
+
+def test_notices_come_before_growth_and_before_the_end_of_a_start():
+    noticed = {"leaving": (Leaving("c", at(-30), None),), "decision": MOVE}
+    assert act(view(**noticed, state=JobState.STARTING, state_changed_at=at(-9))).do is Do.PROPOSE
+    assert act(view(decision=replace(MOVE, verdict=PlannerVerdict.STAY))).do is Do.NOTHING, "no notice, no move"
+    assert deadline_of((Leaving("c", at(0), None),)) is None

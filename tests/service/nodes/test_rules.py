@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.nodes.rules import announces_its_end, state_of
+from service.nodes.rules import announces_its_end, heard_until, state_of
 from service.nodes.tables import NodeState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -25,11 +25,27 @@ def test_only_silence_while_the_service_was_listening_counts(silence_s, listenin
     found = state_of(
         last_seen_at=NOW - timedelta(seconds=silence_s),
         listening_since=NOW - timedelta(seconds=listening_s),
-        now=NOW,
+        until=NOW,
         silent_after_s=6,
         gone_after_s=30,
     )
     assert found is state
+
+
+@pytest.mark.parametrize(
+    ("newest_s", "nodes", "silence_s"),
+    [
+        (0.5, 3, 0.0),
+        (3.0, 3, 0.0),
+        (40.0, 3, 37.0),
+        (119.0, 2, 116.0),
+        (121.0, 2, 0.0),
+        (40.0, 1, 0.0),
+    ],
+)
+def test_when_all_nodes_fall_silent_together_the_service_is_deaf_for_a_while(newest_s, nodes, silence_s):
+    until = heard_until(NOW - timedelta(seconds=newest_s), nodes=nodes, now=NOW, silent_after_s=6)
+    assert (NOW - until).total_seconds() == silence_s
 
 
 def test_only_a_source_that_announces_a_loss_bars_its_node():

@@ -1,14 +1,15 @@
 """The planner: what it chooses, what it refuses and the reasons it gives."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.protocol.jobfile import JobFile, parse_layout
-from liver_core.layout import ParallelLayout
-from service.planner.decision import decide, layouts_by_count, standing_plans
+from liver_core.layout import Member, ParallelLayout
+from service.planner.decision import decide, layouts_by_count, place, standing_plans
 from service.planner.feasibility import candidates, violations
 from service.planner.inputs import LayoutUse, PlanInputs, PlannerVerdict, PlanNode, World
 from service.planner.score import predict, score
@@ -67,7 +68,11 @@ def test_pinned_layouts_by_count_go_there_and_back_into_another_layout_in_turn()
     again = started(replace(three, nodes=nodes("a", "c", "d", "e")))
     assert again.world is not None and str(again.world.layout) == "TP2xPP1xDP2"
     assert again.world.node_ids() == ("a", "c", "d", "e")
-    assert decide(again).verdict is PlannerVerdict.STAY
+    stays = decide(again)
+    assert (stays.verdict, stays.reason) == (
+        PlannerVerdict.STAY,
+        "TP2xPP1xDP2 on its nodes is still the best choice",
+    )
     two = decide(replace(again, nodes=nodes("a", "e")))
     assert two.target is not None and str(two.target.layout) == "TP2xPP1xDP1"
 
@@ -118,6 +123,63 @@ def test_a_job_does_not_move_for_a_gain_smaller_than_predictions_are_good():
     here, there = str(first.world.layout), str(parse_layout("DP4" if first.world.layout.pp == 4 else "PP4"))
     inputs = replace(first, step_seconds=((here, 1.0), (there, 0.99)))
     assert decide(inputs).verdict is PlannerVerdict.STAY
+
+
+@pytest.mark.parametrize(("there_s", "moves"), [(0.98, False), (0.96, True)])
+@pytest.mark.parametrize(
+    ("here", "there", "reason"),
+    [
+        ("PP4", "DP4", "TP1xPP1xDP4 on as many nodes gains too little over TP1xPP4xDP1"),
+        (
+            "PP2",
+            "DP4",
+            "TP1xPP1xDP4 on 4 of 4 nodes, 0.98 s measured per step is no gain over 1 s measured in TP1xPP2xDP1",
+        ),
+    ],
+)
+def test_a_job_moves_for_three_percent_on_as_many_nodes_and_on_more(here, there, reason, there_s, moves):
+    layouts = {"allowed": [here, there]}
+    alone = started(PlanInputs(job(layouts={"allowed": [here]}), nodes(*"abcd"[: int(here[-1])])))
+    times = ((str(parse_layout(here)), 1.0), (str(parse_layout(there)), there_s))
+    decision = decide(replace(alone, job=job(layouts=layouts), nodes=nodes(*"abcd"), step_seconds=times))
+    if moves:
+        assert decision.verdict is PlannerVerdict.MOVE and decision.target is not None
+        assert str(decision.target.layout) == "TP1xPP1xDP4"
+    else:
+        assert (decision.verdict, decision.reason, decision.target) == (PlannerVerdict.STAY, reason, None)
+
+
+def test_a_pinned_layout_for_more_nodes_is_moved_to_whatever_it_costs():
+    pins = {"pinned": [{"nodes": 2, "layout": "PP2"}, {"nodes": 4, "layout": "PP4"}]}
+    two = started(PlanInputs(job(layouts=pins), nodes("a", "b")))
+    times = (("TP1xPP2xDP1", 0.1), ("TP1xPP4xDP1", 9.0))
+    assert decide(replace(two, nodes=nodes("a", "b", "c", "d"), step_seconds=times)).verdict is PlannerVerdict.MOVE
+
+
+def test_a_layout_that_leaves_too_many_nodes_empty_does_not_count():
+    """The job wants two nodes at least; the first alone would hold all four ranks."""
+    inputs = PlanInputs(job(layouts={"allowed": ["PP4"]}), (PlanNode("a", 4), PlanNode("b", 1)))
+    assert decide(inputs).verdict is PlannerVerdict.SUSPEND
+    for first in (2, 3):
+        decision = decide(replace(inputs, nodes=(PlanNode("a", first), PlanNode("b", 2))))
+        assert decision.target is not None and decision.target.node_ids() == ("a", "b")
+
+
+def test_a_slot_that_a_node_no_longer_has_is_given_to_another():
+    first = started(PlanInputs(job(layouts={"allowed": ["PP4"]}), nodes("a", "b", slots=2)))
+    lost = decide(replace(first, nodes=(PlanNode("a", 1), PlanNode("c", 4))))
+    assert lost.target is not None
+    assert [(member.node_id, member.slot) for member in lost.target.members] == [
+        ("a", 0), ("c", 0), ("c", 1), ("c", 2),
+    ]  # fmt: skip
+
+
+def test_a_job_takes_its_own_nodes_first_then_the_larger_and_then_by_name():
+    first = started(PlanInputs(job(layouts={"allowed": ["PP2"]}), nodes("z", "y")))
+    more = (PlanNode("b", 1), PlanNode("a", 1), PlanNode("c", 2), *nodes("y", "z"))
+    decision = decide(replace(first, job=job(layouts={"allowed": ["PP6"]}, nodes={"min": 2, "max": 5}), nodes=more))
+    assert decision.target is not None
+    assert decision.target.node_ids() == (*(first.world.node_ids() if first.world else ()), "c", "a", "b")
 
 
 def test_a_node_with_several_slots_holds_several_ranks():
@@ -175,6 +237,29 @@ def test_layouts_by_count_say_for_every_allowed_count_what_runs_or_why_nothing_d
         (1, None), (2, "TP2xPP1xDP1"), (3, "TP1xPP3xDP1"), (4, "TP2xPP2xDP1"),
     ]  # fmt: skip
     assert choices[0].reason == "no layout fits 1 nodes"
+    assert choices[1].reason.startswith("TP2xPP1xDP1, ") and choices[1].reason.endswith(" s predicted per step")
+
+
+@pytest.mark.parametrize(("ready", "counts"), [(0, [2]), (1, [2]), (3, [2, 3]), (9, [2, 3, 4])])
+def test_layouts_by_count_go_from_the_least_to_the_nodes_that_are_there_or_the_most(ready, counts):
+    choices = layouts_by_count(PlanInputs(job(), nodes(*"abcdefghi"[:ready])))
+    assert [choice.nodes for choice in choices] == counts
+
+
+def test_a_job_that_runs_nowhere_has_no_standing_plans():
+    assert standing_plans(PlanInputs(job(), nodes("a", "b"))) == ()
+
+
+def test_layouts_by_count_know_the_slots_of_nodes_of_different_sizes():
+    fleet = (PlanNode("m", 4), PlanNode("x", 1), PlanNode("y", 2))
+    inputs = PlanInputs(job(layouts={"allowed": ["TP2xPP3", "TP2xPP2"]}, nodes={"min": 1, "max": 3}), fleet)
+    three, two, one = reversed(layouts_by_count(inputs))
+    assert (str(three.layout), str(two.layout), str(one.layout)) == ("TP2xPP3xDP1", "TP2xPP3xDP1", "TP2xPP2xDP1")
+    assert " on nodes with 6 slots, " in two.reason and " on nodes with 4 slots, " in one.reason
+    enough = layouts_by_count(replace(inputs, job=job(layouts={"allowed": ["PP3", "PP2"]}, nodes={"min": 1, "max": 3})))
+    # Whichever two nodes are left, they have three slots.
+    assert [str(choice.layout) for choice in enough] == ["TP1xPP3xDP1", "TP1xPP3xDP1", "TP1xPP3xDP1"]
+    assert "on nodes" not in enough[1].reason
 
 
 def test_the_digest_of_the_inputs_is_stable_and_changes_with_every_one_of_them():
@@ -188,3 +273,61 @@ def test_the_digest_of_the_inputs_is_stable_and_changes_with_every_one_of_them()
     ]
     digests = {item.digest() for item in (inputs, replace(inputs), *changed)}
     assert len(digests) == 6
+
+
+def seats(*names: str) -> tuple[Member, ...]:
+    """`a0` is slot 0 of node a."""
+    return tuple(Member(name[:-1], int(name[-1])) for name in names)
+
+
+def test_a_group_of_tensor_parallel_ranks_goes_to_the_node_that_has_room_for_all_of_it():
+    fleet = (PlanNode("m", 2), PlanNode("x", 1), PlanNode("y", 2))
+    world = World(1, ParallelLayout(pp=3), seats("m0", "m1", "x0"))
+    placed = place(ParallelLayout(tp=2, pp=2), fleet, PlanInputs(job(), fleet, world))
+    assert placed == seats("m0", "m1", "y0", "y1")
+
+
+def test_survivors_give_up_their_seats_where_only_that_keeps_a_tensor_parallel_group_on_one_node():
+    fleet = nodes("a", "b", "c", slots=2)
+    world = World(1, ParallelLayout(dp=3), seats("a0", "b0", "c0"))
+    assert place(ParallelLayout(tp=2), fleet, PlanInputs(job(), fleet, world)) == seats("a0", "a1")
+
+
+def test_a_tensor_parallel_group_that_no_node_can_hold_is_spread_and_the_others_are_not():
+    fleet = (PlanNode("a", 1), PlanNode("b", 3), PlanNode("c", 1), PlanNode("d", 1))
+    assert place(ParallelLayout(tp=2, pp=3), fleet, PlanInputs(job(), fleet)) == seats(
+        "a0", "b2", "b0", "b1", "c0", "d0"
+    )
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data())
+def test_tensor_parallel_groups_lie_on_one_node_each_wherever_the_nodes_can_hold_them(data):
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+    fleet = tuple(PlanNode(f"n{index}", slots) for index, slots in enumerate(sizes))
+    tp = data.draw(st.integers(1, max(sizes)))
+    groups = data.draw(st.integers(1, sum(sizes) // tp))
+    before = data.draw(st.permutations([Member(node.node_id, slot) for node in fleet for slot in range(node.slots)]))
+    before = tuple(before[: data.draw(st.integers(0, len(before)))])
+    world = World(1, ParallelLayout(dp=len(before)), before) if before else None
+    layout = ParallelLayout(tp=tp, dp=groups)
+    placed = place(layout, fleet, PlanInputs(job(), fleet, world))
+
+    assert len(set(placed)) == layout.world_size
+    slots = {node.node_id: node.slots for node in fleet}
+    assert all(member.slot < slots[member.node_id] for member in placed)
+    split = [group for group in layout.groups("tp") if len({placed[rank].node_id for rank in group}) > 1]
+    assert len(split) == max(0, groups - sum(size // tp for size in sizes))
+    if not split:
+        assert len(set(placed) & set(before)) == most_that_stay(sizes, tp, groups, fleet, before)
+
+
+def most_that_stay(sizes: list[int], tp: int, groups: int, fleet: tuple[PlanNode, ...], before: tuple) -> int:
+    """Over every number of whole groups on each node: how many members of `before` can stay at most."""
+    stay = [sum(member.node_id == node.node_id for member in before) for node in fleet]
+    counts = product(*(range(size // tp + 1) for size in sizes))
+    return max(
+        sum(min(held, tp * count) for held, count in zip(stay, chosen, strict=True))
+        for chosen in counts
+        if sum(chosen) == groups
+    )

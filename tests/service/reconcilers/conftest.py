@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from agent.protocol.sync import CheckpointFact
-from liver_core.handoff import RankStage
+from liver_core.handoff import RankStage, Reason
 from service.context import Context
 from service.reconcilers import jobs
 from service.reconcilers.nodes import NodeWatch
@@ -107,6 +107,29 @@ class Fleet:
             members=order.handoff.target.members,
         )
         lead.sync(handoffs=(mirror(order.roster, target, self.clock(), handoff_id=order.handoff.handoff_id, **more),))
+
+    def stopped(self, *, step: int = 30) -> str:
+        """A job that was stopped, with a checkpoint of its last step; its path in the API."""
+        self.run()
+        self.jump(step)
+        self.round(parts={"a": {"checkpoints": (self.checkpoint(step),)}})
+        path = f"/api/v1/jobs/{self.job_id}"
+        self.client.post(f"{path}/stop")
+        for _ in range(3):
+            self.round()
+        assert self.job()["state"] == "stopped"
+        return path
+
+    def crash(self, text: str, *, step: int, on: str = "b") -> None:
+        """The job gets to `step`, and one rank dies of an error."""
+        for _ in range(4):
+            self.round()
+        assert self.job()["state"] == "running"
+        self.jump(step - 1)
+        self.round()
+        agent = self.agents[on]
+        dead = agent.rank(agent.job_order(), stage=RankStage.FAILED, step=step, reason=Reason(text, "training", 1))
+        self.round(trains=False, parts={on: {"ranks": (dead,)}})
 
 
 @pytest.fixture

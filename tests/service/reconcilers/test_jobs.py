@@ -4,7 +4,15 @@ import threading
 from datetime import timedelta
 
 from agent.protocol.notice_life import ends_utc, withdraw
-from agent.protocol.sync import JobFinished, NoticeKind, SourceCheckpoint, SourceHandoff, SourceInit
+from agent.protocol.sync import (
+    HandoffMeasures,
+    JobFinished,
+    NoticeKind,
+    SourceCheckpoint,
+    SourceHandoff,
+    SourceInit,
+    StepRow,
+)
 from agent.protocol.values import HandoffState
 from liver_core.handoff import RankStage, Reason, Rung
 from liver_core.handoff.generations import next_start
@@ -73,6 +81,7 @@ def test_a_notice_that_no_agent_acts_on_becomes_a_proposal_of_the_service(fleet:
     order = fleet.agents["c"].job_order()
     assert order.handoff is not None and order.handoff.target.node_ids() == ("a", "c", "d")
     assert order.handoff.deadline_utc == notice.deadline_utc
+    assert order.checkpoint_asked == 1, "if nothing comes of it, little is lost"
 
 
 def test_a_proposal_that_the_agents_carry_through_becomes_the_jobs_generation(fleet: Fleet):
@@ -85,6 +94,24 @@ def test_a_proposal_that_the_agents_carry_through_becomes_the_jobs_generation(fl
     assert (job["active_generation"], job["layout"], job["nodes"]) == (2, "TP1xPP3xDP1", ["a", "c", "d"])
     assert fleet.handoffs()[0]["state"] == "active"
     assert isinstance(fleet.agents["a"].job_order().source, SourceHandoff)
+
+
+def test_a_late_report_of_an_earlier_handoff_does_not_drop_a_proposal(fleet: Fleet):
+    fleet.run()
+    source = fleet.agents["a"].roster()
+    done = mirror(source, roster(fleet.job_id, 2, ParallelLayout(pp=3), "a", "c", "d"), fleet.clock())
+    fleet.round(parts={"a": {"handoffs": (done,)}})
+    fleet.round(parts={"d": {"notices": (fleet.agents["d"].notice(),)}})
+    for _ in range(5):
+        fleet.round()
+    proposed = fleet.handoffs()[0]
+    assert (proposed["state"], proposed["parent"]) == ("proposed", 2)
+    late = done.model_copy(update={"mirror_seq": 9, "measures": HandoffMeasures(lost_s=0.5)})
+    unknown = roster(fleet.job_id, 9, ParallelLayout(pp=3), "a", "c", "d")
+    before = mirror(source, unknown, fleet.clock(), state=HandoffState.BROKEN)
+    fleet.round(parts={"a": {"handoffs": (late, before)}})
+    states = {item["handoff_id"]: item["state"] for item in fleet.handoffs()}
+    assert states[proposed["handoff_id"]] == "proposed"
 
 
 def test_the_agents_own_handoff_keeps_the_service_from_proposing_one(fleet: Fleet):
@@ -277,6 +304,32 @@ def test_a_rank_that_breaks_brings_the_job_back_from_its_checkpoint_with_lost_st
     )
 
 
+def test_a_step_whose_report_comes_after_the_restart_is_counted_as_lost_once(fleet: Fleet):
+    fleet.run()
+    fleet.jump(30)
+    fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(20),)}})
+    agent, late = fleet.agents["b"], fleet.agents["c"]
+    old = late.job_order()
+    broken = agent.rank(agent.job_order(), stage=RankStage.FAILED, step=31, reason=Reason("peer was reset", "training"))
+    fleet.round(parts={"b": {"ranks": (broken,), "steps": ()}})
+    assert fleet.job()["lost_steps"] == 12
+    row = StepRow(job_id=fleet.job_id, generation=1, step=33, seconds=0.5, finished_utc=fleet.clock())
+    ended = late.rank(old, stage=RankStage.FAILED, step=33, reason=Reason("peer was reset", "training"))
+    for parts in (
+        {"steps": (row,)},
+        {"steps": (row,), "ranks": (ended,)},
+        {"steps": (row.model_copy(update={"step": 31}),)},
+    ):
+        late.sync(**parts)
+        job = fleet.job()
+        newest = job["generations"][-1]
+        assert (job["lost_steps"], newest["lost_steps"], job["last_step"]) == (13, 13, 20)
+    for _ in range(3):
+        fleet.round()
+    late.sync(steps=(row.model_copy(update={"step": 34}),))
+    assert (fleet.job()["state"], fleet.job()["lost_steps"]) == ("running", 14), "also when the new world trains"
+
+
 def test_a_node_that_vanishes_is_replaced_from_the_checkpoint_on_the_remaining_nodes(fleet: Fleet):
     fleet.run()
     fleet.jump(30)
@@ -378,13 +431,31 @@ def test_two_jobs_never_share_a_node(fleet: Fleet):
     waiting = fleet.client.get(f"/api/v1/jobs/{second}").json()
     assert (waiting["state"], waiting["reason"]) == (
         "pending",
-        "waiting: 0 nodes are ready, the job needs at least nodes.min 2",
+        "waiting: 4 nodes are ready (4 taken by other jobs), the job needs at least nodes.min 2",
     )
     fleet.add("x", "y")
     fleet.agents["x"].sync()
     fleet.agents["y"].sync()
     fleet.tick()
     assert fleet.client.get(f"/api/v1/jobs/{second}").json()["nodes"] == ["x", "y"]
+
+
+def test_a_reason_for_too_few_nodes_says_where_the_others_are(fleet: Fleet):
+    fleet.run()
+    fleet.add("w", "x", "y", "z")
+    fleet.agents["z"] = fleet.make_agent("z", pool="spot-b")
+    fleet.round(parts={"x": {"notices": (fleet.agents["x"].notice(),)}})
+    fleet.agents.pop("y")
+    for _ in range(8):
+        fleet.round()
+    second = fleet.client.post("/api/v1/jobs", json=JOB | {"name": "second", "pools": ["spot-a"]}).json()["job_id"]
+    for _ in range(2):
+        fleet.round()
+    reason = fleet.client.get(f"/api/v1/jobs/{second}").json()["reason"]
+    assert reason == (
+        "waiting: 5 nodes are ready (4 taken by other jobs, 1 announced to go, 1 silent, 1 in other pools), "
+        "the job needs at least nodes.min 2"
+    )
 
 
 def test_two_replicas_never_handle_one_job_at_a_time(fleet: Fleet):
@@ -458,6 +529,22 @@ def test_a_service_that_was_away_does_not_declare_its_nodes_gone(fleet: Fleet):
     assert fleet.job()["active_generation"] == 1
 
 
+def test_a_service_that_is_cut_off_from_all_nodes_for_a_while_neither_restarts_nor_suspends_their_job(fleet: Fleet):
+    fleet.run()
+    for _ in range(40):
+        fleet.clock.advance(1)
+        fleet.tick()
+    assert {node["state"] for node in fleet.client.get("/api/v1/nodes").json()} == {"ready"}
+    assert (fleet.job()["state"], fleet.job()["active_generation"]) == ("running", 1)
+    fleet.round()
+    assert (fleet.job()["state"], fleet.job()["active_generation"]) == ("running", 1)
+    for _ in range(80):
+        fleet.clock.advance(2)
+        fleet.tick()
+    assert {node["state"] for node in fleet.client.get("/api/v1/nodes").json()} == {"gone"}, "nobody came back"
+    assert fleet.job()["state"] in ("suspending", "suspended")
+
+
 def test_a_job_that_fails_by_its_own_fault_is_failed_and_not_started_again(fleet: Fleet):
     fleet.run()
     why = Reason("the loss of step 12 is nan, first on rank 1", "boundary", 1)
@@ -471,108 +558,12 @@ def test_a_job_that_fails_by_its_own_fault_is_failed_and_not_started_again(fleet
     assert fleet.agents["a"].job_order().desired == "stop"
 
 
-def test_a_checkpoint_on_request_is_asked_of_the_agents_until_one_of_them_answers(fleet: Fleet):
-    fleet.run()
-    path = f"/api/v1/jobs/{fleet.job_id}"
-    for _ in range(2):
-        assert fleet.client.post(f"{path}/checkpoint").json()["job_id"] == fleet.job_id
-    fleet.round()
-    assert {agent.job_order().checkpoint_asked for agent in fleet.agents.values()} == {1}
-    fleet.round(parts={"b": {"checkpoints": (fleet.checkpoint(4),)}})
-    assert fleet.job()["checkpoint_asked"], "a checkpoint that was due anyway is no answer"
-    fleet.round(parts={"b": {"checkpoints": (fleet.checkpoint(6).model_copy(update={"asked": 1}),)}})
-    assert not fleet.job()["checkpoint_asked"]
-    fleet.round()
-    assert fleet.agents["a"].job_order().checkpoint_asked == 0
-    fleet.client.post(f"{path}/checkpoint")
-    fleet.round()
-    assert fleet.agents["a"].job_order().checkpoint_asked == 2
-
-
-def test_a_job_without_a_place_for_checkpoints_or_without_ranks_cannot_be_asked_for_one(fleet: Fleet):
-    spec = {name: value for name, value in JOB.items() if name != "checkpoint"}
-    bare = fleet.client.post("/api/v1/jobs", json=spec).json()["job_id"]
-    answer = fleet.client.post(f"/api/v1/jobs/{bare}/checkpoint")
-    assert (answer.status_code, "its job file has no checkpoint.path" in answer.text) == (409, True)
-    answer = fleet.client.post(f"/api/v1/jobs/{fleet.submit()}/checkpoint")
-    assert (answer.status_code, "is pending: only a running job" in answer.text) == (409, True)
-
-
-def stopped(fleet: Fleet, *, step: int = 30) -> str:
-    """A job that was stopped, with a checkpoint of its last step; its path in the API."""
-    fleet.run()
-    fleet.jump(step)
-    fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(step),)}})
-    path = f"/api/v1/jobs/{fleet.job_id}"
-    fleet.client.post(f"{path}/stop")
-    for _ in range(3):
-        fleet.round()
-    assert fleet.job()["state"] == "stopped"
-    return path
-
-
-def test_a_stopped_job_is_resumed_from_its_newest_checkpoint(fleet: Fleet):
-    path = stopped(fleet)
-    answer = fleet.client.post(f"{path}/resume", json={})
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["reason"] == "resume requested, from the checkpoint of step 30"
-    for _ in range(4):
-        fleet.round()
-    job = fleet.job()
-    assert job["state"] == "running"
-    newest = job["generations"][-1]
-    assert (newest["generation"], newest["source"], newest["checkpoint_step"]) == (next_start(1), "checkpoint", 30)
-    again = fleet.client.post(f"{path}/resume", json={})
-    assert (again.status_code, "has not ended: it is running" in again.text) == (409, True)
-
-
-def test_a_finished_job_needs_more_steps_to_go_on_and_its_ranks_get_them(fleet: Fleet):
-    fleet.run()
-    path = f"/api/v1/jobs/{fleet.job_id}"
-    done = {"finished": (JobFinished(job_id=fleet.job_id, generation=1, step=1000),)}
-    fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(1000),)} | done})
-    assert fleet.job()["state"] == "finished"
-    for body in ({}, {"steps": 1000}):
-        answer = fleet.client.post(f"{path}/resume", json=body)
-        assert answer.status_code == 409
-        assert "a checkpoint of step 1000 and stops after step 1000: give more steps" in answer.text
-    assert fleet.client.post(f"{path}/resume", json={"stps": 1}).status_code == 422
-    assert fleet.client.post(f"{path}/resume", json={"steps": 1200}).json()["stop_steps"] == 1200
-    # An old ending that comes late is not that of the job which goes on.
-    fleet.agents["b"].sync(**done)
-    for _ in range(3):
-        fleet.round()
-    assert fleet.job()["state"] == "running"
-    assert fleet.agents["a"].job_order().spec.stop.steps == 1200
-
-
-def test_a_job_without_a_checkpoint_cannot_be_resumed(fleet: Fleet):
-    fleet.run()
-    fleet.client.post(f"/api/v1/jobs/{fleet.job_id}/stop")
-    for _ in range(3):
-        fleet.round()
-    answer = fleet.client.post(f"/api/v1/jobs/{fleet.job_id}/resume", json={})
-    assert (answer.status_code, "has no checkpoint to continue from" in answer.text) == (409, True)
-
-
-def crash(fleet: Fleet, text: str, *, step: int, on: str = "b") -> None:
-    """The job gets to `step`, and one rank dies of an error."""
-    for _ in range(4):
-        fleet.round()
-    assert fleet.job()["state"] == "running"
-    fleet.jump(step - 1)
-    fleet.round()
-    agent = fleet.agents[on]
-    dead = agent.rank(agent.job_order(), stage=RankStage.FAILED, step=step, reason=Reason(text, "training", 1))
-    fleet.round(trains=False, parts={on: {"ranks": (dead,)}})
-
-
 def test_a_job_that_dies_of_the_same_error_after_the_same_step_three_times_is_failed_with_the_cause(fleet: Fleet):
     fleet.run()
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(10),)}})
     for pid in (17, 18, 19):
         assert fleet.job()["state"] != "failed"
-        crash(fleet, f"rank process (pid {pid}) ended with exit code 1; it reported: ValueError: no item 7", step=20)
+        fleet.crash(f"rank process (pid {pid}) ended with exit code 1; it reported: ValueError: no item 7", step=20)
     job = fleet.job()
     assert job["state"] == "failed"
     assert job["reason"].startswith("the same error ended the job 3 times after step 20: rank ")
@@ -580,32 +571,48 @@ def test_a_job_that_dies_of_the_same_error_after_the_same_step_three_times_is_fa
     assert len(job["generations"]) == 3
 
 
+def test_a_lost_world_names_the_rank_that_was_killed_although_others_report_first_and_keeps_that_cause(fleet: Fleet):
+    fleet.run()
+    ranks = {
+        name: fleet.agents[name].rank(
+            fleet.agents[name].job_order(), stage=RankStage.FAILED, step=4, reason=Reason(text, "training", 0)
+        )
+        for name, text in (
+            ("a", "the world cannot go on: RuntimeError: Connection closed by peer"),
+            ("d", "rank process (pid 9) was killed by SIGKILL after step 4"),
+        )
+    }
+    fleet.round(seconds=0.2, trains=False, parts={"a": {"ranks": (ranks["a"],)}})
+    assert fleet.job()["state"] == "running"
+    fleet.round(trains=False, parts={name: {"ranks": (rank,)} for name, rank in ranks.items()})
+    job = fleet.job()
+    assert job["state"] == "starting" and job["reason"].startswith("rank 3 on node d is failed: rank process (pid 9)")
+    killed = {"what": "rank", "node": "d", "rank": 3, "signal": "SIGKILL", "exit_code": None, "step": 4}
+    assert [item["ended_by"] for item in job["generations"]] == [killed, None]
+    late = ranks["a"].model_copy(update={"reason": Reason("rank process (pid 8) was killed by SIGSEGV", "training", 0)})
+    fleet.round(trains=False, parts={"a": {"ranks": (late,)}})
+    assert fleet.job()["generations"][0]["ended_by"] == killed
+
+
+def test_ranks_that_miss_a_peer_of_which_nobody_reports_start_again_after_a_moment(fleet: Fleet):
+    fleet.run()
+    agent = fleet.agents["a"]
+    lost = agent.rank(
+        agent.job_order(), stage=RankStage.FAILED, step=4, reason=Reason("Connection closed by peer", "training", 0)
+    )
+    for seconds, state in ((1.0, "running"), (0.6, "running"), (0.1, "starting")):
+        fleet.round(seconds=seconds, trains=False, parts={"a": {"ranks": (lost,)}})
+        assert fleet.job()["state"] == state
+    assert fleet.job()["generations"][0]["ended_by"]["what"] == "peer"
+
+
 def test_a_job_that_gets_further_each_time_goes_on(fleet: Fleet):
     fleet.run()
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(10),)}})
     for step in (20, 21, 22, 23):
-        crash(fleet, "ValueError: no item 7", step=step)
+        fleet.crash("ValueError: no item 7", step=step)
     assert fleet.job()["state"] == "starting"
     assert len(fleet.job()["generations"]) == 5
-
-
-def test_a_job_may_begin_from_a_checkpoint_of_another_one_and_later_uses_its_own(fleet: Fleet):
-    fleet.add("a", "b", "c", "d")
-    fleet.submit(start_from="/other/step-000000500")
-    for _ in range(4):
-        fleet.round()
-    job = fleet.job()
-    assert (job["state"], job["last_step"] > 500, job["lost_steps"]) == ("running", True, 0)
-    order = fleet.agents["a"].job_order()
-    assert order.source == SourceCheckpoint(path="/other/step-000000500", step=500)
-    crash(fleet, "ValueError: no item 7", step=520)
-    newest = fleet.job()["generations"][-1]
-    assert (newest["checkpoint_step"], newest["lost_steps"]) == (500, 20)
-    for _ in range(3):
-        fleet.round()
-    fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(510),)}})
-    crash(fleet, "ValueError: no item 7", step=530)
-    assert fleet.job()["generations"][-1]["checkpoint_step"] == 510
 
 
 def test_a_job_that_ends_with_the_step_of_a_handoff_is_finished_before_the_handoff_is_reported_active(fleet: Fleet):

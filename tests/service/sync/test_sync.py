@@ -1,5 +1,6 @@
 """The agents' surface: what is stored once, what is refused, what is answered."""
 
+from datetime import timedelta
 from itertools import pairwise
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from agent.protocol.sync import (
     JobFinished,
     LogChunk,
     NoticeKind,
+    RankStatus,
     SourceState,
     StoreHosted,
     SyncOrders,
@@ -202,10 +204,41 @@ def test_the_health_of_a_notice_source_is_shown(running, client, clock):
     }  # fmt: skip
 
 
-def test_an_agent_may_not_report_another_nodes_notice(running):
+def test_an_agent_may_not_report_the_notice_of_a_node_with_which_it_has_no_job(running, make_agent, client):
+    _, agent, _ = running
+    stranger = make_agent("s")
+    stranger.sync()
+    for reporter, fact in ((stranger, agent.notice()), (agent, stranger.notice())):
+        orders = reporter.sync(notices=(fact,))
+        assert [(item.part, item.key) for item in orders.refusals] == [("notices", fact.node_id)]
+        assert not client.get(f"/api/v1/nodes/{fact.node_id}").json()["leaving"]
+
+
+def test_a_notice_that_only_peers_could_pass_on_is_recorded_once_and_moves_the_job(running, client, clock, context):
     _, agent, other = running
-    orders = agent.sync(notices=(other.notice(),))
-    assert [(item.part, item.key) for item in orders.refusals] == [("notices", "b")]
+    clock.advance(1)
+    fact = other.notice()
+    other.sync()
+    assert agent.sync(notices=(fact,)).refusals == ()
+    assert client.get("/api/v1/nodes/b").json()["leaving"]
+    assert agent.sync().jobs[0].notices == (fact,)
+    other.sync(notices=(fact,))
+    agent.sync(notices=(fact,))
+    with context.sessions() as session:
+        assert session.scalar(select(func.count()).select_from(NoticeRow)) == 1
+
+
+def test_peers_neither_withdraw_a_notice_nor_bring_back_that_of_an_earlier_machine(running, client, clock):
+    _, agent, other = running
+    fact = other.notice()
+    other.sync(notices=(fact,))
+    (refusal,) = agent.sync(notices=(withdraw(fact, clock()),)).refusals
+    assert refusal.reason == "a withdrawal is reported by b itself"
+    assert client.get("/api/v1/nodes/b").json()["leaving"]
+    other.sync(notices=(withdraw(fact, clock()),))
+    old = fact.model_copy(update={"source": "gcp", "first_seen_utc": fact.first_seen_utc - timedelta(hours=1)})
+    assert agent.sync(notices=(old,)).refusals == ()
+    assert not client.get("/api/v1/nodes/b").json()["leaving"]
 
 
 def test_two_agent_starts_under_one_name_end_with_the_older_one_refused(running, make_agent):
@@ -335,6 +368,69 @@ class TestHandoffsMadeWithoutTheService:
         assert (shown["state"], shown["generation"], shown["reason"]) == ("aborted", None, "rank 1 died")
         assert client.get(f"/api/v1/jobs/{job_id}").json()["active_generation"] == 2
 
+    def test_an_attempt_that_failed_keeps_its_first_cause(self, running, client, clock):
+        job_id, agent, other = running
+        target = roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
+        killed = other.rank(
+            other.job_order(), stage=RankStage.FAILED, step=7,
+            reason=Reason("rank process (pid 7) was killed by SIGKILL after step 7", "training", 1),
+        )  # fmt: skip
+        other.sync(ranks=(killed,))
+        aborted = mirror(
+            agent.job_order().roster, target, clock(), state=HandoffState.ABORTED, mirror_seq=1,
+            reason=Reason("target rank 0: Connection closed by peer", "stream", 0),
+        )  # fmt: skip
+        agent.sync(handoffs=(aborted,))
+
+        def shown() -> dict:
+            return client.get(f"/api/v1/handoffs/{aborted.handoff_id}").json()
+
+        first = {"what": "rank", "node": "b", "rank": 1, "signal": "SIGKILL", "exit_code": None, "step": 7}
+        assert shown()["ended_by"] == first
+        broken = {"state": HandoffState.BROKEN, "mirror_seq": 2, "reason": Reason("no step for 67 s", "training", 0)}
+        agent.sync(handoffs=(aborted.model_copy(update=broken),))
+        assert (shown()["state"], shown()["ended_by"]) == ("broken", first)
+
+    def test_an_end_that_is_reported_just_after_an_attempt_failed_of_it_is_its_cause(self, running, client, clock):
+        job_id, agent, other = running
+        target = roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
+        aborted = mirror(
+            agent.job_order().roster, target, clock(), state=HandoffState.ABORTED,
+            reason=Reason("target rank 0: Connection closed by peer", "stream", 0),
+        )  # fmt: skip
+        agent.sync(handoffs=(aborted,))
+
+        def cause() -> dict:
+            return client.get(f"/api/v1/handoffs/{aborted.handoff_id}").json()["ended_by"]
+
+        assert cause()["what"] == "peer"
+        for after_s, pid in ((1.0, 7), (1.0, 8)):
+            clock.advance(after_s)
+            text = f"rank process (pid {pid}) was killed by SIGKILL after step {pid}"
+            other.sync(ranks=(other.rank(other.job_order(), stage=RankStage.FAILED, reason=Reason(text, "x", 1)),))
+            other.sync()
+            assert (cause()["what"], cause()["node"], cause()["step"]) == ("rank", "b", 7)
+
+    def test_an_aborted_attempt_is_not_broken_by_a_report_that_comes_after_the_job_has_gone_on(
+        self, running, client, context, clock
+    ):
+        job_id, agent, other = running
+        aborted = mirror(
+            agent.job_order().roster, roster(job_id, 2, ParallelLayout(pp=2), "a", "b"), clock(), mirror_seq=1,
+            state=HandoffState.ABORTED, reason=Reason("the store is gone at decision: reset", "decision"),
+        )  # fmt: skip
+        aborted = aborted.model_copy(update={"store_node": "a"})
+        agent.sync(handoffs=(aborted,))
+        other.sync(ranks=(other.rank(other.job_order(), stage=RankStage.FAILED, step=7),))
+        jobs.tick(context)
+        assert client.get(f"/api/v1/jobs/{job_id}").json()["active_generation"] > 2
+        clock.advance(120)
+        broken = {"state": HandoffState.BROKEN, "mirror_seq": 2, "reason": Reason("no step for 67 s", "training", 0)}
+        assert agent.sync(handoffs=(aborted.model_copy(update=broken),)).refusals == ()
+        shown = client.get(f"/api/v1/handoffs/{aborted.handoff_id}").json()
+        assert (shown["state"], shown["reason"]) == ("aborted", "the store is gone at decision: reset")
+        assert (shown["ended_by"]["what"], shown["ended_by"]["node"]) == ("store", "a")
+
     def test_a_late_copy_does_not_undo_a_newer_one(self, running, client, clock):
         job_id, agent, other = running
         target = roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
@@ -396,6 +492,58 @@ class TestLedger:
         agent.sync(handoffs=(done.model_copy(update={"mirror_seq": 2}),))
         causes = client.get("/api/v1/ledger", params={"job_id": job_id}).json()["causes"]
         assert {item["cause"]: item["slot_seconds"] for item in causes}["pause"] == 1.0
+
+    def test_a_pause_is_charged_in_full_also_to_newcomers_and_to_nodes_that_report_often(
+        self, running, make_agent, client, clock
+    ):
+        job_id, agent, other = running
+        newcomer = make_agent("c")
+        newcomer.sync()
+        for step in range(1, 30):
+            clock.advance(0.1)
+            for each in (agent, other):
+                each.sync(ranks=(each.rank(each.job_order(), step=step),))
+        source = agent.job_order().roster
+        target = roster(job_id, 2, ParallelLayout(pp=3), "a", "b", "c")
+        starting = RankStatus(job_id=job_id, generation=2, rank=2, slot=0, pid=7, stage=RankStage.PREPARING, step=0)
+        clock.advance(1)
+        newcomer.sync(ranks=(starting,))
+        done = mirror(source, target, clock(), measures=HandoffMeasures(pause_s=0.75))
+        other.sync(handoffs=(done,))
+        causes = {
+            item["cause"]: item for item in client.get("/api/v1/ledger", params={"job_id": job_id}).json()["causes"]
+        }
+        assert causes["pause"]["slot_seconds"] == pytest.approx(3 * 0.75)
+
+    def test_a_rank_whose_report_is_a_step_behind_repeats_nothing(self, running, client, clock):
+        job_id, agent, other = running
+        for step in range(1, 11):
+            clock.advance(0.5)
+            agent.sync(ranks=(agent.rank(agent.job_order(), step=step),))
+            clock.advance(0.5)
+            other.sync(ranks=(other.rank(other.job_order(), step=step - 1),))
+        causes = client.get("/api/v1/ledger", params={"job_id": job_id}).json()["causes"]
+        assert "recompute" not in {item["cause"] for item in causes}
+
+    def test_a_handoff_in_the_midst_of_repeated_steps_does_not_make_them_new(self, running, client, context, clock):
+        job_id, agent, _ = running
+        order = agent.job_order()
+        checkpoint = CheckpointFact(job_id=job_id, generation=1, step=5, path="/c/5", finished_utc=clock())
+        agent.sync(ranks=(agent.rank(order, step=9),), checkpoints=(checkpoint,))
+        agent.sync(ranks=(agent.rank(order, stage=RankStage.FAILED, step=9),))
+        jobs.tick(context)
+        order = agent.sync().jobs[0]
+        source, started = agent.roster(), order.generation
+        assert started is not None
+        agent.sync(ranks=(agent.rank(order, step=6),))
+        target = roster(job_id, started + 1, ParallelLayout(pp=2), "a", "b")
+        agent.sync(ranks=(agent.rank(order, step=6),), handoffs=(mirror(source, target, clock()),))
+        order = agent.sync().jobs[0]
+        for step in (7, 8, 9):
+            clock.advance(1)
+            agent.sync(ranks=(agent.rank(order, step=step),))
+        causes = client.get("/api/v1/ledger", params={"job_id": job_id}).json()["causes"]
+        assert {item["cause"]: item["slot_seconds"] for item in causes}["recompute"] == 2.0
 
     def test_dollars_follow_the_price_of_the_pool_at_the_time(self, running, client, clock):
         job_id, agent, _ = running

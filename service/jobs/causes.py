@@ -1,0 +1,115 @@
+"""What ended a world of a job, or an attempt to hand it over: the first cause as a typed value. Pure.
+
+Several facts tell of one failure. What an agent knows of a process that ended outranks what a rank reported of itself,
+and both outrank what another rank felt of it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from agent.protocol.process_end import ProcessEnd
+from liver_core.layout.limits import fitting
+
+_OF_A_PEER = ("closed by peer", "reset by peer", "broken pipe", "timed out", "timeout")
+_OF_THE_STORE = re.compile(
+    r"the store (?:\S+ ){0,8}(?:is gone|is lost|gave no|does not answer|has ended|(?:has )?died)"
+)
+_OWN_ABORT = "SIGABRT"
+FIRST_CAUSE_WITHIN_S = 1.5
+"""Ranks feel that a peer is gone before its agent has reported how it ended, by no more than this."""
+
+
+class FailedPart(StrEnum):
+    """What failed first. `peer`: some rank did, and only the others have reported it; `start`: a start made no step."""
+
+    RANK = "rank"
+    STORE = "store"
+    NODE = "node"
+    START = "start"
+    PEER = "peer"
+
+
+@dataclass(frozen=True, slots=True)
+class FirstCause:
+    """`signal` or `exit_code` where a process ended; `step`: the last one that it, or else the job, had made."""
+
+    what: FailedPart
+    node: str | None = None
+    rank: int | None = None
+    signal: str | None = None
+    exit_code: int | None = None
+    step: int | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """To be stored."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any] | None) -> "FirstCause | None":
+        """From what was stored, if anything was."""
+        return None if stored is None else cls(**{**stored, "what": FailedPart(stored["what"])})
+
+    @property
+    def is_felt(self) -> bool:
+        """Whether no one who knows more has reported it yet."""
+        return self.what is FailedPart.PEER
+
+
+def cause_of_rank(node: str | None, rank: int | None, step: int | None, text: str) -> FirstCause:
+    """What the reason that a rank of this node, or its agent, gave says of the cause."""
+    end = ProcessEnd.read(text)
+    signal, code = (end.signal, end.exit_code) if end is not None else (None, None)
+    at = end.step if end is not None and end.step is not None else step
+    said = (text if end is None else end.reported).lower()
+    # A process that another one killed knows nothing of why; one that aborts itself has often lost a peer.
+    if signal is None or signal == _OWN_ABORT:
+        if _OF_THE_STORE.search(said):
+            return FirstCause(FailedPart.STORE, step=at)
+        if is_of_a_peer(said):
+            return FirstCause(FailedPart.PEER, step=at)
+    return FirstCause(FailedPart.RANK, node, rank, signal, code, at)
+
+
+def cause_of_attempt(text: str, rank: int | None, step: int | None, *, store_node: str | None) -> FirstCause | None:
+    """The same of the reason for which a handoff ended; None if nothing failed, as where it was taken back. Whether
+    `rank` is one of the old or of the new world is not known, so its node is not named."""
+    found = cause_of_rank(None, rank, step, text)
+    match found.what:
+        case FailedPart.STORE:
+            return FirstCause(FailedPart.STORE, store_node, step=step)
+        case FailedPart.RANK if rank is None and found.signal is None and found.exit_code is None:
+            return None
+        case _:
+            return found
+
+
+def first_of(causes: Iterable[FirstCause | None]) -> FirstCause | None:
+    """The one whose reporter knows most."""
+    return min((cause for cause in causes if cause is not None), key=_order, default=None)
+
+
+def in_words(cause: Mapping[str, Any] | None) -> str:
+    """A stored cause for people, empty without one."""
+    if cause is None:
+        return ""
+    what = {"peer": "a rank that no agent has named", "start": "no step was made"}.get(cause["what"], cause["what"])
+    if cause["rank"] is not None:
+        what = f"{what} {cause['rank']}"
+    if cause["node"] is not None:
+        what = f"{what} on {cause['node']}" if cause["what"] != FailedPart.NODE else f"node {cause['node']}"
+    how = f", killed by {cause['signal']}" if cause["signal"] else ""
+    how = how or (f", exit code {cause['exit_code']}" if cause["exit_code"] is not None else "")
+    return fitting(f"{what}{how}" + (f", after step {cause['step']}" if cause["step"] is not None else ""))
+
+
+def is_of_a_peer(text: str) -> bool:
+    """Whether an error only says that another rank is gone."""
+    return any(sign in text.lower() for sign in _OF_A_PEER)
+
+
+def _order(cause: FirstCause) -> tuple[int, int]:
+    known = cause.signal is not None or cause.exit_code is not None
+    return (tuple(FailedPart).index(cause.what), 0 if known else 1)

@@ -1,0 +1,175 @@
+"""What the lead does when a handoff fails, is given up or ends, and what it measures of one."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from agent.driver.lead import PEER_LOST_S, RETRY_MAX_S
+from agent.driver.planning import Learned
+from agent.protocol.sync import JobOrder
+from agent.protocol.values import HandoffState
+from liver_core.handoff import Reason
+from liver_core.handoff.participant_events import RankStage
+from liver_core.handoff.proposer import ProposerState
+from tests.agent.driver.lead_scene import FOUR, START_S, TO_THE_END, Scene, all_say
+from tests.agent.stub_service import StubService
+from tests.agent.waiting import fake_job
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobOrder:
+    return StubService(fake_job(tmp_path), FOUR).order()
+
+
+def test_the_phases_of_a_handoff_are_measured_from_its_opening_and_from_the_notice(job: JobOrder) -> None:
+    async def run() -> None:
+        now = Scene(job)
+        await now.notice(60.0, "d")
+        await all_say(now, *TO_THE_END, seconds=2.0)
+        await now.deliver()
+        now.now += 3.0
+        await now.deliver()
+        measures = now.mirrors[-1].measures
+        assert now.mirrors[-1].state is HandoffState.ACTIVE
+        assert measures.phases_s == pytest.approx(
+            {"to_ready": 2.0, "to_boundary": 4.0, "to_active": 2.0, "to_retired": 0.0}, abs=1e-3
+        )
+        assert measures.notice_to_active_s == pytest.approx(8.0, abs=1e-3)
+        assert measures.notice_to_safe_s == pytest.approx(8.0, abs=1e-3)
+
+    asyncio.run(run())
+
+
+def test_what_the_steps_after_a_handoff_show_is_told_once_it_is_known(job: JobOrder) -> None:
+    async def run() -> None:
+        now = Scene(job)
+        await now.notice(60.0, "d")
+        await all_say(now, *TO_THE_END)
+        await now.deliver()
+        told = len(now.mirrors)
+        for step in range(101, 113):
+            now.now += 0.5
+            await now.lead.take_step(2, step)
+        assert len(now.mirrors) == told, "soon, and not at each step"
+        await now.lead.tick({})
+        assert len(now.mirrors) == told + 1
+        assert now.mirrors[-1].measures.cutover_step == 101
+        assert now.mirrors[-1].measures.lost_s == pytest.approx(0.1, abs=1e-3)
+        await now.lead.tick({})
+        assert len(now.mirrors) == told + 1
+
+    asyncio.run(run())
+
+
+def test_an_agent_that_is_not_reached_for_long_ends_what_is_being_prepared_and_not_what_has_permission(
+    job: JobOrder,
+) -> None:
+    async def run() -> None:
+        now = Scene(job)
+        await now.notice(600.0, "d")
+        away = {"c": START_S, "elsewhere": START_S - 1_000.0}
+        now.now += PEER_LOST_S
+        await now.lead.tick(away)
+        assert now.state is ProposerState.PREPARING
+        now.now += 1.0
+        await now.lead.tick(away)
+        assert now.state is ProposerState.ABORTING
+        reason = now.mirrors[-1].reason
+        assert reason is not None and reason.text == "the agent of c has not been reached for 21 s"
+        permitted = Scene(job)
+        await permitted.notice(600.0, "d")
+        await permitted.deliver(RankStage.PREPARED)
+        permitted.now += 2 * PEER_LOST_S
+        await permitted.lead.tick(away)
+        assert permitted.state is ProposerState.PERMITTED
+
+    asyncio.run(run())
+
+
+def test_a_handoff_that_fails_is_tried_again_after_longer_and_longer_and_at_once_after_one_that_succeeds(
+    job: JobOrder,
+) -> None:
+    async def run() -> None:
+        now = Scene(job)
+        for pause_s in (1.0, 2.0, 4.0, 8.0, RETRY_MAX_S, RETRY_MAX_S):
+            await now.notice(600.0, "d")
+            await now.deliver(RankStage.PREPARING)
+            await now.deliver(RankStage.ABORTED, reason=Reason("it broke", "prepare"))
+            assert now.state is ProposerState.IDLE
+            now.now += pause_s - 0.1
+            await now.notice(600.0, "d")
+            assert now.state is ProposerState.IDLE, f"a tenth of a second before {pause_s} s have passed"
+            now.now += 0.2
+        await now.notice(600.0, "d")
+        await all_say(now, *TO_THE_END)
+        await now.deliver()
+        assert now.state is ProposerState.IDLE
+        await now.notice(600.0, "d")
+        assert now.lead.open_id
+
+    asyncio.run(run())
+
+
+def test_the_store_of_the_newest_world_that_was_made_here_is_known_and_that_of_a_failed_handoff_is_not(
+    job: JobOrder,
+) -> None:
+    async def run() -> None:
+        now = Scene(job)
+        assert now.lead.newest_store() is None
+        await now.notice(60.0, "d")
+        await now.deliver(RankStage.PREPARING)
+        await now.deliver(RankStage.ABORTED, reason=Reason("it broke", "prepare"))
+        assert now.lead.newest_store() is None, "nobody steps in a world that it made"
+        now.now += 2 * RETRY_MAX_S
+        await now.notice(60.0, "d")
+        await all_say(now, *TO_THE_END)
+        await now.deliver()
+        assert now.lead.is_idle and now.lead.newest_store() == ("127.0.0.1", 4_000)
+
+    asyncio.run(run())
+
+
+def test_a_handoff_whose_store_died_is_ended_and_the_death_of_another_store_is_nothing_to_it(job: JobOrder) -> None:
+    async def run() -> None:
+        now = Scene(job)
+        await now.lead.take_store_death(2)
+        await now.notice(60.0, "d")
+        for generation in (1, 3):
+            await now.lead.take_store_death(generation)
+            assert now.state is ProposerState.PREPARING
+        await now.lead.take_store_death(2)
+        assert now.state is ProposerState.ABORTING
+        reason = now.mirrors[-1].reason
+        assert reason is not None and (reason.phase, reason.text) == (
+            "store",
+            "the store of generation 2 on node a died",
+        )
+
+    asyncio.run(run())
+
+
+def test_a_notice_that_no_live_plan_can_answer_in_time_ends_the_open_handoff(job: JobOrder) -> None:
+    async def run() -> None:
+        now = Scene(job)
+        await now.notice(60.0, "d")
+        now.lead._learned = Learned(rescue_failure="it broke", rescue_failed_in=1)
+        await now.notice(0.1, "c", "d")
+        assert now.mirrors[-1].superseded and now.state is ProposerState.ABORTING
+        assert now.lead._proposer.record.plan_revision == 1
+
+    asyncio.run(run())
+
+
+def test_a_cancel_after_the_boundary_is_refused_and_said(job: JobOrder) -> None:
+    async def run() -> None:
+        now = Scene(job)
+        await now.lead.cancel(Reason("nobody wants it", "cancel"))
+        assert now.lead.status == "", "there is nothing to cancel"
+        await now.notice(60.0, "d")
+        await all_say(now, RankStage.PREPARED, RankStage.READY, RankStage.CUTTING_OVER)
+        await now.lead.cancel(Reason("nobody wants it", "cancel"))
+        assert now.state is ProposerState.PERMITTED
+        assert now.lead.status.startswith("refused: ")
+
+    asyncio.run(run())

@@ -1,0 +1,51 @@
+"""What a rank tells its agent of a handoff."""
+
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from agent.protocol import rank
+from agent.protocol.worker import RankSpec
+from agent.worker import rank_process
+from agent.worker.rank_process import Worker
+from liver_core.handoff import HandoffId, Order, RankStage, StoreAddress, start_order
+from tests.agent.stub_service import roster_of
+from tests.agent.waiting import fake_job
+
+
+@pytest.fixture
+def order() -> Order:
+    return start_order(
+        roster_of(1, ("a", "b")),
+        StoreAddress("127.0.0.1", 1),
+        str(HandoffId(str(uuid4()))),
+        deadline_utc=2_000.0,
+        issued_at=1_000.0,
+        proposer_id="a",
+        cause="start",
+        checkpoint="",
+    )
+
+
+def test_every_stage_of_a_handoff_tells_when_the_rank_was_first_asked_to_prepare_it(
+    order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    spec = RankSpec(
+        node_id="a",
+        slot=0,
+        order=order,
+        spec=fake_job(tmp_path),
+        private_address="127.0.0.1",
+        socket_path=str(tmp_path / "r.sock"),
+        run_dir=str(tmp_path),
+    )
+    worker, said = Worker(spec), []
+    monkeypatch.setattr(worker.control, "say", said.append)
+    moments = iter((1_001.0, 1_002.0))
+    monkeypatch.setattr(rank_process.time, "time", lambda: next(moments))
+    worker.stage(order, RankStage.PREPARING, reason=None, measures={}, certificate="")
+    worker._obey(rank.Prepare(order=order))
+    worker._obey(rank.Prepare(order=order))
+    worker.stage(order, RankStage.PREPARED, reason=None, measures={"build_s": 2.0}, certificate="")
+    assert [report.measures for report in said] == [{}, {"build_s": 2.0, "ordered_at_utc": 1_001.0}]

@@ -1,0 +1,264 @@
+"""Makes the record of a trial from its facts. Pure.
+
+Nothing here asks the product how it fared: lost steps, samples and mixed worlds follow from what the ranks wrote.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+from tests.chaos.facts import Facts
+from tests.cluster.undisturbed import undisturbed_samples
+
+STOPPED_S = 3.0
+STOPPED_STEPS = 5.0
+"""Stepping has stopped when a step takes longer than this many usual ones, and longer than STOPPED_S."""
+
+
+def record_of(facts: Facts) -> dict[str, Any]:
+    """One entry of `trials` in the report."""
+    gaps = _long_gaps(facts)
+    reasons = _reasons(facts)
+    struck = [item for item in facts.struck if item["at"] is not None]
+    return {
+        "seed": facts.seed,
+        "kind": facts.kind,
+        "killed": _killed(facts),
+        "rung": _rung(facts),
+        "outcome": _outcome(facts, reasons),
+        "lost_steps": facts.job.get("lost_steps"),
+        "lost_steps_computed": lost_steps(facts.logged),
+        "lost_steps_partly": partly_lost(facts.logged, facts.partly),
+        "samples_ok": samples_problem(facts) == "",
+        "generation_reused": reused_generations(facts) != [],
+        "cause": reasons[0].ended_by or reasons[0].text if reasons else None,
+        "reason_names_killed": _names_any(reasons, struck) if reasons and struck else None,
+        "recovery_s": recovery_s(facts, gaps) if gaps else None,
+        "leaked": facts.leaked,
+        "problem": "; ".join(filter(None, (facts.problem, samples_problem(facts), mixed_problem(facts.trail)))),
+    }
+
+
+# What the ranks wrote.
+
+
+def lost_steps(logged: list[list[int]]) -> int:
+    """Steps that were done more than once: each generation beyond the first that did a step did it again."""
+    generations: dict[int, set[int]] = defaultdict(set)
+    for generation, step in logged:
+        generations[step].add(generation)
+    return sum(len(found) - 1 for found in generations.values())
+
+
+def partly_lost(logged: list[list[int]], partly: list[list[int]]) -> int:
+    """How many of the lost steps only some ranks had made: whether the job had made them depends on who is asked."""
+    newest = {step: generation for generation, step in sorted(logged)}
+    return sum(generation < newest[step] for generation, step in partly)
+
+
+def samples_problem(facts: Facts) -> str:
+    """Where the samples differ from those of an undisturbed run; empty if nowhere."""
+    batch = facts.global_batch
+    last = max((row["step"] for row in facts.steps), default=0)
+    expected = undisturbed_samples(last, micro_batch=1, global_batch=batch)
+    for row in facts.steps:
+        consumed, digest = expected[row["step"]] if row["step"] else (0, 0)
+        if row["consumed_samples"] != consumed:
+            return f"step {row['step']} has consumed {row['consumed_samples']} samples, not {consumed}"
+        if row["sample_digest"] != f"{digest:016x}":
+            return f"the samples of step {row['step']} or of one before it differ"
+    return _batches_problem(facts)
+
+
+def _batches_problem(facts: Facts) -> str:
+    """Whether each step that was applied was computed whole in one generation, by what the job itself was given."""
+    batch = facts.global_batch
+    computed: dict[tuple[int, int], dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for line in facts.trail:
+        if line["event"] == "batch" and line["ids"]:
+            step = line["ids"][0] // batch + 1
+            computed[step, line["generation"]][line["dp"]] |= set(line["ids"])
+    for step in {line["step"] for line in facts.trail if line["event"] == "applied"}:
+        wanted = list(range((step - 1) * batch, step * batch))
+        found = [parts for (number, _), parts in computed.items() if number == step]
+        if not any(sorted(sample for part in parts.values() for sample in part) == wanted for parts in found):
+            return f"no generation computed step {step} from exactly samples {wanted[0]} to {wanted[-1]}"
+    return ""
+
+
+def mixed_problem(trail: list[dict[str, Any]]) -> str:
+    """Whether an older generation began another step after a newer one had applied any; empty if not.
+
+    A rank that was stopped may write late that it applied a step which others of its world had applied in time.
+    """
+    first_at: dict[tuple[int, int], float] = {}
+    for line in trail:
+        if line["event"] == "applied":
+            first_at.setdefault((line["generation"], line["step"]), line["at"])
+    begins = {}
+    for (generation, _), at in first_at.items():
+        begins[generation] = min(begins.get(generation, at), at)
+    for (generation, step), at in first_at.items():
+        newer = [number for number, began in begins.items() if number > generation and began < at]
+        if newer:
+            return f"generation {generation} applied step {step} when generation {min(newer)} already stepped"
+    return ""
+
+
+def reused_generations(facts: Facts) -> list[int]:
+    """Numbers that more than one handoff or start had, and of worlds of which a rank was started twice."""
+    origins: dict[int, set[str]] = defaultdict(set)
+    for generation, origin in facts.births:
+        origins[generation].add(origin)
+    twice = Counter(map(tuple, facts.started))
+    again = {generation for (generation, _), count in twice.items() if count > 1}
+    return sorted(again | {generation for generation, found in origins.items() if len(found) > 1})
+
+
+# Whether and how long stepping stopped.
+
+
+def _long_gaps(facts: Facts) -> list[tuple[float, float]]:
+    """Times between two steps, one of them after the first strike, in which stepping had stopped: long ones, and those
+    before a world that was started again."""
+    struck_at = [item["at"] for item in facts.struck if item["at"] is not None]
+    times: dict[tuple[int, int], float] = {}
+    for line in facts.trail:
+        if line["event"] == "applied":
+            times.setdefault((line["generation"], line["step"]), line["at"])
+    gaps = list(pairwise(sorted((at, generation) for (generation, _), at in times.items())))
+    if not gaps or not struck_at:
+        return []
+    usual_s = statistics.median(end - start for (start, _), (end, _) in gaps)
+    long_s = max(STOPPED_S, STOPPED_STEPS * usual_s)
+    restarted = {row["generation"] for row in facts.job.get("generations", ())[1:] if row["source"] != "handoff"}
+    return [
+        (start, end)
+        for (start, older), (end, newer) in gaps
+        if end > min(struck_at) and (end - start > long_s or (newer != older and newer in restarted))
+    ]
+
+
+def recovery_s(facts: Facts, gaps: list[tuple[float, float]]) -> float:
+    """The longest time from when stepping could go on to the next step. It could from the end of the stop or cut, from
+    the kill (of service or agent: from when it was started again), and when the job had enough nodes again."""
+    longest = 0.0
+    for start, end in gaps:
+        moments = [item["until"] or item["at"] for item in facts.struck if item["at"] is not None]
+        moments += [facts.capacity_at] if facts.capacity_at is not None else []
+        since = max([start, *(moment for moment in moments if moment < end)])
+        longest = max(longest, end - since)
+    return round(longest, 2)
+
+
+# What the product told.
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Why an attempt or a world ended, as the API shows it: in words, and its typed first cause where there is one."""
+
+    at_utc: float
+    text: str
+    ended_by: dict[str, Any] | None = None
+    restart: bool = False
+
+
+def _reasons(facts: Facts) -> list[Told]:
+    """Reasons of attempts that failed and of worlds that were lost after the first strike, oldest first."""
+    since = min((item["at_utc"] for item in facts.struck if item["at_utc"] is not None), default=float("inf"))
+    found = []
+    for row in facts.handoffs:
+        if row["state"] in ("aborted", "broken") and not row["superseded"] and not _is_withdrawn(row):
+            detail = row["reason_detail"] or {}
+            where = f"rank {detail['rank']}: " if detail.get("rank") is not None else ""
+            found.append(Told(_seconds(row["changed_at"]), where + row["reason"], row.get("ended_by")))
+    for before, row in pairwise(facts.job.get("generations", ())):
+        if row["source"] != "handoff":
+            found.append(Told(_seconds(row["created_at"]), row["reason"], before.get("ended_by"), restart=True))
+    if facts.job.get("state") == "failed":
+        found.append(Told(_seconds(facts.job["state_changed_at"]), facts.job["reason"]))
+    planned = facts.kind in ("suspension", "resume")
+    return sorted(
+        (item for item in found if item.at_utc >= since and not (planned and _is_planned(item))),
+        key=lambda item: item.at_utc,
+    )
+
+
+def _is_withdrawn(row: dict[str, Any]) -> bool:
+    """A proposal that no agent opened in time: nothing of it has begun."""
+    return row["generation"] is None and row["reason"].startswith(("not opened yet", "no agent opened it"))
+
+
+def _is_planned(told: Told) -> bool:
+    """The start of a suspended job tells where it goes on, and no loss."""
+    return told.restart and told.ended_by is None and told.text.startswith(("from checkpoint", "start "))
+
+
+def _names_any(reasons: list[Told], struck: list[dict[str, Any]]) -> bool:
+    return any(_names(reason, item) for reason in reasons[:1] for item in struck)
+
+
+def _names(told: Told, struck: dict[str, Any]) -> bool:
+    """Whether a reason names what was struck, and where that is on a node, the node, the rank or the process."""
+    text, what, typed = told.text.lower(), struck["what"], told.ended_by or {}
+    if typed:
+        return typed["what"] == what or (bool(struck["node"]) and typed["node"] == struck["node"])
+    if what in ("service", "database", "store"):
+        return what in text
+    rank = struck["rank"]
+    names_rank = rank is not None and re.search(rf"\brank {rank}\b", text) is not None
+    return struck["node"] in text or names_rank or re.search(rf"\bpid {struck['pid']}\b", text) is not None
+
+
+def _killed(facts: Facts) -> dict[str, Any] | None:
+    """The first victim; a second one stands under `and`."""
+    named = [
+        {name: item[name] for name in ("what", "node", "signal", "after_s", "harmless")}
+        for item in sorted(facts.struck, key=lambda item: item["at"] or float("inf"))
+        if item["at"] is not None
+    ]
+    if not named:
+        return None
+    return named[0] | ({"and": named[1]} if len(named) > 1 else {})
+
+
+def _rung(facts: Facts) -> str | None:
+    """Of the last handoff that became active after the trigger; `checkpoint` where a restart came after it."""
+    since = facts.triggered_utc
+    moves = [
+        (_seconds(row["changed_at"]), row["rung"])
+        for row in facts.handoffs
+        if row["state"] == "active" and _seconds(row["opened_at"]) >= since - 1.0
+    ]
+    moves += [
+        (_seconds(row["created_at"]), "checkpoint")
+        for row in facts.job.get("generations", ())[1:]
+        if row["source"] != "handoff" and _seconds(row["created_at"]) >= since
+    ]
+    return max(moves)[1] if moves else None
+
+
+def _outcome(facts: Facts, reasons: list[Told]) -> str:
+    """In one or two words."""
+    if mixed_problem(facts.trail):
+        return "mixed"
+    if facts.job.get("state") == "failed":
+        return "failed"
+    if facts.problem:
+        return "hung"
+    if not any(item["at"] is not None for item in facts.struck):
+        return "not struck"
+    if any(item.restart for item in reasons):
+        return "restarted"
+    return {"live": "handed over", None: "trained on", "checkpoint": "resumed"}.get(_rung(facts), "handed over")
+
+
+def _seconds(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()

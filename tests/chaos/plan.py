@@ -1,0 +1,237 @@
+"""What happens in a trial, drawn from its seed: the job, its nodes, the scenario, and who is struck how and when. Pure.
+
+The same seed always gives the same plan, so any trial can be played again.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import combinations, product
+from typing import Any
+
+RANKS_MAX = 6
+"""A trial runs on two cores: more ranks would only make it slower."""
+VOCABULARY = 264
+STEPS_MAX = 100_000
+SECOND_STRIKE = 0.3
+"""Share of trials with two victims."""
+
+
+class Kind(StrEnum):
+    """What the job goes through while something is struck."""
+
+    NOTICE = "notice"
+    GROW = "grow"
+    SECOND_NOTICE = "second notice"
+    SUSPENSION = "suspension"
+    RESUME = "resume"
+    NOTHING = "nothing"
+
+
+class Victim(StrEnum):
+    """What is struck."""
+
+    SERVICE = "service"
+    DATABASE = "database"
+    AGENT = "agent"
+    LEAD = "lead's agent"
+    SURVIVOR = "survivor's rank"
+    LEAVER = "leaver's rank"
+    NEWCOMER = "newcomer's rank"
+    STORE = "store"
+    ZYGOTE = "zygote"
+
+
+class Action(StrEnum):
+    """How it is struck."""
+
+    KILL = "SIGKILL"
+    STOP = "SIGSTOP"
+    CUT = "cut off"  # its node's network
+    LATE = "200 ms late"  # packets from and to its node
+    FULL = "full disk"  # of its node, or of the database
+    CLOCK = "clock 5 min off"  # of its node, forward or back
+
+
+EVERYWHERE = frozenset({Action.KILL, Action.STOP})
+"""What can be done on any machine; the others need the right to make network namespaces and to mount."""
+_NODES = frozenset({Victim.AGENT, Victim.LEAD, Victim.SURVIVOR, Victim.LEAVER, Victim.NEWCOMER, Victim.STORE})
+POSSIBLE = {
+    Action.KILL: frozenset(Victim),
+    Action.STOP: frozenset(Victim),
+    Action.CUT: _NODES | {Victim.SERVICE},
+    Action.LATE: _NODES | {Victim.SERVICE},
+    Action.CLOCK: _NODES | {Victim.SERVICE},
+    Action.FULL: frozenset({Victim.AGENT, Victim.LEAD, Victim.DATABASE}),
+}
+_WEIGHTS = {Action.KILL: 3.0, Action.STOP: 3.0, Action.CUT: 1.5, Action.LATE: 1.0, Action.FULL: 1.5, Action.CLOCK: 1.0}
+
+_GOES = (Kind.NOTICE, Kind.SECOND_NOTICE, Kind.SUSPENSION)
+_COMES = (Kind.GROW, Kind.RESUME)
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One victim. `after_s`: after the scenario's trigger; `lasts_s`: until all is as before; `back_s`: until a
+    killed service or agent is started again; `pick`: which of several candidates, as a share of their number."""
+
+    victim: Victim
+    action: Action
+    after_s: float
+    lasts_s: float
+    back_s: float
+    pick: float
+
+    @property
+    def how(self) -> str:
+        """As the record says it."""
+        return str(self.action) if self.action is Action.KILL else f"{self.action} for {self.lasts_s:g} s"
+
+    @property
+    def is_harmless(self) -> bool:
+        """Whether it may cost no step: ranks can go on and see each other."""
+        match self.victim:
+            case Victim.SERVICE | Victim.DATABASE | Victim.ZYGOTE:
+                return True
+            case Victim.AGENT | Victim.LEAD:
+                return self.action in EVERYWHERE
+            case _:
+                return False
+
+
+@dataclass(frozen=True, slots=True)
+class TrialPlan:
+    """One trial. `nodes`: slots of each node at the start, `comes`: of the node that a grow adds; `layouts`: by node
+    count; `leave`: how many nodes get a notice, which ends in `notice_s`, the second `gap_s` after the first."""
+
+    seed: int
+    kind: Kind
+    nodes: tuple[int, ...]
+    comes: int
+    nodes_min: int
+    layouts: tuple[tuple[int, str], ...]
+    model: dict[str, int]
+    global_batch: int
+    micro_batch: int
+    checkpoint_every: int
+    leave: int
+    notice_s: float
+    gap_s: float
+    strikes: tuple[Strike, ...]
+
+
+def plan_of(seed: int, can: frozenset[Action] = EVERYWHERE) -> TrialPlan:
+    """The trial of this seed. Kinds take turns, so that any run of seeds has as many of each. Where a trial needs an
+    action that this machine cannot do, its victim is stopped instead."""
+    draw = random.Random(seed)
+    kind = tuple(Kind)[seed % len(Kind)]
+    count = draw.choice((3, 3, 3, 3, 4, 4, 5))
+    leave = {Kind.SECOND_NOTICE: 2, Kind.NOTICE: 1, Kind.SUSPENSION: 1, Kind.RESUME: 1}.get(kind, 0)
+    least = count if kind in (Kind.SUSPENSION, Kind.RESUME) else count - leave
+    job = _job(draw, counts=range(least, count + (kind is Kind.GROW) + 1))
+    nodes = job.slots[:count]
+    return TrialPlan(
+        seed=seed,
+        kind=kind,
+        nodes=nodes,
+        comes=job.slots[-1],
+        nodes_min=least,
+        layouts=job.layouts,
+        model=job.model,
+        global_batch=job.batch,
+        micro_batch=1,
+        checkpoint_every=draw.choice((5, 10, 20)),
+        leave=leave,
+        notice_s=float(draw.choice((30, 60, 120))),
+        gap_s=round(draw.uniform(0.5, 6.0), 1),
+        strikes=tuple(_strikes(draw, kind, can)),
+    )
+
+
+def _strikes(draw: random.Random, kind: Kind, can: frozenset[Action]) -> Iterator[Strike]:
+    victims = [victim for victim in Victim if _exists(victim, kind)]
+    for victim in draw.sample(victims, 2 if draw.random() < SECOND_STRIKE else 1):
+        actions = [action for action in Action if victim in POSSIBLE[action]]
+        [action] = draw.choices(actions, [_WEIGHTS[action] for action in actions])
+        yield Strike(
+            victim=victim,
+            action=action if action in can else Action.STOP,
+            after_s=round(draw.uniform(0.0, 3.0 if kind is Kind.NOTHING else 8.0), 1),
+            lasts_s=round(draw.uniform(1.0, 40.0), 1),
+            back_s=round(draw.uniform(0.5, 10.0), 1),
+            pick=draw.random(),
+        )
+
+
+def _exists(victim: Victim, kind: Kind) -> bool:
+    match victim:
+        case Victim.LEAVER:
+            return kind in _GOES
+        case Victim.NEWCOMER:
+            return kind in _COMES
+        case _:
+            return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    slots: tuple[int, ...]
+    layouts: tuple[tuple[int, str], ...]
+    model: dict[str, int]
+    batch: int
+
+
+def _job(draw: random.Random, *, counts: range) -> _Job:
+    """Nodes and a model that has a layout for each of these node counts. Drawn again until it has."""
+    while True:
+        slots = tuple(draw.choice((1, 1, 1, 2, 2, 3)) for _ in range(counts[-1]))
+        model = {
+            "num_layers": draw.choice((6, 10, 12)),
+            "hidden_size": draw.choice((48, 96)),
+            "num_attention_heads": draw.choice((4, 6, 12)),
+            "ffn_hidden_size": 120,
+            "padded_vocab_size": VOCABULARY,
+            "seq_length": draw.choice((32, 64)),
+        }
+        batch = draw.choice((8, 12, 20, 24))
+        found = {count: _layouts(model, batch, _sizes(slots, count)) for count in counts}
+        if all(found.values()):
+            return _Job(slots, tuple((count, draw.choice(names)) for count, names in found.items()), model, batch)
+
+
+def _sizes(slots: tuple[int, ...], count: int) -> range:
+    """World sizes that need all of any `count` of these nodes, and fit on them."""
+    sums = [sum(chosen) for chosen in combinations(slots, count)]
+    fewer = max(sum(chosen) for chosen in combinations(slots, count - 1))
+    return range(max(fewer + 1, count), min(*sums, RANKS_MAX) + 1)
+
+
+def _layouts(model: dict[str, int], batch: int, sizes: range) -> list[str]:
+    divided = (model["num_attention_heads"], model["ffn_hidden_size"], model["padded_vocab_size"])
+    return [
+        f"TP{tp}xPP{pp}xDP{dp}"
+        for tp, pp, dp in product(range(1, RANKS_MAX + 1), repeat=3)
+        if tp * pp * dp in sizes
+        and not any(size % tp for size in divided)
+        and not model["num_layers"] % pp
+        and not batch % dp
+    ]
+
+
+def job_file(plan: TrialPlan, *, data_prefix: str, trail: str, checkpoints: str) -> dict[str, Any]:
+    """What a user would write. Its ranks write the trail that the judge reads."""
+    return {
+        "name": f"chaos-{plan.seed}",
+        "entrypoint": "tests.chaos.trail:TrailedJob",
+        "model": plan.model,
+        "args": {"data_prefix": data_prefix, "trail": trail, "micro_batch_s": 0.6 / plan.global_batch},
+        "global_batch": plan.global_batch,
+        "micro_batch": plan.micro_batch,
+        "nodes": {"min": plan.nodes_min, "max": max(count for count, _ in plan.layouts)},
+        "layouts": {"pinned": [{"nodes": count, "layout": layout} for count, layout in plan.layouts]},
+        "checkpoint": {"path": checkpoints, "every_steps": plan.checkpoint_every, "keep": 3},
+        "stop": {"steps": STEPS_MAX},
+    }

@@ -1,0 +1,124 @@
+"""The report of all trials: merged by seed, written after each of them, with a summary against the targets."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.chaos.plan import Kind
+
+OF_EACH_KIND = 15
+CAUSE_LEAST = 0.98
+RECOVERY_MEDIAN_S = 6.0
+RECOVERY_MAX_S = 30.0
+_PASSED_BY = ("not struck",)
+
+
+def load(path: Path) -> dict[int, dict[str, Any]]:
+    """Records by seed; none where there is no report yet. Raises ValueError naming a file that is no report."""
+    if not path.exists():
+        return {}
+    try:
+        return {record["seed"]: record for record in json.loads(path.read_text())["trials"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: is no report of chaos trials: {error}") from error
+
+
+def save(path: Path, records: dict[int, dict[str, Any]]) -> None:
+    """All records, in the order of their seeds. The old report stays whole until the new one is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_suffix(".new")
+    trials = [records[seed] for seed in sorted(records)]
+    fresh.write_text(json.dumps({"trials": trials}, indent=2) + "\n")
+    fresh.rename(path)
+
+
+def lost_as_computed(record: dict[str, Any]) -> bool:
+    """Whether the job says as many lost steps as its ranks logged. A rank may be killed when it has made a step that
+    others have not: such a step counts either way."""
+    lost, computed = record["lost_steps"], record["lost_steps_computed"]
+    return lost is not None and computed - record.get("lost_steps_partly", 0) <= lost <= computed
+
+
+def broken_rules(record: dict[str, Any]) -> list[str]:
+    """What one trial broke of the rules that hold in each trial."""
+    found = []
+    if record["outcome"] in ("mixed", "hung", "failed"):
+        found.append(record["outcome"])
+    if record["generation_reused"]:
+        found.append("generation reused")
+    if not record["samples_ok"]:
+        found.append("samples")
+    if not lost_as_computed(record):
+        found.append(f"lost {record['lost_steps']}, computed {record['lost_steps_computed']}")
+    if record["lost_steps_computed"] and _is_harmless(record):
+        found.append(f"lost {record['lost_steps_computed']} steps to a {record['killed']['what']}")
+    if record["reason_names_killed"] is False:
+        found.append("reason")
+    if record["leaked"]:
+        found.append("leaked")
+    if (record["recovery_s"] or 0.0) > RECOVERY_MAX_S:
+        found.append(f"recovery {record['recovery_s']:.0f} s")
+    return found
+
+
+def targets(records: Iterable[dict[str, Any]]) -> list[tuple[str, bool, str]]:
+    """(target, whether it is met, what was found) over the trials in which something was struck."""
+    trials = [record for record in records if record["outcome"] not in _PASSED_BY]
+    counted = Counter(record["kind"] for record in trials)
+    named = [record["reason_names_killed"] for record in trials if record["reason_names_killed"] is not None]
+    share = sum(named) / len(named) if named else 1.0
+    recoveries = [record["recovery_s"] for record in trials if record["recovery_s"] is not None]
+    middle_s, longest_s = (statistics.median(recoveries), max(recoveries)) if recoveries else (0.0, 0.0)
+    harmless = [record for record in trials if _is_harmless(record)]
+
+    def none(what: str, wrong: list[dict[str, Any]]) -> tuple[str, bool, str]:
+        seeds = ", ".join(str(record["seed"]) for record in wrong)
+        return what, not wrong, f"{len(wrong)} of {len(trials)}" + f" (seeds {seeds})" * bool(wrong)
+
+    return [
+        (
+            f"at least {OF_EACH_KIND} of each kind",
+            all(counted[kind] >= OF_EACH_KIND for kind in Kind),
+            ", ".join(f"{kind} {counted[kind]}" for kind in Kind),
+        ),
+        none("never mixed", [record for record in trials if record["outcome"] == "mixed"]),
+        none("none hangs or fails", [record for record in trials if record["outcome"] in ("hung", "failed")]),
+        none("no generation reused", [record for record in trials if record["generation_reused"]]),
+        none("all samples right", [record for record in trials if not record["samples_ok"]]),
+        none(
+            "lost steps as computed",
+            [record for record in trials if not lost_as_computed(record)],
+        ),
+        none(
+            "no step lost to service, database, agent or zygote",
+            [record for record in harmless if record["lost_steps_computed"]],
+        ),
+        (f"the right cause in {CAUSE_LEAST:.0%}", share >= CAUSE_LEAST, f"{sum(named)} of {len(named)}"),
+        none("nothing leaked", [record for record in trials if record["leaked"]]),
+        (
+            f"recovery {RECOVERY_MEDIAN_S:g} s in the median, at most {RECOVERY_MAX_S:g} s",
+            middle_s <= RECOVERY_MEDIAN_S and longest_s <= RECOVERY_MAX_S,
+            f"{middle_s:.1f} s, {longest_s:.1f} s, in {len(recoveries)} trials",
+        ),
+    ]
+
+
+def summary(records: Iterable[dict[str, Any]]) -> str:
+    """For a terminal."""
+    records = list(records)
+    lines = [f"{len(records)} trials"]
+    lines += [f"  {'met   ' if met else 'MISSED'}  {what}: {found}" for what, met, found in targets(records)]
+    lines += [f"  seed {record['seed']}: {', '.join(found)}" for record in records if (found := broken_rules(record))]
+    return "\n".join(lines)
+
+
+def _is_harmless(record: dict[str, Any]) -> bool:
+    """Whether only such were struck as may cost no step."""
+    killed = record["killed"]
+    struck = [killed, killed.get("and")] if killed else []
+    return bool(struck) and all(item["harmless"] for item in struck if item)

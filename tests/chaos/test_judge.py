@@ -1,0 +1,216 @@
+"""The judge of trials finds what is planted: in facts as a trial writes them, of a job of two worlds."""
+
+from typing import Any
+
+import pytest
+
+from tests.chaos.facts import Facts, read_agent_logs, read_rank_logs
+from tests.chaos.judge import partly_lost, record_of
+from tests.chaos.machines import fold_journal
+from tests.chaos.report import broken_rules, load, lost_as_computed, save, targets
+from tests.cluster.undisturbed import undisturbed_samples
+
+BATCH = 8
+START_UTC = 1_800_000_000.0
+KILLED_AT = 100.0 + 6.5
+
+
+def utc(at: float) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(START_UTC + at, UTC).isoformat()
+
+
+def facts(**changes: Any) -> Facts:
+    """Ten steps of a second each in generation 1; the last two are done again in generation 2, from a checkpoint."""
+    expected = undisturbed_samples(14, micro_batch=1, global_batch=BATCH)
+    worlds = [(1, step, 100.0 + step) for step in range(1, 11)]
+    worlds += [(2, step, 116.0 + step - 9) for step in range(9, 14)]
+    trail: list[dict[str, Any]] = []
+    for generation, step, at in worlds:
+        ids = list(range((step - 1) * BATCH, step * BATCH))
+        trail.append({"event": "batch", "at": at - 0.5, "generation": generation, "dp": 0, "ids": ids})
+        trail.append({"event": "applied", "at": at, "generation": generation, "step": step, "rank": 0})
+    rows = [
+        {"generation": generation, "step": step, "consumed_samples": expected[step][0]}
+        | {"sample_digest": f"{expected[step][1]:016x}"}
+        for generation, step, _ in worlds
+    ]
+    reason = "rank 1 of node-2: rank process (pid 7) was killed by SIGKILL; restart from checkpoint of step 8"
+    started = [
+        {"generation": 1, "origin_id": "a", "source": "init", "created_at": utc(100.0), "reason": "start"},
+        {"generation": 2, "origin_id": "b", "source": "checkpoint", "created_at": utc(112.0), "reason": reason},
+    ]
+    made = Facts(
+        seed=1,
+        global_batch=BATCH,
+        kind="nothing",
+        struck=[struck("survivor's rank", node="node-2", rank=1)],
+        triggered_at=106.0,
+        triggered_utc=START_UTC + 106.0,
+        job={"state": "stopped", "lost_steps": 2, "generations": started},
+        steps=rows,
+        trail=trail,
+        logged=[[generation, step] for generation, step, _ in worlds],
+        births=[[1, "a"], [2, "b"]],
+    )
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def struck(what: str, *, node: str = "", rank: int | None = None, until: float = KILLED_AT) -> dict[str, Any]:
+    found = {"what": what, "node": node, "rank": rank, "signal": "SIGKILL", "after_s": 0.5}
+    return found | {
+        "harmless": what == "agent",
+        "problem": "",
+        "pid": 8,
+        "at": KILLED_AT,
+        "at_utc": START_UTC + KILLED_AT,
+        "until": until,
+    }
+
+
+def test_a_restart_after_a_kill_is_judged_right():
+    record = record_of(facts())
+    assert record["outcome"] == "restarted" and record["rung"] == "checkpoint"
+    killed = {"what": "survivor's rank", "node": "node-2", "signal": "SIGKILL", "after_s": 0.5, "harmless": False}
+    assert record["killed"] == killed
+    assert (record["lost_steps"], record["lost_steps_computed"]) == (2, 2)
+    assert record["samples_ok"] and not record["generation_reused"] and record["reason_names_killed"]
+    assert record["recovery_s"] == 6.0, "from the last step of the old world, which was later than the kill"
+    assert broken_rules(record) == []
+
+
+def test_recovery_counts_from_the_end_of_a_stop_and_from_when_there_were_nodes_again():
+    stopped = struck("survivor's rank", node="node-2", until=113.0)
+    assert record_of(facts(struck=[stopped]))["recovery_s"] == 3.0
+    assert record_of(facts(capacity_at=115.5))["recovery_s"] == 0.5
+
+
+def test_a_quick_restart_has_a_recovery_too():
+    made = facts()
+    for line in made.trail:
+        line["at"] -= 5.0 if line["generation"] == 2 else 0.0
+    assert record_of(made)["recovery_s"] == 1.0
+
+
+def test_a_kill_that_stopped_nothing_has_no_recovery_and_no_cause():
+    record = record_of(facts(trail=facts().trail[:20], job=facts().job | {"generations": [], "lost_steps": 0}))
+    assert record["recovery_s"] is None and record["reason_names_killed"] is None and record["cause"] is None
+
+
+def test_a_reason_that_names_another_node_is_found():
+    record = record_of(facts(struck=[struck("agent", node="node-3")]))
+    assert record["reason_names_killed"] is False and "reason" in broken_rules(record)
+
+
+def test_the_typed_cause_of_a_world_outranks_the_words_of_the_next():
+    made = facts()
+    typed = {"what": "rank", "node": "node-2", "rank": 1, "signal": "SIGKILL", "exit_code": None, "step": 10}
+    made.job["generations"][0]["ended_by"] = typed
+    made.job["generations"][1]["reason"] = "restart from checkpoint of step 8"
+    record = record_of(made)
+    assert record["reason_names_killed"] and record["cause"] == typed
+    typed["node"] = "node-3"
+    assert record_of(made)["reason_names_killed"] is False
+
+
+def test_steps_lost_to_an_agent_are_against_the_rules():
+    record = record_of(facts(struck=[struck("agent", node="node-2")]))
+    assert "lost 2 steps to a agent" in broken_rules(record)
+
+
+def test_a_lost_step_that_only_some_ranks_had_made_counts_either_way():
+    made = facts()
+    generation, step = made.logged[0]
+    repeated = [[generation, step], [generation + 1, step]]
+    assert (partly_lost(repeated, [[generation, step]]), partly_lost(repeated, [[generation + 1, step]])) == (1, 0)
+    record = {"lost_steps": 5, "lost_steps_computed": 6, "lost_steps_partly": 1}
+    assert lost_as_computed(record)
+    assert not lost_as_computed(record | {"lost_steps_partly": 0})
+    assert not lost_as_computed(record | {"lost_steps": 7})
+    assert not lost_as_computed(record | {"lost_steps": None})
+
+
+@pytest.mark.parametrize("wrong", [0, 3])
+def test_lost_steps_that_differ_from_the_logs_are_found(wrong: int):
+    assert f"lost {wrong}, computed 2" in broken_rules(record_of(facts(job=facts().job | {"lost_steps": wrong})))
+
+
+def test_a_number_that_two_attempts_had_is_found():
+    assert record_of(facts(births=[[1, "a"], [2, "b"], [2, "c"], [2, "b"]]))["generation_reused"]
+
+
+def test_a_world_of_which_a_rank_was_started_again_is_found():
+    assert not record_of(facts(started=[[1, 0], [1, 1], [100001, 0]]))["generation_reused"]
+    assert record_of(facts(started=[[1, 0], [1, 1], [1, 1]]))["generation_reused"]
+
+
+def test_a_step_with_a_wrong_digest_is_found():
+    made = facts()
+    made.steps[6]["sample_digest"] = "0" * 16
+    assert not record_of(made)["samples_ok"]
+
+
+def test_a_step_whose_samples_nobody_computed_whole_is_found():
+    made = facts()
+    for line in made.trail:
+        if line["event"] == "batch" and line["ids"][0] == 2 * BATCH:
+            line["ids"].pop()
+    record = record_of(made)
+    assert not record["samples_ok"] and "step 3" in record["problem"]
+
+
+def test_a_batch_shared_by_data_parallel_ranks_is_whole():
+    made = facts()
+    for line in [line for line in made.trail if line["event"] == "batch"]:
+        made.trail.append(line | {"dp": 1, "ids": line["ids"][1::2]})
+        line["ids"] = line["ids"][::2]
+    assert record_of(made)["samples_ok"]
+
+
+def test_a_world_that_steps_on_beside_a_newer_one_is_found():
+    made = facts()
+    made.trail.append({"event": "applied", "at": 118.0, "generation": 1, "step": 11, "rank": 0})
+    assert record_of(made)["outcome"] == "mixed"
+
+
+def test_a_stopped_rank_that_writes_late_is_no_second_world():
+    made = facts()
+    made.trail.append({"event": "applied", "at": 118.0, "generation": 1, "step": 10, "rank": 1})
+    assert record_of(made)["outcome"] == "restarted"
+
+
+def test_what_was_waited_for_in_vain_and_what_is_left_break_the_rules():
+    record = record_of(facts(problem="waited 90 s for steps in vain", leaked=["node-1: process 7"]))
+    assert {"hung", "leaked"} <= set(broken_rules(record))
+
+
+def test_records_are_merged_by_seed_and_counted_against_the_targets(tmp_path):
+    path, record = tmp_path / "reports" / "chaos.json", record_of(facts())
+    save(path, {3: record | {"seed": 3}, 1: record})
+    save(path, load(path) | {2: record | {"seed": 2, "outcome": "mixed"}})
+    assert list(load(path)) == [1, 2, 3]
+    met = {what: met for what, met, _ in targets(load(path).values())}
+    assert not met["never mixed"] and met["all samples right"] and not met["at least 15 of each kind"]
+
+
+def test_a_file_that_is_no_report_is_refused_by_name(tmp_path):
+    (tmp_path / "chaos.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"chaos\.json: is no report"):
+        load(tmp_path / "chaos.json")
+
+
+def test_logs_of_ranks_and_journals_of_agents_are_read(tmp_path):
+    log = tmp_path / "g1-r0-s0.log"
+    log.write_text("step 7 generation 2 loss 1.5 0.3 s\nhandoff x-1 (revision 2) to generation 3: ready\nstep x\n")
+    assert read_rank_logs([log]) == ([[2, 7]], [], [[3, "x-1"]])
+    other = tmp_path / "g1-r1-s0.log"
+    other.write_text("step 7 generation 2 loss 1.5 0.3 s\nstep 8 generation 2 loss 1.5 0.3 s\n")
+    assert read_rank_logs([log, other])[:2] == ([[2, 7], [2, 8]], [[2, 8]])
+    log.write_text("10:00 INFO agent.driver.lifecycle: job j-1: starting rank 0 of generation 100001\n")
+    assert read_agent_logs([log]) == [[100001, 0]]
+    lines = [b'00 {"t": "rank", "k": "j/0", "v": {"rank": 1}}', b'00 {"t": "store", "k": "j/1", "v": {}}']
+    lines += [b'00 {"t": "store", "k": "j/1", "v": null}', b'00 {"t": "ra']
+    assert fold_journal(b"\n".join(lines)) == {"rank": {"j/0": {"rank": 1}}, "store": {}}

@@ -1,0 +1,52 @@
+"""Which modules decide, and which fast tests are nearest to them; and which mutations are not tried."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """Modules to mutate, a folder standing for those directly in it; and the tests that have to find the mutants."""
+
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+_DRIVER = ("planning", "progress", "handoff_measures", "lead", "notice_response", "participants")
+_STREAMING = ("tiles", "follow", "header", "memory_budget", "memory_placement", "pace", "ring")
+PACKAGES = {
+    "layout": Package(
+        ("liver_core/layout",), ("tests/liver_core/layout", "tests/liver_core/reshard/test_scenarios.py")
+    ),
+    "reshard": Package(("liver_core/reshard",), ("tests/liver_core/reshard",)),
+    # What else is in the folder reads and steps with torch; its tests start ranks.
+    "streaming": Package(
+        tuple(f"liver_core/streaming/{name}.py" for name in _STREAMING), ("tests/liver_core/streaming",)
+    ),
+    "handoff": Package(("liver_core/handoff",), ("tests/liver_core/handoff",)),
+    "certificate": Package(("liver_core/certificate.py",), ("tests/liver_core/test_certificate.py",)),
+    # What else is in the folder starts processes and waits for them; its tests do so too.
+    "driver": Package(tuple(f"agent/driver/{name}.py" for name in _DRIVER), ("tests/agent/driver",)),
+    "notices": Package(("agent/notices",), ("tests/agent/notices",)),
+    "journal": Package(("agent/journal.py",), ("tests/agent/journal",)),
+    "notice_life": Package(("agent/protocol/notice_life.py",), ("tests/agent/protocol/test_notice_life.py",)),
+    "service rules": Package(
+        tuple(f"service/{noun}/rules.py" for noun in ("handoffs", "jobs", "nodes", "notices")),
+        tuple(f"tests/service/{noun}/test_rules.py" for noun in ("handoffs", "jobs", "nodes", "notices")),
+    ),
+    "planner": Package(("service/planner",), ("tests/service/planner",)),
+    "ledger": Package(
+        tuple(f"service/ledger/{name}.py" for name in ("rules", "operations", "queries")), ("tests/service/ledger",)
+    ),
+}
+
+_ORDERED, _SAME = ("Eq", "NotEq", "Lt", "LtE", "Gt", "GtE"), ("Is", "IsNot")
+LEFT_OUT = {
+    # Identity for equality and the reverse: members of an enumeration, None and small numbers are the same object where
+    # they are equal, so that no test can tell. And members of an enumeration in alphabetical order: nobody means that.
+    *(f"core/ReplaceComparisonOperator_{old}_{new}" for old in _ORDERED for new in _SAME),
+    *(f"core/ReplaceComparisonOperator_{old}_{new}" for old in _SAME for new in _ORDERED),
+    # Need the names of variables.
+    "core/VariableReplacer",
+    "core/VariableInserter",
+}
+"""Operators of cosmic-ray that are not used."""

@@ -1,0 +1,176 @@
+"""What is written to the ledger, and what its sums come to."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from service.db.engine import Database
+from service.jobs.tables import JobRow
+from service.leases.tables import LeaseRow, PoolPriceRow
+from service.ledger.operations import _WORKED, Spent, account, account_all, charge_pause
+from service.ledger.queries import CauseSum, goodput, summary
+from service.ledger.tables import Cause, IntervalRow
+from service.nodes.tables import NodeRow
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+WORK = Spent(Cause.PRODUCTIVE, "j", 1)
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def session(database: Database) -> Iterator[Session]:
+    with database.sessions() as session:
+        session.add(JobRow(job_id="j", name="j", spec={}, peer_key="", state="running", created_at=START,
+                           state_changed_at=START, next_generation=9))  # fmt: skip
+        for name, pool in (("a", "p"), ("b", "q")):
+            session.add(
+                NodeRow(
+                    node_id=name, provider="none", pool=pool, slots=2, peer_url="http://a", private_address="a",
+                    device="cpu", agent_version="1", agent_incarnation="00000000-0000-0000-0000-000000000001",
+                    report_seq=0, state="ready", first_seen_at=START, last_seen_at=START,
+                )
+            )  # fmt: skip
+        session.flush()
+        yield session
+
+
+@pytest.fixture
+def lease(session: Session) -> LeaseRow:
+    return leased(session, "a", "p")
+
+
+def leased(session: Session, node_id: str, pool: str) -> LeaseRow:
+    lease = LeaseRow(node_id=node_id, pool=pool, slots=2, started_at=START)
+    session.add(lease)
+    session.flush()
+    return lease
+
+
+def intervals(session: Session, slot: int = 0) -> list[tuple[str, str | None, int | None, float, float]]:
+    """Cause, job, generation, first and last second of each interval of a slot. The chain is checked on the way."""
+    session.flush()
+    session.expire_all()
+    rows = session.scalars(select(IntervalRow).where(IntervalRow.slot == slot).order_by(IntervalRow.starts_at)).all()
+    assert [row.follows for row in rows] == [None, *(row.ends_at for row in rows)][: len(rows)]
+    return [
+        (row.cause, row.job_id, row.generation, (row.starts_at - START).total_seconds(),
+         (row.ends_at - START).total_seconds())
+        for row in rows
+    ]  # fmt: skip
+
+
+def test_a_slots_time_begins_with_its_lease_and_grows_while_the_cause_stays(session: Session, lease: LeaseRow) -> None:
+    for until_s in (5, 9):
+        account(session, lease=lease, slot=0, until=at(until_s), spent=WORK)
+    assert intervals(session) == [("productive", "j", 1, 0, 9)]
+
+
+@pytest.mark.parametrize("spent", [Spent(Cause.IDLE, "j", 1), Spent(Cause.PRODUCTIVE), Spent(Cause.PRODUCTIVE, "j", 2)])
+def test_another_cause_job_or_generation_begins_an_interval_where_the_last_one_ends(
+    session: Session, lease: LeaseRow, spent: Spent
+) -> None:
+    account(session, lease=lease, slot=0, until=at(5), spent=WORK)
+    account(session, lease=lease, slot=0, until=at(7), spent=spent)
+    assert intervals(session) == [("productive", "j", 1, 0, 5), (spent.cause, spent.job_id, spent.generation, 5, 7)]
+
+
+@pytest.mark.parametrize("until_s", [-1, 3, 5])
+def test_time_that_is_accounted_already_is_not_accounted_again(
+    session: Session, lease: LeaseRow, until_s: float
+) -> None:
+    account(session, lease=lease, slot=0, until=at(5), spent=WORK)
+    for spent in (WORK, Spent(Cause.LOST)):
+        account(session, lease=lease, slot=0, until=at(until_s), spent=spent)
+        account_all(session, lease=lease, until=at(until_s), spent=[spent])
+    assert intervals(session) == [("productive", "j", 1, 0, 5)]
+
+
+def test_no_time_has_passed_at_the_very_begin_of_a_lease(session: Session, lease: LeaseRow) -> None:
+    account(session, lease=lease, slot=0, until=START, spent=WORK)
+    assert intervals(session) == []
+
+
+def test_all_slots_of_a_lease_are_accounted_each_by_its_own_cause(session: Session, lease: LeaseRow) -> None:
+    account_all(session, lease=lease, until=at(4), spent=[WORK, Spent(Cause.IDLE)])
+    account_all(session, lease=lease, until=at(6), spent=[WORK, WORK])
+    assert intervals(session, 0) == [("productive", "j", 1, 0, 6)]
+    assert intervals(session, 1) == [("idle", None, None, 0, 4), ("productive", "j", 1, 4, 6)]
+
+
+def test_a_slot_that_has_grown_already_is_not_accounted_twice(session: Session, lease: LeaseRow, monkeypatch) -> None:
+    """Nearly all only grow, in one statement for all slots."""
+    account_all(session, lease=lease, until=at(4), spent=[WORK, WORK])
+    alone = []
+    monkeypatch.setattr("service.ledger.operations.account", lambda session, **said: alone.append(said["slot"]))
+    account_all(session, lease=lease, until=at(6), spent=[WORK, Spent(Cause.IDLE)])
+    assert alone == [1]
+
+
+def test_a_pause_takes_the_end_of_the_productive_time(session: Session, lease: LeaseRow) -> None:
+    account(session, lease=lease, slot=0, until=at(10), spent=WORK)
+    assert charge_pause(session, lease=lease, slot=0, seconds=0.5, job_id="j") == 0.5
+    assert intervals(session) == [("productive", "j", 1, 0, 9.5), ("pause", "j", 1, 9.5, 10)]
+
+
+@pytest.mark.parametrize("seconds", [10, 10.5])
+def test_a_pause_as_long_as_the_interval_takes_all_of_it_and_no_more(
+    session: Session, lease: LeaseRow, seconds: float
+) -> None:
+    account(session, lease=lease, slot=0, until=at(10), spent=WORK)
+    assert charge_pause(session, lease=lease, slot=0, seconds=seconds, job_id="j") == 10
+    assert intervals(session) == [("pause", "j", 1, 0, 10)]
+
+
+def test_a_pause_goes_on_in_the_intervals_before_and_jumps_over_one_that_is_a_pause_already(
+    session: Session, lease: LeaseRow
+) -> None:
+    for until_s, spent in ((4, WORK), (6, Spent(Cause.PAUSE, "j", 1)), (7, Spent(Cause.PRODUCTIVE, "j", 2))):
+        account(session, lease=lease, slot=0, until=at(until_s), spent=spent)
+    assert charge_pause(session, lease=lease, slot=0, seconds=1.5, job_id="j") == 1.5
+    assert intervals(session) == [
+        ("productive", "j", 1, 0, 3.5), ("pause", "j", 1, 3.5, 4), ("pause", "j", 1, 4, 6), ("pause", "j", 2, 6, 7),
+    ]  # fmt: skip
+
+
+def test_no_seconds_and_another_jobs_time_give_no_pause(session: Session, lease: LeaseRow) -> None:
+    assert charge_pause(session, lease=lease, slot=0, seconds=1, job_id="j") == 0, "there is no time at all"
+    account(session, lease=lease, slot=0, until=at(10), spent=WORK)
+    assert charge_pause(session, lease=lease, slot=0, seconds=0, job_id="j") == 0
+    assert charge_pause(session, lease=lease, slot=0, seconds=1, job_id="another") == 0
+    assert intervals(session) == [("productive", "j", 1, 0, 10)]
+
+
+def test_only_time_in_which_ranks_worked_gives_a_pause(session: Session, lease: LeaseRow) -> None:
+    for slot, cause in enumerate(Cause):
+        account(session, lease=lease, slot=slot, until=at(10), spent=Spent(cause, "j", 1))
+        found = charge_pause(session, lease=lease, slot=slot, seconds=1, job_id="j")
+        assert found == (cause in _WORKED), cause
+
+
+def test_sums_are_by_cause_with_the_price_that_held_when_an_interval_began(session: Session, lease: LeaseRow) -> None:
+    """Two slots share the price of their node; a pool without a price costs nothing."""
+    for since_s, price in ((0, 3.6), (10, 36.0)):
+        session.add(PoolPriceRow(pool="p", effective_from=at(since_s), price_usd_per_hour=price))
+    other = leased(session, "b", "q")
+    account(session, lease=lease, slot=0, until=at(10), spent=WORK)
+    account(session, lease=lease, slot=0, until=at(14), spent=Spent(Cause.IDLE))
+    account(session, lease=other, slot=0, until=at(5), spent=WORK)
+    session.flush()
+    idle = CauseSum(Cause.IDLE, 4, pytest.approx(4 * 0.01 / 2))  # type: ignore[arg-type]
+    assert list(summary(session)) == [CauseSum(Cause.PRODUCTIVE, 15, pytest.approx(10 * 0.001 / 2)), idle]  # type: ignore[arg-type]
+    assert [item.slot_seconds for item in summary(session, job_id="j")] == [15]
+    assert [item.slot_seconds for item in summary(session, since=at(8), until=at(13))] == [2, 3]
+
+
+def test_goodput_is_the_productive_share_of_all_time() -> None:
+    sums = [CauseSum(Cause.PRODUCTIVE, 30.0, 1.0), CauseSum(Cause.PAUSE, 6.0, 1.0), CauseSum(Cause.LOST, 4.0, 1.0)]
+    assert goodput(sums) == 0.75
+    assert goodput(sums[1:]) == 0.0
+    assert goodput([]) is None
+    assert goodput([CauseSum(Cause.PRODUCTIVE, 0.5, 1.0)]) == 1.0

@@ -1,0 +1,132 @@
+"""Each rule of Megatron that a layout may break, by field, and which layouts are left to choose from."""
+
+from typing import Any
+
+import pytest
+
+from agent.protocol.jobfile import JobFile
+from liver_core.layout import ParallelLayout
+from service.planner.feasibility import candidates, fits, rule_violations, violations
+from service.planner.inputs import LayoutUse, Violation
+from tests.service.fake_agent import JOB
+
+
+def job(model: dict[str, Any] | None = None, **changes: Any) -> JobFile:
+    """12 layers, 4 heads, a vocabulary of 264, 24 samples a step."""
+    return JobFile.model_validate(JOB | {"layouts": {}, "model": JOB["model"] | (model or {})} | changes)
+
+
+@pytest.mark.parametrize(
+    ("layout", "model", "changes", "broken"),
+    [
+        (ParallelLayout(tp=2, pp=3, dp=4), {}, {}, []),
+        (ParallelLayout(pp=5), {}, {}, [("model.num_layers", "12 % PP 5")]),
+        (ParallelLayout(tp=8), {}, {}, [("model.num_attention_heads", "4 % TP 8")]),
+        (ParallelLayout(tp=4), {"num_query_groups": 2}, {}, [("model.num_query_groups", "2 % TP 4")]),
+        (ParallelLayout(tp=2), {"num_query_groups": 2}, {}, []),
+        (ParallelLayout(tp=4), {"ffn_hidden_size": 90}, {}, [("model.ffn_hidden_size", "90 % TP 4")]),
+        (ParallelLayout(tp=4), {"padded_vocab_size": 266}, {}, [("model.padded_vocab_size", "266 % TP 4")]),
+        (ParallelLayout(dp=5), {}, {}, [("global_batch", "24 % micro_batch x DP 5")]),
+        (ParallelLayout(dp=24), {}, {"micro_batch": 2}, [("global_batch", "12 % micro_batch x DP 24")]),
+        (ParallelLayout(dp=5, pp=5), {}, {}, [("model.num_layers", "12 % PP 5"),
+                                              ("global_batch", "24 % micro_batch x DP 5")]),
+        (ParallelLayout(cp=2), {}, {}, [("layout with CP2", "this version runs TP, PP and DP only")]),
+        (ParallelLayout(pp=2, vpp=2), {}, {}, [("layout with VPP2", "this version runs TP, PP and DP only")]),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_layout_breaks_exactly_the_rules_that_do_not_divide(
+    layout: ParallelLayout, model: dict[str, Any], changes: dict[str, Any], broken: list[tuple[str, str]]
+):
+    found = violations(job(model, **changes), layout)
+    assert [item.field for item in found] == [field for field, _ in broken]
+    rules = [rule.replace("%", "must be divisible by") for _, rule in broken]
+    assert [item.rule.removesuffix(f" of layout {layout}") for item in found] == rules
+    assert fits(job(model, **changes), layout, slots=layout.world_size) == (not broken)
+
+
+def test_a_layout_needs_a_slot_for_every_rank():
+    assert fits(job(), ParallelLayout(pp=4), slots=4)
+    assert not fits(job(), ParallelLayout(pp=4), slots=3)
+
+
+@pytest.mark.parametrize("place", ["model", "args"])
+def test_tied_embeddings_run_without_a_pipeline_only_and_the_field_is_where_it_was_set(place: str):
+    name = "share_embeddings_and_output_weights"
+    tied = job({name: True}) if place == "model" else job(args={name: True})
+    assert violations(tied, ParallelLayout(tp=2)) == ()
+    rule = "tied embeddings run with PP1 only, layout TP1xPP2xDP1 has PP2"
+    assert violations(tied, ParallelLayout(pp=2)) == (Violation(f"{place}.{name}", rule),)
+    assert violations(job({name: True}, args={name: False}), ParallelLayout(pp=2)) == (), "args win"
+
+
+def test_what_a_job_file_names_is_checked_by_its_field():
+    pins = [{"nodes": 2, "layout": "PP2"}, {"nodes": 4, "layout": "PP5"}, {"nodes": 5, "layout": "PP6"}]
+    found = rule_violations(
+        job(layouts={"pinned": [*pins, {"nodes": 1, "layout": "PP2"}, {"nodes": 4, "layout": "PP3"}]})
+    )
+    assert [(item.field, item.rule) for item in found] == [
+        ("layouts.pinned.1.layout", "model.num_layers: 12 must be divisible by PP 5 of layout TP1xPP5xDP1"),
+        ("layouts.pinned.2.layout", "nodes 5 must be within nodes 2..4"),
+        ("layouts.pinned.3.layout", "nodes 1 must be within nodes 2..4"),
+        ("layouts.pinned.4.layout", "TP1xPP3xDP1 has 3 ranks, too few to use 4 nodes"),
+    ]
+    found = rule_violations(job(layouts={"allowed": ["PP2", "PP5"]}))
+    assert [item.field for item in found] == ["layouts.allowed.1"]
+
+
+@pytest.mark.parametrize(
+    ("args", "fields"),
+    [
+        ({"context_parallel_size": 2}, ["args.context_parallel_size"]),
+        ({"context_parallel_size": 1}, []),
+        ({"context_parallel_size": "two"}, []),
+        ({"virtual_pipeline_model_parallel_size": 2}, ["args.virtual_pipeline_model_parallel_size"]),
+        ({"expert_model_parallel_size": 2, "expert_tensor_parallel_size": 2},
+         ["args.expert_model_parallel_size", "args.expert_tensor_parallel_size"]),
+        ({"num_experts": 8}, ["args.num_experts"]),
+    ],
+)  # fmt: skip
+def test_what_no_layout_of_this_version_supports_is_refused_by_field(args: dict[str, Any], fields: list[str]):
+    assert [item.field for item in rule_violations(job(args=args))] == fields
+
+
+def test_experts_in_the_model_are_refused_there():
+    assert [item.field for item in rule_violations(job({"num_experts": 8}))] == ["model.num_experts"]
+
+
+def names(found: tuple[ParallelLayout, ...]) -> list[str]:
+    return [str(layout) for layout in found]
+
+
+def test_of_the_allowed_layouts_those_that_fit_are_chosen_from_in_their_order():
+    allowed = job(layouts={"allowed": ["PP4", "TP2xDP2", "PP2", "DP8"]})
+    assert names(candidates(allowed, nodes=4, slots=4, history=())) == ["TP1xPP4xDP1", "TP2xPP1xDP2", "TP1xPP2xDP1"]
+
+
+def test_without_rules_every_layout_that_divides_is_enumerated_larger_worlds_first():
+    small = job({"num_layers": 2}, global_batch=2)
+    found = candidates(small, nodes=4, slots=4, history=())
+    assert sorted(names(found)) == sorted(
+        ["TP1xPP1xDP1", "TP1xPP1xDP2", "TP1xPP2xDP1", "TP1xPP2xDP2", "TP2xPP1xDP1", "TP2xPP1xDP2", "TP2xPP2xDP1",
+         "TP4xPP1xDP1"]
+    )  # fmt: skip
+    sizes = [layout.world_size for layout in found]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def test_tensor_parallelism_is_enumerated_up_to_the_limit_of_the_job():
+    for limit, tensor in ((None, {1, 2, 4}), (2, {1, 2}), (1, {1})):
+        rules = {} if limit is None else {"tensor_parallel_max": limit}
+        assert {each.tp for each in candidates(job(layouts=rules), nodes=8, slots=8, history=())} == tensor
+
+
+def test_pinned_layouts_of_a_count_take_turns_after_the_last_one_used_there():
+    pinned = job(layouts=JOB["layouts"])
+    used: list[LayoutUse] = []
+    for expected in ("TP2xPP2xDP1", "TP2xPP1xDP2", "TP2xPP2xDP1", "TP2xPP1xDP2"):
+        assert names(candidates(pinned, nodes=4, slots=4, history=tuple(used))) == [expected]
+        used += [LayoutUse(4, expected), LayoutUse(3, "TP1xPP3xDP1"), LayoutUse(4, "TP1xPP1xDP4")]
+    assert names(candidates(pinned, nodes=3, slots=4, history=tuple(used))) == ["TP1xPP3xDP1"]
+    assert candidates(pinned, nodes=4, slots=3, history=()) == (), "has too few slots"
+    assert candidates(pinned, nodes=1, slots=8, history=()) == (), "is pinned for other counts only"
