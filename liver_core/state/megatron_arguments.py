@@ -22,12 +22,21 @@ IN_CONFIG = (
     *((name, name) for name in ("num_query_groups", "kv_channels", "normalization", "rotary_interleaved")),
     *((name, name) for name in ("add_bias_linear", "add_qkv_bias", "apply_query_key_layer_scaling")),
     *((name, name) for name in ("attention_dropout", "hidden_dropout", "bf16", "fp16")),
+    *((name, name) for name in ("qk_layernorm", "attention_softmax_in_fp32", "fp32_residual_connection")),
+    ("multi_latent_attention", "multi_latent_attention"),
+    ("num_moe_experts", "num_experts"),
     ("layernorm_epsilon", "norm_epsilon"),
     ("layernorm_zero_centered_gamma", "apply_layernorm_1p"),
 )
 IN_OPTIMIZER = (
     *((name, name) for name in ("optimizer", "lr", "min_lr", "weight_decay", "clip_grad")),
     *((name, name) for name in ("adam_beta1", "adam_beta2", "adam_eps", "use_distributed_optimizer")),
+)
+# What the state of Megatron's scheduler leaves out.
+IN_SCHEDULER = (
+    ("init_lr", "lr_warmup_init"),
+    ("wsd_decay_steps", "lr_wsd_decay_iters"),
+    ("lr_wsd_decay_style", "lr_wsd_decay_style"),
 )
 IN_MODEL = (
     ("vocab_size", "padded_vocab_size"),
@@ -57,7 +66,8 @@ def megatron_arguments(job: TrainingJob, state: TrainState, world: MegatronWorld
     """Equal on all ranks. What cannot be found out (of a model that is no GPTModel) is left out."""
     config, model = state.config, unwrapped(state.model)
     found = _named(config, IN_CONFIG) | _named(distributed_optimizer(state.optimizer).config, IN_OPTIMIZER)
-    found |= _named(model, IN_MODEL) | _named(world.layout, IN_LAYOUT) | _named(job, IN_JOB) | _activation(config)
+    found |= _named(state.scheduler, IN_SCHEDULER) | _named(model, IN_MODEL) | _activation(config)
+    found |= _named(world.layout, IN_LAYOUT) | _named(job, IN_JOB)
     found["group_query_attention"] = found.get("num_query_groups") != found.get("num_attention_heads")
     found |= _named(job, (("seq_length", "seq_length"),)) or _named(model, (("max_sequence_length", "seq_length"),))
     if (tied := getattr(model, "share_embeddings_and_output_weights", None)) is not None:

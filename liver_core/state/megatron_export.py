@@ -14,20 +14,23 @@ import shutil
 import sys
 import tempfile
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint import FileSystemReader
 
 COMMON_FILE = "common.pt"
 SMALL_FILE = "liver_small_state.json"
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
-NEEDED_FILES = ("metadata.json", ".metadata", COMMON_FILE, SMALL_FILE)
+METADATA_FILE = ".metadata"
+NEEDED_FILES = ("metadata.json", METADATA_FILE, COMMON_FILE, SMALL_FILE)
 NEEDED_ARGUMENTS = ("num_layers", "hidden_size", "num_attention_heads", "global_batch_size")
 # Counted in iterations here and in samples by Megatron's training.
 COUNTED_IN_SAMPLES = ("num_steps", "lr_warmup_steps", "lr_decay_steps", "wd_incr_steps")
+GIVEN_SCHEDULE = "--use-checkpoint-opt-param-scheduler"
 SCHEDULE = ("max_lr", "min_lr", "lr_decay_style", "start_wd", "end_wd", "wd_incr_style", *COUNTED_IN_SAMPLES)
 # Of the arguments in a checkpoint, Megatron's `--use-checkpoint-args` does not take these over.
 TO_BE_GIVEN = (
@@ -41,8 +44,14 @@ TO_BE_GIVEN = (
     "adam_eps",
     "clip_grad",
     "norm_epsilon",
+    "lr_warmup_init",
+    "lr_wsd_decay_iters",
+    "lr_wsd_decay_style",
     "seed",
 )
+SWITCHES = ("bf16", "fp16", "qk_layernorm", "attention_softmax_in_fp32", "fp32_residual_connection", "quick_geglu")
+# No such model has been exported. Its experts or projections would need arguments of their own.
+NOT_EXPORTED = ("num_experts", "multi_latent_attention")
 
 
 class ExportError(RuntimeError):
@@ -71,14 +80,17 @@ def export_checkpoint(source: Path, folder: Path) -> Exported:
     arguments, remarks = dict(small["megatron_arguments"]), list[str]()
     if absent := [name for name in NEEDED_ARGUMENTS if name not in arguments]:
         raise ExportError(f"checkpoint {source}: megatron_arguments lacks {', '.join(absent)}, which Megatron needs")
+    if found := [name for name in NOT_EXPORTED if arguments.get(name)]:
+        said = f"{found[0]} is {arguments[found[0]]}"
+        raise ExportError(f"checkpoint {source}: {said}; only dense models with plain attention can be exported")
     if activation := arguments.pop("activation"):
         remarks.append(f"activation: Megatron's arguments cannot say {activation}; load it into a model of your own")
-    common = _load(source)
+    common = _read(source, COMMON_FILE, lambda path: torch.load(path, map_location="cpu", weights_only=True))
     schedule = _megatron_schedule(small, arguments["global_batch_size"])
     if schedule is None:
         remarks.append(
-            "scheduler: the job's is not Megatron's, so the rate of this step is exported as a constant; "
-            "give Megatron's schedule by its flags"
+            "scheduler: the job's is not Megatron's, so Megatron goes on at the rate of this step; for a schedule, "
+            f"replace {GIVEN_SCHEDULE} by --override-opt-param-scheduler and flags of your own"
         )
     _add(common, small, arguments, schedule)
     partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.partial-", dir=folder.parent))
@@ -89,8 +101,7 @@ def export_checkpoint(source: Path, folder: Path) -> Exported:
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    flags = _flags(arguments, own_schedule=schedule is None)
-    return Exported(str(folder), str(source), small["step"], small["consumed_samples"], flags, remarks)
+    return Exported(str(folder), str(source), small["step"], small["consumed_samples"], _flags(arguments), remarks)
 
 
 def _small_state(source: Path) -> dict[str, Any]:
@@ -99,7 +110,8 @@ def _small_state(source: Path) -> dict[str, Any]:
     for name in NEEDED_FILES:
         if not (source / name).is_file():
             raise ExportError(f"checkpoint {source}: {name} is missing, so it is not a complete checkpoint")
-    small = json.loads((source / SMALL_FILE).read_text())
+    _check_sizes(source)
+    small = _read(source, SMALL_FILE, lambda path: json.loads(path.read_text()))
     if "megatron_arguments" not in small:
         raise ExportError(
             f"checkpoint {source}: {SMALL_FILE} has no megatron_arguments, an older version wrote it; "
@@ -108,12 +120,24 @@ def _small_state(source: Path) -> dict[str, Any]:
     return small
 
 
-def _load(source: Path) -> dict[str, Any]:
+def _check_sizes(source: Path) -> None:
+    """Whether the files of tensors are as long as what they should hold."""
+    metadata = _read(source, METADATA_FILE, lambda path: FileSystemReader(path.parent).read_metadata())
+    ends = dict[str, int]()
+    for part in metadata.storage_data.values():
+        ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
+    for name, end in sorted(ends.items()):
+        size = (source / name).stat().st_size if (source / name).is_file() else 0
+        if size < end:
+            raise ExportError(f"checkpoint {source}: {name} has {size} of {end} bytes, so the checkpoint is damaged")
+
+
+def _read(source: Path, name: str, reader: Callable[[Path], Any]) -> Any:
     try:
-        return torch.load(source / COMMON_FILE, map_location="cpu", weights_only=True)
+        return reader(source / name)
     except Exception as error:
-        # torch and pickle raise many kinds, with pages of advice. A person needs to know which file it was.
-        raise ExportError(f"checkpoint {source}: {COMMON_FILE} cannot be read: {type(error).__name__}") from error
+        # torch, pickle and json raise many kinds, some with pages of advice. A person needs to know which file it was.
+        raise ExportError(f"checkpoint {source}: {name} cannot be read: {type(error).__name__}") from error
 
 
 def _add(
@@ -165,8 +189,17 @@ def _megatron_schedule(small: Mapping[str, Any], batch: int) -> dict[str, Any] |
 
 
 def _constant_schedule(groups: list[dict[str, Any]], samples: int) -> dict[str, Any]:
-    """Goes on at the rate that stands. Without a schedule Megatron loads no optimizer state either."""
-    rate, decay = (max(group[name] for group in groups) for name in ("lr", "weight_decay"))
+    """Goes on at the rate that stands. Without a schedule Megatron loads no optimizer state either.
+
+    Megatron prefers the limits of a parameter group to those of the schedule, so groups only keep them if they differ.
+    """
+    rates = {group["lr"] for group in groups}
+    for group in groups:
+        for name in ("max_lr", "min_lr"):
+            group.pop(name, None)
+        if len(rates) > 1:
+            group.update(max_lr=group["lr"], min_lr=group["lr"])
+    rate, decay = max(rates), max(group["weight_decay"] for group in groups)
     steps = {"lr_warmup_steps": 0, "lr_decay_steps": max(1, samples), "wd_incr_steps": max(1, samples)}
     styles = {"lr_decay_style": "constant", "wd_incr_style": "constant"}
     return {"max_lr": rate, "min_lr": rate, "start_wd": decay, "end_wd": decay, "num_steps": samples, **steps, **styles}
@@ -185,12 +218,14 @@ def _umask() -> int:
     return present
 
 
-def _flags(arguments: Mapping[str, Any], *, own_schedule: bool) -> list[str]:
-    schedule = "--override-opt-param-scheduler" if own_schedule else "--use-checkpoint-opt-param-scheduler"
-    fixed = ["--use-checkpoint-args", "--use-distributed-optimizer", schedule]
-    precision = [f"--{name}" for name in ("bf16", "fp16") if arguments.get(name)]
-    given = [f"--{name.replace('_', '-')} {arguments[name]}" for name in TO_BE_GIVEN if name in arguments]
-    return fixed + precision + given
+def _flags(arguments: Mapping[str, Any]) -> list[str]:
+    switches = [_flag(name) for name in SWITCHES if arguments.get(name)]
+    given = [f"{_flag(name)} {arguments[name]}" for name in TO_BE_GIVEN if name in arguments]
+    return ["--use-checkpoint-args", "--use-distributed-optimizer", GIVEN_SCHEDULE, *switches, *given]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def main(arguments: list[str]) -> int:

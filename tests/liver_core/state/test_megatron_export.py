@@ -17,7 +17,7 @@ from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks import run_alone, start_ranks
 from tests.cluster.real_ranks_model import small_gpt
 from tests.cluster.real_ranks_process import local_weights, make_job, megatron_state
-from tests.liver_core.rank.support.chain import load_with_megatron
+from tests.liver_core.rank.support.chain import World, gather, load_with_megatron
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -32,13 +32,18 @@ def setup(corpus: str) -> RankSetup:
 
 
 @pytest.fixture(scope="module")
-def written(setup: RankSetup, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run on PP2xDP2 that wrote checkpoints after steps 3 and 5."""
+def trained(setup: RankSetup, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[int, float]]:
+    """A run on PP2xDP2: the folder of its checkpoints, after steps 3 and 5, and its loss of each step."""
     folder = tmp_path_factory.mktemp("written")
     with Cluster(replace(setup, checkpoints=(str(folder), EVERY, 3))) as cluster:
         cluster.launch("PP2xDP2", "abcd")
         cluster.finish()
-    return folder
+        return folder, gather(cluster, (World("PP2xDP2", "abcd"),)).losses()
+
+
+@pytest.fixture(scope="module")
+def written(trained: tuple[Path, dict[int, float]]) -> Path:
+    return trained[0]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +59,10 @@ def test_the_folder_holds_what_megatrons_training_looks_for(exported: tuple[Path
     assert sorted(entry.name for entry in folder.iterdir()) == ["iter_0000003", "latest_checkpointed_iteration.txt"]
     assert not (folder / "iter_0000003" / "liver_small_state.json").exists()
     assert said["iteration"] == EVERY and said["consumed_samples"] == EVERY * BATCH and said["remarks"] == []
-    assert {"--use-checkpoint-args", "--global-batch-size 8", "--adam-eps 1e-08"} <= set(said["flags"])
+    # Without --attention-softmax-in-fp32, Megatron's gradients in bfloat16 are others than the job's.
+    expected = {"--use-checkpoint-args", "--attention-softmax-in-fp32", "--global-batch-size 8", "--adam-eps 1e-08"}
+    assert expected <= set(said["flags"])
+    assert not {"--bf16", "--qk-layernorm", "--quick-geglu"} & set(said["flags"])
 
 
 def test_the_arguments_are_those_of_the_model_that_trained(exported: tuple[Path, dict[str, Any]]):
@@ -98,6 +106,18 @@ def test_megatrons_loader_finds_every_key_and_no_other_and_every_bit(
         assert all(rate == pytest.approx(1e-3 * EVERY / 10) for rate in ours["rates"]) and ours["rates"]
 
 
+@pytest.mark.parametrize("layout", ["TP1", "TP2"])
+def test_a_model_made_of_the_export_alone_has_the_losses_of_the_job_that_went_on(
+    corpus: str, trained: tuple[Path, dict[int, float]], exported: tuple[Path, dict[str, Any]], layout: str
+):
+    ranks = int(layout[-1])
+    running = start_ranks(_train_as_megatron, [(rank, corpus, str(exported[0]), layout) for rank in range(ranks)])
+    losses = running.join()[0]
+    assert sorted(losses) == [4, 5]
+    # The sums of another layout differ in their last bits.
+    assert losses == pytest.approx({step: trained[1][step] for step in losses}, abs=5e-6)
+
+
 def test_without_a_step_the_newest_checkpoint_is_taken_and_the_source_stays(written: Path, tmp_path: Path):
     before = _contents(written)
     done = _export(written, tmp_path / "newest")
@@ -119,21 +139,42 @@ def test_what_cannot_be_exported_is_refused_by_name_and_leaves_nothing(written: 
     broken = Path(shutil.copytree(step, tmp_path / "broken"))
     (broken / "common.pt").write_bytes(b"no zip")
     assert f"checkpoint {broken}: common.pt cannot be read" in _export(broken, target).stderr
+    experts = dict(json.loads((step / "liver_small_state.json").read_text())["megatron_arguments"], num_experts=8)
+    many = _with_small(step, tmp_path / "many", megatron_arguments=experts)
+    assert f"checkpoint {many}: num_experts is 8; only dense models" in _export(many, target).stderr
     old = _with_small(step, tmp_path / "old", megatron_arguments=None)
     assert "has no megatron_arguments, an older version wrote it" in _export(old, target).stderr
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["broken", "half", "old", "taken"]
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["broken", "half", "many", "old", "taken"]
 
 
-def test_a_schedule_that_is_not_megatrons_goes_on_at_its_rate_and_the_command_says_so(written: Path, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("liver_small_state.json", "liver_small_state.json cannot be read: JSONDecodeError"),
+        (".metadata", ".metadata cannot be read: "),
+        ("__0_0.distcp", "bytes, so the checkpoint is damaged"),
+    ],
+)
+def test_a_file_that_was_cut_off_is_named(written: Path, tmp_path: Path, name: str, rule: str):
+    damaged = Path(shutil.copytree(written / "step-000000005", tmp_path / "damaged"))
+    (damaged / name).write_bytes((damaged / name).read_bytes()[:-100])
+    done = _export(damaged, tmp_path / "megatron")
+    assert done.exit_code == 1
+    assert f"checkpoint {damaged}: {name} " in done.stderr and rule in done.stderr
+    assert not (tmp_path / "megatron").exists()
+
+
+@pytest.mark.parametrize("rates", [(4e-4, 4e-4), (4e-4, 1e-4)], ids=["one rate", "two rates"])
+def test_a_schedule_that_is_not_megatrons_goes_on_at_its_rates_and_the_command_says_so(
+    written: Path, tmp_path: Path, rates: tuple[float, float]
+):
     own = _with_small(written / "step-000000005", tmp_path / "own", scheduler={"mine": 3})
+    run_alone(_set_rates, str(own), rates)
     done = _export(own, tmp_path / "megatron")
     assert done.exit_code == 0, done.output
     assert "note: scheduler: the job's is not Megatron's" in done.stderr
-    assert "--override-opt-param-scheduler" in done.stdout and "--use-checkpoint-opt" not in done.stdout
-    common = run_alone(_common_state, str(tmp_path / "megatron" / "iter_0000005"))
-    schedule, rates = common["opt_param_scheduler"], {group["lr"] for group in common["groups"]}
-    assert rates == {schedule["max_lr"]} == {schedule["min_lr"]} and schedule["lr_decay_style"] == "constant"
-    assert schedule["num_steps"] == STEPS * BATCH
+    assert "--use-checkpoint-opt-param-scheduler" in done.stdout
+    assert run_alone(_rates_of_next_step, str(tmp_path / "megatron" / "iter_0000005")) == list(rates)
 
 
 def _export(source: Path, target: Path, *more: str):
@@ -164,39 +205,41 @@ def _common_state(path: str) -> dict[str, Any]:
     return {"args": vars(common["args"]), "groups": groups, **{name: common[name] for name in names}}
 
 
+def _set_rates(checkpoint: str, rates: tuple[float, float]) -> None:
+    import torch
+
+    path = Path(checkpoint) / "common.pt"
+    common = torch.load(path, weights_only=True)
+    for group, rate in zip(common["optimizer"]["optimizer"]["param_groups"], rates, strict=True):
+        group["lr"] = rate
+    torch.save(common, path)
+
+
+def _rates_of_next_step(path: str) -> list[float]:
+    """What Megatron's scheduler makes of the exported groups, loaded and stepped as its training does."""
+    from types import SimpleNamespace
+
+    from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+    common = _common_state(path)
+    optimizer: Any = SimpleNamespace(param_groups=common["groups"])
+    scheduler = OptimizerParamScheduler(
+        optimizer, init_lr=0.0, max_lr=1e-3, min_lr=1e-4, lr_warmup_steps=0, lr_decay_steps=800,
+        lr_decay_style="linear", start_wd=0.01, end_wd=0.01, wd_incr_steps=800, wd_incr_style="constant",
+        use_checkpoint_opt_param_scheduler=True,
+    )  # fmt: skip
+    scheduler.load_state_dict(common["opt_param_scheduler"])
+    scheduler.step(BATCH)
+    return [group["lr"] for group in common["groups"]]
+
+
 def _load_as_megatron(rank: int, port: int, setup: RankSetup, folder: str, layout: str) -> dict[str, Any]:
-    """What megatron/training/checkpointing.py of Megatron-LM core_v0.16.1 calls to load, in a world of `layout`.
+    """What the job of `setup` holds in a world of `layout` after Megatron's loader."""
+    from liver_core.worlds.megatron import retire
 
-    Its metadata come from the checkpoint, its optimizer's description from the outer optimizer, and a key that is
-    missing or left over is an error.
-    """
-    from megatron.core import dist_checkpointing
-    from megatron.core.dist_checkpointing.validation import StrictHandling
-
-    from liver_core.handoff.messages import StoreAddress
-    from liver_core.layout import ParallelLayout, Roster
-    from liver_core.state.checkpoint import _load_optimizer
-    from liver_core.state.megatron_optimizer import distributed_optimizer, unwrapped
-    from liver_core.worlds.groups import connect_store
-    from liver_core.worlds.megatron import activate, bring_up, retire
-    from tests.liver_core.rank.support.chain import step_without_gradients
-
-    parallel = ParallelLayout.parse(layout)
-    members = tuple(Member(f"oracle-{index}", 0) for index in range(parallel.world_size))
-    store = connect_store(StoreAddress("127.0.0.1", port), timeout_s=60)
-    world = bring_up(Roster("oracle", 1, parallel, members), rank, store, host="127.0.0.1", timeout_s=60)
-    activate(world)
+    world = _world(rank, port, layout)
     state = make_job(setup).build(world)
-    step_without_gradients(state)
-    tracker = Path(folder) / "latest_checkpointed_iteration.txt"
-    iteration = f"{folder}/iter_{int(tracker.read_text()):07d}"
-    metadata = dist_checkpointing.load_content_metadata(iteration) | {"dp_cp_group": world.collection.dp_cp}
-    wanted: dict[str, Any] = {"model": unwrapped(state.model).sharded_state_dict(metadata=metadata)}
-    wanted["optimizer"] = state.optimizer.sharded_state_dict(wanted, is_loading=True, metadata=metadata)
-    loaded: Any = dist_checkpointing.load(wanted, iteration, strict=StrictHandling.RAISE_ALL)
-    unwrapped(state.model).load_state_dict(loaded["model"])
-    _load_optimizer(distributed_optimizer(state.optimizer), loaded["optimizer"])
-    state.scheduler.load_state_dict(loaded["opt_param_scheduler"])
+    _load(state, world, folder)
     found = {
         "megatron": megatron_state(state),
         "weights": local_weights(state),
@@ -205,3 +248,71 @@ def _load_as_megatron(rank: int, port: int, setup: RankSetup, folder: str, layou
     }
     retire(world)
     return found
+
+
+def _train_as_megatron(rank: int, port: int, corpus: str, folder: str, layout: str) -> dict[int, float]:
+    """Loss of each step that Megatron's optimizer and scheduler make after the load. Nothing is known but the folder
+    and the text."""
+    from megatron.core.dist_checkpointing import load_common_state_dict
+
+    from liver_core.training.cursor import DataCursor
+    from liver_core.worlds.megatron import retire, seed_streams
+    from tests.liver_core.state.exported_job import ExportedJob
+
+    told = load_common_state_dict(_iteration_folder(folder))["args"]
+    world, job = _world(rank, port, layout), ExportedJob(told, corpus)
+    state = job.build(world)
+    seed_streams(world, seed=told.seed, step=0)
+    first = _load(state, world, folder)["iteration"] + 1
+    cursor, losses = DataCursor(told.consumed_train_samples, job.global_batch, job.micro_batch), dict[int, float]()
+    for step in range(first, STEPS + 1):
+        result = job.step(state, world, cursor.batches(world.coordinates.dp, world.layout.dp))
+        state.optimizer.step()
+        state.scheduler.step(increment=job.global_batch)
+        cursor, losses[step] = cursor.advanced(), result.loss_sum / max(1, result.loss_count)
+    retire(world)
+    return losses
+
+
+def _world(rank: int, port: int, layout: str) -> Any:
+    from liver_core.handoff.messages import StoreAddress
+    from liver_core.layout import ParallelLayout, Roster
+    from liver_core.worlds.groups import connect_store
+    from liver_core.worlds.megatron import activate, bring_up
+
+    parallel = ParallelLayout.parse(layout)
+    members = tuple(Member(f"oracle-{index}", 0) for index in range(parallel.world_size))
+    store = connect_store(StoreAddress("127.0.0.1", port), timeout_s=60)
+    world = bring_up(Roster("oracle", 1, parallel, members), rank, store, host="127.0.0.1", timeout_s=60)
+    activate(world)
+    return world
+
+
+def _load(state: Any, world: Any, folder: str) -> dict[str, Any]:
+    """What megatron/training/checkpointing.py of Megatron-LM core_v0.16.1 calls to load.
+
+    Its metadata come from the checkpoint, its optimizer's description from the outer optimizer, and a key that is
+    missing or left over is an error.
+    """
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    from liver_core.state.checkpoint import _load_optimizer
+    from liver_core.state.megatron_optimizer import distributed_optimizer, unwrapped
+    from tests.liver_core.rank.support.chain import step_without_gradients
+
+    step_without_gradients(state)
+    iteration = _iteration_folder(folder)
+    metadata = dist_checkpointing.load_content_metadata(iteration) | {"dp_cp_group": world.collection.dp_cp}
+    wanted: dict[str, Any] = {"model": unwrapped(state.model).sharded_state_dict(metadata=metadata)}
+    wanted["optimizer"] = state.optimizer.sharded_state_dict(wanted, is_loading=True, metadata=metadata)
+    loaded: Any = dist_checkpointing.load(wanted, iteration, strict=StrictHandling.RAISE_ALL)
+    unwrapped(state.model).load_state_dict(loaded["model"])
+    _load_optimizer(distributed_optimizer(state.optimizer), loaded["optimizer"])
+    state.scheduler.load_state_dict(loaded["opt_param_scheduler"])
+    return loaded
+
+
+def _iteration_folder(folder: str) -> str:
+    tracker = Path(folder) / "latest_checkpointed_iteration.txt"
+    return f"{folder}/iter_{int(tracker.read_text()):07d}"
