@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +41,22 @@ def test_of_a_folder_of_checkpoints_the_newest_or_the_named_one_is_taken(
     assert "iteration 7, 56 samples" in done.stdout and "pretrain_gpt.py --load /x --bf16" in done.stdout
     started = (tmp_path / "started").read_text().split()
     assert started[-2:] == [f"{checkpoints}/{name}", str(Path.cwd() / "made")]
+
+
+@pytest.mark.parametrize(("options", "name"), [((), "step-000000012"), (("--step", "3"), "step-000000003")])
+def test_of_a_job_the_checkpoints_are_those_that_the_service_lists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], name: str
+):
+    listed = [{"step": step, "path": f"/elsewhere/step-{step:09d}"} for step in (12, 3)]
+    job = {"job_id": "demo-1a2b", "name": "demo", "state": "running", "checkpoints": listed}
+    answers = {"/api/v1/jobs": [job], "/api/v1/jobs/demo-1a2b": job}
+    client = SimpleNamespace(get=lambda path, **_: answers[path])
+    monkeypatch.setattr("service.cli.jobs.connect", lambda *_: client)
+    done = attempt("demo", plays(tmp_path, json.dumps(MADE)), *options)
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "started").read_text().split()[-2] == f"/elsewhere/{name}"
+    missing = attempt("demo", tmp_path / "never", "--step", "9")
+    assert "--step 9: job demo-1a2b has checkpoints of these steps: 3, 12" in missing.stderr
 
 
 def test_a_step_that_is_not_there_names_those_that_are(tmp_path: Path, checkpoints: Path):
