@@ -141,5 +141,5 @@ class AfterStep:
 
     def _write(self, active: ActiveWorld, small: dict[str, Any], *, asked: int = 0) -> None:
         assert self._rule is not None
-        small = {**small, "megatron_arguments": megatron_arguments(self._job, active.state, active.world)}
-        self._writer.start(active, small, self._rule.path_of(small["step"]), keep=self._rule.keep, asked=asked)
+        path, arguments = self._rule.path_of(small["step"]), megatron_arguments(self._job, active.state, active.world)
+        self._writer.start(active, small, arguments, path, keep=self._rule.keep, asked=asked)

@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.state.checkpoint import error_text, prune, snapshot, write
+from liver_core.state.megatron_arguments import ARGUMENTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +37,29 @@ class CheckpointWriter:
         self._failed = failed
         self._thread: threading.Thread | None = None
 
-    def start(self, active: ActiveWorld, small: dict[str, Any], path: str, *, keep: int, asked: int = 0) -> None:
+    def start(
+        self,
+        active: ActiveWorld,
+        small: dict[str, Any],
+        arguments: dict[str, Any],
+        path: str,
+        *,
+        keep: int,
+        asked: int = 0,
+    ) -> None:
         """Take a snapshot now (collective, main thread) and write it in the background. Waits for a write in progress.
+
+        `arguments`: see `megatron_arguments`.
 
         Once this checkpoint is complete, rank 0 removes all but the newest `keep` complete siblings named step-N.
         `asked`: the number of the request that it answers, 0 without one.
         """
         self.close()
         writing = Writing(path, int(small["step"]), keep, asked, active.world.background, time.monotonic())
-        arguments = (snapshot(active.world, active.state), small, writing)
-        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
+        sharded = {**snapshot(active.world, active.state), ARGUMENTS: arguments}
+        self._thread = threading.Thread(
+            target=self._write, args=(sharded, small, writing), name="checkpoint", daemon=True
+        )
         self._thread.start()
 
     def _write(self, sharded: dict[str, Any], small: dict[str, Any], writing: Writing) -> None:

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 COMMON_FILE = "common.pt"
 SMALL_FILE = "liver_small_state.json"
+ARGUMENTS = "megatron_arguments"
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
 METADATA_FILE = ".metadata"
 NEEDED_FILES = ("metadata.json", METADATA_FILE, COMMON_FILE, SMALL_FILE)
@@ -77,15 +78,10 @@ def export_checkpoint(source: Path, folder: Path) -> Exported:
         raise ExportError(f"--to {folder}: exists already; name a folder that does not")
     if not folder.parent.is_dir():
         raise ExportError(f"--to {folder}: {folder.parent} is not a folder; make it first")
-    arguments, remarks = dict(small["megatron_arguments"]), list[str]()
-    if absent := [name for name in NEEDED_ARGUMENTS if name not in arguments]:
-        raise ExportError(f"checkpoint {source}: megatron_arguments lacks {', '.join(absent)}, which Megatron needs")
-    if found := [name for name in NOT_EXPORTED if arguments.get(name)]:
-        said = f"{found[0]} is {arguments[found[0]]}"
-        raise ExportError(f"checkpoint {source}: {said}; only dense models with plain attention can be exported")
+    common = _read(source, COMMON_FILE, lambda path: torch.load(path, map_location="cpu", weights_only=True))
+    arguments, remarks = _arguments(source, common), list[str]()
     if activation := arguments.pop("activation"):
         remarks.append(f"activation: Megatron's arguments cannot say {activation}; load it into a model of your own")
-    common = _read(source, COMMON_FILE, lambda path: torch.load(path, map_location="cpu", weights_only=True))
     schedule = _megatron_schedule(small, arguments["global_batch_size"])
     if schedule is None:
         remarks.append(
@@ -111,13 +107,23 @@ def _small_state(source: Path) -> dict[str, Any]:
         if not (source / name).is_file():
             raise ExportError(f"checkpoint {source}: {name} is missing, so it is not a complete checkpoint")
     _check_sizes(source)
-    small = _read(source, SMALL_FILE, lambda path: json.loads(path.read_text()))
-    if "megatron_arguments" not in small:
+    return _read(source, SMALL_FILE, lambda path: json.loads(path.read_text()))
+
+
+def _arguments(source: Path, common: dict[str, Any]) -> dict[str, Any]:
+    """Taken out of `common`. Megatron keeps them there under another name."""
+    arguments = common.pop(ARGUMENTS, None)
+    if arguments is None:
         raise ExportError(
-            f"checkpoint {source}: {SMALL_FILE} has no megatron_arguments, an older version wrote it; "
+            f"checkpoint {source}: {COMMON_FILE} has no {ARGUMENTS}, an older version wrote it; "
             "resume the job with this version and write another with liver jobs checkpoint"
         )
-    return small
+    if absent := [name for name in NEEDED_ARGUMENTS if name not in arguments]:
+        raise ExportError(f"checkpoint {source}: {ARGUMENTS} lacks {', '.join(absent)}, which Megatron needs")
+    if found := [name for name in NOT_EXPORTED if arguments.get(name)]:
+        said = f"{found[0]} is {arguments[found[0]]}"
+        raise ExportError(f"checkpoint {source}: {said}; only dense models with plain attention can be exported")
+    return arguments
 
 
 def _check_sizes(source: Path) -> None:

@@ -261,9 +261,10 @@ def _export_with(python: str, checkpoint: Path, folder: Path) -> dict[str, Any]:
             fail(lacks)
         command = [python, "-m", EXPORT_MODULE, str(checkpoint.absolute()), str(folder.absolute())]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
-        said = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError) as error:
         fail(f"--python: {python} does not run: {error}")
+    try:
+        said = json.loads(done.stdout)
     except ValueError:
         fail(f"the export ended with status {done.returncode}; what it printed says why")
     if "error" in said:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,7 @@ def test_the_folder_holds_what_megatrons_training_looks_for(exported: tuple[Path
 
 def test_the_arguments_are_those_of_the_model_that_trained(exported: tuple[Path, dict[str, Any]]):
     common = run_alone(_common_state, str(exported[0] / "iter_0000003"))
+    assert not common["left over"]
     expected = {
         "num_layers": 6, "hidden_size": 64, "ffn_hidden_size": 128, "num_attention_heads": 4, "num_query_groups": 2,
         "group_query_attention": True, "kv_channels": 16, "seq_length": 32, "max_position_embeddings": 32,
@@ -139,10 +142,11 @@ def test_what_cannot_be_exported_is_refused_by_name_and_leaves_nothing(written: 
     broken = Path(shutil.copytree(step, tmp_path / "broken"))
     (broken / "common.pt").write_bytes(b"no zip")
     assert f"checkpoint {broken}: common.pt cannot be read" in _export(broken, target).stderr
-    experts = dict(json.loads((step / "liver_small_state.json").read_text())["megatron_arguments"], num_experts=8)
-    many = _with_small(step, tmp_path / "many", megatron_arguments=experts)
+    many = Path(shutil.copytree(step, tmp_path / "many"))
+    run_alone(_set_argument, str(many), "num_experts", 8)
     assert f"checkpoint {many}: num_experts is 8; only dense models" in _export(many, target).stderr
-    old = _with_small(step, tmp_path / "old", megatron_arguments=None)
+    old = Path(shutil.copytree(step, tmp_path / "old"))
+    run_alone(_forget_arguments, str(old))
     assert "has no megatron_arguments, an older version wrote it" in _export(old, target).stderr
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["broken", "half", "many", "old", "taken"]
 
@@ -168,7 +172,7 @@ def test_a_file_that_was_cut_off_is_named(written: Path, tmp_path: Path, name: s
 def test_a_schedule_that_is_not_megatrons_goes_on_at_its_rates_and_the_command_says_so(
     written: Path, tmp_path: Path, rates: tuple[float, float]
 ):
-    own = _with_small(written / "step-000000005", tmp_path / "own", scheduler={"mine": 3})
+    own = _with_scheduler(written / "step-000000005", tmp_path / "own", {"mine": 3})
     run_alone(_set_rates, str(own), rates)
     done = _export(own, tmp_path / "megatron")
     assert done.exit_code == 0, done.output
@@ -186,12 +190,11 @@ def _contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
-def _with_small(step: Path, copy: Path, **changes: Any) -> Path:
-    """A copy of a checkpoint with another small state; None takes a field away."""
+def _with_scheduler(step: Path, copy: Path, state: dict[str, Any]) -> Path:
+    """A copy of a checkpoint with the state of another scheduler."""
     shutil.copytree(step, copy)
-    small = json.loads((copy / "liver_small_state.json").read_text()) | changes
-    kept = {name: value for name, value in small.items() if value is not None}
-    (copy / "liver_small_state.json").write_text(json.dumps(kept))
+    small = json.loads((copy / "liver_small_state.json").read_text())
+    (copy / "liver_small_state.json").write_text(json.dumps(small | {"scheduler": state}))
     return copy
 
 
@@ -202,16 +205,34 @@ def _common_state(path: str) -> dict[str, Any]:
     common = load_common_state_dict(path)
     groups = common["optimizer"]["optimizer"]["param_groups"]
     names = ("iteration", "checkpoint_version", "content_metadata", "opt_param_scheduler")
-    return {"args": vars(common["args"]), "groups": groups, **{name: common[name] for name in names}}
+    more = {"args", "optimizer", "num_floating_point_operations_so_far"}
+    found = {"args": vars(common["args"]), "groups": groups, "left over": sorted(common.keys() - {*names, *more})}
+    return found | {name: common[name] for name in names}
+
+
+def _set_argument(checkpoint: str, name: str, value: Any) -> None:
+    with _changed_common(checkpoint) as common:
+        common["megatron_arguments"][name] = value
+
+
+def _forget_arguments(checkpoint: str) -> None:
+    with _changed_common(checkpoint) as common:
+        del common["megatron_arguments"]
 
 
 def _set_rates(checkpoint: str, rates: tuple[float, float]) -> None:
+    with _changed_common(checkpoint) as common:
+        for group, rate in zip(common["optimizer"]["optimizer"]["param_groups"], rates, strict=True):
+            group["lr"] = rate
+
+
+@contextmanager
+def _changed_common(checkpoint: str) -> Iterator[dict[str, Any]]:
     import torch
 
     path = Path(checkpoint) / "common.pt"
     common = torch.load(path, weights_only=True)
-    for group, rate in zip(common["optimizer"]["optimizer"]["param_groups"], rates, strict=True):
-        group["lr"] = rate
+    yield common
     torch.save(common, path)
 
 
@@ -303,7 +324,8 @@ def _load(state: Any, world: Any, folder: str) -> dict[str, Any]:
 
     step_without_gradients(state)
     iteration = _iteration_folder(folder)
-    metadata = dist_checkpointing.load_content_metadata(iteration) | {"dp_cp_group": world.collection.dp_cp}
+    metadata: Any = dist_checkpointing.load_content_metadata(iteration)
+    metadata["dp_cp_group"] = world.collection.dp_cp
     wanted: dict[str, Any] = {"model": unwrapped(state.model).sharded_state_dict(metadata=metadata)}
     wanted["optimizer"] = state.optimizer.sharded_state_dict(wanted, is_loading=True, metadata=metadata)
     loaded: Any = dist_checkpointing.load(wanted, iteration, strict=StrictHandling.RAISE_ALL)
