@@ -223,6 +223,7 @@ def _view(
         failed_starts=job.failed_starts,
         saves_at_end=job_file_of(job).checkpoint is not None,
         saves_soon=job.awaits_checkpoint,
+        suspended_because=job.suspended_because,
     )
 
 

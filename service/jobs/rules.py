@@ -6,11 +6,13 @@ from enum import StrEnum
 from uuid import UUID
 
 from agent.protocol.values import HandoffState, Placement
+from liver_core.layout.limits import fitting
 from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, first_of
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.tables import JobState, SourceKind
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
 
+SUSPENDED_BECAUSE_CHARS_MAX = 500
 AWAIT_CAUSE_S = 0.3
 STEPPING_S = 5.0
 """A step this recent shows that every rank of the job lives."""
@@ -86,7 +88,7 @@ class JobView:
     `error_at`; `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living agents still
     report; `ahead`: a generation in which ranks already train, but whose handoff no agent has reported yet; `step_s`:
     seconds of a usual step, 0 if not known; `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one
-    has been asked for.
+    has been asked for; `suspended_because`: why the job was suspended, empty if it was not.
     """
 
     state: JobState
@@ -118,6 +120,7 @@ class JobView:
     finished: str | None = None
     saves_at_end: bool = False
     saves_soon: bool = False
+    suspended_because: str = ""
 
 
 class Do(StrEnum):
@@ -134,8 +137,8 @@ class Do(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Action:
     """What to do and why. `look_again_s`: time after which the same facts may lead to another action. `save`: ranks are
-    asked for a checkpoint, since the rest may fail. `crashes`: to be remembered. `cause`: what ended the world that the
-    job has had."""
+    asked for a checkpoint, since the rest may fail. `crashes`, `suspended_because`: to be remembered. `cause`: what
+    ended the world that the job has had."""
 
     do: Do
     reason: str
@@ -149,6 +152,7 @@ class Action:
     save: bool = False
     crashes: Crashes | None = None
     cause: FirstCause | None = None
+    suspended_because: str = ""
 
 
 def next_action(view: JobView, limits: JobLimits) -> Action:
@@ -165,7 +169,7 @@ def next_action(view: JobView, limits: JobLimits) -> Action:
         case _ if view.stop_requested:
             return _settle(JobState.STOPPING, "stop requested", look_again_s=limits.stop_within_s)
         case JobState.SUSPENDING:
-            return _end_when_quiet(view, limits, JobState.SUSPENDED, "too few nodes")
+            return _end_when_quiet(view, limits, JobState.SUSPENDED, _why_suspended(view) or "too few nodes")
         case JobState.PENDING | JobState.SUSPENDED:
             return _start_if_possible(view)
         case JobState.STARTING | JobState.RUNNING:
@@ -215,7 +219,8 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
     if gone and not steps:
         return Loss(f"{', '.join(gone[:8])} disappeared without a handoff", _of_node(gone[0], view))
     if silent and stalled_s > max(limits.stall_after_s, limits.stall_steps * view.step_s):
-        text = f"{', '.join(silent[:8])} is silent and no step was made for {stalled_s:.0f} s"
+        text = f"{', '.join(silent[:8])} {'is' if len(silent) == 1 else 'are'} silent"
+        text = f"{text} and no step was made for {stalled_s:.0f} s"
         return Loss(text, _of_node(silent[0], view))
     if view.state is JobState.STARTING and stalled_s > limits.start_within_s:
         return Loss(f"the start made no step within {limits.start_within_s:.0f} s", FirstCause(FailedPart.START))
@@ -250,7 +255,7 @@ def _start_again(view: JobView, limits: JobLimits, loss: str) -> Action:
         reason = f"the same error ended the job {limits.crashes_max} times after step {crashes.step}: {cause}"
         return Action(Do.SETTLE, reason, state=JobState.FAILED, crashes=crashes)
     if view.restart.target is None:
-        return Action(Do.SUSPEND, f"{loss}; {view.restart.reason}", crashes=crashes)
+        return replace(_suspend(loss, view.restart), crashes=crashes)
     if unheard := [node for node in view.restart.target.node_ids() if node in view.unheard]:
         # One of them may be what was lost. It reports, or counts as silent and is left out, within seconds.
         return Action(Do.NOTHING, f"{loss}; a restart waits for news from {', '.join(unheard[:8])}", look_again_s=0.5)
@@ -298,7 +303,7 @@ def _answer_notices(view: JobView, limits: JobLimits) -> Action:
     if waited_s < limits.propose_after_s and not hopeless:
         return Action(Do.NOTHING, "the agents act on the notice", look_again_s=limits.propose_after_s - waited_s)
     if view.decision.target is None:
-        return Action(Do.SUSPEND, f"{', '.join(i.node_id for i in view.leaving[:8])} will go; {view.decision.reason}")
+        return _suspend(f"{', '.join(i.node_id for i in view.leaving[:8])} will go", view.decision)
     saved_at = view.checkpoint.finished_at if view.checkpoint else None
     save = view.saves_at_end and not view.saves_soon and (saved_at is None or saved_at < noticed_at)
     return Action(Do.PROPOSE, view.decision.reason, target=view.decision.target, leaving=view.leaving, save=save)
@@ -314,16 +319,27 @@ def _grow_or_stay(view: JobView, limits: JobLimits) -> Action:
     return Action(Do.PROPOSE, view.decision.reason, target=view.decision.target)
 
 
+def _suspend(why: str, decision: PlannerDecision) -> Action:
+    """`why` the world cannot go on, and the planner's reason for having no other one."""
+    because = fitting(why, SUSPENDED_BECAUSE_CHARS_MAX)
+    return Action(Do.SUSPEND, f"{why}; {decision.reason}", suspended_because=because)
+
+
+def _why_suspended(view: JobView) -> str:
+    return f"suspended because {view.suspended_because}" if view.suspended_because else ""
+
+
 def _start_if_possible(view: JobView) -> Action:
+    why = f"{_why_suspended(view)}; ".removeprefix("; ")
     if view.restart.target is None:
-        return Action(Do.NOTHING, f"waiting: {view.restart.reason}")
+        return Action(Do.NOTHING, f"{why}waiting: {view.restart.reason}")
     # A job that has run before continues from its checkpoint; without one it starts over.
     lost = _lost_steps(view)
     source = f"from checkpoint of step {view.checkpoint.step}" if view.checkpoint else "from its beginning"
     source = f"{source}, {lost} steps lost; " if view.checkpoint or lost else ""
     return Action(
         Do.START,
-        source + view.restart.reason,
+        why + source + view.restart.reason,
         target=view.restart.target,
         checkpoint=view.checkpoint,
         lost_steps=lost,

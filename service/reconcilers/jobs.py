@@ -131,6 +131,7 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
         case Do.SUSPEND:
             _drop_open(session, job, action.reason, now=now)
             set_state(job, JobState.SUSPENDING, action.reason, now=now)
+            job.suspended_because = action.suspended_because
         case Do.SETTLE:
             assert action.state is not None
             if action.state in ENDED or action.state is JobState.STOPPING:

@@ -11,6 +11,7 @@ from liver_core.layout import Member, ParallelLayout
 from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.crashes import RankError
 from service.jobs.rules import (
+    SUSPENDED_BECAUSE_CHARS_MAX,
     Action,
     Checkpoint,
     Do,
@@ -320,6 +321,21 @@ def test_a_job_that_starts_over_for_want_of_a_checkpoint_says_how_many_steps_tha
     suspended = view(state=JobState.SUSPENDED, world=None, checkpoint=None)
     assert act(suspended).reason == "from its beginning, 50 steps lost; start there"
     assert act(replace(suspended, last_step=0)).reason == "start there"
+
+
+def test_a_suspended_job_says_why_while_it_waits_and_when_it_starts_again():
+    lost = act(view(silent=("b", "c"), last_step_at=at(-21), restart=NOTHING_FITS))
+    assert lost.suspended_because == "b, c are silent and no step was made for 21 s"
+    noticed = act(view(leaving=(Leaving("c", at(-30), None),), decision=NOTHING_FITS))
+    assert (noticed.do, noticed.suspended_because) == (Do.SUSPEND, "c will go")
+    why = "suspended because " + lost.suspended_because
+    suspended = view(state=JobState.SUSPENDED, world=None, suspended_because=lost.suspended_because)
+    assert act(replace(suspended, state=JobState.SUSPENDING)).reason == why
+    assert act(replace(suspended, restart=NOTHING_FITS)).reason == f"{why}; waiting: 1 nodes are ready"
+    assert act(suspended).reason == f"{why}; from checkpoint of step 40, 10 steps lost; start there"
+    assert act(replace(suspended, checkpoint=None)).reason == f"{why}; from its beginning, 50 steps lost; start there"
+    long = act(view(broken=(Loss("x" * 100_000, None),), restart=NOTHING_FITS))
+    assert len(long.suspended_because) == SUSPENDED_BECAUSE_CHARS_MAX
 
 
 def test_a_restart_waits_for_news_from_the_nodes_it_would_take():

@@ -379,7 +379,7 @@ def test_too_few_nodes_suspend_the_job_and_their_return_resumes_it_from_the_chec
     for _ in range(7):
         fleet.round()
     job = fleet.job()
-    assert (job["state"], "1 nodes are ready" in job["reason"] or job["reason"] == "too few nodes") == (
+    assert (job["state"], job["reason"].startswith("suspended because b, c, d will go; waiting: ")) == (
         "suspended",
         True,
     )
@@ -391,6 +391,8 @@ def test_too_few_nodes_suspend_the_job_and_their_return_resumes_it_from_the_chec
     job = fleet.job()
     assert (job["state"], job["nodes"], job["layout"]) == ("running", ["a", "x", "y"], "TP1xPP3xDP1")
     assert job["generations"][-1]["source"] == "checkpoint" and job["generations"][-1]["checkpoint_step"] == 25
+    why = job["generations"][-1]["reason"]
+    assert why.startswith("suspended because b, c, d will go; from checkpoint of step 25, ") and why in job["reason"]
 
 
 def test_a_start_that_never_makes_a_step_is_tried_again_and_then_fails(fleet: Fleet):
