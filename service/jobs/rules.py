@@ -72,10 +72,12 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Why the live world cannot continue, in words and typed."""
+    """Why the live world cannot continue, in words and typed. `may_pass`: its ranks may all live behind nodes that are
+    silent so far."""
 
     reason: str
     cause: FirstCause | None
+    may_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +223,7 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
     if silent and stalled_s > max(limits.stall_after_s, limits.stall_steps * view.step_s):
         text = f"{', '.join(silent[:8])} {'is' if len(silent) == 1 else 'are'} silent"
         text = f"{text} and no step was made for {stalled_s:.0f} s"
-        return Loss(text, _of_node(silent[0], view))
+        return Loss(text, _of_node(silent[0], view), may_pass=True)
     if view.state is JobState.STARTING and stalled_s > limits.start_within_s:
         return Loss(f"the start made no step within {limits.start_within_s:.0f} s", FirstCause(FailedPart.START))
     return None
@@ -240,6 +242,9 @@ def _needed(view: JobView, nodes: tuple[str, ...]) -> tuple[str, ...]:
 
 def _fall_back(view: JobView, limits: JobLimits, lost: Loss) -> Action:
     """The checkpoint rung: start a generation from the last checkpoint; else suspend the job, or fail it."""
+    if lost.may_pass and view.restart.target is None:
+        # Nothing could start without them, so that waiting costs nothing: within seconds they are heard again or gone.
+        return Action(Do.NOTHING, f"{lost.reason}; they may come back: {view.restart.reason}", look_again_s=1.0)
     return replace(_start_again(view, limits, lost.reason), cause=lost.cause)
 
 

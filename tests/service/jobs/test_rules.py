@@ -272,6 +272,15 @@ def test_a_lost_world_without_enough_nodes_suspends():
     assert (action.do, action.reason) == (Do.SUSPEND, "c disappeared without a handoff; 1 nodes are ready")
 
 
+def test_nodes_that_are_only_silent_are_waited_for_where_nothing_could_start_without_them():
+    waits = act(view(silent=("b", "c"), last_step_at=at(-21), restart=NOTHING_FITS))
+    assert (waits.do, waits.look_again_s) == (Do.NOTHING, 1.0)
+    assert waits.reason == "b, c are silent and no step was made for 21 s; they may come back: 1 nodes are ready"
+    assert act(view(silent=("b",), gone=("c",), last_step_at=at(-21), restart=NOTHING_FITS)).do is Do.SUSPEND
+    broken = (RankError("rank 0 on node a is failed: x", "x", "a", 0, 50),)
+    assert act(view(silent=("b", "c"), errors=broken, restart=NOTHING_FITS)).do is Do.SUSPEND
+
+
 def test_a_loss_during_an_open_handoff_takes_the_checkpoint_rung():
     assert act(view(broken=(Loss("store lost after the boundary", None),), handoff=handoff())).do is Do.START
 
@@ -324,8 +333,8 @@ def test_a_job_that_starts_over_for_want_of_a_checkpoint_says_how_many_steps_tha
 
 
 def test_a_suspended_job_says_why_while_it_waits_and_when_it_starts_again():
-    lost = act(view(silent=("b", "c"), last_step_at=at(-21), restart=NOTHING_FITS))
-    assert lost.suspended_because == "b, c are silent and no step was made for 21 s"
+    lost = act(view(gone=("b", "c"), last_step_at=at(-21), restart=NOTHING_FITS))
+    assert lost.suspended_because == "b, c disappeared without a handoff"
     noticed = act(view(leaving=(Leaving("c", at(-30), None),), decision=NOTHING_FITS))
     assert (noticed.do, noticed.suspended_because) == (Do.SUSPEND, "c will go")
     why = "suspended because " + lost.suspended_because

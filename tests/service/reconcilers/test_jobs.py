@@ -547,6 +547,24 @@ def test_a_service_that_is_cut_off_from_all_nodes_for_a_while_neither_restarts_n
     assert fleet.job()["state"] in ("suspending", "suspended")
 
 
+def test_a_job_without_nodes_to_go_to_survives_a_cut_of_most_of_its_nodes_unless_they_are_gone(fleet: Fleet):
+    fleet.run()
+    away = {name: fleet.agents.pop(name) for name in ("b", "c", "d")}
+    standing = {"ranks": (fleet.agents["a"].rank(fleet.agents["a"].job_order(), step=fleet.step),)}
+    for _ in range(27):
+        fleet.round(parts={"a": standing | {"steps": ()}})
+    assert (fleet.job()["state"], fleet.agents["a"].job_order().desired) == ("running", "run")
+    fleet.agents |= away
+    for _ in range(3):
+        fleet.round()
+    assert (fleet.job()["state"], fleet.job()["active_generation"]) == ("running", 1)
+    for name in away:
+        del fleet.agents[name]
+    for _ in range(32):
+        fleet.round(parts={"a": standing | {"steps": ()}})
+    assert fleet.job()["state"] in ("suspending", "suspended")
+
+
 def test_a_job_that_fails_by_its_own_fault_is_failed_and_not_started_again(fleet: Fleet):
     fleet.run()
     why = Reason("the loss of step 12 is nan, first on rank 1", "boundary", 1)
