@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from uuid import uuid4
 
-from agent.driver.journal_records import keep_mirror, keep_proposal
+from agent.driver.journal_records import keep_proposal
+from agent.driver.mirrors import Mirrors
 from agent.driver.node_context import Node
 from agent.driver.planning import (
     Intent,
@@ -25,7 +26,7 @@ from agent.driver.planning import (
     rung_for_nearer_deadline,
     same_plan,
 )
-from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, from_mirror, learned_from
+from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, learned_from
 from agent.journal import Table
 from agent.protocol.notice_life import is_open
 from agent.protocol.peer import RankMeasures
@@ -95,7 +96,7 @@ class Lead:
         pulse: Callable[[], Pulse],
         uses_store: Callable[[int], None] = lambda generation: None,
     ) -> None:
-        self.progress: Progress | None = None
+        self.mirrors = Mirrors(node)
         self.status = self._said = ""
         self._unkept: HandoffMirror | None = None
         self._node = node
@@ -109,23 +110,21 @@ class Lead:
         self._no_plan_since: float | None = None
         self._failures = 0
         self._retry_at = float("-inf")
-        self._recent: dict[str, Progress] = {}
         self._learned = Learned()
         self._barred: frozenset[str] = frozenset()
 
+    @property
+    def progress(self) -> Progress | None:
+        """How far the open handoff is."""
+        return self.mirrors.progress
+
     def restore(self) -> None:
-        """What the journal kept: the proposer's record, and the mirrors, which are sent again."""
+        """What the journal kept: the proposer's record, and the mirrors."""
         record = self._node.journal.get(Table.PROPOSER, self._job_id)
         if record is not None:
             self._proposer = self._new_proposer(from_json(ProposerRecord, record))
         proposal = self._proposer.record.proposal
-        for key, data in self._node.journal.items(Table.HANDOFF):
-            mirror = HandoffMirror.model_validate(data, strict=False)
-            if mirror.job_id != self._job_id:
-                continue
-            self._node.outbox.put_handoff(mirror)
-            if proposal is not None and key == proposal.handoff_id:
-                self.progress = from_mirror(mirror)
+        self.mirrors.restore(self._job_id, proposal.handoff_id if proposal is not None else None)
 
     @property
     def is_idle(self) -> bool:
@@ -144,12 +143,6 @@ class Lead:
             return self._opening[0].handoff_id
         proposal = self._proposer.record.proposal
         return "" if proposal is None else proposal.handoff_id
-
-    def newest_store(self) -> tuple[str, int] | None:
-        """Host and port of the store of the newest world that a handoff led here has made."""
-        active = [item.mirror for item in self._recent.values() if item.mirror.state is HandoffState.ACTIVE]
-        newest = max(active, key=lambda mirror: mirror.generation, default=None)
-        return None if newest is None or newest.store is None else (newest.store.host, newest.store.port)
 
     def knows(self, handoff_id: str) -> bool:
         """Whether this handoff was led here."""
@@ -201,7 +194,7 @@ class Lead:
 
     async def take_report(self, report: Report, measured: RankMeasures | None) -> None:
         """A participant reported, and its rank has `measured` so much; both may come after the handoff has ended."""
-        progress = self._find(report.handoff_id)
+        progress = self.mirrors.find(report.handoff_id)
         if progress is not None:
             progress.take_report(report, measured, self._node.now())
         await self._feed(ReportReceived(report))
@@ -210,17 +203,11 @@ class Lead:
             return
         # A state that is new is told at once; all else soon, so that many reports make few mirrors.
         if progress.state_of(self._proposer.record) is not progress.mirror.state:
-            await self._mirror_open()
-
-    async def take_step(self, generation: int, step: int) -> None:
-        """A rank of this node did a step."""
-        for progress in (*self._recent.values(), *([self.progress] if self.progress else [])):
-            if progress.lost_time.stepped(generation, progress.mirror.generation, step, self._node.now()):
-                progress.is_stale = True
+            await self.mirrors.say_open(self._proposer.record)
 
     async def tick(self, unreachable: dict[str, float]) -> None:
         """About twice a second. `unreachable`: since when each node's agent has not been reached."""
-        await self._mirror_stale()
+        await self.mirrors.say_stale(self._proposer.record)
         if self._proposer.state is ProposerState.IDLE:
             return
         now = self._node.now()
@@ -327,7 +314,7 @@ class Lead:
             self.progress.amendment = Amendment(more, notice_at, text)
         await self._carry_out(effects)
         if taken:
-            await self._mirror_open()
+            await self.mirrors.say_open(self._proposer.record)
         return taken
 
     async def _supersede(self, more: frozenset[str]) -> None:
@@ -401,10 +388,10 @@ class Lead:
             # Counted from the end of the last whole step, so that the step under way is not taken for lost.
             lost_time = LostTime(now - pulse.step_age_s, pulse.step, pulse.median_step_s)
             mirror = first_mirror(intent, proposal, self._proposer.record.generation, self._node.node_id, now)
-            self.progress = Progress(mirror, lost_time, intent.notice_at, leavers, estimate_s=intent.estimate_s)
-            self._unkept = self.progress.mirror
+            self.mirrors.progress = Progress(mirror, lost_time, intent.notice_at, leavers, estimate_s=intent.estimate_s)
+            self._unkept = mirror
         await self._carry_out(effects)
-        await self._mirror_open()
+        await self.mirrors.say_open(self._proposer.record)
 
     # The machine.
 
@@ -422,7 +409,7 @@ class Lead:
         effects = self._proposer.handle(event, self._node.now())
         taken = await self._carry_out(effects)
         if self._proposer.record.phase is not phase and self._proposer.record.proposal is not None:
-            await self._mirror_open()
+            await self.mirrors.say_open(self._proposer.record)
         return taken
 
     async def _carry_out(self, effects: tuple[ProposerEffect, ...]) -> bool:
@@ -444,7 +431,7 @@ class Lead:
         return taken
 
     async def _take_end(self, ended: HandoffEnded) -> None:
-        progress, self.progress = self.progress, None
+        progress, self.mirrors.progress = self.mirrors.progress, None
         _log.info("job %s: handoff %s ended %s: %s", self._job_id, ended.handoff_id, ended.stage, ended.reason)
         # A handoff that fails is tried again while there is time, but not in a tight loop: each burns a generation.
         if ended.stage is Stage.ACTIVE or (progress is not None and progress.superseded):
@@ -458,39 +445,8 @@ class Lead:
         if ended.stage is Stage.ACTIVE:
             progress.marks.setdefault("retired", self._node.now())
         self._learned = learned_from(progress, self._learned, ended)
-        self._recent[ended.handoff_id] = progress
-        while len(self._recent) > 8:
-            del self._recent[next(iter(self._recent))]
-        await self._mirror(progress, _ENDED_STATES.get(ended.stage, HandoffState.BROKEN), str(ended.stage))
-        self._node.sync_soon()
-
-    # The mirror.
-
-    def _find(self, handoff_id: str) -> Progress | None:
-        if self.progress is not None and str(self.progress.mirror.handoff_id) == handoff_id:
-            return self.progress
-        return self._recent.get(handoff_id)
-
-    async def _mirror_open(self) -> None:
-        if self.progress is not None:
-            record = self._proposer.record
-            await self._mirror(self.progress, self.progress.state_of(record), str(record.phase))
-
-    async def _mirror_stale(self) -> None:
-        for ended in tuple(self._recent.values()):
-            if ended.is_stale:
-                await self._mirror(ended, ended.mirror.state, ended.mirror.stage)
-        if self.progress is not None and (self.progress.is_stale or self.progress.is_old(self._node.now())):
-            await self._mirror_open()
-
-    async def _mirror(self, progress: Progress, state: HandoffState, stage: str) -> None:
-        mirror = progress.next_mirror(state, stage, self._node.now())
-        self._node.outbox.put_handoff(mirror)
-        self._node.sync_with_progress()
-        await self._journal_mirror(mirror)
-
-    async def _journal_mirror(self, mirror: HandoffMirror) -> None:
-        await asyncio.to_thread(keep_mirror, self._node.journal, mirror)
+        state = _ENDED_STATES.get(ended.stage, HandoffState.BROKEN)
+        await self.mirrors.say_ended(ended.handoff_id, progress, state, str(ended.stage))
 
     def _say(self, text: str, *, about: str = "") -> None:
         """Show it, and log it if it is news. `about`: what must differ then, where numbers in the text always do."""
