@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from agent.driver.journal_records import keep_proposal
 from agent.driver.mirrors import Mirrors
@@ -30,7 +30,7 @@ from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, l
 from agent.journal import Table
 from agent.protocol.notice_life import is_open
 from agent.protocol.peer import RankMeasures
-from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder
+from agent.protocol.sync import HandoffDeclined, HandoffMirror, HandoffOrder, JobOrder
 from agent.protocol.values import HandoffCause, HandoffState, utc
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
@@ -64,6 +64,7 @@ from liver_core.handoff.proposer_events import (
     Tick,
 )
 from liver_core.layout import Member, Roster, from_json, to_json
+from liver_core.layout.limits import fitting
 
 HANDOFF_DEADLINE_S = 180.0
 PEER_LOST_S = 20.0
@@ -112,6 +113,7 @@ class Lead:
         self._retry_at = float("-inf")
         self._learned = Learned()
         self._barred: frozenset[str] = frozenset()
+        self._declined: UUID | None = None
 
     @property
     def progress(self) -> Progress | None:
@@ -163,11 +165,12 @@ class Lead:
             return
         wanted = self._plan(order, active, leaving)
         if isinstance(wanted, Intent):
-            await self._open(order, wanted)
+            self._open(order, wanted)
 
     async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder) -> None:
-        """Open what the service proposes, such as capacity that appeared; while a handoff is open it waits."""
-        if not self.is_idle or self.knows(str(wanted.handoff_id)):
+        """Open what the service proposes, such as capacity that appeared, or tell it why not. While a handoff is open
+        it waits."""
+        if not self.is_idle or self.knows(str(wanted.handoff_id)) or wanted.handoff_id == self._declined:
             return
         plan = Plan(wanted.target.layout, wanted.target.members, wanted.plan_digest, wanted.reason)
         now = self._node.now()
@@ -179,7 +182,13 @@ class Lead:
             if wanted.deadline_utc is not None:
                 deadline = self._node.budget.safe_by_utc(utc(notice_at), wanted.deadline_utc).timestamp()
         where = (plan, active, frozenset(wanted.leaving), deadline, notice_at)
-        await self._open(order, Intent(str(wanted.handoff_id), wanted.cause, *where))
+        refusal = self._open(order, Intent(str(wanted.handoff_id), wanted.cause, *where))
+        if refusal:
+            self._declined = wanted.handoff_id
+            self._node.outbox.put_declined(
+                HandoffDeclined(handoff_id=wanted.handoff_id, job_id=self._job_id, reason=fitting(refusal))
+            )
+            self._node.sync_soon()
 
     async def cancel(self, reason: Reason) -> None:
         """A person or the service wants no handoff any more, or it cannot end well."""
@@ -327,20 +336,24 @@ class Lead:
             # Too late to take it back: the notice becomes the next handoff, at the first boundary of the next world.
             self.progress.superseded = False
 
-    async def _open(self, order: JobOrder, wanted: Intent) -> None:
-        """Choose the rung; where it is a live one, have a store first, then open."""
+    def _open(self, order: JobOrder, wanted: Intent) -> str:
+        """Choose the rung; where it is a live one, have a store first, then open. Returns why not, empty if so."""
         inputs = self._ladder(order, wanted)
         choice = choose_rung(inputs)
         if choice.rung not in LIVE_RUNGS:
-            refusal = f"no live handoff without {', '.join(sorted(wanted.leaving))}"
-            return self._say(f"{refusal}: {choice.reason}", about=f"{refusal} {order.generation} {choice.rung}")
+            where = f"without {', '.join(sorted(wanted.leaving))}" if wanted.leaving else f"to {wanted.plan.layout}"
+            refusal = f"no live handoff {where}"
+            self._say(f"{refusal}: {choice.reason}", about=f"{refusal} {order.generation} {choice.rung}")
+            return self.status
         intent = on_rung(wanted, choice, inputs, now=self._node.now())
         generation = next_number(self._proposer.record.highest_generation, order, wanted.source)
         if isinstance(generation, str):
-            return self._say(generation)
+            self._say(generation)
+            return generation
         self._proposer.record = replace(self._proposer.record, highest_generation=generation - 1)
         self._say(f"opening handoff {intent.handoff_id} to {intent.plan.layout}: {intent.reason}")
         self._opening = (intent, asyncio.create_task(self._host_store(intent, generation)))
+        return ""
 
     def _ladder(self, order: JobOrder, wanted: Intent) -> LadderInputs:
         left_s = wanted.deadline_utc - self._node.now() if wanted.notice_at is not None else None

@@ -8,12 +8,12 @@ from uuid import uuid4
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from agent.protocol.sync import HandoffMirror
+from agent.protocol.sync import HandoffDeclined, HandoffMirror
 from agent.protocol.values import HandoffCause, HandoffState
-from liver_core.handoff import RankStage, Rung
+from liver_core.handoff import RankStage, Reason, Rung
 from liver_core.layout import to_json
 from service.handoffs.rules import Copy, is_newer, is_open, orders_differ
-from service.handoffs.tables import HandoffRow
+from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, cause_of_attempt, cause_of_rank, first_of
 from service.jobs.operations import Birth, activate, add_generation, burn, set_state
 from service.jobs.queries import active_row
@@ -70,6 +70,22 @@ def drop_handoff(row: HandoffRow, reason: str, *, now: datetime) -> None:
     row.state = HandoffState.ABORTED
     row.reason = reason
     row.changed_at = row.recorded_at = now
+
+
+def decline_handoff(
+    session: Session, job: JobRow, declined: HandoffDeclined, *, node_id: str, now: datetime
+) -> str | None:
+    """End a proposal that no agent has opened, since the one whose turn it is will not. Returns why its word does not
+    count, None if it does. The caller has locked the job's row."""
+    row = session.get(HandoffRow, declined.handoff_id, with_for_update={"key_share": True}, populate_existing=True)
+    if row is None or row.job_id != job.job_id:
+        return f"job {job.job_id} has no handoff {declined.handoff_id}"
+    if node_id not in {member["node_id"] for member in (row.source or {"members": ()})["members"]}:
+        return f"node {node_id} is no member of generation {row.parent}, which it would leave"
+    if row.state == HandoffState.PROPOSED:
+        drop_handoff(row, f"{node_id} does not open it: {declined.reason}", now=now)
+        row.reason_detail = to_json(Reason(declined.reason, DECLINED)) | {"tile": None}
+    return None
 
 
 def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> Mirrored:

@@ -205,6 +205,7 @@ def _view(
         source=SourceKind(row.source_kind) if row else None,
         handoff=handoffs.as_open(handoff) if handoff else None,
         last_handoff_at=ended.recorded_at if ended else None,
+        declined=handoffs.as_declined(ended, active=job.active_generation),
         leaving=_leaving(noticed, members),
         silent=by_state[NodeState.SILENT],
         gone=by_state[NodeState.GONE],

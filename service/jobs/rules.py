@@ -24,6 +24,7 @@ class JobLimits:
 
     propose_after_s: float = 3.0
     open_within_s: float = 15.0
+    propose_again_s: float = 60.0
     handoff_quiet_s: float = 240.0
     grow_settle_s: float = 3.0
     start_within_s: float = 270.0
@@ -50,6 +51,16 @@ class OpenHandoff:
     changed_at: datetime
     deadline_at: datetime | None
     may_lose_leavers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """What the service proposed last, if an agent did not open it, and when and why not."""
+
+    target: Placement
+    leaving: tuple[str, ...]
+    declined_at: datetime
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,7 @@ class JobView:
     source: SourceKind | None = None
     handoff: OpenHandoff | None = None
     last_handoff_at: datetime | None = None
+    declined: Declined | None = None
     leaving: tuple[Leaving, ...] = ()
     silent: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
@@ -311,7 +323,7 @@ def _answer_notices(view: JobView, limits: JobLimits) -> Action:
         return _suspend(f"{', '.join(i.node_id for i in view.leaving[:8])} will go", view.decision)
     saved_at = view.checkpoint.finished_at if view.checkpoint else None
     save = view.saves_at_end and not view.saves_soon and (saved_at is None or saved_at < noticed_at)
-    return Action(Do.PROPOSE, view.decision.reason, target=view.decision.target, leaving=view.leaving, save=save)
+    return _propose(view, limits, view.decision.target, save=save)
 
 
 def _grow_or_stay(view: JobView, limits: JobLimits) -> Action:
@@ -321,7 +333,17 @@ def _grow_or_stay(view: JobView, limits: JobLimits) -> Action:
     waited_s = (view.now - settled_at).total_seconds()
     if waited_s < limits.grow_settle_s or view.silent:
         return Action(Do.NOTHING, "about to move: " + view.decision.reason, look_again_s=limits.grow_settle_s)
-    return Action(Do.PROPOSE, view.decision.reason, target=view.decision.target)
+    return _propose(view, limits, view.decision.target)
+
+
+def _propose(view: JobView, limits: JobLimits, target: Placement, *, save: bool = False) -> Action:
+    """Propose the planner's target, unless an agent has just declined the same: its answer would be the same."""
+    past = view.declined
+    if past is not None and (past.target, set(past.leaving)) == (target, {item.node_id for item in view.leaving}):
+        left_s = limits.propose_again_s - (view.now - past.declined_at).total_seconds()
+        if left_s > 0:
+            return Action(Do.NOTHING, f"{past.reason}; the same is not proposed again yet", look_again_s=left_s)
+    return Action(Do.PROPOSE, view.decision.reason, target=target, leaving=view.leaving, save=save)
 
 
 def _suspend(why: str, decision: PlannerDecision) -> Action:
