@@ -29,6 +29,8 @@ from service.ledger.tables import IntervalRow
 from service.nodes.tables import NodeRow
 from service.notices.tables import NoticeRow
 from service.reconcilers import jobs
+from service.sync import endpoints
+from service.turns import LostTurn
 from tests.service.conftest import bearer
 from tests.service.fake_agent import JOB, mirror, roster, step_row
 
@@ -98,6 +100,14 @@ def test_a_malformed_report_names_the_field_and_stores_nothing(make_agent, clien
     assert field in [error["field"] for error in answer.json()["errors"]]
     with context.sessions() as session:
         assert session.scalar(select(func.count()).select_from(NodeRow)) == 0
+
+
+def test_a_report_whose_agent_has_gone_before_its_transaction_is_dropped(running, context):
+    _, a, _ = running
+    with pytest.raises(LostTurn, match="the agent of node a has gone before its report was stored"):
+        endpoints._sync(context, a.report(), lambda: True)
+    with context.sessions() as session:
+        assert session.get_one(NodeRow, "a").report_seq == a.seq - 1
 
 
 def test_a_report_that_is_sent_twice_is_applied_once_and_answered_twice(running, context, clock):
