@@ -17,7 +17,7 @@ from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, cause_of_attempt, cause_of_rank, first_of
 from service.jobs.operations import Birth, activate, add_generation, burn, set_state
 from service.jobs.queries import active_row
-from service.jobs.rules import Action, accepts_active, deadline_of, seconds
+from service.jobs.rules import Action, accepts_active, deadline_of, seconds, went_through
 from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState, SourceKind
 from service.leases.queries import open_lease
 from service.ledger.operations import charge_pause
@@ -252,24 +252,27 @@ def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, *, no
         return None
     if job.state in ENDED:
         return f"the job is {job.state}"
-    started_here = session.scalars(
-        select(GenerationRow.generation).where(
-            GenerationRow.job_id == job.job_id, GenerationRow.source_kind != SourceKind.HANDOFF
-        )
-    ).all()
-    expected = job.active_generation
-    refusal = accepts_active(
-        active=expected, parent=mirror.parent, generation=mirror.generation, started_here=frozenset(started_here)
-    )
-    if refusal is not None:
+    columns = GenerationRow.generation, GenerationRow.parent, GenerationRow.source_kind, GenerationRow.created_at
+    known = session.execute(select(*columns).where(GenerationRow.job_id == job.job_id)).all()
+    started_here = frozenset(row.generation for row in known if row.source_kind != SourceKind.HANDOFF)
+    expected, number = job.active_generation, {"parent": mirror.parent, "generation": mirror.generation}
+    refusal = accepts_active(active=expected, **number, started_here=started_here)
+    recorded = {row.generation: row.parent for row in known}
+    is_past = refusal is not None and went_through(**number, recorded=recorded, started_here=started_here)
+    if refusal is not None and not is_past:
         return refusal
     reason = mirror.reason.text if mirror.reason else f"handoff because of {mirror.cause}"
     before = active_row(session, job)
     birth = Birth(mirror.handoff_id, SourceKind.HANDOFF, reason, repeats_until=before.repeats_until if before else 0)
-    row = add_generation(session, job, mirror.target, birth, parent=mirror.parent, now=now)
+    born_at = min((row.created_at for row in known if row.generation > mirror.generation), default=now)
+    row = add_generation(session, job, mirror.target, birth, parent=mirror.parent, now=born_at)
     row.store_node = mirror.store_node
     row.store_host = mirror.store.host if mirror.store else None
     row.store_port = mirror.store.port if mirror.store else None
+    if is_past:
+        _log.info("job %s: handoff %s made generation %s, since left", job.job_id, mirror.handoff_id, mirror.generation)
+        return None
+    job.error_at = None
     if not activate(session, job, expected=expected, generation=mirror.generation):
         return "another generation became active at the same moment"
     if job.state in (JobState.STARTING, JobState.RUNNING):

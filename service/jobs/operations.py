@@ -160,7 +160,7 @@ def start_generation(session: Session, job: JobRow, target: Placement, birth: Bi
     job.last_step = birth.checkpoint.step if birth.checkpoint else 0
     job.last_step_at = None
     job.lost_steps += birth.lost_steps
-    job.suspended_because = ""
+    job.suspended_because, job.error_at = "", None
     set_state(job, JobState.STARTING, birth.reason, now=now)
     job.state_changed_at = now
     return row
@@ -187,7 +187,6 @@ def add_generation(
         created_at=now,
     )
     burn(job, roster.generation)
-    job.error_at = None
     session.add(row)
     session.flush()
     return row

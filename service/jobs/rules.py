@@ -1,5 +1,6 @@
 """Decides what to do with a job next: one function from all known facts to one action with its reason. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -331,8 +332,13 @@ def _grow_or_stay(view: JobView, limits: JobLimits) -> Action:
         return Action(Do.NOTHING, view.decision.reason)
     settled_at = max(view.state_changed_at, view.last_handoff_at or view.state_changed_at)
     waited_s = (view.now - settled_at).total_seconds()
+    about = f"about to move: {view.decision.reason}"
     if waited_s < limits.grow_settle_s or view.silent:
-        return Action(Do.NOTHING, "about to move: " + view.decision.reason, look_again_s=limits.grow_settle_s)
+        return Action(Do.NOTHING, about, look_again_s=limits.grow_settle_s)
+    needed = {*view.decision.target.node_ids(), *(view.world.node_ids() if view.world else ())}
+    if unheard := [node for node in view.unheard if node in needed]:
+        # After an outage of the service or its database, what they have to tell may be that they go.
+        return Action(Do.NOTHING, f"{about}; waits for news from {', '.join(unheard[:8])}", look_again_s=0.5)
     return _propose(view, limits, view.decision.target)
 
 
@@ -408,6 +414,21 @@ def accepts_active(*, active: int | None, parent: int, generation: int, started_
     if overtaken:
         return f"the service has started generation {overtaken[-1]} since then"
     return None
+
+
+def went_through(
+    *, parent: int, generation: int, recorded: Mapping[int, int | None], started_here: frozenset[int]
+) -> bool:
+    """Whether the job has gone on from this generation, which its agents report as active only after a later one. A
+    number is used once, so that a later handoff which began there, or behind it, shows that it did.
+
+    `recorded`: the parent of each generation that is known; `started_here`: as in `accepts_active`.
+    """
+    later = min((number for number in recorded if number > generation), default=None)
+    earlier = max((number for number in recorded if number < generation), default=0)
+    if later is None or later in started_here:
+        return False
+    return parent >= earlier and (recorded[later] or 0) >= generation
 
 
 def deadline_of(leaving: tuple[Leaving, ...]) -> datetime | None:

@@ -23,6 +23,7 @@ from service.jobs.rules import (
     accepts_active,
     deadline_of,
     next_action,
+    went_through,
 )
 from service.jobs.tables import ENDED, JobState, SourceKind
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
@@ -324,6 +325,36 @@ def test_a_generation_that_agents_made_alone_is_taken_only_out_of_the_line_that_
 ):
     found = accepts_active(active=active, parent=parent, generation=generation, started_here=frozenset(started_here))
     assert found == refusal
+
+
+@pytest.mark.parametrize(
+    ("parent", "generation", "recorded", "passed"),
+    [
+        (1, 2, {1: None, 3: 2}, True),
+        (1, 2, {1: None, 4: 3}, True),
+        (2, 3, {1: None, 4: 3}, True),
+        (1, 3, {1: None, 2: 1, 4: 3}, False),
+        (1, 2, {1: None, 3: 1}, False),
+        (1, 2, {1: None, 100_001: 1}, False),
+        (1, 2, {1: None}, False),
+    ],
+)
+def test_the_job_went_through_a_generation_if_a_later_handoff_began_there_or_behind_it(
+    parent, generation, recorded, passed
+):
+    started_here = frozenset(number for number in recorded if number in (1, 100_001))
+    found = went_through(parent=parent, generation=generation, recorded=recorded, started_here=started_here)
+    assert found is passed
+
+
+def test_growth_waits_until_every_member_and_every_target_has_been_heard_again():
+    away = view(decision=MOVE, unheard=("b", "c", "x"))
+    action = act(away)
+    assert (action.do, action.look_again_s) == (Do.NOTHING, 0.5)
+    assert action.reason == "about to move: a better layout; waits for news from b, c"
+    to_d = replace(MOVE, target=Placement(layout=ParallelLayout(pp=2), members=(MEMBERS[0], Member("d", 0))))
+    assert act(replace(away, decision=to_d, unheard=("d",))).do is Do.NOTHING
+    assert act(replace(away, unheard=("x",))).do is Do.PROPOSE
 
 
 def test_a_job_that_starts_over_for_want_of_a_checkpoint_says_how_many_steps_that_loses():

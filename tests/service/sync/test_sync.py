@@ -346,6 +346,27 @@ class TestHandoffsMadeWithoutTheService:
         assert agent.sync(handoffs=(last,)).refusals == ()
         assert client.get(f"/api/v1/jobs/{job_id}").json()["active_generation"] == 3
 
+    def test_one_that_led_to_the_active_generation_is_recorded_also_when_it_comes_last(self, running, client, clock):
+        job_id, agent, other = running
+        rosters = [agent.job_order().roster] + [roster(job_id, n, ParallelLayout(pp=2), "a", "b") for n in (2, 3, 4)]
+        second, third, fourth = (mirror(rosters[i], rosters[i + 1], clock()) for i in range(3))
+        assert agent.sync(handoffs=(fourth,)).refusals == ()
+        clock.advance(2)
+        assert other.sync(handoffs=(second,)).refusals == (), "the third, which is its child, is not known yet"
+        assert agent.sync(handoffs=(third,)).refusals == ()
+        job = client.get(f"/api/v1/jobs/{job_id}").json()
+        assert job["active_generation"] == 4
+        assert [(item["generation"], item["parent"]) for item in job["generations"]] == [
+            (1, None),
+            (2, 1),
+            (3, 2),
+            (4, 3),
+        ]
+        at = [item["created_at"] for item in job["generations"]]
+        assert at == sorted(at)
+        shown = client.get(f"/api/v1/handoffs/{second.handoff_id}").json()
+        assert (shown["state"], shown["reason"]) == ("active", "spot notice")
+
     def test_an_aborted_one_uses_its_number_up_and_changes_nothing_else(self, running, client, clock):
         job_id, agent, _ = running
         target = roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
