@@ -14,14 +14,22 @@ from liver_core.handoff import RankStage, Reason, Rung
 from liver_core.layout import to_json
 from service.handoffs.rules import Copy, is_newer, is_open, orders_differ
 from service.handoffs.tables import DECLINED, HandoffRow
-from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, cause_of_attempt, cause_of_rank, first_of
+from service.jobs.causes import (
+    FIRST_CAUSE_WITHIN_S,
+    FailedPart,
+    FirstCause,
+    cause_of_attempt,
+    cause_of_rank,
+    first_of,
+    node_behind,
+)
 from service.jobs.operations import Birth, activate, add_generation, burn, set_state
 from service.jobs.queries import active_row
 from service.jobs.rules import Action, accepts_active, deadline_of, seconds, went_through
 from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState, SourceKind
 from service.leases.queries import open_lease
 from service.ledger.operations import charge_pause
-from service.nodes.tables import NodeRow
+from service.nodes.tables import NodeRow, NodeState
 
 _log = logging.getLogger(__name__)
 
@@ -161,18 +169,24 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
     worlds = [roster for roster in (mirror.source, mirror.target) if roster is not None]
     nodes = session.scalars(
         select(NodeRow).where(NodeRow.node_id.in_({node for roster in worlds for node in roster.node_ids()}))
-    )
-    ended = [
-        cause_of_rank(node.node_id, rank["rank"], rank["step"], (rank.get("reason") or {}).get("text", ""))
+    ).all()
+    failed = [
+        (node.node_id, rank)
         for node in nodes
         for rank in node.ranks
         if rank["job_id"] == mirror.job_id
         and rank["generation"] in (mirror.parent, mirror.generation)
         and rank["stage"] in (RankStage.FAILED, RankStage.BROKEN)
     ]
+    ended = [
+        cause_of_rank(node_id, rank["rank"], rank["step"], (rank.get("reason") or {}).get("text", ""))
+        for node_id, rank in failed
+    ]
     reason = mirror.reason
     told = cause_of_attempt(reason.text, reason.rank, None, store_node=mirror.store_node) if reason else None
-    return first_of((*ended, told))
+    complain = {node_id for node_id, _ in failed}
+    away = [node.node_id for node in nodes if node.state != NodeState.READY and node.node_id not in complain]
+    return node_behind(first_of((*ended, told)), away)
 
 
 def _claim_number(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:

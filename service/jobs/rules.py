@@ -8,7 +8,7 @@ from uuid import UUID
 
 from agent.protocol.values import HandoffState, Placement
 from liver_core.layout.limits import fitting
-from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, first_of
+from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, first_of, node_behind
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.tables import JobState, SourceKind
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
@@ -223,7 +223,11 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
     if view.errors:
         # A rank that only misses its peers knows less than the one that failed, or its agent.
         known = first_of(error.cause for error in view.errors)
-        return Loss(next(error.shown for error in view.errors if error.cause == known), known)
+        shown = next(error.shown for error in view.errors if error.cause == known)
+        complain = {error.node for error in view.errors}
+        away = [node for node in _needed(view, (*view.gone, *view.silent)) if node not in complain]
+        cause = node_behind(known, away)
+        return Loss(shown if cause == known else f"{away[0]} is not heard; {shown}", cause)
     if view.broken:
         return view.broken[0]
     gone, silent = _needed(view, view.gone), _needed(view, view.silent)

@@ -255,6 +255,24 @@ def test_while_ranks_only_miss_a_peer_the_agent_of_the_one_that_failed_has_a_mom
     assert (late.do, late.cause) == (Do.START, FirstCause(FailedPart.PEER, step=50))
 
 
+@pytest.mark.parametrize("away", ["silent", "gone"])
+def test_where_ranks_only_miss_a_peer_the_one_node_that_is_not_heard_is_the_cause(away: str):
+    felt = tuple(
+        RankError(
+            f"rank {rank} on node {node} is failed", "Timed out waiting 20000ms for recv operation", node, rank, 50
+        )
+        for rank, node in enumerate("ab")
+    )
+    cut = view(errors=felt, error_at=at(-9), **{away: ("c",)})
+    action = act(cut)
+    assert (action.do, action.cause) == (Do.START, FirstCause(FailedPart.NODE, "c", step=50))
+    assert action.reason.startswith("c is not heard; rank 0 on node a is failed; restart")
+    assert act(replace(cut, **{away: ("b", "c")})).cause == FirstCause(FailedPart.NODE, "c", step=50), "b complains"
+    assert act(replace(cut, errors=felt[:1], **{away: ("b", "c")})).cause == FirstCause(FailedPart.PEER, step=50)
+    released = handoff(state=HandoffState.CUTTING_OVER, may_lose_leavers=True)
+    assert act(replace(cut, handoff=released)).cause == FirstCause(FailedPart.PEER, step=50), "nobody needs c"
+
+
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [

@@ -29,6 +29,7 @@ from service.ledger.tables import IntervalRow
 from service.nodes.tables import NodeRow
 from service.notices.tables import NoticeRow
 from service.reconcilers import jobs
+from service.reconcilers.nodes import NodeWatch
 from service.sync import endpoints
 from service.turns import LostTurn
 from tests.service.conftest import bearer
@@ -441,6 +442,23 @@ class TestHandoffsMadeWithoutTheService:
             other.sync(ranks=(other.rank(other.job_order(), stage=RankStage.FAILED, reason=Reason(text, "x", 1)),))
             other.sync()
             assert (cause()["what"], cause()["node"], cause()["step"]) == ("rank", "b", 7)
+
+    def test_an_attempt_in_which_ranks_only_missed_a_peer_names_the_node_that_was_not_heard(
+        self, running, client, context, clock
+    ):
+        job_id, agent, _ = running
+        watch = NodeWatch(context)
+        for _ in range(8):
+            clock.advance(1)
+            agent.sync()
+            watch.tick()
+        aborted = mirror(
+            agent.job_order().roster, roster(job_id, 2, ParallelLayout(pp=2), "a", "b"), clock(),
+            state=HandoffState.ABORTED, reason=Reason("target rank 0: Connection closed by peer", "stream", 0),
+        )  # fmt: skip
+        agent.sync(handoffs=(aborted,))
+        cause = client.get(f"/api/v1/handoffs/{aborted.handoff_id}").json()["ended_by"]
+        assert (cause["what"], cause["node"]) == ("node", "b")
 
     def test_an_aborted_attempt_is_not_broken_by_a_report_that_comes_after_the_job_has_gone_on(
         self, running, client, context, clock
