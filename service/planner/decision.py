@@ -151,7 +151,7 @@ def _why_nothing(inputs: PlanInputs) -> str:
         ready = len(inputs.nodes) + inputs.others.taken
         return f"{ready} nodes are ready{others}, the job needs at least nodes.min {job.nodes.min}"
     if why := _leaves_nodes_empty(inputs):
-        return why
+        return why + others
     rules = "pinned" if job.layouts.pinned else "allowed" if job.layouts.allowed else "possible"
     slots = sum(node.slots for node in inputs.nodes)
     return f"no {rules} layout fits {len(inputs.nodes)} nodes with {slots} slots{others}"
