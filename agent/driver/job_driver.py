@@ -73,13 +73,14 @@ class JobDriver:
             pulse=self._pulse,
             uses_store=self.spare.use,
         )
-        self.notices = NoticeResponse(node, job_id, self.slots, self.lead)
+        self.notices = NoticeResponse(node, job_id, self.slots, self.lead, lambda: self._pulse().median_step_s)
         self.births = Births(node, job_id, self.slots, self._host, self.lead)
         self._is_named = True
         self._lost: dict[int, RankStatus] = {}
         self._finished: set[int] = set()
         self._last_row: StepRow | None = None
         self._checkpoint_step: int | None = None
+        self._step_s_elsewhere = 0.0
         self._measured: dict[int, tuple[str, RankMeasures]] = {}  # by slot, with the handoff that it is about
 
     def restore(self) -> None:
@@ -256,6 +257,10 @@ class JobDriver:
         if self.order is not None and self.order.desired is DesiredState.RUN:
             await self.notices.consider(self.order)
 
+    async def _take_peers_notice(self, fact: NoticeFact, step_s: float) -> None:
+        self._step_s_elsewhere = step_s or self._step_s_elsewhere
+        await self._take_notice(fact, asked_to_lead=True)
+
     def _work_of(self, envelope: Envelope) -> Work:
         match envelope.body:
             case OrderBody(slot=slot, order=order):
@@ -266,8 +271,8 @@ class JobDriver:
                 return lambda: self._take_order(slot, order)
             case ReportBody(report=report, measured=measured):
                 return lambda: self.lead.take_report(report, measured)
-            case NoticeBody(notice=fact):
-                return lambda: self._take_notice(fact, asked_to_lead=True)
+            case NoticeBody(notice=fact, step_s=step_s):
+                return lambda: self._take_peers_notice(fact, step_s)
 
     async def _take_order(self, slot: int, order: Order) -> None:
         await self.slots.take_order(slot, order)
@@ -398,7 +403,7 @@ class JobDriver:
     def _pulse(self) -> Pulse:
         pulses = [state.pulse for state in self._host.states().values()]
         if not pulses:
-            return Pulse(0, 0.0, 0.0, self._checkpoint_step)
+            return Pulse(0, 0.0, self._step_s_elsewhere, self._checkpoint_step)
         last = max(pulses, key=lambda pulse: pulse.step)
         age_s = time.monotonic() - last.stepped_at if last.seconds else 0.0
         return Pulse(last.step, age_s, max(pulse.median_s() for pulse in pulses), self._checkpoint_step)

@@ -399,7 +399,7 @@ class Lead:
         if opened is not None and opened.handoff_id == proposal.handoff_id:
             leavers = frozenset(set(intent.source.members) - set(intent.plan.members))
             # Counted from the end of the last whole step, so that the step under way is not taken for lost.
-            lost_time = LostTime(now - pulse.step_age_s, pulse.step, pulse.median_step_s)
+            lost_time = LostTime(now - pulse.step_age_s, pulse.step, pulse.median_step_s, known=pulse.step > 0)
             mirror = first_mirror(intent, proposal, self._proposer.record.generation, self._node.node_id, now)
             self.mirrors.progress = Progress(mirror, lost_time, intent.notice_at, leavers, estimate_s=intent.estimate_s)
             self._unkept = mirror

@@ -6,6 +6,7 @@ nothing comes of it. The service learns of it in parallel, through sync.
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
@@ -27,13 +28,17 @@ _log = logging.getLogger(__name__)
 
 
 class NoticeResponse:
-    """Of one job. Which notices count, and until when, is decided in `agent.protocol.notice_life`."""
+    """Of one job. Which notices count, and until when, is decided in `agent.protocol.notice_life`. `step_s`: the usual
+    seconds of a step here, 0 where none was made."""
 
-    def __init__(self, node: Node, job_id: str, slots: JobSlots, lead: Lead) -> None:
+    def __init__(
+        self, node: Node, job_id: str, slots: JobSlots, lead: Lead, step_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
         self._node = node
         self._job_id = job_id
         self._slots = slots
         self._lead = lead
+        self._step_s = step_s
         self._notices = Notices()
         self._asked_to_lead = False
         self._forwarding: asyncio.Task[None] | None = None
@@ -66,7 +71,7 @@ class NoticeResponse:
     async def consider(self, order: JobOrder) -> None:
         """What is due now, given what is known. Called after every notice and order, and about twice a second."""
         self._notices.drop_ended(utc(self._node.now()))
-        active = self._slots.active()
+        active = self._world(order)
         if active is None:
             return
         leaving = self._leaving(active)
@@ -77,6 +82,13 @@ class NoticeResponse:
             self._asked_to_lead = False
         if order.handoff is not None and order.handoff.parent == active.generation:
             await self._answer_proposal(order, order.handoff, active, candidates)
+
+    def _world(self, order: JobOrder) -> Roster | None:
+        """The job's world. A node without a rank in it knows it from the service: where every member goes, it leads."""
+        active = self._slots.active()
+        if active is None and order.roster is not None and self._node.node_id not in order.roster.node_ids():
+            return order.roster
+        return active
 
     async def close(self) -> None:
         """Stop telling others."""
@@ -120,7 +132,8 @@ class NoticeResponse:
         for name in ready or candidates:
             try:
                 for fact in facts:
-                    await self._node.peers.send(self._node.envelope(self._job_id, name, NoticeBody(notice=fact)))
+                    body = NoticeBody(notice=fact, step_s=self._step_s())
+                    await self._node.peers.send(self._node.envelope(self._job_id, name, body))
             except PeerUnreachable as error:
                 _log.warning("job %s: %s cannot be told of the notice: %s", self._job_id, name, error)
                 self._skip[name] = now + FORWARD_PATIENCE_S

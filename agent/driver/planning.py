@@ -123,11 +123,21 @@ class Learned:
 
 
 def lead_candidates(order: JobOrder, active: Roster, leaving: Iterable[str]) -> tuple[str, ...]:
-    """Who may lead, first choice first: the service's order, then rank order; never a node that will go."""
+    """Who may lead, first choice first: the service's order, then rank order; never a node that will go. Where every
+    member will, the nodes that come."""
     gone = set(leaving)
     members = active.node_ids()
     ordered = [node_id for node_id in order.lead_order if node_id in members]
-    return tuple(node_id for node_id in dict.fromkeys((*ordered, *members)) if node_id not in gone)
+    staying = tuple(node_id for node_id in dict.fromkeys((*ordered, *members)) if node_id not in gone)
+    return staying or tuple(node_id for node_id in _nodes_that_come(order, active, gone) if node_id not in gone)
+
+
+def _nodes_that_come(order: JobOrder, active: Roster, leaving: set[str]) -> tuple[str, ...]:
+    """By what the service proposes now, else by its plan for the loss of exactly these."""
+    if order.handoff is not None and order.handoff.parent == active.generation:
+        return order.handoff.target.node_ids()
+    plans = (plan for plan in order.standing_plans if (plan.parent, {*plan.leaving}) == (active.generation, leaving))
+    return next((plan.target.node_ids() for plan in plans if plan.target is not None), ())
 
 
 def plan_loss(

@@ -11,7 +11,7 @@ from pydantic import Field
 from agent.protocol.sync import NoticeFact
 from agent.protocol.values import Message, Utc
 from liver_core.handoff import PROTOCOL_VERSION, MessageError, Order, Report
-from liver_core.layout.limits import Checked, JobId, NodeId, ShortText, Slot
+from liver_core.layout.limits import Checked, JobId, NodeId, Seconds, ShortText, Slot
 
 PEER_PATH = "/peer/v1/messages"
 ENVELOPE_BYTES_MAX = 4 * 1024 * 1024
@@ -50,10 +50,12 @@ class ReportBody(Message):
 
 
 class NoticeBody(Message):
-    """A node will go: for the agent whose turn it is to lead."""
+    """A node will go: for the agent whose turn it is to lead. `step_s`: the usual seconds of a step where it runs, for
+    one that has made none itself; 0 where it is not known."""
 
     kind: Literal["notice"] = "notice"
     notice: NoticeFact
+    step_s: Seconds = 0.0
 
 
 PeerBody = Annotated[OrderBody | ReportBody | NoticeBody, Field(discriminator="kind")]

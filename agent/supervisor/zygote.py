@@ -257,6 +257,9 @@ def _run_child(close: Callable[[], None], module: str, function: str, request: d
         close()
         os.setsid()
         _redirect(log_path)
+        with contextlib.suppress(OSError):
+            # Its command line is the zygote's; so `ps -o pid,comm` and `top` tell ranks from stores.
+            Path("/proc/self/comm").write_text(f"liver-{str(request['name']).partition('/')[0]}")
         os.environ.update({str(name): str(value) for name, value in request.get("environment", {}).items()})
         if request.get("workdir"):
             os.chdir(str(request["workdir"]))

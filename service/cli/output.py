@@ -87,7 +87,9 @@ def layout(text: str | None) -> Value:
 
 def layouts(source: str | None, target: str) -> Value:
     """From where to where a handoff goes."""
-    return Cell(f"{short_layout(source) if source else '-'} -> {short_layout(target)}", f"{source or '-'} -> {target}")
+    more = " on other nodes" if source == target else ""
+    short = f"{short_layout(source) if source else '-'} -> {short_layout(target)}"
+    return Cell(short + more, f"{source or '-'} -> {target}{more}")
 
 
 def seconds(value: float | None) -> str:

@@ -208,12 +208,11 @@ def short_title(handoff: dict[str, Any]) -> str:
 
 
 def title_of(handoff: dict[str, Any]) -> str:
-    """The same with the layouts, its cause and its rung."""
+    """The same with the layouts, its cause, and its rung once an agent has chosen one."""
     source = short_layout(handoff["from"]) if handoff["from"] else "-"
     target = short_layout(handoff["to"])
-    return (
-        f"{handoff['handoff_id'][:8]} {source} -> {target} {handoff['state']} ({handoff['cause']}, {handoff['rung']})"
-    )
+    why = handoff["cause"] if handoff["state"] == "proposed" else f"{handoff['cause']}, {handoff['rung']}"
+    return f"{handoff['handoff_id'][:8]} {source} -> {target} {handoff['state']} ({why})"
 
 
 def phases_text(phases_s: dict[str, float], handoff: dict[str, Any]) -> str:

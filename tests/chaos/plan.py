@@ -29,6 +29,7 @@ class Kind(StrEnum):
     SUSPENSION = "suspension"
     RESUME = "resume"
     NOTHING = "nothing"
+    REPLACEMENT = "replacement"  # every node gets a notice, and as many are free
 
 
 class Victim(StrEnum):
@@ -69,8 +70,8 @@ POSSIBLE = {
 }
 _WEIGHTS = {Action.KILL: 3.0, Action.STOP: 3.0, Action.CUT: 1.5, Action.LATE: 1.0, Action.FULL: 1.5, Action.CLOCK: 1.0}
 
-_GOES = (Kind.NOTICE, Kind.SECOND_NOTICE, Kind.SUSPENSION)
-_COMES = (Kind.GROW, Kind.RESUME)
+_GOES = (Kind.NOTICE, Kind.SECOND_NOTICE, Kind.SUSPENSION, Kind.REPLACEMENT)
+_COMES = (Kind.GROW, Kind.RESUME, Kind.REPLACEMENT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +105,14 @@ class Strike:
 
 @dataclass(frozen=True, slots=True)
 class TrialPlan:
-    """One trial. `nodes`: slots of each node at the start, `comes`: of the node that a grow adds; `layouts`: by node
-    count; `leave`: how many nodes get a notice, which ends in `notice_s`, the second `gap_s` after the first."""
+    """One trial. `nodes`: slots of each node at the start, `comes`: of those that a grow or a replacement adds;
+    `layouts`: by node count; `leave`: how many nodes get a notice, which ends in `notice_s`, the second `gap_s` after
+    the first."""
 
     seed: int
     kind: Kind
     nodes: tuple[int, ...]
-    comes: int
+    comes: tuple[int, ...]
     nodes_min: int
     layouts: tuple[tuple[int, str], ...]
     model: dict[str, int]
@@ -128,23 +130,24 @@ def plan_of(seed: int, can: frozenset[Action] = EVERYWHERE) -> TrialPlan:
     action that this machine cannot do, its victim is stopped instead."""
     draw = random.Random(seed)
     kind = tuple(Kind)[seed % len(Kind)]
-    count = draw.choice((3, 3, 3, 3, 4, 4, 5))
-    leave = {Kind.SECOND_NOTICE: 2, Kind.NOTICE: 1, Kind.SUSPENSION: 1, Kind.RESUME: 1}.get(kind, 0)
-    least = count if kind in (Kind.SUSPENSION, Kind.RESUME) else count - leave
+    count = draw.choice((1, 1, 2) if kind is Kind.REPLACEMENT else (3, 3, 3, 3, 4, 4, 5))
+    leave = {Kind.SECOND_NOTICE: 2, Kind.NOTICE: 1, Kind.SUSPENSION: 1, Kind.RESUME: 1, Kind.REPLACEMENT: count}
+    leaves = leave.get(kind, 0)
+    least = count if kind in (Kind.SUSPENSION, Kind.RESUME, Kind.REPLACEMENT) else count - leaves
     job = _job(draw, counts=range(least, count + (kind is Kind.GROW) + 1))
     nodes = job.slots[:count]
     return TrialPlan(
         seed=seed,
         kind=kind,
         nodes=nodes,
-        comes=job.slots[-1],
+        comes=nodes if kind is Kind.REPLACEMENT else job.slots[-1:],
         nodes_min=least,
         layouts=job.layouts,
         model=job.model,
         global_batch=job.batch,
         micro_batch=1,
         checkpoint_every=draw.choice((5, 10, 20)),
-        leave=leave,
+        leave=leaves,
         notice_s=float(draw.choice((30, 60, 120))),
         gap_s=round(draw.uniform(0.5, 6.0), 1),
         strikes=tuple(_strikes(draw, kind, can)),
@@ -168,6 +171,8 @@ def _strikes(draw: random.Random, kind: Kind, can: frozenset[Action]) -> Iterato
 
 def _exists(victim: Victim, kind: Kind) -> bool:
     match victim:
+        case Victim.SURVIVOR:
+            return kind is not Kind.REPLACEMENT
         case Victim.LEAVER:
             return kind in _GOES
         case Victim.NEWCOMER:

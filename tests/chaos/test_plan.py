@@ -7,7 +7,7 @@ from agent.protocol.jobfile import JobFile, parse_layout
 from service.planner.feasibility import rule_violations
 from tests.chaos.plan import EVERYWHERE, POSSIBLE, RANKS_MAX, Action, Kind, Victim, job_file, plan_of
 
-SEEDS = range(1, 301)
+SEEDS = range(1, 421)
 
 
 def test_a_seed_always_gives_the_same_plan():
@@ -24,7 +24,7 @@ def test_every_plan_is_a_job_that_the_service_accepts():
 def test_any_nodes_of_a_count_are_all_needed_by_its_layout_and_have_room_for_it():
     for seed in SEEDS:
         plan = plan_of(seed)
-        slots = sorted((*plan.nodes, plan.comes) if plan.kind is Kind.GROW else plan.nodes)
+        slots = sorted((*plan.nodes, *plan.comes) if plan.kind is Kind.GROW else plan.nodes)
         for count, text in plan.layouts:
             ranks = parse_layout(text).world_size
             assert ranks <= min(sum(slots[:count]), RANKS_MAX), seed
@@ -52,4 +52,5 @@ def test_nobody_is_struck_who_is_never_there():
         plan = plan_of(seed)
         for strike in plan.strikes:
             assert strike.victim is not Victim.LEAVER or plan.leave
-            assert strike.victim is not Victim.NEWCOMER or plan.kind in (Kind.GROW, Kind.RESUME)
+            assert strike.victim is not Victim.NEWCOMER or plan.kind in (Kind.GROW, Kind.RESUME, Kind.REPLACEMENT)
+            assert strike.victim is not Victim.SURVIVOR or plan.kind is not Kind.REPLACEMENT

@@ -107,8 +107,12 @@ class Trial:
             case Kind.NOTICE | Kind.SECOND_NOTICE:
                 self._give_notices()
                 self._trigger()
+            case Kind.REPLACEMENT:
+                self._add_nodes()
+                self._give_notices()
+                self._trigger()
             case Kind.GROW:
-                self._add_node(self._plan.comes)
+                self._add_nodes()
                 self._trigger()
             case Kind.SUSPENSION:
                 self._give_notices()
@@ -129,7 +133,8 @@ class Trial:
 
     def _give_notices(self) -> None:
         """The first now, the second a little later."""
-        chosen = random.Random(self._plan.seed).sample(sorted(self._machines.nodes), self._plan.leave)
+        staying = set(self._machines.nodes) - set(self._roles.newcomers)
+        chosen = random.Random(self._plan.seed).sample(sorted(staying), self._plan.leave)
         for number, node in enumerate(chosen):
             self._later.append(
                 (time.monotonic() + number * self._plan.gap_s, lambda node=node: self._give_notice(node))
@@ -141,6 +146,10 @@ class Trial:
         self._deadlines[node] = time.monotonic() + self._plan.notice_s
         interrupt(self._machines.nodes[node].imds_url, ends_in_s=self._plan.notice_s)
         self._say(f"notice for {node}, {self._plan.notice_s:.0f} s")
+
+    def _add_nodes(self) -> None:
+        for slots in self._plan.comes:
+            self._add_node(slots)
 
     def _add_node(self, slots: int) -> None:
         """Returns when the service could use it."""

@@ -38,6 +38,7 @@ class Rank:
     events: list[tuple] = field(default_factory=list)
     result: dict[str, Any] | None = None
     error: str | None = None
+    listener: threading.Thread | None = None
 
 
 class Cluster:
@@ -201,7 +202,8 @@ class Cluster:
         rank = Rank(member, process, ours)
         self.ranks[member] = rank
         self.all_ranks.append(rank)
-        threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
+        rank.listener = threading.Thread(target=self._listen, args=(rank,), daemon=True)
+        rank.listener.start()
 
     def command(self, members: Iterable[Member], name: str, *arguments: Any) -> None:
         for member in members:
@@ -290,6 +292,10 @@ class Cluster:
 
     def finish(self, timeout_s: float = 60) -> dict[Member, dict[str, Any]]:
         """Wait until every living process has ended by itself; their results."""
+        for rank in self.ranks.values():
+            if not rank.process.is_alive() and rank.listener is not None:
+                # What it said at its end may still be in the pipe.
+                rank.listener.join(5)
         living = [rank for rank in self.ranks.values() if rank.process.is_alive() or rank.result is not None]
         self.wait_for(
             lambda: all(rank.result is not None or rank.error for rank in living), timeout_s, "end of all ranks"

@@ -123,6 +123,26 @@ def test_a_second_notice_after_permission_takes_it_back_and_amends_the_handoff()
         assert identity_of(nodes.rank("e")) == newcomer  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("service", ["is there", "is away"])
+def test_a_notice_for_every_node_of_a_job_is_answered_by_one_that_comes(service: str) -> None:
+    with cluster("a", spares=("e",)) as nodes:
+        nodes.service.spares = ("e",)
+        nodes.wait_training(1, ("a",))
+        if service == "is away":
+            journal = nodes.directory / "e" / "journal.jsonl"
+            nodes.wait(lambda: "one node less" in journal.read_text(), "the plan at the spare")
+            nodes.service.stop()
+        nodes.announce("a")
+        nodes.wait(lambda: "ended active" in nodes.log_of("e"), "the handoff")
+        if service == "is away":
+            nodes.service.start()
+        done = nodes.wait_handoff(HandoffState.ACTIVE)
+        assert (done.proposer, done.leaving, done.target.node_ids()) == ("e", ("a",), ("e",))
+        assert done.measures.notice_to_safe_s is not None and done.measures.lost_s is None, "e made no step before"
+        nodes.wait_training(2, ("e",))
+        nodes.wait(lambda: nodes.rank("a") is None, "the end of the leaver")
+
+
 def test_a_rank_that_dies_while_preparing_aborts_the_handoff_with_its_name_and_the_world_is_told_lost() -> None:
     with cluster(*FOUR, faults={"b": "dies_preparing"}) as nodes:
         nodes.wait_training(1, FOUR)

@@ -21,7 +21,7 @@ from agent.notices.warning_budget import warning_budget
 from agent.peer.peer_client import PeerUnreachable
 from agent.protocol.notice_life import GOES_LATE
 from agent.protocol.peer import Envelope, NoticeBody
-from agent.protocol.sync import HandoffOrder, JobOrder, NoticeFact, NoticeKind, Provider
+from agent.protocol.sync import HandoffOrder, JobOrder, NoticeFact, NoticeKind, Provider, StandingPlan
 from agent.protocol.values import HandoffCause, Placement, utc
 from liver_core.layout import ParallelLayout, Roster
 from tests.agent import virtual_time
@@ -64,9 +64,10 @@ class SlotsRecord:
     def __init__(self) -> None:
         self.promised: Any = None
         self.ended: set[str] = set()
+        self.world: Roster | None = ACTIVE
 
-    def active(self) -> Roster:
-        return ACTIVE
+    def active(self) -> Roster | None:
+        return self.world
 
     def promised_order(self) -> Any:
         return self.promised
@@ -473,6 +474,27 @@ def test_only_the_node_that_goes_forwards_its_notice(order: JobOrder) -> None:
         assert scene.peers.tried == []
 
     asyncio.run(run())
+
+
+def test_a_node_without_a_rank_leads_where_every_member_goes_and_only_there(order: JobOrder) -> None:
+    target = Placement(layout=ParallelLayout(pp=2), members=members_of(("e", "f")))
+    plan = StandingPlan(parent=1, leaving=FOUR, target=target, plan_digest="", reason="all new")
+
+    async def scenario() -> None:
+        for node_id, leads in (("e", True), ("f", False)):
+            scene = Scene(order.model_copy(update={"standing_plans": (plan,)}), node_id)
+            scene.slots.world = None
+            for name in FOUR[:3]:
+                await scene.hear(notice(name))
+            assert scene.lead.asked == [] and scene.peers.sent == []
+            await scene.hear(notice("d"))
+            assert [set(leaving) for _, leaving, _ in scene.lead.asked] == [set(FOUR)] * leads
+        scene = Scene(order)
+        scene.slots.world = None
+        await scene.hear(notice("b"))
+        assert scene.lead.asked == [], "a has a rank in that world, and does not know yet where it stands"
+
+    asyncio.run(scenario())
 
 
 def test_who_did_not_answer_is_left_alone_for_a_while_and_who_did_nothing_is_passed_over(order: JobOrder) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -25,8 +25,16 @@ from agent.driver.planning import (
 )
 from agent.driver.progress import LostTime, Progress, learned_from
 from agent.protocol.jobfile import DropStepRule
-from agent.protocol.sync import HandoffMeasures, HandoffMirror, JobOrder, LayoutByCount, LayoutForCount
-from agent.protocol.values import HandoffCause, HandoffState
+from agent.protocol.sync import (
+    HandoffMeasures,
+    HandoffMirror,
+    HandoffOrder,
+    JobOrder,
+    LayoutByCount,
+    LayoutForCount,
+    StandingPlan,
+)
+from agent.protocol.values import HandoffCause, HandoffState, Placement
 from liver_core.handoff import (
     CutoverDeadlines,
     Decision,
@@ -48,7 +56,7 @@ from liver_core.handoff import (
 from liver_core.handoff.participant_events import EndedHandoff
 from liver_core.handoff.proposer_events import HandoffEnded
 from liver_core.layout import Member, ParallelLayout, Roster, from_json, to_json
-from tests.agent.stub_service import StubService, roster_of
+from tests.agent.stub_service import StubService, members_of, roster_of
 from tests.agent.waiting import fake_job
 
 FOUR = ("a", "b", "c", "d")
@@ -147,6 +155,28 @@ def test_a_node_that_will_go_never_leads(order: JobOrder) -> None:
     assert lead_candidates(order, ACTIVE, {"a"}) == ("b", "c", "d")
     no_order = order.model_copy(update={"lead_order": ()})
     assert lead_candidates(no_order, ACTIVE, {"c"}) == ("a", "b", "d")
+
+
+def test_where_every_member_goes_the_nodes_that_come_lead_and_none_of_them_that_goes_too(order: JobOrder) -> None:
+    target = Placement(layout=ParallelLayout(pp=3), members=members_of(("d", "e", "f")))
+    plan = StandingPlan(parent=1, leaving=("a", "b", "c", "d"), target=target, plan_digest="", reason="all new")
+    planned = order.model_copy(update={"standing_plans": (plan,)})
+    assert lead_candidates(planned, ACTIVE, {"a", "b", "c", "d"}) == ("e", "f")
+    assert lead_candidates(planned, ACTIVE, {"a", "b", "c"}) == ("d",)
+    other_world = plan.model_copy(update={"parent": 2})
+    assert lead_candidates(order.model_copy(update={"standing_plans": (other_world,)}), ACTIVE, {*"abcd"}) == ()
+    proposed = HandoffOrder(
+        handoff_id=UUID(int=1),
+        parent=1,
+        cause=HandoffCause.NOTICE,
+        target=target,
+        proposed_utc=datetime.now(UTC),
+        reason="all go",
+    )
+    asked = planned.model_copy(update={"handoff": proposed, "standing_plans": ()})
+    assert lead_candidates(asked, ACTIVE, {"a", "b", "c", "d"}) == ("e", "f")
+    stale = asked.model_copy(update={"handoff": proposed.model_copy(update={"parent": 2})})
+    assert lead_candidates(stale, ACTIVE, {"a", "b", "c", "d"}) == ()
 
 
 def test_parameters_are_guessed_in_the_right_order_of_magnitude(order: JobOrder) -> None:

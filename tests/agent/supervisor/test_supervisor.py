@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID
 
+import psutil
 import pytest
 
 from agent.journal import Journal, Table
@@ -116,6 +117,7 @@ def test_a_forked_rank_says_hello_and_steps_and_its_end_is_heard_with_its_cause(
             hello = next(event for _, event in this.events if isinstance(event, Hello))
             assert (hello.pid, hello.start_time) == (state.record.process.pid, state.record.process.start_time)
             assert any(isinstance(event, StepReport) for _, event in this.events)
+            assert psutil.Process(hello.pid).name() == "liver-rank"
             os.kill(state.record.process.pid, signal.SIGKILL)
             await eventually(lambda: this.exits, "the exit")
             assert "was killed by SIGKILL after step" in this.exits[0][1].text

@@ -91,7 +91,7 @@ def test_a_handoff_that_failed_says_why_and_a_second_one_is_told_apart(capsys: p
     assert lines == [
         "handoff  2f1c9a52 TP2xPP2 -> PP3 preparing (notice, live), node-d goes",
         "handoff  2f1c9a52 aborted, after 2.0 s, rank 3 on node c: no memory",
-        "handoff  aaaaaaaa TP2xPP2 -> PP3 proposed (notice, live), node-d goes",
+        "handoff  aaaaaaaa TP2xPP2 -> PP3 proposed (notice), node-d goes",
     ]
 
 

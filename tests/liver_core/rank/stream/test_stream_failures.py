@@ -194,19 +194,20 @@ def test_a_newcomer_lost_between_boundary_and_decision_is_no_go(job: LiveTrio, p
 
 # State that cannot stream is copied in the pause.
 
-SLOW = {"tile_elements": 256, "ring_depth": 2, "share": 0.004}
+SMALL_RING = {"tile_elements": 256, "ring_depth": 2}
 FALLS = {
     "a fused optimizer": ("fused", {}, "'fused': True"),
     "a step that no slot holds": ("wordy", {}, "could not be published: HeaderError"),
     "a group that no slot holds": ("very wordy", {}, "at most 16384 fit"),
-    "a target that is too slow": ("adam", SLOW, "the ring of depth 2 was overtaken at version"),
+    "a target that is too slow": ("adam", SMALL_RING, "the ring of depth 2 was overtaken at version"),
 }
 
 
 @pytest.mark.parametrize("why", FALLS)
 def test_what_cannot_stream_is_copied_in_the_pause_with_a_reason_and_the_same_bits(corpus: str, why: str):
     optimizer, stream, text = FALLS[why]
-    links = (Link("PP2", ("a", "b"), {}, 0), Link("TP2", ("b", "c"), stream, 2))
+    stands_for = 4 if stream is SMALL_RING else 0
+    links = (Link("PP2", ("a", "b"), {}, 0), Link("TP2", ("b", "c"), stream, 2, stands_for=stands_for))
     story = Story(0, optimizer, "fp32", 2, links)
     setup = setup_of(story, corpus)
     live = told_live(story, setup)

@@ -11,8 +11,10 @@ from typing import Any
 
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Member, ParallelLayout, Roster
+from liver_core.streaming.follow import FollowLimits
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks_model import small_gpt
+from tests.cluster.real_ranks_process import EVERY_TIME
 from tests.liver_core.rank.support.job_names import JOBS
 
 LAYOUTS = ("TP1", "TP2", "PP2", "DP2", "PP3", "TP2xPP2", "TP2xDP2", "PP2xDP2", "DP4")
@@ -30,13 +32,15 @@ Trace = dict[str, dict[int, tuple[int, str]]]
 @dataclass(frozen=True)
 class Link:
     """One world of a story, and how the state streams into it: begun after `steps_before` steps of the world before,
-    permitted when it has followed `steps_followed` more after the certificate."""
+    permitted when it has followed `steps_followed` more after the certificate. `stands_for`: its first rank, which must
+    be a survivor, stands for so many steps before each replay, until it gives up."""
 
     layout: str
     nodes: tuple[str, ...]
     stream: dict[str, Any]
     steps_before: int
     steps_followed: int = 0
+    stands_for: int = 0
 
     def __str__(self) -> str:
         nodes, steps = ",".join(self.nodes), f"{self.steps_before} and {self.steps_followed} steps"
@@ -124,6 +128,8 @@ def told_live(story: Story, setup: RankSetup) -> Told:
             cluster.command(cluster.roster.members, "set_stream", link.stream)
             cluster.setup = replace(setup, stream=link.stream)
             request = cluster.open(link.layout, link.nodes, rung=Rung.LIVE)
+            if link.stands_for:
+                _stand_still(cluster, request.target.members[0], link.stands_for)
             cluster.await_stage(cluster.members(request), request, "prepared", 60)
             verdicts[request.generation] = cluster.verdict(request.target.members[0], request)
             _await_steps(cluster, link.steps_followed)
@@ -150,6 +156,15 @@ def told_by_stop_and_copy(story: Story, setup: RankSetup, handed_at: dict[int, i
             cluster.complete(request)
             measures[request.generation] = _measured(cluster, request)
         return _told(cluster, story, {}, measures)
+
+
+def _stand_still(cluster: Cluster, member: Member, steps: int) -> None:
+    cluster.arm(member, "replay", "hold", EVERY_TIME)
+    for _ in range(FollowLimits().losses_max + 1):
+        cluster.await_passage(member, "replay")
+        cluster.ranks[member].events.remove(("held", "replay"))
+        _await_steps(cluster, steps)
+        cluster.command([member], "release")
 
 
 def _await_steps(cluster: Cluster, more: int) -> None:
