@@ -88,8 +88,9 @@ def decline_handoff(
     row = session.get(HandoffRow, declined.handoff_id, with_for_update={"key_share": True}, populate_existing=True)
     if row is None or row.job_id != job.job_id:
         return f"job {job.job_id} has no handoff {declined.handoff_id}"
-    if node_id not in {member["node_id"] for member in (row.source or {"members": ()})["members"]}:
-        return f"node {node_id} is no member of generation {row.parent}, which it would leave"
+    worlds = [world for world in (row.source, row.target) if world is not None]
+    if node_id not in {member["node_id"] for world in worlds for member in world["members"]}:
+        return f"node {node_id} has no part in handoff {declined.handoff_id}"
     if row.state == HandoffState.PROPOSED:
         drop_handoff(row, f"{node_id} does not open it: {declined.reason}", now=now)
         row.reason_detail = to_json(Reason(declined.reason, DECLINED)) | {"tile": None}

@@ -44,16 +44,18 @@ def test_another_plan_is_proposed_at_once_after_one_was_declined(fleet: Fleet):
     assert (newest["state"], newest["leaving"]) == ("proposed", ["b", "d"])
 
 
-def test_a_node_outside_the_world_cannot_decline_and_an_opened_handoff_goes_on(fleet: Fleet):
+def test_a_node_that_has_no_part_in_it_cannot_decline_and_an_opened_handoff_goes_on(fleet: Fleet):
     fleet.run()
-    fleet.add("x")
+    fleet.add("x", "y")
     fleet.round()
     fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(deadline_s=300),)}})
     for _ in range(4):
         fleet.round()
     (proposed,) = fleet.handoffs()
-    (refusal,) = fleet.agents["x"].sync(**declines(fleet, proposed)).refusals
-    assert (refusal.part, refusal.reason) == ("declined", "node x is no member of generation 1, which it would leave")
+    assert proposed["target_nodes"] == ["a", "c", "d", "x"]
+    (refusal,) = fleet.agents["y"].sync(**declines(fleet, proposed)).refusals
+    reason = f"node y has no part in handoff {proposed['handoff_id']}"
+    assert (refusal.part, refusal.reason) == ("declined", reason)
     assert fleet.handoffs()[0]["state"] == "proposed"
     fleet.hand_over(proposed)
     assert fleet.agents["a"].sync(**declines(fleet, proposed)).refusals == ()
