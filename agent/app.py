@@ -227,6 +227,7 @@ class Agent:
                 ranks=self._driver.statuses(),
                 steps=self._outbox.steps.batch(report_seq),
                 handoffs=self._outbox.handoffs.batch(report_seq),
+                declined=self._outbox.declined.batch(report_seq),
                 logs=logs,
                 checkpoints=self._outbox.checkpoints.batch(report_seq),
                 stores=self._driver.stores(),

@@ -19,6 +19,7 @@ from service.settings import ServiceSettings
 from service.tokens.operations import Caller, verify_token
 from service.tokens.recent import RecentAgents
 from service.tokens.tables import Role
+from service.turns import Turns
 
 Clock = Callable[[], datetime]
 
@@ -38,6 +39,7 @@ class Context:
     clock: Clock
     session_key: bytes
     recent_agents: RecentAgents = field(default_factory=RecentAgents)
+    turns: Turns = field(default_factory=Turns)
 
     @property
     def sessions(self) -> sessionmaker[Session]:

@@ -16,6 +16,7 @@ from agent.protocol.errors import PROBLEM_MEDIA_TYPE, FieldProblem, Problem
 from agent.protocol.plain_rules import rule_in_words
 from service.db.outage import is_outage
 
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +53,11 @@ def conflict(detail: str) -> ProblemError:
     return ProblemError(Problem(title="Conflict", status=409, code=errors.CONFLICT, detail=detail))
 
 
+def unavailable(detail: str) -> Problem:
+    """503: nothing was changed, and the same request may succeed in a moment."""
+    return Problem(title="Unavailable", status=503, code=errors.UNAVAILABLE, detail=detail)
+
+
 def field_problems(error: ValidationError | RequestValidationError) -> tuple[FieldProblem, ...]:
     """Pydantic's findings as dotted fields and rules, without the input itself (it may contain a secret)."""
     found = []
@@ -73,8 +79,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ProblemError)
     async def _ours(_request: Request, error: ProblemError) -> JSONResponse:
-        headers = {"WWW-Authenticate": "Bearer"} if error.problem.status == 401 else None
-        return response(error.problem, headers=headers)
+        return response(error.problem, headers=_HEADERS.get(error.problem.status))
 
     @app.exception_handler(RequestValidationError)
     async def _request(_request: Request, error: RequestValidationError) -> JSONResponse:
@@ -93,10 +98,5 @@ def install(app: FastAPI) -> None:
             request.app.state.context.database.outage.begins(error)
         else:
             _log.error("the database did not answer in time: %s", error)
-        problem = Problem(
-            title="Database unavailable",
-            status=503,
-            code=errors.UNAVAILABLE,
-            detail="the database did not answer in time; nothing was changed, try again",
-        )
-        return response(problem, headers={"Retry-After": "2"})
+        problem = unavailable("the database did not answer in time; nothing was changed, try again")
+        return response(problem, headers=_HEADERS[503])

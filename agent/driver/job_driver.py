@@ -289,7 +289,7 @@ class JobDriver:
                 self._node.sync_with_progress()
             case StepReport():
                 self._take_step(event)
-                await self.lead.take_step(event.generation, event.step)
+                self.lead.mirrors.take_step(event.generation, event.step)
             case Checkpointed():
                 self._take_checkpoint(slot, event)
             case Finished():
@@ -435,7 +435,7 @@ class JobDriver:
         kept = {(memory.store.host, memory.store.port) for memory in living if memory.store is not None}
         wanted = None
         if self._is_named and self.order.desired is DesiredState.RUN:
-            wanted, newest = self.order.generation, self.lead.newest_store()
+            wanted, newest = self.order.generation, self.lead.mirrors.newest_store()
             kept |= set() if newest is None else {newest}
         for key, address in self._node.stores.hosted:
             is_over = key.generation != wanted and key != self.spare.key and (address.host, address.port) not in kept

@@ -7,9 +7,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from uuid import uuid4
+from uuid import UUID, uuid4
 
-from agent.driver.journal_records import keep_mirror, keep_proposal
+from agent.driver.journal_records import keep_proposal
+from agent.driver.mirrors import Mirrors
 from agent.driver.node_context import Node
 from agent.driver.planning import (
     Intent,
@@ -25,11 +26,11 @@ from agent.driver.planning import (
     rung_for_nearer_deadline,
     same_plan,
 )
-from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, from_mirror, learned_from
+from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, learned_from
 from agent.journal import Table
 from agent.protocol.notice_life import is_open
 from agent.protocol.peer import RankMeasures
-from agent.protocol.sync import HandoffMirror, HandoffOrder, JobOrder
+from agent.protocol.sync import HandoffDeclined, HandoffMirror, HandoffOrder, JobOrder
 from agent.protocol.values import HandoffCause, HandoffState, utc
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
@@ -63,6 +64,7 @@ from liver_core.handoff.proposer_events import (
     Tick,
 )
 from liver_core.layout import Member, Roster, from_json, to_json
+from liver_core.layout.limits import fitting
 
 HANDOFF_DEADLINE_S = 180.0
 PEER_LOST_S = 20.0
@@ -95,7 +97,7 @@ class Lead:
         pulse: Callable[[], Pulse],
         uses_store: Callable[[int], None] = lambda generation: None,
     ) -> None:
-        self.progress: Progress | None = None
+        self.mirrors = Mirrors(node)
         self.status = self._said = ""
         self._unkept: HandoffMirror | None = None
         self._node = node
@@ -109,23 +111,22 @@ class Lead:
         self._no_plan_since: float | None = None
         self._failures = 0
         self._retry_at = float("-inf")
-        self._recent: dict[str, Progress] = {}
         self._learned = Learned()
         self._barred: frozenset[str] = frozenset()
+        self._declined: UUID | None = None
+
+    @property
+    def progress(self) -> Progress | None:
+        """How far the open handoff is."""
+        return self.mirrors.progress
 
     def restore(self) -> None:
-        """What the journal kept: the proposer's record, and the mirrors, which are sent again."""
+        """What the journal kept: the proposer's record, and the mirrors."""
         record = self._node.journal.get(Table.PROPOSER, self._job_id)
         if record is not None:
             self._proposer = self._new_proposer(from_json(ProposerRecord, record))
         proposal = self._proposer.record.proposal
-        for key, data in self._node.journal.items(Table.HANDOFF):
-            mirror = HandoffMirror.model_validate(data, strict=False)
-            if mirror.job_id != self._job_id:
-                continue
-            self._node.outbox.put_handoff(mirror)
-            if proposal is not None and key == proposal.handoff_id:
-                self.progress = from_mirror(mirror)
+        self.mirrors.restore(self._job_id, proposal.handoff_id if proposal is not None else None)
 
     @property
     def is_idle(self) -> bool:
@@ -144,12 +145,6 @@ class Lead:
             return self._opening[0].handoff_id
         proposal = self._proposer.record.proposal
         return "" if proposal is None else proposal.handoff_id
-
-    def newest_store(self) -> tuple[str, int] | None:
-        """Host and port of the store of the newest world that a handoff led here has made."""
-        active = [item.mirror for item in self._recent.values() if item.mirror.state is HandoffState.ACTIVE]
-        newest = max(active, key=lambda mirror: mirror.generation, default=None)
-        return None if newest is None or newest.store is None else (newest.store.host, newest.store.port)
 
     def knows(self, handoff_id: str) -> bool:
         """Whether this handoff was led here."""
@@ -170,11 +165,12 @@ class Lead:
             return
         wanted = self._plan(order, active, leaving)
         if isinstance(wanted, Intent):
-            await self._open(order, wanted)
+            self._open(order, wanted)
 
     async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder) -> None:
-        """Open what the service proposes, such as capacity that appeared; while a handoff is open it waits."""
-        if not self.is_idle or self.knows(str(wanted.handoff_id)):
+        """Open what the service proposes, such as capacity that appeared, or tell it why not. While a handoff is open
+        it waits."""
+        if not self.is_idle or self.knows(str(wanted.handoff_id)) or wanted.handoff_id == self._declined:
             return
         plan = Plan(wanted.target.layout, wanted.target.members, wanted.plan_digest, wanted.reason)
         now = self._node.now()
@@ -186,7 +182,13 @@ class Lead:
             if wanted.deadline_utc is not None:
                 deadline = self._node.budget.safe_by_utc(utc(notice_at), wanted.deadline_utc).timestamp()
         where = (plan, active, frozenset(wanted.leaving), deadline, notice_at)
-        await self._open(order, Intent(str(wanted.handoff_id), wanted.cause, *where))
+        refusal = self._open(order, Intent(str(wanted.handoff_id), wanted.cause, *where))
+        if refusal:
+            self._declined = wanted.handoff_id
+            self._node.outbox.put_declined(
+                HandoffDeclined(handoff_id=wanted.handoff_id, job_id=self._job_id, reason=fitting(refusal))
+            )
+            self._node.sync_soon()
 
     async def cancel(self, reason: Reason) -> None:
         """A person or the service wants no handoff any more, or it cannot end well."""
@@ -201,7 +203,7 @@ class Lead:
 
     async def take_report(self, report: Report, measured: RankMeasures | None) -> None:
         """A participant reported, and its rank has `measured` so much; both may come after the handoff has ended."""
-        progress = self._find(report.handoff_id)
+        progress = self.mirrors.find(report.handoff_id)
         if progress is not None:
             progress.take_report(report, measured, self._node.now())
         await self._feed(ReportReceived(report))
@@ -210,17 +212,11 @@ class Lead:
             return
         # A state that is new is told at once; all else soon, so that many reports make few mirrors.
         if progress.state_of(self._proposer.record) is not progress.mirror.state:
-            await self._mirror_open()
-
-    async def take_step(self, generation: int, step: int) -> None:
-        """A rank of this node did a step."""
-        for progress in (*self._recent.values(), *([self.progress] if self.progress else [])):
-            if progress.lost_time.stepped(generation, progress.mirror.generation, step, self._node.now()):
-                progress.is_stale = True
+            await self.mirrors.say_open(self._proposer.record)
 
     async def tick(self, unreachable: dict[str, float]) -> None:
         """About twice a second. `unreachable`: since when each node's agent has not been reached."""
-        await self._mirror_stale()
+        await self.mirrors.say_stale(self._proposer.record)
         if self._proposer.state is ProposerState.IDLE:
             return
         now = self._node.now()
@@ -327,7 +323,7 @@ class Lead:
             self.progress.amendment = Amendment(more, notice_at, text)
         await self._carry_out(effects)
         if taken:
-            await self._mirror_open()
+            await self.mirrors.say_open(self._proposer.record)
         return taken
 
     async def _supersede(self, more: frozenset[str]) -> None:
@@ -340,20 +336,24 @@ class Lead:
             # Too late to take it back: the notice becomes the next handoff, at the first boundary of the next world.
             self.progress.superseded = False
 
-    async def _open(self, order: JobOrder, wanted: Intent) -> None:
-        """Choose the rung; where it is a live one, have a store first, then open."""
+    def _open(self, order: JobOrder, wanted: Intent) -> str:
+        """Choose the rung; where it is a live one, have a store first, then open. Returns why not, empty if so."""
         inputs = self._ladder(order, wanted)
         choice = choose_rung(inputs)
         if choice.rung not in LIVE_RUNGS:
-            refusal = f"no live handoff without {', '.join(sorted(wanted.leaving))}"
-            return self._say(f"{refusal}: {choice.reason}", about=f"{refusal} {order.generation} {choice.rung}")
+            where = f"without {', '.join(sorted(wanted.leaving))}" if wanted.leaving else f"to {wanted.plan.layout}"
+            refusal = f"no live handoff {where}"
+            self._say(f"{refusal}: {choice.reason}", about=f"{refusal} {order.generation} {choice.rung}")
+            return self.status
         intent = on_rung(wanted, choice, inputs, now=self._node.now())
         generation = next_number(self._proposer.record.highest_generation, order, wanted.source)
         if isinstance(generation, str):
-            return self._say(generation)
+            self._say(generation)
+            return generation
         self._proposer.record = replace(self._proposer.record, highest_generation=generation - 1)
         self._say(f"opening handoff {intent.handoff_id} to {intent.plan.layout}: {intent.reason}")
         self._opening = (intent, asyncio.create_task(self._host_store(intent, generation)))
+        return ""
 
     def _ladder(self, order: JobOrder, wanted: Intent) -> LadderInputs:
         left_s = wanted.deadline_utc - self._node.now() if wanted.notice_at is not None else None
@@ -401,10 +401,10 @@ class Lead:
             # Counted from the end of the last whole step, so that the step under way is not taken for lost.
             lost_time = LostTime(now - pulse.step_age_s, pulse.step, pulse.median_step_s, known=pulse.step > 0)
             mirror = first_mirror(intent, proposal, self._proposer.record.generation, self._node.node_id, now)
-            self.progress = Progress(mirror, lost_time, intent.notice_at, leavers, estimate_s=intent.estimate_s)
-            self._unkept = self.progress.mirror
+            self.mirrors.progress = Progress(mirror, lost_time, intent.notice_at, leavers, estimate_s=intent.estimate_s)
+            self._unkept = mirror
         await self._carry_out(effects)
-        await self._mirror_open()
+        await self.mirrors.say_open(self._proposer.record)
 
     # The machine.
 
@@ -422,7 +422,7 @@ class Lead:
         effects = self._proposer.handle(event, self._node.now())
         taken = await self._carry_out(effects)
         if self._proposer.record.phase is not phase and self._proposer.record.proposal is not None:
-            await self._mirror_open()
+            await self.mirrors.say_open(self._proposer.record)
         return taken
 
     async def _carry_out(self, effects: tuple[ProposerEffect, ...]) -> bool:
@@ -444,7 +444,7 @@ class Lead:
         return taken
 
     async def _take_end(self, ended: HandoffEnded) -> None:
-        progress, self.progress = self.progress, None
+        progress, self.mirrors.progress = self.mirrors.progress, None
         _log.info("job %s: handoff %s ended %s: %s", self._job_id, ended.handoff_id, ended.stage, ended.reason)
         # A handoff that fails is tried again while there is time, but not in a tight loop: each burns a generation.
         if ended.stage is Stage.ACTIVE or (progress is not None and progress.superseded):
@@ -458,39 +458,8 @@ class Lead:
         if ended.stage is Stage.ACTIVE:
             progress.marks.setdefault("retired", self._node.now())
         self._learned = learned_from(progress, self._learned, ended)
-        self._recent[ended.handoff_id] = progress
-        while len(self._recent) > 8:
-            del self._recent[next(iter(self._recent))]
-        await self._mirror(progress, _ENDED_STATES.get(ended.stage, HandoffState.BROKEN), str(ended.stage))
-        self._node.sync_soon()
-
-    # The mirror.
-
-    def _find(self, handoff_id: str) -> Progress | None:
-        if self.progress is not None and str(self.progress.mirror.handoff_id) == handoff_id:
-            return self.progress
-        return self._recent.get(handoff_id)
-
-    async def _mirror_open(self) -> None:
-        if self.progress is not None:
-            record = self._proposer.record
-            await self._mirror(self.progress, self.progress.state_of(record), str(record.phase))
-
-    async def _mirror_stale(self) -> None:
-        for ended in tuple(self._recent.values()):
-            if ended.is_stale:
-                await self._mirror(ended, ended.mirror.state, ended.mirror.stage)
-        if self.progress is not None and (self.progress.is_stale or self.progress.is_old(self._node.now())):
-            await self._mirror_open()
-
-    async def _mirror(self, progress: Progress, state: HandoffState, stage: str) -> None:
-        mirror = progress.next_mirror(state, stage, self._node.now())
-        self._node.outbox.put_handoff(mirror)
-        self._node.sync_with_progress()
-        await self._journal_mirror(mirror)
-
-    async def _journal_mirror(self, mirror: HandoffMirror) -> None:
-        await asyncio.to_thread(keep_mirror, self._node.journal, mirror)
+        state = _ENDED_STATES.get(ended.stage, HandoffState.BROKEN)
+        await self.mirrors.say_ended(ended.handoff_id, progress, state, str(ended.stage))
 
     def _say(self, text: str, *, about: str = "") -> None:
         """Show it, and log it if it is news. `about`: what must differ then, where numbers in the text always do."""

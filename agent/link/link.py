@@ -20,6 +20,8 @@ WAKE_PATH = "/agent/v1/wake"
 TIMEOUT_S = 10.0
 BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 5.0
+AFTER_TIMEOUT_S = 1.0
+"""A service that did not answer in time may still work on that report: the next one would only wait behind it."""
 POLL_LEAST_S = 0.05
 """News within this time goes into one report."""
 SPACING_S, CALM_S = 0.25, 1.0
@@ -50,7 +52,11 @@ class LinkReplaced(LinkRefused):
 
 
 class ServiceAway(Exception):
-    """The service does not answer, or asks to retry later."""
+    """The service does not answer, or asks to retry later: not before `least_s`, also when it wakes the agent."""
+
+    def __init__(self, text: str, *, least_s: float = 0.0) -> None:
+        super().__init__(text)
+        self.least_s = least_s
 
 
 class ServiceLink:
@@ -82,6 +88,7 @@ class ServiceLink:
         self._awake = asyncio.Event()
         self._report_seq = 0
         self._away_rounds = 0
+        self._least_s = 0.0
 
     def is_there(self) -> bool:
         """Whether the last sync was answered."""
@@ -106,6 +113,8 @@ class ServiceLink:
             while True:
                 began = time.monotonic()
                 pause_s = await self._round()
+                if self._least_s > 0.0:
+                    await asyncio.sleep(random.uniform(self._least_s, 1.5 * self._least_s))
                 # While the service does not answer, news does not shorten the backoff; only a wake-up does.
                 news = self._news if self.state is LinkState.CONNECTED else self._awake
                 try:
@@ -145,7 +154,8 @@ class ServiceLink:
         try:
             response = await self._client.post(SYNC_PATH, content=body, headers={"Content-Type": "application/json"})
         except httpx.HTTPError as error:
-            raise ServiceAway(f"{type(error).__name__}: {error}") from None
+            least_s = AFTER_TIMEOUT_S if isinstance(error, httpx.ReadTimeout) else 0.0
+            raise ServiceAway(f"{type(error).__name__}: {error}", least_s=least_s) from None
         if response.status_code != 200:
             raise _refusal(response)
         if len(response.content) > ORDERS_BYTES_MAX:
@@ -168,6 +178,7 @@ class ServiceLink:
         self._news.clear()
         self._prompt.clear()
         self._awake.clear()
+        self._least_s = 0.0
         try:
             orders = await self.sync()
         except LinkReplaced:
@@ -178,6 +189,7 @@ class ServiceLink:
             self._set_state(LinkState.REFUSED, str(error))
             return self._backoff_s()
         except ServiceAway as error:
+            self._least_s = error.least_s
             self._set_state(LinkState.AWAY, str(error))
             return self._backoff_s()
         self._away_rounds = 0
@@ -227,7 +239,7 @@ def _refusal(response: httpx.Response) -> LinkRefused | ServiceAway:
         code, detail = "", response.text[:500]
     text = f"{response.status_code} {detail or response.reason_phrase}"
     if response.status_code >= 500 or response.status_code in (408, 425, 429):
-        return ServiceAway(text)
+        return ServiceAway(text, least_s=_retry_after_s(response))
     if code == REPLACED:
         return LinkReplaced(f"{detail}; its ranks go on, and liver-agent --stop-ranks with its --run-dir ends them")
     if code == VERSION_MISMATCH:
@@ -235,3 +247,9 @@ def _refusal(response: httpx.Response) -> LinkRefused | ServiceAway:
     if response.status_code in (401, 403):
         return LinkRefused(f"the service refuses the token: {text}")
     return LinkRefused(f"the service refuses the report: {text}")
+
+
+def _retry_after_s(response: httpx.Response) -> float:
+    """What the service asks for, within our own bounds; 0 where it says nothing, or a date."""
+    asked = response.headers.get("Retry-After", "")
+    return min(BACKOFF_MAX_S, float(asked)) if asked.isascii() and asked.isdigit() else 0.0

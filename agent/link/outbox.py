@@ -16,6 +16,7 @@ from agent.protocol.sync import (
     NOTICES_PER_REPORT_MAX,
     STEPS_PER_REPORT_MAX,
     CheckpointFact,
+    HandoffDeclined,
     HandoffMirror,
     JobFinished,
     NoticeFact,
@@ -88,6 +89,9 @@ class Outbox:
     handoffs: Queue[HandoffMirror] = field(
         default_factory=lambda: Queue("handoffs", HANDOFFS_MAX, HANDOFFS_PER_REPORT_MAX)
     )
+    declined: Queue[HandoffDeclined] = field(
+        default_factory=lambda: Queue("declined handoffs", HANDOFFS_MAX, HANDOFFS_PER_REPORT_MAX)
+    )
     checkpoints: Queue[CheckpointFact] = field(
         default_factory=lambda: Queue("checkpoints", CHECKPOINTS_MAX, CHECKPOINTS_PER_REPORT_MAX)
     )
@@ -106,6 +110,10 @@ class Outbox:
         """The newest copy of a handoff."""
         self.handoffs.put(mirror.handoff_id, mirror)
 
+    def put_declined(self, fact: HandoffDeclined) -> None:
+        """One proposal of the service that is not opened here."""
+        self.declined.put(fact.handoff_id, fact)
+
     def put_checkpoint(self, fact: CheckpointFact) -> None:
         """One complete checkpoint."""
         self.checkpoints.put((fact.job_id, fact.path), fact)
@@ -116,7 +124,7 @@ class Outbox:
 
     def acknowledge(self, report_seq: int) -> None:
         """The service has stored everything that was sent up to this report."""
-        for queue in (self.notices, self.steps, self.handoffs, self.checkpoints, self.finished):
+        for queue in (self.notices, self.steps, self.handoffs, self.declined, self.checkpoints, self.finished):
             queue.acknowledge(report_seq)
 
     def drop_handoff(self, handoff_id: UUID) -> None:

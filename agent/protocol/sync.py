@@ -193,6 +193,14 @@ class HandoffMirror(Message):
     measures: HandoffMeasures = Field(default_factory=HandoffMeasures)
 
 
+class HandoffDeclined(Message):
+    """A handoff that the service proposes and that the agent whose turn it is does not open, and why."""
+
+    handoff_id: UUID
+    job_id: JobId
+    reason: Text
+
+
 class LogChunk(Message):
     """A piece of one rank's output, placed by its character offset."""
 
@@ -249,6 +257,7 @@ class SyncReport(Message):
     ranks: tuple[RankStatus, ...] = Field(default=(), max_length=RANKS_PER_REPORT_MAX)
     steps: tuple[StepRow, ...] = Field(default=(), max_length=STEPS_PER_REPORT_MAX)
     handoffs: tuple[HandoffMirror, ...] = Field(default=(), max_length=HANDOFFS_PER_REPORT_MAX)
+    declined: tuple[HandoffDeclined, ...] = Field(default=(), max_length=HANDOFFS_PER_REPORT_MAX)
     logs: tuple[LogChunk, ...] = Field(default=(), max_length=LOG_CHUNKS_PER_REPORT_MAX)
     checkpoints: tuple[CheckpointFact, ...] = Field(default=(), max_length=CHECKPOINTS_PER_REPORT_MAX)
     stores: tuple[StoreHosted, ...] = Field(default=(), max_length=RANKS_PER_REPORT_MAX)

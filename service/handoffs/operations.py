@@ -8,20 +8,28 @@ from uuid import uuid4
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from agent.protocol.sync import HandoffMirror
+from agent.protocol.sync import HandoffDeclined, HandoffMirror
 from agent.protocol.values import HandoffCause, HandoffState
-from liver_core.handoff import RankStage, Rung
+from liver_core.handoff import RankStage, Reason, Rung
 from liver_core.layout import to_json
 from service.handoffs.rules import Copy, is_newer, is_open, orders_differ
-from service.handoffs.tables import HandoffRow
-from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, cause_of_attempt, cause_of_rank, first_of
+from service.handoffs.tables import DECLINED, HandoffRow
+from service.jobs.causes import (
+    FIRST_CAUSE_WITHIN_S,
+    FailedPart,
+    FirstCause,
+    cause_of_attempt,
+    cause_of_rank,
+    first_of,
+    node_behind,
+)
 from service.jobs.operations import Birth, activate, add_generation, burn, set_state
 from service.jobs.queries import active_row
-from service.jobs.rules import Action, accepts_active, deadline_of, seconds
+from service.jobs.rules import Action, accepts_active, deadline_of, seconds, went_through
 from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState, SourceKind
 from service.leases.queries import open_lease
 from service.ledger.operations import charge_pause
-from service.nodes.tables import NodeRow
+from service.nodes.tables import NodeRow, NodeState
 
 _log = logging.getLogger(__name__)
 
@@ -70,6 +78,23 @@ def drop_handoff(row: HandoffRow, reason: str, *, now: datetime) -> None:
     row.state = HandoffState.ABORTED
     row.reason = reason
     row.changed_at = row.recorded_at = now
+
+
+def decline_handoff(
+    session: Session, job: JobRow, declined: HandoffDeclined, *, node_id: str, now: datetime
+) -> str | None:
+    """End a proposal that no agent has opened, since the one whose turn it is will not. Returns why its word does not
+    count, None if it does. The caller has locked the job's row."""
+    row = session.get(HandoffRow, declined.handoff_id, with_for_update={"key_share": True}, populate_existing=True)
+    if row is None or row.job_id != job.job_id:
+        return f"job {job.job_id} has no handoff {declined.handoff_id}"
+    worlds = [world for world in (row.source, row.target) if world is not None]
+    if node_id not in {member["node_id"] for world in worlds for member in world["members"]}:
+        return f"node {node_id} has no part in handoff {declined.handoff_id}"
+    if row.state == HandoffState.PROPOSED:
+        drop_handoff(row, f"{node_id} does not open it: {declined.reason}", now=now)
+        row.reason_detail = to_json(Reason(declined.reason, DECLINED)) | {"tile": None}
+    return None
 
 
 def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> Mirrored:
@@ -145,18 +170,24 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
     worlds = [roster for roster in (mirror.source, mirror.target) if roster is not None]
     nodes = session.scalars(
         select(NodeRow).where(NodeRow.node_id.in_({node for roster in worlds for node in roster.node_ids()}))
-    )
-    ended = [
-        cause_of_rank(node.node_id, rank["rank"], rank["step"], (rank.get("reason") or {}).get("text", ""))
+    ).all()
+    failed = [
+        (node.node_id, rank)
         for node in nodes
         for rank in node.ranks
         if rank["job_id"] == mirror.job_id
         and rank["generation"] in (mirror.parent, mirror.generation)
         and rank["stage"] in (RankStage.FAILED, RankStage.BROKEN)
     ]
+    ended = [
+        cause_of_rank(node_id, rank["rank"], rank["step"], (rank.get("reason") or {}).get("text", ""))
+        for node_id, rank in failed
+    ]
     reason = mirror.reason
     told = cause_of_attempt(reason.text, reason.rank, None, store_node=mirror.store_node) if reason else None
-    return first_of((*ended, told))
+    complain = {node_id for node_id, _ in failed}
+    away = [node.node_id for node in nodes if node.state != NodeState.READY and node.node_id not in complain]
+    return node_behind(first_of((*ended, told)), away)
 
 
 def _claim_number(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:
@@ -236,24 +267,27 @@ def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, *, no
         return None
     if job.state in ENDED:
         return f"the job is {job.state}"
-    started_here = session.scalars(
-        select(GenerationRow.generation).where(
-            GenerationRow.job_id == job.job_id, GenerationRow.source_kind != SourceKind.HANDOFF
-        )
-    ).all()
-    expected = job.active_generation
-    refusal = accepts_active(
-        active=expected, parent=mirror.parent, generation=mirror.generation, started_here=frozenset(started_here)
-    )
-    if refusal is not None:
+    columns = GenerationRow.generation, GenerationRow.parent, GenerationRow.source_kind, GenerationRow.created_at
+    known = session.execute(select(*columns).where(GenerationRow.job_id == job.job_id)).all()
+    started_here = frozenset(row.generation for row in known if row.source_kind != SourceKind.HANDOFF)
+    expected, number = job.active_generation, {"parent": mirror.parent, "generation": mirror.generation}
+    refusal = accepts_active(active=expected, **number, started_here=started_here)
+    recorded = {row.generation: row.parent for row in known}
+    is_past = refusal is not None and went_through(**number, recorded=recorded, started_here=started_here)
+    if refusal is not None and not is_past:
         return refusal
     reason = mirror.reason.text if mirror.reason else f"handoff because of {mirror.cause}"
     before = active_row(session, job)
     birth = Birth(mirror.handoff_id, SourceKind.HANDOFF, reason, repeats_until=before.repeats_until if before else 0)
-    row = add_generation(session, job, mirror.target, birth, parent=mirror.parent, now=now)
+    born_at = min((row.created_at for row in known if row.generation > mirror.generation), default=now)
+    row = add_generation(session, job, mirror.target, birth, parent=mirror.parent, now=born_at)
     row.store_node = mirror.store_node
     row.store_host = mirror.store.host if mirror.store else None
     row.store_port = mirror.store.port if mirror.store else None
+    if is_past:
+        _log.info("job %s: handoff %s made generation %s, since left", job.job_id, mirror.handoff_id, mirror.generation)
+        return None
+    job.error_at = None
     if not activate(session, job, expected=expected, generation=mirror.generation):
         return "another generation became active at the same moment"
     if job.state in (JobState.STARTING, JobState.RUNNING):

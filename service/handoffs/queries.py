@@ -11,9 +11,9 @@ from agent.protocol.values import HandoffState, Placement
 from liver_core.handoff import Decision, Rung
 from service.db.base import among
 from service.handoffs.rules import OPEN
-from service.handoffs.tables import HandoffRow
+from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import FirstCause
-from service.jobs.rules import Loss, OpenHandoff
+from service.jobs.rules import Declined, Loss, OpenHandoff
 from service.jobs.tables import GenerationRow, JobRow
 
 LIST_MAX = 1_000
@@ -104,6 +104,13 @@ def as_open(row: HandoffRow) -> OpenHandoff:
         may_lose_leavers=Decision(row.decision or Decision.UNDECIDED).goes
         or (row.rung == Rung.RESCUE and row.state == HandoffState.CUTTING_OVER),
     )
+
+
+def as_declined(row: HandoffRow | None, *, active: int | None) -> Declined | None:
+    """The pure form of a proposal that an agent did not open, if it would have left the `active` generation."""
+    if row is None or row.parent != active or (row.reason_detail or {}).get("phase") != DECLINED:
+        return None
+    return Declined(placement_of(row), tuple(row.leaving), row.recorded_at, row.reason)
 
 
 def placement_of(row: HandoffRow) -> Placement:

@@ -10,6 +10,9 @@ from agent.protocol.values import HandoffCause, HandoffState
 from liver_core.handoff import Decision, Rung
 from service.db.base import Base, Json, JsonList, one_of
 
+DECLINED = "declined"
+"""The phase of the reason of a proposal that an agent did not open."""
+
 
 class HandoffRow(Base):
     """`generation` is null until an agent has opened the handoff: only opening burns a number. `ended_by`: the first

@@ -5,7 +5,7 @@ and both outrank what another rank felt of it.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -89,6 +89,14 @@ def cause_of_attempt(text: str, rank: int | None, step: int | None, *, store_nod
 def first_of(causes: Iterable[FirstCause | None]) -> FirstCause | None:
     """The one whose reporter knows most."""
     return min((cause for cause in causes if cause is not None), key=_order, default=None)
+
+
+def node_behind(cause: FirstCause | None, away: Sequence[str]) -> FirstCause | None:
+    """Where ranks only felt that a peer is gone, and just one of their nodes is `away` (not heard, and has reported no
+    error): that node. Of several nobody knows which was first."""
+    if cause is None or not cause.is_felt or len(away) != 1:
+        return cause
+    return FirstCause(FailedPart.NODE, away[0], step=cause.step)
 
 
 def in_words(cause: Mapping[str, Any] | None) -> str:

@@ -115,7 +115,7 @@ def resume_job(
             f"job {job_id} has a checkpoint of step {checkpoint.step} and stops after step {last}: give more steps"
         )
     job.spec = {**job.spec, "stop": {"steps": last}}
-    job.stop_requested_at, job.failed_starts, job.crashes = None, 0, {}
+    job.stop_requested_at, job.failed_starts, job.crashes, job.suspended_because = None, 0, {}, ""
     job.checkpoints_answered = job.checkpoints_asked
     set_state(job, JobState.SUSPENDED, f"resume requested, from the checkpoint of step {checkpoint.step}", now=now)
     touch(session, job, now=now)
@@ -160,6 +160,7 @@ def start_generation(session: Session, job: JobRow, target: Placement, birth: Bi
     job.last_step = birth.checkpoint.step if birth.checkpoint else 0
     job.last_step_at = None
     job.lost_steps += birth.lost_steps
+    job.suspended_because, job.error_at = "", None
     set_state(job, JobState.STARTING, birth.reason, now=now)
     job.state_changed_at = now
     return row
@@ -186,7 +187,6 @@ def add_generation(
         created_at=now,
     )
     burn(job, roster.generation)
-    job.error_at = None
     session.add(row)
     session.flush()
     return row

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from statistics import median
 from uuid import UUID
 
@@ -39,8 +39,8 @@ from service.planner.inputs import LayoutUse, OtherNodes, PlanInputs, PlanNode, 
 
 LIST_MAX = 1_000
 HISTORY_MAX = 64
-OVERDUE_S = 3.0
-"""A node that has not reported for so long may be gone: agents report every second or two."""
+OVERDUE_S, OVERDUE_POLLS = 3.0, 3.0
+"""A node that has not reported for so long, in seconds and in polls, may be gone."""
 NODES_CONSIDERED_MAX = 10_000
 STEPS_FOR_MEDIAN = 500
 STEPS_FOR_PACE = 25
@@ -139,8 +139,8 @@ def steps_per_s(session: Session, job: JobRow) -> float | None:
     return 1.0 / middle_s if middle_s > 0 else None
 
 
-def situation(session: Session, job: JobRow, *, now: datetime) -> Situation:
-    """Everything about one job, read in one transaction."""
+def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) -> Situation:
+    """Everything about one job, read in one transaction. Agents report every `poll_s` seconds or more often."""
     row = active_row(session, job)
     has_ranks = job.state in (JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING, JobState.STOPPING)
     roster = roster_of(row) if row is not None else None
@@ -173,6 +173,8 @@ def situation(session: Session, job: JobRow, *, now: datetime) -> Situation:
             replace(item, others=_others(item, nodes, going | barred, taken)) for item in (inputs, restart)
         )
     view = _view(session, job, inputs, restart, nodes=nodes, noticed=noticed, row=row, handoff=handoff, now=now)
+    heard_since = now - timedelta(seconds=max(OVERDUE_S, OVERDUE_POLLS * poll_s))
+    view = replace(view, unheard=_unheard(nodes, heard_since))
     return Situation(view, inputs, handoff.handoff_id if handoff else None)
 
 
@@ -205,11 +207,11 @@ def _view(
         source=SourceKind(row.source_kind) if row else None,
         handoff=handoffs.as_open(handoff) if handoff else None,
         last_handoff_at=ended.recorded_at if ended else None,
+        declined=handoffs.as_declined(ended, active=job.active_generation),
         leaving=_leaving(noticed, members),
         silent=by_state[NodeState.SILENT],
         gone=by_state[NodeState.GONE],
         absent=_absent(session, handoff),
-        unheard=tuple(node.node_id for node in nodes if node.state == NodeState.READY and _is_overdue(node, now)),
         broken=handoffs.broken_by(session, job),
         errors=_errors(nodes, job),
         error_at=job.error_at,
@@ -223,6 +225,7 @@ def _view(
         failed_starts=job.failed_starts,
         saves_at_end=job_file_of(job).checkpoint is not None,
         saves_soon=job.awaits_checkpoint,
+        suspended_because=job.suspended_because,
     )
 
 
@@ -264,8 +267,8 @@ def _others(inputs: PlanInputs, nodes: Sequence[NodeRow], going: set[str], taken
     return OtherNodes(taken, leaving, silent, other_pool=len(rest) - leaving - silent)
 
 
-def _is_overdue(node: NodeRow, now: datetime) -> bool:
-    return (now - node.last_seen_at).total_seconds() > OVERDUE_S
+def _unheard(nodes: Sequence[NodeRow], since: datetime) -> tuple[str, ...]:
+    return tuple(node.node_id for node in nodes if node.state == NodeState.READY and node.last_seen_at < since)
 
 
 def _absent(session: Session, handoff: HandoffRow | None) -> tuple[str, ...]:

@@ -1,16 +1,19 @@
 """Decides what to do with a job next: one function from all known facts to one action with its reason. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from uuid import UUID
 
 from agent.protocol.values import HandoffState, Placement
-from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, first_of
+from liver_core.layout.limits import fitting
+from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, first_of, node_behind
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.tables import JobState, SourceKind
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
 
+SUSPENDED_BECAUSE_CHARS_MAX = 500
 AWAIT_CAUSE_S = 0.3
 STEPPING_S = 5.0
 """A step this recent shows that every rank of the job lives."""
@@ -22,6 +25,7 @@ class JobLimits:
 
     propose_after_s: float = 3.0
     open_within_s: float = 15.0
+    propose_again_s: float = 60.0
     handoff_quiet_s: float = 240.0
     grow_settle_s: float = 3.0
     start_within_s: float = 270.0
@@ -51,6 +55,16 @@ class OpenHandoff:
 
 
 @dataclass(frozen=True, slots=True)
+class Declined:
+    """What the service proposed last, if an agent did not open it, and when and why not."""
+
+    target: Placement
+    leaving: tuple[str, ...]
+    declined_at: datetime
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """A member that will go, according to a notice that the service stored at `noticed_at`."""
 
@@ -70,10 +84,12 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Why the live world cannot continue, in words and typed."""
+    """Why the live world cannot continue, in words and typed. `may_pass`: its ranks may all live behind nodes that are
+    silent so far."""
 
     reason: str
     cause: FirstCause | None
+    may_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +102,7 @@ class JobView:
     `error_at`; `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living agents still
     report; `ahead`: a generation in which ranks already train, but whose handoff no agent has reported yet; `step_s`:
     seconds of a usual step, 0 if not known; `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one
-    has been asked for.
+    has been asked for; `suspended_because`: why the job was suspended, empty if it was not.
     """
 
     state: JobState
@@ -99,6 +115,7 @@ class JobView:
     source: SourceKind | None = None
     handoff: OpenHandoff | None = None
     last_handoff_at: datetime | None = None
+    declined: Declined | None = None
     leaving: tuple[Leaving, ...] = ()
     silent: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
@@ -118,6 +135,7 @@ class JobView:
     finished: str | None = None
     saves_at_end: bool = False
     saves_soon: bool = False
+    suspended_because: str = ""
 
 
 class Do(StrEnum):
@@ -134,8 +152,8 @@ class Do(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Action:
     """What to do and why. `look_again_s`: time after which the same facts may lead to another action. `save`: ranks are
-    asked for a checkpoint, since the rest may fail. `crashes`: to be remembered. `cause`: what ended the world that the
-    job has had."""
+    asked for a checkpoint, since the rest may fail. `crashes`, `suspended_because`: to be remembered. `cause`: what
+    ended the world that the job has had."""
 
     do: Do
     reason: str
@@ -149,6 +167,7 @@ class Action:
     save: bool = False
     crashes: Crashes | None = None
     cause: FirstCause | None = None
+    suspended_because: str = ""
 
 
 def next_action(view: JobView, limits: JobLimits) -> Action:
@@ -165,7 +184,7 @@ def next_action(view: JobView, limits: JobLimits) -> Action:
         case _ if view.stop_requested:
             return _settle(JobState.STOPPING, "stop requested", look_again_s=limits.stop_within_s)
         case JobState.SUSPENDING:
-            return _end_when_quiet(view, limits, JobState.SUSPENDED, "too few nodes")
+            return _end_when_quiet(view, limits, JobState.SUSPENDED, _why_suspended(view) or "too few nodes")
         case JobState.PENDING | JobState.SUSPENDED:
             return _start_if_possible(view)
         case JobState.STARTING | JobState.RUNNING:
@@ -204,7 +223,11 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
     if view.errors:
         # A rank that only misses its peers knows less than the one that failed, or its agent.
         known = first_of(error.cause for error in view.errors)
-        return Loss(next(error.shown for error in view.errors if error.cause == known), known)
+        shown = next(error.shown for error in view.errors if error.cause == known)
+        complain = {error.node for error in view.errors}
+        away = [node for node in _needed(view, (*view.gone, *view.silent)) if node not in complain]
+        cause = node_behind(known, away)
+        return Loss(shown if cause == known else f"{away[0]} is not heard; {shown}", cause)
     if view.broken:
         return view.broken[0]
     gone, silent = _needed(view, view.gone), _needed(view, view.silent)
@@ -215,8 +238,9 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
     if gone and not steps:
         return Loss(f"{', '.join(gone[:8])} disappeared without a handoff", _of_node(gone[0], view))
     if silent and stalled_s > max(limits.stall_after_s, limits.stall_steps * view.step_s):
-        text = f"{', '.join(silent[:8])} is silent and no step was made for {stalled_s:.0f} s"
-        return Loss(text, _of_node(silent[0], view))
+        text = f"{', '.join(silent[:8])} {'is' if len(silent) == 1 else 'are'} silent"
+        text = f"{text} and no step was made for {stalled_s:.0f} s"
+        return Loss(text, _of_node(silent[0], view), may_pass=True)
     if view.state is JobState.STARTING and stalled_s > limits.start_within_s:
         return Loss(f"the start made no step within {limits.start_within_s:.0f} s", FirstCause(FailedPart.START))
     return None
@@ -235,6 +259,9 @@ def _needed(view: JobView, nodes: tuple[str, ...]) -> tuple[str, ...]:
 
 def _fall_back(view: JobView, limits: JobLimits, lost: Loss) -> Action:
     """The checkpoint rung: start a generation from the last checkpoint; else suspend the job, or fail it."""
+    if lost.may_pass and view.restart.target is None:
+        # Nothing could start without them, so that waiting costs nothing: within seconds they are heard again or gone.
+        return Action(Do.NOTHING, f"{lost.reason}; they may come back: {view.restart.reason}", look_again_s=1.0)
     return replace(_start_again(view, limits, lost.reason), cause=lost.cause)
 
 
@@ -250,7 +277,7 @@ def _start_again(view: JobView, limits: JobLimits, loss: str) -> Action:
         reason = f"the same error ended the job {limits.crashes_max} times after step {crashes.step}: {cause}"
         return Action(Do.SETTLE, reason, state=JobState.FAILED, crashes=crashes)
     if view.restart.target is None:
-        return Action(Do.SUSPEND, f"{loss}; {view.restart.reason}", crashes=crashes)
+        return replace(_suspend(loss, view.restart), crashes=crashes)
     if unheard := [node for node in view.restart.target.node_ids() if node in view.unheard]:
         # One of them may be what was lost. It reports, or counts as silent and is left out, within seconds.
         return Action(Do.NOTHING, f"{loss}; a restart waits for news from {', '.join(unheard[:8])}", look_again_s=0.5)
@@ -298,10 +325,10 @@ def _answer_notices(view: JobView, limits: JobLimits) -> Action:
     if waited_s < limits.propose_after_s and not hopeless:
         return Action(Do.NOTHING, "the agents act on the notice", look_again_s=limits.propose_after_s - waited_s)
     if view.decision.target is None:
-        return Action(Do.SUSPEND, f"{', '.join(i.node_id for i in view.leaving[:8])} will go; {view.decision.reason}")
+        return _suspend(f"{', '.join(i.node_id for i in view.leaving[:8])} will go", view.decision)
     saved_at = view.checkpoint.finished_at if view.checkpoint else None
     save = view.saves_at_end and not view.saves_soon and (saved_at is None or saved_at < noticed_at)
-    return Action(Do.PROPOSE, view.decision.reason, target=view.decision.target, leaving=view.leaving, save=save)
+    return _propose(view, limits, view.decision.target, save=save)
 
 
 def _grow_or_stay(view: JobView, limits: JobLimits) -> Action:
@@ -309,21 +336,47 @@ def _grow_or_stay(view: JobView, limits: JobLimits) -> Action:
         return Action(Do.NOTHING, view.decision.reason)
     settled_at = max(view.state_changed_at, view.last_handoff_at or view.state_changed_at)
     waited_s = (view.now - settled_at).total_seconds()
+    about = f"about to move: {view.decision.reason}"
     if waited_s < limits.grow_settle_s or view.silent:
-        return Action(Do.NOTHING, "about to move: " + view.decision.reason, look_again_s=limits.grow_settle_s)
-    return Action(Do.PROPOSE, view.decision.reason, target=view.decision.target)
+        return Action(Do.NOTHING, about, look_again_s=limits.grow_settle_s)
+    needed = {*view.decision.target.node_ids(), *(view.world.node_ids() if view.world else ())}
+    if unheard := [node for node in view.unheard if node in needed]:
+        # After an outage of the service or its database, what they have to tell may be that they go.
+        return Action(Do.NOTHING, f"{about}; waits for news from {', '.join(unheard[:8])}", look_again_s=0.5)
+    return _propose(view, limits, view.decision.target)
+
+
+def _propose(view: JobView, limits: JobLimits, target: Placement, *, save: bool = False) -> Action:
+    """Propose the planner's target, unless an agent has just declined the same: its answer would be the same."""
+    past = view.declined
+    if past is not None and (past.target, set(past.leaving)) == (target, {item.node_id for item in view.leaving}):
+        left_s = limits.propose_again_s - (view.now - past.declined_at).total_seconds()
+        if left_s > 0:
+            return Action(Do.NOTHING, f"{past.reason}; the same is not proposed again yet", look_again_s=left_s)
+    return Action(Do.PROPOSE, view.decision.reason, target=target, leaving=view.leaving, save=save)
+
+
+def _suspend(why: str, decision: PlannerDecision) -> Action:
+    """`why` the world cannot go on, and the planner's reason for having no other one."""
+    because = fitting(why, SUSPENDED_BECAUSE_CHARS_MAX)
+    return Action(Do.SUSPEND, f"{why}; {decision.reason}", suspended_because=because)
+
+
+def _why_suspended(view: JobView) -> str:
+    return f"suspended because {view.suspended_because}" if view.suspended_because else ""
 
 
 def _start_if_possible(view: JobView) -> Action:
+    why = f"{_why_suspended(view)}; ".removeprefix("; ")
     if view.restart.target is None:
-        return Action(Do.NOTHING, f"waiting: {view.restart.reason}")
+        return Action(Do.NOTHING, f"{why}waiting: {view.restart.reason}")
     # A job that has run before continues from its checkpoint; without one it starts over.
     lost = _lost_steps(view)
     source = f"from checkpoint of step {view.checkpoint.step}" if view.checkpoint else "from its beginning"
     source = f"{source}, {lost} steps lost; " if view.checkpoint or lost else ""
     return Action(
         Do.START,
-        source + view.restart.reason,
+        why + source + view.restart.reason,
         target=view.restart.target,
         checkpoint=view.checkpoint,
         lost_steps=lost,
@@ -365,6 +418,21 @@ def accepts_active(*, active: int | None, parent: int, generation: int, started_
     if overtaken:
         return f"the service has started generation {overtaken[-1]} since then"
     return None
+
+
+def went_through(
+    *, parent: int, generation: int, recorded: Mapping[int, int | None], started_here: frozenset[int]
+) -> bool:
+    """Whether the job has gone on from this generation, which its agents report as active only after a later one. A
+    number is used once, so that a later handoff which began there, or behind it, shows that it did.
+
+    `recorded`: the parent of each generation that is known; `started_here`: as in `accepts_active`.
+    """
+    later = min((number for number in recorded if number > generation), default=None)
+    earlier = max((number for number in recorded if number < generation), default=0)
+    if later is None or later in started_here:
+        return False
+    return parent >= earlier and (recorded[later] or 0) >= generation
 
 
 def deadline_of(leaving: tuple[Leaving, ...]) -> datetime | None:

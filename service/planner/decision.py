@@ -76,13 +76,16 @@ def layouts_by_count(inputs: PlanInputs) -> tuple[LayoutForCount, ...]:
 
 
 def _layout_for_count(inputs: PlanInputs, sizes: list[int], count: int) -> LayoutForCount:
-    pinned = bool(inputs.job.layouts.pinned)
+    pinned, why = bool(inputs.job.layouts.pinned), ""
     for slots, which in ((sizes[:count], ""), (sizes[-count:], f" on nodes with {sum(sizes[-count:])} slots")):
         alone = tuple(PlanNode(f"any-{index}", size) for index, size in enumerate(slots))
-        best = _best(replace(inputs, nodes=alone, world=None))
+        without = replace(inputs, nodes=alone, world=None)
+        best = _best(without)
         if best is not None and (not pinned or len(best[1]) == count):
             return LayoutForCount(nodes=count, layout=best[0], reason=f"{best[0]}{which}, {_seconds(best[2])} per step")
-    return LayoutForCount(nodes=count, layout=None, reason=f"no layout fits {count} nodes")
+        if best is None:
+            why = _leaves_nodes_empty(without)
+    return LayoutForCount(nodes=count, layout=None, reason=why or f"no layout fits {count} nodes")
 
 
 def place(layout: ParallelLayout, nodes: tuple[PlanNode, ...], inputs: PlanInputs) -> tuple[Member, ...]:
@@ -147,9 +150,25 @@ def _why_nothing(inputs: PlanInputs) -> str:
     if len(inputs.nodes) < job.nodes.min:
         ready = len(inputs.nodes) + inputs.others.taken
         return f"{ready} nodes are ready{others}, the job needs at least nodes.min {job.nodes.min}"
+    if why := _leaves_nodes_empty(inputs):
+        return why + others
     rules = "pinned" if job.layouts.pinned else "allowed" if job.layouts.allowed else "possible"
     slots = sum(node.slots for node in inputs.nodes)
     return f"no {rules} layout fits {len(inputs.nodes)} nodes with {slots} slots{others}"
+
+
+def _leaves_nodes_empty(inputs: PlanInputs) -> str:
+    """Why layouts that fit do not count: nodes are filled one after the other, and fewer than the job needs would be
+    used. Empty where none fits."""
+    job, nodes = inputs.job, _preferred(inputs)[: inputs.job.nodes.max]
+    slots, history = sum(node.slots for node in nodes), _history(inputs, len(nodes))
+    used = [
+        (_nodes_used(found, nodes), found) for found in candidates(job, nodes=len(nodes), slots=slots, history=history)
+    ]
+    if not used:
+        return ""
+    most, layout = max(used, key=lambda item: (item[0], item[1].world_size))
+    return f"{layout} fits on {most} of {len(nodes)} nodes, and the job needs at least nodes.min {job.nodes.min}"
 
 
 def _seconds(value: Score) -> str:

@@ -94,7 +94,7 @@ def _handle(context: Context, claim: Claim) -> None:
     with context.sessions() as session:
         job = session.get_one(JobRow, claim.job_id)
         seen = (job.state, job.active_generation, job.orders_seq)
-        facts = situation(session, job, now=now)
+        facts = situation(session, job, poll_s=context.settings.agent_poll_s, now=now)
     action = next_action(facts.view, limits)
     plans = _plans(facts) if action.do is Do.NOTHING else None
     with context.sessions.begin() as session:
@@ -131,6 +131,7 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
         case Do.SUSPEND:
             _drop_open(session, job, action.reason, now=now)
             set_state(job, JobState.SUSPENDING, action.reason, now=now)
+            job.suspended_because = action.suspended_because
         case Do.SETTLE:
             assert action.state is not None
             if action.state in ENDED or action.state is JobState.STOPPING:

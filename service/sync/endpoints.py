@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -18,9 +18,10 @@ from liver_core.layout.limits import NodeId
 from service.context import AGENT_ONLY, Context, ContextOf
 from service.db.wake import node_topic
 from service.jobs.tables import JobMemberRow, JobRow
-from service.problems import ProblemError, field_problems, invalid
+from service.problems import ProblemError, field_problems, invalid, unavailable
 from service.sync.operations import apply_report
 from service.sync.orders import build_orders
+from service.turns import LostTurn
 
 router = APIRouter(prefix="/agent/v1", tags=["agents"], dependencies=[AGENT_ONLY])
 WAKE_LOOK_S = 2.0
@@ -82,16 +83,33 @@ def _check_version(body: bytearray) -> None:
     response_model=SyncOrders,
     openapi_extra=_BODY,
 )
-async def sync(context: ContextOf, report: Annotated[SyncReport, Depends(read_report)]) -> Response:
+async def sync(request: Request, context: ContextOf, report: Annotated[SyncReport, Depends(read_report)]) -> Response:
     """Level-triggered and idempotent on (agent_incarnation, report_seq). 409: another protocol version, or a later
-    start of this node's agent has replaced this one."""
-    return Response(await run_in_threadpool(_sync, context, report), media_type="application/json")
+    start of this node's agent has replaced this one. 503: an earlier report of this node is still being stored, and a
+    newer one waits, or this one has waited too long."""
+    gone = asyncio.create_task(_until_gone(request))
+    try:
+        async with context.turns.of(report.node.node_id, gone):
+            orders = await run_in_threadpool(_sync, context, report, gone.done)
+    except LostTurn as error:
+        raise ProblemError(unavailable(str(error))) from None
+    finally:
+        gone.cancel()
+    return Response(orders, media_type="application/json")
 
 
-def _sync(context: Context, report: SyncReport) -> str:
-    now = context.clock()
+async def _until_gone(request: Request) -> None:
+    """Return when the agent has closed its connection: after the body, nothing else can come."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _sync(context: Context, report: SyncReport, is_gone: Callable[[], bool]) -> str:
     with context.sessions.begin() as session:
-        orders = build_orders(apply_report(session, report, now=now), poll_s=context.settings.agent_poll_s)
+        session.connection()
+        if is_gone():
+            raise LostTurn(f"the agent of node {report.node.node_id} has gone before its report was stored")
+        orders = build_orders(apply_report(session, report, now=context.clock()), poll_s=context.settings.agent_poll_s)
     return orders.model_dump_json()
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from agent.protocol.sync import NoticeFact, Refusal, SyncReport
 from liver_core.handoff import RankStage
 from service.db.wake import RECONCILERS, job_topic, notify
-from service.handoffs.operations import mirror_handoff, name_cause
+from service.handoffs.operations import decline_handoff, mirror_handoff, name_cause
 from service.jobs.causes import FailedPart, FirstCause, cause_of_rank
 from service.jobs.membership import refresh_members
 from service.jobs.operations import burn, close_generation, lock_job, set_state, touch
@@ -157,7 +157,8 @@ def _lock_jobs(intake: Intake, notices: tuple[NoticeFact, ...]) -> None:
     members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == intake.node.node_id)
     noticed = set(intake.session.scalars(members)) if notices else set()
     parts: tuple[Iterable, ...] = (
-        report.handoffs, report.steps, report.checkpoints, report.stores, report.finished, report.ranks, report.logs,
+        report.handoffs, report.declined, report.steps, report.checkpoints, report.stores, report.finished,
+        report.ranks, report.logs,
     )  # fmt: skip
     for job_id in sorted(noticed | {item.job_id for part in parts for item in part}):
         try:
@@ -205,6 +206,14 @@ def _store_handoffs(intake: Intake) -> None:
         if mirrored.refusal is not None:
             intake.refuse("handoffs", mirror.handoff_id, mirrored.refusal)
         (intake.changed if mirrored.orders_differ else intake.watched).add(job.job_id)
+    for declined in intake.report.declined:
+        job = intake.jobs.get(declined.job_id)
+        if job is None:
+            continue
+        refusal = decline_handoff(intake.session, job, declined, node_id=intake.node.node_id, now=intake.now)
+        if refusal is not None:
+            intake.refuse("declined", declined.handoff_id, refusal)
+        intake.changed.add(job.job_id)
 
 
 def _store_stores(intake: Intake) -> None:

@@ -192,13 +192,19 @@ def _reasons(facts: Facts) -> list[Told]:
 
 
 def _is_withdrawn(row: dict[str, Any]) -> bool:
-    """A proposal that no agent opened in time: nothing of it has begun."""
-    return row["generation"] is None and row["reason"].startswith(("not opened yet", "no agent opened it"))
+    """A proposal that no agent opened in time, or that one declined: nothing of it has begun."""
+    declined = (row["reason_detail"] or {}).get("phase") == "declined"
+    unopened = declined or row["reason"].startswith(("not opened yet", "no agent opened it"))
+    return row["generation"] is None and unopened
 
 
 def _is_planned(told: Told) -> bool:
     """The start of a suspended job tells where it goes on, and no loss."""
-    return told.restart and told.ended_by is None and told.text.startswith(("from checkpoint", "start "))
+    return (
+        told.restart
+        and told.ended_by is None
+        and told.text.startswith(("suspended because", "from checkpoint", "start "))
+    )
 
 
 def _names_any(reasons: list[Told], struck: list[dict[str, Any]]) -> bool:

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 
 import httpx
 import pytest
 import uvicorn
+from sqlalchemy import text
 
 from service import server as serve
 from service.app import create_app
@@ -118,6 +120,36 @@ def test_a_job_starts_by_itself_and_agents_are_woken_at_once(tmp_path, database)
                 )
                 seen = next(event for _, event in lines if event["steps"])
                 assert seen["steps"][0]["loss"] == 5.5
+
+
+def test_reports_that_time_out_at_a_locked_job_do_not_pile_up_behind_it(tmp_path, database):
+    settings = ServiceSettings(data_dir=tmp_path, reconcilers=False)
+    with served(settings, database) as url, httpx.Client(base_url=url, timeout=10) as client:
+        job_id = client.post("/api/v1/jobs", json=JOB, headers=bearer(settings, "script")).json()["job_id"]
+        agent = FakeAgent("a", client, bearer(settings, "agent"), utc_now)
+        agent.sync()
+        steps = {"steps": (step_row(job_id, 1, 1, utc_now()),)}
+        with database.engine.begin() as holder:
+            holder.execute(text("SELECT 1 FROM jobs FOR UPDATE"))
+            client.timeout = httpx.Timeout(0.3)
+            for _ in range(6):
+                with pytest.raises(httpx.ReadTimeout):
+                    agent.post(agent.report(**steps))
+            with database.engine.connect() as other:
+                waiting = other.execute(
+                    text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+                ).scalar_one()
+            assert waiting == 1, "its first report, whose transaction had begun"
+            client.timeout = httpx.Timeout(10)
+            with ThreadPoolExecutor(2) as pool:
+                older, newer = (pool.submit(agent.post, agent.report(**steps)) for _ in range(2))
+                first, _ = wait((older, newer), timeout=10, return_when=FIRST_COMPLETED)
+                refused = first.pop().result()
+                assert (refused.status_code, refused.headers["Retry-After"]) == (503, "2")
+                assert refused.json()["detail"] == "a newer report of node a waits for its turn"
+                holder.rollback()
+                assert {older.result().status_code, newer.result().status_code} == {200, 503}
+        assert agent.sync().accepted_report_seq == agent.seq
 
 
 def sse(response: httpx.Response):

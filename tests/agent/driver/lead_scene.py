@@ -9,8 +9,9 @@ from typing import Any, cast
 from agent.driver.lead import Lead, Leaving
 from agent.driver.node_context import Node
 from agent.driver.planning import Pulse
+from agent.notices.warning_budget import warning_budget
 from agent.protocol.peer import RankMeasures
-from agent.protocol.sync import HandoffMirror, JobOrder
+from agent.protocol.sync import HandoffDeclined, HandoffMirror, JobOrder, Provider
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
 from liver_core.handoff import Order, Participant, ParticipantRecord, Reason, StoreAddress
@@ -67,6 +68,7 @@ class Scene:
         self.journal = journal or Journal()
         self.stores = Stores()
         self.mirrors: list[HandoffMirror] = []
+        self.declined: list[HandoffDeclined] = []
         self.sent: list[tuple[Member, Order]] = []
         self.participants = {
             member: Participant(
@@ -84,7 +86,8 @@ class Scene:
             private_address="127.0.0.1",
             journal=self.journal,
             stores=self.stores,
-            outbox=SimpleNamespace(put_handoff=self.mirrors.append),
+            outbox=SimpleNamespace(put_handoff=self.mirrors.append, put_declined=self.declined.append),
+            budget=warning_budget(Provider.AWS),
             sync_soon=lambda: None,
             sync_with_progress=lambda: None,
             now=lambda: self.now,

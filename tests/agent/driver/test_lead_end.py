@@ -50,7 +50,7 @@ def test_what_the_steps_after_a_handoff_show_is_told_once_it_is_known(job: JobOr
         told = len(now.mirrors)
         for step in range(101, 113):
             now.now += 0.5
-            await now.lead.take_step(2, step)
+            now.lead.mirrors.take_step(2, step)
         assert len(now.mirrors) == told, "soon, and not at each step"
         await now.lead.tick({})
         assert len(now.mirrors) == told + 1
@@ -116,16 +116,16 @@ def test_the_store_of_the_newest_world_that_was_made_here_is_known_and_that_of_a
 ) -> None:
     async def run() -> None:
         now = Scene(job)
-        assert now.lead.newest_store() is None
+        assert now.lead.mirrors.newest_store() is None
         await now.notice(60.0, "d")
         await now.deliver(RankStage.PREPARING)
         await now.deliver(RankStage.ABORTED, reason=Reason("it broke", "prepare"))
-        assert now.lead.newest_store() is None, "nobody steps in a world that it made"
+        assert now.lead.mirrors.newest_store() is None, "nobody steps in a world that it made"
         now.now += 2 * RETRY_MAX_S
         await now.notice(60.0, "d")
         await all_say(now, *TO_THE_END)
         await now.deliver()
-        assert now.lead.is_idle and now.lead.newest_store() == ("127.0.0.1", 4_000)
+        assert now.lead.is_idle and now.lead.mirrors.newest_store() == ("127.0.0.1", 4_000)
 
     asyncio.run(run())
 

@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from uuid import UUID
 
 import pytest
 
-from agent.link.link import CALM_S, SPACING_S, LinkRefused, LinkReplaced, LinkState, ServiceLink
+from agent.link import link
+from agent.link.link import AFTER_TIMEOUT_S, CALM_S, SPACING_S, LinkRefused, LinkReplaced, LinkState, ServiceLink
 from agent.protocol.errors import version_problem
 from agent.protocol.sync import NodeInfo, Provider, SyncOrders, SyncReport
 from tests.agent.waiting import eventually
@@ -27,6 +29,10 @@ class Service(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.answer: tuple[int, str] | None = None
+        self.retry_after = ""
+        self.reported_at: list[float] = []
+        self.hang = threading.Event()
+        self.hang.set()
         self.reports: list[int] = []
         self.wake = threading.Event()
         self.wake_status = 200
@@ -39,6 +45,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         report = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.reports.append(report["report_seq"])
+        self.server.reported_at.append(time.monotonic())
+        self.server.hang.wait(20.0)
         assert self.headers["Authorization"] == "Bearer secret"
         orders = SyncOrders(
             orders_seq=1,
@@ -50,6 +58,8 @@ class Handler(BaseHTTPRequestHandler):
         status, body = self.server.answer or (200, orders.model_dump_json())
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
+        if self.server.retry_after:
+            self.send_header("Retry-After", self.server.retry_after)
         self.end_headers()
         self.wfile.write(body.encode())
 
@@ -71,6 +81,7 @@ def service() -> Iterator[Service]:
     thread.start()
     yield server
     server.wake.set()
+    server.hang.set()
     server.shutdown()
     server.server_close()
 
@@ -174,6 +185,39 @@ def test_news_does_not_cut_a_backoff_short(service: Service) -> None:
             agent.link.sync_soon()
             await asyncio.sleep(0.01)
         assert len(service.reports) <= before + 1
+
+    run_while(service.url, check)
+
+
+def test_a_wake_up_does_not_bring_the_next_report_at_once_where_the_last_one_got_no_answer(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(link, "BACKOFF_FIRST_S", 0.01)  # Only this wait is left, and wake-ups come all the time.
+    service.hang.clear()
+    service.wake.set()
+
+    async def check(agent: Agent) -> None:
+        await eventually(lambda: len(service.reports) >= 3, "three reports")
+        assert "ReadTimeout" in agent.link.reason
+        gaps_s = [late - early for early, late in pairwise(service.reported_at)]
+        assert min(gaps_s) > AFTER_TIMEOUT_S
+
+    run_while(service.url, check)
+
+
+def test_a_service_that_says_when_to_come_again_is_believed_within_bounds(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "BACKOFF_FIRST_S", 0.01)
+    service.answer, service.retry_after = (503, "busy"), "1"
+    service.wake.set()
+
+    async def check(agent: Agent) -> None:
+        await eventually(lambda: len(service.reports) >= 2, "two reports")
+        assert service.reported_at[1] - service.reported_at[0] > 1.0
+        service.retry_after = "Wed, 21 Oct 2026 07:28:00 GMT"
+        await eventually(lambda: len(service.reports) >= 6, "further reports")
 
     run_while(service.url, check)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from service.jobs.causes import FailedPart, FirstCause, cause_of_attempt, cause_of_rank, first_of, in_words
+from service.jobs.causes import FailedPart, FirstCause, cause_of_attempt, cause_of_rank, first_of, in_words, node_behind
 
 FELT = "the world cannot go on: RuntimeError: Connection closed by peer [127.0.0.1]:4001"
 BROKEN = f"rank process (pid 9) ended with exit code 4 after step 6; it reported: {FELT}"
@@ -41,6 +41,21 @@ def test_who_knows_of_an_end_outranks_who_reports_an_error_and_both_who_felt_it(
         assert first_of(reversed(causes[known:])) == causes[known]
     assert first_of([None, causes[3]]) == causes[3]
     assert first_of([]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "away", "cause"),
+    [
+        (FELT, ["c"], FirstCause(FailedPart.NODE, "c", step=5)),
+        (FELT, [], FirstCause(FailedPart.PEER, step=5)),
+        (FELT, ["c", "d"], FirstCause(FailedPart.PEER, step=5)),
+        (KILLED, ["c"], FirstCause(FailedPart.RANK, "b", 1, signal="SIGKILL", step=6)),
+        (STORE, ["c"], FirstCause(FailedPart.STORE, step=5)),
+    ],
+)
+def test_what_ranks_only_felt_is_the_one_node_that_is_not_heard_meanwhile(text, away, cause):
+    assert node_behind(cause_of_rank("b", 1, 5, text), away) == cause
+    assert node_behind(None, away) is None
 
 
 def test_an_attempt_that_was_taken_back_has_no_cause():

@@ -11,6 +11,7 @@ from liver_core.layout import Member, ParallelLayout
 from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.crashes import RankError
 from service.jobs.rules import (
+    SUSPENDED_BECAUSE_CHARS_MAX,
     Action,
     Checkpoint,
     Do,
@@ -22,6 +23,7 @@ from service.jobs.rules import (
     accepts_active,
     deadline_of,
     next_action,
+    went_through,
 )
 from service.jobs.tables import ENDED, JobState, SourceKind
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
@@ -253,6 +255,24 @@ def test_while_ranks_only_miss_a_peer_the_agent_of_the_one_that_failed_has_a_mom
     assert (late.do, late.cause) == (Do.START, FirstCause(FailedPart.PEER, step=50))
 
 
+@pytest.mark.parametrize("away", ["silent", "gone"])
+def test_where_ranks_only_miss_a_peer_the_one_node_that_is_not_heard_is_the_cause(away: str):
+    felt = tuple(
+        RankError(
+            f"rank {rank} on node {node} is failed", "Timed out waiting 20000ms for recv operation", node, rank, 50
+        )
+        for rank, node in enumerate("ab")
+    )
+    cut = view(errors=felt, error_at=at(-9), **{away: ("c",)})
+    action = act(cut)
+    assert (action.do, action.cause) == (Do.START, FirstCause(FailedPart.NODE, "c", step=50))
+    assert action.reason.startswith("c is not heard; rank 0 on node a is failed; restart")
+    assert act(replace(cut, **{away: ("b", "c")})).cause == FirstCause(FailedPart.NODE, "c", step=50), "b complains"
+    assert act(replace(cut, errors=felt[:1], **{away: ("b", "c")})).cause == FirstCause(FailedPart.PEER, step=50)
+    released = handoff(state=HandoffState.CUTTING_OVER, may_lose_leavers=True)
+    assert act(replace(cut, handoff=released)).cause == FirstCause(FailedPart.PEER, step=50), "nobody needs c"
+
+
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
@@ -269,6 +289,15 @@ def test_every_loss_has_its_cause_typed(changes, cause):
 def test_a_lost_world_without_enough_nodes_suspends():
     action = act(view(gone=("c",), last_step_at=at(-30), restart=NOTHING_FITS))
     assert (action.do, action.reason) == (Do.SUSPEND, "c disappeared without a handoff; 1 nodes are ready")
+
+
+def test_nodes_that_are_only_silent_are_waited_for_where_nothing_could_start_without_them():
+    waits = act(view(silent=("b", "c"), last_step_at=at(-21), restart=NOTHING_FITS))
+    assert (waits.do, waits.look_again_s) == (Do.NOTHING, 1.0)
+    assert waits.reason == "b, c are silent and no step was made for 21 s; they may come back: 1 nodes are ready"
+    assert act(view(silent=("b",), gone=("c",), last_step_at=at(-21), restart=NOTHING_FITS)).do is Do.SUSPEND
+    broken = (RankError("rank 0 on node a is failed: x", "x", "a", 0, 50),)
+    assert act(view(silent=("b", "c"), errors=broken, restart=NOTHING_FITS)).do is Do.SUSPEND
 
 
 def test_a_loss_during_an_open_handoff_takes_the_checkpoint_rung():
@@ -316,10 +345,55 @@ def test_a_generation_that_agents_made_alone_is_taken_only_out_of_the_line_that_
     assert found == refusal
 
 
+@pytest.mark.parametrize(
+    ("parent", "generation", "recorded", "passed"),
+    [
+        (1, 2, {1: None, 3: 2}, True),
+        (1, 2, {1: None, 4: 3}, True),
+        (2, 3, {1: None, 4: 3}, True),
+        (1, 3, {1: None, 2: 1, 4: 3}, False),
+        (1, 2, {1: None, 3: 1}, False),
+        (1, 2, {1: None, 100_001: 1}, False),
+        (1, 2, {1: None}, False),
+    ],
+)
+def test_the_job_went_through_a_generation_if_a_later_handoff_began_there_or_behind_it(
+    parent, generation, recorded, passed
+):
+    started_here = frozenset(number for number in recorded if number in (1, 100_001))
+    found = went_through(parent=parent, generation=generation, recorded=recorded, started_here=started_here)
+    assert found is passed
+
+
+def test_growth_waits_until_every_member_and_every_target_has_been_heard_again():
+    away = view(decision=MOVE, unheard=("b", "c", "x"))
+    action = act(away)
+    assert (action.do, action.look_again_s) == (Do.NOTHING, 0.5)
+    assert action.reason == "about to move: a better layout; waits for news from b, c"
+    to_d = replace(MOVE, target=Placement(layout=ParallelLayout(pp=2), members=(MEMBERS[0], Member("d", 0))))
+    assert act(replace(away, decision=to_d, unheard=("d",))).do is Do.NOTHING
+    assert act(replace(away, unheard=("x",))).do is Do.PROPOSE
+
+
 def test_a_job_that_starts_over_for_want_of_a_checkpoint_says_how_many_steps_that_loses():
     suspended = view(state=JobState.SUSPENDED, world=None, checkpoint=None)
     assert act(suspended).reason == "from its beginning, 50 steps lost; start there"
     assert act(replace(suspended, last_step=0)).reason == "start there"
+
+
+def test_a_suspended_job_says_why_while_it_waits_and_when_it_starts_again():
+    lost = act(view(gone=("b", "c"), last_step_at=at(-21), restart=NOTHING_FITS))
+    assert lost.suspended_because == "b, c disappeared without a handoff"
+    noticed = act(view(leaving=(Leaving("c", at(-30), None),), decision=NOTHING_FITS))
+    assert (noticed.do, noticed.suspended_because) == (Do.SUSPEND, "c will go")
+    why = "suspended because " + lost.suspended_because
+    suspended = view(state=JobState.SUSPENDED, world=None, suspended_because=lost.suspended_because)
+    assert act(replace(suspended, state=JobState.SUSPENDING)).reason == why
+    assert act(replace(suspended, restart=NOTHING_FITS)).reason == f"{why}; waiting: 1 nodes are ready"
+    assert act(suspended).reason == f"{why}; from checkpoint of step 40, 10 steps lost; start there"
+    assert act(replace(suspended, checkpoint=None)).reason == f"{why}; from its beginning, 50 steps lost; start there"
+    long = act(view(broken=(Loss("x" * 100_000, None),), restart=NOTHING_FITS))
+    assert len(long.suspended_because) == SUSPENDED_BECAUSE_CHARS_MAX
 
 
 def test_a_restart_waits_for_news_from_the_nodes_it_would_take():

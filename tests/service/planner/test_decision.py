@@ -165,6 +165,14 @@ def test_a_layout_that_leaves_too_many_nodes_empty_does_not_count():
         assert decision.target is not None and decision.target.node_ids() == ("a", "b")
 
 
+def test_why_nothing_is_taken_where_every_layout_that_fits_would_lie_on_too_few_nodes():
+    inputs = PlanInputs(job(layouts={"allowed": ["PP2", "PP4"]}), (PlanNode("a", 4), PlanNode("b", 2)))
+    why = "TP1xPP4xDP1 fits on 1 of 2 nodes, and the job needs at least nodes.min 2"
+    assert decide(inputs).reason == why
+    (two,) = layouts_by_count(inputs)
+    assert (two.nodes, two.layout, two.reason) == (2, None, why)
+
+
 def test_a_slot_that_a_node_no_longer_has_is_given_to_another():
     first = started(PlanInputs(job(layouts={"allowed": ["PP4"]}), nodes("a", "b", slots=2)))
     lost = decide(replace(first, nodes=(PlanNode("a", 1), PlanNode("c", 4))))

@@ -379,7 +379,7 @@ def test_too_few_nodes_suspend_the_job_and_their_return_resumes_it_from_the_chec
     for _ in range(7):
         fleet.round()
     job = fleet.job()
-    assert (job["state"], "1 nodes are ready" in job["reason"] or job["reason"] == "too few nodes") == (
+    assert (job["state"], job["reason"].startswith("suspended because b, c, d will go; waiting: ")) == (
         "suspended",
         True,
     )
@@ -391,6 +391,8 @@ def test_too_few_nodes_suspend_the_job_and_their_return_resumes_it_from_the_chec
     job = fleet.job()
     assert (job["state"], job["nodes"], job["layout"]) == ("running", ["a", "x", "y"], "TP1xPP3xDP1")
     assert job["generations"][-1]["source"] == "checkpoint" and job["generations"][-1]["checkpoint_step"] == 25
+    why = job["generations"][-1]["reason"]
+    assert why.startswith("suspended because b, c, d will go; from checkpoint of step 25, ") and why in job["reason"]
 
 
 def test_a_start_that_never_makes_a_step_is_tried_again_and_then_fails(fleet: Fleet):
@@ -542,6 +544,24 @@ def test_a_service_that_is_cut_off_from_all_nodes_for_a_while_neither_restarts_n
         fleet.clock.advance(2)
         fleet.tick()
     assert {node["state"] for node in fleet.client.get("/api/v1/nodes").json()} == {"gone"}, "nobody came back"
+    assert fleet.job()["state"] in ("suspending", "suspended")
+
+
+def test_a_job_without_nodes_to_go_to_survives_a_cut_of_most_of_its_nodes_unless_they_are_gone(fleet: Fleet):
+    fleet.run()
+    away = {name: fleet.agents.pop(name) for name in ("b", "c", "d")}
+    standing = {"ranks": (fleet.agents["a"].rank(fleet.agents["a"].job_order(), step=fleet.step),)}
+    for _ in range(27):
+        fleet.round(parts={"a": standing | {"steps": ()}})
+    assert (fleet.job()["state"], fleet.agents["a"].job_order().desired) == ("running", "run")
+    fleet.agents |= away
+    for _ in range(3):
+        fleet.round()
+    assert (fleet.job()["state"], fleet.job()["active_generation"]) == ("running", 1)
+    for name in away:
+        del fleet.agents[name]
+    for _ in range(32):
+        fleet.round(parts={"a": standing | {"steps": ()}})
     assert fleet.job()["state"] in ("suspending", "suspended")
 
 

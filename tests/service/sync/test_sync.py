@@ -29,6 +29,9 @@ from service.ledger.tables import IntervalRow
 from service.nodes.tables import NodeRow
 from service.notices.tables import NoticeRow
 from service.reconcilers import jobs
+from service.reconcilers.nodes import NodeWatch
+from service.sync import endpoints
+from service.turns import LostTurn
 from tests.service.conftest import bearer
 from tests.service.fake_agent import JOB, mirror, roster, step_row
 
@@ -98,6 +101,14 @@ def test_a_malformed_report_names_the_field_and_stores_nothing(make_agent, clien
     assert field in [error["field"] for error in answer.json()["errors"]]
     with context.sessions() as session:
         assert session.scalar(select(func.count()).select_from(NodeRow)) == 0
+
+
+def test_a_report_whose_agent_has_gone_before_its_transaction_is_dropped(running, context):
+    _, a, _ = running
+    with pytest.raises(LostTurn, match="the agent of node a has gone before its report was stored"):
+        endpoints._sync(context, a.report(), lambda: True)
+    with context.sessions() as session:
+        assert session.get_one(NodeRow, "a").report_seq == a.seq - 1
 
 
 def test_a_report_that_is_sent_twice_is_applied_once_and_answered_twice(running, context, clock):
@@ -336,6 +347,27 @@ class TestHandoffsMadeWithoutTheService:
         assert agent.sync(handoffs=(last,)).refusals == ()
         assert client.get(f"/api/v1/jobs/{job_id}").json()["active_generation"] == 3
 
+    def test_one_that_led_to_the_active_generation_is_recorded_also_when_it_comes_last(self, running, client, clock):
+        job_id, agent, other = running
+        rosters = [agent.job_order().roster] + [roster(job_id, n, ParallelLayout(pp=2), "a", "b") for n in (2, 3, 4)]
+        second, third, fourth = (mirror(rosters[i], rosters[i + 1], clock()) for i in range(3))
+        assert agent.sync(handoffs=(fourth,)).refusals == ()
+        clock.advance(2)
+        assert other.sync(handoffs=(second,)).refusals == (), "the third, which is its child, is not known yet"
+        assert agent.sync(handoffs=(third,)).refusals == ()
+        job = client.get(f"/api/v1/jobs/{job_id}").json()
+        assert job["active_generation"] == 4
+        assert [(item["generation"], item["parent"]) for item in job["generations"]] == [
+            (1, None),
+            (2, 1),
+            (3, 2),
+            (4, 3),
+        ]
+        at = [item["created_at"] for item in job["generations"]]
+        assert at == sorted(at)
+        shown = client.get(f"/api/v1/handoffs/{second.handoff_id}").json()
+        assert (shown["state"], shown["reason"]) == ("active", "spot notice")
+
     def test_an_aborted_one_uses_its_number_up_and_changes_nothing_else(self, running, client, clock):
         job_id, agent, _ = running
         target = roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
@@ -410,6 +442,23 @@ class TestHandoffsMadeWithoutTheService:
             other.sync(ranks=(other.rank(other.job_order(), stage=RankStage.FAILED, reason=Reason(text, "x", 1)),))
             other.sync()
             assert (cause()["what"], cause()["node"], cause()["step"]) == ("rank", "b", 7)
+
+    def test_an_attempt_in_which_ranks_only_missed_a_peer_names_the_node_that_was_not_heard(
+        self, running, client, context, clock
+    ):
+        job_id, agent, _ = running
+        watch = NodeWatch(context)
+        for _ in range(8):
+            clock.advance(1)
+            agent.sync()
+            watch.tick()
+        aborted = mirror(
+            agent.job_order().roster, roster(job_id, 2, ParallelLayout(pp=2), "a", "b"), clock(),
+            state=HandoffState.ABORTED, reason=Reason("target rank 0: Connection closed by peer", "stream", 0),
+        )  # fmt: skip
+        agent.sync(handoffs=(aborted,))
+        cause = client.get(f"/api/v1/handoffs/{aborted.handoff_id}").json()["ended_by"]
+        assert (cause["what"], cause["node"]) == ("node", "b")
 
     def test_an_aborted_attempt_is_not_broken_by_a_report_that_comes_after_the_job_has_gone_on(
         self, running, client, context, clock

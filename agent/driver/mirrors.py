@@ -1,0 +1,81 @@
+"""What the service is told of the handoffs that were led here: the open one, and those that ended last.
+
+Each news makes a new mirror, which waits for the service in the outbox and is kept in the journal.
+"""
+
+import asyncio
+
+from agent.driver.journal_records import keep_mirror
+from agent.driver.node_context import Node
+from agent.driver.progress import Progress, from_mirror
+from agent.journal import Table
+from agent.protocol.sync import HandoffMirror
+from agent.protocol.values import HandoffState
+from liver_core.handoff import HandoffId, ProposerRecord
+
+ENDED_MAX = 8
+
+
+class Mirrors:
+    """Of one job on this node. `progress`: of the handoff that is open here, None without one."""
+
+    def __init__(self, node: Node) -> None:
+        self.progress: Progress | None = None
+        self._node = node
+        self._ended: dict[HandoffId, Progress] = {}
+
+    def restore(self, job_id: str, open_id: HandoffId | None) -> None:
+        """What the journal kept is sent again."""
+        for key, data in self._node.journal.items(Table.HANDOFF):
+            mirror = HandoffMirror.model_validate(data, strict=False)
+            if mirror.job_id != job_id:
+                continue
+            self._node.outbox.put_handoff(mirror)
+            if key == open_id:
+                self.progress = from_mirror(mirror)
+
+    def find(self, handoff_id: HandoffId) -> Progress | None:
+        """The open handoff or one of those that ended last, if it was led here."""
+        if self.progress is not None and str(self.progress.mirror.handoff_id) == handoff_id:
+            return self.progress
+        return self._ended.get(handoff_id)
+
+    def newest_store(self) -> tuple[str, int] | None:
+        """Host and port of the store of the newest world that a handoff led here has made."""
+        active = [item.mirror for item in self._ended.values() if item.mirror.state is HandoffState.ACTIVE]
+        newest = max(active, key=lambda mirror: mirror.generation, default=None)
+        return None if newest is None or newest.store is None else (newest.store.host, newest.store.port)
+
+    def take_step(self, generation: int, step: int) -> None:
+        """A rank of this node did a step."""
+        for progress in (*self._ended.values(), *([self.progress] if self.progress else [])):
+            if progress.lost_time.stepped(generation, progress.mirror.generation, step, self._node.now()):
+                progress.is_stale = True
+
+    async def say(self, progress: Progress, state: HandoffState, stage: str) -> None:
+        """Make the next mirror of this handoff."""
+        mirror = progress.next_mirror(state, stage, self._node.now())
+        self._node.outbox.put_handoff(mirror)
+        self._node.sync_with_progress()
+        await asyncio.to_thread(keep_mirror, self._node.journal, mirror)
+
+    async def say_open(self, record: ProposerRecord) -> None:
+        """The same of the open handoff, if there is one, as its proposer stands."""
+        if self.progress is not None:
+            await self.say(self.progress, self.progress.state_of(record), str(record.phase))
+
+    async def say_stale(self, record: ProposerRecord) -> None:
+        """The same of each of which something is known that its mirror lacks, or that takes long."""
+        for ended in tuple(self._ended.values()):
+            if ended.is_stale:
+                await self.say(ended, ended.mirror.state, ended.mirror.stage)
+        if self.progress is not None and (self.progress.is_stale or self.progress.is_old(self._node.now())):
+            await self.say_open(record)
+
+    async def say_ended(self, handoff_id: HandoffId, progress: Progress, state: HandoffState, stage: str) -> None:
+        """A handoff has ended. The newest of these are kept, since steps that follow tell what they cost."""
+        self._ended[handoff_id] = progress
+        while len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
+        await self.say(progress, state, stage)
+        self._node.sync_soon()
