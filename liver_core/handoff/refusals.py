@@ -7,6 +7,8 @@ from liver_core.handoff.messages import PROTOCOL_VERSION, Order, Phase, Promise,
 from liver_core.handoff.participant_events import ParticipantRecord
 from liver_core.layout import Member
 
+REFUSED = "refused"
+"""The phase of the reason of an order that was rejected: nothing has failed."""
 _PHASE_ORDER = {Phase.PREPARE: 0, Phase.PERMIT: 1, Phase.WITHDRAW: 2, Phase.RETIRE: 3, Phase.ABORT: 4}
 
 
@@ -25,7 +27,7 @@ def prepare_refusal(order: Order, record: ParticipantRecord, member: Member, job
         or _roster_refusal(order, record, member)
         or _deadline_refusal(order, now)
     )
-    return None if text is None else Reason(text, "prepare", rank=rank)
+    return None if text is None else Reason(text, REFUSED, rank=rank)
 
 
 def amend_refusal(order: Order, promised: Order, member: Member, now: float) -> Reason | None:
@@ -39,7 +41,7 @@ def amend_refusal(order: Order, promised: Order, member: Member, now: float) -> 
         text = f"deadline_utc: a revision can only make it earlier, this one is {late_s:.1f} s later"
     else:
         text = _part_refusal(order, member) or _deadline_refusal(order, now)
-    return None if text is None else Reason(text, "prepare")
+    return None if text is None else Reason(text, REFUSED)
 
 
 def _envelope_refusal(order: Order, job_id: str) -> str | None:

@@ -25,6 +25,7 @@ class Writing:
     step: int
     keep: int
     asked: int
+    generation: int
     group: dist.ProcessGroup
     began: float
 
@@ -55,7 +56,8 @@ class CheckpointWriter:
         `asked`: the number of the request that it answers, 0 without one.
         """
         self.close()
-        writing = Writing(path, int(small["step"]), keep, asked, active.world.background, time.monotonic())
+        world = active.world
+        writing = Writing(path, int(small["step"]), keep, asked, world.generation, world.background, time.monotonic())
         sharded = {**snapshot(active.world, active.state), ARGUMENTS: arguments}
         self._thread = threading.Thread(
             target=self._write, args=(sharded, small, writing), name="checkpoint", daemon=True
@@ -65,9 +67,9 @@ class CheckpointWriter:
     def _write(self, sharded: dict[str, Any], small: dict[str, Any], writing: Writing) -> None:
         is_first = writing.group.rank() == 0
         try:
-            write(sharded, small, writing.path, writing.group)
+            write(sharded, small, writing.path, writing.group, generation=writing.generation)
             if is_first:
-                prune(Path(writing.path).parent, writing.keep)
+                prune(Path(writing.path).parent, writing.keep, generation=writing.generation)
         except (Exception, CheckpointException) as error:
             # Training goes on without this checkpoint. The user gets the reason.
             self._failed(writing.path, error_text(error))

@@ -38,6 +38,7 @@ from liver_core.worlds.groups import default_group
 from liver_core.worlds.megatron import MegatronWorld
 
 SMALL_STATE_FILE = "liver_small_state.json"
+PARTIAL = ".partial-"
 COMPLETE_FILE = "metadata.json"
 
 
@@ -85,13 +86,18 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def write(sharded: dict[str, Any], small: Mapping[str, Any], path: str, group: dist.ProcessGroup) -> None:
+def write(
+    sharded: dict[str, Any], small: Mapping[str, Any], path: str, group: dist.ProcessGroup, *, generation: int = 0
+) -> None:
     """Write a snapshot to `path`, all ranks of `group` together. `path` is complete or absent, never partial.
+
+    Until it is complete it has the `generation` in its name: where nodes were cut off, a world that the service has
+    replaced may still train, and write the same step.
 
     Safe in a background thread: `group` is this thread's default group during the call. Raises CheckpointError on all
     ranks, and writes nothing, if a value on any of them is not finite.
     """
-    target, partial = Path(path), Path(f"{path}.partial")
+    target, partial = Path(path), Path(f"{path}{PARTIAL}{generation}")
     # Megatron's own queue spawns a manager process per rank, which imports everything again: 6 s and 236 MB.
     filesystem_async._results_queue = queue.Queue()  # type: ignore[assignment]
     _check_finite(sharded, path, group)
@@ -194,8 +200,13 @@ def _load_optimizer(optimizer: Any, loaded: dict[str, Any]) -> None:
                 values[name] = value.detach().clone()
 
 
-def prune(folder: Path, keep: int) -> None:
-    """Remove the oldest complete checkpoints beyond `keep`. Leave everything that we did not write."""
+def prune(folder: Path, keep: int, *, generation: int = 0) -> None:
+    """Remove the oldest complete checkpoints beyond `keep`, and what `generation` and older ones left incomplete. Leave
+    everything that we did not write."""
+    for partial in folder.glob(f"step-*{PARTIAL}*"):
+        number = partial.name.rpartition(PARTIAL)[2]
+        if number.isdecimal() and int(number) <= generation:
+            shutil.rmtree(partial, ignore_errors=True)
     complete = sorted(entry for entry in folder.glob("step-*") if (entry / SMALL_STATE_FILE).is_file())
     for old in complete[:-keep]:
         shutil.rmtree(old, ignore_errors=True)

@@ -183,8 +183,7 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
         cause_of_rank(node_id, rank["rank"], rank["step"], (rank.get("reason") or {}).get("text", ""))
         for node_id, rank in failed
     ]
-    reason = mirror.reason
-    told = cause_of_attempt(reason.text, reason.rank, None, store_node=mirror.store_node) if reason else None
+    told = cause_of_attempt(mirror.reason, store_node=mirror.store_node) if mirror.reason else None
     complain = {node_id for node_id, _ in failed}
     away = [node.node_id for node in nodes if node.state != NodeState.READY and node.node_id not in complain]
     return node_behind(first_of((*ended, told)), away)

@@ -11,6 +11,8 @@ from enum import StrEnum
 from typing import Any
 
 from agent.protocol.process_end import ProcessEnd
+from liver_core.handoff import Reason
+from liver_core.handoff.refusals import REFUSED
 from liver_core.layout.limits import fitting
 
 _OF_A_PEER = ("closed by peer", "reset by peer", "broken pipe", "timed out", "timeout")
@@ -73,14 +75,15 @@ def cause_of_rank(node: str | None, rank: int | None, step: int | None, text: st
     return FirstCause(FailedPart.RANK, node, rank, signal, code, at)
 
 
-def cause_of_attempt(text: str, rank: int | None, step: int | None, *, store_node: str | None) -> FirstCause | None:
-    """The same of the reason for which a handoff ended; None if nothing failed, as where it was taken back. Whether
-    `rank` is one of the old or of the new world is not known, so its node is not named."""
-    found = cause_of_rank(None, rank, step, text)
+def cause_of_attempt(reason: Reason, *, store_node: str | None) -> FirstCause | None:
+    """The same of the reason for which a handoff ended; None if nothing failed, as where it was taken back or rejected.
+    Whether its rank is one of the old or of the new world is not known, so no node is named."""
+    found = cause_of_rank(None, reason.rank, None, reason.text)
+    nobody = reason.rank is None or reason.phase == REFUSED
     match found.what:
         case FailedPart.STORE:
-            return FirstCause(FailedPart.STORE, store_node, step=step)
-        case FailedPart.RANK if rank is None and found.signal is None and found.exit_code is None:
+            return FirstCause(FailedPart.STORE, store_node)
+        case FailedPart.RANK if nobody and found.signal is None and found.exit_code is None:
             return None
         case _:
             return found

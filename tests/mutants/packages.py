@@ -11,7 +11,7 @@ class Package:
     tests: tuple[str, ...]
 
 
-_DRIVER = ("planning", "progress", "handoff_measures", "lead", "notice_response", "participants")
+_DRIVER = ("planning", "progress", "handoff_measures", "lead", "mirrors", "notice_response", "participants")
 _STREAMING = ("tiles", "follow", "header", "memory_budget", "memory_placement", "pace", "ring")
 PACKAGES = {
     "layout": Package(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -99,6 +101,44 @@ def test_the_checkpoint_of_another_model_is_refused_with_path_and_reason(
     text = str(failed.value)
     assert "rank 0, load state: CheckpointError" in text and path in text
     assert "linear_qkv.layer_norm_weight" in text, "the first tensor that does not fit is named"
+
+
+def test_two_worlds_that_write_the_same_step_at_once_leave_one_whole_checkpoint(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    assert run_alone(_written_by_two, str(folder)) == (1.0, 1.0), "the last to be complete, whole"
+    assert [entry.name for entry in folder.iterdir()] == ["step-000000004"]
+
+
+def _written_by_two(folder: str) -> tuple[float, float]:
+    """World 2 writes all of step 4 while world 1 is writing it; world 1 has what another world left. The values of the
+    tensor and of the small state."""
+    import torch
+    import torch.distributed as dist
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    from liver_core.state import checkpoint
+
+    # Megatron writes from a child, which multiprocessing forbids to a daemonic process.
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group, path, save = dist.group.WORLD, f"{folder}/step-000000004", dist_checkpointing.save
+    assert group is not None
+    Path(f"{folder}/step-000000002.partial-0").mkdir(parents=True)
+
+    def tensors(value: float) -> dict[str, ShardedTensor]:
+        return {"w": ShardedTensor.from_rank_offsets("w", torch.full((4,), value))}
+
+    def interrupted(sharded: dict[str, ShardedTensor], partial: str) -> None:
+        dist_checkpointing.save = save
+        save(sharded, partial)
+        checkpoint.write(tensors(2.0), {"step": 4, "value": 2.0}, path, group, generation=2)
+
+    dist_checkpointing.save = interrupted
+    checkpoint.write(tensors(1.0), {"step": 4, "value": 1.0}, path, group, generation=1)
+    checkpoint.prune(Path(folder), 2, generation=1)
+    loaded: Any = dist_checkpointing.load(tensors(0.0), path)
+    return float(loaded["w"].max()), checkpoint.read_small_state(path)["value"]
 
 
 def _run_writing(setup: RankSetup, folder: Path) -> tuple[Chain, list[tuple]]:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from liver_core.handoff import Reason
+from liver_core.handoff.refusals import REFUSED
 from service.jobs.causes import FailedPart, FirstCause, cause_of_attempt, cause_of_rank, first_of, in_words, node_behind
 
 FELT = "the world cannot go on: RuntimeError: Connection closed by peer [127.0.0.1]:4001"
@@ -59,13 +61,20 @@ def test_what_ranks_only_felt_is_the_one_node_that_is_not_heard_meanwhile(text, 
 
 
 def test_an_attempt_that_was_taken_back_has_no_cause():
-    assert cause_of_attempt("superseded: d will go too, one plan is made for all", None, None, store_node="a") is None
+    reason = Reason("superseded: d will go too, one plan is made for all", "superseded")
+    assert cause_of_attempt(reason, store_node="a") is None
+
+
+def test_an_attempt_that_a_rank_rejected_has_no_cause_unless_that_rank_had_ended():
+    assert cause_of_attempt(Reason("promised to handoff h1 of generation 2", REFUSED, 2), store_node="a") is None
+    ended = Reason(f"source: this member runs no rank of generation 2 ({KILLED})", REFUSED, 2)
+    assert cause_of_attempt(ended, store_node="a") == FirstCause(FailedPart.RANK, None, 2, signal="SIGKILL", step=6)
 
 
 def test_an_attempt_names_the_node_of_its_store():
-    found = cause_of_attempt(STORE, 2, None, store_node="a")
+    found = cause_of_attempt(Reason(STORE, "cutover", 2), store_node="a")
     assert found == FirstCause(FailedPart.STORE, "a")
-    assert cause_of_attempt(KILLED, 2, None, store_node="a") == FirstCause(
+    assert cause_of_attempt(Reason(KILLED, "prepare", 2), store_node="a") == FirstCause(
         FailedPart.RANK, None, 2, signal="SIGKILL", step=6
     )
 
