@@ -158,7 +158,8 @@ class Rung(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why: which rank, in which phase, at which tile, and a sentence. `rank` is None when no one is to blame.
+    """Why: which rank, in which phase, at which tile, and a sentence. `rank` is None when no one is to blame. `node`:
+    where that rank is, since two worlds have a rank of this number; empty where it is not known.
 
     A reason always fits its bounds: it often quotes an error, and one that is refused for its length explains nothing.
     """
@@ -167,11 +168,13 @@ class Reason:
     phase: Name
     rank: Rank | None = None
     tile: ShortText = ""
+    node: ShortText = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", fitting(self.text) or "no reason given")
         object.__setattr__(self, "phase", fitting(self.phase, NAME_CHARS_MAX) or "unknown")
         object.__setattr__(self, "tile", fitting(self.tile, NAME_CHARS_MAX))
+        object.__setattr__(self, "node", fitting(self.node, NAME_CHARS_MAX))
 
     def __str__(self) -> str:
         phase = self.phase.replace("_", " ")

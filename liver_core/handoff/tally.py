@@ -4,6 +4,8 @@ Pure. Bounded by the number of participants. Every answer is computed from the l
 reordered report can make an answer late but never wrong.
 """
 
+from dataclasses import replace
+
 from liver_core.handoff.messages import Decision, Phase, Reason, Report, Rung, Stage
 from liver_core.handoff.proposer_events import Proposal
 from liver_core.layout import Member
@@ -195,8 +197,8 @@ class Tally:
         return report is not None and not self._is_ours(report) and report.stage in (*_SWITCHED, Stage.BROKEN)
 
     def _blame(self, member: Member, reason: Reason) -> Reason:
-        """The same reason with the rank of the member, in the source world if it has one there."""
-        if reason.rank is not None:
-            return reason
-        rank = self._source_ranks.get(member, self._target_ranks.get(member))
-        return Reason(reason.text, reason.phase, rank, reason.tile)
+        """The same reason with the member's node and rank, in the source world if it has one there."""
+        own = self._source_ranks.get(member), self._target_ranks.get(member)
+        rank = next((each for each in own if each is not None), None) if reason.rank is None else reason.rank
+        # What it says of another rank does not tell where that one is.
+        return replace(reason, rank=rank, node=reason.node or (member.node_id if rank in own else ""))

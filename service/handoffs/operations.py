@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import select, update
@@ -93,7 +94,7 @@ def decline_handoff(
         return f"node {node_id} has no part in handoff {declined.handoff_id}"
     if row.state == HandoffState.PROPOSED:
         drop_handoff(row, f"{node_id} does not open it: {declined.reason}", now=now)
-        row.reason_detail = to_json(Reason(declined.reason, DECLINED)) | {"tile": None}
+        row.reason_detail = _detail(Reason(declined.reason, DECLINED))
     return None
 
 
@@ -226,6 +227,11 @@ def _drop_unopened(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
         drop_handoff(row, f"the agents opened handoff {mirror.handoff_id} instead", now=now)
 
 
+def _detail(reason: Reason) -> dict[str, Any]:
+    """For the API, where null says that something is not known."""
+    return to_json(reason) | {"tile": reason.tile or None, "node": reason.node or None}
+
+
 def _copy_over(row: HandoffRow, mirror: HandoffMirror, *, now: datetime) -> None:
     row.parent = mirror.parent
     row.generation = mirror.generation
@@ -247,7 +253,7 @@ def _copy_over(row: HandoffRow, mirror: HandoffMirror, *, now: datetime) -> None
     row.superseded = mirror.superseded
     if mirror.reason is not None:
         row.reason = mirror.reason.text
-        row.reason_detail = to_json(mirror.reason) | {"tile": mirror.reason.tile or None}
+        row.reason_detail = _detail(mirror.reason)
     row.deadline_at = mirror.deadline_utc or row.deadline_at
     row.changed_at = mirror.changed_utc
     row.recorded_at = now

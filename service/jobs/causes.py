@@ -76,9 +76,8 @@ def cause_of_rank(node: str | None, rank: int | None, step: int | None, text: st
 
 
 def cause_of_attempt(reason: Reason, *, store_node: str | None) -> FirstCause | None:
-    """The same of the reason for which a handoff ended; None if nothing failed, as where it was taken back or rejected.
-    Whether its rank is one of the old or of the new world is not known, so no node is named."""
-    found = cause_of_rank(None, reason.rank, None, reason.text)
+    """The same of the reason for which a handoff ended; None if nothing failed, as where it was taken back."""
+    found = cause_of_rank(reason.node or None, reason.rank, None, reason.text)
     nobody = reason.rank is None or reason.phase == REFUSED
     match found.what:
         case FailedPart.STORE:

@@ -181,13 +181,13 @@ def test_reports_of_others_are_no_concern():
     assert machine.tally.waiting(Phase.PREPARE, 1) == (A, B, C)
 
 
-def test_a_refusal_aborts_everybody_with_the_reason_and_the_rank():
+def test_a_refusal_aborts_everybody_with_the_reason_the_rank_and_its_node():
     machine = opened()
     effects = feed(machine, aborted(C, reason=Reason("no memory", "build")))
     assert phases(effects) == {(A, Phase.ABORT), (B, Phase.ABORT)}
     effects = feed(machine, aborted(A), aborted(B))
     assert ending(effects) == HandoffEnded(
-        H1, 2, Stage.ABORTED, Decision.UNDECIDED, Reason("no memory", "build", rank=1)
+        H1, 2, Stage.ABORTED, Decision.UNDECIDED, Reason("no memory", "build", rank=1, node="c")
     )
 
 
@@ -196,7 +196,7 @@ def test_a_lost_member_aborts_before_the_boundary_and_is_not_waited_for():
     feed(machine, MemberLost(C, Reason("the node is gone", "supervise")))
     assert machine.state is ProposerState.ABORTING
     effects = feed(machine, aborted(A), aborted(B))
-    assert ending(effects).reason == Reason("the node is gone", "supervise", rank=1)
+    assert ending(effects).reason == Reason("the node is gone", "supervise", rank=1, node="c")
 
 
 def test_the_deadline_aborts_and_names_who_was_missing():

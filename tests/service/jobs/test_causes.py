@@ -72,7 +72,9 @@ def test_an_attempt_that_a_rank_rejected_has_no_cause_unless_that_rank_had_ended
 
 
 def test_an_attempt_names_the_node_of_its_store():
-    found = cause_of_attempt(Reason(STORE, "cutover", 2), store_node="a")
+    known = cause_of_attempt(Reason(KILLED, "prepare", 0, node="e"), store_node="a")
+    assert known == FirstCause(FailedPart.RANK, "e", 0, signal="SIGKILL", step=6), "two worlds have a rank 0"
+    found = cause_of_attempt(Reason(STORE, "cutover", 2, node="b"), store_node="a")
     assert found == FirstCause(FailedPart.STORE, "a")
     assert cause_of_attempt(Reason(KILLED, "prepare", 2), store_node="a") == FirstCause(
         FailedPart.RANK, None, 2, signal="SIGKILL", step=6

@@ -378,7 +378,13 @@ class TestHandoffsMadeWithoutTheService:
         orders = agent.sync(handoffs=(aborted,))
         assert orders.jobs[0].next_generation == 3 and orders.jobs[0].generation == 1
         shown = client.get(f"/api/v1/handoffs/{aborted.handoff_id}").json()
-        assert shown["reason_detail"] == {"text": "target rank 1 died", "rank": 1, "phase": "prepare", "tile": None}
+        assert shown["reason_detail"] == {
+            "text": "target rank 1 died",
+            "rank": 1,
+            "phase": "prepare",
+            "tile": None,
+            "node": None,
+        }
 
     def test_a_generation_that_is_already_active_is_refused_with_the_reason(self, running, clock):
         job_id, agent, other = running
