@@ -131,7 +131,7 @@ class JobDriver:
     @property
     def is_needed(self) -> bool:
         """Whether this node still holds anything of the job."""
-        hosted = any(key.job_id == self.job_id for key, _ in self._node.stores.hosted)
+        hosted = self.spare.is_starting or any(key.job_id == self.job_id for key, _ in self._node.stores.hosted)
         return bool(self._host.states()) or hosted or self.slots.is_bound() or not self.lead.is_idle
 
     # What comes in.

@@ -28,10 +28,15 @@ class SpareStore:
         self._starting: asyncio.Task[None] | None = None
         self._retry_at = float("-inf")
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether a store is on its way, which nobody else knows yet."""
+        return self._starting is not None and not self._starting.done()
+
     async def keep(self, generation: int | None) -> None:
         """Have the store of this generation run, and no other; None: none is wanted. Waits for no start."""
         wanted = None if generation is None else StoreKey(self._job_id, generation)
-        if self._starting is not None and not self._starting.done():
+        if self.is_starting:
             return
         if self.key is not None and self.key != wanted:
             key, self.key = self.key, None

@@ -52,6 +52,7 @@ class Stores:
         self._tasks: dict[StoreKey, asyncio.Task[None]] = {}
         self._locks: dict[StoreKey, asyncio.Lock] = {}
         self._died: set[StoreKey] = set()
+        self._retiring: set[StoreKey] = set()
 
     def adopt(self) -> None:
         """Watch the stores in the journal."""
@@ -72,6 +73,8 @@ class Stores:
         """The store of this generation, started unless it runs. Raises StoreError."""
         async with self._locks.setdefault(key, asyncio.Lock()):
             known = self._records.get(key)
+            if key in self._retiring:
+                raise StoreError(f"the store of {key} is being ended")
             if known is not None and is_alive(known.process):
                 return known.address
             if known is not None or key in self._died:
@@ -96,24 +99,28 @@ class Stores:
             return address
 
     async def retire(self, key: StoreKey) -> None:
-        """End the store; its generation is over."""
-        record = self._records.pop(key, None)
-        task = self._tasks.pop(key, None)
-        self._locks.pop(key, None)
-        if record is None:
+        """End the store; its generation is over. It is known here and on disk until it has ended, so that the next call
+        ends what an interrupted one has left."""
+        record = self._records.get(key)
+        if record is None or key in self._retiring:
             return
-        await asyncio.to_thread(self._journal.delete, Table.STORE, str(key))
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            send_signal(record.process, number)
-            try:
-                async with asyncio.timeout(END_S):
-                    await wait_process_end(record.process)
-                break
-            except TimeoutError:
-                continue
-        _unlink(record)
-        if task is not None:
-            task.cancel()
+        self._retiring.add(key)
+        try:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                send_signal(record.process, number)
+                try:
+                    async with asyncio.timeout(END_S):
+                        await wait_process_end(record.process)
+                    break
+                except TimeoutError:
+                    continue
+            _unlink(record)
+            await asyncio.to_thread(self._journal.delete, Table.STORE, str(key))
+            del self._records[key]
+            self._tasks.pop(key).cancel()
+            self._locks.pop(key, None)
+        finally:
+            self._retiring.discard(key)
 
     async def retire_all(self) -> None:
         """End every store of this node."""
@@ -132,7 +139,7 @@ class Stores:
 
     async def _follow(self, key: StoreKey, record: StoreRecord) -> None:
         await wait_process_end(record.process)
-        if self._records.get(key) is not record:
+        if key in self._retiring or self._records.get(key) is not record:
             return
         del self._records[key], self._tasks[key]
         self._died.add(key)

@@ -81,8 +81,11 @@ def test_a_start_that_takes_long_holds_up_nothing_and_is_not_repeated() -> None:
         for generation in (2, 2, 3, None):
             await scene.keep(generation)
         assert scene.stores.started == [2]
+        assert scene.spare.is_starting, "the job must not be forgotten now: nobody would end this store"
         scene.stores.go.set()
         await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not scene.spare.is_starting
         await scene.keep(3)
         await scene.keep(3)
         assert (scene.stores.running, scene.spare.key) == ([3], StoreKey("job", 3))

@@ -342,6 +342,29 @@ def test_a_store_that_died_is_told_and_never_started_again_for_its_generation(ru
     assert not list(run_dir.glob("s-*.sock")), "nobody takes away the socket of one that was killed"
 
 
+@pytest.mark.real
+@pytest.mark.timeout(120)
+def test_a_store_whose_end_was_interrupted_is_ended_by_the_next_call(run_dir: Path) -> None:
+    """The job may be forgotten, or the agent may end, at any moment."""
+
+    async def scenario() -> None:
+        key = StoreKey("fake", 2)
+        async with node(run_dir, preload="torch") as this:
+            await this.stores.host(key, "127.0.0.1")
+            process = from_json(StoreRecord, this.journal.get(Table.STORE, str(key))).process
+            first = asyncio.create_task(this.stores.retire(key))
+            await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            assert this.stores.hosted and this.journal.get(Table.STORE, str(key)) is not None
+            await this.stores.retire(key)
+            assert not is_alive(process) and not this.stores.hosted
+            assert this.journal.get(Table.STORE, str(key)) is None and not this.store_exits
+
+    asyncio.run(scenario())
+    assert not list(run_dir.glob("s-*.sock"))
+
+
 def _listens_only_on_loopback(pid: int, port: int) -> bool:
     lines = [
         line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
