@@ -101,6 +101,15 @@ def node_behind(cause: FirstCause | None, away: Sequence[str]) -> FirstCause | N
     return FirstCause(FailedPart.NODE, away[0], step=cause.step)
 
 
+def rank_behind(cause: FirstCause | None, others: Sequence[tuple[str, int]]) -> FirstCause | None:
+    """Where all ranks felt that a peer is gone but one of the `others` (node and rank) that only stands still: that
+    one."""
+    if cause is None or not cause.is_felt or len(others) != 1:
+        return cause
+    node, rank = others[0]
+    return FirstCause(FailedPart.RANK, node, rank, step=cause.step)
+
+
 def in_words(cause: Mapping[str, Any] | None) -> str:
     """A stored cause for people, empty without one."""
     if cause is None:

@@ -214,6 +214,7 @@ def _view(
         absent=_absent(session, handoff),
         broken=handoffs.broken_by(session, job),
         errors=_errors(nodes, job),
+        unharmed=_unharmed(nodes, job),
         error_at=job.error_at,
         crashes=Crashes.of(job.crashes),
         ranks_left=_ranks_left(session, job),
@@ -314,6 +315,17 @@ def _errors(nodes: Sequence[NodeRow], job: JobRow) -> tuple[RankError, ...]:
         for rank in node.ranks
         if rank["job_id"] == job.job_id and rank["generation"] == job.active_generation and rank["stage"] in failed
         for text in [(rank.get("reason") or {}).get("text", "")]
+    )
+
+
+def _unharmed(nodes: Sequence[NodeRow], job: JobRow) -> tuple[tuple[str, int], ...]:
+    """Node and number of each rank of the active generation that runs, and has not said that it cannot continue."""
+    over = (RankStage.BROKEN, RankStage.FAILED, RankStage.FINISHED, RankStage.LEFT)
+    return tuple(
+        (node.node_id, rank["rank"])
+        for node in nodes
+        for rank in node.ranks
+        if rank["job_id"] == job.job_id and rank["generation"] == job.active_generation and rank["stage"] not in over
     )
 
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from agent.protocol.values import HandoffState, Placement
 from liver_core.layout.limits import fitting
-from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, first_of, node_behind
+from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, first_of, node_behind, rank_behind
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.tables import JobState, SourceKind
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
@@ -99,7 +99,7 @@ class JobView:
 
     `gone`, `silent`: members in that state; `absent`: targets of the open handoff in either state; `unheard`: ready
     nodes whose report is overdue; `broken`: handoffs that failed; `errors`: those of ranks, the first reported at
-    `error_at`; `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living agents still
+    `error_at`; `unharmed`: node and number of each rank that has none; `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living agents still
     report; `ahead`: a generation in which ranks already train, but whose handoff no agent has reported yet; `step_s`:
     seconds of a usual step, 0 if not known; `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one
     has been asked for; `suspended_because`: why the job was suspended, empty if it was not.
@@ -123,6 +123,7 @@ class JobView:
     unheard: tuple[str, ...] = ()
     broken: tuple[Loss, ...] = ()
     errors: tuple[RankError, ...] = ()
+    unharmed: tuple[tuple[str, int], ...] = ()
     error_at: datetime | None = None
     crashes: Crashes = field(default_factory=Crashes)
     ranks_left: int = 0
@@ -227,7 +228,12 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
         complain = {error.node for error in view.errors}
         away = [node for node in _needed(view, (*view.gone, *view.silent)) if node not in complain]
         cause = node_behind(known, away)
-        return Loss(shown if cause == known else f"{away[0]} is not heard; {shown}", cause)
+        if cause != known:
+            return Loss(f"{away[0]} is not heard; {shown}", cause)
+        cause = rank_behind(known, view.unharmed)
+        if cause is not None and cause != known:
+            return Loss(f"rank {cause.rank} on node {cause.node} stands still; {shown}", cause)
+        return Loss(shown, cause)
     if view.broken:
         return view.broken[0]
     gone, silent = _needed(view, view.gone), _needed(view, view.silent)

@@ -273,6 +273,21 @@ def test_where_ranks_only_miss_a_peer_the_one_node_that_is_not_heard_is_the_caus
     assert act(replace(cut, handoff=released)).cause == FirstCause(FailedPart.PEER, step=50), "nobody needs c"
 
 
+def test_where_all_ranks_but_one_miss_a_peer_that_one_stands_still_and_is_the_cause():
+    text = "Timed out waiting 20000ms for recv operation"
+    felt = tuple(RankError(f"rank {rank} on node a is failed", text, "a", rank, 50) for rank in (0, 1))
+    stands = view(errors=felt, error_at=at(-9), unharmed=(("b", 2),))
+    action = act(stands)
+    assert (action.do, action.cause) == (Do.START, FirstCause(FailedPart.RANK, "b", 2, step=50))
+    assert action.reason.startswith("rank 2 on node b stands still; rank 0 on node a is failed; restart")
+    for others in ((), (("b", 2), ("c", 3))):
+        assert act(replace(stands, unharmed=others)).cause == FirstCause(FailedPart.PEER, step=50)
+    killed = RankError("rank 1 on node a is failed", "rank process (pid 7) was killed by SIGKILL", "a", 1, 50)
+    assert act(replace(stands, errors=(felt[0], killed))).cause == FirstCause(
+        FailedPart.RANK, "a", 1, signal="SIGKILL", step=50
+    )
+
+
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
