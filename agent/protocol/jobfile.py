@@ -3,6 +3,7 @@
 Pure. Every error names the field and the rule it breaks; nothing is coerced except what YAML writes differently.
 """
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -45,7 +46,7 @@ def _parses(text: str) -> str:
 
 def step_of(folder: str) -> int:
     """The step of a checkpoint, from the name of its folder."""
-    return int(folder.rstrip("/").rpartition("step-")[2])
+    return int(re.split("step-|iter_", folder.rstrip("/"))[-1])
 
 
 def _number_as_text(value: object) -> object:
@@ -54,7 +55,7 @@ def _number_as_text(value: object) -> object:
 
 
 LayoutText = Annotated[str, StringConstraints(pattern=LAYOUT_PATTERN, max_length=64), AfterValidator(_parses)]
-START_PATTERN = r"^/(.*/)?step-[0-9]{1,18}/?$"
+START_PATTERN = r"^/(.*/)?(step-|iter_)[0-9]{1,18}/?$"
 StartFolder = Annotated[str, StringConstraints(pattern=START_PATTERN, max_length=4_096)]
 EnvironmentName = Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME, max_length=128)]
 EnvironmentText = Annotated[str, BeforeValidator(_number_as_text)]
@@ -224,7 +225,7 @@ class JobFile(JobPart):
     nodes: NodeBounds
     layouts: LayoutRules = Field(default_factory=LayoutRules)
     start_from: StartFolder | None = Field(
-        default=None, description="A checkpoint of another job that this one continues, a folder step-N."
+        default=None, description="A checkpoint that this job continues: step-N, or iter_N of Megatron's training."
     )
     checkpoint: CheckpointRule | None = None
     drop_step: DropStepRule | None = Field(

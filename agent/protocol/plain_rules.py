@@ -16,7 +16,10 @@ _OF_PATTERNS = {
     URL_PATTERN: "must begin with http:// or https:// and have no spaces",
     ENTRYPOINT_PATTERN: "must name a class as package.module:Class, such as my_package.training:MyJob",
     ENVIRONMENT_NAME: "the name must be letters, digits and underscores, and not begin with a digit",
-    START_PATTERN: "must be the whole path of a checkpoint, such as /data/checkpoints/first/step-000000500",
+    START_PATTERN: (
+        "must be the whole path of a checkpoint, such as /data/checkpoints/first/step-000000500 or, of Megatron's "
+        "training, /data/gpt/iter_0000500 (latest_checkpointed_iteration.txt beside it says which)"
+    ),
     LAYOUT_PATTERN: "must be axes with their sizes, joined by x",
 }
 _OF_TYPES = {

@@ -12,6 +12,7 @@ import os
 import queue
 import shutil
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint.api import CheckpointException
 
 from liver_core.state.live_state import LiveState
+from liver_core.state.megatron_checkpoint import ANY_LAYOUT, CheckpointError, read_megatron_checkpoint
 from liver_core.state.megatron_optimizer import (
     attach_moments,
     distributed_optimizer,
@@ -33,7 +35,7 @@ from liver_core.state.megatron_optimizer import (
     unwrapped,
 )
 from liver_core.state.optimizer_step import gather_weights
-from liver_core.training.job import TrainState
+from liver_core.training.job import TrainingJob, TrainState
 from liver_core.worlds.groups import default_group
 from liver_core.worlds.megatron import MegatronWorld
 
@@ -42,12 +44,8 @@ PARTIAL = ".partial-"
 COMPLETE_FILE = "metadata.json"
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint cannot be written or read. The text names the path and the rule."""
-
-
 def _metadata(world: MegatronWorld) -> dict[str, Any]:
-    return {"distrib_optim_sharding_type": "fully_reshardable", "dp_cp_group": world.collection.dp_cp}
+    return {"distrib_optim_sharding_type": ANY_LAYOUT, "dp_cp_group": world.collection.dp_cp}
 
 
 def snapshot(world: MegatronWorld, state: TrainState) -> dict[str, Any]:
@@ -58,23 +56,25 @@ def snapshot(world: MegatronWorld, state: TrainState) -> dict[str, Any]:
     gather_weights(state)
     module = unwrapped(state.model)
     model = module.sharded_state_dict(metadata=_metadata(world))
-    optimizer = _sharded_optimizer(distributed_optimizer(state.optimizer), model, world)
+    optimizer = _sharded_optimizer(distributed_optimizer(state.optimizer), model, _metadata(world))
     copied: Any = dict_list_map_inplace(_copied, {"model": model, "optimizer": optimizer})
     return copied
 
 
-def _sharded_optimizer(optimizer: Any, model: dict[str, Any], world: MegatronWorld, **how: Any) -> Any:
+def _sharded_optimizer(optimizer: Any, model: dict[str, Any], metadata: dict[str, Any], **how: Any) -> Any:
     """Megatron's own description, with a workaround for megatron-core 0.16.1 and several buckets.
 
     Megatron gathers optimizer state without the padding at the ends of buckets, but looks it up at offsets that count
     the padding. All parameters after the first padding are then shifted. The workaround counts padding as elements.
     """
     parts = [part for buffer in optimizer.buffers for part in (buffer, *buffer.buckets)]
+    if metadata["distrib_optim_sharding_type"] != ANY_LAYOUT:
+        parts = []
     counted = [part.numel_unpadded for part in parts]
     try:
         for part in parts:
             part.numel_unpadded = part.grad_data.numel()
-        return optimizer.sharded_state_dict(model, metadata=_metadata(world), **how)
+        return optimizer.sharded_state_dict(model, metadata=metadata, **how)
     finally:
         for part, numel in zip(parts, counted, strict=True):
             part.numel_unpadded = numel
@@ -140,31 +140,40 @@ def read_small_state(path: str) -> dict[str, Any]:
     return json.loads((folder / SMALL_STATE_FILE).read_text())
 
 
-def load_checkpoint(path: str, world: MegatronWorld, state: TrainState, live: LiveState) -> dict[str, Any]:
-    """Load masters, moments and weights of `path` into a world of any layout. Returns the small state.
+def load_checkpoint(
+    path: str, job: TrainingJob, world: MegatronWorld, state: TrainState, live: LiveState
+) -> dict[str, Any]:
+    """Load masters, moments and weights of `path` into a world of any layout that it can be cut to. Returns the small
+    state. `path`: a checkpoint of ours, or one of Megatron's training.
 
     A collective of `world`. Call it under `building(world)` or when `world` is active.
     """
-    small = read_small_state(path)
+    theirs = read_megatron_checkpoint(path)
+    small = {} if theirs else read_small_state(path)
+    if theirs:
+        theirs.check(job, state, world)
+        theirs.check_layout(world.layout)
     optimizer = distributed_optimizer(state.optimizer)
     module = unwrapped(state.model)
     if not optimizer.optimizer.state:
         # Megatron cannot describe an optimizer that never stepped.
         attach_moments(live, probe_scalars(optimizer))
-    model = module.sharded_state_dict(metadata=_metadata(world))
+    metadata = theirs.metadata(world) if theirs else _metadata(world)
+    model = module.sharded_state_dict(metadata=metadata)
     wanted = {
         "model": model,
-        "optimizer": _sharded_optimizer(optimizer, model, world, is_loading=True),
+        "optimizer": _sharded_optimizer(optimizer, model, metadata, is_loading=True),
     }
     try:
         loaded: Any = dist_checkpointing.load(wanted, path)
     except (Exception, CheckpointException) as error:
         # Megatron passes on errors of its strategies and of torch. Add which checkpoint it was.
-        raise CheckpointError(f"checkpoint {path}: {error_text(error)}") from error
+        raise CheckpointError(f"checkpoint {path}: {error_text(error)}{theirs.advice if theirs else ''}") from error
     module.load_state_dict(loaded["model"])
-    _load_optimizer(optimizer, loaded["optimizer"])
+    with theirs.loading_optimizer(state) if theirs else nullcontext():
+        _load_optimizer(optimizer, loaded["optimizer"])
     readopt_moments(live)
-    return small
+    return theirs.small_state(job, state, live) if theirs else small
 
 
 def error_text(error: BaseException) -> str:
@@ -184,14 +193,16 @@ def _load_optimizer(optimizer: Any, loaded: dict[str, Any]) -> None:
     def with_step(model_param: torch.nn.Parameter, tensors: dict[str, torch.Tensor]) -> None:
         group, order = optimizer.model_param_group_index_map[model_param]
         scalars = scalars_of(optimizer.optimizer.param_groups[group]["params"][order])
-        original(model_param, {**scalars, **tensors})
+        original(model_param, {**tensors, **scalars})
 
     def scalars_of(main: torch.Tensor) -> dict[str, torch.Tensor]:
         return {name: value for name, value in optimizer.optimizer.state[main].items() if value.dim() == 0}
 
     optimizer._set_main_param_and_optimizer_states = with_step
     try:
-        optimizer.load_state_dict(loaded)
+        with torch.no_grad():
+            # Its reader of dp_reshardable writes into parameters without saying so.
+            optimizer.load_state_dict(loaded)
     finally:
         del optimizer._set_main_param_and_optimizer_states
     for values in optimizer.optimizer.state.values():

@@ -18,6 +18,8 @@ import torch.distributed as dist
 from liver_core.layout import LayoutError, Manifest, ParallelLayout, check_fits
 from liver_core.rank.droppable_step import DropRule, do_step
 from liver_core.state.built_state import tied_embeddings
+from liver_core.state.checkpoint import CheckpointError, read_small_state
+from liver_core.state.megatron_checkpoint import read_megatron_checkpoint
 from liver_core.state.megatron_optimizer import UnsupportedState, distributed_optimizer, has_stepped
 from liver_core.state.replay_check import check_replay
 from liver_core.streaming.header import HeaderError
@@ -50,6 +52,7 @@ class TrialPlan:
     steps: int
     drop_every: int | None
     validates: bool = False
+    start_from: str | None = None
 
     def new_job(self) -> TrainingJob:
         """The job object, made anew."""
@@ -92,6 +95,7 @@ class JobTrial:
     def _checks(self) -> list[tuple[str, Callable[[], Finding], bool]]:
         """Name, check, and whether the later ones rest on what it finds."""
         parts = [("step in parts", self._step_in_parts, False)] if self.plan.drop_every is not None else []
+        starts = [("start_from", self._start_from, False)] if self.plan.start_from is not None else []
         validation = [("validate", self._validation, False)] if self.plan.validates else []
         return [
             ("module", self._import, True),
@@ -101,6 +105,7 @@ class JobTrial:
             ("optimizer", self._optimizer, True),
             ("parameters", self._parameters, True),
             ("layouts", self._layouts, False),
+            *starts,
             ("warm_up", self._warm_up, True),
             ("initial values", self._initial_values, True),
             ("step", self._one_step, True),
@@ -202,6 +207,22 @@ class JobTrial:
         except (LayoutError, ValueError) as error:
             return str(error)
         return ""
+
+    def _start_from(self) -> Finding:
+        path = self.plan.start_from
+        assert path is not None
+        if not os.path.isdir(path):
+            return warning(f"{path} is not on this machine; every node must be able to read it")
+        try:
+            theirs = read_megatron_checkpoint(path)
+            if theirs is None:
+                return ok(f"goes on after step {read_small_state(path)['step']}")
+            theirs.check(self._job, self._world.state, self._world.world)
+            for text in self.plan.layouts:
+                theirs.check_layout(ParallelLayout.parse(text))
+        except CheckpointError as error:
+            return missing(str(error))
+        return ok(f"goes on after iteration {theirs.iteration} of Megatron's training")
 
     def _warm_up(self) -> Finding:
         started = time.monotonic()

@@ -111,7 +111,7 @@ class TrialWorld:
     def load(self, path: str) -> None:
         """Go on where the checkpoint was written."""
         with building(self.world):
-            small = load_checkpoint(path, self.world, self.state, self.live)
+            small = load_checkpoint(path, self.job, self.world, self.state, self.live)
         self.progress = install(small, self.job, self.state, self.live, self.world)
         refresh_weights(self.state)
 

@@ -172,6 +172,7 @@ class _Trial:
             "layouts": [*job.layouts.allowed, *dict.fromkeys(pinned.layout for pinned in job.layouts.pinned)],
             "layout": layout,
             "steps": steps,
+            "start_from": job.start_from,
             "validates": job.validate_every_steps is not None,
             "drop_every": job.drop_step.every_micro_batches if job.drop_step else None,
             "timeout_s": timeout_s,

@@ -111,7 +111,8 @@ class Script:
         job, world, state, live = self.job, self.world, self.state, self.live
         job.warm_up()
         if self.spec.checkpoint is not None:
-            self.progress = install(load_checkpoint(self.spec.checkpoint, world, state, live), job, state, live, world)
+            small = load_checkpoint(self.spec.checkpoint, job, world, state, live)
+            self.progress = install(small, job, state, live, world)
             return
         fill_initial(live, job.initial_parameter, job.seed)
         refresh_weights(state)

@@ -468,7 +468,7 @@ class Preparation:
         assert made.world is not None and made.state is not None and made.live is not None
         with building(made.world):
             if self.request.checkpoint:
-                made.small = load_checkpoint(self.request.checkpoint, made.world, made.state, made.live)
+                made.small = load_checkpoint(self.request.checkpoint, self.job, made.world, made.state, made.live)
             else:
                 fill_initial(made.live, self.job.initial_parameter, self.job.seed)
 

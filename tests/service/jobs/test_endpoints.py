@@ -66,6 +66,12 @@ def test_a_job_file_is_accepted_as_yaml_and_as_json(client):
             "must be the whole path of a checkpoint, such as /data/checkpoints/first/step-000000500",
         ),
         ({"start_from": "/c/step-000001000"}, "stop", "steps 1000 must be above 1000, the step of start_from"),
+        ({"start_from": "/c/iter_0001000"}, "stop", "steps 1000 must be above 1000, the step of start_from"),
+        (
+            {"start_from": "/c"},
+            "start_from",
+            "/data/gpt/iter_0000500 (latest_checkpointed_iteration.txt beside it says",
+        ),
         ({"budget_usd": -1}, "budget_usd", "greater than 0"),
         ({"deadline": "tomorrow"}, "deadline", "such as 2030-01-31T12:00:00Z; is 'tomorrow'"),
         ({"layouts": {"allowed": ["TP2 PP2"]}}, "layouts.allowed.0", "is 'TP2 PP2'; did you mean TP2xPP2?"),

@@ -1,0 +1,204 @@
+"""A checkpoint that Megatron-LM's own training wrote (`--save`, `torch_dist`): what a job must be to go on from it.
+
+Tensors are loaded as those of our own checkpoints are. What differs is beside them: how the optimizer state is cut,
+where the step stands, and a schedule that counts samples. What would change the training silently is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from megatron.core.dist_checkpointing import load_common_state_dict
+from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
+
+from liver_core.layout import ParallelLayout
+from liver_core.state.live_state import LiveState
+from liver_core.state.megatron_arguments import megatron_arguments
+from liver_core.state.megatron_export import COUNTED_IN_SAMPLES, SCHEDULE
+from liver_core.state.megatron_optimizer import distributed_optimizer, element_scalars, unwrapped
+from liver_core.state.optimizer_step import hyper_parameters
+from liver_core.training.job import TrainingJob, TrainState
+from liver_core.worlds.megatron import MegatronWorld
+
+ANY_LAYOUT, ANY_DP = "fully_reshardable", "dp_reshardable"
+NEEDED_FILES = ("metadata.json", ".metadata", "common.pt")
+# Megatron's arguments that say what the model is.
+OF_THE_MODEL = (
+    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
+    *("padded_vocab_size", "normalization", "norm_epsilon", "apply_layernorm_1p", "qk_layernorm"),
+    *("position_embedding_type", "rotary_percent", "rotary_base", "rotary_interleaved"),
+    *("add_bias_linear", "add_qkv_bias", "swiglu", "squared_relu", "quick_geglu"),
+    *("untie_embeddings_and_output_weights", "multi_latent_attention", "num_experts", "bf16", "fp16"),
+)
+# What of a parameter group stands in a checkpoint. The rest is the job's, as the next world will have it too.
+_OF_A_GROUP = ("lr", "weight_decay", "step")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint cannot be written or read. The text names the path and the rule."""
+
+
+@dataclass(frozen=True, slots=True)
+class MegatronCheckpoint:
+    """What stands in `common.pt`. `arguments`: those of Megatron's training."""
+
+    path: str
+    iteration: int
+    arguments: Mapping[str, Any]
+    content: Mapping[str, Any]
+    schedule: Mapping[str, Any]
+
+    @property
+    def sharding(self) -> str:
+        return self.content["distrib_optim_sharding_type"]
+
+    @property
+    def advice(self) -> str:
+        """What to look at when Megatron's loader refuses it."""
+        if self.sharding == ANY_LAYOUT:
+            return ""
+        return f"; with {ANY_DP}, gradient buckets must be those that it was written with (ddp in the job file)"
+
+    def metadata(self, world: MegatronWorld) -> dict[str, Any]:
+        """What Megatron describes state dicts by, as they were when this was written."""
+        return {**self.content, "dp_cp_group": world.collection.dp_cp}
+
+    def check(self, job: TrainingJob, state: TrainState, world: MegatronWorld) -> None:
+        """Raise CheckpointError, with field and rule, if this job cannot go on from it."""
+        self._check_model(megatron_arguments(job, state, world))
+        if state.scheduler is not None:
+            self._check_schedule(state.scheduler, job)
+
+    def _check_model(self, ours: Mapping[str, Any]) -> None:
+        theirs = dict(self.arguments)
+        if not theirs.get("group_query_attention"):
+            theirs["num_query_groups"] = theirs.get("num_attention_heads")
+        for name in OF_THE_MODEL:
+            # An argument that is not given is None there; a setting that the job's model does not have is absent here.
+            if name in theirs and theirs[name] != (present := ours.get(name)) and (theirs[name] or present is not None):
+                raise self.refused(
+                    f"{name} is {theirs[name]!r} there and {present!r} in the job's model; must be equal"
+                )
+
+    def check_layout(self, layout: ParallelLayout) -> None:
+        """Raise CheckpointError, with the rule, if its optimizer state cannot be cut to this layout."""
+        if self.sharding == ANY_LAYOUT:
+            return
+        tp, pp = (self.arguments.get(f"{name}_model_parallel_size") for name in ("tensor", "pipeline"))
+        if (tp, pp) != (layout.tp, layout.pp) or self.arguments.get("virtual_pipeline_model_parallel_size"):
+            raise self.refused(
+                f"its optimizer state is {ANY_DP}, so it loads only in TP{tp}xPP{pp} without virtual stages, in any "
+                f"DP, and not in {layout}; allow only such layouts, or write it with "
+                "--dist-ckpt-optim-fully-reshardable"
+            )
+
+    def _check_schedule(self, scheduler: Any, job: TrainingJob) -> None:
+        if not isinstance(scheduler, OptimizerParamScheduler):
+            raise self.refused(
+                f"scheduler: {type(scheduler).__name__} does not take the state of Megatron's; build an "
+                "OptimizerParamScheduler in the job, or no scheduler for the rates that stand there"
+            )
+        if scheduler.override_opt_param_scheduler or scheduler.use_checkpoint_opt_param_scheduler:
+            return
+        theirs, ours = self._schedule_of(scheduler, job), scheduler.state_dict()
+        for name in SCHEDULE:
+            if name != "num_steps" and theirs[name] != ours[name]:
+                raise self.refused(
+                    f"scheduler: {name} is {theirs[name]} there (in steps of the job's global_batch) and {ours[name]} "
+                    "in the job; must be equal, or build the scheduler with use_checkpoint_opt_param_scheduler=True "
+                    "for theirs, or with override_opt_param_scheduler=True for the job's"
+                )
+
+    def _schedule_of(self, scheduler: OptimizerParamScheduler, job: TrainingJob) -> dict[str, Any]:
+        """Counted in steps of this job."""
+        found = {name: self.schedule[name] for name in SCHEDULE}
+        for name in COUNTED_IN_SAMPLES:
+            steps, rest = divmod(found[name], job.global_batch)
+            found[name] = found[name] / job.global_batch if rest else steps
+        if found["wd_incr_style"] == "constant":
+            # It means nothing then.
+            found["wd_incr_steps"] = scheduler.wd_incr_steps
+        return found
+
+    def small_state(self, job: TrainingJob, state: TrainState, live: LiveState) -> dict[str, Any]:
+        """As our own checkpoints have it. The tensors must be loaded."""
+        return {
+            "step": self.iteration,
+            "consumed_samples": self.arguments["consumed_train_samples"],
+            "sample_digest": 0,
+            "scheduler": None if state.scheduler is None else self._schedule_of(state.scheduler, job),
+            "hyper_parameters": hyper_parameters(state),
+            "element_scalars": element_scalars(live),
+            "job": dict(job.small_state(state)),
+        }
+
+    @contextmanager
+    def loading_optimizer(self, state: TrainState) -> Iterator[None]:
+        """Around the load of the optimizer, when the weights are loaded: keeps the job's settings, and compares masters
+        with weights."""
+        optimizer = distributed_optimizer(state.optimizer)
+        groups = [{**group} for group in optimizer.optimizer.param_groups]
+        weights = {name: value.detach().cpu().clone() for name, value in unwrapped(state.model).named_parameters()}
+        yield
+        for group, before in zip(optimizer.optimizer.param_groups, groups, strict=True):
+            kept = {name: group[name] for name in ("params", *_OF_A_GROUP) if name in group}
+            group.clear()
+            group.update({**before, **kept})
+        with torch.no_grad():
+            optimizer._copy_main_params_to_model_params()
+        for name, value in unwrapped(state.model).named_parameters():
+            if not torch.equal(value.detach().cpu(), weights[name]):
+                raise self.refused(
+                    f"the fp32 master of {name} is not the one of its weight. Megatron-Core 0.16.1 writes "
+                    f"{ANY_LAYOUT} optimizer state shifted where gradient buckets are padded (--overlap-grad-reduce); "
+                    f"write it with {ANY_DP}, or without --overlap-grad-reduce"
+                )
+
+    def refused(self, rule: str) -> CheckpointError:
+        return CheckpointError(f"start_from {self.path}: {rule}")
+
+
+def read_megatron_checkpoint(path: str) -> MegatronCheckpoint | None:
+    """None if the folder is not one of Megatron's training. Raises CheckpointError if it is, but cannot be loaded."""
+    folder = Path(path)
+    if not folder.name.startswith("iter_"):
+        return None
+    _check_files(folder)
+    try:
+        common = load_common_state_dict(path)
+    except Exception as error:
+        # Megatron and pickle raise many kinds. A person needs to know which file it was.
+        raise _refused(path, f"common.pt cannot be read: {type(error).__name__}: {error}") from error
+    arguments = vars(common["args"]) if "args" in common else {}
+    if "consumed_train_samples" not in arguments or "iteration" not in common:
+        raise _refused(path, "common.pt has no iteration and consumed_train_samples, so training did not write it")
+    if common["iteration"] != int(folder.name.removeprefix("iter_")):
+        raise _refused(path, f"iteration is {common['iteration']} there; the folder must have its name")
+    if arguments.get("no_save_optim") or "opt_param_scheduler" not in common:
+        raise _refused(path, "has no optimizer state; write it without --no-save-optim")
+    if not arguments.get("use_distributed_optimizer"):
+        raise _refused(path, "use_distributed_optimizer is off there; write it with --use-distributed-optimizer")
+    content = dict(common.get("content_metadata") or {})
+    if (sharding := content.get("distrib_optim_sharding_type")) not in (ANY_LAYOUT, ANY_DP):
+        raise _refused(
+            path, f"distrib_optim_sharding_type is {sharding}; must be {ANY_LAYOUT} or {ANY_DP}: load and save it with "
+            "Megatron-Core 0.14 or newer"
+        )  # fmt: skip
+    return MegatronCheckpoint(path, common["iteration"], arguments, content, common["opt_param_scheduler"])
+
+
+def _check_files(folder: Path) -> None:
+    if any(folder.glob("mp_rank_*")):
+        raise _refused(str(folder), "ckpt_format is torch; write it with --ckpt-format torch_dist")
+    for name in NEEDED_FILES:
+        if not (folder / name).is_file():
+            raise _refused(str(folder), f"{name} is missing, so it is not a complete checkpoint of torch_dist")
+
+
+def _refused(path: str, rule: str) -> CheckpointError:
+    return CheckpointError(f"start_from {path}: {rule}")
