@@ -100,9 +100,10 @@ class JobView:
     `gone`, `silent`: members in that state; `absent`: targets of the open handoff in either state; `unheard`: ready
     nodes whose report is overdue; `broken`: handoffs that failed; `errors`: those of ranks, the first reported at
     `error_at`; `unharmed`: node and number of each rank that has none; `crashes`: what ended the job before;
-    `ranks_left`: rank processes of this job that living agents still report; `ahead`: a generation in which ranks already train, but whose handoff no agent has reported yet; `step_s`:
-    seconds of a usual step, 0 if not known; `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one
-    has been asked for; `suspended_because`: why the job was suspended, empty if it was not.
+    `ranks_left`: rank processes of this job that living agents still report; `ahead`: a generation in which ranks
+    already train, but whose handoff no agent has reported yet; `step_s`: seconds of a usual step, 0 if not known;
+    `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one has been asked for;
+    `suspended_because`: why the job was suspended, empty if it was not.
     """
 
     state: JobState
