@@ -25,7 +25,7 @@ def prepare_refusal(order: Order, record: ParticipantRecord, member: Member, job
         _envelope_refusal(order, job_id)
         or _fence_refusal(order, record)
         or _roster_refusal(order, record, member)
-        or _deadline_refusal(order, now)
+        or _deadline_refusal(order, member, now)
     )
     return None if text is None else Reason(text, REFUSED, rank=rank)
 
@@ -40,7 +40,7 @@ def amend_refusal(order: Order, promised: Order, member: Member, now: float) -> 
         late_s = order.deadline_utc - promised.deadline_utc
         text = f"deadline_utc: a revision can only make it earlier, this one is {late_s:.1f} s later"
     else:
-        text = _part_refusal(order, member) or _deadline_refusal(order, now)
+        text = _part_refusal(order, member) or _deadline_refusal(order, member, now)
     return None if text is None else Reason(text, REFUSED)
 
 
@@ -84,7 +84,7 @@ def _part_refusal(order: Order, member: Member) -> str | None:
     return "target: this member has no part in it"
 
 
-def _deadline_refusal(order: Order, now: float) -> str | None:
-    if now > order.deadline_utc:
-        return f"deadline_utc: passed {now - order.deadline_utc:.1f} s ago"
-    return None
+def _deadline_refusal(order: Order, member: Member, now: float) -> str | None:
+    # A newcomer to a rescue has longer: leavers may have been released by the deadline, counting on it.
+    late_s = now - order.boundary_by(member)
+    return f"deadline_utc: passed {late_s:.1f} s ago" if late_s > 0 else None

@@ -247,3 +247,22 @@ def test_the_deadline_is_that_of_the_old_world_and_newcomers_may_come_while_the_
     assert machine.handle(Tick(), limit) == ()
     machine.handle(Tick(), limit + 0.1)
     assert machine.state is ParticipantState.ABORTING
+
+
+@pytest.mark.parametrize("revision", [1, 2])
+def test_an_order_that_comes_after_the_deadline_is_taken_by_a_newcomer_for_as_long_as_it_has_time(revision: int):
+    """The leavers may have been released by then."""
+    rescue = order(rung=Rung.RESCUE, cutover=DEADLINES)
+    sooner = replace(rescue, plan_revision=revision, deadline_utc=DEADLINE - 1.0)
+    for member, now, taken in (
+        (A, DEADLINE - 0.9, False),
+        (C, DEADLINE - 0.9, True),
+        (C, DEADLINE - 1.0 + DEADLINES.build_s, True),
+        (C, DEADLINE - 0.9 + DEADLINES.build_s, False),
+    ):
+        machine = participant(member)
+        if revision > 1:
+            machine.handle(OrderReceived(rescue), 1.0)
+        machine.handle(OrderReceived(sooner), now)
+        held = machine.record.promise
+        assert (held is not None and held.plan_revision == revision) is taken, (member, now)
