@@ -539,10 +539,19 @@ class Simulation:
     def _restarting(self) -> bool:
         """Restarts of a job have one authority, the service's row of it: no second one is opened beside an open one.
 
-        Two of the same given-up world could both go, for its members are free as soon as they have ended.
+        Two of the same given-up world could both go, for its members are free as soon as they have ended. One whose
+        process is gone stays in that row, and goes on while any of its members is bound by it.
         """
-        open_now = [host.proposer.record.proposal for host in self.hosts.values() if not host.gone]
-        return any(proposal is not None and proposal.rung is Rung.CHECKPOINT for proposal in open_now)
+        proposals = ((host, host.proposer.record.proposal) for host in self.hosts.values())
+        return any(
+            proposal.rung is Rung.CHECKPOINT and (not host.gone or self._binds(proposal.handoff_id))
+            for host, proposal in proposals
+            if proposal is not None
+        )
+
+    def _binds(self, handoff_id: HandoffId) -> bool:
+        promises = (agent.participant.record.promise for agent in self.agents.values() if is_bound(agent))
+        return any(promise is not None and promise.handoff_id == handoff_id for promise in promises)
 
     # Rest.
 
