@@ -65,7 +65,7 @@ class Mirrors:
             await self.say(self.progress, self.progress.state_of(record), str(record.phase))
 
     async def say_stale(self, record: ProposerRecord) -> None:
-        """The same of each of which something is known that its mirror lacks, or that takes long."""
+        """The same of each handoff that has news, and of the open one also where its newest mirror is old."""
         for ended in tuple(self._ended.values()):
             if ended.is_stale:
                 await self.say(ended, ended.mirror.state, ended.mirror.stage)

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.state.checkpoint import error_text, prune, snapshot, write
-from liver_core.state.megatron_arguments import ARGUMENTS
+from liver_core.state.checkpoint_files import ARGUMENTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint.api import CheckpointException
 
+from liver_core.state.checkpoint_files import COMPLETE_FILE, SMALL_STATE_FILE
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_checkpoint import ANY_LAYOUT, CheckpointError, read_megatron_checkpoint
 from liver_core.state.megatron_optimizer import (
@@ -39,9 +40,7 @@ from liver_core.training.job import TrainingJob, TrainState
 from liver_core.worlds.groups import default_group
 from liver_core.worlds.megatron import MegatronWorld
 
-SMALL_STATE_FILE = "liver_small_state.json"
 PARTIAL = ".partial-"
-COMPLETE_FILE = "metadata.json"
 
 
 def _metadata(world: MegatronWorld) -> dict[str, Any]:

@@ -16,9 +16,6 @@ from liver_core.state.megatron_optimizer import distributed_optimizer, unwrapped
 from liver_core.training.job import TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld
 
-ARGUMENTS = "megatron_arguments"
-"""Their name in a checkpoint, beside model and optimizer."""
-
 # (name here, name in Megatron's arguments) of what a config, an optimizer's config, a GPTModel and a layout say.
 IN_CONFIG = (
     *((name, name) for name in ("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads")),

@@ -17,6 +17,7 @@ from megatron.core.dist_checkpointing import load_common_state_dict
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from liver_core.layout import ParallelLayout
+from liver_core.state.checkpoint_files import MEGATRON_FILES
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_arguments import megatron_arguments
 from liver_core.state.megatron_export import COUNTED_IN_SAMPLES, SCHEDULE
@@ -26,7 +27,6 @@ from liver_core.training.job import TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld
 
 ANY_LAYOUT, ANY_DP = "fully_reshardable", "dp_reshardable"
-NEEDED_FILES = ("metadata.json", ".metadata", "common.pt")
 # Megatron's arguments that say what the model is.
 OF_THE_MODEL = (
     *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
@@ -81,8 +81,8 @@ class MegatronCheckpoint:
         for name in OF_THE_MODEL:
             # An argument that is not given is None there; a setting that the job's model does not have is absent here.
             if name in theirs and theirs[name] != (present := ours.get(name)) and (theirs[name] or present is not None):
-                raise self.refused(
-                    f"{name} is {theirs[name]!r} there and {present!r} in the job's model; must be equal"
+                raise _refused(
+                    self.path, f"{name} is {theirs[name]!r} there and {present!r} in the job's model; must be equal"
                 )
 
     def check_layout(self, layout: ParallelLayout) -> None:
@@ -91,27 +91,30 @@ class MegatronCheckpoint:
             return
         tp, pp = (self.arguments.get(f"{name}_model_parallel_size") for name in ("tensor", "pipeline"))
         if (tp, pp) != (layout.tp, layout.pp) or self.arguments.get("virtual_pipeline_model_parallel_size"):
-            raise self.refused(
+            raise _refused(
+                self.path,
                 f"its optimizer state is {ANY_DP}, so it loads only in TP{tp}xPP{pp} without virtual stages, in any "
                 f"DP, and not in {layout}; allow only such layouts, or write it with "
-                "--dist-ckpt-optim-fully-reshardable"
+                "--dist-ckpt-optim-fully-reshardable",
             )
 
     def _check_schedule(self, scheduler: Any, job: TrainingJob) -> None:
         if not isinstance(scheduler, OptimizerParamScheduler):
-            raise self.refused(
+            raise _refused(
+                self.path,
                 f"scheduler: {type(scheduler).__name__} does not take the state of Megatron's; build an "
-                "OptimizerParamScheduler in the job, or no scheduler for the rates that stand there"
+                "OptimizerParamScheduler in the job, or no scheduler for the rates that stand there",
             )
         if scheduler.override_opt_param_scheduler or scheduler.use_checkpoint_opt_param_scheduler:
             return
         theirs, ours = self._schedule_of(scheduler, job), scheduler.state_dict()
         for name in SCHEDULE:
             if name != "num_steps" and theirs[name] != ours[name]:
-                raise self.refused(
+                raise _refused(
+                    self.path,
                     f"scheduler: {name} is {theirs[name]} there (in steps of the job's global_batch) and {ours[name]} "
                     "in the job; must be equal, or build the scheduler with use_checkpoint_opt_param_scheduler=True "
-                    "for theirs, or with override_opt_param_scheduler=True for the job's"
+                    "for theirs, or with override_opt_param_scheduler=True for the job's",
                 )
 
     def _schedule_of(self, scheduler: OptimizerParamScheduler, job: TrainingJob) -> dict[str, Any]:
@@ -153,14 +156,12 @@ class MegatronCheckpoint:
             optimizer._copy_main_params_to_model_params()
         for name, value in unwrapped(state.model).named_parameters():
             if not torch.equal(value.detach().cpu(), weights[name]):
-                raise self.refused(
+                raise _refused(
+                    self.path,
                     f"the fp32 master of {name} is not the one of its weight. Megatron-Core 0.16.1 writes "
                     f"{ANY_LAYOUT} optimizer state shifted where gradient buckets are padded (--overlap-grad-reduce); "
-                    f"write it with {ANY_DP}, or without --overlap-grad-reduce"
+                    f"write it with {ANY_DP}, or without --overlap-grad-reduce",
                 )
-
-    def refused(self, rule: str) -> CheckpointError:
-        return CheckpointError(f"start_from {self.path}: {rule}")
 
 
 def read_megatron_checkpoint(path: str) -> MegatronCheckpoint | None:
@@ -195,7 +196,7 @@ def read_megatron_checkpoint(path: str) -> MegatronCheckpoint | None:
 def _check_files(folder: Path) -> None:
     if any(folder.glob("mp_rank_*")):
         raise _refused(str(folder), "ckpt_format is torch; write it with --ckpt-format torch_dist")
-    for name in NEEDED_FILES:
+    for name in MEGATRON_FILES:
         if not (folder / name).is_file():
             raise _refused(str(folder), f"{name} is missing, so it is not a complete checkpoint of torch_dist")
 

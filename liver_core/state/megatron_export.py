@@ -22,12 +22,9 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 
-COMMON_FILE = "common.pt"
-SMALL_FILE = "liver_small_state.json"
-ARGUMENTS = "megatron_arguments"
+from liver_core.state.checkpoint_files import ARGUMENTS, COMMON_FILE, MEGATRON_FILES, SMALL_STATE_FILE, TENSORS_FILE
+
 TRACKER_FILE = "latest_checkpointed_iteration.txt"
-METADATA_FILE = ".metadata"
-NEEDED_FILES = ("metadata.json", METADATA_FILE, COMMON_FILE, SMALL_FILE)
 NEEDED_ARGUMENTS = ("num_layers", "hidden_size", "num_attention_heads", "global_batch_size")
 # Counted in iterations here and in samples by Megatron's training.
 COUNTED_IN_SAMPLES = ("num_steps", "lr_warmup_steps", "lr_decay_steps", "wd_incr_steps")
@@ -103,11 +100,11 @@ def export_checkpoint(source: Path, folder: Path) -> Exported:
 def _small_state(source: Path) -> dict[str, Any]:
     if not source.is_dir():
         raise ExportError(f"checkpoint {source}: is not a folder on this machine")
-    for name in NEEDED_FILES:
+    for name in (*MEGATRON_FILES, SMALL_STATE_FILE):
         if not (source / name).is_file():
             raise ExportError(f"checkpoint {source}: {name} is missing, so it is not a complete checkpoint")
     _check_sizes(source)
-    return _read(source, SMALL_FILE, lambda path: json.loads(path.read_text()))
+    return _read(source, SMALL_STATE_FILE, lambda path: json.loads(path.read_text()))
 
 
 def _arguments(source: Path, common: dict[str, Any]) -> dict[str, Any]:
@@ -128,7 +125,7 @@ def _arguments(source: Path, common: dict[str, Any]) -> dict[str, Any]:
 
 def _check_sizes(source: Path) -> None:
     """Whether the files of tensors are as long as what they should hold."""
-    metadata = _read(source, METADATA_FILE, lambda path: FileSystemReader(path.parent).read_metadata())
+    metadata = _read(source, TENSORS_FILE, lambda path: FileSystemReader(path.parent).read_metadata())
     ends = dict[str, int]()
     for part in metadata.storage_data.values():
         ends[part.relative_path] = max(ends.get(part.relative_path, 0), part.offset + part.length)
@@ -213,7 +210,7 @@ def _constant_schedule(groups: list[dict[str, Any]], samples: int) -> dict[str, 
 
 def _fill(folder: Path, source: Path, common: dict[str, Any]) -> None:
     iteration = folder / f"iter_{common['iteration']:07d}"
-    shutil.copytree(source, iteration, ignore=lambda _folder, _names: {COMMON_FILE, SMALL_FILE})
+    shutil.copytree(source, iteration, ignore=lambda _folder, _names: {COMMON_FILE, SMALL_STATE_FILE})
     torch.save(common, iteration / COMMON_FILE)
     (folder / TRACKER_FILE).write_text(str(common["iteration"]))
 

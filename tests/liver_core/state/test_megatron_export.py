@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from liver_core.layout import Member
 from service.cli.main import app
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks import run_alone, start_ranks
 from tests.cluster.real_ranks_model import small_gpt
 from tests.cluster.real_ranks_process import local_weights, make_job, megatron_state
 from tests.liver_core.rank.support.chain import World, gather, load_with_megatron
+from tests.liver_core.state.megatron_folder import world_of
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
@@ -258,7 +258,7 @@ def _load_as_megatron(rank: int, port: int, setup: RankSetup, folder: str, layou
     """What the job of `setup` holds in a world of `layout` after Megatron's loader."""
     from liver_core.worlds.megatron import retire
 
-    world = _world(rank, port, layout)
+    world = world_of(rank, port, layout)
     state = make_job(setup).build(world)
     _load(state, world, folder)
     found = {
@@ -281,7 +281,7 @@ def _train_as_megatron(rank: int, port: int, corpus: str, folder: str, layout: s
     from tests.liver_core.state.exported_job import ExportedJob
 
     told = load_common_state_dict(_iteration_folder(folder))["args"]
-    world, job = _world(rank, port, layout), ExportedJob(told, corpus)
+    world, job = world_of(rank, port, layout), ExportedJob(told, corpus)
     state = job.build(world)
     seed_streams(world, seed=told.seed, step=0)
     first = _load(state, world, folder)["iteration"] + 1
@@ -293,20 +293,6 @@ def _train_as_megatron(rank: int, port: int, corpus: str, folder: str, layout: s
         cursor, losses[step] = cursor.advanced(), result.loss_sum / max(1, result.loss_count)
     retire(world)
     return losses
-
-
-def _world(rank: int, port: int, layout: str) -> Any:
-    from liver_core.handoff.messages import StoreAddress
-    from liver_core.layout import ParallelLayout, Roster
-    from liver_core.worlds.groups import connect_store
-    from liver_core.worlds.megatron import activate, bring_up
-
-    parallel = ParallelLayout.parse(layout)
-    members = tuple(Member(f"oracle-{index}", 0) for index in range(parallel.world_size))
-    store = connect_store(StoreAddress("127.0.0.1", port), timeout_s=60)
-    world = bring_up(Roster("oracle", 1, parallel, members), rank, store, host="127.0.0.1", timeout_s=60)
-    activate(world)
-    return world
 
 
 def _load(state: Any, world: Any, folder: str) -> dict[str, Any]:
