@@ -200,7 +200,10 @@ class Agent:
             budget=warning_budget(settings.provider, settings.gcp_notice_s),
             sync_soon=link.sync_soon,
             sync_with_progress=link.sync_with_progress,
+            service_url=settings.service_url,
             service_is_there=link.is_there,
+            service_heard_at=lambda: link.heard_at,
+            look_for_service=link.look_again,
             now=time.time,
         )
 
@@ -232,6 +235,7 @@ class Agent:
                 checkpoints=self._outbox.checkpoints.batch(report_seq),
                 stores=self._driver.stores(),
                 finished=self._outbox.finished.batch(report_seq),
+                answering=self._driver.answering(),
             )
 
         return ServiceLink(

@@ -24,6 +24,11 @@ class ServiceSettings(BaseSettings):
         default=6.0, gt=0, description="no sync for this long: nothing new is placed on the node"
     )
     gone_after_s: float = Field(default=30.0, gt=0, description="no sync for this long: the node's lease ends")
+    stuck_after_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="as gone_after_s, for a node whose machine answers other agents; its own may be stopped or starved",
+    )
     propose_after_s: float = Field(default=3.0, ge=0, description="time the agents have to act on a standing plan")
     open_within_s: float = Field(default=15.0, gt=0, description="a proposal that no agent opens is dropped after this")
     propose_again_s: float = Field(
@@ -60,6 +65,11 @@ class ServiceSettings(BaseSettings):
     step_rows_max: int = Field(default=20_000, ge=100, description="per job; older ones are dropped")
     log_chars_max: int = Field(default=16 * 1024 * 1024, ge=65_536, description="per job; older ones are dropped")
     session_s: float = Field(default=12 * 3600.0, gt=0, description="how long a browser session lasts")
+
+    @property
+    def lost_after_s(self) -> float:
+        """The shortest time after which a job whose members are silent is started elsewhere."""
+        return min(self.stall_after_s, self.gone_after_s)
 
     def resolved_data_dir(self) -> Path:
         """The data directory as an absolute path."""

@@ -11,7 +11,7 @@ from agent.peer.peer_server import PeerRefused
 from agent.protocol.notice_life import Notices, key_of
 from agent.protocol.peer import Envelope
 from agent.protocol.rank import RankEvent
-from agent.protocol.sync import NoticeFact, RankStatus, StoreHosted, SyncOrders
+from agent.protocol.sync import NodeAnswers, NoticeFact, RankStatus, StoreHosted, SyncOrders
 from agent.supervisor.records import RankState, SlotKey, StoreKey
 from liver_core.handoff import Reason
 
@@ -77,6 +77,14 @@ class Driver:
         """Every store of this node."""
         return tuple(store for job in self.jobs.values() for store in job.stores())
 
+    def answering(self) -> tuple[NodeAnswers, ...]:
+        """Machines that the service asked about and that this node reaches."""
+        return tuple(
+            NodeAnswers(job_id=job_id, node_id=name)
+            for job_id, job in self.jobs.items()
+            for name in job.probes.answering()
+        )
+
     def logs(self) -> tuple[LogFile, ...]:
         """The log of every rank process, under the world and rank that it has or had last: last words matter most."""
         alive = [_log_file(key, state) for key, state in self.node.supervisor.states.items()]
@@ -90,7 +98,7 @@ class Driver:
         for refusal in orders.refusals:
             _log.warning("the service refuses %s %s: %s", refusal.part, refusal.key, refusal.reason)
         for order in orders.jobs:
-            self._job(order.job_id).take_orders(order)
+            self._job(order.job_id).take_orders(order, heard_at=self.node.service_heard_at())
         named = {order.job_id for order in orders.jobs}
         for job_id in tuple(self.jobs):
             if job_id in unknown:

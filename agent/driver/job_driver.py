@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -22,9 +23,12 @@ from agent.driver.planning import Pulse, lead_candidates
 from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.driver.spare_store import KEPT_BY, SpareStore
 from agent.journal import JournalError, Table
+from agent.link.step_leases import StepLeases
+from agent.peer.peer_client import PeerUnreachable
 from agent.peer.peer_server import PeerRefused
+from agent.peer.probe import Probes, Reach, reach_of
 from agent.protocol.peer import Envelope, NoticeBody, OrderBody, RankMeasures, ReportBody
-from agent.protocol.rank import Checkpointed, Finished, Hello, RankEvent, StageReport, StepReport
+from agent.protocol.rank import Checkpointed, Finished, Hello, RankEvent, StageReport, StepLease, StepReport
 from agent.protocol.sync import (
     CheckpointFact,
     DesiredState,
@@ -75,6 +79,14 @@ class JobDriver:
         )
         self.notices = NoticeResponse(node, job_id, self.slots, self.lead, lambda: self._pulse().median_step_s)
         self.births = Births(node, job_id, self.slots, self._host, self.lead)
+        self.probes = Probes()
+        self._leases = StepLeases(
+            job_id,
+            heard_ago=self._heard_ago,
+            reaches_service=self._reaches_service,
+            look_again=node.look_for_service,
+            give=self._give_leases,
+        )
         self._is_named = True
         self._lost: dict[int, RankStatus] = {}
         self._finished: set[int] = set()
@@ -105,6 +117,8 @@ class JobDriver:
         await self.lead.close()
         await self.spare.close()
         await self.notices.close()
+        await self.probes.close()
+        await self._leases.close()
         await self._host.close()
 
     def forget(self) -> None:
@@ -118,7 +132,7 @@ class JobDriver:
 
     def abandon(self, reason: str) -> None:
         """The service disowns the job: its ranks are ended."""
-        for slot in self._host.states():
+        for slot in self._host.busy():
             self._host.end(slot, reason, STOP_GRACE_S)
 
     def post(self, work: Work) -> None:
@@ -136,9 +150,9 @@ class JobDriver:
 
     # What comes in.
 
-    def take_orders(self, order: JobOrder) -> None:
-        """The service's wish."""
-        self.post(lambda: self._take_orders(order))
+    def take_orders(self, order: JobOrder, *, heard_at: float) -> None:
+        """The service's wish, in answer to a report sent at `heard_at`."""
+        self.post(lambda: self._take_orders(order, heard_at))
 
     def take_notice(self, fact: NoticeFact, *, asked_to_lead: bool = False) -> None:
         """A node will go; `asked_to_lead` when a peer says so because it is this node's turn."""
@@ -189,12 +203,13 @@ class JobDriver:
 
     def summary(self) -> dict[str, Any]:
         """For peers and for people."""
-        active = self.slots.active()
+        active, heard_at = self.slots.active(), self._node.service_heard_at()
         return {
             "node_id": self._node.node_id,
             "active_generation": active.generation if active is not None else None,
             "layout": str(active.layout) if active is not None else None,
             "leading": self.lead.open_id or None,
+            "service_heard_s": None if math.isinf(heard_at) else time.monotonic() - heard_at,
             "status": self.lead.status,
             "ranks": [status.model_dump(mode="json") for status in self.statuses()],
         }
@@ -234,9 +249,14 @@ class JobDriver:
                 await self.notices.consider(self.order)
         await self._keep_spare_store()
         await self._tidy_stores()
+        if self.order is not None and self._is_named:
+            self.probes.tick(self.order.probe, self.order.peers)
+            others = [name for name in self.order.peers if name != self._node.node_id]
+            self._leases.tick(others, self.order.lost_after_s)
 
-    async def _take_orders(self, order: JobOrder) -> None:
+    async def _take_orders(self, order: JobOrder, heard_at: float) -> None:
         self._is_named = True
+        self._leases.take_answer(heard_at)
         if order != self.order:
             self.order = order
             data = order.model_dump(mode="json", by_alias=True)
@@ -280,6 +300,7 @@ class JobDriver:
     async def _take_rank_event(self, slot: int, event: RankEvent) -> None:
         match event:
             case Hello():
+                self._leases.renew_now()
                 await self.slots.take_hello(slot, event)
             case StageReport():
                 if event.measures or event.certificate:
@@ -407,6 +428,27 @@ class JobDriver:
         last = max(pulses, key=lambda pulse: pulse.step)
         age_s = time.monotonic() - last.stepped_at if last.seconds else 0.0
         return Pulse(last.step, age_s, max(pulse.median_s() for pulse in pulses), self._checkpoint_step)
+
+    # Step leases.
+
+    async def _give_leases(self, until: float) -> None:
+        """To every rank here, but not to those of a world that the service has replaced."""
+        order = self.order
+        newest = order.generation if order is not None and order.generation is not None else 0
+        for slot, state in self._host.states().items():
+            if state.generation >= newest:
+                await self._host.give(slot, StepLease(until_s=until))
+
+    async def _heard_ago(self, node_id: str) -> float | None:
+        try:
+            answer = await self._node.peers.status(self.job_id, node_id)
+        except PeerUnreachable:
+            return None
+        found = answer.get("service_heard_s")
+        return float(found) if isinstance(found, int | float) else math.inf
+
+    async def _reaches_service(self) -> bool:
+        return await reach_of(self._node.service_url) is not Reach.NONE
 
     # Messages.
 

@@ -172,8 +172,9 @@ class Births:
             return
         self._ending = True
         await self._lead.cancel(Reason(reason, "cancel"))
-        for slot, state in self._host.states().items():
-            grace_s = max(STOP_GRACE_S, STEPS_GRACE * state.pulse.median_s())
+        for slot in self._host.busy():
+            state = self._host.state(slot)
+            grace_s = max(STOP_GRACE_S, STEPS_GRACE * (state.pulse.median_s() if state is not None else 0.0))
             self._host.end(slot, reason, grace_s + (CHECKPOINT_GRACE_S if order.saves_at_end else 0.0))
 
     def _say(self, text: str) -> None:

@@ -19,7 +19,9 @@ from liver_core.handoff import Order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """This node. `incarnation` grows with every start of the agent; `service_is_there` tells how the last sync went."""
+    """This node. `incarnation` grows with every start of the agent; `service_is_there` tells how the last sync went,
+    `service_heard_at` when the last answered report was sent (time.monotonic), and `look_for_service` has the next one
+    sent soon."""
 
     node_id: str
     private_address: str
@@ -35,7 +37,10 @@ class Node:
     budget: WarningBudget
     sync_soon: Callable[[], None]
     sync_with_progress: Callable[[], None]
+    service_url: str
     service_is_there: Callable[[], bool]
+    service_heard_at: Callable[[], float]
+    look_for_service: Callable[[], None]
     now: Callable[[], float]
 
     def rank_spec(self, slot: int, order: Order, spec: JobFile, number: str) -> RankSpec:

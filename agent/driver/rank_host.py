@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from agent.protocol.rank import StatusQuery, WriteCheckpoint
+from agent.protocol.rank import StatusQuery, StepLease, WriteCheckpoint
 from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
 from agent.supervisor.records import RankState, SlotKey
@@ -72,8 +72,13 @@ class RankHost:
 
     def is_busy(self, slot: int) -> bool:
         """Whether a process runs in the slot or is about to."""
-        kept = self._slots.get(slot)
-        return kept is not None and (kept.occupied or (kept.launching or kept.next) is not None)
+        return slot in self.busy()
+
+    def busy(self) -> tuple[int, ...]:
+        """The slots in which a process runs or is about to."""
+        return tuple(
+            number for number, slot in self._slots.items() if slot.occupied or (slot.launching or slot.next) is not None
+        )
 
     def launch(self, launch: Launch) -> None:
         """Start a process, after the one that is in the slot has ended."""
@@ -109,6 +114,10 @@ class RankHost:
             return False
         await self._supervisor.send(key, StatusQuery())
         return True
+
+    async def give(self, number: int, lease: StepLease) -> None:
+        """Send a step lease. It is no wish: the next one replaces it, and a late one must not be sent again."""
+        await self._supervisor.send(SlotKey(self._job_id, number), lease)
 
     async def ask_checkpoint(self, request: WriteCheckpoint) -> None:
         """Pass the request on to every rank. It is no wish: the ranks keep what they were told of a handoff."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -89,10 +90,16 @@ class ServiceLink:
         self._report_seq = 0
         self._away_rounds = 0
         self._least_s = 0.0
+        self.heard_at = -math.inf
+        """When the last report was sent that the service has answered, by time.monotonic."""
 
     def is_there(self) -> bool:
         """Whether the last sync was answered."""
         return self.state is LinkState.CONNECTED
+
+    def look_again(self) -> None:
+        """The service answers others: do not wait for the end of the backoff."""
+        self._awake.set()
 
     def sync_soon(self) -> None:
         """There is news to report or an order to fetch: sync soon."""
@@ -179,6 +186,7 @@ class ServiceLink:
         self._prompt.clear()
         self._awake.clear()
         self._least_s = 0.0
+        began = time.monotonic()
         try:
             orders = await self.sync()
         except LinkReplaced:
@@ -192,7 +200,7 @@ class ServiceLink:
             self._least_s = error.least_s
             self._set_state(LinkState.AWAY, str(error))
             return self._backoff_s()
-        self._away_rounds = 0
+        self._away_rounds, self.heard_at = 0, began
         self._set_state(LinkState.CONNECTED, "")
         await self._take_orders(orders)
         return min(POLL_MOST_S, max(POLL_LEAST_S, orders.poll_s))

@@ -81,6 +81,13 @@ class Stop(Message):
     reason: Text
 
 
+class StepLease(Message):
+    """Until when this rank may apply steps unless another rank of its world holds a lease. A later one replaces it."""
+
+    type: Literal["step_lease"] = "step_lease"
+    until_s: Amount = Field(description="On the machine's monotonic clock, which all its processes share, in seconds.")
+
+
 class StatusQuery(Message):
     """Say `hello` and the true stage again (an agent that restarted asks this)."""
 
@@ -156,7 +163,8 @@ class Failed(Message):
 
 
 RankCommand = Annotated[
-    Prepare | Permit | Withdraw | Abort | Retire | WriteCheckpoint | Stop | StatusQuery, Field(discriminator="type")
+    Prepare | Permit | Withdraw | Abort | Retire | WriteCheckpoint | Stop | StepLease | StatusQuery,
+    Field(discriminator="type"),
 ]
 RankEvent = Annotated[Hello | StageReport | StepReport | Checkpointed | Finished | Failed, Field(discriminator="type")]
 _COMMANDS: TypeAdapter[RankCommand] = TypeAdapter(RankCommand)

@@ -42,6 +42,7 @@ NOTICES_PER_REPORT_MAX = 64
 HANDOFFS_PER_REPORT_MAX = 64
 RANKS_PER_REPORT_MAX = 1_024
 CHECKPOINTS_PER_REPORT_MAX = 64
+PROBES_MAX = 64
 REPORT_BYTES_MAX = 4 * 1024 * 1024
 
 
@@ -242,6 +243,13 @@ class JobFinished(Message):
     failed: Reason | None = None
 
 
+class NodeAnswers(Message):
+    """A node that the orders name under `probe`: its machine has just accepted a connection from the reporting one."""
+
+    job_id: JobId
+    node_id: NodeId
+
+
 class SyncReport(Message):
     """Everything a node says. `report_seq` starts at 1 for each incarnation and grows by one per new report."""
 
@@ -262,6 +270,7 @@ class SyncReport(Message):
     checkpoints: tuple[CheckpointFact, ...] = Field(default=(), max_length=CHECKPOINTS_PER_REPORT_MAX)
     stores: tuple[StoreHosted, ...] = Field(default=(), max_length=RANKS_PER_REPORT_MAX)
     finished: tuple[JobFinished, ...] = Field(default=(), max_length=64)
+    answering: tuple[NodeAnswers, ...] = Field(default=(), max_length=PROBES_MAX)
 
 
 class DesiredState(StrEnum):
@@ -359,6 +368,12 @@ class JobOrder(Message):
     saves_at_end: bool = Field(default=False, description="Ranks write a checkpoint before they end: give them time.")
     notices: tuple[NoticeFact, ...] = Field(
         default=(), max_length=NODES_MAX, description="Of the members, withdrawn or not, until each is over."
+    )
+    probe: tuple[NodeId, ...] = Field(
+        default=(), max_length=PROBES_MAX, description="Nodes that the service does not hear: do their machines answer?"
+    )
+    lost_after_s: Seconds = Field(
+        default=20.0, description="When no member is heard for so long, the job may be started elsewhere."
     )
     reason: Text = ""
 

@@ -172,6 +172,9 @@ class Worker:
                 if loop is None or loop.active is None:
                     os._exit(0)
                 loop.stop(command.reason)
+            case rank.StepLease():
+                if loop is not None:
+                    loop.requests.lease(command.until_s)
             case rank.StatusQuery():
                 pass
             case _:

@@ -6,6 +6,7 @@ over.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -27,12 +28,14 @@ class StoredRequests:
 @dataclass(slots=True)
 class BoundaryRequests:
     """See the module. `aborts` and `retired`: handoff ids that the main thread has not dealt with yet.
-    `checkpoints_taken`: the number of the newest request for a checkpoint that was carried out."""
+    `checkpoints_taken`: the number of the newest request for a checkpoint that was carried out. `leased_until`: when
+    this rank's step lease ends (time.monotonic seconds); a rank that was never given one needs none."""
 
     stored: StoredRequests = field(default_factory=StoredRequests)
     aborts: dict[str, Reason] = field(default_factory=dict)
     retired: list[str] = field(default_factory=list)
     checkpoints_taken: int = 0
+    leased_until: float = math.inf
     changed: threading.Condition = field(default_factory=threading.Condition)
 
     def permit(self, handoff_id: str, plan_revision: int) -> None:
@@ -89,6 +92,17 @@ class BoundaryRequests:
         with self.changed:
             self.stored.stop = why
             self.changed.notify_all()
+
+    def lease(self, until: float) -> None:
+        """Hold a step lease until then (time.monotonic seconds, the same for all processes of the machine)."""
+        with self.changed:
+            self.leased_until = until
+            self.changed.notify_all()
+
+    def has_lease(self) -> bool:
+        """Whether this rank holds a step lease now."""
+        with self.changed:
+            return time.monotonic() < self.leased_until
 
     def word(self) -> int:
         """The word that this rank shows at a boundary: its most urgent request, of stop, ready and checkpoint."""

@@ -42,6 +42,7 @@ from liver_core.rank.rescue.rescue_preparation import RescuePreparation
 from liver_core.rank.rescue.rescue_run import RescueRun
 from liver_core.rank.retire import Retirement
 from liver_core.rank.step_boundary import StepTotals, agree, first_rank, start_total
+from liver_core.rank.step_lease import await_lease
 from liver_core.rank.step_times import Timings
 from liver_core.state.buckets import return_gradients, spread_gradients
 from liver_core.state.megatron_optimizer import settle_moments
@@ -224,16 +225,17 @@ class RankLoop:
         totalling = start_total(result, part, world.everyone, self.pending.chain(self.progress.step))
         word = self.pending.word()
         self.probe("asked")
-        agreement = agree(word, world.everyone)
+        boundary = agree(word, world.everyone, has_lease=self.requests.has_lease())
         totals = totalling.wait()
         if totals.has_loss:
             self._check_finite("loss", totals.loss, active, (result.loss_sum,))
-        following = self.pending.settle(agreement)
+        following = self.pending.settle(boundary.agreement)
         if following is not None:
             self._hand_over(active, following, totals, reduced)
             return
-        self._apply(active, totals, started, reduced)
-        self.after_step.do(active, self.progress, totals.loss, agreement)
+        waited_s = await_lease(boundary, self.requests, world.everyone, self.progress.step + 1)
+        self._apply(active, totals, started + waited_s, reduced + waited_s)
+        self.after_step.do(active, self.progress, totals.loss, boundary.agreement)
 
     def _do_put_off(self, active: ActiveWorld) -> float:
         """What is due after a step that was handed over. Returns the seconds it took, which are not the step's."""
@@ -254,7 +256,7 @@ class RankLoop:
         self.probe(f"part {place.part}")
         needs_s = self.drop_rule.needs_s(time.monotonic() - self._step_began, place.done)
         word = self.pending.word_between_parts(needs_s)
-        following = self.pending.settle(agree(word, active.world.everyone))
+        following = self.pending.settle(agree(word, active.world.everyone).agreement)
         self._phase = "training"
         return following is not None
 

@@ -19,16 +19,23 @@ _PARTS = 3
 _PART_MASK = (1 << _PART_BITS) - 1
 
 
-def agree(word: int, group: dist.ProcessGroup) -> Agreement | None:
-    """The request that all ranks of the world showed at this boundary, or None if they differ. The same on every rank.
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What the ranks of a world found at one boundary; the same on every rank. `agreement`: the request that all
+    showed, None if they differ. `may_step`: whether any rank holds a step lease."""
 
-    `word` is `liver_core.handoff.ready_tag.pack(...)` of this rank's most urgent request. Raises RuntimeError if a rank
-    of the world is gone.
+    agreement: Agreement | None
+    may_step: bool
+
+
+def agree(word: int, group: dist.ProcessGroup, *, has_lease: bool = True) -> Boundary:
+    """One boundary. `word` is `liver_core.handoff.ready_tag.pack(...)` of this rank's most urgent request, `has_lease`
+    whether it holds a step lease. Raises RuntimeError if a rank of the world is gone.
     """
-    pair = torch.tensor(boundary_pair(word), dtype=torch.int64)
-    dist.all_reduce(pair, op=dist.ReduceOp.MIN, group=group)
-    low, negative_high = pair.tolist()
-    return agreed(low, -negative_high)
+    shown = torch.tensor([*boundary_pair(word), -int(has_lease)], dtype=torch.int64)
+    dist.all_reduce(shown, op=dist.ReduceOp.MIN, group=group)
+    low, negative_high, negative_lease = shown.tolist()
+    return Boundary(agreed(low, -negative_high), may_step=negative_lease < 0)
 
 
 @dataclass(frozen=True, slots=True)

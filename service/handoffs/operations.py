@@ -225,6 +225,7 @@ def _drop_unopened(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
     )
     for row in session.scalars(statement):
         drop_handoff(row, f"the agents opened handoff {mirror.handoff_id} instead", now=now)
+        row.superseded = True
 
 
 def _detail(reason: Reason) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from service.jobs.tables import (
     SourceKind,
 )
 from service.jobs.tables import RankLogRow as LogRow
-from service.nodes.rules import announces_its_end
+from service.nodes.rules import announces_its_end, answers
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import as_fact, open_notices
 from service.notices.tables import NoticeRow
@@ -211,6 +211,7 @@ def _view(
         leaving=_leaving(noticed, members),
         silent=by_state[NodeState.SILENT],
         gone=by_state[NodeState.GONE],
+        answering=tuple(node.node_id for node in nodes if answers(node.answered_at, now)),
         absent=_absent(session, handoff),
         broken=handoffs.broken_by(session, job),
         errors=_errors(nodes, job),

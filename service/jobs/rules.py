@@ -97,13 +97,13 @@ class JobView:
     """Everything the rule needs. `decision`: the planner's decision for the nodes that stay, starting from the present
     world; `restart`: its decision without that world.
 
-    `gone`, `silent`: members in that state; `absent`: targets of the open handoff in either state; `unheard`: ready
-    nodes whose report is overdue; `broken`: handoffs that failed; `errors`: those of ranks, the first reported at
-    `error_at`; `unharmed`: node and number of each rank that has none; `crashes`: what ended the job before;
-    `ranks_left`: rank processes of this job that living agents still report; `ahead`: a generation in which ranks
-    already train, but whose handoff no agent has reported yet; `step_s`: seconds of a usual step, 0 if not known;
-    `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one has been asked for;
-    `suspended_because`: why the job was suspended, empty if it was not.
+    `gone`, `silent`: members in that state; `answering`: those whose machines answer other agents all the same;
+    `absent`: targets of the open handoff in either state; `unheard`: ready nodes whose report is overdue; `broken`:
+    handoffs that failed; `errors`: those of ranks, the first reported at `error_at`; `unharmed`: node and number of
+    each rank that has none; `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living
+    agents still report; `ahead`: a generation in which ranks already train, but whose handoff no agent has reported
+    yet; `step_s`: seconds of a usual step, 0 if not known; `saves_at_end`: ranks that end write a checkpoint first;
+    `saves_soon`: one has been asked for; `suspended_because`: why the job was suspended, empty if it was not.
     """
 
     state: JobState
@@ -120,6 +120,7 @@ class JobView:
     leaving: tuple[Leaving, ...] = ()
     silent: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    answering: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     unheard: tuple[str, ...] = ()
     broken: tuple[Loss, ...] = ()
@@ -237,7 +238,9 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
         return Loss(shown, cause)
     if view.broken:
         return view.broken[0]
-    gone, silent = _needed(view, view.gone), _needed(view, view.silent)
+    # Where the machine answers, the agent alone may be stopped or starved: its ranks wait for it, and lose nothing.
+    unanswered = tuple(node for node in view.silent if node not in view.answering)
+    gone, silent = _needed(view, view.gone), _needed(view, unanswered)
     since = view.last_step_at if view.state is JobState.RUNNING else view.state_changed_at
     stalled_s = (view.now - since).total_seconds() if since else 0.0
     # All ranks step together: while steps are made, the ranks of a node live, whatever became of its agent.

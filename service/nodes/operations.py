@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
@@ -74,6 +74,30 @@ def store_node(node: NodeRow, report: SyncReport, *, now: datetime) -> bool:
 
 def _matters(node: NodeRow) -> tuple[object, ...]:
     return node.state, node.slots, node.pool, node.peer_url, announces_its_end(node.notice_source)
+
+
+_NOTE_ANSWERS = text(
+    """
+    UPDATE nodes SET answered_at = :now
+     WHERE node_id IN (SELECT nodes.node_id FROM nodes
+                        JOIN job_members ON job_members.node_id = nodes.node_id
+                       WHERE (job_members.job_id, nodes.node_id)
+                             IN (SELECT * FROM unnest(CAST(:job_ids AS text[]), CAST(:node_ids AS text[])))
+                         AND EXISTS (SELECT FROM job_members AS own
+                                      WHERE own.job_id = job_members.job_id AND own.node_id = :reporter)
+                         AND nodes.state <> 'ready' FOR UPDATE OF nodes SKIP LOCKED)
+    """
+)
+
+
+def note_answers(session: Session, report: SyncReport, *, now: datetime) -> None:
+    """The machines of these nodes answer the reporting one, though the service does not hear their agents. Only what is
+    said of a member of a job that the reporting node is a member of too. Never waits for a lock: it is said again."""
+    asked = [(item.job_id, item.node_id) for item in report.answering]
+    if asked:
+        job_ids, node_ids = zip(*asked, strict=True)
+        values = {"job_ids": list(job_ids), "node_ids": list(node_ids), "reporter": report.node.node_id, "now": now}
+        session.execute(_NOTE_ANSWERS, values)
 
 
 def mark_gone(session: Session, node: NodeRow, *, reason: str, now: datetime) -> None:

@@ -7,6 +7,9 @@ from agent.protocol.sync import NoticeKind
 from service.nodes.tables import NodeState
 from service.notices.rules import takes_node
 
+ANSWER_FRESH_S = 6.0
+"""A machine that answered another agent so recently is still there. Agents look every two seconds and report each
+second."""
 DEAF_MOST_S = 120.0
 """When all nodes fall silent together, this service is probably cut off. After so long they count as lost."""
 
@@ -19,6 +22,11 @@ def heard_until(newest_at: datetime | None, *, nodes: int, now: datetime, silent
     if newest_at is None or nodes < 2 or (now - newest_at).total_seconds() > DEAF_MOST_S:
         return now
     return min(now, newest_at + timedelta(seconds=silent_after_s / 2))
+
+
+def answers(answered_at: datetime | None, now: datetime) -> bool:
+    """Whether the node's machine has just answered another agent."""
+    return answered_at is not None and (now - answered_at).total_seconds() <= ANSWER_FRESH_S
 
 
 def state_of(

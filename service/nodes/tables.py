@@ -20,7 +20,8 @@ class NodeState(StrEnum):
 
 
 class NodeRow(Base):
-    """One node by the name its agent gives."""
+    """One node by the name its agent gives. `answered_at`: when another agent last reached its machine, while the
+    service did not hear its agent."""
 
     __tablename__ = "nodes"
     __table_args__ = (
@@ -44,6 +45,7 @@ class NodeRow(Base):
     state: Mapped[str]
     first_seen_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
+    answered_at: Mapped[datetime | None] = mapped_column(default=None)
     ranks: Mapped[JsonList] = mapped_column(default=list)
     notice_source: Mapped[Json | None] = mapped_column(default=None)
 

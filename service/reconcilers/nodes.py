@@ -10,7 +10,7 @@ from service.context import Context
 from service.jobs.operations import lock_job, touch
 from service.jobs.tables import ENDED, JobMemberRow
 from service.nodes.operations import mark_gone
-from service.nodes.rules import DEAF_MOST_S, heard_until, state_of
+from service.nodes.rules import DEAF_MOST_S, answers, heard_until, state_of
 from service.nodes.tables import NodeRow, NodeState
 
 BATCH = 256
@@ -39,6 +39,9 @@ class NodeWatch:
             living = select(func.max(NodeRow.last_seen_at), func.count()).where(NodeRow.state != NodeState.GONE)
             newest_at, nodes = session.execute(living).one()
             until = heard_until(newest_at, nodes=nodes, now=now, silent_after_s=settings.silent_after_s)
+            if self._is_deaf and until == now:
+                # The others may need a moment longer than the first: they did not stop the job's ranks meanwhile.
+                self._listening_since = now
             self._say_deaf(until < now)
             horizon = now - timedelta(seconds=settings.silent_after_s)
             statement = (
@@ -55,7 +58,7 @@ class NodeWatch:
                     listening_since=self._listening_since,
                     until=until,
                     silent_after_s=settings.silent_after_s,
-                    gone_after_s=settings.gone_after_s,
+                    gone_after_s=settings.stuck_after_s if answers(node.answered_at, now) else settings.gone_after_s,
                 )
                 if state in (node.state, NodeState.READY):
                     continue

@@ -109,7 +109,8 @@ def _sync(context: Context, report: SyncReport, is_gone: Callable[[], bool]) -> 
         session.connection()
         if is_gone():
             raise LostTurn(f"the agent of node {report.node.node_id} has gone before its report was stored")
-        orders = build_orders(apply_report(session, report, now=context.clock()), poll_s=context.settings.agent_poll_s)
+        intake, settings = apply_report(session, report, now=context.clock()), context.settings
+        orders = build_orders(intake, poll_s=settings.agent_poll_s, lost_after_s=settings.lost_after_s)
     return orders.model_dump_json()
 
 

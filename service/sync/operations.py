@@ -36,7 +36,7 @@ from service.leases.tables import LeaseRow
 from service.ledger.operations import Spent, account_all
 from service.ledger.rules import LOST, SlotFacts, cause_of
 from service.ledger.tables import Cause
-from service.nodes.operations import lock_node, store_node
+from service.nodes.operations import lock_node, note_answers, store_node
 from service.nodes.tables import NodeRow
 from service.notices.operations import record_notice
 from service.notices.queries import known_of_lease
@@ -133,6 +133,7 @@ def apply_report(session: Session, report: SyncReport, *, now: datetime) -> Inta
             known = known_of_lease(session, lease.lease_id, now=now)
             notices += withdrawn_by(info.notice_source, known, now)
         _lock_jobs(intake, notices)
+    note_answers(session, report, now=now)
     _store_notices(intake, lease, notices)
     _store_handoffs(intake)
     _store_stores(intake)

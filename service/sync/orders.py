@@ -9,6 +9,7 @@ from sqlalchemy import select, text
 
 from agent.protocol.notice_life import DRAIN, bars_ranks, ends_utc, key_of
 from agent.protocol.sync import (
+    PROBES_MAX,
     DesiredState,
     GenerationSource,
     HandoffOrder,
@@ -36,6 +37,7 @@ from service.notices.queries import as_fact
 from service.notices.rules import horizon
 from service.sync.operations import Intake
 
+PROBING_NODES = 3
 ALL_PLANS_UP_TO_NODES = 64
 """In larger jobs a node gets only the plan for its own loss: all plans for all nodes would grow with the square."""
 
@@ -94,8 +96,9 @@ class Neighbour:
 _Nodes = dict[str, Neighbour]
 
 
-def build_orders(intake: Intake, *, poll_s: float) -> SyncOrders:
-    """Orders for all jobs that the reporting node is a member of or still has ranks of."""
+def build_orders(intake: Intake, *, poll_s: float, lost_after_s: float) -> SyncOrders:
+    """Orders for all jobs that the reporting node is a member of or still has ranks of. `lost_after_s`: when no member
+    of a job is heard for so long, the job may be started elsewhere."""
     node, session = intake.node, intake.session
     with_ranks = {rank.job_id for rank in intake.report.ranks}
     members = _members(intake, node_id=node.node_id, job_ids=with_ranks)
@@ -111,7 +114,9 @@ def build_orders(intake: Intake, *, poll_s: float) -> SyncOrders:
         issued_utc=intake.now,
         accepted_incarnation=UUID(str(node.agent_incarnation)),
         accepted_report_seq=node.report_seq,
-        jobs=tuple(_job_order(intake, job, members.get(job.job_id, {}), handoffs.get(job.job_id)) for job in jobs),
+        jobs=tuple(
+            _job_order(intake, job, members.get(job.job_id, {}), handoffs.get(job.job_id), lost_after_s) for job in jobs
+        ),
         refusals=tuple(intake.refusals),
         poll_s=poll_s,
     )
@@ -139,7 +144,7 @@ def _members(
     return members
 
 
-def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow | None) -> JobOrder:
+def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow | None, lost_after_s: float) -> JobOrder:
     active = intake.generation(job.job_id, job.active_generation) if job.active_generation else None
     roster, spec = roster_of(active) if active is not None else None, job_file_of(job)
     unknown = set(roster.node_ids()) - nodes.keys() if roster else set()
@@ -168,6 +173,8 @@ def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow |
         checkpoint_asked=job.checkpoints_asked if job.awaits_checkpoint else 0,
         saves_at_end=job.state in (JobState.STOPPING, JobState.SUSPENDING) and spec.checkpoint is not None,
         notices=tuple(noticed[:NODES_MAX]),
+        probe=_probe(intake.node.node_id, nodes),
+        lost_after_s=lost_after_s,
         reason=job.reason[:2_000],
     )
 
@@ -176,6 +183,14 @@ def _lead_order(members: Sequence[str], nodes: _Nodes, going: set[str]) -> tuple
     """The order in which nodes lead: ready members that stay, in rank order; then ready members that will go."""
     ready = [node_id for node_id in members if node_id in nodes and nodes[node_id].state == NodeState.READY]
     return tuple(sorted(ready, key=lambda node_id: node_id in going))
+
+
+def _probe(reporter: str, nodes: _Nodes) -> tuple[str, ...]:
+    """The silent members, for the first few that are not: do their machines still answer?"""
+    ready = sorted(name for name, node in nodes.items() if node.state == NodeState.READY)
+    if reporter not in ready[:PROBING_NODES]:
+        return ()
+    return tuple(sorted(name for name, node in nodes.items() if node.state == NodeState.SILENT)[:PROBES_MAX])
 
 
 def _standing_plans(job: JobRow, node_id: str, members: int) -> tuple[StandingPlan, ...]:

@@ -505,6 +505,7 @@ def test_a_handoff_that_the_agents_open_themselves_makes_the_services_proposal_m
     assert fleet.agents["a"].sync(handoffs=(own,)).jobs[0].handoff is None
     reasons = {item["proposer"]: item["reason"] for item in fleet.handoffs()}
     assert reasons["service"] == f"the agents opened handoff {own.handoff_id} instead"
+    assert [item["superseded"] for item in fleet.handoffs() if item["proposer"] == "service"] == [True]
 
 
 def test_a_job_whose_agents_are_ahead_is_left_alone_until_they_tell_of_their_handoff(fleet: Fleet):

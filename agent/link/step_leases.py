@@ -1,0 +1,110 @@
+"""Gives the ranks of one job on this node step leases (`liver_core.rank.step_lease`): who may be sure of not being
+replaced.
+
+The service may start a job elsewhere when it has heard nothing of the job's nodes for a while, which it states in the
+orders. So each answer of the service gives a lease for a good part of that time. When answers stop, either the service
+is away, and then nobody starts anything, or this node is cut off from it, or was stopped. Other agents of the job tell
+which: if the service answers one of them, it may be starting the job elsewhere.
+"""
+
+import asyncio
+import logging
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+SHARE = 0.7
+"""Of the time after which the service takes a silent node for lost. The rest is for a step boundary that comes late."""
+ASK_SHARE = 0.3
+"""Of that time: when the other agents are asked, and how old an answer of the service is that still counts."""
+PERIOD_S = 2.0
+EXTENDED_S = 4.0
+PEERS_MAX = 8
+_log = logging.getLogger(__name__)
+
+HeardAgo = Callable[[str], Awaitable[float | None]]
+"""Seconds since the service answered another agent; None if that agent gives no answer."""
+
+
+class StepLeases:
+    """`reaches_service`: whether its machine can be reached, whatever runs there. `look_again`: sync now, since the
+    service is there. `give` sends a lease to the ranks of the job here that still belong to it."""
+
+    def __init__(
+        self,
+        job_id: str,
+        *,
+        heard_ago: HeardAgo,
+        reaches_service: Callable[[], Awaitable[bool]],
+        look_again: Callable[[], None],
+        give: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self._job_id = job_id
+        self._heard_ago = heard_ago
+        self._reaches_service = reaches_service
+        self._look_again = look_again
+        self._give = give
+        self._heard_at = -math.inf
+        self._next_at = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._is_refused = False
+
+    def take_answer(self, at: float) -> None:
+        """The service answered a report of this node sent at `at` (time.monotonic), and its orders name the job."""
+        self._heard_at = at
+
+    def renew_now(self) -> None:
+        """A rank has connected: give it a lease at the next tick."""
+        self._next_at = 0.0
+
+    def tick(self, peers: Sequence[str], lost_after_s: float) -> None:
+        """Renew the leases if it is time. Never waits. `peers`: the other agents of the job; `lost_after_s`: when no
+        member is heard for so long, the service may start the job elsewhere."""
+        now = time.monotonic()
+        if now >= self._next_at and (self._task is None or self._task.done()):
+            self._next_at = now + PERIOD_S
+            self._task = asyncio.create_task(self.renew(peers, lost_after_s))
+
+    async def close(self) -> None:
+        """Give no more leases."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def renew(self, peers: Sequence[str], lost_after_s: float) -> None:
+        """Give the leases that may be given now; arguments as for `tick`."""
+        now, recent_s = time.monotonic(), ASK_SHARE * lost_after_s
+        if now - self._heard_at <= recent_s:
+            self._say(is_refused=False)
+            await self._give(self._heard_at + SHARE * lost_after_s)
+            return
+        asked = random.sample(list(peers), min(PEERS_MAX, len(peers)))
+        answers = await asyncio.gather(*(self._heard_ago(name) for name in asked))
+        known = [ago for ago in answers if ago is not None]
+        reaches = bool(known) or not asked or await self._reaches_service()
+        is_there = any(ago <= recent_s for ago in known)
+        if is_there:
+            self._look_again()
+        if may_go_on(is_there=is_there, reaches_anybody=reaches):
+            self._say(is_refused=False)
+            await self._give(time.monotonic() + EXTENDED_S)
+        elif now - self._heard_at > SHARE * lost_after_s:
+            self._say(is_refused=True)
+
+    def _say(self, *, is_refused: bool) -> None:
+        if is_refused and not self._is_refused:
+            _log.warning(
+                "job %s: the service has not answered this node for a while, but may be there for others and start the "
+                "job elsewhere: ranks wait before their next step, unless another node of the job is heard",
+                self._job_id,
+            )
+        elif self._is_refused and not is_refused:
+            _log.info("job %s: ranks go on", self._job_id)
+        self._is_refused = is_refused
+
+
+def may_go_on(*, is_there: bool, reaches_anybody: bool) -> bool:
+    """Whether ranks may step though the service has not answered this node. Not if it answers another agent; nor if
+    this node reaches neither another agent of the job nor the service's machine, and so may be the one cut off."""
+    return reaches_anybody and not is_there
