@@ -1,10 +1,8 @@
-"""Gives the ranks of one job on this node step leases (`liver_core.rank.step_lease`): who may be sure of not being
-replaced.
+"""Gives the ranks of one job on this node step leases (`liver_core.rank.step_lease`).
 
-The service may start a job elsewhere when it has heard nothing of the job's nodes for a while, which it states in the
-orders. So each answer of the service gives a lease for a good part of that time. When answers stop, either the service
-is away, and then nobody starts anything, or this node is cut off from it, or was stopped. Other agents of the job tell
-which: if the service answers one of them, it may be starting the job elsewhere.
+The service may start a job elsewhere when it has heard none of its nodes for a while, which the orders state. So each
+answer of the service gives a lease for a good part of that time. When answers stop, either the service is away, and
+then nobody starts anything, or this node is cut off or was stopped. The other agents of the job tell which.
 """
 
 import asyncio

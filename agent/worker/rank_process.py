@@ -33,6 +33,7 @@ from liver_core.state.small_state import TrainingProgress
 from liver_core.streaming.header import HeaderError
 from liver_core.training.entrypoint import load_job
 from liver_core.transport.endpoint import make_endpoint, warm_up
+from liver_core.transport.protocol import TransportError
 from liver_core.worlds.megatron import prepare_process
 
 # A rank that hangs is named by the agent's watchdog long before; this only bounds a collective nobody watches.
@@ -229,7 +230,10 @@ class Worker:
 
     def _warm_up(self) -> None:
         """Load the transport, and find out whether this job's optimizer steps can be replayed."""
-        warm_up(self.spec.private_address)
+        try:
+            warm_up(self.spec.private_address)
+        except TransportError as error:
+            log(f"one-sided reads are not possible here, handoffs of this job will copy state in the pause: {error}")
         active = self.loop.active if self.loop is not None else None
         if active is None:
             return

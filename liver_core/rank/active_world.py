@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 
 from liver_core.certificate import CertificatePlan
 from liver_core.handoff.messages import PreparePhase, Rung
@@ -11,6 +12,8 @@ from liver_core.layout.limits import STRICT
 from liver_core.state.live_state import LiveState
 from liver_core.training.job import TrainState
 from liver_core.worlds.megatron import MegatronWorld
+
+_WINDOW_STEPS = 32
 
 
 @dataclass(slots=True)
@@ -62,3 +65,11 @@ def target_certificate_plan(live: LiveState, source: ParallelLayout) -> Certific
     """The same for a target, where every copy counts."""
     shapes = {spec.name: spec.shape for spec in live.manifest.parameters}
     return CertificatePlan(live.resident(), shapes, paired=paired_parameters(live.manifest, source, live.layout))
+
+
+@dataclass(slots=True)
+class Timings:
+    """Seconds of the latest ordinary steps of a world: whole steps, and their part after the boundary."""
+
+    steps: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))
+    optimizer: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))

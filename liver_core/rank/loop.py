@@ -27,7 +27,7 @@ from liver_core.handoff.cutover import (
 )
 from liver_core.handoff.messages import Decision, Order, RankStage, Reason
 from liver_core.layout import Member
-from liver_core.rank.active_world import ActiveWorld
+from liver_core.rank.active_world import ActiveWorld, Timings
 from liver_core.rank.after_step import AfterStep, CheckpointPlan, Ended, Ending
 from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.checkpoint_writer import CheckpointWriter
@@ -43,7 +43,6 @@ from liver_core.rank.rescue.rescue_run import RescueRun
 from liver_core.rank.retire import Retirement
 from liver_core.rank.step_boundary import StepTotals, agree, first_rank, start_total
 from liver_core.rank.step_lease import await_lease
-from liver_core.rank.step_times import Timings
 from liver_core.state.buckets import return_gradients, spread_gradients
 from liver_core.state.megatron_optimizer import settle_moments
 from liver_core.state.optimizer_step import apply_step, measure_gradients, refresh_weights

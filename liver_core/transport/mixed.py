@@ -1,10 +1,12 @@
 """Two transports as one: each peer is read over the near one where that is possible, else over the far one.
 
 Near is NIXL (same machine, RDMA), far is torch.distributed; which one serves a peer is found out when it is connected.
+An endpoint whose near half cannot be set up has the far one only, and says why.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -14,9 +16,12 @@ import torch
 from liver_core.transport.protocol import Call, Read, ReadReport, Transport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, check_reads
 
+_log = logging.getLogger(__name__)
+
 
 class MixedTransport:
-    """One endpoint of two. Both serve all sources; a peer is read over the first that could connect to it."""
+    """One endpoint of two. Both serve all sources; a peer is read over the first that could connect to it. `one_sided`
+    is False from the start where the near half could not be set up."""
 
     def __init__(self, name: str, *, near: Transport, far: Transport) -> None:
         self.name = name
@@ -24,12 +29,15 @@ class MixedTransport:
         self._far = far
         self._regions = Regions()
         self._peers: dict[int, tuple[Address, Transport]] = {}
+        self._lost = ""
+        """Why nothing can be read over the near half; empty while it can."""
+        self._serves_near = True
         self._open = True
 
     @property
     def one_sided(self) -> bool:
         """Whether all peers connected so far are read one-sidedly."""
-        return all(via.one_sided for _, via in self._peers.values())
+        return not self._lost and all(via.one_sided for _, via in self._peers.values())
 
     def register(
         self,
@@ -39,23 +47,35 @@ class MixedTransport:
     ) -> None:
         self._check_open(Call.REGISTER)
         self._regions.check_new(sources or {}, targets or {})
-        for each in (self._near, self._far):
-            each.register(sources=sources, targets=targets)
+        if not self._lost:
+            try:
+                self._near.register(sources=sources, targets=targets)
+            except TransportError as error:
+                self._lose_near(error)
+        self._far.register(sources=sources, targets=targets)
         self._regions.add(sources or {}, targets or {})
 
     def address(self) -> bytes:
         self._check_open(Call.REGISTER)
+        near = b""
+        if not self._lost:
+            try:
+                near = self._near.address()
+            except TransportError as error:
+                self._lose_near(error)
         self._regions.published = True
-        extra = {"near": self._near.address().decode(), "far": self._far.address().decode()}
+        extra = {"near": near.decode(), "far": self._far.address().decode()}
         return Address("mixed", self.name, self._regions.source_specs(), extra).encode()
 
     def start_progress(self) -> None:
         self._check_open(Call.SERVE)
-        self._near.start_progress()
+        if self._serves_near:
+            self._near.start_progress()
         self._far.start_progress()
 
     def calm(self) -> None:
-        self._near.calm()
+        if self._serves_near:
+            self._near.calm()
         self._far.calm()
 
     def stop_progress(self) -> None:
@@ -69,6 +89,8 @@ class MixedTransport:
             raise TransportError(Call.CONNECT, f"the number is taken by {self._peers[peer][0].name!r}", peer=peer)
         near, far = (str(decoded.extra.get(side)).encode() for side in ("near", "far"))
         try:
+            if self._lost:
+                raise TransportError(Call.CONNECT, self._lost, peer=peer)
             self._near.connect(peer, near, deadline)
             self._peers[peer] = (decoded, self._near)
         except TransportTimeout:
@@ -100,6 +122,14 @@ class MixedTransport:
         self._far.close()
         self._peers.clear()
         self._regions = Regions()
+
+    def _lose_near(self, error: TransportError) -> None:
+        """Raises `error` if there are peers that are read over the near half. Others may read from here over it if they
+        were given its address before."""
+        if any(via is self._near for _, via in self._peers.values()):
+            raise error
+        self._lost, self._serves_near = error.text, self._regions.published
+        _log.warning("one-sided reads are not possible here, reads take turns with training: %s", error.text)
 
     def _both(self, near: list[Read], far: list[Read], deadline: float) -> list[ReadReport]:
         """Read over both at once. A failure of one is raised only when the other has ended too."""

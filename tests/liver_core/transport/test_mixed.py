@@ -75,6 +75,70 @@ def test_a_near_peer_that_does_not_answer_is_a_timeout_and_no_reason_to_go_far()
         reader.connect(0, source.address(), soon(0.05))
 
 
+class Unusable(InMemoryTransport):
+    """Cannot be set up for what `fails` names."""
+
+    fails: frozenset[str] = frozenset()
+
+    def register(self, *, sources=None, targets=None) -> None:
+        if (sources and "sources" in self.fails) or (targets and "targets" in self.fails):
+            raise TransportError(Call.REGISTER, "no backend")
+        super().register(sources=sources, targets=targets)
+
+    def start_progress(self) -> None:
+        assert "sources" not in self.fails, "what was never set up serves nothing"
+        super().start_progress()
+
+
+def unusable(name: str, near: MemoryNetwork, far: MemoryNetwork, *fails: str) -> MixedTransport:
+    broken = Unusable(name, near)
+    broken.fails = frozenset(fails)
+    return MixedTransport(name, near=broken, far=TwoSided(name, far))
+
+
+def test_a_source_that_cannot_be_read_one_sidedly_is_read_over_the_far_one():
+    near, far = MemoryNetwork(), MemoryNetwork()
+    source = unusable("source", near, far, "sources")
+    source.register(sources={"master": torch.full((30,), 7.0)})
+    source.start_progress()
+    source.calm()
+    reader = mixed("reader", near, far, {"source"})
+    TARGET.zero_()
+    reader.register(targets={"master": TARGET})
+    reader.connect(0, source.address(), soon())
+    assert reader.read([Read(0, "master", (Run(0, 0, 10),))], soon()).bytes == 40
+    assert TARGET[:10].tolist() == [7.0] * 10 and not reader.one_sided
+    source.stop_progress()
+
+
+def test_a_reader_whose_near_half_cannot_be_set_up_reads_over_the_far_one_and_still_serves():
+    near, far = MemoryNetwork(), MemoryNetwork()
+    source = mixed("source", near, far, {"source"})
+    source.register(sources={"master": torch.full((30,), 7.0)})
+    reader = unusable("reader", near, far, "targets")
+    reader.register(sources={"master": torch.full((30,), 8.0)})
+    own = reader.address()
+    TARGET.zero_()
+    reader.register(targets={"master": TARGET})
+    assert not reader.one_sided
+    reader.connect(0, source.address(), soon())
+    assert reader.read([Read(0, "master", (Run(0, 0, 10),))], soon()).bytes == 40
+    other = mixed("other", near, far, {"reader"})
+    other.register(targets={"master": torch.zeros(30)})
+    other.connect(0, own, soon())
+    assert other.one_sided and other.read([Read(0, "master", (Run(0, 0, 5),))], soon()).bytes == 20
+
+
+def test_a_near_half_that_fails_after_peers_are_connected_over_it_is_an_error():
+    near, far = MemoryNetwork(), MemoryNetwork()
+    source = mixed("source", near, far, {"source"})
+    source.register(sources={"master": torch.ones(30)})
+    reader = unusable("reader", near, far, "targets")
+    reader.connect(0, source.address(), soon())
+    with pytest.raises(TransportError, match="no backend"):
+        reader.register(targets={"master": torch.zeros(30)})
+
+
 TARGET = torch.zeros(30)
 
 
