@@ -16,6 +16,8 @@ from typing import Any
 from tests.chaos.facts import Facts
 from tests.cluster.undisturbed import undisturbed_samples
 
+REPORTED_S = 1.5
+"""An agent reports progress within about a second."""
 STOPPED_S = 3.0
 STOPPED_STEPS = 5.0
 """Stepping has stopped when a step takes longer than this many usual ones, and longer than STOPPED_S."""
@@ -34,7 +36,7 @@ def record_of(facts: Facts) -> dict[str, Any]:
         "outcome": _outcome(facts, reasons),
         "lost_steps": facts.job.get("lost_steps"),
         "lost_steps_computed": lost_steps(facts.logged),
-        "lost_steps_partly": partly_lost(facts.logged, facts.partly),
+        "lost_steps_partly": partly_lost(facts.logged, [*facts.partly, *unreported(facts)]),
         "samples_ok": samples_problem(facts) == "",
         "generation_reused": reused_generations(facts) != [],
         "cause": reasons[0].ended_by or reasons[0].text if reasons else None,
@@ -59,7 +61,18 @@ def lost_steps(logged: list[list[int]]) -> int:
 def partly_lost(logged: list[list[int]], partly: list[list[int]]) -> int:
     """How many of the lost steps only some ranks had made: whether the job had made them depends on who is asked."""
     newest = {step: generation for generation, step in sorted(logged)}
-    return sum(generation < newest[step] for generation, step in partly)
+    return sum(generation < newest[step] for generation, step in {(item[0], item[1]) for item in partly})
+
+
+def unreported(facts: Facts) -> list[list[int]]:
+    """[generation, step] of each step made so shortly before a node was taken away that its agent may not have reported
+    it any more."""
+    made = {(line["generation"], line["step"], line["at"]) for line in facts.trail if line["event"] == "applied"}
+    return [
+        [generation, step]
+        for generation, step, at in sorted(made)
+        if any(taken - REPORTED_S <= at <= taken + REPORTED_S for taken in facts.taken)
+    ]
 
 
 def samples_problem(facts: Facts) -> str:

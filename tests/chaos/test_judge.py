@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.chaos.facts import Facts, read_agent_logs, read_rank_logs
-from tests.chaos.judge import partly_lost, record_of
+from tests.chaos.judge import partly_lost, record_of, unreported
 from tests.chaos.machines import fold_journal
 from tests.chaos.report import broken_rules, load, lost_as_computed, save, targets
 from tests.cluster.undisturbed import undisturbed_samples
@@ -114,6 +114,15 @@ def test_the_typed_cause_of_a_world_outranks_the_words_of_the_next():
     assert record["reason_names_killed"] and record["cause"] == typed
     typed["node"] = "node-3"
     assert record_of(made)["reason_names_killed"] is False
+
+
+def test_a_step_made_as_its_node_was_taken_away_may_not_have_been_reported():
+    made = facts()
+    line = next(line for line in made.trail if line["event"] == "applied")
+    made.taken = [line["at"] + 1.0]
+    assert [line["generation"], line["step"]] in unreported(made)
+    made.taken = [line["at"] + 2.0]
+    assert [line["generation"], line["step"]] not in unreported(made)
 
 
 def test_steps_lost_to_an_agent_are_against_the_rules():
