@@ -185,6 +185,9 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
         for node_id, rank in failed
     ]
     told = cause_of_attempt(mirror.reason, store_node=mirror.store_node) if mirror.reason else None
+    parent = session.get(GenerationRow, (mirror.job_id, mirror.parent))
+    if told is not None and parent is not None and (known := FirstCause.of(parent.ended_by)) is not None:
+        ended.append(known)  # The world has ended meanwhile, and its ranks are not reported any more.
     complain = {node_id for node_id, _ in failed}
     away = [node.node_id for node in nodes if node.state != NodeState.READY and node.node_id not in complain]
     return node_behind(first_of((*ended, told)), away)

@@ -235,6 +235,8 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
         cause = rank_behind(known, view.unharmed)
         if cause is not None and cause != known:
             return Loss(f"rank {cause.rank} on node {cause.node} stands still; {shown}", cause)
+        if cause is not None and cause.is_felt and away:
+            return Loss(f"{', '.join(away[:8])} are not heard; {shown}", cause)
         return Loss(shown, cause)
     if view.broken:
         return view.broken[0]

@@ -16,6 +16,7 @@ from typing import Any
 from tests.chaos.facts import Facts
 from tests.cluster.undisturbed import undisturbed_samples
 
+_ELSEWHERE = ("promised to handoff ", "parent: this member trains in generation ")
 REPORTED_S = 1.5
 """An agent reports progress within about a second."""
 STOPPED_S = 3.0
@@ -205,8 +206,12 @@ def _reasons(facts: Facts) -> list[Told]:
 
 
 def _is_withdrawn(row: dict[str, Any]) -> bool:
-    """A proposal that no agent opened in time, or that one declined: nothing of it has begun."""
-    declined = (row["reason_detail"] or {}).get("phase") == "declined"
+    """A proposal that no agent opened in time, that one declined, or whose ranks already take part in another handoff:
+    nothing of it has begun."""
+    detail = row["reason_detail"] or {}
+    if detail.get("phase") == "refused" and row["reason"].startswith(_ELSEWHERE):
+        return True
+    declined = detail.get("phase") == "declined"
     unopened = declined or row["reason"].startswith(("not opened yet", "no agent opened it"))
     return row["generation"] is None and unopened
 
@@ -227,7 +232,7 @@ def _names_any(reasons: list[Told], struck: list[dict[str, Any]]) -> bool:
 def _names(told: Told, struck: dict[str, Any]) -> bool:
     """Whether a reason names what was struck, and where that is on a node, the node, the rank or the process."""
     text, what, typed = told.text.lower(), struck["what"], told.ended_by or {}
-    if typed:
+    if typed and typed["what"] != "peer":
         return typed["what"] == what or (bool(struck["node"]) and typed["node"] == struck["node"])
     if what in ("service", "database", "store"):
         return what in text

@@ -116,6 +116,16 @@ def test_the_typed_cause_of_a_world_outranks_the_words_of_the_next():
     assert record_of(made)["reason_names_killed"] is False
 
 
+def test_an_attempt_whose_ranks_take_part_in_another_one_has_not_failed_of_what_was_struck():
+    made = facts()
+    detail = {"phase": "refused", "rank": 2}
+    lost = {"state": "aborted", "superseded": False, "generation": 3, "reason_detail": detail, "ended_by": None}
+    made.handoffs.append(
+        lost | {"changed_at": "2100-01-01T00:00:00Z", "reason": "promised to handoff x of generation 2"}
+    )
+    assert record_of(made) == record_of(facts())
+
+
 def test_a_step_made_as_its_node_was_taken_away_may_not_have_been_reported():
     made = facts()
     line = next(line for line in made.trail if line["event"] == "applied")

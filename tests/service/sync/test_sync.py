@@ -24,7 +24,9 @@ from agent.protocol.values import HandoffState
 from liver_core.handoff import RankStage, Reason
 from liver_core.layout import ParallelLayout
 from service.db.wake import CHANNEL
-from service.jobs.tables import JobStepRow, RankLogRow
+from service.jobs.causes import FailedPart, FirstCause
+from service.jobs.operations import close_generation
+from service.jobs.tables import JobRow, JobStepRow, RankLogRow
 from service.ledger.tables import IntervalRow
 from service.nodes.tables import NodeRow
 from service.notices.tables import NoticeRow
@@ -448,6 +450,20 @@ class TestHandoffsMadeWithoutTheService:
             other.sync(ranks=(other.rank(other.job_order(), stage=RankStage.FAILED, reason=Reason(text, "x", 1)),))
             other.sync()
             assert (cause()["what"], cause()["node"], cause()["step"]) == ("rank", "b", 7)
+
+    def test_an_attempt_that_is_reported_after_its_world_ended_has_the_cause_of_that(
+        self, running, client, context, clock
+    ):
+        job_id, agent, _ = running
+        first = FirstCause(FailedPart.RANK, "b", 1, signal="SIGKILL", step=7)
+        with context.sessions.begin() as session:
+            close_generation(session, session.get_one(JobRow, job_id), first)
+        late = mirror(
+            agent.job_order().roster, roster(job_id, 2, ParallelLayout(pp=2), "a", "b"), clock(),
+            state=HandoffState.ABORTED, reason=Reason("target rank 0: Connection closed by peer", "stream", 0),
+        )  # fmt: skip
+        agent.sync(handoffs=(late,))
+        assert client.get(f"/api/v1/handoffs/{late.handoff_id}").json()["ended_by"] == first.as_json()
 
     def test_an_attempt_in_which_ranks_only_missed_a_peer_names_the_node_that_was_not_heard(
         self, running, client, context, clock
