@@ -14,6 +14,7 @@ from typing import Any
 from agent.driver.driver import Driver
 from agent.driver.node_context import Node
 from agent.journal import Journal, JournalError, Table
+from agent.link.identity import NodeAuth
 from agent.link.link import ServiceLink
 from agent.link.log_shipper import LogShipper
 from agent.link.outbox import Outbox
@@ -240,7 +241,12 @@ class Agent:
 
         return ServiceLink(
             service_url=self._settings.service_url,
-            token=self._settings.token,
+            auth=NodeAuth(
+                self._settings.service_url,
+                node_id=self._settings.node_id,
+                join_token=self._settings.token,
+                run_dir=self._settings.run_dir,
+            ),
             node_id=self._settings.node_id,
             make_report=make_report,
             take_orders=self._take_orders,

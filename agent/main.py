@@ -34,7 +34,7 @@ EXIT_REFUSED = 3
 EXIT_BROKEN = 4
 EXAMPLE = """\
 example:
-  liver-agent --service-url http://10.0.0.5:8470 --token-file /etc/liver/token --node-id node-1 --slots 8 \\
+  liver-agent --service-url http://10.0.0.5:8470 --token-file /etc/liver/join.token --node-id node-1 --slots 8 \\
       --provider aws --pool p4d-us-east-1a --host 10.0.1.17
 
 SIGTERM ends the agent, but not its ranks: they keep training, and the next agent with the same --run-dir adopts them.
@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(settings: AgentSettings, *, stop_ranks: bool) -> int:
     from agent.app import Agent, PortInUse
     from agent.journal import JournalError, RunDirectoryError
+    from agent.link.identity import KeyFileError
     from agent.link.link import LinkRefused
 
     async def serve() -> None:
@@ -81,7 +82,7 @@ def _run(settings: AgentSettings, *, stop_ranks: bool) -> int:
 
     try:
         asyncio.run(serve())
-    except PortInUse as error:
+    except (PortInUse, KeyFileError) as error:
         return _fail(EXIT_SETTINGS, str(error))
     except RunDirectoryError as error:
         return _fail(EXIT_SETTINGS, f"--run-dir: {error}")
@@ -140,7 +141,7 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"liver-agent {agent_version()}")
     parser.add_argument("--service-url", default=env("SERVICE_URL"), help="where `liver serve` listens")
-    parser.add_argument("--token-file", default=env("TOKEN_FILE"), help="file that contains the agent token")
+    parser.add_argument("--token-file", default=env("TOKEN_FILE"), help="file that contains a join token")
     parser.add_argument(
         "--node-id", default=env("NODE_ID"), help="name of this node; unique, and the same at each start"
     )

@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from agent.protocol import PROTOCOL_VERSION
 from service import problems
+from service.audit import endpoints as audit
 from service.console import endpoints as console
 from service.context import PERSON_ONLY, Clock, Context, utc_now
 from service.db.engine import Database, check_data_dir, open_database
@@ -30,6 +31,7 @@ from service.notices import endpoints as notices
 from service.reconcilers.runner import Reconcilers
 from service.settings import ServiceSettings
 from service.sync import endpoints as sync
+from service.tokens import endpoints as tokens
 from service.tokens.operations import ensure_first_tokens
 
 _log = logging.getLogger(__name__)
@@ -75,14 +77,16 @@ def create_app(settings: ServiceSettings, *, clock: Clock = utc_now, database: D
         generate_unique_id_function=lambda route: route.name,
         openapi_tags=[
             {"name": "jobs"}, {"name": "nodes"}, {"name": "notices"}, {"name": "handoffs"}, {"name": "ledger"},
-            {"name": "pools"}, {"name": "agents", "description": "Only for agents' tokens."}, {"name": "health"},
+            {"name": "pools"}, {"name": "tokens", "description": "Only for admins."}, {"name": "audit"},
+            {"name": "agents", "description": "Only for agents' tokens."}, {"name": "health"},
         ],
     )  # fmt: skip
     app.state.context = context
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.
-    for noun in (sync, jobs, nodes, notices, handoffs, ledger, leases):
+    for noun in (sync, jobs, nodes, notices, handoffs, ledger, leases, tokens, audit):
         app.include_router(noun.router)
+    app.include_router(tokens.joining)
     app.include_router(console.router, include_in_schema=False)
     _add_health(app, context)
     _add_description(app)

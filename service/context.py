@@ -17,8 +17,8 @@ from service.db.wake import WakeHub
 from service.problems import ProblemError
 from service.settings import ServiceSettings
 from service.tokens.operations import Caller, verify_token
-from service.tokens.recent import RecentAgents
-from service.tokens.tables import Role
+from service.tokens.recent import RecentNodes
+from service.tokens.tables import PEOPLE, Role
 from service.turns import Turns
 
 Clock = Callable[[], datetime]
@@ -38,7 +38,7 @@ class Context:
     hub: WakeHub
     clock: Clock
     session_key: bytes
-    recent_agents: RecentAgents = field(default_factory=RecentAgents)
+    recent_nodes: RecentNodes = field(default_factory=RecentNodes)
     turns: Turns = field(default_factory=Turns)
 
     @property
@@ -72,7 +72,7 @@ async def caller_of(
 ) -> Caller:
     """The caller. 401 without a valid token. Uses its own short transaction: streams must not keep one open."""
     token = credentials.credentials if credentials else ""
-    caller = context.recent_agents.find(token, now=context.clock())
+    caller = context.recent_nodes.find(token, now=context.clock())
     if caller is None:
         caller = await run_in_threadpool(_verify, context, token)
     if caller is None:
@@ -92,7 +92,7 @@ def _verify(context: Context, token: str) -> Caller | None:
     with context.sessions() as session:
         caller = verify_token(session, token, now=now)
     if caller is not None:
-        context.recent_agents.keep(token, caller, now=now)
+        context.recent_nodes.keep(token, caller, now=now)
     return caller
 
 
@@ -112,15 +112,40 @@ def _require(caller: Caller, *roles: Role) -> Caller:
     return caller
 
 
-async def require_agent(caller: CallerOf) -> Caller:
-    """Only agents."""
-    return _require(caller, Role.AGENT)
+async def require_node(caller: CallerOf) -> Caller:
+    """Only the agent of a node, with a token for that node."""
+    return _require(caller, Role.NODE)
+
+
+async def require_node_key(caller: CallerOf) -> Caller:
+    """Only the agent of a node, with the node's key."""
+    return _require(caller, Role.NODE_KEY)
+
+
+async def require_joiner(caller: CallerOf) -> Caller:
+    """Only an agent whose node joins."""
+    return _require(caller, Role.JOIN)
 
 
 async def require_person(caller: CallerOf) -> Caller:
     """People and scripts, not agents: an agent's token must not be able to read other jobs."""
-    return _require(caller, Role.ADMIN, Role.SCRIPT)
+    return _require(caller, *PEOPLE)
 
 
-AGENT_ONLY = Depends(require_agent)
+async def require_operator(caller: CallerOf) -> Caller:
+    """People and scripts that may act on jobs, nodes and prices."""
+    return _require(caller, Role.OPERATOR, Role.ADMIN)
+
+
+async def require_admin(caller: CallerOf) -> Caller:
+    """People and scripts that may make and revoke tokens."""
+    return _require(caller, Role.ADMIN)
+
+
 PERSON_ONLY = Depends(require_person)
+ADMIN_ONLY = Depends(require_admin)
+NodeOf = Annotated[Caller, Depends(require_node)]
+NodeKeyOf = Annotated[Caller, Depends(require_node_key)]
+JoinerOf = Annotated[Caller, Depends(require_joiner)]
+OperatorOf = Annotated[Caller, Depends(require_operator)]
+AdminOf = Annotated[Caller, Depends(require_admin)]

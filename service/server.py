@@ -84,7 +84,7 @@ def announcement(host: str, port: int, data_dir: Path) -> tuple[str, ...]:
     folder = data_dir / "tokens"
     return (
         f"service: http://{host}:{port}",
-        f"token for scripts: {folder / 'script.token'}",
-        f"token for agents:  {folder / 'agent.token'}",
-        f"token for admins:  {folder / 'admin.token'}",
+        f"token for people and scripts: {folder / 'operator.token'}",
+        f"token for nodes that join:    {folder / 'join.token'}",
+        f"token for admins:             {folder / 'admin.token'}",
     )

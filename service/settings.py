@@ -64,6 +64,7 @@ class ServiceSettings(BaseSettings):
     claim_s: float = Field(default=10.0, gt=0)
     step_rows_max: int = Field(default=20_000, ge=100, description="per job; older ones are dropped")
     log_chars_max: int = Field(default=16 * 1024 * 1024, ge=65_536, description="per job; older ones are dropped")
+    node_token_s: float = Field(default=3_600.0, gt=0, description="how long a token works that an agent fetches")
     session_s: float = Field(default=12 * 3600.0, gt=0, description="how long a browser session lasts")
 
     @property

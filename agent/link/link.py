@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from agent.protocol import PROTOCOL_VERSION
 from agent.protocol.errors import REPLACED, VERSION_MISMATCH
+from agent.protocol.joining import JOIN_PATH
 from agent.protocol.sync import SyncOrders, SyncReport
 
 SYNC_PATH = "/agent/v1/sync"
@@ -68,7 +69,7 @@ class ServiceLink:
         self,
         *,
         service_url: str,
-        token: str,
+        auth: httpx.Auth,
         node_id: str,
         make_report: Callable[[int], Awaitable[SyncReport]],
         take_orders: Callable[[SyncOrders], Awaitable[None]],
@@ -81,7 +82,7 @@ class ServiceLink:
         self._take_orders = take_orders
         self._client = httpx.AsyncClient(
             base_url=service_url,
-            headers={"Authorization": f"Bearer {token}"},
+            auth=auth,
             timeout=TIMEOUT_S,
         )
         self._news = asyncio.Event()
@@ -144,7 +145,7 @@ class ServiceLink:
         take the token; that the service is away, or answers anything else, is for `run` to deal with."""
         try:
             async with self._client.stream("GET", WAKE_PATH, params={"node_id": self._node_id}) as response:
-                if response.status_code not in (401, 403):
+                if response.status_code not in (401, 403) and response.request.url.path != JOIN_PATH:
                     return
                 await response.aread()
         except httpx.HTTPError as error:
@@ -254,6 +255,8 @@ def _refusal(response: httpx.Response) -> LinkRefused | ServiceAway:
         return LinkRefused(f"the service runs another version: {detail}")
     if response.status_code in (401, 403):
         return LinkRefused(f"the service refuses the token: {text}")
+    if response.request.url.path == JOIN_PATH:
+        return LinkRefused(f"the service does not let this node join: {text}")
     return LinkRefused(f"the service refuses the report: {text}")
 
 

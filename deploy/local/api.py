@@ -14,7 +14,7 @@ REQUEST_S = 20.0
 
 
 class Api:
-    """One service, with the script token."""
+    """One service, with an operator's token."""
 
     def __init__(self, url: str, token_file: Path) -> None:
         token = token_file.read_text().strip()

@@ -68,7 +68,7 @@ class Cluster:
         self.url = until("the start of the service", SERVICE_START_S, lambda: _service_url(service.log), service.check)
         until("the service", SERVICE_START_S, lambda: httpx.get(f"{self.url}/readyz").is_success, service.check)
         self._processes.lower_priority(SERVICE, self._service_nice)
-        return Api(self.url, self.folder / "tokens" / "script.token")
+        return Api(self.url, self.folder / "tokens" / "operator.token")
 
     def start_node(self, node_id: str, provider: Provider = Provider.AWS, *, gcp_notice_s: int = 0) -> LocalNode:
         """An agent with one CPU slot and its own metadata endpoint. `gcp_notice_s`: as the agent's setting."""
@@ -106,7 +106,7 @@ class Cluster:
         return self._processes.start(node_id, node_id, command, environment)
 
     def _agent_command(self, node_id: str, provider: Provider) -> list[str]:
-        token_file = self.folder / "tokens" / "agent.token"
+        token_file = self.folder / "tokens" / "join.token"
         command = [sys.executable, "-m", "agent.main", "--service-url", self.url, "--token-file", str(token_file)]
         command += ["--node-id", node_id, "--slots", "1", "--provider", provider.value, "--pool", POOL]
         return [*command, "--run-dir", str(self.folder / "nodes" / node_id)]

@@ -29,7 +29,7 @@ TokenFile = Annotated[
     typer.Option(
         "--token-file",
         envvar="LIVER_TOKEN_FILE",
-        help="File with the token; else LIVER_TOKEN, else script.token of the service's data directory.",
+        help="File with the token; else LIVER_TOKEN, else operator.token of the service's data directory.",
         metavar="FILE",
     ),
 ]
@@ -61,7 +61,7 @@ def find_token(token_file: Path | None) -> Token:
     if secret := os.environ.get("LIVER_TOKEN", "").strip():
         return _checked(secret, "LIVER_TOKEN")
     data_dir = Path(os.environ.get("LIVER_SERVICE_DATA_DIR", DEFAULT_DATA_DIR)).expanduser()
-    default = data_dir / "tokens" / "script.token"
+    default = data_dir / "tokens" / "operator.token"
     if default.is_file():
         return _from_file(default, "data directory")
     fail(f"no token: give --token-file FILE, or set LIVER_TOKEN_FILE or LIVER_TOKEN (and there is no {default})")

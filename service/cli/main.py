@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli import handoffs, jobs, nodes, notices, prices, serve
+from service.cli import access, handoffs, jobs, nodes, prices, serve
 
 PLUGGED_COMMANDS = "liver.commands"
 """Entry points of this group are functions that take `app` and add a command to it, as the demo does."""
@@ -23,8 +23,10 @@ app = typer.Typer(
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(nodes.app, name="nodes")
 app.add_typer(handoffs.app, name="handoffs")
-app.add_typer(notices.app, name="notices")
+app.add_typer(nodes.notices, name="notices")
 app.add_typer(prices.app, name="prices")
+app.add_typer(access.app, name="tokens")
+app.command("audit", epilog=access.AUDIT_EXAMPLE)(access.audit)
 app.command("serve", epilog=serve.EXAMPLE)(serve.serve)
 for _command in entry_points(group=PLUGGED_COMMANDS):
     _command.load()(app)

@@ -1,16 +1,15 @@
-"""`liver nodes`: list, drain."""
+"""`liver nodes`: list, drain. `liver notices`: list."""
 
 import json
-import re
 from datetime import UTC, datetime
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 
-from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect, fail
+from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect
 from service.cli.columns import Cell, Column, Value
-from service.cli.output import print_details, print_json, print_table, since
+from service.cli.output import deadline, print_details, print_json, print_table, seconds_in, since
 from service.cli.which import short_jobs
 from service.elapsed import departure
 
@@ -27,7 +26,15 @@ LIST = (
 )
 
 
-_UNITS_S = {"s": 1.0, "min": 60.0, "h": 3_600.0}
+notices = typer.Typer(help="Announcements that nodes will go.", no_args_is_help=True)
+NOTICES = (
+    Column("NODE"),
+    Column("KIND"),
+    Column("STATE"),
+    Column("HEARD"),
+    Column("DEADLINE"),
+    Column("SOURCE", below=True, label="from"),
+)
 
 
 @app.callback()
@@ -68,7 +75,7 @@ def drain(
     as_json: AsJson = False,
 ) -> None:
     """Have jobs leave a node, as if its cloud had announced that it goes. The node stays empty until --undo."""
-    body = b"" if undo else json.dumps({"in_s": _seconds(within)}).encode()
+    body = b"" if undo else json.dumps({"in_s": seconds_in(within, "--in")}).encode()
     path = f"/api/v1/nodes/{quote(node_id, safe='')}/{'undrain' if undo else 'drain'}"
     node = connect(service_url, token_file).post(path, content=body)
     if as_json:
@@ -77,11 +84,29 @@ def drain(
     print_details((("node", node["node_id"]), ("state", state), ("notice", _notice(node))))
 
 
-def _seconds(text: str) -> float:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)?", text.strip())
-    if found is None:
-        fail(f"--in: must be a number with s, min or h behind it, such as 120s, is {text!r}", code=2)
-    return float(found[1]) * _UNITS_S[found[2] or "s"]
+@notices.callback()
+def of_notices() -> None:
+    """Announcements that nodes will go."""
+
+
+@notices.command("list", epilog="Example: liver notices list --json")
+def list_notices(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+    """List notices, newest first."""
+    found = connect(service_url, token_file).get("/api/v1/notices")
+    if as_json:
+        return print_json(found)
+    rows = [
+        (
+            item["node_id"],
+            item["kind"],
+            item["state"],
+            since(item["first_seen_at"]),
+            deadline(item["deadline_at"]),
+            item["source"],
+        )
+        for item in found
+    ]
+    print_table(NOTICES, rows, empty="no notices")
 
 
 def _notice(node: dict[str, Any]) -> Value:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -10,10 +11,12 @@ from typing import Any
 
 import typer
 
+from service.cli.client import fail
 from service.cli.columns import Cell, Column, Kind, Line, Value, fitted, fitted_pairs, shown, tabbed, whole
 from service.elapsed import ago, due
 
 NAMES_SHOWN = 6
+_UNITS_S = {"s": 1.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 _STYLES: dict[Kind, dict[str, Any]] = {Kind.HEAD: {"bold": True}, Kind.ROW: {}, Kind.BELOW: {"dim": True}}
 
 
@@ -55,6 +58,14 @@ def print_details(pairs: Iterable[tuple[str, Value]]) -> None:
         typer.echo("\n".join(f"{name}\t{whole(value)}" for name, value in found))
     else:
         typer.echo("\n".join(fitted_pairs(found, width=width)))
+
+
+def seconds_in(text: str, option: str) -> float:
+    """A time like 90s, 30min, 12h or 90d, in seconds; a bare number is in seconds. Fails naming the option."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h|d)?", text.strip())
+    if found is None:
+        fail(f"{option}: must be a number with s, min, h or d behind it, such as 120s, is {text!r}", code=2)
+    return float(found[1]) * _UNITS_S[found[2] or "s"]
 
 
 def since(moment: str | None) -> Value:

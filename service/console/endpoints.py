@@ -25,8 +25,8 @@ from service.ledger.queries import summary
 from service.nodes.endpoints import describe
 from service.nodes.queries import list_nodes
 from service.tokens import sessions
-from service.tokens.operations import verify_token
-from service.tokens.tables import Role, TokenRow
+from service.tokens.operations import is_valid, verify_token
+from service.tokens.tables import PEOPLE, TokenRow
 
 router = APIRouter()
 FOLDER = Path(__file__).parent
@@ -106,7 +106,7 @@ def style() -> Response:
 def _token_id(context: Context, token: str) -> str | None:
     with context.sessions() as session:
         caller = verify_token(session, token, now=context.clock())
-    return caller.token_id if caller is not None and caller.role is not Role.AGENT else None
+    return caller.token_id if caller is not None and caller.role in PEOPLE else None
 
 
 def _is_logged_in(request: Request, context: Context) -> bool:
@@ -116,7 +116,7 @@ def _is_logged_in(request: Request, context: Context) -> bool:
         return False
     with context.sessions() as session:
         row = session.scalars(select(TokenRow).where(TokenRow.token_id == token_id)).one_or_none()
-    return row is not None and row.revoked_at is None
+    return row is not None and is_valid(row, context.clock())
 
 
 def _overview(context: Context, session: Session) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from agent.protocol import errors
 from agent.protocol.errors import Problem
 from agent.protocol.jobfile import JobFile
 from agent.protocol.jobfile_check import JobFileError, check_job_file
-from service.context import PERSON_ONLY, Context, ContextOf, SessionOf
+from service.audit.operations import note
+from service.context import PERSON_ONLY, Context, ContextOf, OperatorOf, SessionOf
 from service.db.wake import job_topic
 from service.handoffs.queries import list_handoffs, open_handoff
 from service.handoffs.schemas import HandoffOut
@@ -66,9 +67,14 @@ async def read_job_file(request: Request) -> JobFile:
 
 
 @router.post("", status_code=201, operation_id="submit_job", summary="Register a job", openapi_extra=_BODY)
-def submit(context: ContextOf, session: SessionOf, job_file: Annotated[JobFile, Depends(read_job_file)]) -> JobSummary:
+def submit(
+    context: ContextOf, session: SessionOf, actor: OperatorOf, job_file: Annotated[JobFile, Depends(read_job_file)]
+) -> JobSummary:
     """The job starts as soon as enough nodes are ready; until then `reason` says what it waits for."""
-    return JobSummary.of(submit_job(session, job_file, now=context.clock()), None)
+    now = context.clock()
+    row = submit_job(session, job_file, now=now)
+    note(session, actor, "submit_job", row.job_id, now=now)
+    return JobSummary.of(row, None)
 
 
 @router.get("", operation_id="list_jobs", summary="List jobs, newest first")
@@ -108,25 +114,31 @@ def show(session: SessionOf, job_id: str) -> JobOut:
 
 
 @router.post("/{job_id}/stop", operation_id="stop_job", summary="Stop a job")
-def stop(context: ContextOf, session: SessionOf, job_id: str) -> JobSummary:
+def stop(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: str) -> JobSummary:
     """Its ranks end after their step, with a checkpoint if the job file has `checkpoint`. Stopping a stopped job
     changes nothing."""
-    row = request_stop(session, job_id, now=context.clock())
+    now = context.clock()
+    row = request_stop(session, job_id, now=now)
+    note(session, actor, "stop_job", job_id, now=now)
     return JobSummary.of(row, queries.active_row(session, row))
 
 
 @router.post("/{job_id}/checkpoint", operation_id="checkpoint_job", summary="Write a checkpoint now")
-def checkpoint(context: ContextOf, session: SessionOf, job_id: str) -> JobSummary:
+def checkpoint(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: str) -> JobSummary:
     """It is written in the background after the next step; `checkpoint_asked` of the job is true until then."""
-    row = request_checkpoint(session, job_id, now=context.clock())
+    now = context.clock()
+    row = request_checkpoint(session, job_id, now=now)
+    note(session, actor, "checkpoint_job", job_id, now=now)
     return JobSummary.of(row, queries.active_row(session, row))
 
 
 @router.post("/{job_id}/resume", operation_id="resume_job", summary="Continue a job that has ended")
-def resume(context: ContextOf, session: SessionOf, job_id: str, how: ResumeJob) -> JobSummary:
+def resume(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: str, how: ResumeJob) -> JobSummary:
     """From its newest checkpoint, as soon as enough nodes are ready."""
     newest = queries.newest_checkpoint(session, _job(session, job_id))
-    row = resume_job(session, job_id, newest, steps=how.steps, now=context.clock())
+    now = context.clock()
+    row = resume_job(session, job_id, newest, steps=how.steps, now=now)
+    note(session, actor, "resume_job", job_id, now=now, steps=how.steps)
     return JobSummary.of(row, queries.active_row(session, row))
 
 

@@ -7,7 +7,8 @@ from fastapi import APIRouter, Path
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from liver_core.layout.limits import Identifier
-from service.context import PERSON_ONLY, ContextOf, SessionOf
+from service.audit.operations import note
+from service.context import PERSON_ONLY, ContextOf, OperatorOf, SessionOf
 from service.leases.operations import set_price
 from service.leases.queries import current_prices
 
@@ -41,8 +42,11 @@ def list_all(context: ContextOf, session: SessionOf) -> list[PriceOut]:
 
 
 @router.put("/{pool}/price", operation_id="set_price", summary="Set the price of a pool")
-def put(context: ContextOf, session: SessionOf, pool: Annotated[Identifier, Path()], price: PriceIn) -> PriceOut:
+def put(
+    context: ContextOf, session: SessionOf, actor: OperatorOf, pool: Annotated[Identifier, Path()], price: PriceIn
+) -> PriceOut:
     """Prices are appended: what was spent before keeps its price."""
     effective_from = price.effective_from or context.clock()
     set_price(session, pool=pool, price_usd_per_hour=price.price_usd_per_hour, effective_from=effective_from)
+    note(session, actor, "set_price", pool, now=context.clock(), price_usd_per_hour=price.price_usd_per_hour)
     return PriceOut(pool=pool, price_usd_per_hour=price.price_usd_per_hour, effective_from=effective_from)

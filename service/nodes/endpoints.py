@@ -7,7 +7,8 @@ from fastapi import APIRouter, Query
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.context import PERSON_ONLY, ContextOf, SessionOf
+from service.audit.operations import note
+from service.context import PERSON_ONLY, ContextOf, OperatorOf, SessionOf
 from service.jobs.tables import JobMemberRow, MemberRole
 from service.nodes.queries import list_nodes
 from service.nodes.schemas import DrainIn, NodeOut
@@ -38,16 +39,20 @@ def show(context: ContextOf, session: SessionOf, node_id: str) -> NodeOut:
 
 
 @router.post("/{node_id}/drain", operation_id="drain_node", summary="Have jobs leave a node")
-def drain(context: ContextOf, session: SessionOf, node_id: str, wanted: DrainIn) -> NodeOut:
+def drain(context: ContextOf, session: SessionOf, actor: OperatorOf, node_id: str, wanted: DrainIn) -> NodeOut:
     """As if its cloud had announced that it goes. It stays empty until `undrain`."""
-    drain_node(session, node_id, in_s=wanted.in_s, now=context.clock())
+    now = context.clock()
+    drain_node(session, node_id, in_s=wanted.in_s, now=now)
+    note(session, actor, "drain_node", node_id, now=now, in_s=wanted.in_s)
     return show(context, session, node_id)
 
 
 @router.post("/{node_id}/undrain", operation_id="undrain_node", summary="Let jobs use a drained node again")
-def undrain(context: ContextOf, session: SessionOf, node_id: str) -> NodeOut:
+def undrain(context: ContextOf, session: SessionOf, actor: OperatorOf, node_id: str) -> NodeOut:
     """A handoff that is open already goes on; the job may grow back afterwards."""
-    undo_drain(session, node_id, now=context.clock())
+    now = context.clock()
+    undo_drain(session, node_id, now=now)
+    note(session, actor, "undrain_node", node_id, now=now)
     return show(context, session, node_id)
 
 

@@ -15,15 +15,16 @@ from agent.protocol import PROTOCOL_VERSION, errors
 from agent.protocol.errors import FieldProblem, Problem, version_problem
 from agent.protocol.sync import REPORT_BYTES_MAX, SyncOrders, SyncReport, WakeEvent
 from liver_core.layout.limits import NodeId
-from service.context import AGENT_ONLY, Context, ContextOf
+from service.context import Context, ContextOf, NodeOf
 from service.db.wake import node_topic
 from service.jobs.tables import JobMemberRow, JobRow
 from service.problems import ProblemError, field_problems, invalid, unavailable
 from service.sync.operations import apply_report
 from service.sync.orders import build_orders
+from service.tokens.operations import Caller
 from service.turns import LostTurn
 
-router = APIRouter(prefix="/agent/v1", tags=["agents"], dependencies=[AGENT_ONLY])
+router = APIRouter(prefix="/agent/v1", tags=["agents"])
 WAKE_LOOK_S = 2.0
 """How often an idle wake stream checks the orders itself, in case a NOTIFY was lost."""
 
@@ -83,10 +84,13 @@ def _check_version(body: bytearray) -> None:
     response_model=SyncOrders,
     openapi_extra=_BODY,
 )
-async def sync(request: Request, context: ContextOf, report: Annotated[SyncReport, Depends(read_report)]) -> Response:
+async def sync(
+    request: Request, context: ContextOf, caller: NodeOf, report: Annotated[SyncReport, Depends(read_report)]
+) -> Response:
     """Level-triggered and idempotent on (agent_incarnation, report_seq). 409: another protocol version, or a later
     start of this node's agent has replaced this one. 503: an earlier report of this node is still being stored, and a
     newer one waits, or this one has waited too long."""
+    _check_node(caller, report.node.node_id, field="node.node_id")
     gone = asyncio.create_task(_until_gone(request))
     try:
         async with context.turns.of(report.node.node_id, gone):
@@ -114,13 +118,32 @@ def _sync(context: Context, report: SyncReport, is_gone: Callable[[], bool]) -> 
     return orders.model_dump_json()
 
 
+def _check_node(caller: Caller, node_id: str, *, field: str) -> None:
+    """Raises 403 for a token of another node."""
+    if caller.node_id != node_id:
+        raise ProblemError(
+            Problem(
+                title="Forbidden",
+                status=403,
+                code=errors.FORBIDDEN,
+                detail=f"{field}: this token speaks for node {caller.node_id} only, not for {node_id}",
+                errors=(FieldProblem(field=field, rule=f"must be {caller.node_id}"),),
+            )
+        )
+
+
+async def _own_node(caller: NodeOf, node_id: Annotated[NodeId, Query()]) -> str:
+    _check_node(caller, node_id, field="node_id")
+    return node_id
+
+
 @router.get(
     "/wake",
     operation_id="wake",
     summary="A stream with an event whenever the node should sync",
     response_class=EventSourceResponse,
 )
-async def wake(context: ContextOf, node_id: Annotated[NodeId, Query()]) -> AsyncIterator[ServerSentEvent]:
+async def wake(context: ContextOf, node_id: Annotated[NodeId, Depends(_own_node)]) -> AsyncIterator[ServerSentEvent]:
     """One event at the start and one per change of the node's orders. Only a hint: sync also every `poll_s`."""
     sent = -1
     async with context.hub.waiter(node_topic(node_id)) as changed:

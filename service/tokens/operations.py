@@ -1,65 +1,233 @@
-"""Makes, checks and revokes tokens; writes the first ones to files that only their owner can read."""
+"""Makes, checks, rotates and revokes tokens; writes the first ones to files that only their owner can read."""
 
 import hashlib
 import hmac
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
-from sqlalchemy import select
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from service.tokens.tables import Role, TokenRow
+from service.nodes.tables import NodeRow, NodeState
+from service.problems import conflict, not_found
+from service.tokens.tables import ISSUED, Role, TokenRow
 
 PREFIX = "liver"
 TOKEN_CHARS_MAX = 256
+FIRST = {Role.ADMIN: "admin", Role.OPERATOR: "operator", Role.JOIN: "join"}
+"""The tokens of a new installation, by the name of their file."""
+_FORMER_FILES = {Role.OPERATOR: "script", Role.JOIN: "agent"}
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is calling, as proved by a token."""
+    """Who is calling, as proved by a token. `node_id`: the only node it may speak for."""
 
     token_id: str
     role: Role
     name: str
     expires_at: datetime | None = None
+    node_id: str | None = None
 
 
-def create_token(session: Session, *, role: Role, name: str, now: datetime) -> str:
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What a node gets when it joins: the id of its key, whose secret it has made itself, and a first token."""
+
+    key_id: str
+    token: str
+    expires_at: datetime
+
+
+def create_token(
+    session: Session,
+    *,
+    role: Role,
+    name: str,
+    now: datetime,
+    expires_at: datetime | None = None,
+    uses_left: int | None = None,
+    node_id: str | None = None,
+    created_by: str | None = None,
+) -> tuple[TokenRow, str]:
     """A new token; this is the only moment at which its secret exists in clear."""
     token_id, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
-    session.add(TokenRow(token_id=token_id, role=role, name=name, secret_sha256=_hashed(secret), created_at=now))
+    row = TokenRow(
+        token_id=token_id,
+        role=role,
+        name=name,
+        secret_sha256=_hashed(secret),
+        created_at=now,
+        expires_at=expires_at,
+        uses_left=uses_left,
+        node_id=node_id,
+        created_by=created_by,
+    )
+    session.add(row)
     session.flush()
-    return f"{PREFIX}_{token_id}_{secret}"
+    return row, f"{PREFIX}_{token_id}_{secret}"
 
 
 def verify_token(session: Session, token: str, *, now: datetime) -> Caller | None:
     """The caller with this token, or None if it is unknown, expired or revoked."""
-    if len(token) > TOKEN_CHARS_MAX:
+    if len(token) > TOKEN_CHARS_MAX or "\x00" in token:
         return None
     prefix, _, rest = token.partition("_")
     token_id, _, secret = rest.partition("_")
     row = session.get(TokenRow, token_id) if prefix == PREFIX and secret else None
     # Hashed and compared even for an unknown id, so that the response time does not show which ids exist.
     matches = hmac.compare_digest(_hashed(secret), row.secret_sha256 if row else "0" * 64)
-    if row is None or not matches or row.revoked_at is not None or (row.expires_at and row.expires_at <= now):
+    if row is None or not matches or not is_valid(row, now):
         return None
-    return Caller(token_id=row.token_id, role=Role(row.role), name=row.name, expires_at=row.expires_at)
+    return Caller(row.token_id, Role(row.role), row.name, row.expires_at, row.node_id)
+
+
+def is_valid(row: TokenRow, now: datetime) -> bool:
+    """Neither revoked nor expired."""
+    return row.revoked_at is None and (row.expires_at is None or now < row.expires_at)
+
+
+def list_tokens(session: Session, *, limit: int, revoked: bool = False) -> Sequence[TokenRow]:
+    """Tokens that admins have made and the keys of nodes, newest first. Without `revoked`, only those that may work."""
+    statement = select(TokenRow).where(TokenRow.role.in_((*ISSUED, Role.NODE_KEY)))
+    if not revoked:
+        statement = statement.where(TokenRow.revoked_at.is_(None))
+    return session.scalars(statement.order_by(TokenRow.created_at.desc(), TokenRow.token_id).limit(limit)).all()
+
+
+def revoke_token(session: Session, token_id: str, *, now: datetime) -> TokenRow:
+    """From now on the token does not work; nor do those that were fetched with it, where it is a node's key. Raises 404
+    for an unknown one. Revoking twice changes nothing."""
+    row = _locked(session, token_id)
+    if row.revoked_at is None:
+        row.revoked_at = now
+    if row.role == Role.NODE_KEY:
+        session.execute(delete(TokenRow).where(TokenRow.role == Role.NODE, TokenRow.node_id == row.node_id))
+    return row
+
+
+def rotate_token(
+    session: Session, token_id: str, *, grace_s: float, now: datetime, created_by: str
+) -> tuple[TokenRow, str]:
+    """A new token with the same role, name and limits. The old one works for `grace_s` more, so that whoever uses it
+    can change over. Raises 404 for an unknown one, 409 for one that no longer works and for a node's key."""
+    old = _locked(session, token_id)
+    if old.role not in ISSUED:
+        raise conflict(f"token {token_id} belongs to node {old.node_id}, whose agent rotates it: revoke it instead")
+    if not is_valid(old, now):
+        raise conflict(f"token {token_id} no longer works: create a new one")
+    row, token = create_token(
+        session,
+        role=Role(old.role),
+        name=old.name,
+        now=now,
+        expires_at=old.expires_at + (now - old.created_at) if old.expires_at is not None else None,
+        uses_left=old.uses_left,
+        node_id=old.node_id,
+        created_by=created_by,
+    )
+    ends_at = now + timedelta(seconds=grace_s)
+    old.expires_at = ends_at if old.expires_at is None else min(old.expires_at, ends_at)
+    return row, token
+
+
+def join_node(session: Session, caller: Caller, *, node_id: str, secret: str, token_s: float, now: datetime) -> Joined:
+    """Make a node known by the key that its agent has made. Repeating it with the same key changes nothing, also where
+    the join token has been used up by it: the first answer may have been lost.
+
+    Raises 409 if the token is for another node or used up, and while another agent serves a node of this name.
+    """
+    token = _locked(session, caller.token_id)
+    if token.node_id not in (None, node_id):
+        raise conflict(f"node_id: this join token is for node {token.node_id}, not {node_id}")
+    key = session.scalars(
+        select(TokenRow).where(
+            TokenRow.role == Role.NODE_KEY,
+            TokenRow.node_id == node_id,
+            TokenRow.secret_sha256 == _hashed(secret),
+            TokenRow.revoked_at.is_(None),
+        )
+    ).one_or_none()
+    if key is None:
+        if token.uses_left == 0:
+            raise conflict("this join token has been used: have an admin create another one (liver tokens create)")
+        key = _new_key(session, token, node_id=node_id, secret=secret, now=now)
+    return Joined(key.token_id, *issue_node_token(session, node_id, token_s=token_s, created_by=key.token_id, now=now))
+
+
+def _new_key(session: Session, token: TokenRow, *, node_id: str, secret: str, now: datetime) -> TokenRow:
+    node = session.scalars(select(NodeRow).where(NodeRow.node_id == node_id).with_for_update(key_share=True)).first()
+    earlier = (TokenRow.role == Role.NODE_KEY) & (TokenRow.node_id == node_id) & TokenRow.revoked_at.is_(None)
+    if node is not None and node.state != NodeState.GONE and session.scalars(select(TokenRow).where(earlier)).first():
+        raise conflict(
+            f"node_id: another agent serves node {node_id}; if that one has ended, try again when the node is gone, or "
+            "have an admin revoke its key (liver tokens list)"
+        )
+    session.execute(update(TokenRow).where(earlier).values(revoked_at=now).execution_options(synchronize_session=False))
+    session.execute(delete(TokenRow).where(TokenRow.role == Role.NODE, TokenRow.node_id == node_id))
+    if token.uses_left is not None:
+        token.uses_left -= 1
+    key = TokenRow(
+        token_id=secrets.token_hex(6),
+        role=Role.NODE_KEY,
+        name=f"node {node_id}",
+        secret_sha256=_hashed(secret),
+        created_at=now,
+        node_id=node_id,
+        created_by=token.token_id,
+    )
+    session.add(key)
+    session.flush()
+    return key
+
+
+def issue_node_token(
+    session: Session, node_id: str, *, token_s: float, created_by: str, now: datetime
+) -> tuple[str, datetime]:
+    """A token for a node, and when it expires. Those of the node that have expired are deleted."""
+    session.execute(
+        delete(TokenRow).where(TokenRow.role == Role.NODE, TokenRow.node_id == node_id, TokenRow.expires_at <= now)
+    )
+    expires_at = now + timedelta(seconds=token_s)
+    _, token = create_token(
+        session,
+        role=Role.NODE,
+        name=f"node {node_id}",
+        now=now,
+        expires_at=expires_at,
+        node_id=node_id,
+        created_by=created_by,
+    )
+    return token, expires_at
 
 
 def ensure_first_tokens(session: Session, *, folder: Path, now: datetime) -> tuple[Path, ...]:
-    """At the first start, create one token per role in `folder/ROLE.token` (mode 0600). Returns the files at any start.
+    """At the first start, create a token for an admin, for operators and for nodes that join, in `folder/NAME.token`
+    (mode 0600). Returns the files at any start.
 
     A deleted file is not created again while its token exists: somebody deleted it on purpose.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for role in Role:
+    paths = {role: folder / f"{name}.token" for role, name in FIRST.items()}
+    for role, path in paths.items():
+        former = folder / f"{_FORMER_FILES.get(role, '')}.token"
+        if former.exists() and not path.exists():
+            former.rename(path)
         name = f"first-{role}"
         if session.scalars(select(TokenRow).where(TokenRow.name == name).limit(1)).first() is None:
-            _write_private(folder / f"{role}.token", create_token(session, role=role, name=name, now=now))
-    return tuple(path for role in Role if (path := folder / f"{role}.token").exists())
+            _write_private(path, create_token(session, role=role, name=name, now=now)[1])
+    return tuple(path for path in paths.values() if path.exists())
+
+
+def _locked(session: Session, token_id: str) -> TokenRow:
+    row = session.scalars(select(TokenRow).where(TokenRow.token_id == token_id).with_for_update()).one_or_none()
+    if row is None or row.role == Role.NODE:
+        raise not_found("token", token_id)
+    return row
 
 
 def _write_private(path: Path, content: str) -> None:

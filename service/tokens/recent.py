@@ -1,4 +1,4 @@
-"""Caches agents' tokens for seconds after they were verified: an agent calls every second with the same token. Pure."""
+"""Caches nodes' tokens for seconds after they were verified: an agent calls every second with the same token. Pure."""
 
 import hashlib
 import threading
@@ -8,11 +8,11 @@ from service.tokens.operations import Caller
 from service.tokens.tables import Role
 
 FRESH = timedelta(seconds=5)
-"""The longest time that a revoked agent's token still works."""
-KEPT_MAX = 1_024
+"""The longest time that the token of a node whose key was revoked still works."""
+KEPT_MAX = 16_384
 
 
-class RecentAgents:
+class RecentNodes:
     """Finds a token only while its verification is fresh and it has not expired. Other roles are never cached."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class RecentAgents:
 
     def keep(self, token: str, caller: Caller, *, now: datetime) -> None:
         """The token has just been looked up and is valid."""
-        if caller.role is not Role.AGENT:
+        if caller.role is not Role.NODE:
             return
         key = _key(token)
         with self._lock:

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from agent.protocol.jobfile import JobFile
+from agent.protocol.joining import JOIN_PATH, NodeToken
 from agent.protocol.notice_life import Notices
 from agent.protocol.sync import (
     CheckpointFact,
@@ -36,7 +37,7 @@ from liver_core.handoff.generations import next_start
 from liver_core.layout import Member, ParallelLayout, Roster
 
 JOB_ID = "fake-job"
-TOKEN = "agents-secret"
+TOKEN, NODE_TOKEN = "join-secret", "node-secret"
 
 
 class StubService:
@@ -254,13 +255,17 @@ class _Handler(BaseHTTPRequestHandler):
         if self.stub.away:
             self.close_connection = True  # A connection that outlived its server; nothing is answered on it.
             return None
-        if self.headers["Authorization"] != f"Bearer {TOKEN}":
+        joins = self.path == JOIN_PATH
+        if self.headers["Authorization"] != f"Bearer {TOKEN if joins else NODE_TOKEN}":
             return self._answer(401, json.dumps({"code": "unauthenticated", "detail": "no such token"}))
+        if joins:
+            answer = NodeToken(key_id="k", token=NODE_TOKEN, expires_utc=datetime(2100, 1, 1, tzinfo=UTC))
+            return self._answer(201, answer.model_dump_json())
         orders = self.stub.take(SyncReport.model_validate_json(body))
         return self._answer(200, orders.model_dump_json(by_alias=True))
 
     def do_GET(self) -> None:
-        if self.headers["Authorization"] != f"Bearer {TOKEN}":
+        if self.headers["Authorization"] != f"Bearer {NODE_TOKEN}":
             self._answer(401, json.dumps({"code": "unauthenticated", "detail": "no such token"}))
             return
         self._answer(404, "no wake stream here, agents poll")

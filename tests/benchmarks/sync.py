@@ -93,8 +93,8 @@ def main() -> None:
     parser.add_argument("--syncs", type=int, default=200)
     options = parser.parse_args()
     found: dict[str, list[float]] = {}
-    with service() as (client, ask, agent_token):
-        load = Load([FakeAgent(node, client, agent_token, utc_now) for node in NODES])
+    with service() as (client, ask, join):
+        load = Load([FakeAgent(node, client, join, utc_now) for node in NODES])
         begin(load, ask)
         for _ in range(options.repeats):
             before = ask("read")
@@ -147,8 +147,8 @@ def service() -> Iterator[tuple[httpx.Client, Callable[[str], Any], dict[str, st
                 return ours.recv()
 
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-                client.post("/api/v1/jobs", json=JOB, headers=tokens["script"]).raise_for_status()
-                yield client, ask, tokens["agent"]
+                client.post("/api/v1/jobs", json=JOB, headers=tokens["operator"]).raise_for_status()
+                yield client, ask, tokens["join"]
         finally:
             process.terminate()
             process.join(30)
@@ -165,7 +165,7 @@ def serve(folder: Path, listener: socket.socket, pipe: Connection) -> None:
     statements = Statements(context)
     tokens = {
         role: {"Authorization": f"Bearer {(folder / 'tokens' / f'{role}.token').read_text().strip()}"}
-        for role in ("script", "agent")
+        for role in ("operator", "join")
     }
 
     def answer() -> None:

@@ -78,7 +78,7 @@ class Machines(Cluster):
             "the start of the service", SERVICE_START_S, lambda: _url_in(service.log), service.check
         )
         until("the service", SERVICE_START_S, lambda: httpx.get(f"{self.url}/readyz").is_success, service.check)
-        return Api(self.url, self.folder / "tokens" / "script.token")
+        return Api(self.url, self.folder / "tokens" / "operator.token")
 
     def restart_service(self) -> None:
         """After it was killed. Returns when it answers."""

@@ -84,7 +84,7 @@ class Trial:
         machines.start_service()
         prefix, corpus = machines.start_corpus()
         machines.await_service().close()
-        token = (self._folder / "tokens" / "script.token").read_text().strip()
+        token = (self._folder / "tokens" / "operator.token").read_text().strip()
         headers = {"Authorization": f"Bearer {token}"}
         self._http = httpx.Client(base_url=machines.url, headers=headers, timeout=REQUEST_S)
         for index, slots in enumerate(plan.nodes):

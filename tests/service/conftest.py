@@ -88,9 +88,9 @@ def settings(tmp_path: Path) -> ServiceSettings:
 
 @pytest.fixture
 def client(settings: ServiceSettings, clock: FakeClock, database: Database) -> Iterator[TestClient]:
-    """A client with the script token. Reconcilers do not run by themselves: tests tick them."""
+    """A client with the operator's token. Reconcilers do not run by themselves: tests tick them."""
     app = create_app(settings, clock=clock, database=database)
-    with TestClient(app, headers=bearer(settings, "script")) as client:
+    with TestClient(app, headers=bearer(settings, "operator")) as client:
         yield client
 
 
@@ -102,7 +102,7 @@ def context(client: TestClient) -> Context:
 @pytest.fixture
 def make_agent(client: TestClient, settings: ServiceSettings, clock: FakeClock) -> Callable[..., FakeAgent]:
     def make(node_id: str, **options) -> FakeAgent:
-        return FakeAgent(node_id, client, bearer(settings, "agent"), clock, **options)
+        return FakeAgent(node_id, client, bearer(settings, "join"), clock, **options)
 
     return make
 

@@ -2,9 +2,11 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Any
 from uuid import UUID, uuid4
 
+from agent.protocol.joining import JOIN_PATH, JoinRequest
 from agent.protocol.sync import (
     HandoffMeasures,
     HandoffMirror,
@@ -53,11 +55,12 @@ JOB = {
 
 @dataclass
 class FakeAgent:
-    """`sync` sends one report with the lists given; `orders` is the last answer."""
+    """`sync` sends one report with the lists given; `orders` is the last answer. `join`: the header with a join token.
+    The key follows from the name, so that a second agent of a name has the key of the first."""
 
     node_id: str
     client: Any
-    headers: dict[str, str]
+    join: dict[str, str]
     clock: Any
     pool: str = "spot-a"
     slots: int = 1
@@ -65,6 +68,17 @@ class FakeAgent:
     seq: int = 0
     notice_source: SourceHealth | None = None
     orders: SyncOrders | None = None
+    token: str = ""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """With a token of this node, which joins for it."""
+        if not self.token:
+            wanted = JoinRequest(node_id=self.node_id, secret=sha256(self.node_id.encode()).hexdigest())
+            answer = self.client.post(JOIN_PATH, json=wanted.model_dump(), headers=self.join)
+            assert answer.status_code == 201, answer.text
+            self.token = answer.json()["token"]
+        return {"Authorization": f"Bearer {self.token}"}
 
     def report(self, **parts: Any) -> SyncReport:
         self.seq += 1
@@ -87,7 +101,11 @@ class FakeAgent:
 
     def post(self, report: SyncReport):
         content = report.model_dump_json()
-        return self.client.post("/agent/v1/sync", content=content, headers=self.headers)
+        answer = self.client.post("/agent/v1/sync", content=content, headers=self.headers)
+        if answer.status_code == 401:
+            self.token = ""  # It has expired.
+            answer = self.client.post("/agent/v1/sync", content=content, headers=self.headers)
+        return answer
 
     def sync(self, **parts: Any) -> SyncOrders:
         response = self.post(self.report(**parts))

@@ -95,12 +95,12 @@ def served(settings, database):
 def test_a_job_starts_by_itself_and_agents_are_woken_at_once(tmp_path, database):
     settings = ServiceSettings(data_dir=tmp_path)
     with served(settings, database) as url:
-        with httpx.Client(base_url=url, headers=bearer(settings, "script"), timeout=10) as client:
+        with httpx.Client(base_url=url, headers=bearer(settings, "operator"), timeout=10) as client:
             clock = utc_now
-            agents = [FakeAgent(name, client, bearer(settings, "agent"), clock) for name in ("a", "b")]
+            agents = [FakeAgent(name, client, bearer(settings, "join"), clock) for name in ("a", "b")]
             for agent in agents:
                 agent.sync()
-            stream = client.stream("GET", "/agent/v1/wake", params={"node_id": "a"}, headers=bearer(settings, "agent"))
+            stream = client.stream("GET", "/agent/v1/wake", params={"node_id": "a"}, headers=agents[0].headers)
             with stream as events:
                 lines = sse(events)
                 assert next(lines) == ("wake", {"orders_seq": 0})
@@ -125,8 +125,8 @@ def test_a_job_starts_by_itself_and_agents_are_woken_at_once(tmp_path, database)
 def test_reports_that_time_out_at_a_locked_job_do_not_pile_up_behind_it(tmp_path, database):
     settings = ServiceSettings(data_dir=tmp_path, reconcilers=False)
     with served(settings, database) as url, httpx.Client(base_url=url, timeout=10) as client:
-        job_id = client.post("/api/v1/jobs", json=JOB, headers=bearer(settings, "script")).json()["job_id"]
-        agent = FakeAgent("a", client, bearer(settings, "agent"), utc_now)
+        job_id = client.post("/api/v1/jobs", json=JOB, headers=bearer(settings, "operator")).json()["job_id"]
+        agent = FakeAgent("a", client, bearer(settings, "join"), utc_now)
         agent.sync()
         steps = {"steps": (step_row(job_id, 1, 1, utc_now()),)}
         with database.engine.begin() as holder:

@@ -4,12 +4,13 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from uuid import UUID
 
+import httpx
 import pytest
 
 from agent.link import link
@@ -86,13 +87,21 @@ def service() -> Iterator[Service]:
     server.server_close()
 
 
+class Secret(httpx.Auth):
+    """Who has joined."""
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response]:
+        request.headers["Authorization"] = "Bearer secret"
+        yield request
+
+
 class Agent:
     """The two ends of a link."""
 
     def __init__(self, url: str) -> None:
         self.orders: list[SyncOrders] = []
         self.link = ServiceLink(
-            service_url=url, token="secret", node_id="a", make_report=self.make_report, take_orders=self.take_orders
+            service_url=url, auth=Secret(), node_id="a", make_report=self.make_report, take_orders=self.take_orders
         )
 
     async def make_report(self, report_seq: int) -> SyncReport:

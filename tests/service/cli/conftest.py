@@ -43,7 +43,7 @@ class Service:
         """One `liver` command with this service's address and token in the environment."""
         defaults = {
             "LIVER_SERVICE_URL": self.url,
-            "LIVER_TOKEN_FILE": str(self.data_dir / "tokens" / "script.token"),
+            "LIVER_TOKEN_FILE": str(self.data_dir / "tokens" / "operator.token"),
             "COLUMNS": "200",
         }
         return CliRunner().invoke(app, arguments, env=defaults | environment)

@@ -20,8 +20,8 @@ def job_file(tmp_path: Path) -> Path:
 
 def test_serve_says_where_it_listens_and_where_the_tokens_are_but_shows_none(service: Service):
     assert "service: http://127.0.0.1:" in service.output
-    assert str(service.data_dir / "tokens" / "script.token") in service.output
-    token = (service.data_dir / "tokens" / "script.token").read_text().strip()
+    assert str(service.data_dir / "tokens" / "operator.token") in service.output
+    token = (service.data_dir / "tokens" / "operator.token").read_text().strip()
     assert token not in service.output
 
 
@@ -147,12 +147,12 @@ def test_a_wrong_token_is_told_where_it_came_from_but_not_shown(service: Service
 
 
 def test_an_agents_token_may_not_read_jobs(service: Service):
-    result = service.run("jobs", "list", "--token-file", str(service.data_dir / "tokens" / "agent.token"))
+    result = service.run("jobs", "list", "--token-file", str(service.data_dir / "tokens" / "join.token"))
     assert result.exit_code == 1 and "role agent" in result.stderr
 
 
 def test_a_token_comes_from_the_environment_or_the_data_directory(service: Service):
-    token = (service.data_dir / "tokens" / "script.token").read_text()
+    token = (service.data_dir / "tokens" / "operator.token").read_text()
     assert service.run("jobs", "list", LIVER_TOKEN_FILE="", LIVER_TOKEN=token).exit_code == 0
     found = service.run("jobs", "list", LIVER_TOKEN_FILE="", LIVER_SERVICE_DATA_DIR=str(service.data_dir))
     assert found.exit_code == 0, found.stderr

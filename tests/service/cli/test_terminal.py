@@ -41,7 +41,7 @@ class Fleet:
     agents: dict[str, FakeAgent]
 
     def command(self, *arguments: str) -> tuple[list[str], dict[str, str]]:
-        token = self.service.data_dir / "tokens" / "script.token"
+        token = self.service.data_dir / "tokens" / "operator.token"
         environment = {"LIVER_SERVICE_URL": self.service.url, "LIVER_TOKEN_FILE": str(token), "TERM": "xterm"}
         environment |= {"COLUMNS": "80", "LINES": "24"}
         return [sys.executable, "-m", "service.cli.main", *arguments], os.environ | environment
@@ -79,10 +79,10 @@ def fleet(service: Service) -> Iterator[Fleet]:
         return {"Authorization": f"Bearer {(service.data_dir / 'tokens' / f'{role}.token').read_text().strip()}"}
 
     with httpx.Client(base_url=service.url, timeout=20) as client:
-        agents = {name: FakeAgent(name, client, bearer("agent"), now, pool="aws-us-west-2a") for name in NODES}
+        agents = {name: FakeAgent(name, client, bearer("join"), now, pool="aws-us-west-2a") for name in NODES}
         for agent in agents.values():
             agent.sync()
-        answer = client.post("/api/v1/jobs", json=JOB | {"name": "gpt-small"}, headers=bearer("script"))
+        answer = client.post("/api/v1/jobs", json=JOB | {"name": "gpt-small"}, headers=bearer("operator"))
         fleet = Fleet(service, answer.json()["job_id"], agents)
         asyncio.run(eventually(lambda: _all_ordered(fleet), "orders for every node", 40.0))
         _train(fleet, 3)
@@ -182,7 +182,7 @@ def test_a_node_is_drained_until_that_is_undone(fleet: Fleet):
     assert later.returncode == 1 and "is drained already" in later.stderr
     assert "drained" not in " ".join(fleet.on_terminal("nodes", "drain", "node-c", "--undo"))
     wrong = fleet.piped("nodes", "drain", "node-c", "--in", "soon")
-    assert wrong.returncode == 2 and "--in: must be a number with s, min or h behind it" in wrong.stderr
+    assert wrong.returncode == 2 and "--in: must be a number with s, min, h or d behind it" in wrong.stderr
     assert "there is no node 'node-x'" in fleet.piped("nodes", "drain", "node-x").stderr
 
 

@@ -289,9 +289,9 @@ def test_every_operation_of_the_description_has_a_unique_id_and_a_summary(client
 def test_the_status_page_asks_for_a_token_and_keeps_a_signed_cookie(client, settings):
     anonymous = {"Authorization": ""}
     assert "Log in" in client.get("/", headers=anonymous).text
-    token = bearer(settings, "script")["Authorization"].removeprefix("Bearer ")
+    token = bearer(settings, "operator")["Authorization"].removeprefix("Bearer ")
     assert client.post("/login", data={"token": "liver_x_y"}, follow_redirects=False).status_code == 401
-    agent = bearer(settings, "agent")["Authorization"].removeprefix("Bearer ")
+    agent = bearer(settings, "join")["Authorization"].removeprefix("Bearer ")
     assert client.post("/login", data={"token": agent}, follow_redirects=False).status_code == 401
     answer = client.post("/login", data={"token": token}, follow_redirects=False)
     cookie = answer.headers["set-cookie"]
@@ -308,7 +308,7 @@ def test_the_status_page_asks_for_a_token_and_keeps_a_signed_cookie(client, sett
 def test_the_status_page_tells_a_deadline_that_has_passed_from_one_to_come(client, settings, make_agent, clock):
     agent = make_agent("a")
     agent.sync(notices=(agent.notice(deadline_s=95),))
-    client.post("/login", data={"token": bearer(settings, "script")["Authorization"].removeprefix("Bearer ")})
+    client.post("/login", data={"token": bearer(settings, "operator")["Authorization"].removeprefix("Bearer ")})
     assert "goes in 95 s" in client.get("/").text
     clock.advance(155)
     agent.sync()

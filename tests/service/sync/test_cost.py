@@ -119,7 +119,7 @@ def test_an_agents_token_is_looked_up_once_in_a_while_and_a_scripts_every_time(t
     assert sum("FROM tokens" in statement for statement in seen) == 3
 
 
-def test_a_revoked_agents_token_works_for_no_more_than_five_seconds(training, client, context, clock):
+def test_a_revoked_nodes_token_works_for_no_more_than_five_seconds(training, client, context, clock):
     agents, _ = training
     clock.advance(FRESH.total_seconds())
     agents["a"].sync()
@@ -128,7 +128,9 @@ def test_a_revoked_agents_token_works_for_no_more_than_five_seconds(training, cl
             row.revoked_at = clock()
     assert client.get("/api/v1/jobs").status_code == 401
     clock.advance(5)
-    assert agents["a"].post(agents["a"].report()).status_code == 401
+    agent = agents["a"]
+    report, headers = agent.report().model_dump_json(), agent.headers
+    assert client.post("/agent/v1/sync", content=report, headers=headers).status_code == 401
 
 
 def test_orders_follow_the_rows_although_what_was_read_is_kept(training, context):

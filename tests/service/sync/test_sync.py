@@ -59,24 +59,25 @@ def running(client, context, make_agent, clock):
     return job_id, *agents
 
 
-def test_a_report_without_a_token_is_401_and_with_a_scripts_token_403(make_agent, client, settings):
+def test_a_report_without_a_token_is_401_and_with_a_persons_token_403(make_agent, client, settings):
     agent = make_agent("a")
     report = agent.report()
     assert (
         client.post("/agent/v1/sync", content=report.model_dump_json(), headers={"Authorization": ""}).status_code
         == 401
     )
-    answer = client.post("/agent/v1/sync", content=report.model_dump_json(), headers=bearer(settings, "script"))
+    answer = client.post("/agent/v1/sync", content=report.model_dump_json(), headers=bearer(settings, "operator"))
     assert answer.status_code == 403
-    assert answer.json()["detail"] == "token 'first-script' has role script; this needs agent"
+    assert answer.json()["detail"] == "token 'first-operator' has role operator; this needs node"
 
 
-def test_an_agents_token_cannot_read_jobs(client, settings):
-    assert client.get("/api/v1/jobs", headers=bearer(settings, "agent")).status_code == 403
+def test_tokens_of_agents_cannot_read_jobs(client, settings, make_agent):
+    for headers in (bearer(settings, "join"), make_agent("a").headers):
+        assert client.get("/api/v1/jobs", headers=headers).status_code == 403
 
 
-def test_another_protocol_version_is_409_before_anything_else_is_looked_at(client, settings):
-    answer = client.post("/agent/v1/sync", json={"protocol_version": 99, "new": []}, headers=bearer(settings, "agent"))
+def test_another_protocol_version_is_409_before_anything_else_is_looked_at(client, make_agent):
+    answer = client.post("/agent/v1/sync", json={"protocol_version": 99, "new": []}, headers=make_agent("a").headers)
     assert answer.status_code == 409
     body = answer.json()
     assert body["code"] == "protocol-version"
@@ -97,8 +98,9 @@ def test_another_protocol_version_is_409_before_anything_else_is_looked_at(clien
     ],
 )  # fmt: skip
 def test_a_malformed_report_names_the_field_and_stores_nothing(make_agent, client, context, settings, change, field):
-    body = make_agent("a").report().model_dump(mode="json") | change
-    answer = client.post("/agent/v1/sync", json=body, headers=bearer(settings, "agent"))
+    agent = make_agent("a")
+    body = agent.report().model_dump(mode="json") | change
+    answer = client.post("/agent/v1/sync", json=body, headers=agent.headers)
     assert answer.status_code == 422
     assert field in [error["field"] for error in answer.json()["errors"]]
     with context.sessions() as session:

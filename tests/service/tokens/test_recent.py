@@ -1,19 +1,19 @@
-"""Agents' tokens verified a moment ago: how long they are believed, and which ones never."""
+"""Tokens of nodes verified a moment ago: how long they are believed, and that no others are."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from service.tokens.operations import Caller
-from service.tokens.recent import FRESH, KEPT_MAX, RecentAgents
+from service.tokens.recent import FRESH, KEPT_MAX, RecentNodes
 from service.tokens.tables import Role
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-AGENT = Caller("id", Role.AGENT, "first-agent")
+AGENT = Caller("id", Role.NODE, "node a", node_id="a")
 
 
 def test_a_token_is_believed_until_its_verification_is_five_seconds_old():
-    recent = RecentAgents()
+    recent = RecentNodes()
     recent.keep("secret", AGENT, now=NOW)
     assert timedelta(seconds=5) == FRESH
     assert recent.find("secret", now=NOW + timedelta(seconds=4.9)) == AGENT
@@ -23,21 +23,21 @@ def test_a_token_is_believed_until_its_verification_is_five_seconds_old():
 
 
 def test_a_token_that_expires_is_not_believed_beyond_that():
-    recent = RecentAgents()
-    recent.keep("secret", Caller("id", Role.AGENT, "a", NOW + timedelta(seconds=1)), now=NOW)
+    recent = RecentNodes()
+    recent.keep("secret", Caller("id", Role.NODE, "node a", NOW + timedelta(seconds=1)), now=NOW)
     assert recent.find("secret", now=NOW + timedelta(seconds=0.9)) is not None
     assert recent.find("secret", now=NOW + timedelta(seconds=1)) is None
 
 
-@pytest.mark.parametrize("role", [Role.ADMIN, Role.SCRIPT])
-def test_a_persons_token_is_never_kept(role):
-    recent = RecentAgents()
+@pytest.mark.parametrize("role", [role for role in Role if role is not Role.NODE])
+def test_any_other_token_is_never_kept(role):
+    recent = RecentNodes()
     recent.keep("secret", Caller("id", role, "ci"), now=NOW)
     assert recent.find("secret", now=NOW) is None
 
 
 def test_no_more_than_so_many_are_kept_and_the_one_verified_longest_ago_goes():
-    recent = RecentAgents()
+    recent = RecentNodes()
     for number in range(KEPT_MAX):
         recent.keep(f"secret {number}", AGENT, now=NOW)
     recent.keep("secret 0", AGENT, now=NOW)
