@@ -160,11 +160,10 @@ class Births:
         memory = self._slots.memory(slot)
         if self._host.is_busy(slot) or memory.record.active is not None:
             return False
-        if not isinstance(order.source, SourceHandoff):
-            return memory.origin == str(order.origin_id)  # Otherwise it is still to be started.
-        ended = memory.record.ended
-        # A leaver is missed only until the service hears of the handoff by which it left.
-        return not (ended and ended[-1].stage is Stage.LEFT and ended[-1].generation > generation)
+        if any(ended.stage is Stage.LEFT and ended.generation > generation for ended in memory.record.ended):
+            return False  # It has left by a handoff that the service has not seen become active yet.
+        # One of a world that the service starts may still be to be started.
+        return isinstance(order.source, SourceHandoff) or memory.origin == str(order.origin_id)
 
     async def _wind_down(self, order: JobOrder, reason: str) -> None:
         """Have the ranks end after their step. They write a checkpoint first, if the job has a place for it."""

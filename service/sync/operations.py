@@ -279,13 +279,17 @@ def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None
 
 
 def _count_lost(intake: Intake, job: JobRow, *, generation: int, step: int) -> None:
-    """The report of this step was on its way when the service replaced its world by a start: the step is lost too."""
+    """The report of this step was on its way when the service replaced its world by a start, or it was made by the
+    world of a handoff that had not become active by then: the step is lost too."""
     successor = intake.session.scalars(
-        select(GenerationRow).where(
+        select(GenerationRow)
+        .where(
             GenerationRow.job_id == job.job_id,
-            GenerationRow.parent == generation,
+            GenerationRow.generation > generation,
             GenerationRow.source_kind != SourceKind.HANDOFF,
         )
+        .order_by(GenerationRow.generation)
+        .limit(1)
     ).one_or_none()
     if successor is None:
         return

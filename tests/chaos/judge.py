@@ -234,8 +234,10 @@ def _names(told: Told, struck: dict[str, Any]) -> bool:
     text, what, typed = told.text.lower(), struck["what"], told.ended_by or {}
     if typed and typed["what"] != "peer":
         return typed["what"] == what or (bool(struck["node"]) and typed["node"] == struck["node"])
-    if what in ("service", "database", "store"):
+    if what in ("service", "database"):
         return what in text
+    if what == "store" and "store" in text:
+        return True
     rank = struck["rank"]
     names_rank = rank is not None and re.search(rf"\brank {rank}\b", text) is not None
     return struck["node"] in text or names_rank or re.search(rf"\bpid {struck['pid']}\b", text) is not None

@@ -134,6 +134,7 @@ class Scene:
                 stores=SimpleNamespace(hosted=()),
                 outbox=self.outbox,
                 sync_soon=lambda: None,
+                look_for_service=lambda: None,
                 now=lambda: self.now,
                 envelope=lambda job_id, receiver, body: Envelope(
                     sender=node_id,

@@ -2,6 +2,7 @@
 
 import json
 import re
+import stat
 from pathlib import Path
 
 import pytest
@@ -146,9 +147,38 @@ def test_a_wrong_token_is_told_where_it_came_from_but_not_shown(service: Service
     assert result.exit_code == 1 and str(path) in result.stderr and "notthesecret" not in result.stderr
 
 
-def test_an_agents_token_may_not_read_jobs(service: Service):
+def test_a_join_token_may_not_read_jobs(service: Service):
     result = service.run("jobs", "list", "--token-file", str(service.data_dir / "tokens" / "join.token"))
-    assert result.exit_code == 1 and "role agent" in result.stderr
+    assert result.exit_code == 1 and "has role join; this needs viewer or operator or admin" in result.stderr
+
+
+def test_an_admin_makes_rotates_and_revokes_tokens_which_are_shown_once(service: Service, tmp_path: Path):
+    admin = {"LIVER_TOKEN_FILE": str(service.data_dir / "tokens" / "admin.token")}
+    path = tmp_path / "viewer.token"
+    made = service.run("tokens", "create", "viewer", "--name", "ci", "--expires", "1h", "--out", str(path), **admin)
+    assert made.exit_code == 0 and f"written to {path}" in made.stdout, made.stderr
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and path.read_text().strip() not in made.stdout
+    viewer = {"LIVER_TOKEN_FILE": str(path)}
+    assert service.run("jobs", "list", **viewer).exit_code == 0
+    refused = service.run("prices", "set", "p", "1.0", **viewer)
+    assert refused.exit_code == 1 and "has role viewer; this needs operator or admin" in refused.stderr
+    token_id = path.read_text().split("_")[1]
+    rotated = json.loads(service.run("tokens", "rotate", token_id, "--grace", "1h", "--json", **admin).stdout)
+    assert rotated["name"] == "ci" and rotated["token"].startswith("liver_")
+    listed = service.run("tokens", "list", **admin).stdout
+    assert token_id in listed and rotated["token_id"] in listed and rotated["token"] not in listed
+    assert service.run("tokens", "revoke", token_id, **admin).stdout == f"{token_id} (viewer ci) is revoked\n"
+    gone = service.run("jobs", "list", **viewer)
+    assert gone.exit_code == 1 and "it is unknown, expired or revoked" in gone.stderr
+    log = service.run("audit", "--target", token_id, **viewer | {"LIVER_TOKEN_FILE": admin["LIVER_TOKEN_FILE"]}).stdout
+    assert [line.split("\t")[3] for line in log.splitlines()[-3:]] == ["revoke token", "rotate token", "create token"]
+
+
+def test_only_an_admin_sees_tokens_and_a_wrong_time_is_named(service: Service):
+    refused = service.run("tokens", "list")
+    assert refused.exit_code == 1 and "has role operator; this needs admin" in refused.stderr
+    wrong = service.run("tokens", "create", "viewer", "--name", "x", "--expires", "soon")
+    assert wrong.exit_code == 2 and "--expires: must be a number with s, min, h or d behind it" in wrong.stderr
 
 
 def test_a_token_comes_from_the_environment_or_the_data_directory(service: Service):

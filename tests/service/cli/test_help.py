@@ -19,6 +19,7 @@ VERBS = [
     "serve", "demo", "jobs submit", "jobs list", "jobs show", "jobs watch", "jobs logs", "jobs stop", "jobs try",
     "jobs checkpoint", "jobs resume", "jobs export",
     "nodes list", "nodes drain", "handoffs list", "handoffs show", "notices list", "prices list", "prices set",
+    "tokens create", "tokens list", "tokens rotate", "tokens revoke", "audit",
 ]  # fmt: skip
 HEAVY = ("torch", "httpx", "sqlalchemy", "fastapi", "megatron", "numpy")
 

@@ -328,6 +328,8 @@ def test_a_step_whose_report_comes_after_the_restart_is_counted_as_lost_once(fle
         fleet.round()
     late.sync(steps=(row.model_copy(update={"step": 34}),))
     assert (fleet.job()["state"], fleet.job()["lost_steps"]) == ("running", 14), "also when the new world trains"
+    late.sync(steps=(row.model_copy(update={"generation": 2, "step": 35}),))
+    assert fleet.job()["lost_steps"] == 15, "also one of a handoff's world that never became active"
 
 
 def test_a_node_that_vanishes_is_replaced_from_the_checkpoint_on_the_remaining_nodes(fleet: Fleet):
