@@ -237,6 +237,7 @@ class Agent:
         return ServiceLink(
             service_url=self._settings.service_url,
             token=self._settings.token,
+            tls_ca=self._settings.tls_ca,
             node_id=self._settings.node_id,
             make_report=make_report,
             take_orders=self._take_orders,

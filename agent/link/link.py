@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -68,6 +69,7 @@ class ServiceLink:
         *,
         service_url: str,
         token: str,
+        tls_ca: str | None = None,
         node_id: str,
         make_report: Callable[[int], Awaitable[SyncReport]],
         take_orders: Callable[[SyncOrders], Awaitable[None]],
@@ -82,6 +84,7 @@ class ServiceLink:
             base_url=service_url,
             headers={"Authorization": f"Bearer {token}"},
             timeout=TIMEOUT_S,
+            verify=ssl.create_default_context(cafile=tls_ca) if service_url.startswith("https://") else False,
         )
         self._news = asyncio.Event()
         self._prompt = asyncio.Event()
