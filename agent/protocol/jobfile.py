@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     StringConstraints,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
 )
 
@@ -57,7 +58,9 @@ LayoutText = Annotated[str, StringConstraints(pattern=LAYOUT_PATTERN, max_length
 START_PATTERN = r"^/(.*/)?(step-|iter_)[0-9]{1,18}/?$"
 StartFolder = Annotated[str, StringConstraints(pattern=START_PATTERN, max_length=4_096)]
 EnvironmentName = Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME, max_length=128)]
-EnvironmentText = Annotated[str, BeforeValidator(_number_as_text)]
+EnvironmentText = Annotated[
+    str, BeforeValidator(_number_as_text), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}]})
+]
 
 
 class JobPart(Message):

@@ -6,10 +6,10 @@ has acknowledged; the service applies each (agent_incarnation, report_seq) at mo
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from agent.protocol.jobfile import JobFile
 from agent.protocol.values import Amount, HandoffCause, HandoffState, Message, Placement, Step, Url, Utc
@@ -243,11 +243,19 @@ class JobFinished(Message):
     failed: Reason | None = None
 
 
+def _with_version(schema: dict[str, Any]) -> None:
+    # Left out it means the present one only where a report is made; the service takes it as another one.
+    schema["properties"]["protocol_version"]["const"] = PROTOCOL_VERSION
+    schema["required"].append("protocol_version")
+
+
 class SyncReport(Message):
     """Everything a node says. `report_seq` starts at 1 for each incarnation and grows by one per new report.
 
     An element of a list that breaks a rule is refused by name (`Refusal`), and so is a wrong `notice_source`; the rest
     of the report is stored."""
+
+    model_config = ConfigDict(json_schema_extra=_with_version)
 
     protocol_version: int = PROTOCOL_VERSION
     agent_version: ShortText
