@@ -61,8 +61,9 @@ class ServiceAway(Exception):
 
 
 class ServiceLink:
-    """`make_report(seq)` makes the next report, `take_orders` is called with each answer. Call `sync_soon` for news
-    that the service needs soon, `sync_with_progress` for progress."""
+    """`make_report(seq)` makes the next report. `take_orders` is called with each answer, `take_back` with the number
+    of a report that the service refuses as a whole for what it holds. Call `sync_soon` for news that the service needs
+    soon, `sync_with_progress` for progress."""
 
     def __init__(
         self,
@@ -73,6 +74,7 @@ class ServiceLink:
         node_id: str,
         make_report: Callable[[int], Awaitable[SyncReport]],
         take_orders: Callable[[SyncOrders], Awaitable[None]],
+        take_back: Callable[[int], None] = lambda _report_seq: None,
     ) -> None:
         self.ends_on_first_refusal = True
         self.state = LinkState.STARTING
@@ -80,6 +82,7 @@ class ServiceLink:
         self._node_id = node_id
         self._make_report = make_report
         self._take_orders = take_orders
+        self._take_back = take_back
         self._client = httpx.AsyncClient(
             base_url=service_url,
             headers={"Authorization": f"Bearer {token}"},
@@ -159,6 +162,8 @@ class ServiceLink:
         except httpx.HTTPError as error:
             least_s = AFTER_TIMEOUT_S if isinstance(error, httpx.ReadTimeout) else 0.0
             raise ServiceAway(f"{type(error).__name__}: {error}", least_s=least_s) from None
+        if response.status_code in (413, 422):
+            self._take_back(report.report_seq)
         if response.status_code != 200:
             raise _refusal(response)
         if len(response.content) > ORDERS_BYTES_MAX:
