@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim mutants chaos bench bench-handoff bench-notice clean distclean
+.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim mutants chaos fuzz-api bench bench-handoff bench-notice clean distclean
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
@@ -14,7 +14,7 @@ PYTHON ?= python3
 SEEDS ?= 20000
 # How many mistakes `make mutants` plants.
 N ?= 150
-# What draws the mistakes, and the first trial of `make chaos`; for example: make mutants N=300 SEED=7
+# What draws the mistakes and the requests of `make fuzz-api`, and the first trial of `make chaos`; for example: make mutants N=300 SEED=7
 SEED ?= 1
 # Processes that share each suite. WORKERS=0, REAL_WORKERS=0: one after the other.
 WORKERS ?= 2
@@ -43,7 +43,7 @@ PYTEST := python -m pytest --durations=25
 REAL = -n $(REAL_WORKERS) --dist loadfile --no-loadscope-reorder
 # Runs where torch is not installed, and only there: the service, the wire contract, and the proof that importing
 # the pure half loads nothing heavy.
-TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
+TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/fuzz tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
 	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, SEED, TRIALS, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS)"
@@ -90,6 +90,9 @@ mutants: setup ## Plant N mistakes (150) in a copy of what decides, one at a tim
 
 chaos: setup ## Kill and stop parts of real jobs at random moments, TRIALS times from SEED on (hours); writes build/reports/chaos.json.
 	$(BIN)/python -m tests.chaos.run --trials $(TRIALS) --seed $(SEED) --report $(REPORTS)/chaos.json --keep build/chaos --resume
+
+fuzz-api: setup ## Ask a real service at least 5,000 things that its API description allows and forbids (half an hour); writes build/reports/fuzz-api.json.
+	$(BIN)/python -m tests.fuzz.run --seed $(SEED) --report $(REPORTS)/fuzz-api.json
 
 bench: setup ## Measure the transports between real processes (the demo measures a handoff against a restart).
 	$(BIN)/python -m tests.benchmarks.transport

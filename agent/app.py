@@ -220,22 +220,23 @@ class Agent:
         )
 
         async def make_report(report_seq: int) -> SyncReport:
-            logs = await asyncio.to_thread(self._shipper.pieces, self._driver.logs(), report_seq)
+            outbox, share = self._outbox, self._outbox.share
+            logs = await asyncio.to_thread(self._shipper.pieces, self._driver.logs(), report_seq, share)
             return SyncReport(
                 agent_version=agent_version(),
                 agent_incarnation=self._incarnation_id,
                 report_seq=report_seq,
                 issued_utc=datetime.now(UTC),
                 node=info.model_copy(update={"notice_source": self._health}),
-                notices=self._outbox.notices.batch(report_seq),
+                notices=outbox.notices.batch(report_seq, share),
                 ranks=self._driver.statuses(),
-                steps=self._outbox.steps.batch(report_seq),
-                handoffs=self._outbox.handoffs.batch(report_seq),
-                declined=self._outbox.declined.batch(report_seq),
+                steps=outbox.steps.batch(report_seq, share),
+                handoffs=outbox.handoffs.batch(report_seq, share),
+                declined=outbox.declined.batch(report_seq, share),
                 logs=logs,
-                checkpoints=self._outbox.checkpoints.batch(report_seq),
+                checkpoints=outbox.checkpoints.batch(report_seq, share),
                 stores=self._driver.stores(),
-                finished=self._outbox.finished.batch(report_seq),
+                finished=outbox.finished.batch(report_seq, share),
                 answering=self._driver.answering(),
             )
 
@@ -247,9 +248,11 @@ class Agent:
                 join_token=self._settings.token,
                 run_dir=self._settings.run_dir,
             ),
+            tls_ca=self._settings.tls_ca,
             node_id=self._settings.node_id,
             make_report=make_report,
             take_orders=self._take_orders,
+            take_back=self._outbox.take_back,
         )
 
     def _watcher(self, link: ServiceLink) -> NoticeWatcher:

@@ -23,6 +23,7 @@ from agent.settings import (
     AgentSettings,
     SettingsError,
     agent_version,
+    check_tls_ca,
     default_run_dir,
     read_token,
     socket_dir_for,
@@ -41,8 +42,9 @@ SIGTERM ends the agent, but not its ranks: they keep training, and the next agen
 `liver-agent --stop-ranks --run-dir DIR` ends the ranks.
 
 environment: LIVER_AGENT_SERVICE_URL, LIVER_AGENT_TOKEN_FILE, LIVER_AGENT_NODE_ID, LIVER_AGENT_SLOTS,
-  LIVER_AGENT_PROVIDER, LIVER_AGENT_POOL, LIVER_AGENT_RUN_DIR, LIVER_AGENT_HOST, LIVER_AGENT_PEER_PORT set the options
-  of the same names. LIVER_AGENT_AWS_IMDS_URL, LIVER_AGENT_GCP_METADATA_URL: another metadata address.
+  LIVER_AGENT_PROVIDER, LIVER_AGENT_POOL, LIVER_AGENT_RUN_DIR, LIVER_AGENT_HOST, LIVER_AGENT_PEER_PORT,
+  LIVER_AGENT_TLS_CA set the options of the same names.
+  LIVER_AGENT_AWS_IMDS_URL, LIVER_AGENT_GCP_METADATA_URL: another metadata address.
   LIVER_AGENT_GCP_NOTICE_S=120: the instance has preemptionNoticeDuration.
   LIVER_AGENT_NOTICE_INTERVAL_S: seconds between two polls of the metadata (1).
 """
@@ -117,6 +119,7 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentS
         run_dir=run_dir,
         socket_dir=socket_dir_for(run_dir),
         host=options.host,
+        tls_ca=check_tls_ca(options.tls_ca),
         peer_port=_integer("--peer-port", options.peer_port, 0, 65_535),
         device=options.device,
         preload=options.preload,
@@ -158,6 +161,9 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "--preload", default=env("PRELOAD", DEFAULT_PRELOAD), help="modules to import once for all ranks"
     )
     parser.add_argument("--rank-entry", default=env("RANK_ENTRY", DEFAULT_RANK_ENTRY), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--tls-ca", default=env("TLS_CA"), help="certificates (PEM) that an https service is checked against"
+    )
     parser.add_argument("--log-level", default=env("LOG_LEVEL", "info"), choices=["debug", "info", "warning", "error"])
     parser.add_argument("--stop-ranks", action="store_true", help="end the ranks of --run-dir and exit")
     return parser

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import ssl
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -47,6 +48,7 @@ class AgentSettings:
     gcp_metadata_url: str = gcp.DEFAULT_URL
     gcp_notice_s: int = 0
     notice_interval_s: float = aws.INTERVAL_S
+    tls_ca: str | None = None
 
 
 def read_token(path: str) -> str:
@@ -58,6 +60,15 @@ def read_token(path: str) -> str:
     if not text or len(text) > TOKEN_CHARS_MAX or not text.isascii() or any(character.isspace() for character in text):
         raise SettingsError(f"--token-file {path} must contain one token of 1 to {TOKEN_CHARS_MAX} characters")
     return text
+
+
+def check_tls_ca(path: str) -> str | None:
+    """The file, or None for the system's own certificates. Raises SettingsError if it holds none."""
+    try:
+        ssl.create_default_context(cafile=path or None)
+    except OSError as error:
+        raise SettingsError(f"--tls-ca {path} cannot be used: {error.strerror or error}") from None
+    return path or None
 
 
 def default_run_dir(node_id: str, environ: Mapping[str, str]) -> Path:

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI, Response
@@ -15,6 +16,8 @@ from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.protocol import PROTOCOL_VERSION
+from agent.protocol.jobfile import JobFile
+from agent.protocol.sync import SyncReport
 from service import problems
 from service.audit import endpoints as audit
 from service.console import endpoints as console
@@ -22,6 +25,8 @@ from service.context import PERSON_ONLY, Clock, Context, utc_now
 from service.db.engine import Database, check_data_dir, open_database
 from service.db.upgrade import upgrade
 from service.db.wake import WakeHub
+from service.edge.description import describe
+from service.edge.gate import Gate
 from service.handoffs import endpoints as handoffs
 from service.jobs import endpoints as jobs
 from service.leases import endpoints as leases
@@ -82,6 +87,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock = utc_now, database: D
         ],
     )  # fmt: skip
     app.state.context = context
+    app.add_middleware(Gate, context=context, body_bytes_max={**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX})
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.
     for noun in (sync, jobs, nodes, notices, handoffs, ledger, leases, tokens, audit):
@@ -151,9 +157,12 @@ def _add_health(app: FastAPI, context: Context) -> None:
 
 
 def _add_description(app: FastAPI) -> None:
+    description = cache(lambda: describe(app, {"sync": SyncReport, "submit_job": JobFile}))
+    app.openapi = description
+
     @app.get("/api/v1/openapi.json", include_in_schema=False, dependencies=[PERSON_ONLY])
-    def description() -> JSONResponse:
-        return JSONResponse(app.openapi())
+    def show() -> JSONResponse:
+        return JSONResponse(description())
 
 
 def _why_not_ready(app: FastAPI, context: Context) -> str:

@@ -47,6 +47,10 @@ class Context:
         return self.database.sessions
 
 
+CALLER = "liver.caller"
+"""Where a request's scope names its caller."""
+
+
 # This function and the checks below do not block. They are coroutines so that they need no threads.
 async def of_request(request: Request) -> Context:
     """The context of the application that serves this request."""
@@ -68,10 +72,15 @@ SessionOf = Annotated[Session, Depends(transaction, scope="function")]
 
 
 async def caller_of(
-    context: ContextOf, credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+    request: Request, _credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
 ) -> Caller:
-    """The caller. 401 without a valid token. Uses its own short transaction: streams must not keep one open."""
-    token = credentials.credentials if credentials else ""
+    """The caller, as the gate before all routes found it."""
+    return request.scope[CALLER]
+
+
+async def find_caller(context: Context, token: str) -> Caller:
+    """The caller with this token. Raises 401 if it is not valid. Uses its own short transaction: streams must not keep
+    one open."""
     caller = context.recent_nodes.find(token, now=context.clock())
     if caller is None:
         caller = await run_in_threadpool(_verify, context, token)

@@ -1,31 +1,39 @@
 """Errors as problem+json: an error that a user causes gets a status, a sentence, and the field with its broken rule."""
 
 import logging
+from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
 from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
 
 from agent.protocol import errors
 from agent.protocol.errors import PROBLEM_MEDIA_TYPE, FieldProblem, Problem
 from agent.protocol.plain_rules import rule_in_words
+from liver_core.layout.limits import fitting
 from service.db.outage import is_outage
 
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}
+_CODES = {404: errors.NOT_FOUND, 408: errors.TOO_LATE, 413: errors.TOO_LARGE}
+_PASSING = (OperationalError, InterfaceError, PoolTimeoutError)
+"""Errors of the database that the next try may not meet. Others are mistakes of the service: 500, with an id."""
+PROBLEMS_MAX = 256
+FIELD_CHARS_MAX = 500
 _log = logging.getLogger(__name__)
 
 
 class ProblemError(Exception):
     """Raised anywhere in an operation; becomes the response."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, *, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(problem.detail)
         self.problem = problem
+        self.headers = headers or {}
 
 
 def not_found(what: str, key: object) -> ProblemError:
@@ -58,20 +66,33 @@ def unavailable(detail: str) -> Problem:
     return Problem(title="Unavailable", status=503, code=errors.UNAVAILABLE, detail=detail)
 
 
+def unexpected(problem_id: str) -> ProblemError:
+    """500 with the id that the service's log gives to the error."""
+    detail = f"an error in the service, which its log names {problem_id}; whether anything was changed is not known"
+    return ProblemError(Problem(title="Unexpected error", status=500, code=errors.UNEXPECTED, detail=detail))
+
+
 def field_problems(error: ValidationError | RequestValidationError) -> tuple[FieldProblem, ...]:
     """Pydantic's findings as dotted fields and rules, without the input itself (it may contain a secret)."""
     found = []
-    for item in error.errors():
+    for item in error.errors()[:PROBLEMS_MAX]:
         location = [str(part) for part in item["loc"] if part not in ("body", "query", "path", "header")]
-        found.append(FieldProblem(field=".".join(location) or "(whole)", rule=rule_in_words(item)))
-    return tuple(found[:256])
+        field = fitting(".".join(location), FIELD_CHARS_MAX).encode(errors="replace").decode()
+        found.append(FieldProblem(field=field or "(whole)", rule=rule_in_words(item)))
+    return tuple(found)
 
 
-def response(problem: Problem, *, headers: dict[str, str] | None = None) -> JSONResponse:
+def response(problem: Problem, *, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """The HTTP form of a problem."""
     return JSONResponse(
         jsonable_encoder(problem), status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE, headers=headers
     )
+
+
+def response_to(error: ProblemError, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The answer that an error becomes."""
+    usual = _HEADERS.get(error.problem.status, {})
+    return response(error.problem, headers={**usual, **error.headers, **(headers or {})})
 
 
 def install(app: FastAPI) -> None:
@@ -79,7 +100,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ProblemError)
     async def _ours(_request: Request, error: ProblemError) -> JSONResponse:
-        return response(error.problem, headers=_HEADERS.get(error.problem.status))
+        return response_to(error)
 
     @app.exception_handler(RequestValidationError)
     async def _request(_request: Request, error: RequestValidationError) -> JSONResponse:
@@ -87,16 +108,20 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _http(_request: Request, error: HTTPException) -> JSONResponse:
-        code = errors.NOT_FOUND if error.status_code == 404 else errors.INVALID
+        if error.status_code == 400:
+            # FastAPI's own, for a body that is no text.
+            return response_to(invalid(FieldProblem(field="(whole)", rule="must be JSON")))
+        code = _CODES.get(error.status_code, errors.INVALID)
         problem = Problem(title=str(error.detail), status=error.status_code, code=code, detail=str(error.detail))
         return response(problem, headers=dict(error.headers) if error.headers else None)
 
-    @app.exception_handler(OperationalError)
-    @app.exception_handler(PoolTimeoutError)
-    async def _database(request: Request, error: Exception) -> JSONResponse:
+    @app.exception_handler(SQLAlchemyError)
+    async def _database(request: Request, error: SQLAlchemyError) -> JSONResponse:
         if is_outage(error):
             request.app.state.context.database.outage.begins(error)
-        else:
+        elif isinstance(error, _PASSING):
             _log.error("the database did not answer in time: %s", error)
+        else:
+            raise error
         problem = unavailable("the database did not answer in time; nothing was changed, try again")
         return response(problem, headers=_HEADERS[503])

@@ -5,6 +5,7 @@ import errno
 import logging
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,29 +14,43 @@ import uvicorn
 
 from service.app import create_app
 from service.db.engine import StartError, check_data_dir
+from service.edge.timed_http import TimedH11Protocol
 from service.settings import ServiceSettings
 
 _log = logging.getLogger(__name__)
 STOP_S = 5
 """How long open streams have to end."""
+KEEP_ALIVE_S = 30
+HEAD_BYTES_MAX = 32 * 1024
+"""Of the head of a request."""
 
 
 def serve(settings: ServiceSettings, *, say: Callable[[str], None] = _log.info) -> None:
     """Serve until SIGINT or SIGTERM. Raises StartError: port in use, data directory not writable or full, database
     unreachable; then nothing is left running. `say` is called with the address and the token files at the start."""
     check_data_dir(settings.resolved_data_dir())
+    _check_tls(settings)
     # The port comes first, so that a second service on the same port starts and writes nothing.
     listener = bind(settings.host, settings.port)
     try:
         app = create_app(settings)
         host, port = listener.getsockname()[:2]
         config = uvicorn.Config(
-            app, log_level="warning", access_log=False, timeout_graceful_shutdown=STOP_S, timeout_keep_alive=30
+            app,
+            http=TimedH11Protocol,
+            log_level="warning",
+            access_log=False,
+            h11_max_incomplete_event_size=HEAD_BYTES_MAX,
+            timeout_graceful_shutdown=STOP_S,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key,
         )
         server = uvicorn.Server(config)
         app.state.context.hub.end_streams_with(lambda: server.should_exit)
         with _ended_by_signals(server):
-            for line in announcement(host, port, settings.resolved_data_dir()):
+            scheme = "https" if settings.tls_certificate else "http"
+            for line in announcement(f"{scheme}://{host}:{port}", settings.resolved_data_dir()):
                 say(line)
             server.run(sockets=[listener])
     finally:
@@ -79,11 +94,24 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-def announcement(host: str, port: int, data_dir: Path) -> tuple[str, ...]:
+def _check_tls(settings: ServiceSettings) -> None:
+    """Raises StartError for a certificate that cannot be served."""
+    if settings.tls_certificate is None or settings.tls_key is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(settings.tls_certificate, settings.tls_key)
+    except OSError as error:
+        raise StartError(
+            f"--tls-certificate {settings.tls_certificate} with --tls-key {settings.tls_key} cannot be used: "
+            f"{error.strerror or error}"
+        ) from error
+
+
+def announcement(url: str, data_dir: Path) -> tuple[str, ...]:
     """What a person needs to know once the service is up. Token files are named, their content never shown."""
     folder = data_dir / "tokens"
     return (
-        f"service: http://{host}:{port}",
+        f"service: {url}",
         f"token for people and scripts: {folder / 'operator.token'}",
         f"token for nodes that join:    {folder / 'join.token'}",
         f"token for admins:             {folder / 'admin.token'}",

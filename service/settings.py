@@ -1,8 +1,9 @@
 """Everything that can be set from outside: LIVER_SERVICE_*, read once at start and never later."""
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -13,6 +14,8 @@ class ServiceSettings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8470, ge=0, le=65_535)
+    tls_certificate: Path | None = Field(default=None, description="PEM file with the chain; absent: plain HTTP")
+    tls_key: Path | None = Field(default=None, description="PEM file with its key")
     data_dir: Path = Path("~/.local/share/liver")
     database_url: SecretStr | None = Field(
         default=None, description="postgresql://...; absent: an embedded PostgreSQL under data_dir"
@@ -64,8 +67,20 @@ class ServiceSettings(BaseSettings):
     claim_s: float = Field(default=10.0, gt=0)
     step_rows_max: int = Field(default=20_000, ge=100, description="per job; older ones are dropped")
     log_chars_max: int = Field(default=16 * 1024 * 1024, ge=65_536, description="per job; older ones are dropped")
+    requests_per_s: float = Field(
+        default=100.0, gt=0, description="each token of people and scripts; twice as many at once; then 429"
+    )
+    agent_requests_per_s: float = Field(
+        default=2_000.0, gt=0, description="each token of agents; a join token serves a whole fleet; then 429"
+    )
     node_token_s: float = Field(default=3_600.0, gt=0, description="how long a token works that an agent fetches")
     session_s: float = Field(default=12 * 3600.0, gt=0, description="how long a browser session lasts")
+
+    @model_validator(mode="after")
+    def _certificate_and_key(self) -> Self:
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("--tls-certificate and --tls-key come together")
+        return self
 
     @property
     def lost_after_s(self) -> float:

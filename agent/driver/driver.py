@@ -11,7 +11,7 @@ from agent.peer.peer_server import PeerRefused
 from agent.protocol.notice_life import Notices, key_of
 from agent.protocol.peer import Envelope
 from agent.protocol.rank import RankEvent
-from agent.protocol.sync import NodeAnswers, NoticeFact, RankStatus, StoreHosted, SyncOrders
+from agent.protocol.sync import NodeAnswers, NoticeFact, RankStatus, Refusal, StoreHosted, SyncOrders
 from agent.supervisor.records import RankState, SlotKey, StoreKey
 from liver_core.handoff import Reason
 
@@ -27,6 +27,7 @@ class Driver:
         self._node: Node | None = None
         self._ended_logs: deque[LogFile] = deque(maxlen=ENDED_LOGS_MAX)
         self._notices = Notices()
+        self._refused: frozenset[Refusal] = frozenset()
 
     @property
     def node(self) -> Node:
@@ -96,7 +97,10 @@ class Driver:
         """The service's answer: jobs that it does not name any more are forgotten once nothing of them is left."""
         unknown = {refusal.key for refusal in orders.refusals if refusal.part == "jobs"}
         for refusal in orders.refusals:
-            _log.warning("the service refuses %s %s: %s", refusal.part, refusal.key, refusal.reason)
+            # What is no fact but how the node stands is sent, and refused, again: said once.
+            if refusal not in self._refused:
+                _log.warning("the service refuses %s %s: %s", refusal.part, refusal.key, refusal.reason)
+        self._refused = frozenset(orders.refusals)
         for order in orders.jobs:
             self._job(order.job_id).take_orders(order, heard_at=self.node.service_heard_at())
         named = {order.job_id for order in orders.jobs}

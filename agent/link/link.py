@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import random
+import ssl
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -62,17 +63,20 @@ class ServiceAway(Exception):
 
 
 class ServiceLink:
-    """`make_report(seq)` makes the next report, `take_orders` is called with each answer. Call `sync_soon` for news
-    that the service needs soon, `sync_with_progress` for progress."""
+    """`make_report(seq)` makes the next report. `take_orders` is called with each answer, `take_back` with the number
+    of a report that the service refuses as a whole for what it holds. Call `sync_soon` for news that the service needs
+    soon, `sync_with_progress` for progress."""
 
     def __init__(
         self,
         *,
         service_url: str,
         auth: httpx.Auth,
+        tls_ca: str | None = None,
         node_id: str,
         make_report: Callable[[int], Awaitable[SyncReport]],
         take_orders: Callable[[SyncOrders], Awaitable[None]],
+        take_back: Callable[[int], None] = lambda _report_seq: None,
     ) -> None:
         self.ends_on_first_refusal = True
         self.state = LinkState.STARTING
@@ -80,10 +84,12 @@ class ServiceLink:
         self._node_id = node_id
         self._make_report = make_report
         self._take_orders = take_orders
+        self._take_back = take_back
         self._client = httpx.AsyncClient(
             base_url=service_url,
             auth=auth,
             timeout=TIMEOUT_S,
+            verify=ssl.create_default_context(cafile=tls_ca) if service_url.startswith("https://") else False,
         )
         self._news = asyncio.Event()
         self._prompt = asyncio.Event()
@@ -164,6 +170,8 @@ class ServiceLink:
         except httpx.HTTPError as error:
             least_s = AFTER_TIMEOUT_S if isinstance(error, httpx.ReadTimeout) else 0.0
             raise ServiceAway(f"{type(error).__name__}: {error}", least_s=least_s) from None
+        if response.status_code in (413, 422):
+            self._take_back(report.report_seq)
         if response.status_code != 200:
             raise _refusal(response)
         if len(response.content) > ORDERS_BYTES_MAX:

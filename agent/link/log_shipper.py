@@ -36,10 +36,11 @@ class LogShipper:
         self._acknowledged = _read_positions(self._file)
         self._sent: dict[int, dict[str, LogPosition]] = {}
 
-    def pieces(self, files: Iterable[LogFile], report_seq: int) -> tuple[LogChunk, ...]:
-        """The new text of these logs, bounded. It counts as sent with this report."""
+    def pieces(self, files: Iterable[LogFile], report_seq: int, share: float = 1.0) -> tuple[LogChunk, ...]:
+        """The new text of these logs, bounded by that share of what a report may hold. It counts as sent with this
+        report."""
         chunks: list[LogChunk] = []
-        left = BYTES_PER_REPORT_MAX
+        left = max(LOG_CHUNK_CHARS_MAX, round(BYTES_PER_REPORT_MAX * share))
         sent: dict[str, LogPosition] = {}
         for file in files:
             position = self._acknowledged.get(file.path, LogPosition())

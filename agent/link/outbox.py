@@ -29,6 +29,7 @@ HANDOFFS_MAX = 256
 NOTICES_MAX = 256
 CHECKPOINTS_MAX = 256
 FINISHED_MAX = 64
+SHARE_LEAST = 1.0 / 1_024
 
 _log = logging.getLogger(__name__)
 
@@ -56,9 +57,10 @@ class Queue(Generic[FactT]):
                     "%d %s dropped so far: more than %d wait for the service", self.dropped, self._name, self._facts_max
                 )
 
-    def batch(self, report_seq: int) -> tuple[FactT, ...]:
-        """The oldest facts, as many as fit into one report. They count as sent with this report."""
-        keys = list(self._facts)[: self._per_report_max]
+    def batch(self, report_seq: int, share: float = 1.0) -> tuple[FactT, ...]:
+        """The oldest facts, as many as fit into one report, or that share of them. They count as sent with this
+        report."""
+        keys = list(self._facts)[: max(1, round(self._per_report_max * share))]
         for key in keys:
             self._sent[key] = (report_seq, self._facts[key])
         return tuple(self._facts[key] for key in keys)
@@ -70,6 +72,10 @@ class Queue(Generic[FactT]):
                 del self._sent[key]
                 if self._facts.get(key) is fact:
                     del self._facts[key]
+
+    def take_back(self, report_seq: int) -> None:
+        """This report was refused as a whole: nothing was sent with it."""
+        self._sent = {key: sent for key, sent in self._sent.items() if sent[0] != report_seq}
 
     def drop(self, key: object) -> None:
         """Remove a fact that the service rejects."""
@@ -96,6 +102,9 @@ class Outbox:
         default_factory=lambda: Queue("checkpoints", CHECKPOINTS_MAX, CHECKPOINTS_PER_REPORT_MAX)
     )
     finished: Queue[JobFinished] = field(default_factory=lambda: Queue("endings", FINISHED_MAX, FINISHED_MAX))
+
+    share: float = 1.0
+    """Of what fits into one report by number. Less after one that was refused as a whole, perhaps for its size."""
 
     def put_notice(self, fact: NoticeFact) -> None:
         """What is known of one notice; what is known later replaces it."""
@@ -124,8 +133,18 @@ class Outbox:
 
     def acknowledge(self, report_seq: int) -> None:
         """The service has stored everything that was sent up to this report."""
-        for queue in (self.notices, self.steps, self.handoffs, self.declined, self.checkpoints, self.finished):
+        self.share = min(1.0, 2.0 * self.share)
+        for queue in self._queues():
             queue.acknowledge(report_seq)
+
+    def take_back(self, report_seq: int) -> None:
+        """The service has refused this report as a whole: the next one holds half as much."""
+        self.share = max(SHARE_LEAST, self.share / 2.0)
+        for queue in self._queues():
+            queue.take_back(report_seq)
+
+    def _queues(self) -> tuple[Queue, ...]:
+        return (self.notices, self.steps, self.handoffs, self.declined, self.checkpoints, self.finished)
 
     def drop_handoff(self, handoff_id: UUID) -> None:
         """The service rejects this handoff: do not send it again."""

@@ -4,13 +4,15 @@ Pure. A timeout or a server error is `Unknown`, never `Nothing`: a node whose no
 """
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Protocol
 
 from agent.protocol.sync import NoticeKind
+from agent.protocol.values import utc
+from liver_core.layout.limits import UTC_LEAST, UTC_MOST
 
 RAW_CHARS_MAX = 1_000
-_EARLIEST, _LATEST = datetime(2000, 1, 1, tzinfo=UTC), datetime(2200, 1, 1, tzinfo=UTC)
+_EARLIEST, _LATEST = utc(UTC_LEAST), utc(UTC_MOST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,10 @@ INVALID = "invalid"
 NOT_FOUND = "not-found"
 CONFLICT = "conflict"
 TOO_LARGE = "too-large"
+TOO_LATE = "too-late"
+TOO_MANY = "too-many-requests"
 UNAVAILABLE = "unavailable"
+UNEXPECTED = "unexpected"
 
 
 class FieldProblem(BaseModel):

@@ -9,16 +9,16 @@ from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
-    AwareDatetime,
     BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
 )
 
-from agent.protocol.values import Message
+from agent.protocol.values import Message, Utc
 from liver_core.layout import ParallelLayout
 from liver_core.layout.limits import Identifier
 
@@ -58,11 +58,13 @@ LayoutText = Annotated[str, StringConstraints(pattern=LAYOUT_PATTERN, max_length
 START_PATTERN = r"^/(.*/)?(step-|iter_)[0-9]{1,18}/?$"
 StartFolder = Annotated[str, StringConstraints(pattern=START_PATTERN, max_length=4_096)]
 EnvironmentName = Annotated[str, StringConstraints(pattern=ENVIRONMENT_NAME, max_length=128)]
-EnvironmentText = Annotated[str, BeforeValidator(_number_as_text)]
+EnvironmentText = Annotated[
+    str, BeforeValidator(_number_as_text), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}]})
+]
 
 
 class JobPart(Message):
-    """Base of the job file's sections. Lax about lists and numbers because YAML is, strict about names."""
+    """Base of the job file's sections. Strict about names; `jobfile_check` is also strict about values."""
 
     model_config = ConfigDict(strict=False, extra="forbid", frozen=True)
 
@@ -245,7 +247,7 @@ class JobFile(JobPart):
     )
     stop: StopRule
     budget_usd: float | None = Field(default=None, gt=0)
-    deadline: AwareDatetime | None = Field(default=None, description="When the job should be done, with time zone.")
+    deadline: Utc | None = Field(default=None, description="When the job should be done, with time zone.")
     pools: tuple[Identifier, ...] = Field(default=(), max_length=64, description="Pools it may use; empty means all.")
 
     @field_validator("micro_batch")

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from agent.protocol.errors import FieldProblem
 from agent.protocol.jobfile import ENTRYPOINT_PATTERN, EXAMPLE, LAYOUT_PATTERN, JobFile
@@ -17,6 +17,7 @@ from agent.protocol.plain_rules import RULE_CHARS_MAX, rule_in_words
 SECRET_PLACES = ("environment", "args")
 SHOWN_CHARS_MAX = 80
 PROBLEMS_MAX = 256
+_JSON: TypeAdapter[Any] = TypeAdapter(Any)
 _AXIS = re.compile(r"(ETP|VPP|TP|PP|DP|CP|EP)\W*([1-9][0-9]{0,4})", re.IGNORECASE)
 # Pydantic's own words for these say the rule, the value and what else counts.
 _SAY_IT_ALL = {"value_error", "extra_forbidden", "missing"}
@@ -36,7 +37,8 @@ def check_job_file(content: object) -> JobFile:
         kind = {"list": "a list", "NoneType": "empty", "str": "text"}.get(type(content).__name__, "one value")
         raise JobFileError((FieldProblem(field="(whole)", rule=f"must be a mapping of fields, is {kind}"),))
     try:
-        return JobFile.model_validate(content)
+        # As JSON, where a list is a tuple and a time is text, but "1" is not 1.
+        return JobFile.model_validate_json(_JSON.dump_json(content), strict=True)
     except ValidationError as error:
         raise JobFileError(tuple(_problem(item) for item in error.errors()[:PROBLEMS_MAX])) from None
 

@@ -8,12 +8,13 @@ from typing import Any
 
 from agent.protocol.jobfile import ENTRYPOINT_PATTERN, ENVIRONMENT_NAME, LAYOUT_PATTERN, START_PATTERN
 from agent.protocol.values import URL_PATTERN
-from liver_core.layout.limits import IDENTIFIER_PATTERN
+from liver_core.layout.limits import IDENTIFIER_PATTERN, NO_NUL_PATTERN
 
 RULE_CHARS_MAX = 500
 _OF_PATTERNS = {
     IDENTIFIER_PATTERN: "must be letters, digits, dots, dashes and underscores, and begin with a letter or a digit",
     URL_PATTERN: "must begin with http:// or https:// and have no spaces",
+    NO_NUL_PATTERN: "must not contain a NUL character",
     ENTRYPOINT_PATTERN: "must name a class as package.module:Class, such as my_package.training:MyJob",
     ENVIRONMENT_NAME: "the name must be letters, digits and underscores, and not begin with a digit",
     START_PATTERN: (

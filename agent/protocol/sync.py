@@ -6,10 +6,10 @@ has acknowledged; the service applies each (agent_incarnation, report_seq) at mo
 """
 
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from agent.protocol.jobfile import JobFile
 from agent.protocol.values import Amount, HandoffCause, HandoffState, Message, Placement, Step, Url, Utc
@@ -44,6 +44,7 @@ RANKS_PER_REPORT_MAX = 1_024
 CHECKPOINTS_PER_REPORT_MAX = 64
 PROBES_MAX = 64
 REPORT_BYTES_MAX = 4 * 1024 * 1024
+REFUSALS_MAX = 1_024
 
 
 class Provider(StrEnum):
@@ -250,8 +251,19 @@ class NodeAnswers(Message):
     node_id: NodeId
 
 
+def _with_version(schema: dict[str, Any]) -> None:
+    # Left out it means the present one only where a report is made; the service takes it as another one.
+    schema["properties"]["protocol_version"]["const"] = PROTOCOL_VERSION
+    schema["required"].append("protocol_version")
+
+
 class SyncReport(Message):
-    """Everything a node says. `report_seq` starts at 1 for each incarnation and grows by one per new report."""
+    """Everything a node says. `report_seq` starts at 1 for each incarnation and grows by one per new report.
+
+    An element of a list that breaks a rule is refused by name (`Refusal`), and so is a wrong `notice_source`; the rest
+    of the report is stored."""
+
+    model_config = ConfigDict(json_schema_extra=_with_version)
 
     protocol_version: int = PROTOCOL_VERSION
     agent_version: ShortText
@@ -379,7 +391,8 @@ class JobOrder(Message):
 
 
 class Refusal(Message):
-    """A part of the report that was not taken, and why; the agent must not send it again."""
+    """A part of the report that was not taken, and why; the agent must not send it again. Of very many, some are left
+    out."""
 
     part: ShortText = Field(description="Which list of the report, for example handoffs.")
     key: ShortText
@@ -401,7 +414,7 @@ class SyncOrders(Message):
     accepted_incarnation: UUID
     accepted_report_seq: Count = Field(description="Everything up to this report of this incarnation is stored.")
     jobs: tuple[JobOrder, ...] = Field(default=(), max_length=1_000)
-    refusals: tuple[Refusal, ...] = Field(default=(), max_length=1_024)
+    refusals: tuple[Refusal, ...] = Field(default=(), max_length=REFUSALS_MAX)
     release: NodeRelease | None = None
     wake_path: ShortText = "/agent/v1/wake"
     poll_s: Seconds = Field(default=1.0, description="Time to the next sync when nothing wakes the agent.")

@@ -8,17 +8,31 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated, Self
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, model_validator
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from liver_core.layout import Members, ParallelLayout, check_members
-from liver_core.layout.limits import COUNT_MAX, Bound
+from liver_core.layout.limits import COUNT_MAX, UTC_LEAST, UTC_MOST, Bound
 
-URL_PATTERN = r"^https?://[^\s]+$"
+URL_PATTERN = r"^https?://[^\s\x00]+$"
 Url = Annotated[str, Bound(pattern=URL_PATTERN, max_length=512)]
 Step = Annotated[int, Bound(ge=0, le=COUNT_MAX)]
 Amount = Annotated[float, Bound(ge=0.0, le=1e18)]
 """A quantity that is no time, such as bytes in a second."""
-Utc = Annotated[AwareDatetime, Bound(ge=datetime(2000, 1, 1, tzinfo=UTC), le=datetime(2200, 1, 1, tzinfo=UTC))]
+Utc = Annotated[
+    AwareDatetime,
+    Bound(ge=datetime.fromtimestamp(UTC_LEAST, UTC), lt=datetime.fromtimestamp(UTC_MOST, UTC)),
+    Field(description="A time with its zone, in the years 2000 to 2099."),
+]
+
+
+def _written(value: object) -> object:
+    if not isinstance(value, str):
+        raise ValueError("must be a time with its time zone, such as 2030-01-31T12:00:00Z")
+    return value
+
+
+WrittenUtc = Annotated[Utc, Field(strict=False), BeforeValidator(_written)]
+"""The same in a body that FastAPI reads: there a time is text too, and never a number."""
 
 
 class Message(BaseModel):

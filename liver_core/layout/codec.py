@@ -7,6 +7,8 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from liver_core.layout.limits import NO_NUL_PATTERN
+
 if TYPE_CHECKING:
     from pydantic import TypeAdapter, ValidationError
 
@@ -75,6 +77,8 @@ def _rule(found: Any) -> str:
             return f"must have {bound} {most} {_units(found)}, has {len(found['input'])}"
         case "value_error":
             return found["msg"].removeprefix("Value error, ")
+        case "string_pattern_mismatch" if found["ctx"]["pattern"] == NO_NUL_PATTERN:
+            return "must not contain a NUL character"
         case _:
             rule = found["msg"].removeprefix("Input ").replace("should", "must", 1)
             rule = rule.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")

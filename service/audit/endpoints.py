@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from sqlalchemy import select
 
+from liver_core.layout.limits import ShortText
 from service.audit.tables import AuditRow
 from service.context import PERSON_ONLY, SessionOf
 
@@ -29,7 +30,7 @@ class AuditOut(BaseModel):
 @router.get("", operation_id="list_audit", summary="Who changed what, newest first")
 def list_all(
     session: SessionOf,
-    target: Annotated[str | None, Query(max_length=256, description="Only of this job, node, pool or token.")] = None,
+    target: Annotated[ShortText | None, Query(description="Only of this job, node, pool or token.")] = None,
     before: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Only rows with a smaller audit_id.")] = None,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> list[AuditOut]:

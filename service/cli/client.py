@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -14,6 +15,8 @@ import typer
 from service.cli.columns import fitted_text
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx
 
 DEFAULT_URL = "http://127.0.0.1:8470"
@@ -80,10 +83,30 @@ def _checked(secret: str, origin: str) -> Token:
     return Token(secret, origin)
 
 
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """Whose certificates are believed: those in the file, or the system's."""
+
+    ca_file: Path | None
+
+    def context(self) -> "ssl.SSLContext":
+        """For https. Fails naming the file that cannot be used."""
+        import ssl
+
+        try:
+            return ssl.create_default_context(cafile=self.ca_file)
+        except OSError as error:
+            fail(f"--tls-ca: {self.ca_file} cannot be used: {error.strerror or error}")
+
+
+TRUST: ContextVar[Trust] = ContextVar("TRUST")
+"""What the command was told to trust, before any verb."""
+
+
 class ServiceClient:
     """One service. Every method fails the command with a clear sentence instead of raising."""
 
-    def __init__(self, url: str, token: Token) -> None:
+    def __init__(self, url: str, token: Token, trust: Trust) -> None:
         import httpx
 
         self._url = url.rstrip("/")
@@ -95,6 +118,7 @@ class ServiceClient:
                 base_url=self._url,
                 headers={"Authorization": f"Bearer {token.secret}"},
                 timeout=httpx.Timeout(TIMEOUT_S, connect=5.0),
+                verify=trust.context() if self._url.startswith("https://") else False,
             )
         except (httpx.InvalidURL, ValueError) as error:
             fail(f"--service-url: {url!r} is not an address: {error}")
@@ -165,4 +189,4 @@ class ServiceClient:
 
 def connect(service_url: str, token_file: Path | None) -> ServiceClient:
     """A client for the options every client verb takes."""
-    return ServiceClient(service_url, find_token(token_file))
+    return ServiceClient(service_url, find_token(token_file), TRUST.get(Trust(None)))

@@ -1,11 +1,13 @@
 """The `liver` command. Each verb lives in the file of its noun; nothing heavy is imported before a verb runs."""
 
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from service.cli import access, handoffs, jobs, nodes, prices, serve
+from service.cli.client import TRUST, Trust
 
 PLUGGED_COMMANDS = "liver.commands"
 """Entry points of this group are functions that take `app` and add a command to it, as the demo does."""
@@ -45,8 +47,18 @@ def root(
     version: Annotated[
         bool, typer.Option("--version", help="Show the release and exit.", callback=_show_version, is_eager=True)
     ] = False,
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(
+            "--tls-ca",
+            envvar="LIVER_TLS_CA",
+            help="Certificates (PEM) that an https service is checked against; else the system's own.",
+            metavar="FILE",
+        ),
+    ] = None,
 ) -> None:
-    """Show the release when asked for it."""
+    """What all verbs share."""
+    TRUST.set(Trust(tls_ca))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
 """`liver serve`: the control service, in the foreground, until a signal ends it."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from service.cli.client import fail
+
+if TYPE_CHECKING:
+    from agent.protocol.errors import FieldProblem
 
 EXAMPLE = "Example: liver serve --port 8470 --data-dir ./liver-data"
 
@@ -19,6 +22,10 @@ def serve(
         Path | None,
         typer.Option(help="Embedded PostgreSQL and token files. [default: ~/.local/share/liver]", metavar="DIR"),
     ] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="Serve HTTPS with this certificate chain (PEM).", metavar="FILE")
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).", metavar="FILE")] = None,
 ) -> None:
     """Run the control service: API, agent endpoints, status page.
 
@@ -32,12 +39,18 @@ def serve(
     from service.server import serve as run
     from service.settings import ServiceSettings
 
-    given = {"host": host, "port": port, "data_dir": data_dir}
+    given: dict[str, Any] = {"host": host, "port": port, "data_dir": data_dir}
+    given |= {"tls_certificate": tls_certificate, "tls_key": tls_key}
     try:
         settings = ServiceSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        fail("; ".join(f"LIVER_SERVICE_{item.field.upper()}: {item.rule}" for item in field_problems(error)), code=2)
+        fail("; ".join(map(_setting, field_problems(error))), code=2)
     try:
         run(settings, say=lambda line: typer.echo(line))
     except StartError as error:
         fail(str(error))
+
+
+def _setting(problem: "FieldProblem") -> str:
+    """Which setting breaks which rule. One about several settings names them itself."""
+    return problem.rule if problem.field == "(whole)" else f"LIVER_SERVICE_{problem.field.upper()}: {problem.rule}"

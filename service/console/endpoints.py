@@ -12,6 +12,7 @@ from jinja2 import Environment, FileSystemLoader, select_autoescape
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from liver_core.layout.limits import JobId
 from service.context import Context, ContextOf
 from service.elapsed import ago, departure
 from service.handoffs.queries import list_handoffs
@@ -53,7 +54,7 @@ def index(request: Request, context: ContextOf) -> Response:
 
 
 @router.get("/jobs/{job_id}")
-def job(request: Request, context: ContextOf, job_id: str) -> Response:
+def job(request: Request, context: ContextOf, job_id: JobId) -> Response:
     """One job."""
     if not _is_logged_in(request, context):
         return _page("login.html", wrong=False)

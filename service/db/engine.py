@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import Engine, create_engine, event, make_url, text
-from sqlalchemy.engine import URL
+from sqlalchemy.engine import URL, ExceptionContext
 from sqlalchemy.exc import ArgumentError, InvalidatePoolError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -65,9 +65,12 @@ def connect(url: URL, *, pool_size: int, embedded: EmbeddedServer | None = None)
         pool_size=pool_size,
         max_overflow=pool_size,
         pool_timeout=10,
+        # Keys of jobs and their environments are among the parameters, and errors are logged.
+        hide_parameters=True,
         connect_args={"options": SESSION_OPTIONS, "connect_timeout": 5},
     )
     _replace_lost_connections(engine)
+    _name_no_values(engine)
     try:
         with engine.connect() as connection:
             version = int(connection.execute(text("SHOW server_version_num")).scalar_one())
@@ -101,6 +104,20 @@ def _replace_lost_connections(engine: Engine) -> None:
                 engine.dialect.do_ping(connection)  # type: ignore[arg-type]
         except psycopg.Error as error:
             raise InvalidatePoolError from error
+
+
+def _name_no_values(engine: Engine) -> None:
+    """The server repeats a value that it cannot take: errors of data say what kind they are, and where, instead."""
+
+    @event.listens_for(engine, "handle_error")
+    def forget(context: ExceptionContext) -> None:
+        error = context.original_exception
+        if not isinstance(error, psycopg.DataError | psycopg.IntegrityError) or error.sqlstate is None:
+            return
+        place = [name for name in (error.diag.table_name, error.diag.column_name, error.diag.constraint_name) if name]
+        error.args = (" ".join([type(error).__name__, error.sqlstate, *place]),)
+        if context.sqlalchemy_exception is not None:
+            context.sqlalchemy_exception.args = error.args
 
 
 def _can_be_read(descriptor: int) -> bool:

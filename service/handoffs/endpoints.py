@@ -5,6 +5,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query
 
+from liver_core.layout.limits import JobId, Text
 from service.context import PERSON_ONLY, SessionOf
 from service.handoffs.queries import list_handoffs
 from service.handoffs.schemas import HandoffOut
@@ -17,8 +18,8 @@ router = APIRouter(prefix="/api/v1/handoffs", tags=["handoffs"], dependencies=[P
 @router.get("", operation_id="list_handoffs", summary="List handoffs, newest first")
 def list_all(
     session: SessionOf,
-    job_id: Annotated[str | None, Query()] = None,
-    match: Annotated[str | None, Query(max_length=64, description="Only those whose id begins so.")] = None,
+    job_id: Annotated[JobId | None, Query()] = None,
+    match: Annotated[Text | None, Query(max_length=64, description="Only those whose id begins so.")] = None,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> list[HandoffOut]:
     """Also those that were aborted, with the reason, and those that agents made while this service was away."""

@@ -10,10 +10,9 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from agent.protocol import errors
-from agent.protocol.errors import Problem
 from agent.protocol.jobfile import JobFile
 from agent.protocol.jobfile_check import JobFileError, check_job_file
+from liver_core.layout.limits import COUNT_MAX, RANKS_MAX, JobId, Text
 from service.audit.operations import note
 from service.context import PERSON_ONLY, Context, ContextOf, OperatorOf, SessionOf
 from service.db.wake import job_topic
@@ -34,34 +33,22 @@ from service.jobs.schemas import (
     StepOut,
 )
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow
-from service.problems import ProblemError, invalid, not_found
+from service.problems import invalid, not_found
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], dependencies=[PERSON_ONLY])
 JOB_FILE_BYTES_MAX = 1024 * 1024
+BODY_BYTES_MAX = {router.prefix: JOB_FILE_BYTES_MAX}
 WATCH_LOOK_S = 1.0
 WATCH_STEPS_MAX = 500
-_SCHEMA = {"schema": JobFile.model_json_schema(ref_template="#/components/schemas/{model}")}
-_BODY: dict[str, Any] = {
-    "requestBody": {"required": True, "content": {"application/json": _SCHEMA, "application/yaml": _SCHEMA}}
-}
+_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {}, "application/yaml": {}}}}
 
 
 async def read_job_file(request: Request) -> JobFile:
     """The job file in the body, as JSON or YAML. 422 names each field and the rule it breaks."""
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > JOB_FILE_BYTES_MAX:
-            raise ProblemError(
-                Problem(
-                    title="Job file too large",
-                    status=413,
-                    code=errors.TOO_LARGE,
-                    detail=f"a job file may have at most {JOB_FILE_BYTES_MAX} bytes",
-                )
-            )
+    body = await request.body()
     try:
-        return check_job_file(read_fields(bytes(body)))
+        # Off the event loop: agents are served meanwhile.
+        return await run_in_threadpool(lambda: check_job_file(read_fields(body)))
     except JobFileError as error:
         raise invalid(*error.problems) from error
 
@@ -81,7 +68,7 @@ def submit(
 def list_all(
     session: SessionOf,
     match: Annotated[
-        str | None, Query(max_length=128, description="Only where id, random part of the id or name begins so.")
+        Text | None, Query(max_length=128, description="Only where id, random part of the id or name begins so.")
     ] = None,
     limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> list[JobSummary]:
@@ -91,7 +78,7 @@ def list_all(
 
 
 @router.get("/{job_id}", operation_id="show_job", summary="Show one job")
-def show(session: SessionOf, job_id: str) -> JobOut:
+def show(session: SessionOf, job_id: JobId) -> JobOut:
     """With its generations, checkpoints and standing plans."""
     row = _job(session, job_id)
     summary = JobSummary.of(row, queries.active_row(session, row))
@@ -114,7 +101,7 @@ def show(session: SessionOf, job_id: str) -> JobOut:
 
 
 @router.post("/{job_id}/stop", operation_id="stop_job", summary="Stop a job")
-def stop(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: str) -> JobSummary:
+def stop(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: JobId) -> JobSummary:
     """Its ranks end after their step, with a checkpoint if the job file has `checkpoint`. Stopping a stopped job
     changes nothing."""
     now = context.clock()
@@ -124,7 +111,7 @@ def stop(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: str)
 
 
 @router.post("/{job_id}/checkpoint", operation_id="checkpoint_job", summary="Write a checkpoint now")
-def checkpoint(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: str) -> JobSummary:
+def checkpoint(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: JobId) -> JobSummary:
     """It is written in the background after the next step; `checkpoint_asked` of the job is true until then."""
     now = context.clock()
     row = request_checkpoint(session, job_id, now=now)
@@ -133,7 +120,7 @@ def checkpoint(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id
 
 
 @router.post("/{job_id}/resume", operation_id="resume_job", summary="Continue a job that has ended")
-def resume(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: str, how: ResumeJob) -> JobSummary:
+def resume(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: JobId, how: ResumeJob) -> JobSummary:
     """From its newest checkpoint, as soon as enough nodes are ready."""
     newest = queries.newest_checkpoint(session, _job(session, job_id))
     now = context.clock()
@@ -145,8 +132,8 @@ def resume(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: st
 @router.get("/{job_id}/steps", operation_id="list_steps", summary="Steps of a job")
 def steps(
     session: SessionOf,
-    job_id: str,
-    after: Annotated[int, Query(ge=-1, description="Only steps above this one.")] = -1,
+    job_id: JobId,
+    after: Annotated[int, Query(ge=-1, le=COUNT_MAX, description="Only steps above this one.")] = -1,
     limit: Annotated[int, Query(ge=1, le=20_000)] = 1_000,
 ) -> list[StepOut]:
     """In the order they were made. A step repeated after a checkpoint appears once for each generation."""
@@ -157,9 +144,9 @@ def steps(
 @router.get("/{job_id}/logs", operation_id="list_logs", summary="Output of a job's ranks")
 def logs(
     session: SessionOf,
-    job_id: str,
-    rank: Annotated[int | None, Query(ge=0)] = None,
-    after: Annotated[int, Query(ge=0, description="Only what came after this log_id.")] = 0,
+    job_id: JobId,
+    rank: Annotated[int | None, Query(ge=0, lt=RANKS_MAX)] = None,
+    after: Annotated[int, Query(ge=0, le=COUNT_MAX, description="Only what came after this log_id.")] = 0,
     limit: Annotated[int, Query(ge=1, le=2_000)] = 200,
 ) -> list[LogOut]:
     """Without `after`, the newest pieces. The service keeps a limited amount and drops the oldest output."""
@@ -167,7 +154,7 @@ def logs(
     return [LogOut.of(row) for row in queries.logs_of(session, job_id, rank=rank, after=after, limit=limit)]
 
 
-def known_job(context: ContextOf, job_id: str) -> str:
+def known_job(context: ContextOf, job_id: JobId) -> str:
     """The job's id. Raises 404 before the stream begins, since afterwards the status can no longer be sent."""
     with context.sessions() as session:
         return _job(session, job_id).job_id

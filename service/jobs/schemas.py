@@ -100,7 +100,7 @@ class JobPace(BaseModel):
 class ResumeJob(BaseModel):
     """How a job that has ended goes on."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     steps: Annotated[int | None, Field(ge=1, le=2**40, description="Its new stop.steps; absent: as before.")] = None
 

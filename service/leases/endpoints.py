@@ -4,8 +4,9 @@ from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Path
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
+from agent.protocol.values import WrittenUtc
 from liver_core.layout.limits import Identifier
 from service.audit.operations import note
 from service.context import PERSON_ONLY, ContextOf, OperatorOf, SessionOf
@@ -18,10 +19,15 @@ router = APIRouter(prefix="/api/v1/pools", tags=["pools"], dependencies=[PERSON_
 class PriceIn(BaseModel):
     """A price from a moment on."""
 
-    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"price_usd_per_hour": 3.1}]})
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        json_schema_extra={"examples": [{"price_usd_per_hour": 3.1}]},
+    )
 
     price_usd_per_hour: float = Field(ge=0, le=100_000, description="Of one node.")
-    effective_from: AwareDatetime | None = Field(default=None, description="Now, if absent.")
+    effective_from: WrittenUtc | None = Field(default=None, description="Now, if absent.")
 
 
 class PriceOut(BaseModel):

@@ -3,9 +3,11 @@
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
+from agent.protocol.values import Utc
+from liver_core.layout.limits import JobId
 from service.context import PERSON_ONLY, SessionOf
 from service.jobs.tables import JobRow
 from service.ledger.queries import CauseSum, goodput, summary
@@ -57,9 +59,9 @@ class LedgerOut(BaseModel):
 @router.get("", operation_id="show_ledger", summary="Goodput and dollars by cause")
 def show(
     session: SessionOf,
-    job_id: Annotated[str | None, Query()] = None,
-    since: Annotated[AwareDatetime | None, Query()] = None,
-    until: Annotated[AwareDatetime | None, Query()] = None,
+    job_id: Annotated[JobId | None, Query()] = None,
+    since: Annotated[Utc | None, Query()] = None,
+    until: Annotated[Utc | None, Query()] = None,
 ) -> LedgerOut:
     """Of one job, or of all leased slots (then idle time is included)."""
     _check_known(session, job_id)

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from liver_core.layout.limits import NodeId
 from service.audit.operations import note
 from service.context import PERSON_ONLY, ContextOf, OperatorOf, SessionOf
 from service.jobs.tables import JobMemberRow, MemberRole
@@ -30,7 +31,7 @@ def list_all(
 
 
 @router.get("/{node_id}", operation_id="show_node", summary="Show one node")
-def show(context: ContextOf, session: SessionOf, node_id: str) -> NodeOut:
+def show(context: ContextOf, session: SessionOf, node_id: NodeId) -> NodeOut:
     """With the ranks on it."""
     row = session.get(NodeRow, node_id)
     if row is None:
@@ -39,7 +40,7 @@ def show(context: ContextOf, session: SessionOf, node_id: str) -> NodeOut:
 
 
 @router.post("/{node_id}/drain", operation_id="drain_node", summary="Have jobs leave a node")
-def drain(context: ContextOf, session: SessionOf, actor: OperatorOf, node_id: str, wanted: DrainIn) -> NodeOut:
+def drain(context: ContextOf, session: SessionOf, actor: OperatorOf, node_id: NodeId, wanted: DrainIn) -> NodeOut:
     """As if its cloud had announced that it goes. It stays empty until `undrain`."""
     now = context.clock()
     drain_node(session, node_id, in_s=wanted.in_s, now=now)
@@ -48,7 +49,7 @@ def drain(context: ContextOf, session: SessionOf, actor: OperatorOf, node_id: st
 
 
 @router.post("/{node_id}/undrain", operation_id="undrain_node", summary="Let jobs use a drained node again")
-def undrain(context: ContextOf, session: SessionOf, actor: OperatorOf, node_id: str) -> NodeOut:
+def undrain(context: ContextOf, session: SessionOf, actor: OperatorOf, node_id: NodeId) -> NodeOut:
     """A handoff that is open already goes on; the job may grow back afterwards."""
     now = context.clock()
     undo_drain(session, node_id, now=now)

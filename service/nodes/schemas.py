@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from agent.protocol.notice_life import DRAIN
 from agent.protocol.sync import NoticeFact, NoticeKind, Provider, SourceHealth, SourceState
@@ -37,6 +37,8 @@ class NoticeSourceOut(BaseModel):
 
 class DrainIn(BaseModel):
     """When the node has to be empty."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     in_s: float = Field(ge=0, le=DRAIN_S_MAX, description="Seconds until jobs must have left the node.")
 

@@ -13,8 +13,9 @@ from sqlalchemy import bindparam, delete, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from agent.protocol.sync import NoticeFact, Refusal, SyncReport
+from agent.protocol.sync import REFUSALS_MAX, NoticeFact, Refusal, SyncReport
 from liver_core.handoff import RankStage
+from liver_core.layout.limits import NAME_CHARS_MAX, fitting
 from service.db.wake import RECONCILERS, job_topic, notify
 from service.handoffs.operations import decline_handoff, mirror_handoff, name_cause
 from service.jobs.causes import FailedPart, FirstCause, cause_of_rank
@@ -42,6 +43,8 @@ from service.notices.operations import record_notice
 from service.notices.queries import known_of_lease
 from service.notices.rules import withdrawn_by
 from service.problems import ProblemError
+from service.sync.reach import Reach, within_reach
+from service.sync.reading import Reading
 
 # Rows come as one array per column: one statement for any number of rows, compiled and prepared once. Several ranks
 # report one step, and each knows only part of it: a later row fills the empty columns of an earlier one.
@@ -110,14 +113,16 @@ class Intake:
 
     def refuse(self, part: str, key: object, reason: str) -> None:
         """Reject this part. The agent gets the refusal once and must not send the part again."""
-        self.refusals.append(Refusal(part=part, key=str(key)[:256], reason=reason[:2_000]))
+        if len(self.refusals) < REFUSALS_MAX:
+            self.refusals.append(Refusal(part=part, key=fitting(str(key), NAME_CHARS_MAX), reason=fitting(reason)))
 
 
-def apply_report(session: Session, report: SyncReport, *, now: datetime) -> Intake:
-    """Store a report. Raises 409 for an agent start that has been replaced."""
+def apply_report(session: Session, reading: Reading, *, now: datetime) -> Intake:
+    """Store what could be read of a report. Raises 409 for an agent start that has been replaced."""
+    report = reading.report
     reporter = lock_node(session, report, now=now)
     node = reporter.node
-    intake = Intake(session, report, node, now, {}, set(), set(), set(), [])
+    intake = Intake(session, report, node, now, {}, set(), set(), set(), list(reading.refusals[:REFUSALS_MAX]))
     if not reporter.is_news:
         node.last_seen_at = now
         return intake
@@ -133,7 +138,8 @@ def apply_report(session: Session, report: SyncReport, *, now: datetime) -> Inta
             known = known_of_lease(session, lease.lease_id, now=now)
             notices += withdrawn_by(info.notice_source, known, now)
         _lock_jobs(intake, notices)
-    note_answers(session, report, now=now)
+    _take_out_of_reach(intake)
+    note_answers(session, intake.report, now=now)
     _store_notices(intake, lease, notices)
     _store_handoffs(intake)
     _store_stores(intake)
@@ -144,7 +150,7 @@ def apply_report(session: Session, report: SyncReport, *, now: datetime) -> Inta
     _store_finished(intake)
     session.flush()
     _account(intake, lease)
-    ranks_now = {_standing(rank.job_id, rank.rank, rank.stage) for rank in report.ranks}
+    ranks_now = {_standing(rank.job_id, rank.rank, rank.stage) for rank in intake.report.ranks}
     intake.due.update(job_id for job_id, _, _ in ranks_before ^ ranks_now)
     _note_errors(intake, ranks_now - ranks_before)
     _wake(intake, all_jobs=is_changed)
@@ -166,6 +172,16 @@ def _lock_jobs(intake: Intake, notices: tuple[NoticeFact, ...]) -> None:
             intake.jobs[job_id] = lock_job(intake.session, job_id)
         except ProblemError:
             intake.refuse("jobs", job_id, f"there is no job {job_id!r} here; end its ranks")
+
+
+def _take_out_of_reach(intake: Intake) -> None:
+    reach = {
+        job_id: Reach.of(next_generation=job.next_generation, checkpoints_asked=job.checkpoints_asked)
+        for job_id, job in intake.jobs.items()
+    }
+    report, intake.report = intake.report, within_reach(intake.report, reach, intake.refuse)
+    if intake.report.ranks is not report.ranks:
+        intake.node.ranks = [rank.model_dump(mode="json") for rank in intake.report.ranks]
 
 
 def _store_notices(intake: Intake, lease: LeaseRow, notices: tuple[NoticeFact, ...]) -> None:

@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.protocol import PROTOCOL_VERSION
@@ -18,6 +18,7 @@ from service.tokens.tables import Role, TokenRow
 
 router = APIRouter(prefix="/api/v1/tokens", tags=["tokens"], dependencies=[ADMIN_ONLY])
 joining = APIRouter(tags=["agents"])
+TokenId = Annotated[str, Path(pattern="^[0-9a-f]{1,64}$")]
 SECONDS_MAX = 10 * 366 * 86_400
 
 
@@ -25,7 +26,10 @@ class TokenIn(BaseModel):
     """A token to make."""
 
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"role": "join", "name": "rack 7", "uses": 1}]}
+        strict=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        json_schema_extra={"examples": [{"role": "join", "name": "rack 7", "uses": 1}]},
     )
 
     role: Literal[Role.VIEWER, Role.OPERATOR, Role.ADMIN, Role.JOIN]
@@ -65,7 +69,7 @@ class NewToken(TokenOut):
 class Rotation(BaseModel):
     """How to rotate a token."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
     grace_s: float = Field(default=0.0, ge=0, le=30 * 86_400, description="How long the old token still works.")
 
@@ -103,7 +107,7 @@ def create(context: ContextOf, session: SessionOf, admin: AdminOf, wanted: Token
 
 
 @router.post("/{token_id}/rotate", status_code=201, operation_id="rotate_token", summary="Replace a token")
-def rotate(context: ContextOf, session: SessionOf, admin: AdminOf, token_id: str, how: Rotation) -> NewToken:
+def rotate(context: ContextOf, session: SessionOf, admin: AdminOf, token_id: TokenId, how: Rotation) -> NewToken:
     """A new one with the same role, name and limits. The old one works for `grace_s` more."""
     now = context.clock()
     row, token = rotate_token(session, token_id, grace_s=how.grace_s, now=now, created_by=admin.token_id)
@@ -112,7 +116,7 @@ def rotate(context: ContextOf, session: SessionOf, admin: AdminOf, token_id: str
 
 
 @router.post("/{token_id}/revoke", operation_id="revoke_token", summary="Revoke a token")
-def revoke(context: ContextOf, session: SessionOf, admin: AdminOf, token_id: str) -> TokenOut:
+def revoke(context: ContextOf, session: SessionOf, admin: AdminOf, token_id: TokenId) -> TokenOut:
     """It stops working at once, a node's key and what was fetched with it within five seconds."""
     now = context.clock()
     row = revoke_token(session, token_id, now=now)

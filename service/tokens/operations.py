@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import os
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ TOKEN_CHARS_MAX = 256
 FIRST = {Role.ADMIN: "admin", Role.OPERATOR: "operator", Role.JOIN: "join"}
 """The tokens of a new installation, by the name of their file."""
 _FORMER_FILES = {Role.OPERATOR: "script", Role.JOIN: "agent"}
+_TOKEN_ID = re.compile("[0-9a-f]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def verify_token(session: Session, token: str, *, now: datetime) -> Caller | Non
         return None
     prefix, _, rest = token.partition("_")
     token_id, _, secret = rest.partition("_")
-    row = session.get(TokenRow, token_id) if prefix == PREFIX and secret else None
+    # An id is hexadecimal: what is not, the database need not see, and may not be able to.
+    row = session.get(TokenRow, token_id) if prefix == PREFIX and secret and _TOKEN_ID.fullmatch(token_id) else None
     # Hashed and compared even for an unknown id, so that the response time does not show which ids exist.
     matches = hmac.compare_digest(_hashed(secret), row.secret_sha256 if row else "0" * 64)
     if row is None or not matches or not is_valid(row, now):

@@ -100,8 +100,14 @@ class Agent:
 
     def __init__(self, url: str) -> None:
         self.orders: list[SyncOrders] = []
+        self.taken_back: list[int] = []
         self.link = ServiceLink(
-            service_url=url, auth=Secret(), node_id="a", make_report=self.make_report, take_orders=self.take_orders
+            service_url=url,
+            auth=Secret(),
+            node_id="a",
+            make_report=self.make_report,
+            take_orders=self.take_orders,
+            take_back=self.taken_back.append,
         )
 
     async def make_report(self, report_seq: int) -> SyncReport:
@@ -305,3 +311,15 @@ def test_a_token_is_looked_at_before_the_first_report(service: Service) -> None:
 def test_a_service_that_is_away_is_named_by_its_address_and_refuses_nobody(caplog: pytest.LogCaptureFixture) -> None:
     asyncio.run(Agent("http://127.0.0.1:9").link.check_token())
     assert "service http://127.0.0.1:9 does not answer" in caplog.text
+
+
+@pytest.mark.parametrize(("status", "taken_back"), [(413, [1]), (422, [1]), (401, []), (503, [])])
+def test_a_report_that_is_refused_for_what_it_holds_is_taken_back(service: Service, status: int, taken_back: list[int]):
+    async def once() -> list[int]:
+        agent = Agent(service.url)
+        with pytest.raises((LinkRefused, link.ServiceAway)):
+            await agent.link.sync()
+        return agent.taken_back
+
+    service.answer = (status, "{}")
+    assert asyncio.run(once()) == taken_back

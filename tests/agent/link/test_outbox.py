@@ -3,9 +3,13 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from agent.link.log_shipper import LogFile, LogShipper
-from agent.link.outbox import Outbox, Queue
-from agent.protocol.sync import NoticeFact, NoticeKind
+from agent.link.log_shipper import BYTES_PER_REPORT_MAX, LogFile, LogShipper
+from agent.link.outbox import SHARE_LEAST, Outbox, Queue
+from agent.protocol.sync import LOG_CHUNK_CHARS_MAX, NoticeFact, NoticeKind, StepRow
+
+
+def step(number: int) -> StepRow:
+    return StepRow(job_id="j", generation=1, step=number, seconds=1.0, finished_utc=datetime(2026, 1, 1, tzinfo=UTC))
 
 
 def test_a_fact_is_sent_again_until_its_report_is_acknowledged() -> None:
@@ -67,3 +71,27 @@ def test_log_pieces_go_on_where_the_service_acknowledged_also_in_the_next_agent(
         writer.write("second\n")
     (chunk,) = LogShipper(tmp_path).pieces([file], 1)
     assert (chunk.offset, chunk.text) == (6, "second\n")
+
+
+def test_after_a_report_that_was_refused_whole_the_next_one_holds_half_and_nothing_is_lost() -> None:
+    outbox = Outbox()
+    for number in range(4):
+        outbox.steps.put(number, step(number))
+    assert len(outbox.steps.batch(1, outbox.share)) == 4
+    outbox.take_back(1)
+    assert outbox.share == 0.5
+    for _ in range(20):
+        outbox.take_back(2)
+    assert outbox.share == SHARE_LEAST
+    assert [row.step for row in outbox.steps.batch(3, outbox.share)] == [0]
+    outbox.acknowledge(3)
+    assert outbox.share == 2 * SHARE_LEAST
+    assert [row.step for row in outbox.steps.batch(4)] == [1, 2, 3]
+
+
+def test_logs_are_cut_to_a_share_but_never_to_nothing(tmp_path: Path) -> None:
+    log = tmp_path / "rank.log"
+    log.write_text("x" * 400_000)
+    shipper, files = LogShipper(tmp_path), [LogFile(str(log), "j", 1, 0)]
+    whole, half, least = (sum(len(piece.text) for piece in shipper.pieces(files, 1, share)) for share in (1, 0.5, 0))
+    assert (whole, half, least) == (400_000, BYTES_PER_REPORT_MAX // 2, LOG_CHUNK_CHARS_MAX)

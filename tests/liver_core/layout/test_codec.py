@@ -42,7 +42,7 @@ def test_what_is_written_is_read_as_the_same():
         ({"seconds": 1e10}, "seconds: must be at most 1000000000, is 10000000000.0"),
         ({"seconds": "1"}, "seconds: must be a valid number, is '1'"),
         ({"at_utc": 12.0}, "at_utc: must be at least 946684800, is 12.0"),
-        ({"at_utc": 1.7e12}, "at_utc: must be at most 7258118400, is 1700000000000.0"),
+        ({"at_utc": 1.7e12}, "at_utc: must be at most 4102444800, is 1700000000000.0"),
         ({"inner": [{"number": 2**53}]}, "inner[0].number: must be at most 9007199254740991, is 9007199254740992"),
         ({"inner": [{}, {"number": True}]}, "inner[1].number: must be a valid integer, is True"),
         ({"inner": [{}, {"text": "a\0b"}]}, "inner[1].text: must not contain a NUL character"),

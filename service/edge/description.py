@@ -1,0 +1,104 @@
+"""The API description: what FastAPI finds in the routes, completed by what it cannot see there. Pure.
+
+Bodies that are read by hand have their schemas among the components, and every status that a request can meet is
+documented with the one error body.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from agent.protocol.errors import PROBLEM_MEDIA_TYPE, Problem
+
+_COMPONENT = "#/components/schemas/{model}"
+_MEANINGS = {
+    400: "What was sent is no plain HTTP/1.1 request.",
+    401: "No token, or one that is unknown, expired or revoked.",
+    403: "The token's role may not do this.",
+    404: "There is no such thing.",
+    408: "The body did not come in time.",
+    409: "The present state does not allow this; `code` says more.",
+    413: "The body is too large. It was not read.",
+    422: "Fields break rules; `errors` names each with its rule.",
+    429: "Too many requests with this token. Try again after Retry-After seconds.",
+    500: "An error in the service, which its log names as `detail` does.",
+    503: "The service or its database cannot serve now. Nothing was changed; try again after Retry-After seconds.",
+}
+_HEADERS = {401: "WWW-Authenticate", 429: "Retry-After", 503: "Retry-After"}
+
+
+def describe(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
+    """The whole description. `bodies`: by operation id, what a route reads out of its body by itself."""
+    described = get_openapi(
+        title=app.title, version=app.version, summary=app.summary, description=app.description, routes=app.routes,
+        tags=app.openapi_tags,
+    )  # fmt: skip
+    components = described.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    names = _add_schemas(schemas, [*bodies.values(), Problem])
+    components["responses"] = {f"Problem{status}": _response(status, names[Problem]) for status in _MEANINGS}
+    for path, operation in _operations(described):
+        if model := bodies.get(operation["operationId"]):
+            for content in operation["requestBody"]["content"].values():
+                content["schema"] = {"$ref": _COMPONENT.format(model=names[model])}
+        for status in _statuses(path, operation):
+            if status == 422 or str(status) not in operation["responses"]:
+                operation["responses"][str(status)] = {"$ref": f"#/components/responses/Problem{status}"}
+    return described
+
+
+def _operations(described: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, methods in described["paths"].items():
+        for operation in methods.values():
+            yield path, operation
+
+
+def _statuses(path: str, operation: dict[str, Any]) -> list[int]:
+    found = [400, 429, 500, 503]
+    if "security" in operation:
+        found += [401, 403]
+    if "{" in path:
+        found += [409]
+    if "{" in path or any(parameter["name"].endswith("_id") for parameter in operation.get("parameters", ())):
+        found += [404]
+    if "requestBody" in operation:
+        found += [408, 409, 413]
+    if "requestBody" in operation or "parameters" in operation:
+        found += [422]
+    return sorted(set(found))
+
+
+def _response(status: int, problem: str) -> dict[str, Any]:
+    content = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": _COMPONENT.format(model=problem)}}}
+    response: dict[str, Any] = {"description": _MEANINGS[status], "content": content}
+    if name := _HEADERS.get(status):
+        response["headers"] = {name: {"schema": {"type": "string"}}}
+    return response
+
+
+def _add_schemas(schemas: dict[str, Any], models: list[type[BaseModel]]) -> dict[type[BaseModel], str]:
+    """Add the models, and what they are made of; returns their names. What FastAPI has under the same name in another
+    shape, since answers have more fields than requests need, is called Input here."""
+    _, found = models_json_schema([(model, "validation") for model in models], ref_template=_COMPONENT)
+    new = found["$defs"]
+    refers = {name: {other for other in new if _ref(other) in json.dumps(schema)} for name, schema in new.items()}
+    clashing, before = {name for name, schema in new.items() if schemas.get(name, schema) != schema}, set()
+    while clashing != before:
+        before, clashing = clashing, clashing | {name for name in new if refers[name] & clashing}
+    text = json.dumps(new)
+    clashing &= schemas.keys()
+    for name in clashing:
+        text = text.replace(_ref(name), _ref(name + "Input"))
+    schemas.update({name + "Input" * (name in clashing): schema for name, schema in json.loads(text).items()})
+    return {model: model.__name__ + "Input" * (model.__name__ in clashing) for model in models}
+
+
+def _ref(name: str) -> str:
+    return f'"{_COMPONENT.format(model=name)}"'

@@ -1,0 +1,148 @@
+"""Every request passes here first. What has no token, asks too often or is too large is refused before its body is
+read; a body that does not come in time, and an error that nobody expected, become problem+json too.
+"""
+
+import asyncio
+import logging
+import math
+import secrets
+from collections.abc import Mapping
+from time import monotonic, time
+
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import cookie_parser
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agent.protocol import errors
+from agent.protocol.errors import Problem
+from service.context import CALLER, Context, find_caller
+from service.edge.budgets import Buckets
+from service.problems import ProblemError, response_to, unexpected
+from service.tokens import sessions
+from service.tokens.tables import PEOPLE
+
+BODY_BYTES_MAX = 64 * 1024
+"""Of a route that names no limit of its own."""
+BODY_S_MAX = 30.0
+_NEEDS_TOKEN = ("/api/", "/agent/")
+_CLOSE = {"Connection": "close"}
+_log = logging.getLogger(__name__)
+
+
+class Gate:
+    """ASGI middleware. `body_bytes_max`: by path, where the usual limit does not fit."""
+
+    def __init__(self, app: ASGIApp, *, context: Context, body_bytes_max: Mapping[str, int]) -> None:
+        self._app = app
+        self._context = context
+        self._body_bytes_max = body_bytes_max
+        settings = context.settings
+        self._agents = Buckets(per_s=settings.agent_requests_per_s, burst=2 * settings.agent_requests_per_s)
+        self._others = Buckets(per_s=settings.requests_per_s, burst=2 * settings.requests_per_s)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request. The lifespan passes through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = _Body(receive, self._body_bytes_max.get(scope["path"], BODY_BYTES_MAX))
+            await self._admit(scope, body)
+        except ProblemError as error:
+            # The body is not read, so nothing else may follow on this connection.
+            await response_to(error, _CLOSE)(scope, receive, send)
+            return
+        await self._answer(scope, body.receive, send)
+
+    async def _admit(self, scope: Scope, body: "_Body") -> None:
+        headers = Headers(scope=scope)
+        _check_form(scope, headers)
+        if scope["path"].startswith(_NEEDS_TOKEN):
+            kind, _, token = headers.get("authorization", "").partition(" ")
+            caller = await find_caller(self._context, token.strip() if kind.lower() == "bearer" else "")
+            scope[CALLER] = caller
+            budget = self._others if caller.role in PEOPLE else self._agents
+            self._take(budget, f"token {caller.token_id}")
+        else:
+            self._take(self._others, self._session(headers) or f"address {(scope.get('client') or ('',))[0]}")
+        body.check_length(headers)
+
+    def _session(self, headers: Headers) -> str:
+        cookie = cookie_parser(headers.get("cookie", "")).get(sessions.COOKIE, "")
+        token_id = sessions.read(cookie, now_unix_s=time(), key=self._context.session_key)
+        return f"session {token_id}" if token_id else ""
+
+    def _take(self, budget: Buckets, caller: str) -> None:
+        wait_s = budget.wait_s(caller, now_s=monotonic())
+        if wait_s > 0.0:
+            detail = f"more requests than this service takes from one caller; try again in {math.ceil(wait_s)} s"
+            problem = Problem(title="Too many requests", status=429, code=errors.TOO_MANY, detail=detail)
+            raise ProblemError(problem, headers={"Retry-After": str(math.ceil(wait_s))})
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Whatever happens inside becomes an answer, and what nobody expected is logged under an id."""
+        has_begun = False
+
+        async def watched(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except Exception:
+            problem_id = secrets.token_hex(6)
+            _log.exception("problem %s: %s %s failed", problem_id, scope["method"], scope["path"])
+            if has_begun:
+                raise
+            await response_to(unexpected(problem_id), _CLOSE)(scope, receive, send)
+
+
+class _Body:
+    """Passes a request's body on, up to a size and a time."""
+
+    def __init__(self, receive: Receive, bytes_max: int) -> None:
+        self._receive = receive
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._is_whole = False
+        self._ends_at = math.inf
+
+    def check_length(self, headers: Headers) -> None:
+        """Raises 413 for a body whose length is announced and too large."""
+        announced = headers.get("content-length", "0")
+        if not announced.isdecimal() or int(announced[:20]) > self._bytes_max:
+            raise ProblemError(self._too_large(), headers=_CLOSE)
+
+    async def receive(self) -> Message:
+        """The next message. Raises 413 and 408 as FastAPI lets them pass."""
+        if self._is_whole:
+            return await self._receive()
+        now = asyncio.get_running_loop().time()
+        self._ends_at = min(self._ends_at, now + BODY_S_MAX)
+        try:
+            async with asyncio.timeout_at(self._ends_at):
+                message = await self._receive()
+        except TimeoutError:
+            raise HTTPException(408, f"the body did not come within {BODY_S_MAX:.0f} s", _CLOSE) from None
+        self._bytes += len(message.get("body", b""))
+        if self._bytes > self._bytes_max:
+            raise HTTPException(413, self._too_large().detail, _CLOSE)
+        self._is_whole = not message.get("more_body", False)
+        return message
+
+    def _too_large(self) -> Problem:
+        detail = f"a request to this address may have at most {self._bytes_max} bytes"
+        return Problem(title="Too large", status=413, code=errors.TOO_LARGE, detail=detail)
+
+
+def _check_form(scope: Scope, headers: Headers) -> None:
+    """Two lengths for one body mean two requests to whoever reads them differently; so does an unknown version."""
+    if "transfer-encoding" in headers and "content-length" in headers:
+        detail = "Content-Length and Transfer-Encoding may not come together"
+    elif scope["http_version"] not in ("1.0", "1.1", "2"):
+        detail = f"HTTP/{scope['http_version']} is not spoken here; use HTTP/1.1"
+    else:
+        return
+    raise ProblemError(Problem(title="Bad request", status=400, code=errors.INVALID, detail=detail), headers=_CLOSE)

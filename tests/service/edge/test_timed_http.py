@@ -1,0 +1,183 @@
+"""Connections that promise a request and never send one, and TLS: against a real server."""
+
+import asyncio
+import contextlib
+import re
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from typer.testing import CliRunner
+
+from agent.link.identity import NodeAuth
+from agent.link.link import ServiceAway, ServiceLink
+from agent.protocol.sync import SyncOrders, SyncReport
+from agent.settings import SettingsError, check_tls_ca
+from service import server as serving
+from service.cli.main import app as liver
+from service.db.engine import StartError
+from service.edge.timed_http import TimedH11Protocol
+from service.server import announcement, bind
+from service.settings import ServiceSettings
+from tests.service.conftest import bearer
+from tests.service.fake_agent import FakeAgent
+
+HEAD_S = 0.4
+
+
+class Hasty(TimedH11Protocol):
+    head_s_max = HEAD_S
+
+
+@contextlib.contextmanager
+def served(app, **options) -> Iterator[int]:
+    """The port of the application behind a real server."""
+    listener = bind("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", http=Hasty, **options))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listener.close()
+
+
+def ended_after(port: int, *sent: bytes, within_s: float = 8.0) -> float:
+    """Seconds until the service ends a connection on which these pieces come, one each tenth of a second."""
+    began = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(0.1)
+        pieces = list(sent)
+        while time.monotonic() - began < within_s:
+            try:
+                if pieces:
+                    connection.sendall(pieces.pop(0))
+                if connection.recv(4_096) == b"" and not pieces:
+                    return time.monotonic() - began
+            except TimeoutError:
+                continue
+            except OSError:
+                return time.monotonic() - began
+    raise AssertionError(f"the connection was still open after {within_s} s")
+
+
+def test_a_connection_without_a_whole_head_is_closed(client):
+    with served(client.app) as port:
+        assert ended_after(port) >= HEAD_S
+        assert ended_after(port, b"GET /healthz HTTP/1.1\r\nHo") >= HEAD_S
+        # However often bytes come.
+        assert HEAD_S <= ended_after(port, *[b"a"] * 70) < 6
+        request = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        assert HEAD_S <= ended_after(port, request, *[b"G"] * 70) < 6
+
+
+def test_half_open_connections_keep_nobody_out(client):
+    with served(client.app) as port, contextlib.ExitStack() as stack:
+        for _ in range(200):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port)))
+        assert httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=10).status_code == 200
+
+
+def test_a_slow_request_is_not_ended_by_the_limit_on_heads(client, monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr("service.leases.endpoints.current_prices", lambda *_, **__: ended.wait(3 * HEAD_S) or [])
+    with served(client.app) as port:
+        answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/pools/prices", headers=client.headers, timeout=10)
+    assert (answer.status_code, answer.json()) == (200, [])
+
+
+def test_a_large_body_without_a_token_is_answered_before_it_is_sent(client):
+    head = b"PUT /api/v1/pools/x/price HTTP/1.1\r\nHost: x\r\nContent-Length: 314572800\r\n\r\n"
+    with served(client.app) as port, socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(head)
+        answer = b""
+        while part := connection.recv(65_536):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 401 ")
+    assert b"content-type: application/problem+json" in answer
+
+
+def test_one_connection_gets_one_answer_where_a_body_has_two_lengths(client):
+    both = b"POST /login HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    smuggled = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    with served(client.app) as port, socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(both + smuggled)
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := connection.recv(65_536):
+                answer += part
+    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"400"]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory) -> tuple[Path, Path]:
+    """A certificate for 127.0.0.1, signed by itself, and its key."""
+    folder = tmp_path_factory.mktemp("tls")
+    files = folder / "certificate.pem", folder / "key.pem"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=liver-test", "-addext", "subjectAltName=IP:127.0.0.1", "-out", files[0], "-keyout", files[1]],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return files
+
+
+def test_service_command_and_agent_speak_tls_with_a_certificate_that_they_trust(
+    client, settings, certificate, clock, tmp_path
+):
+    chain, key = certificate
+    with served(client.app, ssl_certfile=chain, ssl_keyfile=key) as port:
+        url = f"https://127.0.0.1:{port}"
+        environment = {"LIVER_SERVICE_URL": url, "LIVER_TOKEN_FILE": str(settings.data_dir / "tokens/operator.token")}
+        told = CliRunner().invoke(liver, ["--tls-ca", str(chain), "nodes", "list", "--json"], env=environment)
+        assert (told.exit_code, told.stdout.strip()) == (0, "[]"), told.output
+        untold = CliRunner().invoke(liver, ["nodes", "list"], env=environment)
+        assert untold.exit_code == 1
+        assert "CERTIFICATE_VERIFY_FAILED" in untold.output.replace("\n", "")
+        agent = FakeAgent("a", client, bearer(settings, "join"), clock)
+        assert asyncio.run(one_sync(url, agent, str(chain), tmp_path)).jobs == ()
+        with pytest.raises(ServiceAway, match="CERTIFICATE_VERIFY_FAILED"):
+            asyncio.run(one_sync(url, agent, None, tmp_path))
+
+
+async def one_sync(url: str, agent: FakeAgent, tls_ca: str | None, run_dir: Path) -> SyncOrders:
+    async def make_report(_seq: int) -> SyncReport:
+        return agent.report()
+
+    async def take_orders(_orders: SyncOrders) -> None: ...
+
+    join = agent.join["Authorization"].removeprefix("Bearer ")
+    link = ServiceLink(
+        service_url=url,
+        auth=NodeAuth(url, node_id=agent.node_id, join_token=join, run_dir=run_dir),
+        tls_ca=tls_ca,
+        node_id=agent.node_id,
+        make_report=make_report,
+        take_orders=take_orders,
+    )
+    return await link.sync()
+
+
+def test_files_that_hold_no_certificate_are_named_at_the_start(tmp_path, certificate):
+    chain, key = certificate
+    none = tmp_path / "none.pem"
+    none.write_text("no certificate")
+    for wrong in ((none, key), (chain, none), (chain, tmp_path / "absent")):
+        files = {"tls_certificate": wrong[0], "tls_key": wrong[1]}
+        with pytest.raises(StartError, match=f"--tls-certificate {wrong[0]} with --tls-key {wrong[1]} cannot be used"):
+            serving.serve(ServiceSettings(data_dir=tmp_path, port=0, **files))
+    with pytest.raises(SettingsError, match=f"--tls-ca {none} cannot be used"):
+        check_tls_ca(str(none))
+    told = CliRunner().invoke(liver, ["--tls-ca", str(none), "nodes", "list", "--service-url", "https://127.0.0.1:9"])
+    assert told.exit_code == 1
+    alone = CliRunner().invoke(liver, ["serve", "--tls-key", str(key), "--data-dir", str(tmp_path)])
+    assert (alone.exit_code, "come together" in alone.output) == (2, True)
+    assert announcement("https://a:1", tmp_path)[0] == "service: https://a:1"

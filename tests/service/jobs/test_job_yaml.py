@@ -1,0 +1,123 @@
+"""The text of a job file: what it may hold, and that no text takes long to read."""
+
+import json
+import time
+
+import pytest
+import yaml
+
+from agent.protocol.jobfile_check import JobFileError
+from service.jobs.job_yaml import DEPTH_MAX, read_fields
+from tests.service.fake_agent import JOB
+
+CPU_S_MAX = 1.0
+"""On two busy cores; what was read before took up to 40 s of them, in the event loop."""
+
+
+def doubled(levels: int, how: str) -> str:
+    """Each level names the one before twice."""
+    names = ["a0: &a0 {x: 1}"]
+    for level in range(1, levels):
+        before = f"[*a{level - 1}, *a{level - 1}]"
+        names.append(f"a{level}: &a{level} " + (f"{{<<: {before}, y{level}: 1}}" if how == "merged" else before))
+    return "\n".join(names)
+
+
+TEXTS = {
+    "one hundred thousand lists": "[" * 100_000,
+    "one hundred thousand mappings": "{a: " * 100_000,
+    "lists in lines": "- " * 100_000,
+    "keys of keys": "? " * 100_000,
+    "many values": "a: [" + "1, " * 300_000 + "]",
+    "many lines": "\n".join(f"k{number}: {number}" for number in range(80_000)),
+    "aliases": doubled(40, "listed"),
+    "merges": doubled(40, "merged"),
+    "one anchor often": "a: &a [" + "x, " * 1_000 + "]\nb: [" + "*a, " * 9_000 + "]",
+    "a number to the base of sixty": "a: 1" + ":1" * 400_000,
+    "a long integer": "a: " + "1" * 900_000,
+    "a long integer in JSON": '{"a": ' + "1" * 900_000 + "}",
+    "a list in JSON": '{"a": ' + "[" * 900_000 + "]}",
+    "a wide list in JSON": '{"a": [' + "1," * 400_000 + "1]}",
+    "spaces": " " * 900_000 + ":",
+    "quotes": '"' + "\\x41" * 200_000,
+    "anchors": "&a " * 300_000,
+    "tags": "!<x> " * 200_000,
+    "directives": "%TAG ! tag:x,2000:\n" * 40_000,
+    "documents": "---\n" * 200_000,
+    "comments": "# x\n" * 200_000 + "a: 1",
+    "unfinished": '{"a": "' + "x" * 900_000,
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_no_text_takes_long_to_read(name):
+    text = TEXTS[name].encode()
+    began = time.thread_time()
+    try:
+        read_fields(text)
+    except JobFileError as error:
+        assert all(len(problem.rule) <= 500 for problem in error.problems)
+    assert time.thread_time() - began < CPU_S_MAX
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "rule"),
+    [
+        ('a: "x\\0y"', "a", "must not contain a NUL character"),
+        ('{"a": {"b": ["\\u0000"]}}', "a.b.0", "must not contain a NUL character"),
+        ('"x\\0y": 1', "'x\\x00y'", "the name must be text, perhaps in quotes"),
+        ('a: "\\ud800"', "(whole)", "invalid Unicode character escape code"),
+        ("a: .nan", "a", "must be a finite number"),
+        ("a: [1.0, -.inf]", "a.1", "must be a finite number"),
+        ("a: 18446744073709551616", "a", "must be a whole number that fits into 64 bits"),
+        ("a: {1: x}", "a.1", "the name must be text, perhaps in quotes"),
+        ("a: !!binary aGVsbG8=", "a", "must be text, a number, true, false, a list or a mapping"),
+        ("a: !!set {x, y}", "a", "must be text, a number, true, false, a list or a mapping"),
+        ("a: &a [*a]", "(whole)", "alias *a stands for nothing before it, or for what it is part of"),
+        ("a: *b", "(whole)", "alias *b stands for nothing before it, or for what it is part of"),
+        ("[" * (DEPTH_MAX + 1), "(whole)", f"more than {DEPTH_MAX} levels"),
+        ('{"a": ' * (DEPTH_MAX + 2) + "1" + "}" * (DEPTH_MAX + 2), ".a", f"lies more than {DEPTH_MAX} levels deep"),
+        ("a: [" + "1, " * 30_000 + "]", "(whole)", "more than 20000 values"),
+        ("a: \xff", "(whole)", "must be YAML or JSON"),
+    ],
+)
+def test_what_no_job_file_needs_is_refused_by_field(text, field, rule):
+    content = text.encode("latin-1") if "\xff" in text else text.encode()
+    with pytest.raises(JobFileError) as raised:
+        read_fields(content)
+    (problem,) = raised.value.problems
+    assert problem.field.endswith(field)
+    assert rule in problem.rule
+
+
+def test_both_forms_of_a_job_file_mean_the_same():
+    assert read_fields(yaml.safe_dump(JOB).encode()) == read_fields(json.dumps(JOB).encode()) == JOB
+    assert read_fields(b"{a: yes, b: [1, 2.5, x]}") == {"a": True, "b": [1, 2.5, "x"]}
+
+
+def test_what_stands_behind_an_alias_is_read_where_it_is_used():
+    fields = read_fields(b"base: &base {x: 1}\na: *base\nb: {<<: *base, y: 2}\nday: 2030-01-31\n")
+    assert fields == {"base": {"x": 1}, "a": {"x": 1}, "b": {"x": 1, "y": 2}, "day": "2030-01-31"}
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"args": {"note": "a\0b"}}, "args.note"),
+        ({"environment": {"A": "a\0b"}}, "environment.A"),
+        ({"workdir": "/a\0b"}, "workdir"),
+        ({"start_from": "/a\0/step-1"}, "start_from"),
+        ({"checkpoint": {"path": "/a\0b"}}, "checkpoint.path"),
+        ({"args": {"wide": 2**70}}, "args.wide"),
+        ({"args": {"deep": eval("[" * 40 + "]" * 40)}}, "args.deep"),
+        ({"deadline": "9999-12-31T23:59:59-14:00"}, "deadline"),
+        ({"global_batch": "24"}, "global_batch"),
+        ({"stop": {"steps": True}}, "stop.steps"),
+        ({"seed": 1.0}, "seed"),
+    ],
+)
+def test_a_job_that_cannot_be_stored_or_means_two_things_is_422(client, change, field):
+    answer = client.post("/api/v1/jobs", content=json.dumps(JOB | change))
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["errors"][0]["field"].startswith(field)
+    assert client.get("/api/v1/jobs").json() == []
