@@ -34,6 +34,21 @@ _GROW = text(
     RETURNING ledger.slot
     """
 )
+_TAILS = (
+    select(IntervalRow)
+    .from_statement(
+        text(
+            """
+            SELECT last.*
+              FROM unnest(CAST(:slots AS bigint[])) AS wanted (slot)
+             CROSS JOIN LATERAL (
+                   SELECT * FROM ledger WHERE lease_id = :lease_id AND slot = wanted.slot
+                    ORDER BY ends_at DESC LIMIT 1 FOR NO KEY UPDATE) AS last
+            """
+        )
+    )
+    .execution_options(populate_existing=True)
+)
 _BEFORE = select(IntervalRow).where(
     IntervalRow.lease_id == bindparam("lease_id"),
     IntervalRow.slot == bindparam("slot"),
@@ -54,7 +69,8 @@ class Spent:
 
 
 def account_all(session: Session, *, lease: LeaseRow, until: datetime, spent: Sequence[Spent]) -> None:
-    """`account` for each slot of a lease, from slot 0 on. Intervals that only grow (nearly all) share one statement."""
+    """Continue the chain of each slot of a lease, from slot 0 on, up to `until`. Intervals that only grow (nearly all)
+    share one statement, and so do those that begin."""
     values = {
         "lease_id": lease.lease_id,
         "until": until,
@@ -63,32 +79,12 @@ def account_all(session: Session, *, lease: LeaseRow, until: datetime, spent: Se
         "generations": [item.generation for item in spent],
     }
     grown = set(session.execute(_GROW, values).scalars())
-    for slot, item in enumerate(spent):
-        if slot not in grown:
-            account(session, lease=lease, slot=slot, until=until, spent=item)
-
-
-def account(session: Session, *, lease: LeaseRow, slot: int, until: datetime, spent: Spent) -> None:
-    """Continue the slot's chain up to `until`: grow its last interval if that has the same cause, else append one."""
-    tail = _tail(session, lease_id=lease.lease_id, slot=slot)
-    starts_at = tail.ends_at if tail else lease.started_at
-    if until <= starts_at:
+    rest = [slot for slot in range(len(spent)) if slot not in grown]
+    if not rest:
         return
-    if tail is not None and (tail.cause, tail.job_id, tail.generation) == (spent.cause, spent.job_id, spent.generation):
-        tail.ends_at = until
-        return
-    session.add(
-        IntervalRow(
-            lease_id=lease.lease_id,
-            slot=slot,
-            follows=tail.ends_at if tail else None,
-            starts_at=starts_at,
-            ends_at=until,
-            cause=spent.cause,
-            job_id=spent.job_id,
-            generation=spent.generation,
-        )
-    )
+    tails = {row.slot: row for row in session.scalars(_TAILS, {"lease_id": lease.lease_id, "slots": rest})}
+    for slot in rest:
+        _continue(session, tails.get(slot), lease=lease, slot=slot, until=until, spent=spent[slot])
     session.flush()
 
 
@@ -131,6 +127,30 @@ def _pause_end_of(session: Session, row: IntervalRow, most: timedelta) -> timede
     row.cause = Cause.PAUSE
     session.flush()
     return min(length, most)
+
+
+def _continue(
+    session: Session, tail: IntervalRow | None, *, lease: LeaseRow, slot: int, until: datetime, spent: Spent
+) -> None:
+    """Grow the slot's last interval if that has the same cause, else append one."""
+    starts_at = tail.ends_at if tail else lease.started_at
+    if until <= starts_at:
+        return
+    if tail is not None and (tail.cause, tail.job_id, tail.generation) == (spent.cause, spent.job_id, spent.generation):
+        tail.ends_at = until
+        return
+    session.add(
+        IntervalRow(
+            lease_id=lease.lease_id,
+            slot=slot,
+            follows=tail.ends_at if tail else None,
+            starts_at=starts_at,
+            ends_at=until,
+            cause=spent.cause,
+            job_id=spent.job_id,
+            generation=spent.generation,
+        )
+    )
 
 
 def _tail(session: Session, *, lease_id: int, slot: int) -> IntervalRow | None:

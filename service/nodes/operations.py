@@ -12,7 +12,7 @@ from agent.protocol.errors import FieldProblem, Problem
 from agent.protocol.sync import SyncReport
 from service.leases.operations import end_lease
 from service.leases.queries import open_lease
-from service.ledger.operations import Spent, account
+from service.ledger.operations import Spent, account_all
 from service.ledger.tables import Cause
 from service.nodes.rules import announces_its_end
 from service.nodes.tables import IncarnationRow, NodeRow, NodeState
@@ -107,8 +107,7 @@ def mark_gone(session: Session, node: NodeRow, *, reason: str, now: datetime) ->
     lease = open_lease(session, node.node_id)
     if lease is None:
         return
-    for slot in range(lease.slots):
-        account(session, lease=lease, slot=slot, until=now, spent=Spent(Cause.LOST))
+    account_all(session, lease=lease, until=now, spent=[Spent(Cause.LOST)] * lease.slots)
     end_lease(lease, now=now, reason=reason)
 
 

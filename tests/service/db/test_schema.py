@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from service.db.schema import metadata
 from service.db.upgrade import upgrade
 from service.leases.tables import LeaseRow
-from service.ledger.operations import Spent, account, account_all, charge_pause
+from service.ledger.operations import Spent, account_all, charge_pause
 from service.ledger.tables import Cause, IntervalRow
 from service.nodes.tables import NodeRow
 
@@ -75,19 +75,19 @@ def test_two_handoffs_of_a_job_cannot_have_one_generation(database):
 
 class TestTheLedgerChain:
     def test_an_interval_must_start_where_one_ends(self, session, lease):
-        account(session, lease=lease, slot=0, until=START + timedelta(seconds=5), spent=Spent(Cause.IDLE))
+        account_all(session, lease=lease, until=START + timedelta(seconds=5), spent=[Spent(Cause.IDLE)])
         session.add(_interval(lease, starts_s=6, ends_s=7, follows_s=6))
         with pytest.raises(IntegrityError, match="fk_ledger_follows"):
             session.commit()
 
     def test_only_the_first_interval_of_a_slot_follows_nothing(self, session, lease):
-        account(session, lease=lease, slot=0, until=START + timedelta(seconds=5), spent=Spent(Cause.IDLE))
+        account_all(session, lease=lease, until=START + timedelta(seconds=5), spent=[Spent(Cause.IDLE)])
         session.add(_interval(lease, starts_s=5, ends_s=7, follows_s=None))
         with pytest.raises(IntegrityError, match="uq_ledger_first"):
             session.flush()
 
     def test_two_intervals_cannot_follow_the_same_one(self, session, lease):
-        account(session, lease=lease, slot=0, until=START + timedelta(seconds=5), spent=Spent(Cause.IDLE))
+        account_all(session, lease=lease, until=START + timedelta(seconds=5), spent=[Spent(Cause.IDLE)])
         session.add(_interval(lease, starts_s=5, ends_s=7, follows_s=5))
         session.flush()
         session.add(_interval(lease, starts_s=5, ends_s=8, follows_s=5))
@@ -101,7 +101,7 @@ class TestTheLedgerChain:
 
     def test_the_same_cause_grows_the_last_interval_and_another_appends_one(self, session, lease):
         for seconds, cause in ((1, Cause.IDLE), (2, Cause.IDLE), (3, Cause.BOOTSTRAP), (2, Cause.LOST)):
-            account(session, lease=lease, slot=0, until=START + timedelta(seconds=seconds), spent=Spent(cause))
+            account_all(session, lease=lease, until=START + timedelta(seconds=seconds), spent=[Spent(cause)])
         rows = session.query(IntervalRow).order_by(IntervalRow.starts_at).all()
         assert [(row.cause, (row.ends_at - START).total_seconds()) for row in rows] == [("idle", 2), ("bootstrap", 3)]
 
@@ -131,16 +131,14 @@ class TestTheLedgerChain:
             (10.3, Spent(Cause.RECOMPUTE, "j", 1)),
         )  # fmt: skip
         for seconds, spent in rounds:
-            account(session, lease=lease, slot=0, until=START + timedelta(seconds=seconds), spent=spent)
+            account_all(session, lease=lease, until=START + timedelta(seconds=seconds), spent=[spent])
         assert charge_pause(session, lease=lease, slot=0, seconds=0.25, job_id="j") == 0.25
         session.commit()
         assert self.intervals(session) == [
             ("idle", 5), ("bootstrap", 5), ("productive", 0.05), ("pause", 0.15), ("pause", 0.1)
         ]  # fmt: skip
         assert charge_pause(session, lease=lease, slot=0, seconds=0.1, job_id="j") == 0.1
-        account(
-            session, lease=lease, slot=0, until=START + timedelta(seconds=11), spent=Spent(Cause.PRODUCTIVE, "j", 1)
-        )
+        account_all(session, lease=lease, until=START + timedelta(seconds=11), spent=[Spent(Cause.PRODUCTIVE, "j", 1)])
         session.commit()
         assert self.intervals(session) == [
             ("idle", 5), ("bootstrap", 4.95), ("pause", 0.05), ("pause", 0.05), ("pause", 0.15), ("pause", 0.1),
@@ -150,7 +148,7 @@ class TestTheLedgerChain:
     def test_no_more_pause_is_found_than_the_slot_worked_for_the_job(self, session, lease):
         session.execute(text(_JOB))
         for seconds, spent in ((5, Spent(Cause.IDLE)), (6, Spent(Cause.PRODUCTIVE, "j", 1))):
-            account(session, lease=lease, slot=0, until=START + timedelta(seconds=seconds), spent=spent)
+            account_all(session, lease=lease, until=START + timedelta(seconds=seconds), spent=[spent])
         assert charge_pause(session, lease=lease, slot=0, seconds=2, job_id="other") == 0
         assert charge_pause(session, lease=lease, slot=0, seconds=2, job_id="j") == 1
         session.commit()

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from service.db.engine import Database
 from service.jobs.tables import JobRow
 from service.leases.tables import LeaseRow, PoolPriceRow
-from service.ledger.operations import _WORKED, Spent, account, account_all, charge_pause
+from service.ledger.operations import _WORKED, Spent, account_all, charge_pause
 from service.ledger.queries import CauseSum, goodput, summary
 from service.ledger.tables import Cause, IntervalRow
 from service.nodes.tables import NodeRow
@@ -67,7 +67,7 @@ def intervals(session: Session, slot: int = 0) -> list[tuple[str, str | None, in
 
 def test_a_slots_time_begins_with_its_lease_and_grows_while_the_cause_stays(session: Session, lease: LeaseRow) -> None:
     for until_s in (5, 9):
-        account(session, lease=lease, slot=0, until=at(until_s), spent=WORK)
+        account_all(session, lease=lease, until=at(until_s), spent=[WORK])
     assert intervals(session) == [("productive", "j", 1, 0, 9)]
 
 
@@ -75,8 +75,8 @@ def test_a_slots_time_begins_with_its_lease_and_grows_while_the_cause_stays(sess
 def test_another_cause_job_or_generation_begins_an_interval_where_the_last_one_ends(
     session: Session, lease: LeaseRow, spent: Spent
 ) -> None:
-    account(session, lease=lease, slot=0, until=at(5), spent=WORK)
-    account(session, lease=lease, slot=0, until=at(7), spent=spent)
+    account_all(session, lease=lease, until=at(5), spent=[WORK])
+    account_all(session, lease=lease, until=at(7), spent=[spent])
     assert intervals(session) == [("productive", "j", 1, 0, 5), (spent.cause, spent.job_id, spent.generation, 5, 7)]
 
 
@@ -84,15 +84,14 @@ def test_another_cause_job_or_generation_begins_an_interval_where_the_last_one_e
 def test_time_that_is_accounted_already_is_not_accounted_again(
     session: Session, lease: LeaseRow, until_s: float
 ) -> None:
-    account(session, lease=lease, slot=0, until=at(5), spent=WORK)
+    account_all(session, lease=lease, until=at(5), spent=[WORK])
     for spent in (WORK, Spent(Cause.LOST)):
-        account(session, lease=lease, slot=0, until=at(until_s), spent=spent)
         account_all(session, lease=lease, until=at(until_s), spent=[spent])
     assert intervals(session) == [("productive", "j", 1, 0, 5)]
 
 
 def test_no_time_has_passed_at_the_very_begin_of_a_lease(session: Session, lease: LeaseRow) -> None:
-    account(session, lease=lease, slot=0, until=START, spent=WORK)
+    account_all(session, lease=lease, until=START, spent=[WORK])
     assert intervals(session) == []
 
 
@@ -107,13 +106,13 @@ def test_a_slot_that_has_grown_already_is_not_accounted_twice(session: Session, 
     """Nearly all only grow, in one statement for all slots."""
     account_all(session, lease=lease, until=at(4), spent=[WORK, WORK])
     alone = []
-    monkeypatch.setattr("service.ledger.operations.account", lambda session, **said: alone.append(said["slot"]))
+    monkeypatch.setattr("service.ledger.operations._continue", lambda *_, slot, **__: alone.append(slot))
     account_all(session, lease=lease, until=at(6), spent=[WORK, Spent(Cause.IDLE)])
     assert alone == [1]
 
 
 def test_a_pause_takes_the_end_of_the_productive_time(session: Session, lease: LeaseRow) -> None:
-    account(session, lease=lease, slot=0, until=at(10), spent=WORK)
+    account_all(session, lease=lease, until=at(10), spent=[WORK])
     assert charge_pause(session, lease=lease, slot=0, seconds=0.5, job_id="j") == 0.5
     assert intervals(session) == [("productive", "j", 1, 0, 9.5), ("pause", "j", 1, 9.5, 10)]
 
@@ -122,7 +121,7 @@ def test_a_pause_takes_the_end_of_the_productive_time(session: Session, lease: L
 def test_a_pause_as_long_as_the_interval_takes_all_of_it_and_no_more(
     session: Session, lease: LeaseRow, seconds: float
 ) -> None:
-    account(session, lease=lease, slot=0, until=at(10), spent=WORK)
+    account_all(session, lease=lease, until=at(10), spent=[WORK])
     assert charge_pause(session, lease=lease, slot=0, seconds=seconds, job_id="j") == 10
     assert intervals(session) == [("pause", "j", 1, 0, 10)]
 
@@ -131,7 +130,7 @@ def test_a_pause_goes_on_in_the_intervals_before_and_jumps_over_one_that_is_a_pa
     session: Session, lease: LeaseRow
 ) -> None:
     for until_s, spent in ((4, WORK), (6, Spent(Cause.PAUSE, "j", 1)), (7, Spent(Cause.PRODUCTIVE, "j", 2))):
-        account(session, lease=lease, slot=0, until=at(until_s), spent=spent)
+        account_all(session, lease=lease, until=at(until_s), spent=[spent])
     assert charge_pause(session, lease=lease, slot=0, seconds=1.5, job_id="j") == 1.5
     assert intervals(session) == [
         ("productive", "j", 1, 0, 3.5), ("pause", "j", 1, 3.5, 4), ("pause", "j", 1, 4, 6), ("pause", "j", 2, 6, 7),
@@ -140,15 +139,15 @@ def test_a_pause_goes_on_in_the_intervals_before_and_jumps_over_one_that_is_a_pa
 
 def test_no_seconds_and_another_jobs_time_give_no_pause(session: Session, lease: LeaseRow) -> None:
     assert charge_pause(session, lease=lease, slot=0, seconds=1, job_id="j") == 0, "there is no time at all"
-    account(session, lease=lease, slot=0, until=at(10), spent=WORK)
+    account_all(session, lease=lease, until=at(10), spent=[WORK])
     assert charge_pause(session, lease=lease, slot=0, seconds=0, job_id="j") == 0
     assert charge_pause(session, lease=lease, slot=0, seconds=1, job_id="another") == 0
     assert intervals(session) == [("productive", "j", 1, 0, 10)]
 
 
 def test_only_time_in_which_ranks_worked_gives_a_pause(session: Session, lease: LeaseRow) -> None:
+    account_all(session, lease=lease, until=at(10), spent=[Spent(cause, "j", 1) for cause in Cause])
     for slot, cause in enumerate(Cause):
-        account(session, lease=lease, slot=slot, until=at(10), spent=Spent(cause, "j", 1))
         found = charge_pause(session, lease=lease, slot=slot, seconds=1, job_id="j")
         assert found == (cause in _WORKED), cause
 
@@ -158,9 +157,9 @@ def test_sums_are_by_cause_with_the_price_that_held_when_an_interval_began(sessi
     for since_s, price in ((0, 3.6), (10, 36.0)):
         session.add(PoolPriceRow(pool="p", effective_from=at(since_s), price_usd_per_hour=price))
     other = leased(session, "b", "q")
-    account(session, lease=lease, slot=0, until=at(10), spent=WORK)
-    account(session, lease=lease, slot=0, until=at(14), spent=Spent(Cause.IDLE))
-    account(session, lease=other, slot=0, until=at(5), spent=WORK)
+    account_all(session, lease=lease, until=at(10), spent=[WORK])
+    account_all(session, lease=lease, until=at(14), spent=[Spent(Cause.IDLE)])
+    account_all(session, lease=other, until=at(5), spent=[WORK])
     session.flush()
     idle = CauseSum(Cause.IDLE, 4, pytest.approx(4 * 0.01 / 2))  # type: ignore[arg-type]
     assert list(summary(session)) == [CauseSum(Cause.PRODUCTIVE, 15, pytest.approx(10 * 0.001 / 2)), idle]  # type: ignore[arg-type]

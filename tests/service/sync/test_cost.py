@@ -5,9 +5,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
-from sqlalchemy import event, select
+from sqlalchemy import event, func, select
 
 from agent.protocol.sync import LogChunk
 from agent.protocol.values import HandoffState
@@ -15,6 +16,8 @@ from liver_core.handoff import RankStage
 from liver_core.layout import ParallelLayout
 from service.jobs.tables import JobRow
 from service.ledger.tables import IntervalRow
+from service.nodes.operations import mark_gone
+from service.nodes.tables import NodeRow
 from service.reconcilers import jobs
 from service.reconcilers.nodes import NodeWatch
 from service.tokens.recent import FRESH
@@ -69,6 +72,24 @@ def training(client, context, make_agent, clock):
         jobs.tick(context)
     assert agents["a"].sync(**parts("a", 4)).jobs[0].standing_plans
     return agents, parts
+
+
+def test_a_node_with_very_many_slots_takes_no_more_statements(make_agent, context, clock):
+    """Also when the account of each slot begins, and when the node goes: each slot cost two, in one transaction."""
+    counts = []
+    for name, slots in (("few", 4), ("many", 1_024)):
+        agent = make_agent(name, slots=slots)
+        with statements(context) as seen:
+            for _ in range(3):
+                clock.advance(1)
+                agent.sync()
+            with context.sessions.begin() as session:
+                mark_gone(session, session.get_one(NodeRow, name), reason="test", now=clock.now + timedelta(seconds=1))
+        counts.append(len(seen))
+    # Rows are inserted a thousand at a time.
+    assert counts[1] <= counts[0] + 3
+    with context.sessions() as session:
+        assert session.scalar(select(func.count()).select_from(IntervalRow)) == 2 * (4 + 1_024)
 
 
 def test_a_steady_sync_takes_few_statements(training, context, clock):
