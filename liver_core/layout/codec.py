@@ -76,7 +76,7 @@ def _rule(found: Any) -> str:
         case "value_error":
             return found["msg"].removeprefix("Value error, ")
         case _:
-            rule = found["msg"].removeprefix("Input ").replace("should", "must", 1)
+            rule = found["msg"].removeprefix("Input ").replace("should", "must")
             rule = rule.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
             return f"{rule}, is {_shown(found['input'])}"
 

@@ -27,6 +27,8 @@ class Outer:
     name: Identifier = "a"
     seconds: Seconds = 0.0
     at_utc: UtcSeconds = 1e9
+    pair: Annotated[tuple[Count, ...], Bound(min_length=2)] = (1, 2)
+    code: Annotated[str, Bound(min_length=3)] = "abc"
 
 
 def test_what_is_written_is_read_as_the_same():
@@ -52,6 +54,11 @@ def test_what_is_written_is_read_as_the_same():
         ({"inner": [{}, {}, {}]}, "inner: must have at most 2 items, has 3"),
         ({"inner": {}}, "inner: must be a valid array, is an object"),
         ({"name": ""}, "name: must not be empty"),
+        ({"name": None}, "name: must be a valid string, is None"),
+        ({"name": {"a": 1}}, "name: must be a valid string, is an object"),
+        ({"seconds": "9" * 500}, f"seconds: must be a valid number, is '{'9' * 79}"),
+        ({"pair": [1]}, "pair: must have at least 2 items, has 1"),
+        ({"code": "ab"}, "code: must have at least 3 characters, has 2"),
         ([], "message: must be an object, is a list"),
     ],
 )

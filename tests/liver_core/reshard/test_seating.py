@@ -126,7 +126,7 @@ def test_members_that_stay_keep_their_order_unless_a_tensor_parallel_group_needs
 
 
 def test_too_few_members_are_refused_with_both_numbers():
-    with pytest.raises(PlanError, match="^TP2xPP1xDP2 needs 4 members, 3 can be had$"):
+    with pytest.raises(PlanError, match=r"^TP2xPP1xDP2 needs 4 members, 3 can be had$"):
         seat(ParallelLayout(tp=2, dp=2), seats("a0", "a1"), seats("b0"))
 
 
