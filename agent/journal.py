@@ -197,7 +197,7 @@ class Journal:
     def _take_directory(self) -> None:
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock_file = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock_file = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise RunDirectoryError(f"run directory {self._directory} cannot be written: {error.strerror}") from error
         try:

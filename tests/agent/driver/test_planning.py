@@ -1,4 +1,4 @@
-"""Plans, measures, mirrors and journal records: the pure parts of the driver."""
+"""Plans and journal records: pure parts of the driver."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -7,7 +7,6 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from agent.driver.handoff_measures import merge_measures
 from agent.driver.journal_records import SlotMemory
 from agent.driver.planning import (
     Intent,
@@ -23,18 +22,15 @@ from agent.driver.planning import (
     on_rung,
     plan_loss,
 )
-from agent.driver.progress import LostTime, Progress, learned_from
 from agent.protocol.jobfile import DropStepRule
 from agent.protocol.sync import (
-    HandoffMeasures,
-    HandoffMirror,
     HandoffOrder,
     JobOrder,
     LayoutByCount,
     LayoutForCount,
     StandingPlan,
 )
-from agent.protocol.values import HandoffCause, HandoffState, Placement
+from agent.protocol.values import HandoffCause, Placement
 from liver_core.handoff import (
     CutoverDeadlines,
     Decision,
@@ -42,7 +38,6 @@ from liver_core.handoff import (
     Order,
     ParticipantRecord,
     Phase,
-    PreparePhase,
     Promise,
     Proposal,
     ProposerRecord,
@@ -276,96 +271,6 @@ def test_the_ladder_counts_the_leavers_share_of_the_bytes_and_the_nodes_that_are
     assert (inputs.nodes_left, inputs.nodes_least, inputs.checkpoint_age_steps) == (3, 1, 10)
 
 
-def test_measures_take_the_longest_phase_the_sum_of_bytes_and_the_pause_over_all_ranks() -> None:
-    first = {"build_s": 2.0, "bytes_moved": 10.0, "reduced_at_utc": 100.0, "optimizer_s": 0.1, "median_step_s": 0.5}
-    second = {"build_s": 3.0, "bytes_moved": 5.0, "read_s": 0.5, "first_forward_at_utc": 101.1, "peak_rss": 7.0}
-    second["optimizer_s"] = 0.4  # waited for the other rank in it, which is no optimizer time
-    merged = merge_measures([first, second], HandoffMeasures(phases_s={"to_ready": 4.0}))
-    assert merged.phases_s == {"build": 3.0, "read": 0.5, "to_ready": 4.0}
-    assert (merged.bytes_moved, merged.bandwidth_bytes_per_s) == (15, 30.0)
-    assert merged.pause_s == pytest.approx(1.0)
-    assert merged.pause_steps == pytest.approx(2.0)
-    assert merged.extra == {"peak_rss": 7.0}
-
-
-def test_bytes_that_were_rescued_are_told_as_a_sum() -> None:
-    merged = merge_measures([{"bytes_rescued": 8.0, "bytes_moved": 1.0}, {"bytes_rescued": 4.0}], HandoffMeasures())
-    assert (merged.extra, merged.bytes_moved) == ({"bytes_rescued": 12.0}, 1)
-
-
-def test_seconds_of_one_step_are_no_phase_and_are_shown_apart() -> None:
-    merged = merge_measures([{"follow_s": 0.2, "stream_s": 3.0}, {"follow_s": 0.3}], HandoffMeasures())
-    assert merged.phases_s == {"stream": 3.0}
-    assert merged.extra == {"follow_s": 0.3}
-
-
-def measured(**phases_s: float) -> Progress:
-    """A handoff that ended, of which these phases are known."""
-    now = datetime.now(UTC)
-    measures = HandoffMeasures(phases_s=phases_s, bandwidth_bytes_per_s=1e9)
-    mirror = HandoffMirror(
-        handoff_id=uuid4(),
-        job_id="fake-job",
-        parent=1,
-        generation=2,
-        proposer="a",
-        cause=HandoffCause.NOTICE,
-        state=HandoffState.ACTIVE,
-        rung=Rung.LIVE,
-        target=roster_of(2, FOUR[:3]),
-        opened_utc=now,
-        changed_utc=now,
-        measures=measures,
-    )
-    return Progress(mirror, LostTime(0.0, 0, 1.0), None, measures={ACTIVE.members[0]: {"follow_s": 0.2}})
-
-
-def test_the_next_ladder_knows_what_a_handoff_measured_and_why_it_fell() -> None:
-    done = HandoffEnded(HandoffId("h"), 2, Stage.ACTIVE, Decision.GO, Reason("all did", "retire"))
-    learned = learned_from(measured(to_ready=9.0, stream=4.0), Learned(), done)
-    # The bandwidth beside training is not that of the link.
-    assert learned == Learned(prepare_s=5.0, follow_s=0.2)
-    progress = measured()
-    progress.fallback = Reason("fused AdamW", PreparePhase.REPLAY, 0)
-    assert learned_from(progress, Learned(), done).replay_refusal == "fused AdamW"
-    aborted = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("ring", PreparePhase.STREAM, 0))
-    failed = learned_from(measured(), Learned(), aborted)
-    assert (failed.stream_failure, failed.failed_in) == ("ring", 1)
-    too_large = HandoffEnded(
-        HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("9", PreparePhase.ESTIMATE_MEMORY, 0)
-    )
-    refused = learned_from(measured(), Learned(), too_large)
-    layout = str(roster_of(2, FOUR[:3]).layout)
-    assert (refused.memory_refusal, refused.refused_in, refused.refused_layout) == ("9", 1, layout)
-    elsewhere = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("dead", "prepare", 0))
-    assert learned_from(measured(), Learned(), elsewhere) == Learned()
-
-
-def test_how_late_a_handoff_was_safe_is_known_to_the_next_ladder() -> None:
-    done = HandoffEnded(HandoffId("h"), 2, Stage.ACTIVE, Decision.GO, Reason("all did", "retire"))
-    progress = measured()
-    opened = progress.mirror.opened_utc.timestamp()
-    assert learned_from(progress, Learned(), done).late_s == (), "no leaver, nothing was estimated"
-    progress.estimate_s, progress.marks["safe"] = 2.0, opened + 3.25
-    learned = Learned(late_s=(9.0, *(0.0 for _ in range(7))))
-    assert learned_from(progress, learned, done).late_s == (*(0.0 for _ in range(7)), pytest.approx(1.25, abs=1e-3))
-    progress.mirror = progress.mirror.model_copy(update={"plan_revision": 2})
-    assert learned_from(progress, Learned(), done).late_s == (), "an amended one took what several plans need"
-
-
-def test_a_rescue_tells_what_endpoints_take_and_whether_there_is_room_for_what_leavers_hold() -> None:
-    progress = measured(to_ready=2.0)
-    progress.mirror = progress.mirror.model_copy(update={"rung": Rung.RESCUE})
-    done = HandoffEnded(HandoffId("h"), 2, Stage.ACTIVE, Decision.GO_REDO, Reason("all did", "retire"))
-    assert learned_from(progress, Learned(prepare_s=9.0), done).endpoints_s == 2.0
-    assert learned_from(progress, Learned(prepare_s=9.0), done).prepare_s == 9.0
-    refused = HandoffEnded(
-        HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("budget", PreparePhase.PLAN_THE_RESCUE, 0)
-    )
-    failed = learned_from(progress, Learned(), refused)
-    assert (failed.rescue_failure, failed.rescue_failed_in) == ("budget", 1)
-
-
 def test_a_rescue_that_failed_is_not_tried_again_in_the_same_world(order: JobOrder) -> None:
     learned = Learned(prepare_s=23.0, rescue_failure="budget", rescue_failed_in=1)
     assert rung_for(order, 20.0, learned=learned) is Rung.CHECKPOINT
@@ -412,29 +317,6 @@ def test_only_what_nothing_presses_gets_a_deadline_by_its_estimate(order: JobOrd
         assert (taken.rung, taken.deadline_utc) == (Rung.LIVE, deadline)
         assert on_rung(replace(wanted, notice_at=899.0), choice, inputs, now=900.0).deadline_utc == 1_000.0
     assert taken.cutover == cutover_deadlines(inputs)
-
-
-def test_lost_time_is_what_five_steps_after_the_cutover_came_late() -> None:
-    lost = LostTime(since=100.0, step=10, median_step_s=1.0)
-    assert not lost.stepped(1, 2, 11, 101.0)
-    assert lost.stepped(2, 2, 13, 105.0)
-    assert lost.cutover_step == 13
-    # The new world's own step takes half a second; its first five took one second longer than that together.
-    ends = [105.0 + 0.5 * count + 1.0 for count in range(1, 11)]
-    known = [lost.stepped(2, 2, 13 + count, end) for count, end in enumerate(ends, start=1)]
-    assert known == [False] * 9 + [True]
-    # 3 of its 8.5 seconds until five steps later are the old world's three steps, 2.5 the new world's five.
-    assert lost.lost_s == pytest.approx(8.5 - 3.0 - 2.5)
-
-
-def test_lost_time_is_concluded_with_what_there_is_when_the_next_world_begins() -> None:
-    lost = LostTime(since=100.0, step=10, median_step_s=1.0)
-    lost.stepped(2, 2, 11, 101.0)
-    for count in range(1, 8):
-        assert not lost.stepped(2, 2, 11 + count, 101.0 + count)
-        assert not lost.stepped(2, 2, 11 + count, 101.5 + count), "another rank's word for the same step"
-    assert lost.stepped(3, 2, 19, 110.0)
-    assert lost.lost_s == pytest.approx(0.0)
 
 
 def handoff_order() -> Order:
