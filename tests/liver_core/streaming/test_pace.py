@@ -97,4 +97,5 @@ def test_the_estimate_is_that_of_copying_alone_while_replays_or_steps_are_not_kn
 
 def test_there_is_no_end_where_replays_take_all_the_time():
     assert Pace(copy_s=0.5, replay_s=0.5, fetch_s=0.5, step_s=10.0).estimate(4, 10) == inf
-    assert Pace(copy_s=0.5, replay_s=0.5, fetch_s=0.5, step_s=10.1).estimate(4, 10) < 1000
+    barely = Pace(copy_s=0.5, replay_s=0.5, fetch_s=0.5, step_s=10.1).estimate(4, 10)
+    assert barely is not None and barely < 1000
