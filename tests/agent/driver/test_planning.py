@@ -19,8 +19,11 @@ from agent.driver.planning import (
     estimate_parameters,
     ladder_inputs,
     lead_candidates,
+    next_number,
     on_rung,
+    parameters_only_of,
     plan_loss,
+    rung_for_nearer_deadline,
 )
 from agent.protocol.jobfile import DropStepRule
 from agent.protocol.sync import (
@@ -35,6 +38,7 @@ from liver_core.handoff import (
     CutoverDeadlines,
     Decision,
     HandoffId,
+    LadderInputs,
     Order,
     ParticipantRecord,
     Phase,
@@ -174,8 +178,109 @@ def test_where_every_member_goes_the_nodes_that_come_lead_and_none_of_them_that_
     assert lead_candidates(stale, ACTIVE, {"a", "b", "c", "d"}) == ()
 
 
-def test_parameters_are_guessed_in_the_right_order_of_magnitude(order: JobOrder) -> None:
-    assert 4_000_000 < estimate_parameters(order.spec.model) < 10_000_000
+def by_count(order: JobOrder, *choices: LayoutForCount) -> JobOrder:
+    update = {"standing_plans": (), "layouts_by_count": LayoutByCount(choices=choices)}
+    return order.model_copy(update=update)
+
+
+def test_why_no_layout_by_count_can_be_taken_is_said(order: JobOrder) -> None:
+    four = LayoutForCount(nodes=4, layout=ParallelLayout(pp=4), reason="of all")
+    for choices, reason in (
+        ((four,), "no layout is known for 3 nodes"),
+        ((four, LayoutForCount(nodes=3, layout=None, reason="7 heads")), "nothing feasible on 3 nodes: 7 heads"),
+        ((LayoutForCount(nodes=3, layout=ParallelLayout(tp=2, pp=2), reason="large"), four),
+         "TP2xPP2xDP1 needs 4 slots, 3 stay without b"),
+    ):  # fmt: skip
+        assert plan(by_count(order, *choices), "b") == NoPlan(reason)
+    three = LayoutForCount(nodes=3, layout=ParallelLayout(pp=3), reason="fits")
+    assert plan(by_count(order, four, three), "b") == Plan(
+        ParallelLayout(pp=3), members_of(("a", "c", "d")), "",
+        "layout for 3 nodes, made without the service: fits",
+    )  # fmt: skip
+
+
+def test_a_standing_plan_without_a_world_is_the_answer_with_its_reason(order: JobOrder) -> None:
+    none = StandingPlan(parent=1, leaving=("b",), target=None, plan_digest="", reason="too few")
+    assert plan(order.model_copy(update={"standing_plans": (none,)}), "b") == NoPlan("standing plan: too few")
+
+
+@pytest.mark.parametrize(("count", "said"), [(8, ""), (9, " and 1 more"), (11, " and 3 more")])
+def test_of_many_nodes_that_go_eight_are_named(order: JobOrder, count: int, said: str) -> None:
+    names = tuple(f"n{at:02}" for at in range(count))
+    found = plan_loss(order, roster_of(1, names), frozenset(names), left_s=9, waited_s=9, service_is_there=True)
+    assert found == NoPlan(f"0 nodes stay without {', '.join(names[:8])}{said}, the job needs 1")
+
+
+def test_a_handoff_takes_the_number_after_the_highest_and_none_where_a_newer_start_is_known(order: JobOrder) -> None:
+    def following(highest: int, next_generation: int, source: int) -> int | str:
+        known = order.model_copy(update={"next_generation": next_generation})
+        return next_number(highest, known, replace(ACTIVE, generation=source))
+
+    assert [following(1, 2, 1), following(4, 2, 1), following(1, 8, 1), following(1, 2, 6)] == [2, 5, 8, 7]
+    assert following(1, 2, 200_003) == 200_004
+    started = "no handoff of generation 3: the service has started generation 100001"
+    assert following(100_001, 2, 3) == following(3, 100_002, 3) == started
+    assert following(99_999, 2, 3) == "no handoff of generation 3: its start has no number left"
+
+
+def test_parameters_are_those_of_a_gated_gpt(order: JobOrder) -> None:
+    """Attention has 4 x hidden^2, the feed-forward part three matrices, the vocabulary an embedding at either end."""
+    attention, dense, vocabulary = 4 * 192 * 192, 3 * 192 * 768, 384 * 192
+    assert estimate_parameters(order.spec.model) == 12 * (attention + dense) + 2 * vocabulary
+    narrow = order.spec.model.model_copy(update={"ffn_hidden_size": 100, "num_experts": 5})
+    assert estimate_parameters(narrow) == 12 * (attention + 5 * 3 * 192 * 100) + 2 * vocabulary
+
+
+def test_what_only_some_ranks_hold_is_their_share_of_their_stages(order: JobOrder) -> None:
+    model, layer, vocabulary = order.spec.model, 4 * 192 * 192 + 3 * 192 * 768, 384 * 192
+    assert parameters_only_of(model, ParallelLayout(), [0]) == estimate_parameters(model)
+    assert parameters_only_of(model, ParallelLayout(pp=3), [1]) == 4 * layer
+    assert parameters_only_of(model, ParallelLayout(pp=3), [0, 2]) == 2 * (4 * layer + vocabulary)
+    layout = ParallelLayout(tp=2, pp=2, dp=3)
+    assert parameters_only_of(model, layout, [0]) == (6 * layer + vocabulary) // 6
+    assert parameters_only_of(model, layout, [0, 1, 11]) == 3 * (6 * layer + vocabulary) // 6
+    assert parameters_only_of(model, layout, []) == 0
+
+
+def test_the_ladder_gets_guesses_until_handoffs_have_measured(order: JobOrder) -> None:
+    found = plan(order, "b")
+    assert isinstance(found, Plan)
+    where, pulse = (order, ACTIVE, found, frozenset({"b"}), 25.0), Pulse(100, 0.1, 0.5, 90)
+    parameters = estimate_parameters(order.spec.model)
+    guessed = ladder_inputs(*where, pulse=pulse, learned=Learned())
+    assert guessed == LadderInputs(
+        bytes_to_move=12 * parameters, bandwidth_bytes_per_s=500e6, prepare_s=5.0, step_s=0.5,
+        seconds_to_boundary=0.4, seconds_to_deadline=25.0, margin_s=2.0, sources_whole=True, nodes_left=3,
+        nodes_least=1, checkpoint_age_steps=10, stream_share=0.5,
+        follow_s=pytest.approx(4 * parameters / 500e6 + 0.05), one_sided=True, replay_refusal="", stream_failure="",
+        bytes_only_leaving=guessed.bytes_only_leaving, endpoints_s=1.0, ranks_staying=3, rescue_failure="",
+    )  # fmt: skip
+    learned = Learned(bandwidth_bytes_per_s=1e9, prepare_s=7.0, endpoints_s=0.0, follow_s=0.0, late_s=(3.0,))
+    assert ladder_inputs(*where, pulse=pulse, learned=learned) == replace(
+        guessed, bandwidth_bytes_per_s=1e9, prepare_s=7.0, endpoints_s=0.0, follow_s=0.0, margin_s=3.0
+    )
+    late = ladder_inputs(*where, pulse=Pulse(80, 2.0, 0.5, 90), learned=Learned())
+    assert (late.seconds_to_boundary, late.checkpoint_age_steps) == (0.0, 0)
+    assert ladder_inputs(*where, pulse=Pulse(80, 2.0, 0.5, None), learned=Learned()).checkpoint_age_steps is None
+
+
+def test_a_nearer_deadline_takes_a_rescue_only_where_nothing_that_is_prepared_can_be_in_time(order: JobOrder) -> None:
+    found = plan(order, "b")
+    assert isinstance(found, Plan)
+    learned = Learned(prepare_s=20.0)
+
+    def rung(rung: Rung, left_s: float, spent_s: float) -> tuple[Rung, bool]:
+        where = (order, ACTIVE, found, frozenset({"b"}), left_s)
+        inputs = ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=learned)
+        taken, why = rung_for_nearer_deadline(inputs, rung, spent_s=spent_s)
+        assert not why or (why.startswith("; live: needs ") and "; rescue: needs " in why)
+        return taken, bool(why)
+
+    assert rung(Rung.LIVE, 10.0, 0.0) == (Rung.RESCUE, True)
+    assert rung(Rung.LIVE, 10.0, 15.0) == (Rung.LIVE, False)
+    assert rung(Rung.LIVE, 10.0, 50.0) == (Rung.LIVE, False)
+    assert rung(Rung.RESCUE, 10.0, 0.0) == (Rung.RESCUE, False)
+    assert rung(Rung.STOP_AND_COPY, 60.0, 0.0) == (Rung.STOP_AND_COPY, False)
 
 
 def rung_for(order: JobOrder, left_s: float | None, *, step_s: float = 0.5, learned: Learned | None = None) -> Rung:

@@ -20,9 +20,17 @@ class Inner:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    __pydantic_config__ = STRICT
+
+    name: Identifier
+
+
+@dataclass(frozen=True, slots=True)
 class Outer:
     __pydantic_config__ = STRICT
 
+    named: Named | None = None
     inner: Annotated[tuple[Inner, ...], Bound(max_length=2)] = ()
     name: Identifier = "a"
     seconds: Seconds = 0.0
@@ -32,7 +40,7 @@ class Outer:
 
 
 def test_what_is_written_is_read_as_the_same():
-    value = Outer((Inner(2**53 - 1, "ü"), Inner()), "n-1", 0.1, 1.7e9)
+    value = Outer(Named("b"), (Inner(2**53 - 1, "ü"), Inner()), "n-1", 0.1, 1.7e9)
     assert from_json(Outer, to_json(value)) == value
 
 
@@ -53,6 +61,7 @@ def test_what_is_written_is_read_as_the_same():
         ({"inner": [{"nunber": 1}]}, "inner[0].nunber: is not a field of this message"),
         ({"inner": [{}, {}, {}]}, "inner: must have at most 2 items, has 3"),
         ({"inner": {}}, "inner: must be a valid array, is an object"),
+        ({"named": {}}, "named.name: is required"),
         ({"name": ""}, "name: must not be empty"),
         ({"name": None}, "name: must be a valid string, is None"),
         ({"name": {"a": 1}}, "name: must be a valid string, is an object"),
