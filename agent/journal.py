@@ -173,7 +173,7 @@ class Journal:
         one stays, with all that it holds."""
         fresh = self._path.with_suffix(".new")
         lines = [_line(table, key, value) for table, records in self._tables.items() for key, value in records.items()]
-        descriptor = -1
+        descriptor = None
         try:
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
             _write_all(descriptor, b"".join(lines), fresh)
@@ -181,7 +181,7 @@ class Journal:
         except (OSError, JournalError) as error:
             _log.warning("the journal is not made smaller, it is tried again later: %s", error)
             self._compact_above = self._lines + COMPACT_ABOVE_LINES
-            if descriptor >= 0:
+            if descriptor is not None:
                 os.close(descriptor)
             return
         if self._file is not None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
@@ -230,6 +231,22 @@ def test_damage_in_the_middle_is_an_error_that_names_the_line(tmp_path: Path) ->
         reopened(tmp_path)
 
 
+@pytest.mark.parametrize("body", ["{}", "[]", "7", '{"t":"rank","k":"a"}', '{"t":"unknown","k":"a","v":{}}', "x"])
+def test_a_line_that_is_no_change_of_a_table_is_damage_whatever_its_checksum(tmp_path: Path, body: str) -> None:
+    journal = Journal(tmp_path).open()
+    journal.put(Table.PROPOSER, "a", {"generation": 7})
+    journal.close()
+    whole = (tmp_path / FILE_NAME).read_bytes()
+    (tmp_path / FILE_NAME).write_bytes(whole + f"{zlib.crc32(body.encode()):08x} {body}\n".encode())
+    again = reopened(tmp_path)
+    assert again.get(Table.PROPOSER, "a") == {"generation": 7}, "dropped as the last line"
+    again.close()
+    with (tmp_path / FILE_NAME).open("ab") as file:
+        file.write(f"{zlib.crc32(body.encode()):08x} {body}\n".encode() + _line(Table.RANK, "job/0", {"pid": 1}))
+    with pytest.raises(JournalError, match="line 3 is damaged"):
+        reopened(tmp_path)
+
+
 def test_compaction_keeps_every_live_record_and_a_small_file(tmp_path: Path) -> None:
     journal = Journal(tmp_path).open()
     journal.put(Table.ORDERS, "job", {"peer_key": "k" * 32})
@@ -384,12 +401,16 @@ def test_a_journal_is_compacted_above_the_least_and_above_four_lines_for_each_li
 
 
 def test_the_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
-    journal = Journal(tmp_path).open()
-    journal.put(Table.ORDERS, "job", {"peer_key": "secret"})
-    for number in range(600):
-        journal.put(Table.PROPOSER, "job", {"generation": number})
-    journal.close()
-    assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
+    mask = os.umask(0)
+    try:
+        journal = Journal(tmp_path / "run").open()
+        for number in range(600):
+            modes = [(tmp_path / "run" / name).stat().st_mode & 0o777 for name in ("", FILE_NAME, LOCK_NAME)]
+            assert modes == [0o700, 0o600, 0o600], f"after {number} lines"
+            journal.put(Table.PROPOSER, "job", {"generation": number})
+        journal.close()
+    finally:
+        os.umask(mask)
 
 
 def test_a_directory_is_held_by_one_agent_at_a_time(tmp_path: Path) -> None:
@@ -399,7 +420,6 @@ def test_a_directory_is_held_by_one_agent_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(RunDirectoryError, match="in use by another agent"):
             Journal(tmp_path).open()
     assert len(os.listdir("/proc/self/fd")) == before
-    assert (tmp_path / LOCK_NAME).stat().st_mode & 0o777 == 0o600
     journal.close()
     reopened(tmp_path).close()
 
