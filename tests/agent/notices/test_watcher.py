@@ -241,8 +241,9 @@ def test_what_is_over_is_forgotten_once_its_source_has_stopped_announcing_it() -
     end_s = (ends_utc(heard) - NOON).total_seconds()
     watched.see(Announced((interruption(120),)), at_s=end_s + 1)
     assert watched.over == []
-    assert watched.see(Nothing(), at_s=end_s + 2) == [], "what is over needs no withdrawal"
-    assert watched.over == [heard]
+    for _ in range(2):
+        assert watched.see(Nothing(), at_s=end_s + 2) == [], "what is over needs no withdrawal"
+        assert watched.over == [heard], "and is over once"
 
 
 def test_what_another_source_told_is_forgotten_when_it_is_over() -> None:
