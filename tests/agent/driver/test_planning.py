@@ -252,9 +252,10 @@ def test_the_ladder_gets_guesses_until_handoffs_have_measured(order: JobOrder) -
         bytes_to_move=12 * parameters, bandwidth_bytes_per_s=500e6, prepare_s=5.0, step_s=0.5,
         seconds_to_boundary=0.4, seconds_to_deadline=25.0, margin_s=2.0, sources_whole=True, nodes_left=3,
         nodes_least=1, checkpoint_age_steps=10, stream_share=0.5,
-        follow_s=pytest.approx(4 * parameters / 500e6 + 0.05), one_sided=True, replay_refusal="", stream_failure="",
+        follow_s=guessed.follow_s, one_sided=True, replay_refusal="", stream_failure="",
         bytes_only_leaving=guessed.bytes_only_leaving, endpoints_s=1.0, ranks_staying=3, rescue_failure="",
     )  # fmt: skip
+    assert guessed.follow_s == pytest.approx(4 * parameters / 500e6 + 0.05)
     learned = Learned(bandwidth_bytes_per_s=1e9, prepare_s=7.0, endpoints_s=0.0, follow_s=0.0, late_s=(3.0,))
     assert ladder_inputs(*where, pulse=pulse, learned=learned) == replace(
         guessed, bandwidth_bytes_per_s=1e9, prepare_s=7.0, endpoints_s=0.0, follow_s=0.0, margin_s=3.0
