@@ -12,8 +12,10 @@ PYTHON ?= python3
 # Seeds that `make sim` runs, on two processes; the handoff machine is called clean only after 20,000. A change of a
 # machine deserves more: make sim SEEDS=100000
 SEEDS ?= 20000
-# How many mistakes `make mutants` plants.
+# How many mistakes `make mutants` plants, and in which packages of tests/mutants/packages.py; for example:
+# make mutants N=40 PACKAGES="layout 'service rules'"
 N ?= 150
+PACKAGES ?=
 # What draws the mistakes and the requests of `make fuzz-api`, and the first trial of `make chaos`; for example: make mutants N=300 SEED=7
 SEED ?= 1
 # Processes that share each suite. WORKERS=0, REAL_WORKERS=0: one after the other.
@@ -46,7 +48,7 @@ REAL = -n $(REAL_WORKERS) --dist loadfile --no-loadscope-reorder
 TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/fuzz tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
-	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, SEED, TRIALS, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS)"
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, PACKAGES, SEED, TRIALS, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
@@ -85,8 +87,8 @@ format: setup ## Format the tree and fix what ruff can fix by itself.
 sim: setup ## Run the handoff simulator over SEEDS seeds (20,000 by default).
 	$(BIN)/python -m tests.simulation.run --seeds $(SEEDS)
 
-mutants: setup ## Plant N mistakes (150) in a copy of what decides, one at a time, and count those that the nearest tests find, by package (writes build/reports/mutants.json).
-	$(BIN)/python -m tests.mutants.run --count $(N) --seed $(SEED) --workers $(WORKERS) --report $(REPORTS)/mutants.json
+mutants: setup ## Plant N mistakes (150) in a copy of what decides (PACKAGES: only in these), one at a time, and count those that the nearest tests find, by package (writes build/reports/mutants.json).
+	$(BIN)/python -m tests.mutants.run --count $(N) --seed $(SEED) --workers $(WORKERS) --report $(REPORTS)/mutants.json $(if $(PACKAGES),--packages $(PACKAGES))
 
 chaos: setup ## Kill and stop parts of real jobs at random moments, TRIALS times from SEED on (hours); writes build/reports/chaos.json.
 	$(BIN)/python -m tests.chaos.run --trials $(TRIALS) --seed $(SEED) --report $(REPORTS)/chaos.json --keep build/chaos --resume

@@ -173,7 +173,7 @@ class Journal:
         one stays, with all that it holds."""
         fresh = self._path.with_suffix(".new")
         lines = [_line(table, key, value) for table, records in self._tables.items() for key, value in records.items()]
-        descriptor = -1
+        descriptor = None
         try:
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
             _write_all(descriptor, b"".join(lines), fresh)
@@ -181,7 +181,7 @@ class Journal:
         except (OSError, JournalError) as error:
             _log.warning("the journal is not made smaller, it is tried again later: %s", error)
             self._compact_above = self._lines + COMPACT_ABOVE_LINES
-            if descriptor >= 0:
+            if descriptor is not None:
                 os.close(descriptor)
             return
         if self._file is not None:
@@ -197,7 +197,7 @@ class Journal:
     def _take_directory(self) -> None:
         try:
             self._directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock_file = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock_file = os.open(self._directory / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise RunDirectoryError(f"run directory {self._directory} cannot be written: {error.strerror}") from error
         try:

@@ -49,8 +49,7 @@ class AwsImdsSource:
         self._now = now
         # No proxy from the environment: metadata is link-local.
         self._client = httpx.AsyncClient(timeout=timeout_s, trust_env=False)
-        self._token = ""
-        self._token_until = 0.0
+        self._token: tuple[str, float] | None = None  # and until when it can be used
 
     async def observe(self) -> Observation:
         """Read all three keys once. If one cannot be read, the announcements of the others are still returned."""
@@ -114,22 +113,21 @@ class AwsImdsSource:
     async def _send_with_token(self, path: str) -> Answer:
         answer = await self._send("GET", path, {"X-aws-ec2-metadata-token": await self._fresh_token()})
         if answer.status == 401:
-            self._token = ""
+            self._token = None
         return answer
 
     async def _fresh_token(self) -> str:
         now = self._monotonic()
-        if self._token and self._token_until - now >= TOKEN_RENEW_BELOW_S:
-            return self._token
+        if self._token is not None and self._token[1] - now >= TOKEN_RENEW_BELOW_S:
+            return self._token[0]
         response = await self._send("PUT", TOKEN_PATH, {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)})
         if response.status != 200 or not response.text:
             raise Unreadable(f"PUT {TOKEN_PATH} answered {response.status}")
         if not response.text.isascii() or not response.text.isprintable():
             raise Unreadable(f"PUT {TOKEN_PATH} answered what is no token: {response.text[:80]!r}")
         ttl_s = response.headers.get("X-aws-ec2-metadata-token-ttl-seconds", str(TOKEN_TTL_S))
-        self._token = response.text
-        self._token_until = now + (float(ttl_s) if ttl_s.isdigit() else TOKEN_TTL_S)
-        return self._token
+        self._token = response.text, now + (float(ttl_s) if ttl_s.isdigit() else TOKEN_TTL_S)
+        return response.text
 
     async def _send(self, method: str, path: str, headers: dict[str, str]) -> Answer:
         return await read(self._client, method, self._url + path, limit_s=self._timeout_s, headers=headers)

@@ -374,8 +374,9 @@ class Cutover:
         return (EnterBarrier(level, until=self._own_deadline),)
 
     def _on_barrier(self, level: Level) -> tuple[CutoverEffect, ...]:
-        if not self._awaits_barrier or self.vote is None:
+        if not self._awaits_barrier:
             return ()
+        assert self.vote is not None, "who has not voted awaits no barrier"
         match min(level, self.vote):
             case Level.EVERYTHING:
                 return self._propose(Decision.GO, self._reason)

@@ -77,7 +77,7 @@ class RungChoice:
 class Estimate:
     """What one rung needs. `refusal` is empty if only time can rule it out."""
 
-    seconds: float
+    seconds: float = 0.0
     refusal: str = ""
 
 
@@ -165,12 +165,12 @@ def _drop_step(inputs: LadderInputs) -> Estimate:
     if stream.refusal:
         return stream
     if inputs.part_s is None:
-        return Estimate(0.0, "the job's steps are not done in parts")
+        return Estimate(refusal="the job's steps are not done in parts")
     if inputs.seconds_to_deadline is None:
-        return Estimate(0.0, "no deadline: no step needs to be dropped")
+        return Estimate(refusal="no deadline: no step needs to be dropped")
     copied = _stop_and_copy(inputs)
     if not _late(inputs, copied.seconds):
-        return Estimate(0.0, f"a copy at the boundary ends in {copied.seconds:.1f} s: no step needs to be dropped")
+        return Estimate(refusal=f"a copy at the boundary ends in {copied.seconds:.1f} s: no step needs to be dropped")
     # The boundary is out of reach, so the state does not change during the copy. No step has to be followed.
     bandwidth = inputs.stream_share * inputs.bandwidth_bytes_per_s
     return Estimate(inputs.prepare_s + copy_s(inputs.bytes_to_move, bandwidth) + 2 * inputs.part_s)
@@ -186,9 +186,9 @@ def _rescue(inputs: LadderInputs) -> Estimate:
     """At a boundary, copy what no survivor holds into host memory. Build the new world after the leavers are gone. So
     the copy can start at the first boundary at which endpoints are connected."""
     if not inputs.ranks_staying:
-        return Estimate(0.0, "no rank of the running world stays")
+        return Estimate(refusal="no rank of the running world stays")
     if inputs.rescue_failure:
-        return Estimate(0.0, f"it failed before in this world: {inputs.rescue_failure}")
+        return Estimate(refusal=f"it failed before in this world: {inputs.rescue_failure}")
     boundary_s, connected_s = inputs.seconds_to_boundary, inputs.endpoints_s
     if connected_s > boundary_s:
         steps = ceil((connected_s - boundary_s) / inputs.step_s) if inputs.step_s else 0
@@ -217,17 +217,17 @@ def _stream(inputs: LadderInputs) -> Estimate:
     If copying takes c seconds in all, then t = c + (t / step_s) * follow_s, since t / step_s steps are done meanwhile.
     """
     if not inputs.one_sided:
-        return Estimate(0.0, "the transport has no one-sided reads")
+        return Estimate(refusal="the transport has no one-sided reads")
     if inputs.replay_refusal:
-        return Estimate(0.0, f"steps cannot be replayed: {inputs.replay_refusal}")
+        return Estimate(refusal=f"steps cannot be replayed: {inputs.replay_refusal}")
     if inputs.stream_failure:
-        return Estimate(0.0, f"it failed before in this world: {inputs.stream_failure}")
+        return Estimate(refusal=f"it failed before in this world: {inputs.stream_failure}")
     bandwidth = inputs.stream_share * inputs.bandwidth_bytes_per_s
     if inputs.bytes_to_move and not bandwidth:
-        return Estimate(0.0, "no bandwidth is left beside training")
+        return Estimate(refusal="no bandwidth is left beside training")
     if inputs.follow_s and inputs.follow_s >= inputs.step_s:
         text = f"following a step takes {inputs.follow_s:.2f} s, a step {inputs.step_s:.2f} s: it never converges"
-        return Estimate(0.0, text)
+        return Estimate(refusal=text)
     copying = 1.0 - inputs.follow_s / inputs.step_s if inputs.follow_s else 1.0
     return Estimate(copy_s(inputs.bytes_to_move, bandwidth) / copying)
 

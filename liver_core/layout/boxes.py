@@ -62,8 +62,6 @@ def flat_range_to_boxes(shape: tuple[int, ...], start: int, stop: int) -> tuple[
 
 
 def _boxes(shape: tuple[int, ...], start: int, stop: int) -> list[Box]:
-    if len(shape) == 1:
-        return [Box((start,), (stop,))]
     rows = shape[1:]
     row_numel = prod(rows)
     first, head = divmod(start, row_numel)

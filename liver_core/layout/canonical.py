@@ -12,7 +12,7 @@ from typing import Any
 def canonical_json(value: Any) -> str:
     """The one text of a JSON value. Floats are refused: their text differs between writers."""
     _refuse_floats(value)
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def digest_of(value: Any) -> str:

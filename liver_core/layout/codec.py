@@ -80,7 +80,7 @@ def _rule(found: Any) -> str:
         case "string_pattern_mismatch" if found["ctx"]["pattern"] == NO_NUL_PATTERN:
             return "must not contain a NUL character"
         case _:
-            rule = found["msg"].removeprefix("Input ").replace("should", "must", 1)
+            rule = found["msg"].removeprefix("Input ").replace("should", "must")
             rule = rule.replace("greater than or equal to", "at least").replace("less than or equal to", "at most")
             return f"{rule}, is {_shown(found['input'])}"
 

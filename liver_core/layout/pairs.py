@@ -33,4 +33,4 @@ def _row_width(spec: ParameterSpec, layout: ParallelLayout) -> int:
     """Elements of the last dim that lie together on one rank; odd where they are not the same for all ranks."""
     last = len(spec.shape) - 1
     parts = layout.tp * spec.blocks if spec.tp_dim == last else 1
-    return spec.shape[last] // parts if spec.shape and spec.shape[last] % parts == 0 else 1
+    return spec.shape[last] // parts if spec.shape[last] % parts == 0 else 1

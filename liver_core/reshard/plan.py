@@ -31,7 +31,8 @@ class CopyRuns:
         if self.source_offset < 0 or self.target_offset < 0 or self.length < 1 or self.count < 1:
             raise PlanError(f"{self}: offsets must not be negative, length and count must be positive")
         least = self.length if self.count > 1 else 0
-        if self.source_stride < least or self.target_stride < least or (self.count == 1 and self.source_stride):
+        strides = (self.source_stride, self.target_stride)
+        if min(strides) < least or (self.count == 1 and any(strides)):
             raise PlanError(f"{self}: strides must be at least the length, and 0 for a single run")
 
     @property

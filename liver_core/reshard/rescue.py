@@ -193,11 +193,9 @@ def _redirected(transfer: Transfer, shares: tuple[Share, ...]) -> Iterator[tuple
 
 
 def _cut(run: CopyRuns, border: int) -> tuple[list[CopyRuns], list[CopyRuns]]:
-    """What of a run lies before a place in the source region, and what lies from there on."""
+    """What of a run lies before a place behind its begin in the source region, and what lies from there on."""
     if border >= run.source_stop:
         return [run], []
-    if border <= run.source_offset:
-        return [], [run]
     whole = (border - run.source_offset) // run.source_stride if run.count > 1 else 0
     split_at = border - run.source_offset - whole * run.source_stride
     if split_at >= run.length:

@@ -176,8 +176,8 @@ class FollowLimits:
 @dataclass(slots=True)
 class FollowCounts:
     """Bytes are those that other processes gave. `read_bytes`: tiles, each counted once. `reread_bytes`: torn tiles,
-    and those copied again after a loss. `replayed_bytes`: gradients with their headers. `torn`: reads of tiles and
-    gradients that were not believed. `losses`: slots lost."""
+    and those copied again after a loss. `replayed_bytes`: gradients with their headers. `torn`: reads of tiles that
+    were not believed. `losses`: slots lost."""
 
     read_bytes: int = 0
     reread_bytes: int = 0
@@ -373,8 +373,6 @@ class Follower:
             return self._give_up(f"the slot of version {version} says it is whole and is not")
         if not self._gradients.same:
             return self._give_up(f"sources disagree on the step to version {version}")
-        if not self.todo:
-            self._torn_in_a_row = 0
         self.pace.step_s = header.step_s
         return (Replay(header, self.resident),)
 

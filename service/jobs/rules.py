@@ -243,8 +243,8 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
     # Where the machine answers, the agent alone may be stopped or starved: its ranks wait for it, and lose nothing.
     unanswered = tuple(node for node in view.silent if node not in view.answering)
     gone, silent = _needed(view, view.gone), _needed(view, unanswered)
-    since = view.last_step_at if view.state is JobState.RUNNING else view.state_changed_at
-    stalled_s = (view.now - since).total_seconds() if since else 0.0
+    stepped_at = view.last_step_at if view.state is JobState.RUNNING else None
+    stalled_s = (view.now - (stepped_at or view.state_changed_at)).total_seconds()
     # All ranks step together: while steps are made, the ranks of a node live, whatever became of its agent.
     steps = view.state is JobState.RUNNING and stalled_s <= max(STEPPING_S, limits.stall_steps * view.step_s)
     if gone and not steps:

@@ -122,7 +122,6 @@ def _pause_end_of(session: Session, row: IntervalRow, most: timedelta) -> timede
             generation=row.generation,
         )
         row.starts_at = row.follows = cut
-        session.flush()
         session.add(rest)
     row.cause = Cause.PAUSE
     session.flush()

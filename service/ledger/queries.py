@@ -60,4 +60,4 @@ def goodput(sums: Sequence[CauseSum]) -> float | None:
     """Share of the time that was productive; None before there is any time."""
     total = sum(item.slot_seconds for item in sums)
     productive = sum(item.slot_seconds for item in sums if item.cause is Cause.PRODUCTIVE)
-    return productive / total if total > 0 else None
+    return productive / total if total else None

@@ -126,9 +126,33 @@ def test_a_flipped_bit_or_two_exchanged_elements_change_the_sum_of_pairs(seed, a
     assert (plan.sums(exchanged, "master") == before) == torch.equal(exchanged, whole)
 
 
-def test_half_a_pair_in_a_box_is_refused_and_other_widths_of_element_are_summed_one_by_one():
+@pytest.mark.parametrize(
+    ("box", "offset", "shape"),
+    [
+        (Box((1,), (5,)), 0, (8,)), (Box((0,), (4,)), 1, (8,)), (Box((0,), (5,)), 0, (8,)),
+        (Box((0, 0), (4, 2)), 0, (4, 5)),
+    ],
+    ids=["start", "offset", "width", "stride"],
+)  # fmt: skip
+def test_half_a_pair_in_a_box_is_refused(box: Box, offset: int, shape: tuple[int, ...]):
     with pytest.raises(ValueError, match="whole pairs"):
-        CertificatePlan([ResidentBox("w", Box((1,), (5,)), 0)], {"w": (8,)}, paired={"w"})
+        CertificatePlan([ResidentBox("w", box, offset)], {"w": shape}, paired={"w"})
+    CertificatePlan([ResidentBox("w", box, offset)], {"w": shape}, paired={"another"})
+
+
+def test_a_region_of_an_odd_length_has_whole_pairs_before_its_last_element():
+    region, boxes = torch.randn(9), [ResidentBox("w", Box((0,), (8,)), 0)]
+    plan = CertificatePlan(boxes, {"w": (8,)}, paired={"w"})
+    assert plan.sums(region, "master") == plan.sums(region[:8], "master")
+
+
+def test_a_rank_that_holds_nothing_has_sums_of_zero_over_no_elements():
+    plan = CertificatePlan([], SHAPES)
+    assert (plan.elements, plan.sums(torch.zeros(0), "master").tolist()) == (0, [0, 0, 0])
+    assert CertificatePlan([ResidentBox("w", Box((0, 0, 0), (2, 10, 4)), 0)], SHAPES).elements == 80
+
+
+def test_other_widths_of_element_are_summed_one_by_one_also_where_pairs_are_wanted():
     boxes, region = [ResidentBox("w", Box((0,), (8,)), 0)], torch.randn(8, dtype=torch.float64)
     assert CertificatePlan(boxes, {"w": (8,)}, paired={"w"}).sums(region, "master") == certificate(
         region, boxes, {"w": (8,)}, "master"
@@ -196,6 +220,8 @@ def test_sums_wrap_like_an_all_reduce_of_signed_words():
 def test_boxes_outside_their_parameter_or_region_are_refused():
     with pytest.raises(ValueError, match="not inside 'b'"):
         CertificatePlan([ResidentBox("b", Box((0,), (25,)), 0)], SHAPES)
+    with pytest.raises(ValueError, match=r"not inside 'w' of shape \(6, 10, 4\)"):
+        CertificatePlan([ResidentBox("w", Box((0, 0), (6, 10)), 0)], SHAPES)
     # The second box lies before the first one, and is shorter.
     boxes = [ResidentBox("b", Box((0,), (20,)), 12), ResidentBox("b", Box((20,), (24,)), 0)]
     plan = CertificatePlan(boxes, SHAPES)

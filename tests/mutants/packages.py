@@ -18,9 +18,10 @@ PACKAGES = {
         ("liver_core/layout",), ("tests/liver_core/layout", "tests/liver_core/reshard/test_scenarios.py")
     ),
     "reshard": Package(("liver_core/reshard",), ("tests/liver_core/reshard",)),
-    # What else is in the folder reads and steps with torch; its tests start ranks.
+    # What else is in the folder reads and steps with torch; its tests train small models, or start ranks.
     "streaming": Package(
-        tuple(f"liver_core/streaming/{name}.py" for name in _STREAMING), ("tests/liver_core/streaming",)
+        tuple(f"liver_core/streaming/{name}.py" for name in _STREAMING),
+        tuple(f"tests/liver_core/streaming/test_{name}.py" for name in _STREAMING),
     ),
     "handoff": Package(("liver_core/handoff",), ("tests/liver_core/handoff",)),
     "certificate": Package(("liver_core/certificate.py",), ("tests/liver_core/test_certificate.py",)),

@@ -60,8 +60,8 @@ def functions_at(source: str) -> tuple[tuple[str, Position, Position], ...]:
 
 @cache
 def indifferent(source: str) -> tuple[tuple[Position, Position], ...]:
-    """Begin and end of what decides nothing: types, decorators, defaults, log lines, wording, and assertions, which say
-    what was proved elsewhere."""
+    """Begin and end of what decides nothing: types, decorators, defaults, log lines, wording, and assertions (that of a
+    `zip` too: `strict`), which say what was proved elsewhere."""
     found: list[ast.expr | ast.stmt | None] = []
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -80,6 +80,8 @@ def indifferent(source: str) -> tuple[tuple[Position, Position], ...]:
                 found.append(node.annotation)
             case ast.Assert() | ast.JoinedStr():
                 found.append(node)
+            case ast.Call(func=ast.Name(id="zip"), keywords=[ast.keyword(arg="strict", value=value)]):
+                found.append(value)
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id="_log")) | ast.Name(id="assert_never"))):
                 found.append(node)
     return tuple(((item.lineno, item.col_offset), _end(item)) for item in found if item is not None)

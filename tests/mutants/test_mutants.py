@@ -25,6 +25,7 @@ class Box:
         _log.info("grows by %d", by + 1)
         text = f"{by + 1} more"
         many: int | None = by + 4
+        pairs = zip(text, text, strict=True)
 
         def inner(x: int = 5) -> int:
             return x + 6
@@ -44,6 +45,7 @@ def place(text: str) -> sampling.Position:
     [
         ("+ 4", "Box.grow"), ("+ 6", "Box.grow.inner"), ("7) +", "Box.grow"), ("3\n", None), ("| None = 1", None),
         ("2) ->", None), ("> 0", None), ("by + 1)", None), ("+ 1} more", None), ("| None = by", None), ("5) ->", None),
+        ("True)", None), ("text, strict", "Box.grow"),
     ],
 )  # fmt: skip
 def test_only_what_a_function_decides_is_mutated(text: str, function: str | None) -> None:

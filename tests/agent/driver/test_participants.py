@@ -158,8 +158,10 @@ def order(phase: Phase = Phase.PREPARE, *, generation: int = 6, revision: int = 
     )
 
 
-def said(stage: RankStage, *, handoff: UUID = HANDOFF, revision: int | None = 1) -> StageReport:
-    return StageReport(handoff_id=handoff, generation=6, rank=0, stage=stage, plan_revision=revision)
+def said(
+    stage: RankStage, *, handoff: UUID = HANDOFF, revision: int | None = 1, decision: Decision = Decision.UNDECIDED
+) -> StageReport:
+    return StageReport(handoff_id=handoff, generation=6, rank=0, stage=stage, plan_revision=revision, decision=decision)
 
 
 def hello(stage: RankStage = RankStage.TRAINING, generation: int = 5) -> Hello:
@@ -262,15 +264,22 @@ def test_what_a_rank_says_of_another_handoff_counts_for_nothing() -> None:
     run(scenario())
 
 
-def test_a_rank_that_steps_in_the_next_world_or_left_for_it_has_read_that_it_was_decided() -> None:
+@pytest.mark.parametrize(
+    ("read", "told"),
+    [(Decision.UNDECIDED, Decision.GO), (Decision.GO, Decision.GO), (Decision.GO_REDO, Decision.GO_REDO)],
+)
+def test_a_rank_that_steps_in_the_next_world_or_left_for_it_has_read_that_it_was_decided(
+    read: Decision, told: Decision
+) -> None:
     async def scenario() -> None:
         scene = running()
         for step in (order(), said(RankStage.PREPARED), order(Phase.PERMIT), said(RankStage.CUTTING_OVER)):
             take: Any = scene.slots.take_order if isinstance(step, Order) else scene.slots.take_stage
             await take(0, step)
-        await scene.slots.take_stage(0, said(RankStage.ACTIVE))
+        assert {report.decision for _, report in scene.taken("report")} == {Decision.UNDECIDED}
+        await scene.slots.take_stage(0, said(RankStage.ACTIVE, decision=read))
         _, report = scene.taken("report")[-1]
-        assert (report.stage, report.decision) == (Stage.ACTIVE, Decision.GO)
+        assert (report.stage, report.decision) == (Stage.ACTIVE, told)
         assert (scene.slots.memory(0).origin, scene.slots.memory(0).store) == (str(HANDOFF), STORE)
         assert scene.slots.active() == roster_of(6, TARGET)
 

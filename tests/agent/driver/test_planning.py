@@ -1,4 +1,4 @@
-"""Plans, measures, mirrors and journal records: the pure parts of the driver."""
+"""Plans and journal records: pure parts of the driver."""
 
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -7,7 +7,6 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from agent.driver.handoff_measures import merge_measures
 from agent.driver.journal_records import SlotMemory
 from agent.driver.planning import (
     Intent,
@@ -20,29 +19,29 @@ from agent.driver.planning import (
     estimate_parameters,
     ladder_inputs,
     lead_candidates,
+    next_number,
     on_rung,
+    parameters_only_of,
     plan_loss,
+    rung_for_nearer_deadline,
 )
-from agent.driver.progress import LostTime, Progress, learned_from
 from agent.protocol.jobfile import DropStepRule
 from agent.protocol.sync import (
-    HandoffMeasures,
-    HandoffMirror,
     HandoffOrder,
     JobOrder,
     LayoutByCount,
     LayoutForCount,
     StandingPlan,
 )
-from agent.protocol.values import HandoffCause, HandoffState, Placement
+from agent.protocol.values import HandoffCause, Placement
 from liver_core.handoff import (
     CutoverDeadlines,
     Decision,
     HandoffId,
+    LadderInputs,
     Order,
     ParticipantRecord,
     Phase,
-    PreparePhase,
     Promise,
     Proposal,
     ProposerRecord,
@@ -179,8 +178,110 @@ def test_where_every_member_goes_the_nodes_that_come_lead_and_none_of_them_that_
     assert lead_candidates(stale, ACTIVE, {"a", "b", "c", "d"}) == ()
 
 
-def test_parameters_are_guessed_in_the_right_order_of_magnitude(order: JobOrder) -> None:
-    assert 4_000_000 < estimate_parameters(order.spec.model) < 10_000_000
+def by_count(order: JobOrder, *choices: LayoutForCount) -> JobOrder:
+    update = {"standing_plans": (), "layouts_by_count": LayoutByCount(choices=choices)}
+    return order.model_copy(update=update)
+
+
+def test_why_no_layout_by_count_can_be_taken_is_said(order: JobOrder) -> None:
+    four = LayoutForCount(nodes=4, layout=ParallelLayout(pp=4), reason="of all")
+    for choices, reason in (
+        ((four,), "no layout is known for 3 nodes"),
+        ((four, LayoutForCount(nodes=3, layout=None, reason="7 heads")), "nothing feasible on 3 nodes: 7 heads"),
+        ((LayoutForCount(nodes=3, layout=ParallelLayout(tp=2, pp=2), reason="large"), four),
+         "TP2xPP2xDP1 needs 4 slots, 3 stay without b"),
+    ):  # fmt: skip
+        assert plan(by_count(order, *choices), "b") == NoPlan(reason)
+    three = LayoutForCount(nodes=3, layout=ParallelLayout(pp=3), reason="fits")
+    assert plan(by_count(order, four, three), "b") == Plan(
+        ParallelLayout(pp=3), members_of(("a", "c", "d")), "",
+        "layout for 3 nodes, made without the service: fits",
+    )  # fmt: skip
+
+
+def test_a_standing_plan_without_a_world_is_the_answer_with_its_reason(order: JobOrder) -> None:
+    none = StandingPlan(parent=1, leaving=("b",), target=None, plan_digest="", reason="too few")
+    assert plan(order.model_copy(update={"standing_plans": (none,)}), "b") == NoPlan("standing plan: too few")
+
+
+@pytest.mark.parametrize(("count", "said"), [(8, ""), (9, " and 1 more"), (11, " and 3 more")])
+def test_of_many_nodes_that_go_eight_are_named(order: JobOrder, count: int, said: str) -> None:
+    names = tuple(f"n{at:02}" for at in range(count))
+    found = plan_loss(order, roster_of(1, names), frozenset(names), left_s=9, waited_s=9, service_is_there=True)
+    assert found == NoPlan(f"0 nodes stay without {', '.join(names[:8])}{said}, the job needs 1")
+
+
+def test_a_handoff_takes_the_number_after_the_highest_and_none_where_a_newer_start_is_known(order: JobOrder) -> None:
+    def following(highest: int, next_generation: int, source: int) -> int | str:
+        known = order.model_copy(update={"next_generation": next_generation})
+        return next_number(highest, known, replace(ACTIVE, generation=source))
+
+    assert [following(1, 2, 1), following(4, 2, 1), following(1, 8, 1), following(1, 2, 6)] == [2, 5, 8, 7]
+    assert following(1, 2, 200_003) == 200_004
+    started = "no handoff of generation 3: the service has started generation 100001"
+    assert following(100_001, 2, 3) == following(3, 100_002, 3) == started
+    assert following(99_999, 2, 3) == "no handoff of generation 3: its start has no number left"
+
+
+def test_parameters_are_those_of_a_gated_gpt(order: JobOrder) -> None:
+    """Attention has 4 x hidden^2, the feed-forward part three matrices, the vocabulary an embedding at either end."""
+    attention, dense, vocabulary = 4 * 192 * 192, 3 * 192 * 768, 384 * 192
+    assert estimate_parameters(order.spec.model) == 12 * (attention + dense) + 2 * vocabulary
+    narrow = order.spec.model.model_copy(update={"ffn_hidden_size": 100, "num_experts": 5})
+    assert estimate_parameters(narrow) == 12 * (attention + 5 * 3 * 192 * 100) + 2 * vocabulary
+
+
+def test_what_only_some_ranks_hold_is_their_share_of_their_stages(order: JobOrder) -> None:
+    model, layer, vocabulary = order.spec.model, 4 * 192 * 192 + 3 * 192 * 768, 384 * 192
+    assert parameters_only_of(model, ParallelLayout(), [0]) == estimate_parameters(model)
+    assert parameters_only_of(model, ParallelLayout(pp=3), [1]) == 4 * layer
+    assert parameters_only_of(model, ParallelLayout(pp=3), [0, 2]) == 2 * (4 * layer + vocabulary)
+    layout = ParallelLayout(tp=2, pp=2, dp=3)
+    assert parameters_only_of(model, layout, [0]) == (6 * layer + vocabulary) // 6
+    assert parameters_only_of(model, layout, [0, 1, 11]) == 3 * (6 * layer + vocabulary) // 6
+    assert parameters_only_of(model, layout, []) == 0
+
+
+def test_the_ladder_gets_guesses_until_handoffs_have_measured(order: JobOrder) -> None:
+    found = plan(order, "b")
+    assert isinstance(found, Plan)
+    where, pulse = (order, ACTIVE, found, frozenset({"b"}), 25.0), Pulse(100, 0.1, 0.5, 90)
+    parameters = estimate_parameters(order.spec.model)
+    guessed = ladder_inputs(*where, pulse=pulse, learned=Learned())
+    assert guessed == LadderInputs(
+        bytes_to_move=12 * parameters, bandwidth_bytes_per_s=500e6, prepare_s=5.0, step_s=0.5,
+        seconds_to_boundary=0.4, seconds_to_deadline=25.0, margin_s=2.0, sources_whole=True, nodes_left=3,
+        nodes_least=1, checkpoint_age_steps=10, stream_share=0.5,
+        follow_s=guessed.follow_s, one_sided=True, replay_refusal="", stream_failure="",
+        bytes_only_leaving=guessed.bytes_only_leaving, endpoints_s=1.0, ranks_staying=3, rescue_failure="",
+    )  # fmt: skip
+    assert guessed.follow_s == pytest.approx(4 * parameters / 500e6 + 0.05)
+    learned = Learned(bandwidth_bytes_per_s=1e9, prepare_s=7.0, endpoints_s=0.0, follow_s=0.0, late_s=(3.0,))
+    assert ladder_inputs(*where, pulse=pulse, learned=learned) == replace(
+        guessed, bandwidth_bytes_per_s=1e9, prepare_s=7.0, endpoints_s=0.0, follow_s=0.0, margin_s=3.0
+    )
+    late = ladder_inputs(*where, pulse=Pulse(80, 2.0, 0.5, 90), learned=Learned())
+    assert (late.seconds_to_boundary, late.checkpoint_age_steps) == (0.0, 0)
+    assert ladder_inputs(*where, pulse=Pulse(80, 2.0, 0.5, None), learned=Learned()).checkpoint_age_steps is None
+
+
+def test_a_nearer_deadline_takes_a_rescue_only_where_nothing_that_is_prepared_can_be_in_time(order: JobOrder) -> None:
+    found = plan(order, "b")
+    assert isinstance(found, Plan)
+    learned = Learned(prepare_s=20.0)
+
+    def rung(rung: Rung, left_s: float, spent_s: float) -> tuple[Rung, bool]:
+        where = (order, ACTIVE, found, frozenset({"b"}), left_s)
+        inputs = ladder_inputs(*where, pulse=Pulse(100, 0.1, 0.5, 90), learned=learned)
+        taken, why = rung_for_nearer_deadline(inputs, rung, spent_s=spent_s)
+        assert not why or (why.startswith("; live: needs ") and "; rescue: needs " in why)
+        return taken, bool(why)
+
+    assert rung(Rung.LIVE, 10.0, 0.0) == (Rung.RESCUE, True)
+    assert rung(Rung.LIVE, 10.0, 15.0) == (Rung.LIVE, False)
+    assert rung(Rung.LIVE, 10.0, 50.0) == (Rung.LIVE, False)
+    assert rung(Rung.RESCUE, 10.0, 0.0) == (Rung.RESCUE, False)
+    assert rung(Rung.STOP_AND_COPY, 60.0, 0.0) == (Rung.STOP_AND_COPY, False)
 
 
 def rung_for(order: JobOrder, left_s: float | None, *, step_s: float = 0.5, learned: Learned | None = None) -> Rung:
@@ -276,96 +377,6 @@ def test_the_ladder_counts_the_leavers_share_of_the_bytes_and_the_nodes_that_are
     assert (inputs.nodes_left, inputs.nodes_least, inputs.checkpoint_age_steps) == (3, 1, 10)
 
 
-def test_measures_take_the_longest_phase_the_sum_of_bytes_and_the_pause_over_all_ranks() -> None:
-    first = {"build_s": 2.0, "bytes_moved": 10.0, "reduced_at_utc": 100.0, "optimizer_s": 0.1, "median_step_s": 0.5}
-    second = {"build_s": 3.0, "bytes_moved": 5.0, "read_s": 0.5, "first_forward_at_utc": 101.1, "peak_rss": 7.0}
-    second["optimizer_s"] = 0.4  # waited for the other rank in it, which is no optimizer time
-    merged = merge_measures([first, second], HandoffMeasures(phases_s={"to_ready": 4.0}))
-    assert merged.phases_s == {"build": 3.0, "read": 0.5, "to_ready": 4.0}
-    assert (merged.bytes_moved, merged.bandwidth_bytes_per_s) == (15, 30.0)
-    assert merged.pause_s == pytest.approx(1.0)
-    assert merged.pause_steps == pytest.approx(2.0)
-    assert merged.extra == {"peak_rss": 7.0}
-
-
-def test_bytes_that_were_rescued_are_told_as_a_sum() -> None:
-    merged = merge_measures([{"bytes_rescued": 8.0, "bytes_moved": 1.0}, {"bytes_rescued": 4.0}], HandoffMeasures())
-    assert (merged.extra, merged.bytes_moved) == ({"bytes_rescued": 12.0}, 1)
-
-
-def test_seconds_of_one_step_are_no_phase_and_are_shown_apart() -> None:
-    merged = merge_measures([{"follow_s": 0.2, "stream_s": 3.0}, {"follow_s": 0.3}], HandoffMeasures())
-    assert merged.phases_s == {"stream": 3.0}
-    assert merged.extra == {"follow_s": 0.3}
-
-
-def measured(**phases_s: float) -> Progress:
-    """A handoff that ended, of which these phases are known."""
-    now = datetime.now(UTC)
-    measures = HandoffMeasures(phases_s=phases_s, bandwidth_bytes_per_s=1e9)
-    mirror = HandoffMirror(
-        handoff_id=uuid4(),
-        job_id="fake-job",
-        parent=1,
-        generation=2,
-        proposer="a",
-        cause=HandoffCause.NOTICE,
-        state=HandoffState.ACTIVE,
-        rung=Rung.LIVE,
-        target=roster_of(2, FOUR[:3]),
-        opened_utc=now,
-        changed_utc=now,
-        measures=measures,
-    )
-    return Progress(mirror, LostTime(0.0, 0, 1.0), None, measures={ACTIVE.members[0]: {"follow_s": 0.2}})
-
-
-def test_the_next_ladder_knows_what_a_handoff_measured_and_why_it_fell() -> None:
-    done = HandoffEnded(HandoffId("h"), 2, Stage.ACTIVE, Decision.GO, Reason("all did", "retire"))
-    learned = learned_from(measured(to_ready=9.0, stream=4.0), Learned(), done)
-    # The bandwidth beside training is not that of the link.
-    assert learned == Learned(prepare_s=5.0, follow_s=0.2)
-    progress = measured()
-    progress.fallback = Reason("fused AdamW", PreparePhase.REPLAY, 0)
-    assert learned_from(progress, Learned(), done).replay_refusal == "fused AdamW"
-    aborted = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("ring", PreparePhase.STREAM, 0))
-    failed = learned_from(measured(), Learned(), aborted)
-    assert (failed.stream_failure, failed.failed_in) == ("ring", 1)
-    too_large = HandoffEnded(
-        HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("9", PreparePhase.ESTIMATE_MEMORY, 0)
-    )
-    refused = learned_from(measured(), Learned(), too_large)
-    layout = str(roster_of(2, FOUR[:3]).layout)
-    assert (refused.memory_refusal, refused.refused_in, refused.refused_layout) == ("9", 1, layout)
-    elsewhere = HandoffEnded(HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("dead", "prepare", 0))
-    assert learned_from(measured(), Learned(), elsewhere) == Learned()
-
-
-def test_how_late_a_handoff_was_safe_is_known_to_the_next_ladder() -> None:
-    done = HandoffEnded(HandoffId("h"), 2, Stage.ACTIVE, Decision.GO, Reason("all did", "retire"))
-    progress = measured()
-    opened = progress.mirror.opened_utc.timestamp()
-    assert learned_from(progress, Learned(), done).late_s == (), "no leaver, nothing was estimated"
-    progress.estimate_s, progress.marks["safe"] = 2.0, opened + 3.25
-    learned = Learned(late_s=(9.0, *(0.0 for _ in range(7))))
-    assert learned_from(progress, learned, done).late_s == (*(0.0 for _ in range(7)), pytest.approx(1.25, abs=1e-3))
-    progress.mirror = progress.mirror.model_copy(update={"plan_revision": 2})
-    assert learned_from(progress, Learned(), done).late_s == (), "an amended one took what several plans need"
-
-
-def test_a_rescue_tells_what_endpoints_take_and_whether_there_is_room_for_what_leavers_hold() -> None:
-    progress = measured(to_ready=2.0)
-    progress.mirror = progress.mirror.model_copy(update={"rung": Rung.RESCUE})
-    done = HandoffEnded(HandoffId("h"), 2, Stage.ACTIVE, Decision.GO_REDO, Reason("all did", "retire"))
-    assert learned_from(progress, Learned(prepare_s=9.0), done).endpoints_s == 2.0
-    assert learned_from(progress, Learned(prepare_s=9.0), done).prepare_s == 9.0
-    refused = HandoffEnded(
-        HandoffId("h"), 2, Stage.ABORTED, Decision.UNDECIDED, Reason("budget", PreparePhase.PLAN_THE_RESCUE, 0)
-    )
-    failed = learned_from(progress, Learned(), refused)
-    assert (failed.rescue_failure, failed.rescue_failed_in) == ("budget", 1)
-
-
 def test_a_rescue_that_failed_is_not_tried_again_in_the_same_world(order: JobOrder) -> None:
     learned = Learned(prepare_s=23.0, rescue_failure="budget", rescue_failed_in=1)
     assert rung_for(order, 20.0, learned=learned) is Rung.CHECKPOINT
@@ -412,29 +423,6 @@ def test_only_what_nothing_presses_gets_a_deadline_by_its_estimate(order: JobOrd
         assert (taken.rung, taken.deadline_utc) == (Rung.LIVE, deadline)
         assert on_rung(replace(wanted, notice_at=899.0), choice, inputs, now=900.0).deadline_utc == 1_000.0
     assert taken.cutover == cutover_deadlines(inputs)
-
-
-def test_lost_time_is_what_five_steps_after_the_cutover_came_late() -> None:
-    lost = LostTime(since=100.0, step=10, median_step_s=1.0)
-    assert not lost.stepped(1, 2, 11, 101.0)
-    assert lost.stepped(2, 2, 13, 105.0)
-    assert lost.cutover_step == 13
-    # The new world's own step takes half a second; its first five took one second longer than that together.
-    ends = [105.0 + 0.5 * count + 1.0 for count in range(1, 11)]
-    known = [lost.stepped(2, 2, 13 + count, end) for count, end in enumerate(ends, start=1)]
-    assert known == [False] * 9 + [True]
-    # 3 of its 8.5 seconds until five steps later are the old world's three steps, 2.5 the new world's five.
-    assert lost.lost_s == pytest.approx(8.5 - 3.0 - 2.5)
-
-
-def test_lost_time_is_concluded_with_what_there_is_when_the_next_world_begins() -> None:
-    lost = LostTime(since=100.0, step=10, median_step_s=1.0)
-    lost.stepped(2, 2, 11, 101.0)
-    for count in range(1, 8):
-        assert not lost.stepped(2, 2, 11 + count, 101.0 + count)
-        assert not lost.stepped(2, 2, 11 + count, 101.5 + count), "another rank's word for the same step"
-    assert lost.stepped(3, 2, 19, 110.0)
-    assert lost.lost_s == pytest.approx(0.0)
 
 
 def handoff_order() -> Order:

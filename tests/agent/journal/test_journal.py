@@ -6,11 +6,22 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import pytest
 
-from agent.journal import FILE_NAME, FORMAT, FORMAT_KEY, Journal, JournalError, Table, _line
+from agent.journal import (
+    FILE_NAME,
+    FORMAT,
+    FORMAT_KEY,
+    LOCK_NAME,
+    Journal,
+    JournalError,
+    RunDirectoryError,
+    Table,
+    _line,
+)
 
 
 def reopened(directory: Path) -> Journal:
@@ -152,6 +163,44 @@ def test_a_journal_that_cannot_be_compacted_keeps_everything_and_goes_on(tmp_pat
     journal.close()
 
 
+def test_a_compaction_that_fails_is_tried_again_512_lines_later_and_leaves_no_file_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, tried_at = Journal(tmp_path).open(), []
+    before = len(os.listdir("/proc/self/fd"))
+
+    def fail(source: Path, target: Path) -> None:
+        tried_at.append(len((tmp_path / FILE_NAME).read_bytes().splitlines()))
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rename", fail)
+        for number in range(1_600):
+            journal.put(Table.PROPOSER, "job", {"generation": number})
+    assert tried_at == [513, 1_026, 1_539]
+    assert len(os.listdir("/proc/self/fd")) == before
+    journal.close()
+    again = reopened(tmp_path)
+    assert again.get(Table.PROPOSER, "job") == {"generation": 1_599}
+    again.close()
+
+
+def test_what_an_interrupted_compaction_left_is_not_kept_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agent.journal.COMPACT_ABOVE_LINES", 4)
+    (tmp_path / FILE_NAME).with_suffix(".new").write_bytes(_line(Table.RANK, "job/0", {"pid": 1}) * 9)
+    journal = Journal(tmp_path).open()
+    for number in range(20):
+        journal.put(Table.PROPOSER, "job", {"generation": number})
+    journal.put(Table.PROPOSER, "other", {"generation": 3})
+    journal.close()
+    again = reopened(tmp_path)
+    assert again.items(Table.RANK) == ()
+    assert dict(again.items(Table.PROPOSER)) == {"job": {"generation": 19}, "other": {"generation": 3}}
+    again.close()
+
+
 @pytest.mark.parametrize("cut", [1, 5, 20])
 def test_a_torn_last_line_is_dropped_and_the_rest_is_kept(tmp_path: Path, cut: int) -> None:
     journal = Journal(tmp_path).open()
@@ -179,6 +228,22 @@ def test_damage_in_the_middle_is_an_error_that_names_the_line(tmp_path: Path) ->
     lines[1] = lines[1].replace(b"generation", b"generatiom")
     path.write_bytes(b"".join(lines))
     with pytest.raises(JournalError, match="line 2 is damaged"):
+        reopened(tmp_path)
+
+
+@pytest.mark.parametrize("body", ["{}", "[]", "7", '{"t":"rank","k":"a"}', '{"t":"unknown","k":"a","v":{}}', "x"])
+def test_a_line_that_is_no_change_of_a_table_is_damage_whatever_its_checksum(tmp_path: Path, body: str) -> None:
+    journal = Journal(tmp_path).open()
+    journal.put(Table.PROPOSER, "a", {"generation": 7})
+    journal.close()
+    whole = (tmp_path / FILE_NAME).read_bytes()
+    (tmp_path / FILE_NAME).write_bytes(whole + f"{zlib.crc32(body.encode()):08x} {body}\n".encode())
+    again = reopened(tmp_path)
+    assert again.get(Table.PROPOSER, "a") == {"generation": 7}, "dropped as the last line"
+    again.close()
+    with (tmp_path / FILE_NAME).open("ab") as file:
+        file.write(f"{zlib.crc32(body.encode()):08x} {body}\n".encode() + _line(Table.RANK, "job/0", {"pid": 1}))
+    with pytest.raises(JournalError, match="line 3 is damaged"):
         reopened(tmp_path)
 
 
@@ -234,6 +299,22 @@ def test_no_compaction_leaves_a_file_open(tmp_path: Path, monkeypatch: pytest.Mo
     journal.close()
     assert len(os.listdir("/proc/self/fd")) == before
     assert reopened(tmp_path).get(Table.PROPOSER, "job") == {"generation": 39}
+
+
+def test_a_torn_line_is_gone_from_the_disk_too_when_the_journal_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path).open()
+    journal.put(Table.PROPOSER, "a", {"generation": 7})
+    journal.close()
+    whole = (tmp_path / FILE_NAME).read_bytes()
+    (tmp_path / FILE_NAME).write_bytes(whole + b"0123")
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (sync(descriptor), synced.append(os.fstat(descriptor))))
+    again = reopened(tmp_path)
+    inode = (tmp_path / FILE_NAME).stat().st_ino
+    assert [each.st_size for each in synced if each.st_ino == inode] == [len(whole)]
+    again.close()
 
 
 def test_what_a_full_disk_took_of_a_line_does_not_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,18 +401,25 @@ def test_a_journal_is_compacted_above_the_least_and_above_four_lines_for_each_li
 
 
 def test_the_file_is_readable_by_its_owner_only(tmp_path: Path) -> None:
-    journal = Journal(tmp_path).open()
-    journal.put(Table.ORDERS, "job", {"peer_key": "secret"})
-    for number in range(600):
-        journal.put(Table.PROPOSER, "job", {"generation": number})
-    journal.close()
-    assert (tmp_path / FILE_NAME).stat().st_mode & 0o777 == 0o600
+    mask = os.umask(0)
+    try:
+        journal = Journal(tmp_path / "run").open()
+        for number in range(600):
+            modes = [(tmp_path / "run" / name).stat().st_mode & 0o777 for name in ("", FILE_NAME, LOCK_NAME)]
+            assert modes == [0o700, 0o600, 0o600], f"after {number} lines"
+            journal.put(Table.PROPOSER, "job", {"generation": number})
+        journal.close()
+    finally:
+        os.umask(mask)
 
 
 def test_a_directory_is_held_by_one_agent_at_a_time(tmp_path: Path) -> None:
     journal = Journal(tmp_path).open()
-    with pytest.raises(JournalError, match="in use by another agent"):
-        Journal(tmp_path).open()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        with pytest.raises(RunDirectoryError, match="in use by another agent"):
+            Journal(tmp_path).open()
+    assert len(os.listdir("/proc/self/fd")) == before
     journal.close()
     reopened(tmp_path).close()
 
@@ -352,7 +440,7 @@ def test_a_journal_that_is_refused_for_its_format_lets_its_directory_go(tmp_path
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(JournalError, match="run directory"):
+    with pytest.raises(RunDirectoryError, match=r"^run directory .*/file/run cannot be written: Not a directory$"):
         Journal(tmp_path / "file" / "run").open()
 
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 
-from agent.notices.aws import ACTION_PATH, TERMINATION_PATH, AwsImdsSource
+from agent.notices.aws import ACTION_PATH, REBALANCE_PATH, TERMINATION_PATH, TOKEN_PATH, AwsImdsSource
 from agent.notices.metadata_read import BODY_BYTES_MAX
 from agent.notices.source import Announced, Announcement, Nothing, Observation, Unknown
 from agent.protocol.sync import NoticeKind
@@ -147,9 +147,76 @@ def test_a_termination_time_that_is_no_time_is_unknown_and_never_no_notice() -> 
     assert seen == Unknown(f"{TERMINATION_PATH} is not an RFC 3339 time: 'soon'")
 
 
-def test_a_token_that_cannot_stand_in_a_header_is_unknown() -> None:
-    seen, _ = answered(lambda _: Reply(body="to\nken"))
+@pytest.mark.parametrize("token", ["to\nken", "tok\u00e9n"])
+def test_a_token_that_cannot_stand_in_a_header_is_unknown(token: str) -> None:
+    seen, _ = answered(lambda _: Reply(body=token))
     assert isinstance(seen, Unknown) and "is no token" in seen.reason
+
+
+ABSENT = Reply(404)
+
+
+def keys(*, action: Reply = ABSENT, termination: Reply = ABSENT, rebalance: Reply = ABSENT) -> Observation:
+    """What is seen where the three keys answer so."""
+    replies = {TOKEN_PATH: Reply(body="t"), ACTION_PATH: action, TERMINATION_PATH: termination,
+               REBALANCE_PATH: rebalance}  # fmt: skip
+    seen, server = answered(lambda asked: replies[asked.split()[1]])
+    assert server.asked.count(f"PUT {TOKEN_PATH}") == 1, "one token serves all keys"
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('{"action": "dance", "time": "2026-11-20T12:02:00Z"}',
+         "action must be one of terminate, stop, hibernate, is 'dance'"),
+        ('{"time": "2026-11-20T12:02:00Z"}', "action must be one of terminate, stop, hibernate, is None"),
+        ('{"action": "stop", "time": 7}', "time must be RFC 3339, is 7"),
+    ],
+)  # fmt: skip
+def test_an_action_that_is_none_of_ec2s_is_unknown_with_what_was_there(body: str, reason: str) -> None:
+    assert keys(action=Reply(body=body)) == Unknown(f"{ACTION_PATH}: {reason}")
+
+
+def test_an_action_that_is_no_object_is_unknown() -> None:
+    assert keys(action=Reply(body="[1]")) == Unknown(f"{ACTION_PATH} is not a JSON object: '[1]'")
+
+
+def test_the_reason_of_an_unreadable_action_is_kept_where_the_termination_time_is_unreadable_too() -> None:
+    assert keys(action=Reply(body="[1]"), termination=Reply(body="soon")) == Unknown(
+        f"{ACTION_PATH} is not a JSON object: '[1]'"
+    )
+
+
+@pytest.mark.parametrize("body", ["{}", '{"noticeTime": 7}'])
+def test_a_recommendation_without_its_time_is_unknown(body: str) -> None:
+    assert keys(rebalance=Reply(body=body)) == Unknown(f"{REBALANCE_PATH}: noticeTime is missing in {body!r}")
+
+
+def test_all_that_cannot_be_read_is_said_and_what_can_be_read_is_still_heard() -> None:
+    assert keys(action=Reply(500), termination=Reply(500), rebalance=Reply(503)) == Unknown(
+        f"{TERMINATION_PATH} answered 500; {REBALANCE_PATH} answered 503"
+    )
+    deadline = datetime(2026, 11, 20, 12, 2, tzinfo=UTC)
+    heard = Announcement(NoticeKind.INTERRUPTION, deadline, f"{TERMINATION_PATH}: 2026-11-20T12:02:00Z ")
+    assert keys(termination=Reply(body="2026-11-20T12:02:00Z "), rebalance=Reply(503)) == Unknown(
+        f"{REBALANCE_PATH} answered 503", (heard,)
+    )
+
+
+def test_what_is_kept_of_a_long_answer_is_bounded() -> None:
+    seen = keys(rebalance=Reply(body=f'{{"noticeTime": "{"x" * 3_000}"}}'))
+    assert isinstance(seen, Announced) and len(seen.announcements[0].raw) == 1_000
+    assert seen.announcements[0].raw.startswith(f'{REBALANCE_PATH}: {{"noticeTime": "xxx')
+
+
+def test_a_hibernation_keeps_what_was_answered_and_is_due_now_in_utc() -> None:
+    body = '{"action": "hibernate"}'
+    seen = keys(action=Reply(body=body))
+    assert isinstance(seen, Announced)
+    (heard,) = seen.announcements
+    assert heard.raw == f"{ACTION_PATH}: {body}" and heard.deadline_utc is not None
+    assert heard.deadline_utc.tzinfo is UTC
 
 
 @pytest.mark.parametrize("action", ["terminate", "stop"])
@@ -172,19 +239,27 @@ def test_a_time_that_cannot_be_is_reported(time_of_action: str) -> None:
     assert isinstance(seen, Unknown) and "time must be RFC 3339" in seen.reason
 
 
-def test_a_token_with_less_than_15_seconds_left_is_renewed(imds: ImdsServer) -> None:
+@pytest.mark.parametrize(
+    ("headers", "token_s"),
+    [({}, 3_600), ({"X-aws-ec2-metadata-token-ttl-seconds": "60"}, 60),
+     ({"X-aws-ec2-metadata-token-ttl-seconds": "an hour"}, 3_600)],
+)  # fmt: skip
+def test_a_token_with_less_than_15_seconds_left_is_renewed(headers: dict[str, str], token_s: int) -> None:
+    """Its life is what the server says, and what was asked for where it says nothing."""
     clock = [1_000.0]
 
-    async def run() -> tuple[int, int]:
-        source = AwsImdsSource(imds.url, monotonic=lambda: clock[0], now=lambda: datetime.now(UTC))
-        await source.observe()
-        before = len(imds.instance.tokens)
-        clock[0] += 3_600 - 14
-        await source.observe()
-        await source.close()
-        return before, len(imds.instance.tokens)
+    async def run() -> list[int]:
+        async with scripted(lambda asked: Reply(body="t", headers=headers) if "PUT" in asked else Reply(404)) as server:
+            source = AwsImdsSource(f"{server.url}/", monotonic=lambda: clock[0], now=lambda: datetime.now(UTC))
+            tokens = []
+            for after_s in (0, token_s - 15, 1):
+                clock[0] += after_s
+                assert await source.observe() == Nothing()
+                tokens.append(server.asked.count(f"PUT {TOKEN_PATH}"))
+            await source.close()
+            return tokens
 
-    assert asyncio.run(run()) == (1, 2)
+    assert asyncio.run(run()) == [1, 1, 2]
 
 
 def test_a_malformed_action_falls_back_to_the_termination_time(imds: ImdsServer) -> None:

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 
 from agent.notices import gcp
-from agent.notices.gcp import GcpMetadataSource
+from agent.notices.gcp import PREEMPTED_PATH, GcpMetadataSource
 from agent.notices.metadata_read import BODY_BYTES_MAX
 from agent.notices.source import Announced, Nothing, Observation, Unknown
 from agent.notices.warning_budget import warning_budget
@@ -94,6 +94,28 @@ def test_after_a_failure_the_next_request_asks_with_the_stale_etag(bad: Reply) -
     seen, asked = look(good, bad, good, good)
     assert [type(item) for item in seen] == [Nothing, Unknown, Nothing, Nothing]
     assert asked == ["NONE", "e1", "NONE", "e1"]
+
+
+def test_what_is_asked_names_its_waiting_time_and_the_url_may_end_with_a_slash() -> None:
+    async def run() -> tuple[Observation, str]:
+        async with scripted(lambda _: Reply(body="TRUE\n", headers=GOOGLE)) as server:
+            source = GcpMetadataSource(f"{server.url}/", budget=warning_budget(Provider.GCP), now=lambda: NOON)
+            seen = await source.observe()
+            await source.close()
+            return seen, server.asked[0]
+
+    seen, asked = asyncio.run(run())
+    assert isinstance(seen, Announced) and seen.announcements[0].raw == f"{PREEMPTED_PATH}: TRUE"
+    url = urlparse(asked.split()[1])
+    assert url.path == PREEMPTED_PATH
+    assert parse_qs(url.query) == {"wait_for_change": ["true"], "last_etag": ["NONE"], "timeout_sec": ["10"]}
+
+
+def test_what_cannot_be_read_is_said_by_status_and_by_value() -> None:
+    seen, _ = look(Reply(503), Reply(body="MAYBE", headers=GOOGLE))
+    assert seen == [
+        Unknown(f"{PREEMPTED_PATH} answered 503"), Unknown(f"{PREEMPTED_PATH} must be TRUE or FALSE, is 'MAYBE'")
+    ]  # fmt: skip
 
 
 def test_an_answer_that_does_not_name_google_is_not_believed() -> None:

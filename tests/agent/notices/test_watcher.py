@@ -86,6 +86,25 @@ def test_health_is_told_once_for_each_change_with_its_reason() -> None:
     ]
 
 
+def test_before_the_first_read_a_source_is_starting_and_announces_what_was_heard_of_it_before() -> None:
+    assert Watched().watcher.health == SourceHealth(
+        source="none", state=SourceState.STARTING, reason="not read yet", since_utc=NOON, announces=()
+    )
+    (heard,) = Watched().see(Announced((interruption(120),)))
+    withdrawn = heard.model_copy(update={"kind": NoticeKind.REBALANCE, "withdrawn_utc": NOON})
+    other = heard.model_copy(update={"source": "aws-imds", "kind": NoticeKind.REBALANCE})
+    assert Watched(known=(heard, withdrawn, other)).watcher.health.announces == (NoticeKind.INTERRUPTION,)
+
+
+def test_health_says_what_is_announced_now_and_keeps_a_bounded_part_of_its_reason() -> None:
+    advice = Announcement(NoticeKind.REBALANCE, None, "raw")
+    _, healths = watch(Announced((advice, interruption(120))), Announced((advice,)), Unknown("x" * 501, ()))
+    assert [health.announces for health in healths] == [
+        (NoticeKind.INTERRUPTION, NoticeKind.REBALANCE), (NoticeKind.REBALANCE,), (NoticeKind.REBALANCE,),
+    ]  # fmt: skip
+    assert healths[-1].reason == "x" * 500
+
+
 def test_a_source_is_read_at_its_interval_until_the_watcher_is_cancelled_and_at_once_after_a_long_read() -> None:
     async def run() -> None:
         loop, takes_s, began = asyncio.get_running_loop(), [0.5, 3.0, 0.0, 0.0], []
@@ -133,6 +152,13 @@ def test_a_node_is_gone_at_its_deadline_and_without_one_after_what_its_provider_
 def test_a_short_warning_keeps_the_same_share_in_reserve() -> None:
     safe_by = warning_budget(Provider.AWS).safe_by_utc(NOON, NOON + timedelta(seconds=40))
     assert safe_by == NOON + timedelta(seconds=35)
+
+
+def test_where_the_deadline_has_passed_or_the_provider_is_unknown_nothing_is_in_reserve_beyond_its_share() -> None:
+    budget = warning_budget(Provider.NONE)
+    assert budget.safe_by_utc(NOON, NOON - timedelta(seconds=5)) == NOON - timedelta(seconds=5)
+    assert budget.safe_by_utc(NOON, NOON + timedelta(seconds=600)) == NOON + timedelta(seconds=585)
+    assert (budget.announced_s, budget.usable_s) == (120, 105)
 
 
 def test_a_notice_that_its_source_does_not_announce_any_more_is_withdrawn_once() -> None:
@@ -215,8 +241,9 @@ def test_what_is_over_is_forgotten_once_its_source_has_stopped_announcing_it() -
     end_s = (ends_utc(heard) - NOON).total_seconds()
     watched.see(Announced((interruption(120),)), at_s=end_s + 1)
     assert watched.over == []
-    assert watched.see(Nothing(), at_s=end_s + 2) == [], "what is over needs no withdrawal"
-    assert watched.over == [heard]
+    for _ in range(2):
+        assert watched.see(Nothing(), at_s=end_s + 2) == [], "what is over needs no withdrawal"
+        assert watched.over == [heard], "and is over once"
 
 
 def test_what_another_source_told_is_forgotten_when_it_is_over() -> None:

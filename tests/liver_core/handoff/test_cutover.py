@@ -27,6 +27,7 @@ from liver_core.handoff.cutover import (
     RedoBatchInTarget,
     StateRead,
     StoreUnreachable,
+    TargetBuilt,
     Tick,
 )
 
@@ -82,6 +83,36 @@ def test_a_target_reads_compares_enters_the_barrier_proposes_and_steps_when_it_h
     assert drive(machine, DecisionRead(Decision.GO)) == (ApplyStepInTarget(),)
     assert machine.state is CutoverState.DECIDED
     assert machine.decision is Decision.GO
+
+
+LATER_EVENTS = (
+    StateRead(Level.EVERYTHING), CertificateCompared(True), CertificateCompared(False, WHY), ComparisonFailed(WHY),
+    BarrierPassed(Level.EVERYTHING), BarrierFailed(WHY), DecisionRead(Decision.GO), TargetBuilt(),
+    StoreUnreachable(WHY), StoreUnreachable(WHY, gone=True), Tick(),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "answers"),
+    [
+        ((), (StateRead,)),
+        ((StateRead(Level.EVERYTHING),), (CertificateCompared, ComparisonFailed)),
+        ((StateRead(Level.EVERYTHING), CertificateCompared(True), DecisionRead(Decision.GO)), ()),
+        ((StateRead(Level.EVERYTHING), CertificateCompared(True), StoreUnreachable(WHY, gone=True)), ()),
+    ],
+    ids=["reading", "comparing", "decided", "fell"],
+)
+def test_an_event_that_answers_nothing_that_was_asked_for_changes_nothing(
+    before: tuple[CutoverEvent, ...], answers: tuple[type, ...]
+):
+    for event in LATER_EVENTS:
+        machine = cutover()
+        drive(machine, *before)
+        known = (machine.state, machine.vote, machine.held, machine.decision, machine.next_deadline)
+        effects = drive(machine, event)
+        assert bool(effects) == isinstance(event, answers), event
+        if not effects:
+            assert known == (machine.state, machine.vote, machine.held, machine.decision, machine.next_deadline)
 
 
 def test_what_the_compare_and_set_returns_rules_and_not_the_own_wish():

@@ -193,6 +193,21 @@ def test_what_is_said_of_a_rung_names_its_numbers(inputs: LadderInputs, rung: Ru
     assert dict(choose_rung(inputs).verdicts)[rung] == text
 
 
+@pytest.mark.parametrize(
+    ("boundary_s", "endpoints_s", "step_s", "needs_s"),
+    [
+        (3.0, 2.0, 5.0, 7.0), (2.0, 2.0, 5.0, 6.0), (1.0, 2.0, 5.0, 10.0), (1.0, 6.0, 5.0, 10.0),
+        (1.0, 6.1, 5.0, 15.0), (1.0, 2.0, 0.0, 6.0),
+    ],
+)  # fmt: skip
+def test_a_rescue_copies_at_the_first_boundary_at_which_endpoints_are_connected(
+    boundary_s: float, endpoints_s: float, step_s: float, needs_s: float
+):
+    found = replace(ROOMY, seconds_to_boundary=boundary_s, endpoints_s=endpoints_s, step_s=step_s)
+    choice = choose_rung(replace(found, seconds_to_deadline=26.0))
+    assert (choice.rung, choice.estimate_s) == (Rung.RESCUE, pytest.approx(needs_s))
+
+
 def test_the_time_that_is_left_decides_between_the_rungs():
     assert {choose_rung(replace(LONG_STEPS, seconds_to_deadline=left)).rung for left in (None, 900.0, 60.0, -1.0)} == {
         Rung.LIVE,
@@ -205,12 +220,27 @@ def test_the_time_that_is_left_decides_between_the_rungs():
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"step_s": -1}, "step_s: must not be negative, is -1"),
-        ({"follow_s": -0.1}, "follow_s: must not be negative"),
-        ({"part_s": -0.1}, "part_s: must not be negative"),
+        *(
+            ({name: -0.1}, f"^{name}: must not be negative, is -0.1$")
+            for name in (
+                "bytes_to_move",
+                "bandwidth_bytes_per_s",
+                "prepare_s",
+                "step_s",
+                "seconds_to_boundary",
+                "margin_s",
+                "stream_share",
+                "follow_s",
+                "bytes_only_leaving",
+                "endpoints_s",
+                "ranks_staying",
+                "part_s",
+            )
+        ),
         ({"stream_share": 1.5}, "stream_share: must not exceed 1"),
     ],
 )
 def test_a_number_that_cannot_be_is_refused_by_name(changes: dict, complaint: str):
     with pytest.raises(ValueError, match=complaint):
         choose_rung(replace(ROOMY, **changes))
+    choose_rung(replace(ROOMY, **dict.fromkeys(changes, 0)))

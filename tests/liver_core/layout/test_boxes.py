@@ -71,8 +71,24 @@ def test_an_intersection_holds_exactly_what_both_hold(pair):
     assert common == second.intersect(first)
 
 
-def test_a_box_has_a_shape_and_an_empty_one_is_refused():
+def test_a_box_has_a_shape_and_a_text():
     box = Box((1, 2), (3, 4))
     assert (box.shape, box.numel, str(box)) == ((2, 2), 4, "[1:3, 2:4]")
-    with pytest.raises(LayoutError, match="start < stop"):
-        Box((1, 2), (3, 2))
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "rule"),
+    [
+        ((1, 2), (3, 2), "0 <= start < stop"), ((1, 3), (3, 2), "0 <= start < stop"), ((-1,), (3,), "0 <= start"),
+        ((0,), (3, 2), "same dims"), ((), (), "at least one"),
+    ],
+)  # fmt: skip
+def test_a_box_that_is_empty_negative_or_without_dims_is_refused(start, stop, rule):
+    with pytest.raises(LayoutError, match=r"^box: ") as error:
+        Box(start, stop)
+    assert rule in str(error.value)
+
+
+def test_a_shifted_box_moves_along_one_dim_only():
+    box = Box((1, 2), (3, 4))
+    assert box.shift(1, 5) == Box((1, 7), (3, 9)) and box == Box((1, 2), (3, 4))

@@ -20,17 +20,27 @@ class Inner:
 
 
 @dataclass(frozen=True, slots=True)
+class Named:
+    __pydantic_config__ = STRICT
+
+    name: Identifier
+
+
+@dataclass(frozen=True, slots=True)
 class Outer:
     __pydantic_config__ = STRICT
 
+    named: Named | None = None
     inner: Annotated[tuple[Inner, ...], Bound(max_length=2)] = ()
     name: Identifier = "a"
     seconds: Seconds = 0.0
     at_utc: UtcSeconds = 1e9
+    pair: Annotated[tuple[Count, ...], Bound(min_length=2)] = (1, 2)
+    code: Annotated[str, Bound(min_length=3)] = "abc"
 
 
 def test_what_is_written_is_read_as_the_same():
-    value = Outer((Inner(2**53 - 1, "ü"), Inner()), "n-1", 0.1, 1.7e9)
+    value = Outer(Named("b"), (Inner(2**53 - 1, "ü"), Inner()), "n-1", 0.1, 1.7e9)
     assert from_json(Outer, to_json(value)) == value
 
 
@@ -51,7 +61,13 @@ def test_what_is_written_is_read_as_the_same():
         ({"inner": [{"nunber": 1}]}, "inner[0].nunber: is not a field of this message"),
         ({"inner": [{}, {}, {}]}, "inner: must have at most 2 items, has 3"),
         ({"inner": {}}, "inner: must be a valid array, is an object"),
+        ({"named": {}}, "named.name: is required"),
         ({"name": ""}, "name: must not be empty"),
+        ({"name": None}, "name: must be a valid string, is None"),
+        ({"name": {"a": 1}}, "name: must be a valid string, is an object"),
+        ({"seconds": "9" * 500}, f"seconds: must be a valid number, is '{'9' * 79}"),
+        ({"pair": [1]}, "pair: must have at least 2 items, has 1"),
+        ({"code": "ab"}, "code: must have at least 3 characters, has 2"),
         ([], "message: must be an object, is a list"),
     ],
 )

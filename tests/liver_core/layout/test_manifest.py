@@ -12,6 +12,8 @@ from liver_core.layout import (
     Manifest,
     MessageError,
     ParallelLayout,
+    ParameterSpec,
+    StateKind,
     canonical_json,
     check_fits,
     decode,
@@ -64,9 +66,14 @@ def test_the_same_digest_is_computed_on_every_machine_and_python():
     assert found.digest() == "7232edd08c76eba4a121fc3fee88b3393d2192ea0d3ab590b87c7bf58d066616"
 
 
-def test_canonical_json_refuses_floats():
+@pytest.mark.parametrize("value", [0.5, {"a": [1, {"b": 0.5}]}, [1, (2, float("nan"))], {"a": (0.0,)}])
+def test_canonical_json_refuses_floats_wherever_they_are(value):
     with pytest.raises(TypeError, match="no floats"):
-        canonical_json({"a": [1, {"b": 0.5}]})
+        canonical_json(value)
+
+
+def test_canonical_json_is_ascii_sorted_and_without_spaces():
+    assert canonical_json({"b": [1, None, True], "a": "\u00fc"}) == '{"a":"\\u00fc","b":[1,null,true]}'
 
 
 @pytest.mark.parametrize(
@@ -82,7 +89,13 @@ def test_canonical_json_refuses_floats():
         (lambda: spec("w", (3,), place="middle"), "place: must be one of first, layer, last"),
         (lambda: spec("w", (3,), place="first", layer=2), "layer: 2 does not go with first"),
         (lambda: spec("w", (3,), place="layer"), "layer: -1 does not go with layer"),
-        (lambda: spec("w", (3,), layer=0, order=-1), "order"),
+        (lambda: spec("w", (3,), layer=0, order=-1), "order: must not be negative, is -1"),
+        (lambda: spec("w", (1,) * 9, layer=0), "shape: must have 1 to 8 dims"),
+        (lambda: spec("w", (3,), -1, layer=0), "tp_dim: -1 is not a dim"),
+        (lambda: spec("w", (3,), 0, blocks=0, layer=0), "blocks: must be at least 1, is 0"),
+        (lambda: spec("w", (3,), 0, unit=0, layer=0), "unit: must be at least 1, is 0"),
+        (lambda: spec("w", (3,), layer=-2), "layer: -2 does not go with layer"),
+        (lambda: ParameterSpec("w", (3,), "", None, 1, "first", -1, 0), "dtype: must not be empty"),
         (lambda: spec("w", (3,), place="first", tied_to="x"), "tied_to: needs place last"),
     ],
 )
@@ -104,7 +117,15 @@ def test_an_impossible_parameter_is_refused_by_name(make, text):
             1,
             "bfloat16, float32",
         ),
+        ([spec("w", (3,), place="first")], -1, "num_layers: must not be negative, is -1"),
         ([spec("a", (3,), layer=0), spec("b", (3,), place="last", tied_to="a")], 1, "must be on the first stage"),
+        ([spec("a", (4,), place="first"), spec("b", (3,), place="last", tied_to="a")], 1, "with the same shape"),
+        ([spec("a", (4,), 0, place="first"), spec("b", (4,), place="last", tied_to="a")], 1, "same shape and split"),
+        (
+            [spec("a", (4,), 0, place="first"), spec("b", (4,), 0, blocks=2, place="last", tied_to="a")],
+            1,
+            "same shape and split",
+        ),
         ([spec("b", (3,), place="last", tied_to="gone")], 1, "'gone' is not in the manifest"),
     ],
 )
@@ -115,10 +136,37 @@ def test_an_impossible_manifest_is_refused(parameters, num_layers, text):
 
 
 @pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: StateKind("", "float32", 4), "kind.name: must not be empty"),
+        (lambda: StateKind("m", "float32", 0), "kind m.bytes_per_element: must be positive, is 0"),
+        (lambda: replace(gpt(), kinds=()), "kinds: must name at least one kind of state"),
+        (lambda: replace(gpt(), kinds=(*KINDS, KINDS[0])), "kinds: master appears 2 times"),
+        (lambda: gpt().parameter("gone"), "parameter: 'gone' is not in the manifest"),
+    ],
+)
+def test_kinds_of_state_have_different_names_and_a_size_and_parameters_are_found_by_name(make, complaint):
+    with pytest.raises(LayoutError) as error:
+        make()
+    assert str(error.value) == complaint
+
+
+def test_the_smallest_and_the_widest_parameters_and_buckets_are_accepted():
+    assert replace(gpt(), kinds=(StateKind("m", "int8", 1),)).bytes_per_element == 1
+    assert gpt().bytes_per_element == 12
+    assert spec("w", (1,) * 8, layer=0).numel == 1
+    rule = BucketRule(align_elements=1, end_multiple=1, elements_max=1)
+    assert rule.elements_max_at(4) == 1
+    assert BucketRule(elements_max=100, elements_max_per_dp=30).elements_max_at(4) == 120
+    assert BucketRule().elements_max_at(4) is None
+
+
+@pytest.mark.parametrize(
     ("rule", "field"),
     [
         ({"align_elements": 0}, "bucket_rule.align_elements"),
         ({"align_elements": 64, "end_multiple": 100}, "bucket_rule.end_multiple"),
+        ({"align_elements": 1, "end_multiple": 0}, "bucket_rule.end_multiple"),
         ({"elements_max": 0}, "bucket_rule.elements_max"),
         ({"elements_max_per_dp": 1}, "bucket_rule.elements_max_per_dp"),
         ({"elements_max": 1, "elements_max_per_dp": -1}, "bucket_rule.elements_max_per_dp"),
@@ -145,6 +193,7 @@ def test_a_misspelt_field_in_json_is_not_passed_over():
         ("TP3", "tp", "3 does not cut dim 0 of embedding.word_embeddings.weight: 128"),
         ("TP8", "tp", "linear_qkv.weight: 64 indices are not a multiple of blocks*tp*unit = 1*8*16"),
         ("TP2xDP2xEP2", "ep", "experts"),
+        ("TP2xDP2xETP2", "ep", "experts"),
     ],
 )
 def test_a_layout_that_cuts_unevenly_is_refused_with_the_numbers(layout, field, text):
@@ -152,6 +201,13 @@ def test_a_layout_that_cuts_unevenly_is_refused_with_the_numbers(layout, field, 
         check_fits(gpt(), ParallelLayout.parse(layout))
     assert error.value.field == field
     assert text in error.value.rule
+
+
+def test_a_model_without_layers_runs_without_a_pipeline_only():
+    manifest = Manifest((spec("w", (4,), 0, place="first"),), 0, KINDS)
+    check_fits(manifest, ParallelLayout(tp=4))
+    with pytest.raises(LayoutError, match=r"^pp: 2 stages need layers"):
+        check_fits(manifest, ParallelLayout(pp=2))
 
 
 @pytest.mark.parametrize("layout", ["TP1", "TP4xPP4xDP7xCP3", "TP2xPP2xVPP2", "DP13"])

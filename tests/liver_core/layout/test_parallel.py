@@ -46,6 +46,12 @@ def test_text_and_json_come_back_as_the_same_layout(tp, cp, dp, pp):
     assert from_json(ParallelLayout, to_json(layout)) == layout
 
 
+def test_a_layout_may_have_as_many_ranks_as_there_can_be_and_not_one_more():
+    assert ParallelLayout(tp=8, dp=2_048).world_size == 16_384
+    with pytest.raises(LayoutError, match=r"world_size: .* 16385 exceeds 16384 ranks"):
+        ParallelLayout(pp=5, dp=3_277)
+
+
 @pytest.mark.parametrize("text", ["TP2xPP2", "tp2 pp2", "TP=2,PP=2,DP=1", "PP2xTP2"])
 def test_people_may_write_a_layout_in_several_ways(text):
     assert ParallelLayout.parse(text) == ParallelLayout(tp=2, pp=2)
@@ -59,8 +65,12 @@ def test_people_may_write_a_layout_in_several_ways(text):
         (lambda: ParallelLayout(tp=200, dp=200), "world_size", "40000"),
         (lambda: ParallelLayout(vpp=2), "vpp", "more than one pipeline stage"),
         (lambda: ParallelLayout(tp=2, dp=3, ep=4), "ep", "6 ranks of a stage"),
+        (lambda: ParallelLayout(pp="2"), "pp", "an integer"),  # type: ignore[arg-type]
+        (lambda: ParallelLayout(tp=2, dp=3, etp=4), "ep", "6 ranks of a stage"),
         (lambda: ParallelLayout().coordinates(1), "rank", "1 is not in 0..0"),
-        (lambda: ParallelLayout(tp=2).rank_of(tp=2), "tp", "position 2"),
+        (lambda: ParallelLayout(tp=2).coordinates(-1), "rank", "-1 is not in 0..1"),
+        (lambda: ParallelLayout(tp=2).rank_of(tp=2), "tp", "position 2 is not in 0..1 of TP2xPP1xDP1"),
+        (lambda: ParallelLayout(dp=2).rank_of(dp=-1), "dp", "position -1"),
         (lambda: ParallelLayout().groups("zz"), "axes", "zz"),
         (lambda: ParallelLayout.parse("TP2xQQ3"), "layout", "QQ3"),
         (lambda: ParallelLayout.parse(""), "layout", "TP2xPP2xDP1"),

@@ -43,6 +43,26 @@ def test_members_must_be_as_many_as_ranks_and_all_different(members, field, rule
     assert (error.value.field, error.value.rule) == (field, f"TP2xPP1xDP1 {rule}" if "needs" in rule else rule)
 
 
+def test_the_member_that_is_named_is_the_one_that_is_given_twice():
+    with pytest.raises(LayoutError, match=r"^members: b/0 holds more than one rank$"):
+        Roster("job", 0, ParallelLayout(dp=3), (Member("a", 0), Member("b", 0), Member("b", 0)))
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda: Member("", 0), "node_id: must not be empty"),
+        (lambda: Member("a", -1), "slot: must not be negative, is -1"),
+        (lambda: Roster("", 0, ParallelLayout(), (Member("a", 0),)), "job_id: must not be empty"),
+        (lambda: Roster("j", -1, ParallelLayout(), (Member("a", 0),)), "generation: must not be negative, is -1"),
+    ],
+)
+def test_a_roster_without_names_or_with_negative_numbers_is_refused(make, complaint):
+    with pytest.raises(LayoutError) as error:
+        make()
+    assert str(error.value) == complaint
+
+
 def test_a_broken_member_is_found_by_its_path():
     data = to_json(roster("TP2"))
     data["members"][1]["slot"] = "1"

@@ -2,14 +2,19 @@
 
 import pytest
 
-from liver_core.layout import BucketRule
-from liver_core.reshard import CopyRuns, PlanError, PlanLimits, Transfer, plan_digest, plan_rank
-from tests.liver_core.layout.models import gpt, roster
+from liver_core.layout import BucketRule, Manifest
+from liver_core.reshard import CopyRuns, PlanError, PlanLimits, RankPlan, Transfer, plan_digest, plan_rank
+from tests.liver_core.layout.models import KINDS, gpt, roster, spec
 
 
 def test_a_transfer_must_hold_as_many_elements_as_it_says():
     with pytest.raises(PlanError, match="rank 3: runs hold 8 elements, 7 stated"):
         Transfer(3, (CopyRuns(0, 0, 4, 2, 4, 4),), 7)
+
+
+def test_a_transfer_of_nothing_is_refused():
+    with pytest.raises(PlanError, match="rank 3: runs hold 0 elements, 0 stated"):
+        Transfer(3, (), 0)
 
 
 def test_the_digest_names_what_plans_are_made_of_and_not_the_generation_that_is_not_burned_yet():
@@ -41,9 +46,46 @@ def test_a_plan_beyond_a_limit_is_refused_naming_rank_value_and_limit(limits, te
     assert text in str(error.value)
 
 
+def test_a_plan_may_be_exactly_as_large_as_its_limits_and_not_one_larger():
+    manifest, source, target = gpt(), roster("TP2xPP2"), roster("TP1", generation=1, order=[1])
+    plan = plan_rank(manifest, source, target, 0)
+    sizes = {
+        "runs": sum(len(transfer.runs) for transfer in plan.transfers),
+        "bytes": 12 * plan.elements,
+        "transfers": len(plan.transfers),
+    }
+    assert plan.local and sizes["transfers"] == 4
+    limits = {f"{what}_max": size for what, size in sizes.items()}
+    assert plan_rank(manifest, source, target, 0, PlanLimits(**limits)) == plan
+    for what, size in sizes.items():
+        with pytest.raises(PlanError, match=f"^target rank 0: the plan has {size} {what}, limit {size - 1}$"):
+            plan_rank(manifest, source, target, 0, PlanLimits(**limits | {f"{what}_max": size - 1}))
+
+
+def test_runs_count_four_times_over_until_they_are_joined():
+    def plan(parameters: int, runs_max: int) -> RankPlan:
+        specs = tuple(spec(f"p{order}", (8,), layer=0, order=order) for order in range(parameters))
+        manifest = Manifest(specs, 1, KINDS, BucketRule(1, 1))
+        return plan_rank(
+            manifest, roster("TP1"), roster("TP1", generation=1, first=1), 0, PlanLimits(runs_max=runs_max)
+        )
+
+    for runs_max in (1, 2):
+        assert plan(4 * runs_max, runs_max).remote == (Transfer(0, (CopyRuns(0, 0, 32 * runs_max),), 32 * runs_max),)
+        with pytest.raises(PlanError, match=f"^target rank 0: more than {4 * runs_max + 1} runs, limit {runs_max}$"):
+            plan(4 * runs_max + 1, runs_max)
+
+
+def test_what_lies_apart_is_copied_by_strides_that_are_counted_at_both_ends():
+    run = CopyRuns(10, 100, 4, count=3, source_stride=8, target_stride=5)
+    assert list(run.each()) == [(10, 100, 4), (18, 105, 4), (26, 110, 4)]
+    assert (run.elements, run.source_stop, run.target_stop) == (12, 30, 114)
+
+
 @pytest.mark.parametrize(
     ("source", "target", "rank", "text"),
     [
+        ("TP2", "TP2", -1, "target rank -1 is not in 0..1 of TP2xPP1xDP1"),
         ("TP2", "TP2", 2, "target rank 2 is not in 0..1 of TP2xPP1xDP1"),
         ("TP2", "PP3", 0, "target layout TP1xPP3xDP1 does not fit the model: num_layers: 4"),
         ("TP8", "PP2", 0, "source layout TP8xPP1xDP1 does not fit the model: tp: 8"),

@@ -69,6 +69,18 @@ def test_a_replica_on_the_own_node_is_preferred_to_one_elsewhere():
     assert "64 from the own node" in plan.reason
 
 
+def test_a_plan_says_how_much_comes_from_where_and_leaves_out_what_gives_nothing():
+    # Two ranks a node: source ranks 0, 1 on n0 and 2, 3 on n1; each holds a quarter. The target lives with rank 0.
+    manifest = Manifest((spec("w", (400,), layer=0),), 1, KINDS, BucketRule(1, 1))
+    plan = plan_rank(manifest, roster("DP4", slots=2), roster("TP1", generation=1, slots=2), 0)
+    where = "100 from the own process, 100 from the own node, 200 from other nodes"
+    assert plan.reason == f"elements: {where}; 4 source ranks"
+    alone = plan_rank(manifest, roster("DP4", slots=2), roster("TP1", generation=1, slots=2, first=9), 0)
+    assert alone.reason == "elements: 400 from other nodes; 4 source ranks"
+    empty = plan_rank(manifest, roster("DP4", slots=2), roster("DP401", generation=1), 400)
+    assert (empty.transfers, empty.reason) == ((), "elements: none; 0 source ranks")
+
+
 def test_targets_that_want_the_same_box_share_its_replicas_out():
     # 2 replicas, 4 targets: two targets each. 4 replicas, 2 targets: disjoint halves.
     manifest = Manifest((spec("norm", (64,), layer=0),), 1, KINDS)

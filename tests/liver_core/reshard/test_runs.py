@@ -107,7 +107,16 @@ def test_joining_keeps_every_copied_element(rows):
 
 @pytest.mark.parametrize(
     "numbers",
-    [(-1, 0, 1), (0, -1, 1), (0, 0, 0), (0, 0, 1, 0), (0, 0, 4, 2, 3, 4), (0, 0, 4, 2, 4, 3), (0, 0, 4, 1, 4, 4)],
+    [
+        (-1, 0, 1),
+        (0, -1, 1),
+        (0, 0, 0),
+        (0, 0, 1, 0),
+        (0, 0, 4, 2, 3, 4),
+        (0, 0, 4, 2, 4, 3),
+        (0, 0, 4, 1, 4, 0),
+        (0, 0, 4, 1, 0, 4),
+    ],
 )
 def test_impossible_runs_are_refused(numbers):
     with pytest.raises(PlanError):

@@ -1,11 +1,13 @@
 """Placement: members on the ranks of a target layout so that little moves; compared with all placements when small."""
 
-from itertools import permutations
+from itertools import permutations, product
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from liver_core.layout import LayoutError, Member, ParallelLayout, Roster
-from liver_core.reshard import NodeSlots, PlanError, place
+from liver_core.reshard import NodeSlots, PlanError, place, seat
 from tests.liver_core.layout.models import gpt, roster
 from tests.liver_core.reshard.checker import lower_bound_elements
 
@@ -92,3 +94,67 @@ def test_too_few_slots_a_node_twice_and_a_layout_that_does_not_fit_are_refused()
         place(MANIFEST, source, one_slot_nodes(0, 0), ParallelLayout(tp=2))
     with pytest.raises(LayoutError, match="num_layers: 12"):
         place(MANIFEST, source, one_slot_nodes(0, 1, 2, 3, 4), ParallelLayout(pp=5))
+
+
+def seats(*names: str) -> tuple[Member, ...]:
+    """`a0` is slot 0 of node a."""
+    return tuple(Member(name[:-1], int(name[-1])) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("layout", "kept", "free", "seated"),
+    [
+        ("DP3", ["c0", "a0", "b0"], ["d0"], ["c0", "a0", "b0"]),
+        ("DP3", ["c0", "a0"], ["b0", "d0"], ["c0", "a0", "b0"]),
+        ("DP2", ["c0", "a0", "b0"], [], ["c0", "a0"]),
+        ("DP2", [], ["b0", "a0", "c0"], ["b0", "a0"]),
+        # A group that is whole comes before one whose ranks stay; of whole ones, that of which more stay.
+        ("TP2", ["a0", "b0"], ["b1", "c0", "c1"], ["b0", "b1"]),
+        ("TP2", ["a0"], ["c0", "c1", "b0", "b1"], ["c0", "c1"]),
+        ("TP2xDP2", ["a0", "b0", "c0", "c1"], ["a1", "b1"], ["a0", "a1", "c0", "c1"]),
+        ("TP2", ["a0", "b0", "b1"], ["a1"], ["b0", "b1"]),
+        # A node with room for two groups holds two, one with a slot too few holds one.
+        ("TP2xDP2", ["a0"], ["a1", "a2", "a3", "b0", "b1"], ["a0", "a1", "a2", "a3"]),
+        ("TP2xDP2", ["a0"], ["a1", "a2", "b0", "b1"], ["a0", "a1", "b0", "b1"]),
+        # What no node can hold whole is spread, and stands where its first member did.
+        ("TP2xDP2", ["b0", "a0", "a1"], ["c0"], ["b0", "c0", "a0", "a1"]),
+        ("TP2xDP3", ["a0"], ["b0", "c0", "d0", "d1", "e0"], ["a0", "b0", "c0", "e0", "d0", "d1"]),
+    ],
+)  # fmt: skip
+def test_members_that_stay_keep_their_order_unless_a_tensor_parallel_group_needs_one_node(layout, kept, free, seated):
+    assert seat(ParallelLayout.parse(layout), seats(*kept), seats(*free)) == seats(*seated)
+
+
+def test_too_few_members_are_refused_with_both_numbers():
+    with pytest.raises(PlanError, match=r"^TP2xPP1xDP2 needs 4 members, 3 can be had$"):
+        seat(ParallelLayout(tp=2, dp=2), seats("a0", "a1"), seats("b0"))
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.data())
+def test_tensor_parallel_groups_lie_on_one_node_each_wherever_the_nodes_can_hold_them(data):
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
+    tp = data.draw(st.integers(1, max(sizes)))
+    groups = data.draw(st.integers(1, sum(sizes) // tp))
+    members = [Member(f"n{index}", slot) for index, slots in enumerate(sizes) for slot in range(slots)]
+    members = data.draw(st.permutations(members))
+    cut = data.draw(st.integers(0, len(members)))
+    layout, kept = ParallelLayout(tp=tp, dp=groups), members[:cut]
+    placed = seat(layout, kept, members[cut:])
+
+    assert len(set(placed)) == layout.world_size and set(placed) <= set(members)
+    split = [group for group in layout.groups("tp") if len({placed[rank].node_id for rank in group}) > 1]
+    assert len(split) == max(0, groups - sum(size // tp for size in sizes))
+    if not split:
+        assert len(set(placed) & set(kept)) == most_that_stay(sizes, tp, groups, kept)
+
+
+def most_that_stay(sizes: list[int], tp: int, groups: int, kept: list[Member]) -> int:
+    """Over every number of whole groups on each node: how many members of `kept` can stay at most."""
+    stay = [sum(member.node_id == f"n{index}" for member in kept) for index in range(len(sizes))]
+    counts = product(*(range(size // tp + 1) for size in sizes))
+    return max(
+        sum(min(there, tp * count) for there, count in zip(stay, chosen, strict=True))
+        for chosen in counts
+        if sum(chosen) == groups
+    )

@@ -3,6 +3,7 @@
 The invariants are searched for by `tests.simulation.streaming`; here are its short run and single decisions.
 """
 
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -302,10 +303,92 @@ def test_a_version_that_is_past_cannot_be_hashed_and_is_reported():
 def test_a_rank_without_a_share_is_at_any_version():
     machine = Follower((), depth=2)
     assert machine.handle(Begin())[0] == Converged(0)
+    assert [type(effect) for effect in machine.handle(Begin())] == [Sleep]
     machine.announce(7)
     assert machine.handle(Begin()) == (Hash(7),)
     machine.finish(9)
     assert machine.handle(Hashed()) == (Done(9),)
+
+
+def test_it_knows_how_far_behind_it_is_and_how_much_is_left():
+    machine = follower(count=3)
+    assert (machine.lag, machine.todo_elements) == (None, 30)
+    machine.handle(Begin())
+    machine.handle(Looked((8,), (-1,)))
+    assert machine.lag is None, "nothing is here yet"
+    machine.handle(TileRead(120, 0.01))
+    machine.handle(Looked((8,), (-1,)))
+    assert (machine.lag, machine.todo_elements) == (0, 20)
+    machine = copied_at(4)
+    machine.handle(Begin())
+    machine.handle(Looked((13,), (10,)))
+    assert (machine.lag, machine.todo_elements) == (2, 0)
+
+
+def test_what_it_took_is_counted_and_measured_for_each_element():
+    machine = follower(count=2)
+    machine.handle(Begin())
+    machine.handle(Looked((8,), (-1,)))
+    machine.handle(TileRead(120, 0.01))
+    machine.handle(Looked((10,), (10,)))
+    machine.handle(TileRead(120, 0.02))
+    assert machine.handle(Looked((10,), (10,))) == (ReadTile(1, 5),)
+    assert machine.pace.copy_s == pytest.approx(0.003), "what was torn took time too"
+    machine.handle(TileRead(110, 0.003))
+    machine.handle(Looked((10,), (12,)))
+    machine.handle(GradientsRead(header(6), True, 40, 0.04))
+    machine.handle(Looked((12,), (12,)))
+    machine.handle(Replayed(0.06))
+    pace, counts = machine.pace, machine.counts
+    assert pace.copy_s == pytest.approx(0.7 * 0.003 + 0.3 * 0.0003)
+    assert (pace.fetch_s, pace.replay_s, pace.step_s) == (pytest.approx(0.002), pytest.approx(0.003), 0.1)
+    assert (counts.read_bytes, counts.reread_bytes, counts.replayed_bytes) == (230, 120, 40)
+    assert (counts.torn, counts.replays, counts.losses, machine.version) == (1, 1, 0, 6)
+
+
+def test_after_a_loss_everything_is_copied_again_from_the_first_tile_on_until_there_were_too_many():
+    machine = copied_at(4, count=3, losses_max=1)
+    machine.handle(Begin())
+    assert machine.handle(Looked((14,), (14,))) == (Look(5, (0,)),)
+    assert (machine.converged, machine.resident, machine.todo_elements) == (False, (), 30)
+    for tile in range(3):
+        assert machine.handle(Looked((14,), (14,))) == (ReadTile(tile, 7),)
+        machine.handle(TileRead(120, 0.01))
+    assert machine.handle(Looked((14,), (14,)))[0] == Converged(7)
+    assert (machine.counts.read_bytes, machine.counts.reread_bytes) == (360, 360)
+    machine.handle(Begin())
+    (effect,) = machine.handle(Looked((20,), (20,)))
+    assert isinstance(effect, GiveUp) and "for the 2th time" in effect.reason
+
+
+@pytest.mark.parametrize(("counter", "converged"), [(8, True), (10, True), (11, True), (12, False)])
+def test_it_is_converged_when_all_is_here_and_no_source_is_more_than_one_step_ahead(counter: int, converged: bool):
+    first, second = tiles(2)
+    other = replace(second, reads=(replace(second.reads[0], peer=1),))
+    machine = Follower((first, other), depth=2)
+    machine.handle(Begin())
+    machine.handle(Looked((8,), (-1,)))
+    machine.handle(TileRead(120, 0.01))
+    assert machine.handle(Looked((8,), (-1,))) == (Look(5, (0, 1)),), "the next tile has another source"
+    assert machine.handle(Looked((8, 8), (-1, -1))) == (ReadTile(1, 4),)
+    machine.handle(TileRead(120, 0.01))
+    effects = machine.handle(Looked((counter, 8), (10, -1)))
+    assert effects[:-1] == ((Converged(4),) if converged else ()) and isinstance(effects[-1], Sleep)
+
+
+def test_with_a_version_to_finish_at_it_looks_as_often_as_it_may():
+    machine = follower(count=1)
+    machine.finish(5)
+    machine.handle(Begin())
+    assert machine.handle(Looked((9,), (9,))) == (Sleep(0.001),)
+
+
+def test_a_version_that_was_passed_cannot_be_finished_at():
+    machine = copied_at(4)
+    machine.finish(3)
+    machine.handle(Begin())
+    (effect,) = machine.handle(Looked((8,), (-1,)))
+    assert effect == GiveUp("stands at version 4, beyond 3")
 
 
 def test_convergence_is_estimated_from_copying_replaying_and_step_time():

@@ -18,6 +18,7 @@ from liver_core.streaming.memory_placement import (
     Room,
     Streaming,
     areas,
+    least_streaming,
     place,
     world_bytes,
 )
@@ -149,6 +150,11 @@ def test_weights_of_bf16_take_half_and_nothing_in_host_memory():
     assert found[0] == Area("master", region, region, ("master",))
     assert found[-1] == Area("weights", region, 0)
     assert world_bytes(manifest("bfloat16"), ParallelLayout.parse("TP2xDP2")) == 6 * region
+
+
+def test_streaming_needs_its_ring_and_the_least_tile_at_least():
+    assert least_streaming(50, 2**20) == Streaming(50, 2**16)
+    assert least_streaming(0, 300) == Streaming(0, 300)
 
 
 def test_the_fullest_rank_of_a_world_is_that_of_the_largest_stage():

@@ -83,6 +83,32 @@ def test_a_plan_that_does_not_write_exactly_the_parameters_is_refused(parameters
         cut_tiles(plan, parameters, 64)
 
 
+def test_a_tile_has_one_element_at_least():
+    plan = RankPlan(0, None, (Transfer(1, (CopyRuns(0, 0, 3),), 3),), "test")
+    assert [tile.elements for tile in cut_tiles(plan, [(0, 3)], 1)] == [1, 1, 1]
+    with pytest.raises(PlanError, match="tile_elements must be positive, is 0"):
+        cut_tiles(plan, [(0, 3)], 0)
+
+
+def test_a_large_parameter_is_cut_into_even_pieces_and_small_neighbours_share_a_tile_while_they_fit():
+    plan = RankPlan(0, None, (Transfer(1, (CopyRuns(0, 0, 31),), 31),), "test")
+    parameters = [(0, 11), (11, 14), (14, 18), (18, 22), (22, 31)]
+    tiles = cut_tiles(plan, parameters[::-1], 7)
+    assert [tile.spans for tile in tiles] == [
+        ((0, 5),), ((5, 11),), ((11, 14), (14, 18)), ((18, 22),), ((22, 26),), ((26, 31),),
+    ]  # fmt: skip
+    assert [(tile.start, tile.stop, tile.elements) for tile in tiles][2] == (11, 18, 7)
+    assert tiles[0].peers == (1,) and tiles[0].deadline == inf
+
+
+def test_a_plan_that_writes_too_little_of_a_tile_or_beside_all_tiles_is_refused_by_its_numbers():
+    plan = RankPlan(4, None, (Transfer(1, (CopyRuns(0, 0, 10),), 10),), "test")
+    with pytest.raises(PlanError, match=r"^the plan writes 10 elements of region\[0:11\], not 11$"):
+        cut_tiles(plan, [(0, 11)], 64)
+    with pytest.raises(PlanError, match=r"^the plan writes 10 elements of rank 4, parameters have 9$"):
+        cut_tiles(plan, [(0, 9)], 64)
+
+
 def test_a_plan_of_a_hundred_thousand_runs_is_cut_into_a_thousand_tiles_in_a_moment():
     count, length = 100_000, 40
     odd = [CopyRuns(i * length, 2 * i * length, length) for i in range(count)]

@@ -232,6 +232,13 @@ def test_how_long_no_step_may_come_follows_from_the_length_of_the_steps(lost: st
     assert act(replace(in_a_step, last_step_at=at(-111))).do is Do.START
 
 
+@pytest.mark.parametrize(("lost", "after_s"), [("gone", 6), ("silent", 21)])
+def test_a_running_job_of_which_no_step_was_seen_is_counted_from_when_it_began_to_run(lost: str, after_s: int):
+    running = view(**{lost: ("a", "b", "c")}, last_step_at=None, state_changed_at=at(-after_s))
+    assert act(running).do is Do.START
+    assert act(replace(running, state_changed_at=at(2 - after_s))).do is Do.NOTHING
+
+
 def test_the_reason_is_that_of_the_rank_that_failed_and_not_of_those_that_miss_it():
     survivor = RankError("rank 0 on node a is failed: Connection closed by peer", "Connection closed by peer")
     first = RankError("rank 1 on node c is failed: killed by SIGKILL", "killed by SIGKILL")
@@ -372,6 +379,8 @@ def test_a_generation_that_agents_made_alone_is_taken_only_out_of_the_line_that_
         (1, 2, {1: None, 3: 1}, False),
         (1, 2, {1: None, 100_001: 1}, False),
         (1, 2, {1: None}, False),
+        (0, 1, {2: 1}, True),
+        (1, 2, {3: None}, False),
     ],
 )
 def test_the_job_went_through_a_generation_if_a_later_handoff_began_there_or_behind_it(
@@ -452,10 +461,6 @@ def test_a_start_is_lost_when_its_time_is_over_whatever_steps_there_were_before(
     starting = view(state=JobState.STARTING, state_changed_at=at(-271), last_step_at=at(-1))
     assert act(starting).reason.startswith("the start made no step within 270 s")
     assert act(replace(starting, state_changed_at=at(-10), gone=("c",))).do is Do.START, "nobody shows that it steps"
-
-
-def test_a_running_job_whose_steps_nobody_has_seen_is_not_stalled_yet():
-    assert act(view(last_step_at=None, silent=("c",))).do is Do.NOTHING
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from service.db.engine import Database
 from service.jobs.tables import JobRow
 from service.leases.tables import LeaseRow, PoolPriceRow
-from service.ledger.operations import _WORKED, Spent, account_all, charge_pause
+from service.ledger.operations import Spent, account_all, charge_pause
 from service.ledger.queries import CauseSum, goodput, summary
 from service.ledger.tables import Cause, IntervalRow
 from service.nodes.tables import NodeRow
@@ -149,7 +149,7 @@ def test_only_time_in_which_ranks_worked_gives_a_pause(session: Session, lease: 
     account_all(session, lease=lease, until=at(10), spent=[Spent(cause, "j", 1) for cause in Cause])
     for slot, cause in enumerate(Cause):
         found = charge_pause(session, lease=lease, slot=slot, seconds=1, job_id="j")
-        assert found == (cause in _WORKED), cause
+        assert found == (cause in (Cause.PRODUCTIVE, Cause.RECOMPUTE, Cause.BOOTSTRAP)), cause
 
 
 def test_sums_are_by_cause_with_the_price_that_held_when_an_interval_began(session: Session, lease: LeaseRow) -> None:

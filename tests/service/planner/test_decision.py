@@ -1,7 +1,6 @@
 """The planner: what it chooses, what it refuses and the reasons it gives."""
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 from hypothesis import given, settings
@@ -305,37 +304,4 @@ def test_a_tensor_parallel_group_that_no_node_can_hold_is_spread_and_the_others_
     fleet = (PlanNode("a", 1), PlanNode("b", 3), PlanNode("c", 1), PlanNode("d", 1))
     assert place(ParallelLayout(tp=2, pp=3), fleet, PlanInputs(job(), fleet)) == seats(
         "a0", "b2", "b0", "b1", "c0", "d0"
-    )
-
-
-@settings(deadline=None, max_examples=300)
-@given(data=st.data())
-def test_tensor_parallel_groups_lie_on_one_node_each_wherever_the_nodes_can_hold_them(data):
-    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=6))
-    fleet = tuple(PlanNode(f"n{index}", slots) for index, slots in enumerate(sizes))
-    tp = data.draw(st.integers(1, max(sizes)))
-    groups = data.draw(st.integers(1, sum(sizes) // tp))
-    before = data.draw(st.permutations([Member(node.node_id, slot) for node in fleet for slot in range(node.slots)]))
-    before = tuple(before[: data.draw(st.integers(0, len(before)))])
-    world = World(1, ParallelLayout(dp=len(before)), before) if before else None
-    layout = ParallelLayout(tp=tp, dp=groups)
-    placed = place(layout, fleet, PlanInputs(job(), fleet, world))
-
-    assert len(set(placed)) == layout.world_size
-    slots = {node.node_id: node.slots for node in fleet}
-    assert all(member.slot < slots[member.node_id] for member in placed)
-    split = [group for group in layout.groups("tp") if len({placed[rank].node_id for rank in group}) > 1]
-    assert len(split) == max(0, groups - sum(size // tp for size in sizes))
-    if not split:
-        assert len(set(placed) & set(before)) == most_that_stay(sizes, tp, groups, fleet, before)
-
-
-def most_that_stay(sizes: list[int], tp: int, groups: int, fleet: tuple[PlanNode, ...], before: tuple) -> int:
-    """Over every number of whole groups on each node: how many members of `before` can stay at most."""
-    stay = [sum(member.node_id == node.node_id for member in before) for node in fleet]
-    counts = product(*(range(size // tp + 1) for size in sizes))
-    return max(
-        sum(min(held, tp * count) for held, count in zip(stay, chosen, strict=True))
-        for chosen in counts
-        if sum(chosen) == groups
     )
