@@ -15,7 +15,7 @@ PERIOD_S = 2.0
 FRESH_S = 5.0
 
 
-class Reach(StrEnum):
+class Answer(StrEnum):
     """What became of the connection."""
 
     ACCEPTED = "accepted"
@@ -23,7 +23,7 @@ class Reach(StrEnum):
     NONE = "none"
 
 
-async def reach_of(url: str, timeout_s: float = TIMEOUT_S) -> Reach:
+async def answer_of(url: str, timeout_s: float = TIMEOUT_S) -> Answer:
     """Connect to host and port of the URL once, and close."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -31,13 +31,13 @@ async def reach_of(url: str, timeout_s: float = TIMEOUT_S) -> Reach:
         async with asyncio.timeout(timeout_s):
             _, writer = await asyncio.open_connection(parts.hostname, port)
     except ConnectionRefusedError:
-        return Reach.REFUSED
+        return Answer.REFUSED
     except OSError:  # TimeoutError is one.
-        return Reach.NONE
+        return Answer.NONE
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-    return Reach.ACCEPTED
+    return Answer.ACCEPTED
 
 
 class Probes:
@@ -69,6 +69,6 @@ class Probes:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def _round(self, urls: Mapping[str, str]) -> None:
-        found = await asyncio.gather(*(reach_of(url) for url in urls.values()))
+        found = await asyncio.gather(*(answer_of(url) for url in urls.values()))
         now = time.monotonic()
-        self._answered_at |= {name: now for name, reach in zip(urls, found, strict=True) if reach is Reach.ACCEPTED}
+        self._answered_at |= {name: now for name, answer in zip(urls, found, strict=True) if answer is Answer.ACCEPTED}
