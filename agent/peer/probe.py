@@ -15,7 +15,7 @@ PERIOD_S = 2.0
 FRESH_S = 5.0
 
 
-class Answer(StrEnum):
+class Reached(StrEnum):
     """What became of the connection."""
 
     ACCEPTED = "accepted"
@@ -23,7 +23,7 @@ class Answer(StrEnum):
     NONE = "none"
 
 
-async def answer_of(url: str, timeout_s: float = TIMEOUT_S) -> Answer:
+async def answer_of(url: str, timeout_s: float = TIMEOUT_S) -> Reached:
     """Connect to host and port of the URL once, and close."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -31,13 +31,13 @@ async def answer_of(url: str, timeout_s: float = TIMEOUT_S) -> Answer:
         async with asyncio.timeout(timeout_s):
             _, writer = await asyncio.open_connection(parts.hostname, port)
     except ConnectionRefusedError:
-        return Answer.REFUSED
+        return Reached.REFUSED
     except OSError:  # TimeoutError is one.
-        return Answer.NONE
+        return Reached.NONE
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-    return Answer.ACCEPTED
+    return Reached.ACCEPTED
 
 
 class Probes:
@@ -71,4 +71,4 @@ class Probes:
     async def _round(self, urls: Mapping[str, str]) -> None:
         found = await asyncio.gather(*(answer_of(url) for url in urls.values()))
         now = time.monotonic()
-        self._answered_at |= {name: now for name, answer in zip(urls, found, strict=True) if answer is Answer.ACCEPTED}
+        self._answered_at |= {name: now for name, answer in zip(urls, found, strict=True) if answer is Reached.ACCEPTED}

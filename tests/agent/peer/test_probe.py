@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from agent.peer.probe import Answer, Probes, answer_of
+from agent.peer.probe import Probes, Reached, answer_of
 from tests.agent.waiting import eventually
 
 
@@ -19,13 +19,13 @@ def port():
 
 
 def test_a_port_that_nobody_serves_answers(port: int):
-    assert asyncio.run(answer_of(f"http://127.0.0.1:{port}")) is Answer.ACCEPTED
+    assert asyncio.run(answer_of(f"http://127.0.0.1:{port}")) is Reached.ACCEPTED
 
 
 def test_a_port_that_nobody_listens_on_refuses(port: int):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
-        assert asyncio.run(answer_of(f"http://127.0.0.1:{unused.getsockname()[1]}")) is Answer.REFUSED
+        assert asyncio.run(answer_of(f"http://127.0.0.1:{unused.getsockname()[1]}")) is Reached.REFUSED
 
 
 def test_a_machine_that_drops_packets_does_not_answer_and_is_not_waited_for_long():
@@ -36,7 +36,7 @@ def test_a_machine_that_drops_packets_does_not_answer_and_is_not_waited_for_long
             waiting.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 waiting.connect(full.getsockname())
-        assert asyncio.run(answer_of(f"http://127.0.0.1:{full.getsockname()[1]}", timeout_s=0.2)) is Answer.NONE
+        assert asyncio.run(answer_of(f"http://127.0.0.1:{full.getsockname()[1]}", timeout_s=0.2)) is Reached.NONE
 
 
 def test_only_nodes_that_are_asked_for_and_answer_are_named(port: int):
