@@ -26,7 +26,7 @@ from agent.journal import JournalError, Table
 from agent.link.step_leases import StepLeases
 from agent.peer.peer_client import PeerUnreachable
 from agent.peer.peer_server import PeerRefused
-from agent.peer.probe import Probes, answer_of
+from agent.peer.probe import Probes, Reached, answer_of
 from agent.protocol.peer import Envelope, NoticeBody, OrderBody, RankMeasures, ReportBody
 from agent.protocol.rank import Checkpointed, Finished, Hello, RankEvent, StageReport, StepLease, StepReport
 from agent.protocol.sync import (
