@@ -259,7 +259,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers["Authorization"] != f"Bearer {TOKEN if joins else NODE_TOKEN}":
             return self._answer(401, json.dumps({"code": "unauthenticated", "detail": "no such token"}))
         if joins:
-            answer = NodeToken(key_id="k", token=NODE_TOKEN, expires_utc=datetime(2100, 1, 1, tzinfo=UTC))
+            answer = NodeToken(key_id="k", token=NODE_TOKEN, expires_utc=datetime(2099, 1, 1, tzinfo=UTC))
             return self._answer(201, answer.model_dump_json())
         orders = self.stub.take(SyncReport.model_validate_json(body))
         return self._answer(200, orders.model_dump_json(by_alias=True))
