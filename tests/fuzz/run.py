@@ -73,12 +73,17 @@ def fuzz(*, seed: int, examples: int, for_s: int) -> dict[str, Any]:
 
 
 def of_node(described: dict[str, Any], node_id: str) -> dict[str, Any]:
-    """The description for the agent of one node, whose token speaks for that node only."""
+    """The description for the agent of one node, whose token speaks for that node only. And where it takes a token's
+    id, it takes that of no token: what is played with must not end those who play."""
     found = copy.deepcopy(described)
     found["components"]["schemas"]["NodeInfo"]["properties"]["node_id"] = {"const": node_id}
     for parameter in found["paths"]["/agent/v1/wake"]["get"]["parameters"]:
         if parameter["name"] == "node_id":
             parameter["schema"] = {"const": node_id}
+    for methods in found["paths"].values():
+        for parameter in (each for operation in methods.values() for each in operation.get("parameters", ())):
+            if parameter["name"] == "token_id":
+                parameter["schema"] = {"const": "0123abcd"}
     return found
 
 
