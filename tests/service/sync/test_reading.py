@@ -14,22 +14,16 @@ from service.jobs.tables import JobRow, JobStepRow
 from service.nodes.tables import NodeRow
 from service.reconcilers import jobs
 from service.sync.reach import GENERATIONS_AHEAD_MAX, Reach
-from tests.service.fake_agent import JOB, FakeAgent, mirror, roster, step_row
+from tests.service.fake_agent import FakeAgent, mirror, roster, step_row
 
 
 @pytest.fixture
-def running(client, context, make_agent, clock):
-    """Two agents and a job whose first generation trains."""
-    agents = make_agent("a"), make_agent("b")
-    job_id = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
-    for agent in agents:
-        agent.sync()
-    clock.advance(3)
-    jobs.tick(context)
-    for agent in agents:
-        agent.sync(ranks=(agent.rank(agent.sync().jobs[0], step=1),))
+def running(running, clock):
+    """The same, and its ranks have made a step."""
+    for agent in running[1:]:
+        agent.sync(ranks=(agent.rank(agent.job_order(), step=1),))
     clock.advance(1)
-    return job_id, *agents
+    return running
 
 
 def answer_to(agent: FakeAgent, settings, **change):

@@ -36,28 +36,12 @@ from service.sync import endpoints
 from service.sync.reading import Reading
 from service.turns import LostTurn
 from tests.service.conftest import bearer
-from tests.service.fake_agent import JOB, mirror, roster, step_row
+from tests.service.fake_agent import mirror, roster, step_row
 
 
 def connect(url: URL) -> psycopg.Connection:
     conninfo = url.set(drivername="postgresql").render_as_string(hide_password=False)
     return psycopg.connect(conninfo, autocommit=True)
-
-
-@pytest.fixture
-def running(client, context, make_agent, clock):
-    """Two agents and a job whose first generation has been ordered."""
-    agents = make_agent("a"), make_agent("b")
-    job_id = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
-    for agent in agents:
-        agent.sync()
-    clock.advance(3)
-    jobs.tick(context)
-    for agent in agents:
-        agent.sync()
-        assert agent.job_order().generation == 1
-    clock.advance(1)
-    return job_id, *agents
 
 
 def test_a_report_without_a_token_is_401_and_with_a_persons_token_403(make_agent, client, settings):
