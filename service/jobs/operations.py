@@ -18,6 +18,7 @@ from liver_core.layout import Roster, to_json
 from service.db.base import ORDERS_SEQUENCE
 from service.db.wake import job_topic, node_topic, notify
 from service.jobs.causes import FirstCause
+from service.jobs.grants import follow_members
 from service.jobs.rules import Checkpoint
 from service.jobs.tables import (
     ENDED,
@@ -220,8 +221,9 @@ def activate(session: Session, job: JobRow, *, expected: int | None, generation:
     return changed is not None
 
 
-def set_members(session: Session, job: JobRow, roles: dict[str, MemberRole]) -> None:
-    """Replace the job's members. Leaves out unknown nodes and nodes that work for another job."""
+def set_members(session: Session, job: JobRow, roles: dict[str, MemberRole], *, now: datetime) -> None:
+    """Replace the job's members, and note what was granted or taken back. Leaves out unknown nodes and nodes that work
+    for another job."""
     known = set(session.scalars(select(NodeRow.node_id).where(NodeRow.node_id.in_(list(roles)))))
     wanted = {node_id: role for node_id, role in roles.items() if node_id in known}
     mine = select(JobMemberRow.node_id, JobMemberRow.role).where(JobMemberRow.job_id == job.job_id)
@@ -235,9 +237,12 @@ def set_members(session: Session, job: JobRow, roles: dict[str, MemberRole]) -> 
         )
         notify(session, (node_topic(node_id) for node_id in leaving))
     added = [node_id for node_id, role in sorted(wanted.items()) if node_id not in present or node_id in leaving]
+    given: dict[str, MemberRole] = {}
     if added:
         rows = [{"job_id": job.job_id, "node_id": node_id, "role": wanted[node_id].value} for node_id in added]
-        session.execute(insert(JobMemberRow).values(rows).on_conflict_do_nothing())
+        stored = insert(JobMemberRow).values(rows).on_conflict_do_nothing().returning(JobMemberRow.node_id)
+        given = {node_id: wanted[node_id] for node_id in session.scalars(stored)}
+    follow_members(session, job.job_id, given=given, taken=set(leaving) - given.keys(), now=now)
 
 
 def member_roles(

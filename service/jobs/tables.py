@@ -147,6 +147,42 @@ class JobMemberRow(Base):
     role: Mapped[str]
 
 
+class JobGrantRow(Base):
+    """The service has let a node see and speak of a job (`role`), or has taken that back: without a role, what the node
+    still has to say is heard until `ends_at`. The newest row of a node counts. Rows are only ever added."""
+
+    __tablename__ = "job_grants"
+    __table_args__ = (
+        one_of("role", MemberRole),
+        CheckConstraint("(role IS NULL) = (ends_at IS NOT NULL)", name="ends_without_role"),
+        Index("ix_job_grants_newest", "job_id", "node_id", "grant_id"),
+        Index("ix_job_grants_node", "node_id"),
+    )
+
+    grant_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"))
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.node_id"))
+    role: Mapped[str | None]
+    at: Mapped[datetime]
+    ends_at: Mapped[datetime | None]
+
+
+class HeldFactRow(Base):
+    """A fact about a generation that the service does not know yet: it waits for the report of the handoff that made
+    that generation. `part`: the list of the report that it came in. Bounded, and dropped after a while."""
+
+    __tablename__ = "held_facts"
+    __table_args__ = (Index("ix_held_facts_job", "job_id", "node_id"), Index("ix_held_facts_held", "held_at"))
+
+    held_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"))
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.node_id"))
+    generation: Mapped[int]
+    part: Mapped[str]
+    fact: Mapped[Json]
+    held_at: Mapped[datetime]
+
+
 class JobStepRow(Base):
     """One finished step in one generation. Old rows are dropped; the job keeps the totals."""
 

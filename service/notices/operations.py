@@ -80,7 +80,7 @@ def _take(session: Session, lease: LeaseRow, fact: NoticeFact, *, now: datetime)
     members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == fact.node_id).order_by(JobMemberRow.job_id)
     for job_id in session.scalars(members).all():
         job = lock_job(session, job_id)
-        refresh_members(session, job)
+        refresh_members(session, job, now=now)
         touch(session, job, now=now)
 
 

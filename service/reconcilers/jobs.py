@@ -141,7 +141,7 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
     job.checkpoints_asked += action.save
     if action.crashes is not None:
         job.crashes = action.crashes.as_json()
-    refresh_members(session, job)
+    refresh_members(session, job, now=now)
     if action.target is not None:
         _check_members(session, job, action)
     touch(session, job, now=now)
@@ -205,7 +205,7 @@ def _store_plans(session: Session, job: JobRow, plans: Plans, *, now: datetime) 
     ) == _without_reasons(job.layouts_by_count):
         return
     job.standing_plans, job.layouts_by_count, job.plan_digest = plans.standing, plans.by_count, plans.digest
-    refresh_members(session, job)
+    refresh_members(session, job, now=now)
     due_at = job.due_at
     touch(session, job, now=now)
     job.due_at = due_at

@@ -55,7 +55,7 @@ async def sync(
     gone = asyncio.create_task(_until_gone(request))
     try:
         async with context.turns.of(reading.report.node.node_id, gone):
-            orders = await run_in_threadpool(_sync, context, reading, gone.done)
+            orders = await run_in_threadpool(_sync, context, reading, caller, gone.done)
     except LostTurn as error:
         raise ProblemError(unavailable(str(error))) from None
     finally:
@@ -69,12 +69,12 @@ async def _until_gone(request: Request) -> None:
         pass
 
 
-def _sync(context: Context, reading: Reading, is_gone: Callable[[], bool]) -> str:
+def _sync(context: Context, reading: Reading, caller: Caller, is_gone: Callable[[], bool]) -> str:
     with context.sessions.begin() as session:
         session.connection()
         if is_gone():
             raise LostTurn(f"the agent of node {reading.report.node.node_id} has gone before its report was stored")
-        intake, settings = apply_report(session, reading, now=context.clock()), context.settings
+        intake, settings = apply_report(session, reading, caller, now=context.clock()), context.settings
         orders = build_orders(intake, poll_s=settings.agent_poll_s, lost_after_s=settings.lost_after_s)
     return orders.model_dump_json()
 

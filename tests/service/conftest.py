@@ -19,6 +19,8 @@ from service.app import create_app
 from service.context import Context
 from service.db.engine import Database, connect, open_database
 from service.db.upgrade import upgrade
+from service.jobs.grants import follow_members
+from service.jobs.tables import MemberRole
 from service.settings import ServiceSettings
 from tests.service.fake_agent import FakeAgent
 
@@ -105,6 +107,18 @@ def make_agent(client: TestClient, settings: ServiceSettings, clock: FakeClock) 
         return FakeAgent(node_id, client, bearer(settings, "join"), clock, **options)
 
     return make
+
+
+@pytest.fixture
+def grant(context: Context, clock: FakeClock) -> Callable[..., None]:
+    """Gives nodes a part in a job, as spares, without a plan that names them."""
+
+    def give(job_id: str, *node_ids: str) -> None:
+        given = dict.fromkeys(node_ids, MemberRole.SPARE)
+        with context.sessions.begin() as session:
+            follow_members(session, job_id, given=given, taken=(), now=clock())
+
+    return give
 
 
 def bearer(settings: ServiceSettings, role: str) -> dict[str, str]:
