@@ -58,11 +58,11 @@ class Intake:
     def _find_world(self, job_id: str, number: int) -> World | None:
         row = self.generation(job_id, number)
         if row is not None:
-            return World(_SEATS.of((job_id, number), row.roster), is_settled=True, parent=row.parent)
+            return World(_SEATS.of((job_id, number), row.roster), is_settled=True, store_node=row.store_node)
         is_of_job = HandoffRow.job_id == job_id
         made = self.session.scalars(select(HandoffRow).where(is_of_job, HandoffRow.generation == number)).first()
         if made is not None:
-            return World(seats_of(made.target), is_settled=False, parent=made.parent)
+            return World(seats_of(made.target), is_settled=False)
         # A world between two that are known: its birth was never reported, its successor's was.
         left = select(HandoffRow).where(is_of_job, HandoffRow.parent == number, HandoffRow.source.is_not(None))
         after = self.session.scalars(left.limit(1)).first()

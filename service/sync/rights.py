@@ -30,11 +30,12 @@ def seats_of(roster: Mapping[str, Any]) -> Seats:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One generation of a job. `is_settled`: it has been active, so that its plan is not amended any more."""
+    """One generation of a job. `is_settled`: it has been active, so that its plan is not amended any more.
+    `store_node`: where its store is, as far as that is known."""
 
     seats: Seats
     is_settled: bool
-    parent: int | None = None
+    store_node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +85,12 @@ def ruling(part: str, item: Any, node_id: str, job: JobFacts) -> Ruling:
 
 
 def _has_a_part(part: str, node_id: str, world: World, job: JobFacts) -> bool:
-    """Of a world that the node has no rank in: ranks that are given up before they begin, the store that a node of the
-    world before started for it, and the last checkpoint of a rank that has gone on."""
+    """Of a world that the node has no rank in: ranks that are given up before they begin, the store that it started for
+    it as a node of the world before, and the last checkpoint of a rank that has gone on."""
     if part == "ranks":
         return not world.is_settled
     if part == "stores":
-        before = job.world(world.parent) if world.parent else None
-        return before is not None and node_id in before.seats
+        return node_id == world.store_node
     active = job.world(job.active) if job.active else None
     return part == "checkpoints" and active is not None and node_id in active.seats
 
@@ -111,8 +111,9 @@ def _checkpoint_rule(path: str, step: int, job: JobFacts) -> str:
 def mirror_ruling(
     mirror: HandoffMirror, node_id: str, *, granted: Set[str], parent: World | None, held_by: Set[str]
 ) -> Ruling:
-    """Whether a node may report this handoff. `granted`: the nodes that have a part in the job. `held_by`: nodes that
-    still run the world it starts from, and that nothing has announced to go."""
+    """Whether a node may report this handoff. `granted`: the nodes that have a part in the job. `parent`: the world it
+    starts from, if that is known. `held_by`: nodes of worlds that are over by this report, and that say otherwise;
+    asked where the reporter is no witness: not in the source itself, or nobody reported how that world came to be."""
     source = set(mirror.source.node_ids()) if mirror.source is not None else set()
     nodes = source | set(mirror.target.node_ids())
     if node_id not in nodes:
@@ -124,6 +125,6 @@ def mirror_ruling(
     known = parent.seats if parent is not None and parent.is_settled else None
     if known is not None and mirror.source is not None and seats_of(to_json(mirror.source)) != known:
         return Ruling(Verdict.REFUSE, f"its source is not the world of generation {mirror.parent}")
-    if node_id not in source and (others := sorted(held_by - {node_id})):
-        return Ruling(Verdict.HOLD, f"node {others[0]} still runs generation {mirror.parent} and does not report it")
+    if held_by:
+        return Ruling(Verdict.HOLD, f"node {min(held_by)} still runs the world before it, and says nothing of it")
     return TAKE

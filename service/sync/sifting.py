@@ -1,7 +1,7 @@
 """Lets through of a report what its node may say: refuses the rest by name, and keeps what cannot be judged yet."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Any
@@ -17,7 +17,7 @@ from service.audit.tables import AuditRow
 from service.handoffs.operations import mirror_handoff
 from service.jobs.grants import granted_nodes, lock_granted
 from service.jobs.tables import HeldFactRow, JobMemberRow
-from service.nodes.tables import NodeRow, NodeState
+from service.nodes.tables import NodeRow
 from service.notices.queries import as_fact, open_notices
 from service.sync.facts import Facts
 from service.sync.held import Fact, drop, fact_of, hold, waiting
@@ -27,6 +27,7 @@ from service.tokens.operations import Caller
 
 NOTED_AGAIN_AFTER = timedelta(hours=1)
 """A node that oversteps the same way again and again stands in the audit log once in so long."""
+JUST_NOW = timedelta(seconds=3)
 _OF_JOBS = ("handoffs", "declined", "ranks", "steps", "logs", "checkpoints", "stores", "finished", "answering")
 _OVER = (RankStage.FAILED, RankStage.BROKEN, RankStage.LEFT, RankStage.FINISHED, RankStage.ABORTED)
 _log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ def take_mirrors(intake: Intake) -> None:
         if verdict is Verdict.REFUSE:
             intake.overstep("handoffs", mirror.job_id, mirror.handoff_id, reason)
         elif verdict is Verdict.HOLD:
-            _log.warning("node %s reports handoff %s, which waits: %s", intake.node.node_id, mirror.handoff_id, reason)
+            intake.overstepped.setdefault(("handoffs", mirror.job_id), f"{mirror.handoff_id} waits: {reason}")
             later.append(("handoffs", mirror))
         else:
             _store_mirror(intake, mirror)
@@ -104,35 +105,43 @@ def note_oversteps(session: Session, caller: Caller, intake: Intake) -> None:
         again = select(AuditRow.audit_id).where(
             AuditRow.target == target,
             AuditRow.actor == caller.name,
-            AuditRow.action == "sync.refused",
+            AuditRow.action == "sync",
             AuditRow.detail["part"].astext == part,
             AuditRow.at > intake.now - NOTED_AGAIN_AFTER,
         )
         if session.scalars(again.limit(1)).first() is None:
-            note(session, caller, "sync.refused", target, now=intake.now, part=part, example=example)
+            note(session, caller, "sync", target, now=intake.now, part=part, example=example)
 
 
 def _rule_on(intake: Intake, mirror: HandoffMirror, node_id: str) -> Ruling:
-    session, worlds = intake.session, [mirror.target, *([mirror.source] if mirror.source is not None else [])]
-    nodes = {name for roster in worlds for name in roster.node_ids()}
+    session, source = intake.session, mirror.source.node_ids() if mirror.source is not None else ()
+    parent = intake.world(mirror.job_id, mirror.parent) if mirror.parent else None
+    doubted = {mirror.parent: set(source)} if node_id not in source else {}
+    active = intake.jobs[mirror.job_id].active_generation
+    if parent is None and active is not None and mirror.parent > active:
+        world = intake.world(mirror.job_id, active)
+        doubted[active] = set(world.seats) if world is not None else set()
     return mirror_ruling(
         mirror,
         node_id,
-        granted=granted_nodes(session, mirror.job_id, nodes, now=intake.now),
-        parent=intake.world(mirror.job_id, mirror.parent) if mirror.parent else None,
-        held_by=_still_running(session, mirror, now=intake.now) if mirror.source is not None else frozenset(),
+        granted=granted_nodes(session, mirror.job_id, {*source, *mirror.target.node_ids()}, now=intake.now),
+        parent=parent,
+        held_by=_still_running(session, mirror.job_id, doubted, now=intake.now) - {node_id} if doubted else frozenset(),
     )
 
 
-def _still_running(session: Session, mirror: HandoffMirror, *, now: datetime) -> frozenset[str]:
-    """Nodes that report live ranks of the world which the handoff starts from, and that nothing announces to go."""
-    assert mirror.source is not None
-    wanted = NodeRow.node_id.in_(mirror.source.node_ids()), NodeRow.state == NodeState.READY
+def _still_running(session: Session, job_id: str, worlds: Mapping[int, Set[str]], *, now: datetime) -> frozenset[str]:
+    """Nodes that have just reported live ranks of one of these generations, and that nothing announces to go.
+    `worlds`: the nodes to ask, by generation."""
+    names = set().union(*worlds.values())
+    wanted = NodeRow.node_id.in_(names), NodeRow.last_seen_at > now - JUST_NOW
     found = {
         node.node_id
         for node in session.scalars(select(NodeRow).where(*wanted))
         for rank in node.ranks
-        if (rank["job_id"], rank["generation"]) == (mirror.job_id, mirror.parent) and rank["stage"] not in _OVER
+        if rank["job_id"] == job_id
+        and node.node_id in worlds.get(rank["generation"], ())
+        and rank["stage"] not in _OVER
     }
     going = (as_fact(row) for row in open_notices(session, now=now, node_ids=found))
     return frozenset(found - {fact.node_id for fact in going if bars_ranks(fact, now)})

@@ -21,8 +21,9 @@ from service.db.engine import Database, connect, open_database
 from service.db.upgrade import upgrade
 from service.jobs.grants import follow_members
 from service.jobs.tables import MemberRole
+from service.reconcilers import jobs
 from service.settings import ServiceSettings
-from tests.service.fake_agent import FakeAgent
+from tests.service.fake_agent import JOB, FakeAgent
 
 _NAMES = itertools.count(1)
 
@@ -107,6 +108,22 @@ def make_agent(client: TestClient, settings: ServiceSettings, clock: FakeClock) 
         return FakeAgent(node_id, client, bearer(settings, "join"), clock, **options)
 
     return make
+
+
+@pytest.fixture
+def running(client, context, make_agent, clock):
+    """Two agents and a job whose first generation has been ordered."""
+    agents = make_agent("a"), make_agent("b")
+    job_id = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
+    for agent in agents:
+        agent.sync()
+    clock.advance(3)
+    jobs.tick(context)
+    for agent in agents:
+        agent.sync()
+        assert agent.job_order().generation == 1
+    clock.advance(1)
+    return job_id, *agents
 
 
 @pytest.fixture

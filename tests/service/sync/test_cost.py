@@ -26,7 +26,7 @@ from tests.service.fake_agent import JOB, mirror, roster, step_row
 
 STEADY = 10
 """Node, lease, job, generation; steps with logs; node and job written; ledger; whom to tell; handoffs."""
-WITH_A_MIRROR = STEADY + 7
+WITH_A_MIRROR = STEADY + 8
 IDLE = 5
 
 
