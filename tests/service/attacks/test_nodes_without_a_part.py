@@ -108,7 +108,7 @@ def seen(client, job_id, *agents):
         agent.job_order().model_dump(exclude={"reason", "lost_after_s", "next_generation", "standing_plans"})
         for agent in agents
     ]
-    parts = "state", "reason", "generation", "layout", "checkpoints", "last_step", "ranks", "lost_steps"
+    parts = "state", "reason", "active_generation", "layout", "checkpoints", "last_step", "ranks", "lost_steps"
     return {part: job.get(part) for part in parts}, steps, logs, handoffs, notices, told
 
 
