@@ -14,7 +14,7 @@ from service.handoffs.tables import HandoffRow
 from service.jobs.grants import Grant
 from service.jobs.tables import GenerationRow, JobRow
 from service.nodes.tables import NodeRow
-from service.sync.rights import JobFacts, Seats, World, seats_of
+from service.sync.rights import JobFacts, KnownWorld, Seats, seats_of
 
 WORLDS_KEPT_MAX = 1_000
 _SEATS: Parsed[Seats] = Parsed(seats_of, most=WORLDS_KEPT_MAX)
@@ -39,7 +39,7 @@ class Intake:
     watched: set[str] = field(default_factory=set)
     overstepped: dict[tuple[str, str], str] = field(default_factory=dict)
     generations: dict[tuple[str, int], GenerationRow | None] = field(default_factory=dict)
-    worlds: dict[tuple[str, int], World | None] = field(default_factory=dict)
+    worlds: dict[tuple[str, int], KnownWorld | None] = field(default_factory=dict)
 
     def generation(self, job_id: str, number: int) -> GenerationRow | None:
         """A generation of a locked job, read once between two changes of the job's worlds."""
@@ -48,25 +48,25 @@ class Intake:
             self.generations[key] = self.session.get(GenerationRow, key)
         return self.generations[key]
 
-    def world(self, job_id: str, number: int) -> World | None:
+    def world(self, job_id: str, number: int) -> KnownWorld | None:
         """Who holds which rank of a generation, as the service or a handoff that was reported says; read once."""
         key = (job_id, number)
         if key not in self.worlds:
             self.worlds[key] = self._find_world(job_id, number)
         return self.worlds[key]
 
-    def _find_world(self, job_id: str, number: int) -> World | None:
+    def _find_world(self, job_id: str, number: int) -> KnownWorld | None:
         row = self.generation(job_id, number)
         if row is not None:
-            return World(_SEATS.of((job_id, number), row.roster), is_settled=True, store_node=row.store_node)
+            return KnownWorld(_SEATS.of((job_id, number), row.roster), is_settled=True, store_node=row.store_node)
         is_of_job = HandoffRow.job_id == job_id
         made = self.session.scalars(select(HandoffRow).where(is_of_job, HandoffRow.generation == number)).first()
         if made is not None:
-            return World(seats_of(made.target), is_settled=False)
+            return KnownWorld(seats_of(made.target), is_settled=False)
         # A world between two that are known: its birth was never reported, its successor's was.
         left = select(HandoffRow).where(is_of_job, HandoffRow.parent == number, HandoffRow.source.is_not(None))
         after = self.session.scalars(left.limit(1)).first()
-        return None if after is None else World(seats_of(after.source or {}), is_settled=False)
+        return None if after is None else KnownWorld(seats_of(after.source or {}), is_settled=False)
 
     def forget_worlds(self) -> None:
         """A handoff has been stored: worlds are known that were not."""

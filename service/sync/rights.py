@@ -29,7 +29,7 @@ def seats_of(roster: Mapping[str, Any]) -> Seats:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class KnownWorld:
     """One generation of a job. `is_settled`: it has been active, so that its plan is not amended any more.
     `store_node`: where its store is, as far as that is known."""
 
@@ -43,12 +43,12 @@ class JobFacts:
     """What the service knows of a job. `world`: of a generation, None for one that it does not know."""
 
     active: int | None
-    world: Callable[[int], World | None]
+    world: Callable[[int], KnownWorld | None]
     checkpoints: str | None
     last_step: int
 
 
-class Verdict(StrEnum):
+class Treatment(StrEnum):
     """What to do with a part of a report."""
 
     TAKE = "take"
@@ -59,32 +59,32 @@ class Verdict(StrEnum):
 class Ruling(NamedTuple):
     """`reason`: why it is refused or held."""
 
-    verdict: Verdict
+    verdict: Treatment
     reason: str = ""
 
 
-TAKE = Ruling(Verdict.TAKE)
+TAKE = Ruling(Treatment.TAKE)
 
 
 def ruling(part: str, item: Any, node_id: str, job: JobFacts) -> Ruling:
     """Whether this node may say this of this job."""
     if part == "checkpoints" and (wrong := _checkpoint_rule(item.path, item.step, job)):
-        return Ruling(Verdict.REFUSE, wrong)
+        return Ruling(Treatment.REFUSE, wrong)
     world = job.world(item.generation)
     if world is None:
         why = f"generation {item.generation} is not known here yet"
-        return Ruling(Verdict.HOLD, why) if part in HOLDS else TAKE
+        return Ruling(Treatment.HOLD, why) if part in HOLDS else TAKE
     own = world.seats.get(node_id, frozenset())
     if not own:
         return TAKE if _has_a_part(part, node_id, world, job) else _none_of(node_id, item.generation)
     if part == "ranks" and world.is_settled and (item.rank, item.slot) not in own:
-        return Ruling(Verdict.REFUSE, f"rank {item.rank} in slot {item.slot} is not one of node {node_id}'s")
+        return Ruling(Treatment.REFUSE, f"rank {item.rank} in slot {item.slot} is not one of node {node_id}'s")
     if part == "logs" and world.is_settled and item.rank not in {rank for rank, _ in own}:
-        return Ruling(Verdict.REFUSE, f"rank {item.rank} is not one of node {node_id}'s")
+        return Ruling(Treatment.REFUSE, f"rank {item.rank} is not one of node {node_id}'s")
     return TAKE
 
 
-def _has_a_part(part: str, node_id: str, world: World, job: JobFacts) -> bool:
+def _has_a_part(part: str, node_id: str, world: KnownWorld, job: JobFacts) -> bool:
     """Of a world that the node has no rank in: ranks that are given up before they begin, the store that it started for
     it as a node of the world before, and the last checkpoint of a rank that has gone on."""
     if part == "ranks":
@@ -96,7 +96,7 @@ def _has_a_part(part: str, node_id: str, world: World, job: JobFacts) -> bool:
 
 
 def _none_of(node_id: str, generation: int) -> Ruling:
-    return Ruling(Verdict.REFUSE, f"node {node_id} holds no rank of generation {generation}")
+    return Ruling(Treatment.REFUSE, f"node {node_id} holds no rank of generation {generation}")
 
 
 def _checkpoint_rule(path: str, step: int, job: JobFacts) -> str:
@@ -109,7 +109,7 @@ def _checkpoint_rule(path: str, step: int, job: JobFacts) -> str:
 
 
 def mirror_ruling(
-    mirror: HandoffMirror, node_id: str, *, granted: Set[str], parent: World | None, held_by: Set[str]
+    mirror: HandoffMirror, node_id: str, *, granted: Set[str], parent: KnownWorld | None, held_by: Set[str]
 ) -> Ruling:
     """Whether a node may report this handoff. `granted`: the nodes that have a part in the job. `parent`: the world it
     starts from, if that is known. `held_by`: nodes of worlds that are over by this report, and that say otherwise;
@@ -117,14 +117,14 @@ def mirror_ruling(
     source = set(mirror.source.node_ids()) if mirror.source is not None else set()
     nodes = source | set(mirror.target.node_ids())
     if node_id not in nodes:
-        return Ruling(Verdict.REFUSE, f"node {node_id} is neither in its source nor in its target")
+        return Ruling(Treatment.REFUSE, f"node {node_id} is neither in its source nor in its target")
     if mirror.proposer not in (*nodes, "service"):
-        return Ruling(Verdict.REFUSE, f"its proposer {mirror.proposer} is neither in its source nor in its target")
+        return Ruling(Treatment.REFUSE, f"its proposer {mirror.proposer} is neither in its source nor in its target")
     if strangers := sorted(nodes - granted):
-        return Ruling(Verdict.REFUSE, f"node {strangers[0]} has no part in this job")
+        return Ruling(Treatment.REFUSE, f"node {strangers[0]} has no part in this job")
     known = parent.seats if parent is not None and parent.is_settled else None
     if known is not None and mirror.source is not None and seats_of(to_json(mirror.source)) != known:
-        return Ruling(Verdict.REFUSE, f"its source is not the world of generation {mirror.parent}")
+        return Ruling(Treatment.REFUSE, f"its source is not the world of generation {mirror.parent}")
     if held_by:
-        return Ruling(Verdict.HOLD, f"node {min(held_by)} still runs the world before it, and says nothing of it")
+        return Ruling(Treatment.HOLD, f"node {min(held_by)} still runs the world before it, and says nothing of it")
     return TAKE

@@ -22,7 +22,7 @@ from service.notices.queries import as_fact, open_notices
 from service.sync.facts import Facts
 from service.sync.held import Fact, drop, fact_of, hold, waiting
 from service.sync.intake import Intake, key_of
-from service.sync.rights import HOLDS, Ruling, Verdict, mirror_ruling, ruling
+from service.sync.rights import HOLDS, Ruling, Treatment, mirror_ruling, ruling
 from service.tokens.operations import Caller
 
 NOTED_AGAIN_AFTER = timedelta(hours=1)
@@ -58,9 +58,9 @@ def take_mirrors(intake: Intake) -> None:
     # Oldest generation first: agents that worked without the service may report several, each the parent of the next.
     for mirror in sorted(intake.report.handoffs, key=attrgetter("generation", "mirror_seq")):
         verdict, reason = _rule_on(intake, mirror, intake.node.node_id)
-        if verdict is Verdict.REFUSE:
+        if verdict is Treatment.REFUSE:
             intake.overstep("handoffs", mirror.job_id, mirror.handoff_id, reason)
-        elif verdict is Verdict.HOLD:
+        elif verdict is Treatment.HOLD:
             intake.overstepped.setdefault(("handoffs", mirror.job_id), f"{mirror.handoff_id} waits: {reason}")
             later.append(("handoffs", mirror))
         else:
@@ -80,17 +80,17 @@ def sift(intake: Intake) -> Facts:
         if row.part == "handoffs" or row.job_id not in intake.jobs:
             continue
         verdict, reason = ruling(row.part, fact, row.node_id, intake.facts_of(intake.jobs[row.job_id]))
-        if verdict is Verdict.TAKE:
+        if verdict is Treatment.TAKE:
             found[row.part].append(fact)
-        elif verdict is Verdict.REFUSE:
+        elif verdict is Treatment.REFUSE:
             _log.warning("%s of node %s waited and is refused: %s", key_of(row.part, fact), row.node_id, reason)
-        if verdict is not Verdict.HOLD:
+        if verdict is not Treatment.HOLD:
             over.append(row)
     drop(intake.session, over)
     later: list[tuple[str, Fact]] = []
     for part in sorted(HOLDS):
         for item, verdict in _ruled(intake, part):
-            if verdict is Verdict.TAKE:
+            if verdict is Treatment.TAKE:
                 found[part].append(item)
             else:
                 later.append((part, item))
@@ -162,18 +162,18 @@ def _take_held_mirror(intake: Intake, row: HeldFactRow) -> bool:
     if row.job_id not in intake.jobs:
         return False
     verdict, reason = _rule_on(intake, mirror, row.node_id)
-    if verdict is Verdict.TAKE:
+    if verdict is Treatment.TAKE:
         _store_mirror(intake, mirror)
-    elif verdict is Verdict.REFUSE:
+    elif verdict is Treatment.REFUSE:
         _log.warning("handoff %s of node %s waited and is refused: %s", mirror.handoff_id, row.node_id, reason)
-    return verdict is not Verdict.HOLD
+    return verdict is not Treatment.HOLD
 
 
-def _ruled(intake: Intake, part: str) -> Iterator[tuple[Any, Verdict]]:
+def _ruled(intake: Intake, part: str) -> Iterator[tuple[Any, Treatment]]:
     """The items of a part that are not refused."""
     for item in getattr(intake.report, part):
         verdict, reason = ruling(part, item, intake.node.node_id, intake.facts_of(intake.jobs[item.job_id]))
-        if verdict is Verdict.REFUSE:
+        if verdict is Treatment.REFUSE:
             intake.overstep(part, item.job_id, key_of(part, item), reason)
         else:
             yield item, verdict
