@@ -18,13 +18,19 @@ from service.notices.tables import NoticeRow
 from service.problems import conflict, not_found
 
 
-def record_notice(session: Session, fact: NoticeFact, *, lease_id: int, now: datetime) -> bool:
-    """Append what is known of the notice after this fact. False if the fact changes nothing.
+def record_notice(
+    session: Session, fact: NoticeFact, *, lease_id: int, now: datetime, same_within: timedelta = timedelta(0)
+) -> bool:
+    """Append what is known of the notice after this fact. False if the fact changes nothing. `same_within`: how far
+    apart the first sight of one notice may be, where the clock of who saw it is not exact.
 
     The lease's node is locked, so that no other row comes in between.
     """
     newest = _newest(session, lease_id, kind=fact.kind, source=fact.source)
     known = None if newest is None else as_fact(newest)
+    is_anew = known is None or (known.withdrawn_utc is not None and fact.withdrawn_utc is None)
+    if known is not None and not is_anew and abs(fact.first_seen_utc - known.first_seen_utc) <= same_within:
+        fact = fact.model_copy(update={"first_seen_utc": known.first_seen_utc})
     notice = merge(known, fact)
     if notice == known:
         return False

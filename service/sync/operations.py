@@ -6,7 +6,7 @@ for each (agent_incarnation, report_seq). Every fact also has its own key, so a 
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from operator import attrgetter
 
 from sqlalchemy import bindparam, delete, select, text, update
@@ -38,6 +38,7 @@ from service.ledger.operations import Spent, account_all
 from service.ledger.rules import LOST, SlotFacts, cause_of
 from service.ledger.tables import Cause
 from service.nodes.operations import lock_node, note_answers, store_node
+from service.nodes.skew import SAME_WITHIN, Skew, in_service_time, measured, off_by
 from service.nodes.tables import NodeRow
 from service.notices.operations import record_notice
 from service.notices.queries import known_of_lease
@@ -117,8 +118,9 @@ class Intake:
             self.refusals.append(Refusal(part=part, key=fitting(str(key), NAME_CHARS_MAX), reason=fitting(reason)))
 
 
-def apply_report(session: Session, reading: Reading, *, now: datetime) -> Intake:
-    """Store what could be read of a report. Raises 409 for an agent start that has been replaced."""
+def apply_report(session: Session, reading: Reading, *, now: datetime, arrived: datetime | None = None) -> Intake:
+    """Store what could be read of a report. Raises 409 for an agent start that has been replaced. `arrived`: when the
+    report did, if not now."""
     report = reading.report
     reporter = lock_node(session, report, now=now)
     node = reporter.node
@@ -126,6 +128,7 @@ def apply_report(session: Session, reading: Reading, *, now: datetime) -> Intake
     if not reporter.is_news:
         node.last_seen_at = now
         return intake
+    report = intake.report = in_service_time(report, _measure_clock(node, report, arrived or now))
     ranks_before = {_standing(rank["job_id"], rank["rank"], rank["stage"]) for rank in node.ranks}
     source_before = node.notice_source
     is_changed = store_node(node, report, now=now) or reporter.is_new
@@ -158,6 +161,16 @@ def apply_report(session: Session, reading: Reading, *, now: datetime) -> Intake
     return intake
 
 
+def _measure_clock(node: NodeRow, report: SyncReport, arrived: datetime) -> timedelta:
+    """How far the node's clock is ahead, as far as that matters."""
+    known = None
+    if node.clock_ahead_s is not None and node.clock_at is not None:
+        known = Skew(node.clock_ahead_s, node.clock_at)
+    skew = measured(known, issued=report.issued_utc, arrived=arrived)
+    node.clock_ahead_s, node.clock_at = skew.ahead_s, skew.at
+    return off_by(skew.ahead_s)
+
+
 def _lock_jobs(intake: Intake, notices: tuple[NoticeFact, ...]) -> None:
     """Lock every job that the report concerns, in order of id."""
     report = intake.report
@@ -187,7 +200,11 @@ def _take_out_of_reach(intake: Intake) -> None:
 def _store_notices(intake: Intake, lease: LeaseRow, notices: tuple[NoticeFact, ...]) -> None:
     for fact in notices:
         found = lease if fact.node_id == intake.node.node_id else _lease_of_peer(intake, fact)
-        if found is not None and record_notice(intake.session, fact, lease_id=found.lease_id, now=intake.now):
+        is_exact = found is lease and not off_by(intake.node.clock_ahead_s)
+        same_within = timedelta(0) if is_exact else SAME_WITHIN
+        if found is not None and record_notice(
+            intake.session, fact, lease_id=found.lease_id, now=intake.now, same_within=same_within
+        ):
             members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == fact.node_id)
             intake.changed.update(job_id for job_id in intake.session.scalars(members) if job_id in intake.jobs)
 
