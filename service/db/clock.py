@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TimeReading:
     """The database's time `at` the moment `monotonic_s`, give or take `half_s`."""
 
     at: datetime
@@ -83,14 +83,14 @@ class DatabaseClock:
                 # Whoever needs the database says that it is away.
                 _log.debug("the database's clock cannot be read: %s", error)
 
-    def _read(self) -> Reading:
+    def _read(self) -> TimeReading:
         with self._engine.connect() as connection:
             sent = self._monotonic()
             at = connection.execute(text("SELECT clock_timestamp()")).scalar_one()
             half_s = (self._monotonic() - sent) / 2
-        return Reading(at, sent + half_s, half_s)
+        return TimeReading(at, sent + half_s, half_s)
 
-    def _take(self, new: Reading) -> None:
+    def _take(self, new: TimeReading) -> None:
         """The better of both readings counts. Where they exclude each other, the database's clock was set."""
         known = self._reading
         error_s = known.error_s(new.monotonic_s)

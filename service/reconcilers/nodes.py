@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class Unheard:
     """One node that has not reported for a while: when it last did or tried to, and how long that counts."""
 
     node: NodeRow
@@ -92,7 +92,7 @@ class NodeWatch:
                     touch(session, job, now=now)
         return changed
 
-    def _silences(self, session: Session, now: datetime, until: datetime, horizon: datetime) -> list[Silence]:
+    def _silences(self, session: Session, now: datetime, until: datetime, horizon: datetime) -> list[Unheard]:
         # Whom nothing can happen to yet does not stand before others.
         may_change = (NodeRow.state == NodeState.READY) | func.coalesce(NodeRow.excused_until <= now, True)
         statement = (
@@ -105,10 +105,10 @@ class NodeWatch:
         found = []
         for node in session.scalars(statement).all():
             last_at = max(node.last_seen_at, node.tried_at or node.last_seen_at)
-            found.append(Silence(node, last_at, self._listening.silence_s(last_at, until)))
+            found.append(Unheard(node, last_at, self._listening.silence_s(last_at, until)))
         return found
 
-    def _state_of(self, silence: Silence, now: datetime) -> NodeState:
+    def _state_of(self, silence: Unheard, now: datetime) -> NodeState:
         node, settings = silence.node, self._context.settings
         if node.excused_until is not None and now < node.excused_until:
             gone_after_s = float("inf")
@@ -116,7 +116,7 @@ class NodeWatch:
             gone_after_s = settings.stuck_after_s if answers(node.answered_at, now) else settings.gone_after_s
         return state_of(silence.counted_s, silent_after_s=settings.silent_after_s, gone_after_s=gone_after_s)
 
-    def _excuse(self, session: Session, found: Sequence[Silence], *, heard: int, now: datetime) -> None:
+    def _excuse(self, session: Session, found: Sequence[Unheard], *, heard: int, now: datetime) -> None:
         """Many nodes that fall silent together do not count as lost for a while, where nobody else can tell."""
         silent_s = self._context.settings.silent_after_s
         fallen = [item for item in found if silent_s <= item.counted_s < silent_s + TOGETHER_S]

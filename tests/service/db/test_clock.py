@@ -129,8 +129,8 @@ def replica(folder, database_url, clock: dict[str, str]) -> Iterator[str]:
     folder.mkdir()
     environment = os.environ | clock | {
         "LIVER_SERVICE_DATABASE_URL": database_url.set(drivername="postgresql").render_as_string(hide_password=False),
-        "LIVER_SERVICE_SILENT_AFTER_S": "4",
-        "LIVER_SERVICE_GONE_AFTER_S": "6",
+        "LIVER_SERVICE_SILENT_AFTER_S": "6",
+        "LIVER_SERVICE_GONE_AFTER_S": "9",
     }  # fmt: skip
     command = [sys.executable, "-m", "service.cli.main", "serve", "--data-dir", str(folder), "--port", "0"]
     with (folder / "log").open("w") as log:
@@ -160,7 +160,7 @@ def test_replicas_whose_own_clocks_differ_by_minutes_take_nobody_for_silent(tmp_
         settings = ServiceSettings(data_dir=tmp_path / "one")
         agents = [FakeAgent("a", client, bearer(settings, "join"), utc_now)]
         agents += [FakeAgent("b", its, bearer(settings, "join"), utc_now)]
-        until = time.monotonic() + 12
+        until = time.monotonic() + 14
         while time.monotonic() < until:
             for agent in agents:
                 agent.sync()

@@ -56,6 +56,17 @@ def test_while_the_database_was_away_nobody_was_silent(fleet, database_url):
     assert (job["state"], job["active_generation"]) == ("running", 1)
 
 
+def test_whoever_asks_while_the_database_is_away_is_told_to_come_again(fleet, clock, database_url):
+    fleet.run()
+    a = fleet.agents["a"]
+    with database_away(database_url):
+        clock.advance(60)  # So that tokens are looked up.
+        answers = [a.post(a.report()), fleet.client.get("/api/v1/jobs")]
+    assert [(answer.status_code, answer.headers["Retry-After"]) for answer in answers] == [(503, "2")] * 2
+    assert {answer.json()["code"] for answer in answers} == {"unavailable"}
+    assert a.post(a.report()).status_code == 200
+
+
 def test_an_outage_of_a_moment_again_and_again_does_not_count_either(fleet, database_url):
     fleet.run()
     quiet = fleet.agents.pop("d")

@@ -5,7 +5,8 @@ from datetime import datetime, timedelta
 import pytest
 
 from agent.protocol.notice_life import by_own_clock, withdraw
-from service.cli.nodes import _remark
+from service.cli.columns import Cell
+from service.cli.nodes import _remark, _with_remark
 
 OFF_S = [-300, 300]
 
@@ -88,7 +89,7 @@ def test_a_clock_that_is_off_by_a_lifetime_hurts_nobody(running, client, clock, 
 
 @pytest.mark.parametrize(
     ("ahead_s", "remark"),
-    [(None, "-"), (0.9, "-"), (-1.4, "its clock is 1 s slow"), (301.0, "its clock is 5 min fast")],
+    [(None, ""), (0.9, ""), (-1.4, "its clock is 1 s slow"), (301.0, "its clock is 5 min fast")],
 )
 def test_people_see_a_clock_that_is_off_by_more_than_a_second(ahead_s, remark):
     assert _remark({"clock_ahead_s": ahead_s, "excused_until": None, "state": "ready"}) == remark
@@ -97,4 +98,6 @@ def test_people_see_a_clock_that_is_off_by_more_than_a_second(ahead_s, remark):
 def test_people_see_until_when_a_silence_may_be_the_services(clock):
     excused = {"clock_ahead_s": 0.0, "excused_until": "2090-01-01T12:34:56Z", "state": "silent"}
     assert _remark(excused) == "not lost before 12:34:56 UTC, for many fell silent together"
-    assert _remark(excused | {"state": "ready"}) == "-"
+    assert _remark(excused | {"state": "ready"}) == ""
+    assert _with_remark("watching", _remark(excused)) == Cell(*["watching; " + _remark(excused)] * 2)
+    assert _with_remark("watching", "") == "watching"
