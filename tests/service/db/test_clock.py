@@ -71,7 +71,7 @@ def test_it_is_wrong_by_half_a_round_trip_at_most(world):
     world.way_s = 0.2
     clock = world.clock()
     assert wrong_s(clock, world) == pytest.approx(0.1)
-    assert clock.error_s == pytest.approx(0.1)
+    assert clock.error_s == pytest.approx(0.1, rel=0.01)
 
 
 def test_slow_readings_do_not_make_it_worse(world):
@@ -89,7 +89,7 @@ def test_once_only_slow_readings_are_to_be_had_the_better_of_both_counts(world):
     world.way_s = 0.02
     world.s += 100
     clock.look()
-    assert clock.error_s == pytest.approx(0.01)
+    assert clock.error_s == pytest.approx(0.01, rel=0.01)
     world.way_s = 2 * ROUND_TRIP_S_MAX
     world.s += 100_000
     clock.look()
