@@ -28,9 +28,8 @@ def record_notice(
     """
     newest = _newest(session, lease_id, kind=fact.kind, source=fact.source)
     known = None if newest is None else as_fact(newest)
-    is_anew = known is None or (known.withdrawn_utc is not None and fact.withdrawn_utc is None)
-    if known is not None and not is_anew and abs(fact.first_seen_utc - known.first_seen_utc) <= same_within:
-        fact = fact.model_copy(update={"first_seen_utc": known.first_seen_utc})
+    if known is not None:
+        fact = _aligned(known, fact, same_within)
     notice = merge(known, fact)
     if notice == known:
         return False
@@ -50,6 +49,17 @@ def record_notice(
     )
     session.flush()
     return True
+
+
+def _aligned(known: NoticeFact, fact: NoticeFact, within: timedelta) -> NoticeFact:
+    """The fact with the known times where its own differ from them by no more: it is about the same notice."""
+    is_anew = known.withdrawn_utc is not None and fact.withdrawn_utc is None
+    if is_anew or abs(fact.first_seen_utc - known.first_seen_utc) > within:
+        return fact
+    deadline = fact.deadline_utc
+    if deadline is not None and known.deadline_utc is not None and abs(deadline - known.deadline_utc) <= within:
+        deadline = known.deadline_utc
+    return fact.model_copy(update={"first_seen_utc": known.first_seen_utc, "deadline_utc": deadline})
 
 
 def drain_node(session: Session, node_id: str, *, in_s: float, now: datetime) -> None:

@@ -58,7 +58,7 @@ async def sync(
     arrived, gone = context.clock(), asyncio.create_task(_until_gone(request))
     try:
         async with context.turns.of(node_id, gone):
-            orders = await context.agents.run(_sync, context, reading, arrived, gone.done)
+            orders = await context.agents.run(_sync, context, reading, gone.done, arrived)
     except LostTurn as error:
         context.listening.tried(node_id, context.clock())
         raise ProblemError(unavailable(str(error))) from None
@@ -77,7 +77,7 @@ async def _until_gone(request: Request) -> None:
         pass
 
 
-def _sync(context: Context, reading: Reading, arrived: datetime, is_gone: Callable[[], bool]) -> str:
+def _sync(context: Context, reading: Reading, is_gone: Callable[[], bool], arrived: datetime | None = None) -> str:
     with context.agents.sessions.begin() as session:
         session.connection()
         if is_gone():
