@@ -8,12 +8,13 @@ from urllib.parse import quote
 import typer
 
 from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect
-from service.cli.columns import Cell, Column, Value
+from service.cli.columns import Cell, Column, Value, shown, whole
 from service.cli.output import deadline, print_details, print_json, print_table, seconds_in, since
 from service.cli.which import short_jobs
-from service.elapsed import departure
+from service.elapsed import departure, span
 
 app = typer.Typer(help="Nodes whose agents have reported.", no_args_is_help=True)
+CLOCK_SHOWN_S = 1.0
 LIST = (
     Column("NODE"),
     Column("STATE"),
@@ -56,7 +57,7 @@ def list_all(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None
             str(node["slots"]),
             Cell(", ".join(ids[job].shown for job in node["jobs"]) or "-", ", ".join(node["jobs"]) or "-"),
             since(node["last_seen_at"]),
-            _notice(node),
+            _with_remark(_notice(node), _remark(node)),
             node["provider"],
             node["pool"],
         )
@@ -107,6 +108,21 @@ def list_notices(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = 
         for item in found
     ]
     print_table(NOTICES, rows, empty="no notices")
+
+
+def _with_remark(notice: Value, remark: str) -> Value:
+    return Cell(f"{shown(notice)}; {remark}", f"{whole(notice)}; {remark}") if remark else notice
+
+
+def _remark(node: dict[str, Any]) -> str:
+    """What is odd about the node: a clock that is off by more than a second, a silence that may be the service's."""
+    found, ahead_s, until = [], node["clock_ahead_s"] or 0.0, node["excused_until"]
+    if abs(ahead_s) > CLOCK_SHOWN_S:
+        found.append(f"its clock is {span(abs(ahead_s))} {'fast' if ahead_s > 0 else 'slow'}")
+    if until is not None and node["state"] == "silent" and datetime.fromisoformat(until) > datetime.now(UTC):
+        at = datetime.fromisoformat(until).astimezone(UTC)
+        found.append(f"not lost before {at:%H:%M:%S} UTC, for many fell silent together")
+    return "; ".join(found)
 
 
 def _notice(node: dict[str, Any]) -> Value:

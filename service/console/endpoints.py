@@ -1,12 +1,10 @@
 """The status page: jobs, layouts, handoffs, goodput by cause, dollars. A browser logs in with a token once."""
 
-import time
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 from sqlalchemy import select
@@ -45,20 +43,28 @@ _templates = Environment(loader=FileSystemLoader(FOLDER / "templates"), autoesca
 
 
 @router.get("/")
-def index(request: Request, context: ContextOf) -> Response:
+async def index(request: Request, context: ContextOf) -> Response:
     """All jobs at a glance."""
+    return await context.people.run(_index, request, context)
+
+
+def _index(request: Request, context: Context) -> Response:
     if not _is_logged_in(request, context):
         return _page("login.html", wrong=False)
-    with context.sessions() as session:
+    with context.people.sessions() as session:
         return _page("index.html", **_overview(context, session))
 
 
 @router.get("/jobs/{job_id}")
-def job(request: Request, context: ContextOf, job_id: JobId) -> Response:
+async def job(request: Request, context: ContextOf, job_id: JobId) -> Response:
     """One job."""
+    return await context.people.run(_show_job, request, context, job_id)
+
+
+def _show_job(request: Request, context: Context, job_id: str) -> Response:
     if not _is_logged_in(request, context):
         return _page("login.html", wrong=False)
-    with context.sessions() as session:
+    with context.people.sessions() as session:
         row = session.get(JobRow, job_id)
         if row is None:
             return _page("missing.html", status=404, job_id=job_id)
@@ -74,10 +80,10 @@ async def login(request: Request, context: ContextOf) -> Response:
         if len(body) > FORM_BYTES_MAX:
             return _page("login.html", status=413, wrong=True)
     token = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
-    token_id = await run_in_threadpool(_token_id, context, token)
+    token_id = await context.people.run(_token_id, context, token)
     if token_id is None:
         return _page("login.html", status=401, wrong=True)
-    expires = int(time.time() + context.settings.session_s)
+    expires = int(context.clock().timestamp() + context.settings.session_s)
     answer = RedirectResponse("/", status_code=303, headers=_HEADERS)
     answer.set_cookie(
         sessions.COOKIE,
@@ -105,17 +111,17 @@ def style() -> Response:
 
 
 def _token_id(context: Context, token: str) -> str | None:
-    with context.sessions() as session:
+    with context.people.sessions() as session:
         caller = verify_token(session, token, now=context.clock())
     return caller.token_id if caller is not None and caller.role in PEOPLE else None
 
 
 def _is_logged_in(request: Request, context: Context) -> bool:
     cookie = request.cookies.get(sessions.COOKIE, "")
-    token_id = sessions.read(cookie, now_unix_s=time.time(), key=context.session_key)
+    token_id = sessions.read(cookie, now_unix_s=context.clock().timestamp(), key=context.session_key)
     if token_id is None:
         return False
-    with context.sessions() as session:
+    with context.people.sessions() as session:
         row = session.scalars(select(TokenRow).where(TokenRow.token_id == token_id)).one_or_none()
     return row is not None and is_valid(row, context.clock())
 

@@ -33,7 +33,7 @@ from service.jobs.schemas import (
     StepOut,
 )
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow
-from service.problems import invalid, not_found
+from service.problems import ProblemError, invalid, not_found
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], dependencies=[PERSON_ONLY])
 JOB_FILE_BYTES_MAX = 1024 * 1024
@@ -154,9 +154,13 @@ def logs(
     return [LogOut.of(row) for row in queries.logs_of(session, job_id, rank=rank, after=after, limit=limit)]
 
 
-def known_job(context: ContextOf, job_id: JobId) -> str:
+async def known_job(context: ContextOf, job_id: JobId) -> str:
     """The job's id. Raises 404 before the stream begins, since afterwards the status can no longer be sent."""
-    with context.sessions() as session:
+    return await context.people.run(_known_job, context, job_id)
+
+
+def _known_job(context: Context, job_id: str) -> str:
+    with context.people.sessions() as session:
         return _job(session, job_id).job_id
 
 
@@ -172,7 +176,10 @@ async def watch(context: ContextOf, job_id: Annotated[str, Depends(known_job)]) 
     async with context.hub.waiter(job_topic(job_id)) as changed:
         while not context.hub.stopping:
             changed.clear()
-            event = await run_in_threadpool(_event, context, job_id, last_step)
+            try:
+                event = await context.people.run(_event, context, job_id, last_step)
+            except ProblemError:
+                continue  # Too many others are at work, and this one has waited for a while already.
             if event is None:
                 return
             content = event.model_dump_json()
@@ -190,7 +197,7 @@ async def watch(context: ContextOf, job_id: Annotated[str, Depends(known_job)]) 
 
 
 def _event(context: Context, job_id: str, last_step: int) -> JobEvent | None:
-    with context.sessions() as session:
+    with context.people.sessions() as session:
         row = session.get(JobRow, job_id)
         if row is None:
             return None

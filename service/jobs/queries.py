@@ -211,7 +211,7 @@ def _view(
         leaving=_leaving(noticed, members),
         silent=by_state[NodeState.SILENT],
         gone=by_state[NodeState.GONE],
-        answering=tuple(node.node_id for node in nodes if answers(node.answered_at, now)),
+        answering=tuple(node.node_id for node in nodes if _may_live(node, now)),
         absent=_absent(session, handoff),
         broken=handoffs.broken_by(session, job),
         errors=_errors(nodes, job),
@@ -267,6 +267,11 @@ def _others(inputs: PlanInputs, nodes: Sequence[NodeRow], going: set[str], taken
     leaving = sum(node.node_id in going for node in rest)
     silent = sum(node.state != NodeState.READY for node in rest if node.node_id not in going)
     return OtherNodes(taken, leaving, silent, other_pool=len(rest) - leaving - silent)
+
+
+def _may_live(node: NodeRow, now: datetime) -> bool:
+    """Whether its machine answers, or its silence is perhaps the service's own."""
+    return answers(node.answered_at, now) or (node.excused_until is not None and now < node.excused_until)
 
 
 def _unheard(nodes: Sequence[NodeRow], since: datetime) -> tuple[str, ...]:

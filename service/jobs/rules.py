@@ -103,7 +103,8 @@ class JobView:
     each rank that has none; `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living
     agents still report; `ahead`: a generation in which ranks already train, but whose handoff no agent has reported
     yet; `step_s`: seconds of a usual step, 0 if not known; `saves_at_end`: ranks that end write a checkpoint first;
-    `saves_soon`: one has been asked for; `suspended_because`: why the job was suspended, empty if it was not.
+    `saves_soon`: one has been asked for; `suspended_because`: why the job was suspended, empty if it was not;
+    `listening_since`: before, the service could not hear of any step.
     """
 
     state: JobState
@@ -139,6 +140,7 @@ class JobView:
     saves_at_end: bool = False
     saves_soon: bool = False
     suspended_because: str = ""
+    listening_since: datetime | None = None
 
 
 class Do(StrEnum):
@@ -249,7 +251,9 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
     steps = view.state is JobState.RUNNING and stalled_s <= max(STEPPING_S, limits.stall_steps * view.step_s)
     if gone and not steps:
         return Loss(f"{', '.join(gone[:8])} disappeared without a handoff", _of_node(gone[0], view))
-    if silent and stalled_s > max(limits.stall_after_s, limits.stall_steps * view.step_s):
+    # Of steps made before the service listened again, it may not have heard yet.
+    heard_s = (view.now - view.listening_since).total_seconds() if view.listening_since else stalled_s
+    if silent and min(stalled_s, heard_s) > max(limits.stall_after_s, limits.stall_steps * view.step_s):
         text = f"{', '.join(silent[:8])} {'is' if len(silent) == 1 else 'are'} silent"
         text = f"{text} and no step was made for {stalled_s:.0f} s"
         return Loss(text, _of_node(silent[0], view), may_pass=True)

@@ -95,7 +95,7 @@ def _handle(context: Context, claim: Claim) -> None:
         job = session.get_one(JobRow, claim.job_id)
         seen = (job.state, job.active_generation, job.orders_seq)
         facts = situation(session, job, poll_s=context.settings.agent_poll_s, now=now)
-    action = next_action(facts.view, limits)
+    action = next_action(replace(facts.view, listening_since=context.listening.since), limits)
     plans = _plans(facts) if action.do is Do.NOTHING else None
     with context.sessions.begin() as session:
         row = take_back(session, JobRow, key=JobRow.job_id == claim.job_id, token=claim.token)

@@ -4,13 +4,13 @@ Lock order, here and in the reconcilers: the node, then jobs by id, then ledger 
 for each (agent_incarnation, report_seq). Every fact also has its own key, so a fact sent again changes nothing.
 """
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from operator import attrgetter
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
-from agent.protocol.sync import REFUSALS_MAX, NoticeFact
+from agent.protocol.sync import REFUSALS_MAX, NoticeFact, SyncReport
 from liver_core.handoff import RankStage
 from service.db.wake import RECONCILERS, job_topic, notify
 from service.handoffs.operations import decline_handoff, name_cause
@@ -30,6 +30,8 @@ from service.ledger.operations import Spent, account_all
 from service.ledger.rules import LOST, SlotFacts, cause_of
 from service.ledger.tables import Cause
 from service.nodes.operations import lock_node, note_answers, store_node
+from service.nodes.skew import SAME_WITHIN, Skew, in_service_time, measured, off_by
+from service.nodes.tables import NodeRow
 from service.notices.operations import record_notice
 from service.notices.queries import known_of_lease
 from service.notices.rules import withdrawn_by
@@ -41,9 +43,11 @@ from service.sync.sifting import keep_granted, note_oversteps, sift, take_mirror
 from service.tokens.operations import Caller
 
 
-def apply_report(session: Session, reading: Reading, caller: Caller, *, now: datetime) -> Intake:
+def apply_report(
+    session: Session, reading: Reading, caller: Caller, *, now: datetime, arrived: datetime | None = None
+) -> Intake:
     """Store what could be read of a report, and what the node may say. Raises 409 for an agent start that has been
-    replaced."""
+    replaced. `arrived`: when the report did, if not now."""
     reporter = lock_node(session, reading.report, now=now)
     node = reporter.node
     intake = Intake(session, reading.report, node, now, list(reading.refusals[:REFUSALS_MAX]))
@@ -52,7 +56,7 @@ def apply_report(session: Session, reading: Reading, caller: Caller, *, now: dat
     if not reporter.is_news:
         node.last_seen_at = now
         return intake
-    report = intake.report
+    intake.report = report = in_service_time(intake.report, _measure_clock(node, intake.report, arrived or now))
     ranks_before = {_standing(rank["job_id"], rank["rank"], rank["stage"]) for rank in node.ranks}
     source_before = node.notice_source
     is_changed = store_node(node, report, now=now) or reporter.is_new
@@ -83,6 +87,16 @@ def apply_report(session: Session, reading: Reading, caller: Caller, *, now: dat
     return intake
 
 
+def _measure_clock(node: NodeRow, report: SyncReport, arrived: datetime) -> timedelta:
+    """How far the node's clock is ahead, as far as that matters."""
+    known = None
+    if node.clock_ahead_s is not None and node.clock_at is not None:
+        known = Skew(node.clock_ahead_s, node.clock_at)
+    skew = measured(known, issued=report.issued_utc, arrived=arrived)
+    node.clock_ahead_s, node.clock_at = skew.ahead_s, skew.at
+    return off_by(skew.ahead_s)
+
+
 def _take_out_of_reach(intake: Intake) -> None:
     reach = {
         job_id: Reach.of(next_generation=job.next_generation, checkpoints_asked=job.checkpoints_asked)
@@ -96,7 +110,11 @@ def _take_out_of_reach(intake: Intake) -> None:
 def _store_notices(intake: Intake, lease: LeaseRow, notices: tuple[NoticeFact, ...]) -> None:
     for fact in notices:
         found = lease if fact.node_id == intake.node.node_id else _lease_of_peer(intake, fact)
-        if found is not None and record_notice(intake.session, fact, lease_id=found.lease_id, now=intake.now):
+        is_exact = found is lease and not off_by(intake.node.clock_ahead_s)
+        same_within = timedelta(0) if is_exact else SAME_WITHIN
+        if found is not None and record_notice(
+            intake.session, fact, lease_id=found.lease_id, now=intake.now, same_within=same_within
+        ):
             members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == fact.node_id)
             intake.changed.update(job_id for job_id in intake.session.scalars(members) if job_id in intake.jobs)
 

@@ -11,9 +11,17 @@ from agent.protocol.errors import FieldProblem, version_problem
 from agent.protocol.joining import JOIN_PATH, RENEW_PATH, JoinRequest, NodeToken
 from liver_core.layout.limits import NodeId, ShortText
 from service.audit.operations import note
-from service.context import ADMIN_ONLY, AdminOf, ContextOf, JoinerOf, NodeKeyOf, SessionOf
+from service.context import ADMIN_ONLY, AdminOf, Context, ContextOf, JoinerOf, NodeKeyOf, SessionOf
 from service.problems import ProblemError, invalid
-from service.tokens.operations import create_token, issue_node_token, join_node, list_tokens, revoke_token, rotate_token
+from service.tokens.operations import (
+    Caller,
+    create_token,
+    issue_node_token,
+    join_node,
+    list_tokens,
+    revoke_token,
+    rotate_token,
+)
 from service.tokens.tables import Role, TokenRow
 
 router = APIRouter(prefix="/api/v1/tokens", tags=["tokens"], dependencies=[ADMIN_ONLY])
@@ -125,24 +133,32 @@ def revoke(context: ContextOf, session: SessionOf, admin: AdminOf, token_id: Tok
 
 
 @joining.post(JOIN_PATH, status_code=201, operation_id="join", summary="Make a node known")
-def join(
-    context: ContextOf, session: SessionOf, caller: JoinerOf, wanted: JoinRequest, response: Response
-) -> NodeToken:
+async def join(context: ContextOf, caller: JoinerOf, wanted: JoinRequest, response: Response) -> NodeToken:
     """With a join token. The agent makes the node's key itself, so that this may be repeated."""
     if wanted.protocol_version != PROTOCOL_VERSION:
         raise ProblemError(version_problem(wanted.protocol_version))
-    now, token_s = context.clock(), context.settings.node_token_s
-    joined = join_node(session, caller, node_id=wanted.node_id, secret=wanted.secret, token_s=token_s, now=now)
-    note(session, caller, "join", wanted.node_id, now=now, key=joined.key_id)
     response.headers["Cache-Control"] = "no-store"
+    return await context.agents.run(_join, context, caller, wanted)
+
+
+def _join(context: Context, caller: Caller, wanted: JoinRequest) -> NodeToken:
+    now, token_s = context.clock(), context.settings.node_token_s
+    with context.agents.sessions.begin() as session:
+        joined = join_node(session, caller, node_id=wanted.node_id, secret=wanted.secret, token_s=token_s, now=now)
+        note(session, caller, "join", wanted.node_id, now=now, key=joined.key_id)
     return NodeToken(key_id=joined.key_id, token=joined.token, expires_utc=joined.expires_at)
 
 
 @joining.post(RENEW_PATH, operation_id="renew_node_token", summary="Fetch a token for a node")
-def renew(context: ContextOf, session: SessionOf, caller: NodeKeyOf, response: Response) -> NodeToken:
+async def renew(context: ContextOf, caller: NodeKeyOf, response: Response) -> NodeToken:
     """With the node's key."""
+    response.headers["Cache-Control"] = "no-store"
+    return await context.agents.run(_renew, context, caller)
+
+
+def _renew(context: Context, caller: Caller) -> NodeToken:
     assert caller.node_id is not None  # The database checks this too.
     token_s, now = context.settings.node_token_s, context.clock()
-    token, expires_at = issue_node_token(session, caller.node_id, token_s=token_s, created_by=caller.token_id, now=now)
-    response.headers["Cache-Control"] = "no-store"
-    return NodeToken(key_id=caller.token_id, token=token, expires_utc=expires_at)
+    with context.agents.sessions.begin() as session:
+        token, until = issue_node_token(session, caller.node_id, token_s=token_s, created_by=caller.token_id, now=now)
+    return NodeToken(key_id=caller.token_id, token=token, expires_utc=until)

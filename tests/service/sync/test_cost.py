@@ -38,11 +38,14 @@ def statements(context) -> Iterator[list[str]]:
     def keep(_connection, _cursor, statement: str, *_) -> None:
         seen.append(statement)
 
-    event.listen(context.database.engine, "before_cursor_execute", keep)
+    engines = context.database.engine, context.database.readers_engine
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", keep)
     try:
         yield seen
     finally:
-        event.remove(context.database.engine, "before_cursor_execute", keep)
+        for engine in engines:
+            event.remove(engine, "before_cursor_execute", keep)
 
 
 @pytest.fixture
