@@ -82,7 +82,8 @@ def create_app(settings: ServiceSettings, *, clock: Clock = utc_now, database: D
         generate_unique_id_function=lambda route: route.name,
         openapi_tags=[
             {"name": "jobs"}, {"name": "nodes"}, {"name": "notices"}, {"name": "handoffs"}, {"name": "ledger"},
-            {"name": "pools"}, {"name": "tokens", "description": "Only for admins."}, {"name": "audit"},
+            {"name": "leases"}, {"name": "pools"}, {"name": "tokens", "description": "Only for admins."},
+            {"name": "audit"},
             {"name": "agents", "description": "Only for agents' tokens."}, {"name": "health"},
         ],
     )  # fmt: skip
@@ -92,6 +93,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock = utc_now, database: D
     # Routes are tried in this order, and nearly all requests come from agents.
     for noun in (sync, jobs, nodes, notices, handoffs, ledger, leases, tokens, audit):
         app.include_router(noun.router)
+    app.include_router(leases.leases)
     app.include_router(tokens.joining)
     app.include_router(console.router, include_in_schema=False)
     _add_health(app, context)

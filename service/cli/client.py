@@ -23,6 +23,7 @@ DEFAULT_URL = "http://127.0.0.1:8470"
 DEFAULT_DATA_DIR = "~/.local/share/liver"
 TIMEOUT_S = 15.0
 TOKEN_CHARS_MAX = 256
+PAGE_ROWS_MAX = 1_000
 
 ServiceUrl = Annotated[
     str, typer.Option("--service-url", envvar="LIVER_SERVICE_URL", help="Where the service listens.", metavar="URL")
@@ -36,6 +37,9 @@ TokenFile = Annotated[
         metavar="FILE",
     ),
 ]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="How many at most.")]
+Every = Annotated[bool, typer.Option("--all", help="Every one, however many there are.")]
+LISTED = 100
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 
 
@@ -127,6 +131,22 @@ class ServiceClient:
         """GET as JSON; parameters that are None are left out."""
         return self._send("GET", path, params={name: value for name, value in params.items() if value is not None})
 
+    def listed(self, path: str, *, limit: int, every: bool = False, **params: Any) -> list[dict[str, Any]]:
+        """The first `limit` rows of a list, or every one, page by page. Rows that are left out are noted on standard
+        error."""
+        rows: list[dict[str, Any]] = []
+        params = {name: value for name, value in params.items() if value is not None}
+        following: str | None = path
+        while following is not None and (every or len(rows) < limit):
+            # The address of a next page has the parameters within it.
+            size = PAGE_ROWS_MAX if every else min(limit - len(rows), PAGE_ROWS_MAX)
+            response = self._answer("GET", following, params=params | {"limit": size} if following == path else None)
+            rows += self._parsed(response)
+            following = response.links.get("next", {}).get("url")
+        if following is not None or (not every and len(rows) > limit):
+            typer.echo("note: there are more; --all lists every one, --limit so many", err=True)
+        return rows if every else rows[:limit]
+
     def post(self, path: str, *, content: bytes | None = None, content_type: str = "application/json") -> Any:
         """POST as JSON."""
         return self._send("POST", path, content=content, headers={"Content-Type": content_type})
@@ -151,6 +171,9 @@ class ServiceClient:
             raise ConnectionError(self._unreachable(error)) from error
 
     def _send(self, method: str, path: str, **arguments: Any) -> Any:
+        return self._parsed(self._answer(method, path, **arguments))
+
+    def _answer(self, method: str, path: str, **arguments: Any) -> "httpx.Response":
         import httpx
 
         try:
@@ -159,6 +182,9 @@ class ServiceClient:
             fail(self._unreachable(error))
         if response.status_code >= 400:
             self._refuse(response)
+        return response
+
+    def _parsed(self, response: "httpx.Response") -> Any:
         try:
             return response.json()
         except ValueError:

@@ -11,7 +11,18 @@ from typing import Annotated, Any
 import typer
 
 from service.cli import try_job
-from service.cli.client import DEFAULT_URL, AsJson, ServiceClient, ServiceUrl, TokenFile, connect, fail
+from service.cli.client import (
+    DEFAULT_URL,
+    LISTED,
+    AsJson,
+    Every,
+    Limit,
+    ServiceClient,
+    ServiceUrl,
+    TokenFile,
+    connect,
+    fail,
+)
 from service.cli.columns import Column
 from service.cli.output import layout, names, print_details, print_json, print_table, seconds, since
 from service.cli.watching import Lines, Screen, View
@@ -72,10 +83,22 @@ def submit(
 app.command("try", epilog=try_job.EXAMPLE)(try_job.try_job)
 
 
-@app.command("list", epilog="Example: liver jobs list --json")
-def list_all(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+@app.command("list", epilog="Example: liver jobs list --state running --state starting")
+def list_all(
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only in this state; may be given several times."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Only where the name begins so.")] = None,
+    limit: Limit = LISTED,
+    every: Every = False,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
     """List jobs, newest first."""
-    jobs = connect(service_url, token_file).get("/api/v1/jobs")
+    client = connect(service_url, token_file)
+    jobs = client.listed("/api/v1/jobs", limit=limit, every=every, state=state or None, name=name)
     if as_json:
         return print_json(jobs)
     ids = short_jobs(job["job_id"] for job in jobs)
@@ -223,7 +246,9 @@ def export(
         checkpoint = _checkpoint_in(Path(source), step)
     else:
         client = connect(service_url, token_file)
-        checkpoint = _checkpoint_of(client.get(f"/api/v1/jobs/{find_job(client, source)}"), step)
+        job_id = find_job(client, source)
+        every = client.listed(f"/api/v1/jobs/{job_id}/checkpoints", limit=1, every=step is not None)
+        checkpoint = _checkpoint_of(job_id, every, step)
     made = _export_with(python, checkpoint, to)
     if as_json:
         return print_json(made)
@@ -233,11 +258,11 @@ def export(
     typer.echo(f"continue with: pretrain_gpt.py --load {made['folder']} {' '.join(made['flags'])}")
 
 
-def _checkpoint_of(job: dict[str, Any], step: int | None) -> Path:
-    paths = {item["step"]: Path(item["path"]) for item in job["checkpoints"]}
+def _checkpoint_of(job_id: str, found: list[dict[str, Any]], step: int | None) -> Path:
+    paths = {item["step"]: Path(item["path"]) for item in found}
     if not paths:
-        fail(f"job {job['job_id']} has no checkpoint; liver jobs checkpoint writes one while it runs")
-    return _at_step(paths, step, f"job {job['job_id']}")
+        fail(f"job {job_id} has no checkpoint; liver jobs checkpoint writes one while it runs")
+    return _at_step(paths, step, f"job {job_id}")
 
 
 def _checkpoint_in(folder: Path, step: int | None) -> Path:

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import typer
 
-from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect
+from service.cli.client import DEFAULT_URL, LISTED, AsJson, Every, Limit, ServiceUrl, TokenFile, connect
 from service.cli.columns import Cell, Column, Value
 from service.cli.output import deadline, print_details, print_json, print_table, seconds_in, since
 from service.cli.which import short_jobs
@@ -42,10 +42,22 @@ def nodes() -> None:
     """Nodes whose agents have reported."""
 
 
-@app.command("list", epilog="Example: liver nodes list")
-def list_all(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+@app.command("list", epilog="Example: liver nodes list --state ready --pool spot-a")
+def list_all(
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only in this state; may be given several times."),
+    ] = None,
+    pool: Annotated[str | None, typer.Option("--pool", help="Only of this pool.")] = None,
+    limit: Limit = 1_000,
+    every: Every = False,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
     """List nodes with their state, their jobs, when they must go, and whether notices can be heard."""
-    found = connect(service_url, token_file).get("/api/v1/nodes")
+    client = connect(service_url, token_file)
+    found = client.listed("/api/v1/nodes", limit=limit, every=every, state=state or None, pool=pool)
     if as_json:
         return print_json(found)
     ids = short_jobs(job_id for node in found for job_id in node["jobs"])
@@ -89,10 +101,17 @@ def of_notices() -> None:
     """Announcements that nodes will go."""
 
 
-@notices.command("list", epilog="Example: liver notices list --json")
-def list_notices(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+@notices.command("list", epilog="Example: liver notices list --node node-3")
+def list_notices(
+    node: Annotated[str | None, typer.Option("--node", help="Only of this node.", metavar="NODE")] = None,
+    limit: Limit = LISTED,
+    every: Every = False,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
     """List notices, newest first."""
-    found = connect(service_url, token_file).get("/api/v1/notices")
+    found = connect(service_url, token_file).listed("/api/v1/notices", limit=limit, every=every, node_id=node)
     if as_json:
         return print_json(found)
     rows = [

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect
+from service.cli.client import DEFAULT_URL, LISTED, AsJson, Every, Limit, ServiceUrl, TokenFile, connect
 from service.cli.columns import Column
 from service.cli.output import print_json, print_table, since
 
@@ -13,9 +13,15 @@ LIST = (Column("POOL"), Column("USD PER NODE HOUR", right=True), Column("SINCE")
 
 
 @app.command("list", epilog="Example: liver prices list")
-def list_all(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+def list_all(
+    limit: Limit = LISTED,
+    every: Every = False,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
     """List the present price of each pool."""
-    found = connect(service_url, token_file).get("/api/v1/pools/prices")
+    found = connect(service_url, token_file).listed("/api/v1/pools/prices", limit=limit, every=every)
     if as_json:
         return print_json(found)
     rows = [(item["pool"], f"{item['price_usd_per_hour']:.4f}", since(item["effective_from"])) for item in found]

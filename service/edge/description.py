@@ -29,6 +29,7 @@ _MEANINGS = {
     500: "An error in the service, which its log names as `detail` does.",
     503: "The service or its database cannot serve now. Nothing was changed; try again after Retry-After seconds.",
 }
+_NEXT_PAGE = {"schema": {"type": "string"}, "description": 'The next page, with rel="next". Absent at the last one.'}
 _HEADERS = {401: "WWW-Authenticate", 429: "Retry-After", 503: "Retry-After"}
 
 
@@ -48,6 +49,8 @@ def describe(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> dict[str, A
         if model := bodies.get(operation["operationId"]):
             for content in operation["requestBody"]["content"].values():
                 content["schema"] = {"$ref": _COMPONENT.format(model=names[model])}
+        if any(parameter["name"] == "cursor" for parameter in operation.get("parameters", ())):
+            operation["responses"]["200"]["headers"] = {"Link": _NEXT_PAGE}
         for status in _statuses(path, operation):
             if status == 422 or str(status) not in operation["responses"]:
                 operation["responses"][str(status)] = {"$ref": f"#/components/responses/Problem{status}"}

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from agent.protocol.jobfile import JobFile
@@ -32,7 +31,8 @@ from service.jobs.schemas import (
     ResumeJob,
     StepOut,
 )
-from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow
+from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState
+from service.paging import ManyPagesOf, Pages, PagesOf
 from service.problems import invalid, not_found
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], dependencies=[PERSON_ONLY])
@@ -67,29 +67,34 @@ def submit(
 @router.get("", operation_id="list_jobs", summary="List jobs, newest first")
 def list_all(
     session: SessionOf,
+    pages: PagesOf,
     match: Annotated[
         Text | None, Query(max_length=128, description="Only where id, random part of the id or name begins so.")
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    name: Annotated[Text | None, Query(max_length=128, description="Only where the name begins so.")] = None,
+    state: Annotated[
+        list[JobState] | None,
+        Query(max_length=len(JobState), description="Only in this state; may be given several times."),
+    ] = None,
 ) -> list[JobSummary]:
     """Every job, also ended ones."""
-    rows = queries.list_jobs(session, match=match, limit=limit)
-    return [JobSummary.of(row, queries.active_row(session, row)) for row in rows]
+    rows = queries.list_jobs(session, pages, match=match, name=name, states=state or ())
+    active = queries.active_rows(session, rows)
+    return [JobSummary.of(row, active.get(row.job_id)) for row in rows]
 
 
 @router.get("/{job_id}", operation_id="show_job", summary="Show one job")
 def show(session: SessionOf, job_id: JobId) -> JobOut:
-    """With its generations, checkpoints and standing plans."""
+    """With its newest generations and checkpoints, oldest first, and its standing plans."""
     row = _job(session, job_id)
     summary = JobSummary.of(row, queries.active_row(session, row))
-    checkpoints = session.scalars(
-        select(CheckpointRow).where(CheckpointRow.job_id == job_id).order_by(CheckpointRow.step)
-    )
+    newest = Pages(queries.SHOWN_MAX)
+    checkpoints = queries.list_checkpoints(session, newest, job_id)[::-1]
     handoff = open_handoff(session, job_id)
     return JobOut(
         **summary.model_dump(),
         spec=queries.job_file_of(row),
-        generations=[GenerationOut.of(item) for item in queries.generations(session, job_id)],
+        generations=[GenerationOut.of(item) for item in queries.list_generations(session, newest, job_id)[::-1]],
         checkpoints=[CheckpointOut.of(item) for item in checkpoints],
         pace=JobPace.of(row, queries.steps_per_s(session, row)),
         step_seconds=dict(queries.step_seconds(session, job_id)),
@@ -129,16 +134,30 @@ def resume(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: Jo
     return JobSummary.of(row, queries.active_row(session, row))
 
 
+@router.get("/{job_id}/generations", operation_id="list_generations", summary="Generations of a job, newest first")
+def generations(session: SessionOf, job_id: JobId, pages: PagesOf) -> list[GenerationOut]:
+    """Those that became active."""
+    _job(session, job_id)
+    return [GenerationOut.of(row) for row in queries.list_generations(session, pages, job_id)]
+
+
+@router.get("/{job_id}/checkpoints", operation_id="list_checkpoints", summary="Checkpoints of a job, newest first")
+def checkpoints(session: SessionOf, job_id: JobId, pages: PagesOf) -> list[CheckpointOut]:
+    """Those that are complete, the highest step first."""
+    _job(session, job_id)
+    return [CheckpointOut.of(row) for row in queries.list_checkpoints(session, pages, job_id)]
+
+
 @router.get("/{job_id}/steps", operation_id="list_steps", summary="Steps of a job")
 def steps(
     session: SessionOf,
     job_id: JobId,
+    pages: ManyPagesOf,
     after: Annotated[int, Query(ge=-1, le=COUNT_MAX, description="Only steps above this one.")] = -1,
-    limit: Annotated[int, Query(ge=1, le=20_000)] = 1_000,
 ) -> list[StepOut]:
     """In the order they were made. A step repeated after a checkpoint appears once for each generation."""
     _job(session, job_id)
-    return [StepOut.of(row) for row in queries.steps_of(session, job_id, after=after, limit=limit)]
+    return [StepOut.of(row) for row in queries.list_steps(session, pages, job_id, after=after)]
 
 
 @router.get("/{job_id}/logs", operation_id="list_logs", summary="Output of a job's ranks")
@@ -197,12 +216,14 @@ def _event(context: Context, job_id: str, last_step: int) -> JobEvent | None:
         # A stream begins with the newest steps. A job that restarted from a checkpoint repeats old step numbers: they
         # are shown again.
         after = row.last_step - WATCH_STEPS_MAX if last_step < 0 else min(last_step, row.last_step)
-        handoff = next(iter(list_handoffs(session, job_id=job_id, limit=1)), None)
+        handoff = next(iter(list_handoffs(session, Pages(1), job_id=job_id)), None)
         active = session.get(GenerationRow, (job_id, row.active_generation)) if row.active_generation else None
         return JobEvent(
             job=JobSummary.of(row, active),
             pace=JobPace.of(row, queries.steps_per_s(session, row)),
-            steps=[StepOut.of(step) for step in queries.steps_of(session, job_id, after=after, limit=WATCH_STEPS_MAX)],
+            steps=[
+                StepOut.of(step) for step in queries.list_steps(session, Pages(WATCH_STEPS_MAX), job_id, after=after)
+            ],
             handoff=HandoffOut.of(handoff).model_dump(mode="json", by_alias=True) if handoff else None,
         )
 

@@ -12,6 +12,7 @@ from agent.protocol.joining import JOIN_PATH, RENEW_PATH, JoinRequest, NodeToken
 from liver_core.layout.limits import NodeId, ShortText
 from service.audit.operations import note
 from service.context import ADMIN_ONLY, AdminOf, ContextOf, JoinerOf, NodeKeyOf, SessionOf
+from service.paging import PagesOf
 from service.problems import ProblemError, invalid
 from service.tokens.operations import create_token, issue_node_token, join_node, list_tokens, revoke_token, rotate_token
 from service.tokens.tables import Role, TokenRow
@@ -77,11 +78,11 @@ class Rotation(BaseModel):
 @router.get("", operation_id="list_tokens", summary="List tokens, newest first")
 def list_all(
     session: SessionOf,
+    pages: PagesOf,
     revoked: Annotated[bool, Query(description="Also those that were revoked.")] = False,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> list[TokenOut]:
     """Those that admins have made, and the keys of nodes. No secret is ever shown again."""
-    return [TokenOut.of(row) for row in list_tokens(session, limit=limit, revoked=revoked)]
+    return [TokenOut.of(row) for row in list_tokens(session, pages, revoked=revoked)]
 
 
 @router.post("", status_code=201, operation_id="create_token", summary="Make a token")

@@ -55,6 +55,22 @@ def test_lists_without_rows_say_so_to_people_and_are_empty_lists_for_programs(se
         assert json.loads(service.run(noun, "list", "--json").stdout) == []
 
 
+def test_a_list_is_filtered_and_says_when_there_is_more_of_it(service: Service, tmp_path: Path):
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOB | {"name": "paged"}))
+    ids = [service.run("jobs", "submit", str(path)).stdout.strip() for _ in range(3)]
+    first = service.run("jobs", "list", "--name", "paged", "--state", "pending", "--limit", "2", "--json")
+    assert [job["job_id"] for job in json.loads(first.stdout)] == ids[:0:-1]
+    assert first.stderr == "note: there are more; --all lists every one, --limit so many\n"
+    for wanted in ("--all", "--limit=3"):
+        every = service.run("jobs", "list", "--name", "paged", wanted, "--json")
+        assert [job["job_id"] for job in json.loads(every.stdout)] == ids[::-1] and every.stderr == ""
+    wrong = service.run("jobs", "list", "--state", "happy")
+    assert wrong.exit_code == 1 and "state.0: must be" in wrong.stderr
+    for job_id in ids:
+        service.run("jobs", "stop", job_id)
+
+
 def test_a_price_that_was_set_is_listed(service: Service):
     assert service.run("prices", "set", "spot-a", "3.5").exit_code == 0
     assert "3.5000" in service.run("prices", "list").stdout
