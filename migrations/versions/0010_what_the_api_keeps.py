@@ -1,5 +1,6 @@
-"""Pages of handoffs by index, of all and of a job."""
+"""Pages of handoffs by index, of all and of a job; answers kept for requests that are sent again."""
 
+import sqlalchemy as sa
 from alembic import op
 
 revision = "0010"
@@ -12,9 +13,21 @@ def upgrade() -> None:
     op.drop_index("ix_handoffs_opened", table_name="handoffs")
     op.create_index("ix_handoffs_opened", "handoffs", ["opened_at", "handoff_id"])
     op.create_index("ix_handoffs_job_opened", "handoffs", ["job_id", "opened_at", "handoff_id"])
+    op.create_table(
+        "answers",
+        sa.Column("token_id", sa.Text(), nullable=False),
+        sa.Column("key_sha256", sa.Text(), nullable=False),
+        sa.Column("request_sha256", sa.Text(), nullable=False),
+        sa.Column("status", sa.BigInteger(), nullable=True),
+        sa.Column("body", sa.LargeBinary(), nullable=True),
+        sa.Column("answered_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("token_id", "key_sha256", name=op.f("pk_answers")),
+    )
+    op.create_index(op.f("ix_answers_answered_at"), "answers", ["answered_at"])
 
 
 def downgrade() -> None:
+    op.drop_table("answers")
     op.drop_index("ix_handoffs_job_opened", table_name="handoffs")
     op.drop_index("ix_handoffs_opened", table_name="handoffs")
     op.create_index("ix_handoffs_opened", "handoffs", ["opened_at"])

@@ -10,9 +10,10 @@ from sqlalchemy import select
 from liver_core.layout.limits import ShortText
 from service.audit.tables import AuditRow
 from service.context import PERSON_ONLY, SessionOf
+from service.edge.routes import PeoplesRoute
 from service.paging import PagesOf
 
-router = APIRouter(prefix="/api/v1/audit", tags=["audit"], dependencies=[PERSON_ONLY])
+router = APIRouter(prefix="/api/v1/audit", tags=["audit"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
 
 class AuditOut(BaseModel):

@@ -3,12 +3,14 @@
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from uuid import uuid4
 
 import typer
 
@@ -24,6 +26,8 @@ DEFAULT_DATA_DIR = "~/.local/share/liver"
 TIMEOUT_S = 15.0
 TOKEN_CHARS_MAX = 256
 PAGE_ROWS_MAX = 1_000
+UNAVAILABLE = 503
+SENT_AGAIN_MAX, SEND_AGAIN_S = 2, 1.0
 
 ServiceUrl = Annotated[
     str, typer.Option("--service-url", envvar="LIVER_SERVICE_URL", help="Where the service listens.", metavar="URL")
@@ -147,9 +151,32 @@ class ServiceClient:
             typer.echo("note: there are more; --all lists every one, --limit so many", err=True)
         return rows if every else rows[:limit]
 
-    def post(self, path: str, *, content: bytes | None = None, content_type: str = "application/json") -> Any:
-        """POST as JSON."""
-        return self._send("POST", path, content=content, headers={"Content-Type": content_type})
+    def post(
+        self, path: str, *, content: bytes | None = None, content_type: str = "application/json", key: str | None = None
+    ) -> Any:
+        """POST as JSON. Where the answer is lost, sent again under the same key: the service carries it out once."""
+        headers = {"Content-Type": content_type, "Idempotency-Key": key or str(uuid4())}
+        for _ in range(SENT_AGAIN_MAX):
+            response = self._try(path, content=content, headers=headers)
+            if response is not None and response.status_code != UNAVAILABLE:
+                break
+            time.sleep(SEND_AGAIN_S)
+        else:
+            response = self._answer("POST", path, content=content, headers=headers)
+        if response.status_code >= 400:
+            self._refuse(response)
+        return self._parsed(response)
+
+    def _try(self, path: str, **arguments: Any) -> "httpx.Response | None":
+        """None if no answer came, though the service may have got the request."""
+        import httpx
+
+        try:
+            return self._http.post(path, **arguments)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            fail(self._unreachable(error))
+        except httpx.TransportError:
+            return None
 
     def put(self, path: str, body: dict[str, Any]) -> Any:
         """PUT as JSON."""

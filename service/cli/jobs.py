@@ -65,13 +65,18 @@ GENERATIONS = (
 @app.command(epilog="Example: liver jobs submit job.yaml")
 def submit(
     job_file: Annotated[Path, typer.Argument(help="Job file in YAML or JSON; see docs/job-file.md.", metavar="FILE")],
+    key: Annotated[
+        str | None,
+        typer.Option("--idempotency-key", help="The same file under the same key, within a day, makes one job."),
+    ] = None,
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Register a job; prints its id. It starts as soon as enough nodes are ready."""
     content = _read_job_file(job_file)
-    job = connect(service_url, token_file).post("/api/v1/jobs", content=content, content_type="application/yaml")
+    client = connect(service_url, token_file)
+    job = client.post("/api/v1/jobs", content=content, content_type="application/yaml", key=key)
     for remark in _remarks(content):
         typer.echo(f"note: {remark}", err=True)
     if as_json:

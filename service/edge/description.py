@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from agent.protocol.errors import PROBLEM_MEDIA_TYPE, Problem
+from service.edge.routes import KEY, KEY_PATTERN
 
 _COMPONENT = "#/components/schemas/{model}"
 _MEANINGS = {
@@ -27,7 +28,15 @@ _MEANINGS = {
     422: "Fields break rules; `errors` names each with its rule.",
     429: "Too many requests with this token. Try again after Retry-After seconds.",
     500: "An error in the service, which its log names as `detail` does.",
-    503: "The service or its database cannot serve now. Nothing was changed; try again after Retry-After seconds.",
+    503: "The service or its database cannot serve now. Unless `detail` says otherwise, nothing was changed; try again "
+    "after Retry-After seconds.",
+}
+_KEY = {
+    "name": KEY,
+    "in": "header",
+    "schema": {"type": "string", "pattern": KEY_PATTERN},
+    "description": "Sent again under it by the same token within 24 hours, the same request is not carried out again: "
+    "it gets the answer of the first one. One that failed has changed nothing, and is tried again.",
 }
 _NEXT_PAGE = {"schema": {"type": "string"}, "description": 'The next page, with rel="next". Absent at the last one.'}
 _HEADERS = {401: "WWW-Authenticate", 429: "Retry-After", 503: "Retry-After"}
@@ -45,7 +54,9 @@ def describe(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> dict[str, A
         schemas.pop(name, None)
     names = _add_schemas(schemas, [*bodies.values(), Problem])
     components["responses"] = {f"Problem{status}": _response(status, names[Problem]) for status in _MEANINGS}
-    for path, operation in _operations(described):
+    for path, method, operation in _operations(described):
+        if method == "post" and path.startswith("/api/"):
+            operation.setdefault("parameters", []).append(_KEY)
         if model := bodies.get(operation["operationId"]):
             for content in operation["requestBody"]["content"].values():
                 content["schema"] = {"$ref": _COMPONENT.format(model=names[model])}
@@ -57,10 +68,10 @@ def describe(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> dict[str, A
     return described
 
 
-def _operations(described: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _operations(described: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for path, methods in described["paths"].items():
-        for operation in methods.values():
-            yield path, operation
+        for method, operation in methods.items():
+            yield path, method, operation
 
 
 def _statuses(path: str, operation: dict[str, Any]) -> list[int]:

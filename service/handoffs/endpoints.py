@@ -8,13 +8,14 @@ from fastapi import APIRouter, Query
 from agent.protocol.values import HandoffState
 from liver_core.layout.limits import JobId, Text
 from service.context import PERSON_ONLY, SessionOf
+from service.edge.routes import PeoplesRoute
 from service.handoffs.queries import list_handoffs
 from service.handoffs.schemas import HandoffOut
 from service.handoffs.tables import HandoffRow
 from service.paging import PagesOf
 from service.problems import not_found
 
-router = APIRouter(prefix="/api/v1/handoffs", tags=["handoffs"], dependencies=[PERSON_ONLY])
+router = APIRouter(prefix="/api/v1/handoffs", tags=["handoffs"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
 
 @router.get("", operation_id="list_handoffs", summary="List handoffs, newest first")

@@ -15,6 +15,7 @@ from liver_core.layout.limits import COUNT_MAX, RANKS_MAX, JobId, Text
 from service.audit.operations import note
 from service.context import PERSON_ONLY, Context, ContextOf, OperatorOf, SessionOf
 from service.db.wake import job_topic
+from service.edge.routes import PeoplesRoute
 from service.handoffs.queries import list_handoffs, open_handoff
 from service.handoffs.schemas import HandoffOut
 from service.jobs import queries
@@ -35,7 +36,7 @@ from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState
 from service.paging import ManyPagesOf, Pages, PagesOf
 from service.problems import invalid, not_found
 
-router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], dependencies=[PERSON_ONLY])
+router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 JOB_FILE_BYTES_MAX = 1024 * 1024
 BODY_BYTES_MAX = {router.prefix: JOB_FILE_BYTES_MAX}
 WATCH_LOOK_S = 1.0

@@ -10,13 +10,14 @@ from agent.protocol.values import WrittenUtc
 from liver_core.layout.limits import Identifier, NodeId
 from service.audit.operations import note
 from service.context import PERSON_ONLY, ContextOf, OperatorOf, SessionOf
+from service.edge.routes import PeoplesRoute
 from service.leases.operations import set_price
 from service.leases.queries import current_prices, list_leases
 from service.leases.tables import LeaseRow
 from service.paging import PagesOf
 
-router = APIRouter(prefix="/api/v1/pools", tags=["pools"], dependencies=[PERSON_ONLY])
-leases = APIRouter(prefix="/api/v1/leases", tags=["leases"], dependencies=[PERSON_ONLY])
+router = APIRouter(prefix="/api/v1/pools", tags=["pools"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
+leases = APIRouter(prefix="/api/v1/leases", tags=["leases"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
 
 class LeaseOut(BaseModel):

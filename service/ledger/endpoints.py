@@ -9,12 +9,13 @@ from sqlalchemy.orm import Session
 from agent.protocol.values import Utc
 from liver_core.layout.limits import JobId
 from service.context import PERSON_ONLY, SessionOf
+from service.edge.routes import PeoplesRoute
 from service.jobs.tables import JobRow
 from service.ledger.queries import CauseSum, goodput, summary
 from service.ledger.tables import Cause
 from service.problems import not_found
 
-router = APIRouter(prefix="/api/v1/ledger", tags=["ledger"], dependencies=[PERSON_ONLY])
+router = APIRouter(prefix="/api/v1/ledger", tags=["ledger"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
 
 class CauseOut(BaseModel):

@@ -11,6 +11,7 @@ from liver_core.layout.limits import NodeId, ShortText
 from service.audit.operations import note
 from service.context import PERSON_ONLY, ContextOf, OperatorOf, SessionOf
 from service.db.base import among
+from service.edge.routes import PeoplesRoute
 from service.jobs.tables import JobMemberRow, MemberRole
 from service.nodes.queries import list_nodes
 from service.nodes.schemas import DrainIn, NodeOut
@@ -21,7 +22,7 @@ from service.notices.rules import takes_node
 from service.paging import ManyPagesOf
 from service.problems import not_found
 
-router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"], dependencies=[PERSON_ONLY])
+router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
 
 @router.get("", operation_id="list_nodes", summary="List nodes by name")

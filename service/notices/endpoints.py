@@ -10,11 +10,12 @@ from agent.protocol.notice_life import NoticePhase, phase
 from agent.protocol.sync import NoticeKind
 from liver_core.layout.limits import NodeId
 from service.context import PERSON_ONLY, ContextOf, SessionOf
+from service.edge.routes import PeoplesRoute
 from service.notices.queries import as_fact, list_notices, open_notices
 from service.notices.tables import NoticeRow
 from service.paging import PagesOf
 
-router = APIRouter(prefix="/api/v1/notices", tags=["notices"], dependencies=[PERSON_ONLY])
+router = APIRouter(prefix="/api/v1/notices", tags=["notices"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
 
 class NoticeOut(BaseModel):

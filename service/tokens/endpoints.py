@@ -12,12 +12,13 @@ from agent.protocol.joining import JOIN_PATH, RENEW_PATH, JoinRequest, NodeToken
 from liver_core.layout.limits import NodeId, ShortText
 from service.audit.operations import note
 from service.context import ADMIN_ONLY, AdminOf, ContextOf, JoinerOf, NodeKeyOf, SessionOf
+from service.edge.routes import PeoplesRoute
 from service.paging import PagesOf
 from service.problems import ProblemError, invalid
 from service.tokens.operations import create_token, issue_node_token, join_node, list_tokens, revoke_token, rotate_token
 from service.tokens.tables import Role, TokenRow
 
-router = APIRouter(prefix="/api/v1/tokens", tags=["tokens"], dependencies=[ADMIN_ONLY])
+router = APIRouter(prefix="/api/v1/tokens", tags=["tokens"], route_class=PeoplesRoute, dependencies=[ADMIN_ONLY])
 joining = APIRouter(tags=["agents"])
 TokenId = Annotated[str, Path(pattern="^[0-9a-f]{1,64}$")]
 SECONDS_MAX = 10 * 366 * 86_400
@@ -86,8 +87,9 @@ def list_all(
 
 
 @router.post("", status_code=201, operation_id="create_token", summary="Make a token")
-def create(context: ContextOf, session: SessionOf, admin: AdminOf, wanted: TokenIn) -> NewToken:
-    """The answer is the only place where its secret stands."""
+def create(context: ContextOf, session: SessionOf, admin: AdminOf, wanted: TokenIn, response: Response) -> NewToken:
+    """The answer is the only place where its secret stands: it is not kept for a repeat under an Idempotency-Key."""
+    response.headers["Cache-Control"] = "no-store"
     is_join = wanted.role is Role.JOIN
     for name in ("uses", "node_id"):
         if not is_join and getattr(wanted, name) is not None:
@@ -108,8 +110,11 @@ def create(context: ContextOf, session: SessionOf, admin: AdminOf, wanted: Token
 
 
 @router.post("/{token_id}/rotate", status_code=201, operation_id="rotate_token", summary="Replace a token")
-def rotate(context: ContextOf, session: SessionOf, admin: AdminOf, token_id: TokenId, how: Rotation) -> NewToken:
+def rotate(
+    context: ContextOf, session: SessionOf, admin: AdminOf, token_id: TokenId, how: Rotation, response: Response
+) -> NewToken:
     """A new one with the same role, name and limits. The old one works for `grace_s` more."""
+    response.headers["Cache-Control"] = "no-store"
     now = context.clock()
     row, token = rotate_token(session, token_id, grace_s=how.grace_s, now=now, created_by=admin.token_id)
     note(session, admin, "rotate_token", token_id, now=now, replaced_by=row.token_id)
