@@ -24,6 +24,7 @@ _MEANINGS = {
     404: "There is no such thing.",
     408: "The body did not come in time.",
     409: "The present state does not allow this; `code` says more.",
+    412: "It was changed since the answer whose ETag If-Match names.",
     413: "The body is too large. It was not read.",
     422: "Fields break rules; `errors` names each with its rule.",
     429: "Too many requests with this token. Try again after Retry-After seconds.",
@@ -37,6 +38,16 @@ _KEY = {
     "schema": {"type": "string", "pattern": KEY_PATTERN},
     "description": "Sent again under it by the same token within 24 hours, the same request is not carried out again: "
     "it gets the answer of the first one. One that failed has changed nothing, and is tried again.",
+}
+_KNOWN = {
+    "name": "If-None-Match",
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "ETags of earlier answers: where the answer would be one of them, it is not sent.",
+}
+_TAG = {
+    "schema": {"type": "string"},
+    "description": "Of the whole answer; of what can be changed, its part before the dot is of what people have set.",
 }
 _NEXT_PAGE = {"schema": {"type": "string"}, "description": 'The next page, with rel="next". Absent at the last one.'}
 _HEADERS = {401: "WWW-Authenticate", 429: "Retry-After", 503: "Retry-After"}
@@ -60,6 +71,10 @@ def describe(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> dict[str, A
         if model := bodies.get(operation["operationId"]):
             for content in operation["requestBody"]["content"].values():
                 content["schema"] = {"$ref": _COMPONENT.format(model=names[model])}
+        if method == "get" and path.startswith("/api/") and _reads_one(operation):
+            operation.setdefault("parameters", []).append(_KNOWN)
+            operation["responses"]["200"]["headers"] = {"ETag": _TAG}
+            operation["responses"]["304"] = {"description": "The caller has this answer.", "headers": {"ETag": _TAG}}
         if any(parameter["name"] == "cursor" for parameter in operation.get("parameters", ())):
             operation["responses"]["200"]["headers"] = {"Link": _NEXT_PAGE}
         for status in _statuses(path, operation):
@@ -74,6 +89,12 @@ def _operations(described: dict[str, Any]) -> Iterator[tuple[str, str, dict[str,
             yield path, method, operation
 
 
+def _reads_one(operation: dict[str, Any]) -> bool:
+    """Whether it answers with one thing, and not with a list or a stream."""
+    answer = operation["responses"]["200"]["content"].get("application/json")
+    return answer is not None and answer["schema"].get("type") != "array"
+
+
 def _statuses(path: str, operation: dict[str, Any]) -> list[int]:
     found = [400, 429, 500, 503]
     if "security" in operation:
@@ -82,6 +103,8 @@ def _statuses(path: str, operation: dict[str, Any]) -> list[int]:
         found += [409]
     if "{" in path or any(parameter["name"].endswith("_id") for parameter in operation.get("parameters", ())):
         found += [404]
+    if any(parameter["name"] == "if-match" for parameter in operation.get("parameters", ())):
+        found += [412]
     if "requestBody" in operation:
         found += [408, 409, 413]
     if "requestBody" in operation or "parameters" in operation:

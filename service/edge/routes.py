@@ -1,9 +1,11 @@
-"""What the routes for people share: a change that is sent twice under one Idempotency-Key is made once."""
+"""What the routes for people share: a change that is sent twice under one Idempotency-Key is made once, and an answer
+that the caller has already is not sent again.
+"""
 
 import hashlib
 import re
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import Any, get_origin
 
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -12,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from agent.protocol.errors import FieldProblem
 from service.context import ASK, CALLER, SESSION
+from service.edge.tags import is_known, tag_of
 from service.problems import invalid
 from service.repeats.operations import AnsweredBefore, Ask, keep
 from service.tokens.operations import Caller
@@ -28,7 +31,9 @@ class PeoplesRoute(APIRoute):
     def get_route_handler(self) -> Handler:
         """FastAPI's own, within which the request's transaction is still open."""
         handle = super().get_route_handler()
-        return _once(handle) if "POST" in (self.methods or ()) else handle
+        if "POST" in (self.methods or ()):
+            return _once(handle)
+        return handle if get_origin(self.response_model) is list else _tagged(handle)
 
 
 def _once(handle: Handler) -> Handler:
@@ -49,6 +54,24 @@ def _once(handle: Handler) -> Handler:
             session: Session = request.scope[SESSION]
             status, body = response.status_code, bytes(response.body)
             await run_in_threadpool(keep, session, ask, status=status, body=body)
+        return response
+
+    return answer
+
+
+def _tagged(handle: Handler) -> Handler:
+    """The reading of one thing, and not of a list or a stream. Where the route has set an ETag, of what people can
+    change, that is its first part."""
+
+    async def answer(request: Request) -> Response:
+        response = await handle(request)
+        is_whole = response.status_code == 200 and response.headers.get("content-type") == "application/json"
+        if request.method != "GET" or not is_whole:
+            return response
+        tag = tag_of(bytes(response.body), response.headers.get("etag"))
+        if is_known(tag, request.headers.get("if-none-match")):
+            return Response(status_code=304, headers={"ETag": tag})
+        response.headers["ETag"] = tag
         return response
 
     return answer

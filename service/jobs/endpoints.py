@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from sqlalchemy.orm import Session
@@ -16,6 +16,7 @@ from service.audit.operations import note
 from service.context import PERSON_ONLY, Context, ContextOf, OperatorOf, SessionOf
 from service.db.wake import job_topic
 from service.edge.routes import PeoplesRoute
+from service.edge.tags import version_of
 from service.handoffs.queries import list_handoffs, open_handoff
 from service.handoffs.schemas import HandoffOut
 from service.jobs import queries
@@ -85,13 +86,14 @@ def list_all(
 
 
 @router.get("/{job_id}", operation_id="show_job", summary="Show one job")
-def show(session: SessionOf, job_id: JobId) -> JobOut:
+def show(session: SessionOf, job_id: JobId, response: Response) -> JobOut:
     """With its newest generations and checkpoints, oldest first, and its standing plans."""
     row = _job(session, job_id)
     summary = JobSummary.of(row, queries.active_row(session, row))
     newest = Pages(queries.SHOWN_MAX)
     checkpoints = queries.list_checkpoints(session, newest, job_id)[::-1]
     handoff = open_handoff(session, job_id)
+    response.headers["ETag"] = version_of(row.spec)
     return JobOut(
         **summary.model_dump(),
         spec=queries.job_file_of(row),

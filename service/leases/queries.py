@@ -26,6 +26,12 @@ def list_leases(session: Session, pages: Pages, *, node_id: str | None = None) -
     return pages.newest(session, statement, LeaseRow.lease_id)
 
 
+def price_of(session: Session, pool: str, *, now: datetime) -> PoolPriceRow | None:
+    """What a node of the pool costs at `now`."""
+    prices = select(PoolPriceRow).where(PoolPriceRow.pool == pool, PoolPriceRow.effective_from <= now)
+    return session.scalars(prices.order_by(PoolPriceRow.effective_from.desc()).limit(1)).one_or_none()
+
+
 def current_prices(session: Session, pages: Pages, *, now: datetime) -> Sequence[PoolPriceRow]:
     """The price of each pool at `now`, by pool."""
     newest = (
