@@ -29,6 +29,7 @@ from service.edge.description import describe
 from service.edge.gate import Gate
 from service.handoffs import endpoints as handoffs
 from service.jobs import endpoints as jobs
+from service.jobs.changes import JobChange
 from service.leases import endpoints as leases
 from service.ledger import endpoints as ledger
 from service.nodes import endpoints as nodes
@@ -159,7 +160,7 @@ def _add_health(app: FastAPI, context: Context) -> None:
 
 
 def _add_description(app: FastAPI) -> None:
-    description = cache(lambda: describe(app, {"sync": SyncReport, "submit_job": JobFile}))
+    description = cache(lambda: describe(app, {"sync": SyncReport, "submit_job": JobFile, "update_job": JobChange}))
     app.openapi = description
 
     @app.get("/api/v1/openapi.json", include_in_schema=False, dependencies=[PERSON_ONLY])

@@ -1,4 +1,6 @@
-"""Pages of handoffs by index, of all and of a job; answers kept for requests that are sent again."""
+"""Pages of handoffs by index, of all and of a job; answers kept for requests that are sent again;
+jobs that are paused, and the ledger of jobs that are deleted.
+"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -24,9 +26,15 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("token_id", "key_sha256", name=op.f("pk_answers")),
     )
     op.create_index(op.f("ix_answers_answered_at"), "answers", ["answered_at"])
+    op.add_column("jobs", sa.Column("paused_because", sa.Text(), nullable=False, server_default=""))
+    # What a job took stays in the ledger when the job is deleted.
+    op.drop_constraint(op.f("fk_ledger_job_id"), "ledger", type_="foreignkey")
 
 
 def downgrade() -> None:
+    op.execute("UPDATE ledger SET job_id = NULL WHERE job_id NOT IN (SELECT job_id FROM jobs)")
+    op.create_foreign_key(op.f("fk_ledger_job_id"), "ledger", "jobs", ["job_id"], ["job_id"])
+    op.drop_column("jobs", "paused_because")
     op.drop_table("answers")
     op.drop_index("ix_handoffs_job_opened", table_name="handoffs")
     op.drop_index("ix_handoffs_opened", table_name="handoffs")

@@ -182,6 +182,14 @@ class ServiceClient:
         """PUT as JSON."""
         return self._send("PUT", path, json=body)
 
+    def patch(self, path: str, body: dict[str, Any]) -> Any:
+        """PATCH as JSON."""
+        return self._send("PATCH", path, json=body)
+
+    def delete(self, path: str) -> None:
+        """DELETE, which has no answer."""
+        self._answer("DELETE", path)
+
     @contextmanager
     def events(self, path: str) -> Iterator[Iterator[str]]:
         """The data of each event of a server-sent-event stream. Raises ConnectionError when the stream breaks."""

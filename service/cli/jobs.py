@@ -1,4 +1,4 @@
-"""`liver jobs`: submit, list, show, watch, logs, stop, checkpoint, resume, export."""
+"""`liver jobs`: submit, list, show, watch, logs, checkpoint, export; and what else changes a job."""
 
 import json
 import subprocess
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli import try_job
+from service.cli import changing, try_job
 from service.cli.client import (
     DEFAULT_URL,
     LISTED,
@@ -26,14 +26,11 @@ from service.cli.client import (
 from service.cli.columns import Column
 from service.cli.output import layout, names, print_details, print_json, print_table, seconds, since
 from service.cli.watching import Lines, Screen, View
-from service.cli.which import ENDED, find_job, short_jobs
+from service.cli.which import ENDED, JobId, find_job, short_jobs
 from service.elapsed import span
 from service.jobs.causes import in_words
 
 app = typer.Typer(help="Register, follow and stop jobs.", no_args_is_help=True)
-JobId = Annotated[
-    str, typer.Argument(help="Id of the job, the beginning of it, or its name; see `liver jobs list`.", metavar="JOB")
-]
 JOB_FILE_BYTES_MAX = 1024 * 1024
 RECONNECTS_MAX = 30
 RECONNECT_S = 1.0
@@ -167,19 +164,8 @@ def _pace(pace: dict[str, float | None]) -> str:
     return f"{pace['steps_per_s']:.3g} steps/s, {span(pace['remaining_s'] or 0.0)} left"
 
 
-@app.command(epilog="Example: liver jobs stop gpt-small-1a2b3c4d")
-def stop(
-    job_id: JobId, service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False
-) -> None:
-    """Stop a job: its ranks end after their step, with a checkpoint if the job file has a place for one.
-
-    Stopping a stopped job changes nothing. `liver jobs resume` continues it."""
-    client = connect(service_url, token_file)
-    job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/stop")
-    if as_json:
-        print_json(job)
-    else:
-        typer.echo(f"{job['job_id']}: {job['state']}, stop was asked for")
+for _verb in (changing.stop, changing.pause, changing.resume, changing.update, changing.delete):
+    app.command(epilog=changing.EXAMPLES[_verb.__name__])(_verb)
 
 
 @app.command(epilog="Example: liver jobs checkpoint gpt-small-1a2b3c4d")
@@ -206,24 +192,6 @@ def checkpoint(
         print_json(newest)
     else:
         typer.echo(f"{job['job_id']}: step {newest['step']} in {newest['path']}")
-
-
-@app.command(epilog="Example: liver jobs resume gpt-small-1a2b3c4d --steps 10000")
-def resume(
-    job_id: JobId,
-    steps: Annotated[int | None, typer.Option(min=1, help="Its new stop.steps; without it, as before.")] = None,
-    service_url: ServiceUrl = DEFAULT_URL,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Continue a stopped, finished or failed job from its newest checkpoint, as soon as enough nodes are ready."""
-    client = connect(service_url, token_file)
-    body = {} if steps is None else {"steps": steps}
-    job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/resume", content=json.dumps(body).encode())
-    if as_json:
-        print_json(job)
-    else:
-        typer.echo(f"{job['job_id']}: {job['reason']}")
 
 
 @app.command(epilog="Example: liver jobs export gpt-small-1a2b3c4d --to /data/gpt-small-megatron")

@@ -1,4 +1,4 @@
-"""`liver nodes`: list, drain. `liver notices`: list."""
+"""`liver nodes`: list, drain. `liver notices`: list. `liver prices`: list, set."""
 
 import json
 from datetime import UTC, datetime
@@ -35,6 +35,10 @@ NOTICES = (
     Column("DEADLINE"),
     Column("SOURCE", below=True, label="from"),
 )
+
+
+prices = typer.Typer(help="What a node of each pool costs.", no_args_is_help=True)
+PRICES = (Column("POOL"), Column("USD PER NODE HOUR", right=True), Column("SINCE"))
 
 
 @app.callback()
@@ -126,6 +130,39 @@ def list_notices(
         for item in found
     ]
     print_table(NOTICES, rows, empty="no notices")
+
+
+@prices.command("list", epilog="Example: liver prices list")
+def list_prices(
+    limit: Limit = LISTED,
+    every: Every = False,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the present price of each pool."""
+    found = connect(service_url, token_file).listed("/api/v1/pools/prices", limit=limit, every=every)
+    if as_json:
+        return print_json(found)
+    rows = [(item["pool"], f"{item['price_usd_per_hour']:.4f}", since(item["effective_from"])) for item in found]
+    print_table(PRICES, rows, empty="no prices: pools are accounted as costing nothing")
+
+
+@prices.command("set", epilog="Example: liver prices set aws-us-west-2a 12.24")
+def set_price(
+    pool: Annotated[str, typer.Argument(help="Name of the pool.")],
+    usd_per_hour: Annotated[float, typer.Argument(min=0, help="Price of one node.", metavar="USD_PER_HOUR")],
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set the price of a pool from now on; what was spent before keeps its price."""
+    client = connect(service_url, token_file)
+    price = client.put(f"/api/v1/pools/{pool}/price", {"price_usd_per_hour": usd_per_hour})
+    if as_json:
+        print_json(price)
+    else:
+        typer.echo(f"{price['pool']}: {price['price_usd_per_hour']:.4f} USD per node hour")
 
 
 def _notice(node: dict[str, Any]) -> Value:

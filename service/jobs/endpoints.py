@@ -16,12 +16,14 @@ from service.audit.operations import note
 from service.context import PERSON_ONLY, Context, ContextOf, OperatorOf, SessionOf
 from service.db.wake import job_topic
 from service.edge.routes import PeoplesRoute
-from service.edge.tags import version_of
+from service.edge.tags import PreconditionOf, version_of
 from service.handoffs.queries import list_handoffs, open_handoff
 from service.handoffs.schemas import HandoffOut
 from service.jobs import queries
+from service.jobs.changes import JobChange, change_job, check_change
+from service.jobs.deletion import parts_of_deletion
 from service.jobs.job_yaml import read_fields
-from service.jobs.operations import request_checkpoint, request_stop, resume_job, submit_job
+from service.jobs.operations import lock_job, pause_job, request_checkpoint, request_stop, resume_job, submit_job
 from service.jobs.schemas import (
     CheckpointOut,
     GenerationOut,
@@ -42,6 +44,7 @@ JOB_FILE_BYTES_MAX = 1024 * 1024
 BODY_BYTES_MAX = {router.prefix: JOB_FILE_BYTES_MAX}
 WATCH_LOOK_S = 1.0
 WATCH_STEPS_MAX = 500
+_CHANGE_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {}}}}
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {}, "application/yaml": {}}}}
 
 
@@ -51,6 +54,15 @@ async def read_job_file(request: Request) -> JobFile:
     try:
         # Off the event loop: agents are served meanwhile.
         return await run_in_threadpool(lambda: check_job_file(read_fields(body)))
+    except JobFileError as error:
+        raise invalid(*error.problems) from error
+
+
+async def read_change(request: Request) -> JobChange:
+    """What is to be changed. 422 names each field that may not be changed, and why."""
+    body = await request.body()
+    try:
+        return await run_in_threadpool(lambda: check_change(read_fields(body)))
     except JobFileError as error:
         raise invalid(*error.problems) from error
 
@@ -118,6 +130,47 @@ def stop(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: JobI
     return JobSummary.of(row, queries.active_row(session, row))
 
 
+@router.patch("/{job_id}", operation_id="update_job", summary="Change a job", openapi_extra=_CHANGE_BODY)
+def update(
+    context: ContextOf,
+    session: SessionOf,
+    actor: OperatorOf,
+    known: PreconditionOf,
+    job_id: JobId,
+    change: Annotated[JobChange, Depends(read_change)],
+) -> JobSummary:
+    """What is not named stays. `stop` and `checkpoint` only while the job has no ranks, which read them when they
+    start: pause it first."""
+    now = context.clock()
+    row = lock_job(session, job_id)
+    known.check(f"job {job_id}", version_of(row.spec))
+    change_job(session, row, change, queries.newest_checkpoint(session, row), now=now)
+    note(session, actor, "update_job", job_id, now=now, **change.model_dump(mode="json", exclude_unset=True))
+    return JobSummary.of(row, queries.active_row(session, row))
+
+
+@router.delete("/{job_id}", status_code=204, operation_id="delete_job", summary="Delete a job that has ended")
+def delete(context: ContextOf, actor: OperatorOf, known: PreconditionOf, job_id: JobId) -> None:
+    """With its steps, logs, handoffs and generations, some at a time. Its checkpoints on disk stay, and so does what it
+    took in the ledger. After a 503, delete it again: what is gone already stays gone."""
+
+    def check(row: JobRow) -> None:
+        known.check(f"job {job_id}", version_of(row.spec))
+
+    for session in parts_of_deletion(context.sessions, job_id, check):
+        note(session, actor, "delete_job", job_id, now=context.clock())
+
+
+@router.post("/{job_id}/pause", operation_id="pause_job", summary="Let a job stand until it is resumed")
+def pause(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: JobId) -> JobSummary:
+    """Its ranks end after their step, with a checkpoint, and other jobs may use its nodes. Pausing a paused job changes
+    nothing."""
+    now = context.clock()
+    row = pause_job(session, job_id, who=actor.name, now=now)
+    note(session, actor, "pause_job", job_id, now=now)
+    return JobSummary.of(row, queries.active_row(session, row))
+
+
 @router.post("/{job_id}/checkpoint", operation_id="checkpoint_job", summary="Write a checkpoint now")
 def checkpoint(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: JobId) -> JobSummary:
     """It is written in the background after the next step; `checkpoint_asked` of the job is true until then."""
@@ -127,7 +180,7 @@ def checkpoint(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id
     return JobSummary.of(row, queries.active_row(session, row))
 
 
-@router.post("/{job_id}/resume", operation_id="resume_job", summary="Continue a job that has ended")
+@router.post("/{job_id}/resume", operation_id="resume_job", summary="Continue a job that is paused or has ended")
 def resume(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: JobId, how: ResumeJob) -> JobSummary:
     """From its newest checkpoint, as soon as enough nodes are ready."""
     newest = queries.newest_checkpoint(session, _job(session, job_id))

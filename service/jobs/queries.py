@@ -255,6 +255,7 @@ def _view(
         saves_at_end=job_file_of(job).checkpoint is not None,
         saves_soon=job.awaits_checkpoint,
         suspended_because=job.suspended_because,
+        paused_because=job.paused_because,
     )
 
 

@@ -103,7 +103,8 @@ class JobView:
     each rank that has none; `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living
     agents still report; `ahead`: a generation in which ranks already train, but whose handoff no agent has reported
     yet; `step_s`: seconds of a usual step, 0 if not known; `saves_at_end`: ranks that end write a checkpoint first;
-    `saves_soon`: one has been asked for; `suspended_because`: why the job was suspended, empty if it was not.
+    `saves_soon`: one has been asked for; `suspended_because`: why the job was suspended, empty if it was not;
+    `paused_because`: who asked that it stands until it is resumed, empty if nobody did.
     """
 
     state: JobState
@@ -139,6 +140,7 @@ class JobView:
     saves_at_end: bool = False
     saves_soon: bool = False
     suspended_because: str = ""
+    paused_because: str = ""
 
 
 class Do(StrEnum):
@@ -188,10 +190,24 @@ def next_action(view: JobView, limits: JobLimits) -> Action:
             return _settle(JobState.STOPPING, "stop requested", look_again_s=limits.stop_within_s)
         case JobState.SUSPENDING:
             return _end_when_quiet(view, limits, JobState.SUSPENDED, _why_suspended(view) or "too few nodes")
+        case JobState.PENDING | JobState.SUSPENDED if view.paused_because:
+            return Action(Do.NOTHING, f"paused because {view.paused_because}; waiting for somebody to resume it")
         case JobState.PENDING | JobState.SUSPENDED:
             return _start_if_possible(view)
+        case JobState.STARTING | JobState.RUNNING if view.paused_because:
+            return _pause(view, limits)
         case JobState.STARTING | JobState.RUNNING:
             return _keep_running(view, limits)
+
+
+def _pause(view: JobView, limits: JobLimits) -> Action:
+    """Whatever the job was about to do, its ranks end; with a checkpoint, where the world still lives."""
+    if view.ahead is not None:
+        return _keep_running(view, limits)
+    loss = _why_lost(view, limits)
+    reason = f"{loss.reason}; not started again, since {view.paused_because}" if loss else view.paused_because
+    because = fitting(view.paused_because, SUSPENDED_BECAUSE_CHARS_MAX)
+    return Action(Do.SUSPEND, reason, suspended_because=because, cause=loss.cause if loss else None)
 
 
 def _keep_running(view: JobView, limits: JobLimits) -> Action:
