@@ -25,6 +25,7 @@ from service.context import PERSON_ONLY, Clock, Context, utc_now
 from service.db.engine import Database, check_data_dir, open_database
 from service.db.upgrade import upgrade
 from service.db.wake import WakeHub
+from service.decisions import endpoints as decisions
 from service.edge.description import describe
 from service.edge.gate import Gate
 from service.handoffs import endpoints as handoffs
@@ -92,7 +93,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock = utc_now, database: D
     app.add_middleware(Gate, context=context, body_bytes_max={**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX})
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.
-    for noun in (sync, jobs, nodes, notices, handoffs, ledger, leases, tokens, audit):
+    for noun in (sync, jobs, decisions, nodes, notices, handoffs, ledger, leases, tokens, audit):
         app.include_router(noun.router)
     app.include_router(leases.leases)
     app.include_router(tokens.joining)

@@ -1,12 +1,15 @@
-"""Verbs of `liver jobs` that change a job: stop, pause, resume, update, delete."""
+"""Verbs of `liver jobs` that change a job: stop, pause, resume, update, delete; and that show what is decided about it:
+decisions, plan.
+"""
 
 import json
 from typing import Annotated, Any
 
 import typer
 
-from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect, fail
-from service.cli.output import print_json
+from service.cli.client import DEFAULT_URL, AsJson, Every, Limit, ServiceUrl, TokenFile, connect, fail
+from service.cli.columns import Column
+from service.cli.output import layout, names, print_details, print_json, print_table, seconds, since
 from service.cli.which import JobId, find_job
 
 EXAMPLES = {
@@ -15,7 +18,18 @@ EXAMPLES = {
     "resume": "Example: liver jobs resume gpt-small-1a2b3c4d --steps 10000",
     "update": "Example: liver jobs update gpt-small-1a2b3c4d --nodes-max 8",
     "delete": "Example: liver jobs delete gpt-small-1a2b3c4d --yes",
+    "decisions": "Example: liver jobs decisions gpt-small-1a2b3c4d",
+    "plan": "Example: liver jobs plan gpt-small-1a2b3c4d --without node-3",
 }
+DECISIONS = (
+    Column("WHEN"),
+    Column("DID"),
+    Column("LAYOUT"),
+    Column("NODES", right=True),
+    Column("ASKED BY"),
+    Column("REASON", below=True),
+)
+ALTERNATIVES = (Column("LAYOUT"), Column("NODES", right=True), Column("STEP", right=True), Column("KNOWN BY"))
 
 
 def stop(
@@ -113,3 +127,66 @@ def delete(
         raise typer.Exit(1)
     client.delete(f"/api/v1/jobs/{found}")
     typer.echo(f"{found} is deleted")
+
+
+def decisions(
+    job_id: JobId,
+    limit: Limit = 20,
+    every: Every = False,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what the service decided about a job, newest first, with its reasons. --json shows the alternatives too."""
+    client = connect(service_url, token_file)
+    found = client.listed(f"/api/v1/jobs/{find_job(client, job_id)}/decisions", limit=limit, every=every)
+    if as_json:
+        return print_json(found)
+    rows = [
+        (
+            since(item["decided_at"]),
+            item["action"].replace("_", " "),
+            layout(item["layout"]),
+            str(len(item["nodes"])),
+            item["asked_by"],
+            item["reason"],
+        )
+        for item in found
+    ]
+    print_table(DECISIONS, rows, empty="nothing was decided yet")
+
+
+def plan(
+    job_id: JobId,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", help="As if this node were gone; may be repeated.", metavar="NODE")
+    ] = None,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the service would decide about a job now, without acting on it."""
+    client = connect(service_url, token_file)
+    found = client.get(f"/api/v1/jobs/{find_job(client, job_id)}/plan", without=without or None)
+    if as_json:
+        return print_json(found)
+    print_details(
+        (
+            ("job", found["job_id"]),
+            ("decision", f"{found['verdict']}: {found['verdict_reason']}"),
+            ("layout", layout(found["layout"])),
+            ("nodes", names(found["nodes"])),
+            ("next", f"{found['action'].replace('_', ' ')}: {found['reason']}" if found["action"] else ""),
+        )
+    )
+    rows = [
+        (
+            layout(item["layout"]),
+            str(item["nodes"]),
+            seconds(item["step_s"]),
+            "measured" if item["measured"] else "predicted",
+        )
+        for item in found["alternatives"]
+    ]
+    typer.echo("")
+    print_table(ALTERNATIVES, rows, empty="no layout fits")

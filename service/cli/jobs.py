@@ -164,7 +164,9 @@ def _pace(pace: dict[str, float | None]) -> str:
     return f"{pace['steps_per_s']:.3g} steps/s, {span(pace['remaining_s'] or 0.0)} left"
 
 
-for _verb in (changing.stop, changing.pause, changing.resume, changing.update, changing.delete):
+for _verb in (
+    changing.stop, changing.pause, changing.resume, changing.update, changing.delete, changing.decisions, changing.plan
+):  # fmt: skip
     app.command(epilog=changing.EXAMPLES[_verb.__name__])(_verb)
 
 

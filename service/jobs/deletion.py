@@ -6,6 +6,7 @@ from sqlalchemy import delete, literal_column, select, text
 from sqlalchemy.orm import Session, sessionmaker
 
 from service.db.base import Base
+from service.decisions.tables import DecisionRow
 from service.handoffs.tables import HandoffRow
 from service.jobs.operations import lock_job
 from service.jobs.tables import ENDED, JobRow, JobStepRow, RankLogRow
@@ -13,7 +14,7 @@ from service.problems import ProblemError, conflict, unavailable
 
 PART_ROWS = 5_000
 PARTS_MAX = 100
-_MANY = (RankLogRow, JobStepRow, HandoffRow)
+_MANY = (RankLogRow, JobStepRow, HandoffRow, DecisionRow)
 
 
 def parts_of_deletion(

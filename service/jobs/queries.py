@@ -63,10 +63,12 @@ _ROSTERS: Parsed[Roster] = Parsed(lambda stored: from_json(Roster, stored), most
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """One job at one moment: the view the rule needs and the inputs the planner needs."""
+    """One job at one moment: the view the rule needs and the inputs the planner needs, of the next world and of a
+    restart."""
 
     view: JobView
     inputs: PlanInputs
+    restart: PlanInputs
     handoff_id: UUID | None
 
 
@@ -202,7 +204,7 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
     view = _view(session, job, inputs, restart, nodes=nodes, noticed=noticed, row=row, handoff=handoff, now=now)
     heard_since = now - timedelta(seconds=max(OVERDUE_S, OVERDUE_POLLS * poll_s))
     view = replace(view, unheard=_unheard(nodes, heard_since))
-    return Situation(view, inputs, handoff.handoff_id if handoff else None)
+    return Situation(view, inputs, restart, handoff.handoff_id if handoff else None)
 
 
 def _view(

@@ -1,8 +1,11 @@
-"""Deletes the oldest step rows and rank logs of each job above their limits, and answers kept for repeats."""
+"""Deletes the oldest step rows and rank logs of each job above their limits, old decisions, and answers
+kept for repeats.
+"""
 
 from sqlalchemy import text
 
 from service.context import Context
+from service.decisions.operations import trim_decisions
 from service.repeats.operations import trim
 
 LOCK_KEY = 0x11FE_0002
@@ -38,4 +41,4 @@ def tick(context: Context) -> int:
         session.execute(text("SET LOCAL statement_timeout = '60s'"))
         steps = session.connection().execute(_TRIM_STEPS, {"most": settings.step_rows_max})
         logs = session.connection().execute(_TRIM_LOGS, {"most": settings.log_chars_max})
-        return steps.rowcount + logs.rowcount + trim(session, now=context.clock())
+        return steps.rowcount + logs.rowcount + trim(session, now=context.clock()) + trim_decisions(session)
