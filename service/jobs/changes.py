@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 from sqlalchemy.orm import Session
 
 from agent.protocol.errors import FieldProblem
@@ -29,14 +29,21 @@ _BY_FIELD = {
 _JSON: TypeAdapter[Any] = TypeAdapter(Any)
 
 
-def _without_defaults(schema: dict[str, Any]) -> None:
-    """What is not named stays: no default stands in the description."""
+def _names_something(schema: dict[str, Any]) -> None:
+    """What is not named stays: no default stands in the description, and something must be named."""
+    schema["minProperties"] = 1
     for field in schema["properties"].values():
         field.pop("default", None)
 
 
 class _Named(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, json_schema_extra=_without_defaults)
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, json_schema_extra=_names_something)
+
+    @model_validator(mode="after")
+    def _is_not_empty(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("must name what is to be changed")
+        return self
 
 
 class NodesChange(_Named):
@@ -59,10 +66,10 @@ class CheckpointChange(_Named):
 
 
 class JobChange(_Named):
-    """What is to be changed of a job; the fields are those of the job file."""
+    """What is to be changed of a job, at least one thing; the fields are those of the job file."""
 
     name: Identifier = "job"
-    nodes: NodesChange = NodesChange()
+    nodes: NodesChange = NodesChange.model_construct()
     stop: StopChange = StopChange(steps=1)
     checkpoint: CheckpointChange = CheckpointChange(every_steps=1)
     budget_usd: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Null takes it away.")
@@ -71,10 +78,8 @@ class JobChange(_Named):
 
 def check_change(content: object) -> JobChange:
     """The change that a body asks for. Raises JobFileError naming each field that may not be changed, and why."""
-    if not isinstance(content, Mapping) or not content:
-        raise JobFileError(
-            (FieldProblem(field="(whole)", rule="must name what is to be changed, such as {name: new}"),)
-        )
+    if not isinstance(content, Mapping):
+        raise JobFileError((FieldProblem(field="(whole)", rule="must be a mapping of fields, such as {name: new}"),))
     checkpoint = content.get("checkpoint")
     named = [*content, *(f"checkpoint.{name}" for name in (checkpoint if isinstance(checkpoint, Mapping) else ()))]
     fixed = (JobFile.model_fields.keys() - JobChange.model_fields.keys()) | _BY_FIELD.keys()

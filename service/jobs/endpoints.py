@@ -44,7 +44,6 @@ JOB_FILE_BYTES_MAX = 1024 * 1024
 BODY_BYTES_MAX = {router.prefix: JOB_FILE_BYTES_MAX}
 WATCH_LOOK_S = 1.0
 WATCH_STEPS_MAX = 500
-_CHANGE_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {}}}}
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {}, "application/yaml": {}}}}
 
 
@@ -130,7 +129,7 @@ def stop(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: JobI
     return JobSummary.of(row, queries.active_row(session, row))
 
 
-@router.patch("/{job_id}", operation_id="update_job", summary="Change a job", openapi_extra=_CHANGE_BODY)
+@router.patch("/{job_id}", operation_id="update_job", summary="Change a job", openapi_extra=_BODY)
 def update(
     context: ContextOf,
     session: SessionOf,

@@ -59,7 +59,8 @@ def test_what_may_change_is_changed_and_what_is_not_named_stays(client, path):
         ({"deadline": "soon"}, "deadline", "2030-01-31T12:00:00Z"),
         ({"deadline": "9999-12-31T23:59:59-14:00"}, "deadline", "less than 2100"),
         ({}, "(whole)", "must name what is to be changed"),
-        ([], "(whole)", "must name what is to be changed"),
+        ({"nodes": {}}, "nodes", "must name what is to be changed"),
+        ([], "(whole)", "must be a mapping of fields"),
     ],
 )
 def test_what_may_not_change_is_refused_by_field_with_the_reason(client, path, change, field, rule):
