@@ -27,10 +27,12 @@ from service.db.clock import DatabaseClock
 from service.db.engine import Database, check_data_dir, open_database
 from service.db.upgrade import upgrade
 from service.db.wake import WakeHub
+from service.decisions import endpoints as decisions
 from service.edge.description import describe
 from service.edge.gate import Gate
 from service.handoffs import endpoints as handoffs
 from service.jobs import endpoints as jobs
+from service.jobs.changes import JobChange
 from service.leases import endpoints as leases
 from service.ledger import endpoints as ledger
 from service.nodes import endpoints as nodes
@@ -87,7 +89,8 @@ def create_app(settings: ServiceSettings, *, clock: Clock | None = None, databas
         generate_unique_id_function=lambda route: route.name,
         openapi_tags=[
             {"name": "jobs"}, {"name": "nodes"}, {"name": "notices"}, {"name": "handoffs"}, {"name": "ledger"},
-            {"name": "pools"}, {"name": "tokens", "description": "Only for admins."}, {"name": "audit"},
+            {"name": "leases"}, {"name": "pools"}, {"name": "tokens", "description": "Only for admins."},
+            {"name": "audit"},
             {"name": "agents", "description": "Only for agents' tokens."}, {"name": "health"},
         ],
     )  # fmt: skip
@@ -95,8 +98,9 @@ def create_app(settings: ServiceSettings, *, clock: Clock | None = None, databas
     app.add_middleware(Gate, context=context, body_bytes_max={**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX})
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.
-    for noun in (sync, jobs, nodes, notices, handoffs, ledger, leases, tokens, audit):
+    for noun in (sync, jobs, decisions, nodes, notices, handoffs, ledger, leases, tokens, audit):
         app.include_router(noun.router)
+    app.include_router(leases.leases)
     app.include_router(tokens.joining)
     app.include_router(console.router, include_in_schema=False)
     _add_health(app, context)
@@ -179,7 +183,7 @@ def _add_health(app: FastAPI, context: Context) -> None:
 
 
 def _add_description(app: FastAPI) -> None:
-    description = cache(lambda: describe(app, {"sync": SyncReport, "submit_job": JobFile}))
+    description = cache(lambda: describe(app, {"sync": SyncReport, "submit_job": JobFile, "update_job": JobChange}))
     app.openapi = description
 
     @app.get("/api/v1/openapi.json", include_in_schema=False, dependencies=[PERSON_ONLY])

@@ -1,6 +1,7 @@
 """What every request and reconciler uses: settings, database, clock, wake hub; and who may call."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated
@@ -8,15 +9,18 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.concurrency import contextmanager_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
 from agent.protocol import errors
 from agent.protocol.errors import Problem
 from service.db.engine import Database
+from service.db.outage import is_outage
 from service.db.wake import WakeHub
 from service.lanes import AGENTS_WAIT_S, PEOPLE_WAIT_S, Lane
 from service.nodes.listening import Listening
-from service.problems import ProblemError
+from service.problems import ProblemError, unknown
+from service.repeats.operations import claim
 from service.settings import ServiceSettings
 from service.tokens.operations import Caller, verify_token
 from service.tokens.recent import RecentNodes
@@ -62,8 +66,8 @@ class Context:
         return self.database.sessions
 
 
-CALLER = "liver.caller"
-"""Where a request's scope names its caller."""
+CALLER, ASK, SESSION = "liver.caller", "liver.ask", "liver.session"
+"""Where a request's scope names its caller; under which idempotency key it comes, if any; and its transaction."""
 
 
 # This function and the checks below do not block. They are coroutines so that they need no threads.
@@ -76,11 +80,29 @@ ContextOf = Annotated[Context, Depends(of_request)]
 _bearer = HTTPBearer(auto_error=False, description="liver_<id>_<secret>, from a token file")
 
 
-async def transaction(context: ContextOf) -> AsyncIterator[Session]:
+async def transaction(request: Request, context: ContextOf) -> AsyncIterator[Session]:
     """One request is one transaction: committed before the response is sent, rolled back on any error. Raises 503 where
     too many others are at work."""
-    async with context.people.place(), contextmanager_in_threadpool(context.people.sessions.begin()) as session:
+    async with context.people.place(), contextmanager_in_threadpool(_transaction(request, context)) as session:
         yield session
+
+
+@contextmanager
+def _transaction(request: Request, context: Context) -> Iterator[Session]:
+    with context.people.sessions() as session:
+        ask = request.scope.get(ASK)
+        if ask is not None:
+            claim(session, ask, now=context.clock())
+        request.scope[SESSION] = session
+        yield session
+        try:
+            session.commit()
+        except SQLAlchemyError as error:
+            if not is_outage(error):
+                raise
+            # The server may have committed before it was lost, so that nobody knows what became of the change.
+            context.database.outage.begins(error)
+            raise ProblemError(unknown()) from error
 
 
 # Function scope, or the commit would come after the response: persist before you answer.

@@ -66,6 +66,14 @@ def unavailable(detail: str) -> Problem:
     return Problem(title="Unavailable", status=503, code=errors.UNAVAILABLE, detail=detail)
 
 
+def unknown() -> Problem:
+    """503 where the database was lost while it stored a change."""
+    return unavailable(
+        "the database was lost while it stored this: whether anything was changed is not known; a request with an "
+        "Idempotency-Key may be sent again as it is"
+    )
+
+
 def unexpected(problem_id: str) -> ProblemError:
     """500 with the id that the service's log gives to the error."""
     detail = f"an error in the service, which its log names {problem_id}; whether anything was changed is not known"

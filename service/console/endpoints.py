@@ -1,7 +1,8 @@
 """The status page: jobs, layouts, handoffs, goodput by cause, dollars. A browser logs in with a token once."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
@@ -23,6 +24,7 @@ from service.ledger.endpoints import LedgerOut
 from service.ledger.queries import summary
 from service.nodes.endpoints import describe
 from service.nodes.queries import list_nodes
+from service.paging import Pages, paged
 from service.tokens import sessions
 from service.tokens.operations import is_valid, verify_token
 from service.tokens.tables import PEOPLE, TokenRow
@@ -32,6 +34,7 @@ FOLDER = Path(__file__).parent
 FORM_BYTES_MAX = 4_096
 JOBS_SHOWN = 20
 HANDOFFS_SHOWN = 30
+NODES_SHOWN = 200
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; "
@@ -43,16 +46,20 @@ _templates = Environment(loader=FileSystemLoader(FOLDER / "templates"), autoesca
 
 
 @router.get("/")
-async def index(request: Request, context: ContextOf) -> Response:
-    """All jobs at a glance."""
-    return await context.people.run(_index, request, context)
+async def index(
+    request: Request, context: ContextOf, pages: Annotated[Pages, paged(JOBS_SHOWN, JOBS_SHOWN)]
+) -> Response:
+    """All jobs at a glance, page by page."""
+    return await context.people.run(_index, request, context, pages)
 
 
-def _index(request: Request, context: Context) -> Response:
+def _index(request: Request, context: Context, pages: Pages) -> Response:
     if not _is_logged_in(request, context):
         return _page("login.html", wrong=False)
+    further: list[str] = []
     with context.people.sessions() as session:
-        return _page("index.html", **_overview(context, session))
+        overview = _overview(context, session, replace(pages, announce=further.append))
+    return _page("index.html", **overview, is_first=pages.cursor is None, further=next(iter(further), None))
 
 
 @router.get("/jobs/{job_id}")
@@ -126,25 +133,28 @@ def _is_logged_in(request: Request, context: Context) -> bool:
     return row is not None and is_valid(row, context.clock())
 
 
-def _overview(context: Context, session: Session) -> dict[str, Any]:
-    jobs = queries.list_jobs(session, limit=JOBS_SHOWN)
+def _overview(context: Context, session: Session, pages: Pages) -> dict[str, Any]:
+    jobs = queries.list_jobs(session, pages)
+    active = queries.active_rows(session, jobs)
     return {
         "now": context.clock(),
-        "jobs": [JobSummary.of(row, queries.active_row(session, row)) for row in jobs],
-        "nodes": describe(context, session, list_nodes(session, limit=200)),
-        "handoffs": [HandoffOut.of(row) for row in list_handoffs(session, limit=HANDOFFS_SHOWN)],
+        "jobs": [JobSummary.of(row, active.get(row.job_id)) for row in jobs],
+        "nodes": describe(context, session, list_nodes(session, Pages(NODES_SHOWN))),
+        "handoffs": [HandoffOut.of(row) for row in list_handoffs(session, Pages(HANDOFFS_SHOWN))],
         "ledger": LedgerOut.of(None, list(summary(session))),
     }
 
 
 def _job(context: Context, session: Session, row: JobRow) -> dict[str, Any]:
-    steps = queries.steps_of(session, row.job_id, after=max(0, row.last_step - 200), limit=400)
+    steps = queries.list_steps(session, Pages(400), row.job_id, after=max(0, row.last_step - 200))
     active = queries.active_row(session, row)
     return {
         "now": context.clock(),
         "job": JobSummary.of(row, active),
-        "generations": [GenerationOut.of(item) for item in queries.generations(session, row.job_id)][::-1],
-        "handoffs": [HandoffOut.of(item) for item in list_handoffs(session, job_id=row.job_id, limit=HANDOFFS_SHOWN)],
+        "generations": [
+            GenerationOut.of(item) for item in queries.list_generations(session, Pages(HANDOFFS_SHOWN), row.job_id)
+        ],
+        "handoffs": [HandoffOut.of(item) for item in list_handoffs(session, Pages(HANDOFFS_SHOWN), job_id=row.job_id)],
         "ledger": LedgerOut.of(row.job_id, list(summary(session, job_id=row.job_id))),
         "step_seconds": queries.step_seconds(session, row.job_id),
         "loss": next((step.loss for step in reversed(steps) if step.loss is not None), None),

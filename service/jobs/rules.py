@@ -105,6 +105,7 @@ class JobView:
     yet; `step_s`: seconds of a usual step, 0 if not known; `saves_at_end`: ranks that end write a checkpoint first;
     `saves_soon`: one has been asked for; `suspended_because`: why the job was suspended, empty if it was not;
     `listening_since`: before, the service could not hear of any step.
+    `paused_because`: who asked that it stands until it is resumed, empty if nobody did.
     """
 
     state: JobState
@@ -141,6 +142,7 @@ class JobView:
     saves_soon: bool = False
     suspended_because: str = ""
     listening_since: datetime | None = None
+    paused_because: str = ""
 
 
 class Do(StrEnum):
@@ -190,10 +192,24 @@ def next_action(view: JobView, limits: JobLimits) -> Action:
             return _settle(JobState.STOPPING, "stop requested", look_again_s=limits.stop_within_s)
         case JobState.SUSPENDING:
             return _end_when_quiet(view, limits, JobState.SUSPENDED, _why_suspended(view) or "too few nodes")
+        case JobState.PENDING | JobState.SUSPENDED if view.paused_because:
+            return Action(Do.NOTHING, f"paused because {view.paused_because}; waiting for somebody to resume it")
         case JobState.PENDING | JobState.SUSPENDED:
             return _start_if_possible(view)
+        case JobState.STARTING | JobState.RUNNING if view.paused_because:
+            return _pause(view, limits)
         case JobState.STARTING | JobState.RUNNING:
             return _keep_running(view, limits)
+
+
+def _pause(view: JobView, limits: JobLimits) -> Action:
+    """Whatever the job was about to do, its ranks end; with a checkpoint, where the world still lives."""
+    if view.ahead is not None:
+        return _keep_running(view, limits)
+    loss = _why_lost(view, limits)
+    reason = f"{loss.reason}; not started again, since {view.paused_because}" if loss else view.paused_because
+    because = fitting(view.paused_because, SUSPENDED_BECAUSE_CHARS_MAX)
+    return Action(Do.SUSPEND, reason, suspended_because=because, cause=loss.cause if loss else None)
 
 
 def _keep_running(view: JobView, limits: JobLimits) -> Action:

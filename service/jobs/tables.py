@@ -40,7 +40,8 @@ class SourceKind(StrEnum):
 
 class JobRow(Claimed, Base):
     """One job. `active_generation` changes only by compare-and-set; `due_at` is null once the job has ended.
-    `suspended_because`: kept until the job starts again, while `reason` says what it waits for."""
+    `suspended_because`: kept until the job starts again, while `reason` says what it waits for. `paused_because`: who
+    asked for a pause; empty if nobody did."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -75,6 +76,7 @@ class JobRow(Claimed, Base):
     lost_steps: Mapped[int] = mapped_column(default=0)
     error_at: Mapped[datetime | None] = mapped_column(default=None)
     suspended_because: Mapped[str] = mapped_column(default="")
+    paused_because: Mapped[str] = mapped_column(default="")
     checkpoints_asked: Mapped[int] = mapped_column(default=0)
     checkpoints_answered: Mapped[int] = mapped_column(default=0)
     standing_plans: Mapped[JsonList] = mapped_column(default=list)

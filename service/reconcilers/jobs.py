@@ -11,6 +11,8 @@ from sqlalchemy.orm import Session
 from service.context import Context
 from service.db.claims import claim_due, take_back
 from service.db.outage import is_outage
+from service.decisions.operations import record
+from service.decisions.rules import decided
 from service.handoffs.operations import drop_handoff, propose_handoff
 from service.handoffs.queries import open_handoff
 from service.jobs.membership import refresh_members
@@ -107,6 +109,7 @@ def _handle(context: Context, claim: Claim) -> None:
         _schedule(row, claim, action, now=now)
         if plans is not None:
             _store_plans(session, row, plans, now=now)
+        record(session, row, decided(facts, action), now=now)
         apply_action(session, row, action, plan_digest=facts.inputs.digest(), now=now)
 
 

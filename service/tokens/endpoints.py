@@ -12,6 +12,8 @@ from agent.protocol.joining import JOIN_PATH, RENEW_PATH, JoinRequest, NodeToken
 from liver_core.layout.limits import NodeId, ShortText
 from service.audit.operations import note
 from service.context import ADMIN_ONLY, AdminOf, Context, ContextOf, JoinerOf, NodeKeyOf, SessionOf
+from service.edge.routes import PeoplesRoute
+from service.paging import PagesOf
 from service.problems import ProblemError, invalid
 from service.tokens.operations import (
     Caller,
@@ -24,7 +26,7 @@ from service.tokens.operations import (
 )
 from service.tokens.tables import Role, TokenRow
 
-router = APIRouter(prefix="/api/v1/tokens", tags=["tokens"], dependencies=[ADMIN_ONLY])
+router = APIRouter(prefix="/api/v1/tokens", tags=["tokens"], route_class=PeoplesRoute, dependencies=[ADMIN_ONLY])
 joining = APIRouter(tags=["agents"])
 TokenId = Annotated[str, Path(pattern="^[0-9a-f]{1,64}$")]
 SECONDS_MAX = 10 * 366 * 86_400
@@ -85,16 +87,17 @@ class Rotation(BaseModel):
 @router.get("", operation_id="list_tokens", summary="List tokens, newest first")
 def list_all(
     session: SessionOf,
+    pages: PagesOf,
     revoked: Annotated[bool, Query(description="Also those that were revoked.")] = False,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> list[TokenOut]:
     """Those that admins have made, and the keys of nodes. No secret is ever shown again."""
-    return [TokenOut.of(row) for row in list_tokens(session, limit=limit, revoked=revoked)]
+    return [TokenOut.of(row) for row in list_tokens(session, pages, revoked=revoked)]
 
 
 @router.post("", status_code=201, operation_id="create_token", summary="Make a token")
-def create(context: ContextOf, session: SessionOf, admin: AdminOf, wanted: TokenIn) -> NewToken:
-    """The answer is the only place where its secret stands."""
+def create(context: ContextOf, session: SessionOf, admin: AdminOf, wanted: TokenIn, response: Response) -> NewToken:
+    """The answer is the only place where its secret stands: it is not kept for a repeat under an Idempotency-Key."""
+    response.headers["Cache-Control"] = "no-store"
     is_join = wanted.role is Role.JOIN
     for name in ("uses", "node_id"):
         if not is_join and getattr(wanted, name) is not None:
@@ -115,8 +118,11 @@ def create(context: ContextOf, session: SessionOf, admin: AdminOf, wanted: Token
 
 
 @router.post("/{token_id}/rotate", status_code=201, operation_id="rotate_token", summary="Replace a token")
-def rotate(context: ContextOf, session: SessionOf, admin: AdminOf, token_id: TokenId, how: Rotation) -> NewToken:
+def rotate(
+    context: ContextOf, session: SessionOf, admin: AdminOf, token_id: TokenId, how: Rotation, response: Response
+) -> NewToken:
     """A new one with the same role, name and limits. The old one works for `grace_s` more."""
+    response.headers["Cache-Control"] = "no-store"
     now = context.clock()
     row, token = rotate_token(session, token_id, grace_s=how.grace_s, now=now, created_by=admin.token_id)
     note(session, admin, "rotate_token", token_id, now=now, replaced_by=row.token_id)
