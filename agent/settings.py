@@ -5,7 +5,7 @@ import os
 import ssl
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from agent.notices import aws, gcp
 from agent.protocol.sync import Provider
+from agent.supervisor.job_user import JobUser, JobUserError, check_job_user, find_job_user
 
 SOCKET_PATH_BYTES_MAX = 107
 SOCKET_NAME_BYTES = 40
@@ -49,6 +50,7 @@ class AgentSettings:
     gcp_notice_s: int = 0
     notice_interval_s: float = aws.INTERVAL_S
     tls_ca: str | None = None
+    job_user: JobUser | None = None
 
 
 def read_token(path: str) -> str:
@@ -71,6 +73,18 @@ def check_tls_ca(path: str) -> str | None:
     return path or None
 
 
+def job_user(name: str, secret: Iterable[Path]) -> JobUser | None:
+    """The user of --job-user; None without one. Raises SettingsError also where that user can read what is secret."""
+    if not name:
+        return None
+    try:
+        found = find_job_user(name)
+        check_job_user(found, secret)
+    except JobUserError as error:
+        raise SettingsError(f"--job-user: {error}") from None
+    return found
+
+
 def default_run_dir(node_id: str, environ: Mapping[str, str]) -> Path:
     """The directory of an agent's journal and logs if --run-dir is not set."""
     state = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
@@ -91,7 +105,8 @@ def socket_dir_for(run_dir: Path) -> Path:
 
 def _private_directory(path: Path) -> Path:
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.mkdir(exist_ok=True, mode=0o700)
         found = path.lstat()
     except OSError as error:
         raise SettingsError(f"--run-dir: {path} cannot be created: {error.strerror}") from None

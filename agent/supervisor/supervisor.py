@@ -93,7 +93,7 @@ class Supervisor:
         assert key not in self._states, f"slot {key} still has a process"
         log_path = self._log_path(spec)
         in_use = {state.record.log_path for state in self._states.values()}
-        await asyncio.to_thread(_make_directories, log_path.parent, Path(spec.run_dir))
+        await asyncio.to_thread(log_path.parent.mkdir, parents=True, exist_ok=True, mode=0o700)
         await asyncio.to_thread(_drop_old_logs, log_path.parent, in_use)
         process = await self._zygote.fork(
             ForkRequest(
@@ -101,6 +101,7 @@ class Supervisor:
                 entry=self._settings.rank_entry,
                 spec=spec.model_dump(mode="json", by_alias=True),
                 log_path=str(log_path),
+                socket_path=spec.socket_path,
                 environment=dict(spec.spec.environment),
                 workdir=spec.spec.workdir,
             )
@@ -273,11 +274,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _make_directories(*directories: Path) -> None:
-    for directory in directories:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def _drop_old_logs(directory: Path, in_use: set[str]) -> None:

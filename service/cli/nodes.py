@@ -23,6 +23,7 @@ LIST = (
     Column("NOTICE", below=True),
     Column("PROVIDER", below=True),
     Column("POOL", below=True),
+    Column("JOBS RUN AS", below=True, label="jobs run as"),
 )
 
 
@@ -59,6 +60,7 @@ def list_all(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None
             _notice(node),
             node["provider"],
             node["pool"],
+            node["job_user"] or "the agent's user",
         )
         for node in found
     ]
