@@ -171,7 +171,7 @@ class Agent:
             on_exit=note_exit,
         )
         supervisor = Supervisor(
-            SupervisorSettings(settings.run_dir, settings.socket_dir, settings.rank_entry),
+            SupervisorSettings(settings.run_dir, settings.socket_dir, settings.rank_entry, settings.secret_places),
             self._journal,
             zygote,
             on_event=self._driver.take_rank_event,

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import ssl
 import stat
 import tempfile
@@ -12,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from agent.notices import aws, gcp
+from agent.protocol.jobfile import ENVIRONMENT_NAME
+from agent.protocol.secret_values import NO_SECRETS, SecretPlaces
 from agent.protocol.sync import Provider
 from agent.supervisor.job_user import JobUser, JobUserError, check_job_user, find_job_user
 
@@ -51,6 +54,7 @@ class AgentSettings:
     notice_interval_s: float = aws.INTERVAL_S
     tls_ca: str | None = None
     job_user: JobUser | None = None
+    secret_places: SecretPlaces = NO_SECRETS
 
 
 def read_token(path: str) -> str:
@@ -83,6 +87,21 @@ def job_user(name: str, secret: Iterable[Path]) -> JobUser | None:
     except JobUserError as error:
         raise SettingsError(f"--job-user: {error}") from None
     return found
+
+
+def secret_places(folders: str, names: str) -> SecretPlaces:
+    """What --job-secrets-dir and --job-secrets-env allow; both name several with commas. Raises SettingsError."""
+    found = tuple(Path(part.strip()) for part in folders.split(",") if part.strip())
+    for folder in found:
+        if not folder.is_absolute() or not folder.is_dir():
+            raise SettingsError(f"--job-secrets-dir {folder} must be the whole path of a folder")
+    allowed = tuple(part.strip() for part in names.split(",") if part.strip())
+    for name in allowed:
+        if not re.match(ENVIRONMENT_NAME, name.removesuffix("*")):
+            raise SettingsError(
+                f"--job-secrets-env {name!r} must be the name of a variable, or the beginning of one and *"
+            )
+    return SecretPlaces(found, allowed)
 
 
 def default_run_dir(node_id: str, environ: Mapping[str, str]) -> Path:

@@ -54,8 +54,9 @@ class ZygoteRefusal(Exception):
 
 
 class Zygote:
-    """One run directory's zygote. `serve` returns after an end request, or when it has been idle for `idle_exit_s`. With
-    a job user every child becomes that user before it runs any code of a job."""
+    """One run directory's zygote. `serve` returns after an end request, or when it has been idle for `idle_exit_s`.
+
+    With a job user every child becomes that user before it runs any code of a job."""
 
     def __init__(
         self,

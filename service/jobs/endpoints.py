@@ -88,7 +88,7 @@ def show(session: SessionOf, job_id: JobId) -> JobOut:
     handoff = open_handoff(session, job_id)
     return JobOut(
         **summary.model_dump(),
-        spec=queries.job_file_of(row),
+        spec=queries.job_file_of(row).without_secrets(),
         generations=[GenerationOut.of(item) for item in queries.generations(session, job_id)],
         checkpoints=[CheckpointOut.of(item) for item in checkpoints],
         pace=JobPace.of(row, queries.steps_per_s(session, row)),

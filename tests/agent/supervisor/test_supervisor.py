@@ -17,6 +17,7 @@ import pytest
 
 from agent.journal import Journal, Table
 from agent.protocol.rank import Hello, RankEvent, StepReport
+from agent.protocol.secret_values import NO_SECRETS, SecretPlaces
 from agent.protocol.worker import RankSpec
 from agent.supervisor.job_user import JobUser
 from agent.supervisor.process import ProcessIdentity, is_alive, read_start_time, send_signal, wait_end
@@ -35,7 +36,14 @@ KEY = SlotKey("fake", 0)
 class Node:
     """One node's supervision, with what it heard."""
 
-    def __init__(self, run_dir: Path, entry: str, preload: str, job_user: JobUser | None = None) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        entry: str,
+        preload: str,
+        job_user: JobUser | None = None,
+        places: SecretPlaces = NO_SECRETS,
+    ) -> None:
         self.run_dir = run_dir
         self.events: list[tuple[SlotKey, RankEvent]] = []
         self.exits: list[tuple[SlotKey, Reason]] = []
@@ -51,7 +59,7 @@ class Node:
             on_exit=lambda exited: self.supervisor.note_exit(exited),
         )
         self.supervisor = Supervisor(
-            SupervisorSettings(run_dir, run_dir, entry),
+            SupervisorSettings(run_dir, run_dir, entry, places),
             self.journal,
             self.zygote,
             on_event=lambda key, event: self.events.append((key, event)),
@@ -100,8 +108,10 @@ def run_dir() -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def node(run_dir: Path, entry: str = "tests.agent.fake_rank:run", preload: str = "json") -> AsyncIterator[Node]:
-    this = Node(run_dir, entry, preload)
+async def node(
+    run_dir: Path, entry: str = "tests.agent.fake_rank:run", preload: str = "json", places: SecretPlaces = NO_SECRETS
+) -> AsyncIterator[Node]:
+    this = Node(run_dir, entry, preload, places=places)
     this.supervisor.adopt()
     this.stores.adopt()
     try:
