@@ -95,7 +95,7 @@ class FakeRank:
                     unsaid, self.unsaid = self.unsaid, []
                     for message in (self.hello(), *unsaid):
                         self.say(message)
-                elif (code := self.read(source)) is not None:
+                elif source in self.clients and (code := self.read(source)) is not None:
                     return code
             code = self.advance()
             if code is not None:

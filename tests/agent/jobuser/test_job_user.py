@@ -57,12 +57,13 @@ def test_what_a_job_tries_on_its_agent_is_refused_while_it_trains_and_is_handed_
         nodes.service.spares = (c,)
         found = nodes.wait(lambda: findings(place, 2), "what two ranks found", 120)
         as_root = probe_as_root(a, database)
+        nodes.wait(lambda: (1, 3) in nodes.service.steps, "three steps", 60)
         nodes.announce(b)
         done = nodes.wait_handoff(HandoffState.ACTIVE)
         nodes.wait_training(2, (a, c))
         checkpoint = nodes.wait(lambda: nodes.service.checkpoints, "a checkpoint")[-1]
 
-        assert (done.rung, done.decision) == (Rung.LIVE, Decision.GO)
+        assert (done.rung, done.decision) == (Rung.LIVE, Decision.GO), done.model_dump_json()
         assert done.target.node_ids() == (a, c) and done.measures.certificate, "the state was certified"
         assert Path(checkpoint.path).stat().st_uid == job_user.pw_uid
         assert not nodes.service.failed

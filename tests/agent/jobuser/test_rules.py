@@ -16,7 +16,7 @@ import pytest
 from agent.supervisor.job_user import JobUser, JobUserError, environment_for_jobs, find_job_user
 from agent.supervisor.process import is_alive
 from tests.agent.cluster import ROOT
-from tests.agent.supervisor.test_supervisor import KEY, Node
+from tests.agent.supervisor.test_supervisor import KEY, Node, text_of
 from tests.agent.waiting import eventually, quick_directory
 
 RUN = "tests.agent.fake_rank:run"
@@ -108,7 +108,7 @@ def test_a_zygote_of_another_user_is_replaced_and_its_ranks_run_on(job_user: pwd
         second.supervisor.adopt()
         try:
             assert (await second.zygote.ensure()).identity != before and not is_alive(before)
-            assert is_alive(older.record.process)
+            assert is_alive(older.record.process), text_of(older.record.log_path)
             await second.supervisor.stop(KEY, "its place is needed", grace_s=5.0)
             newer = await second.supervisor.launch(second.spec(), "o2")
             await eventually(lambda: newer.pulse.step > 2, "steps of the user's rank")
