@@ -16,7 +16,7 @@ from agent.protocol import errors
 from agent.protocol.errors import PROBLEM_MEDIA_TYPE, FieldProblem, Problem
 from agent.protocol.plain_rules import rule_in_words
 from liver_core.layout.limits import fitting
-from service.db.outage import is_outage
+from service.db.outage import Outage, is_outage
 
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}
 _CODES = {404: errors.NOT_FOUND, 408: errors.TOO_LATE, 413: errors.TOO_LARGE}
@@ -64,6 +64,14 @@ def conflict(detail: str) -> ProblemError:
 def unavailable(detail: str) -> Problem:
     """503: nothing was changed, and the same request may succeed in a moment."""
     return Problem(title="Unavailable", status=503, code=errors.UNAVAILABLE, detail=detail)
+
+
+def unknown() -> Problem:
+    """503 where the database was lost while it stored a change."""
+    return unavailable(
+        "the database was lost while it stored this: whether anything was changed is not known; a request with an "
+        "Idempotency-Key may be sent again as it is"
+    )
 
 
 def unexpected(problem_id: str) -> ProblemError:
@@ -117,11 +125,16 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(SQLAlchemyError)
     async def _database(request: Request, error: SQLAlchemyError) -> JSONResponse:
-        if is_outage(error):
-            request.app.state.context.database.outage.begins(error)
-        elif isinstance(error, _PASSING):
-            _log.error("the database did not answer in time: %s", error)
-        else:
-            raise error
-        problem = unavailable("the database did not answer in time; nothing was changed, try again")
-        return response(problem, headers=_HEADERS[503])
+        return response_to_database(error, request.app.state.context.database.outage)
+
+
+def response_to_database(error: SQLAlchemyError, outage: Outage) -> JSONResponse:
+    """503 where the next try may not meet this error. Raises it again where it is a mistake of the service."""
+    if is_outage(error):
+        outage.begins(error)
+    elif isinstance(error, _PASSING):
+        _log.error("the database did not answer in time: %s", error)
+    else:
+        raise error
+    problem = unavailable("the database did not answer in time; nothing was changed, try again")
+    return response(problem, headers=_HEADERS[503])
