@@ -20,6 +20,8 @@ from service.app import create_app
 from service.context import utc_now
 from service.db import engine
 from service.db.engine import StartError, open_database
+from service.jobs.grants import follow_members
+from service.jobs.tables import MemberRole
 from service.server import bind
 from service.settings import ServiceSettings
 from tests.service.conftest import bearer
@@ -128,6 +130,8 @@ def test_reports_that_time_out_at_a_locked_job_do_not_pile_up_behind_it(tmp_path
         job_id = client.post("/api/v1/jobs", json=JOB, headers=bearer(settings, "operator")).json()["job_id"]
         agent = FakeAgent("a", client, bearer(settings, "join"), utc_now)
         agent.sync()
+        with database.sessions.begin() as session:
+            follow_members(session, job_id, given={"a": MemberRole.MEMBER}, taken=(), now=utc_now())
         steps = {"steps": (step_row(job_id, 1, 1, utc_now()),)}
         with database.engine.begin() as holder:
             holder.execute(text("SELECT 1 FROM jobs FOR UPDATE"))

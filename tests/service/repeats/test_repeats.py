@@ -111,7 +111,7 @@ def test_a_secret_is_not_kept_so_that_a_repeat_says_that_it_was_made(client, con
 
 
 def test_a_commit_whose_answer_is_lost_is_not_called_unchanged_and_is_found_again(client, context, count, monkeypatch):
-    dialect = context.database.engine.dialect
+    dialect = context.database.readers_engine.dialect
 
     def lost(connection, real=dialect.do_commit):
         real(connection)
