@@ -32,7 +32,8 @@ def test_a_submitted_job_is_listed_shown_stopped_and_watched_to_its_end(service:
     job_id = submitted.stdout.strip()
     listed = service.run("jobs", "list")
     assert job_id in listed.stdout and "pending" in listed.stdout
-    shown = service.run("jobs", "show", job_id)
+    # Until its reconciler has looked at it, it is only submitted.
+    shown = next(seen for _ in range(100) if "submitted" not in (seen := service.run("jobs", "show", job_id)).stdout)
     assert "0 nodes are ready" in shown.stdout and "no generation yet" in shown.stdout
     assert json.loads(service.run("jobs", "show", job_id, "--json").stdout)["spec"]["name"] == "demo"
     stopped = service.run("jobs", "stop", job_id)

@@ -49,7 +49,7 @@ def test_of_a_job_the_checkpoints_are_those_that_the_service_lists(
 ):
     listed = [{"step": step, "path": f"/elsewhere/step-{step:09d}"} for step in (12, 3)]
     job = {"job_id": "demo-1a2b", "name": "demo", "state": "running", "checkpoints": listed}
-    answers = {"/api/v1/jobs": [job], "/api/v1/jobs/demo-1a2b": job}
+    answers = {"/api/v1/jobs": [job], "/api/v1/jobs/demo-1a2b": job, "/api/v1/jobs/demo-1a2b/checkpoints": listed}
     client = SimpleNamespace(get=lambda path, **_: answers[path], listed=lambda path, **_: answers[path])
     monkeypatch.setattr("service.cli.jobs.connect", lambda *_: client)
     done = attempt("demo", plays(tmp_path, json.dumps(MADE)), *options)
