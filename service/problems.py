@@ -16,7 +16,7 @@ from agent.protocol import errors
 from agent.protocol.errors import PROBLEM_MEDIA_TYPE, FieldProblem, Problem
 from agent.protocol.plain_rules import rule_in_words
 from liver_core.layout.limits import fitting
-from service.db.outage import is_outage
+from service.db.outage import Outage, is_outage
 
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "2"}}
 _CODES = {404: errors.NOT_FOUND, 408: errors.TOO_LATE, 413: errors.TOO_LARGE}
@@ -64,6 +64,17 @@ def conflict(detail: str) -> ProblemError:
 def unavailable(detail: str) -> Problem:
     """503: nothing was changed, and the same request may succeed in a moment."""
     return Problem(title="Unavailable", status=503, code=errors.UNAVAILABLE, detail=detail)
+
+
+def passing(error: SQLAlchemyError, outage: Outage) -> ProblemError:
+    """What a request meets while the database is away or busy. Raises any other error again."""
+    if is_outage(error):
+        outage.begins(error)
+    elif isinstance(error, _PASSING):
+        _log.error("the database did not answer in time: %s", error)
+    else:
+        raise error
+    return ProblemError(unavailable("the database did not answer in time; nothing was changed, try again"))
 
 
 def unexpected(problem_id: str) -> ProblemError:
@@ -117,11 +128,4 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(SQLAlchemyError)
     async def _database(request: Request, error: SQLAlchemyError) -> JSONResponse:
-        if is_outage(error):
-            request.app.state.context.database.outage.begins(error)
-        elif isinstance(error, _PASSING):
-            _log.error("the database did not answer in time: %s", error)
-        else:
-            raise error
-        problem = unavailable("the database did not answer in time; nothing was changed, try again")
-        return response(problem, headers=_HEADERS[503])
+        return response_to(passing(error, request.app.state.context.database.outage))

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Mapping
 from time import monotonic, time
 
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import cookie_parser
@@ -18,7 +19,7 @@ from agent.protocol import errors
 from agent.protocol.errors import Problem
 from service.context import CALLER, Context, find_caller
 from service.edge.budgets import Buckets
-from service.problems import ProblemError, response_to, unexpected
+from service.problems import ProblemError, passing, response_to, unexpected
 from service.tokens import sessions
 from service.tokens.tables import PEOPLE
 
@@ -60,7 +61,10 @@ class Gate:
         _check_form(scope, headers)
         if scope["path"].startswith(_NEEDS_TOKEN):
             kind, _, token = headers.get("authorization", "").partition(" ")
-            caller = await find_caller(self._context, token.strip() if kind.lower() == "bearer" else "")
+            try:
+                caller = await find_caller(self._context, token.strip() if kind.lower() == "bearer" else "")
+            except SQLAlchemyError as error:
+                raise passing(error, self._context.database.outage) from None
             scope[CALLER] = caller
             budget = self._others if caller.role in PEOPLE else self._agents
             self._take(budget, f"token {caller.token_id}")
