@@ -1,5 +1,6 @@
 """Makes the application: database, schema, first tokens, wake hub, reconcilers, routes."""
 
+import asyncio
 import logging
 import secrets
 from collections.abc import AsyncIterator
@@ -21,17 +22,21 @@ from agent.protocol.sync import SyncReport
 from service import problems
 from service.audit import endpoints as audit
 from service.console import endpoints as console
-from service.context import PERSON_ONLY, Clock, Context, utc_now
+from service.context import PERSON_ONLY, Clock, Context
+from service.db.clock import DatabaseClock
 from service.db.engine import Database, check_data_dir, open_database
 from service.db.upgrade import upgrade
 from service.db.wake import WakeHub
+from service.decisions import endpoints as decisions
 from service.edge.description import describe
 from service.edge.gate import Gate
 from service.handoffs import endpoints as handoffs
 from service.jobs import endpoints as jobs
+from service.jobs.changes import JobChange
 from service.leases import endpoints as leases
 from service.ledger import endpoints as ledger
 from service.nodes import endpoints as nodes
+from service.nodes.listening import BEAT_S
 from service.notices import endpoints as notices
 from service.reconcilers.runner import Reconcilers
 from service.settings import ServiceSettings
@@ -59,14 +64,16 @@ class Running:
     reconcilers: Reconcilers | None
 
 
-def create_app(settings: ServiceSettings, *, clock: Clock = utc_now, database: Database | None = None) -> FastAPI:
+def create_app(settings: ServiceSettings, *, clock: Clock | None = None, database: Database | None = None) -> FastAPI:
     """The application. The database is opened here, so that an error comes before the first request.
 
-    Raises StartError. `database`: given by tests, which then also close it.
+    Raises StartError. `clock`: the database's, unless tests give another. `database`: given by tests, which then also
+    close it.
     """
     owned = database is None
     database = database or open_database(settings)
     upgrade(database.engine)
+    clock = clock or DatabaseClock(database.engine)
     context = Context(settings, database, WakeHub(database.engine.url, database.outage), clock, secrets.token_bytes(32))
     _write_first_tokens(context)
     app = FastAPI(
@@ -82,7 +89,8 @@ def create_app(settings: ServiceSettings, *, clock: Clock = utc_now, database: D
         generate_unique_id_function=lambda route: route.name,
         openapi_tags=[
             {"name": "jobs"}, {"name": "nodes"}, {"name": "notices"}, {"name": "handoffs"}, {"name": "ledger"},
-            {"name": "pools"}, {"name": "tokens", "description": "Only for admins."}, {"name": "audit"},
+            {"name": "leases"}, {"name": "pools"}, {"name": "tokens", "description": "Only for admins."},
+            {"name": "audit"},
             {"name": "agents", "description": "Only for agents' tokens."}, {"name": "health"},
         ],
     )  # fmt: skip
@@ -90,8 +98,9 @@ def create_app(settings: ServiceSettings, *, clock: Clock = utc_now, database: D
     app.add_middleware(Gate, context=context, body_bytes_max={**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX})
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.
-    for noun in (sync, jobs, nodes, notices, handoffs, ledger, leases, tokens, audit):
+    for noun in (sync, jobs, decisions, nodes, notices, handoffs, ledger, leases, tokens, audit):
         app.include_router(noun.router)
+    app.include_router(leases.leases)
     app.include_router(tokens.joining)
     app.include_router(console.router, include_in_schema=False)
     _add_health(app, context)
@@ -111,20 +120,34 @@ def _lifespan(context: Context, *, owned: bool):
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         context.hub.start()
+        if isinstance(context.clock, DatabaseClock):
+            context.clock.start()
         reconcilers = Reconcilers(context) if context.settings.reconcilers else None
         app.state.running = Running(context, reconcilers)
         if reconcilers is not None:
             reconcilers.start()
+        beating = asyncio.create_task(_beat(context)) if reconcilers is not None else None
         try:
             yield
         finally:
+            if beating is not None:
+                beating.cancel()
             if reconcilers is not None:
                 await run_in_threadpool(reconcilers.stop)
             await run_in_threadpool(context.hub.stop)
+            if isinstance(context.clock, DatabaseClock):
+                await run_in_threadpool(context.clock.stop)
             if owned:
                 await run_in_threadpool(context.database.close)
 
     return lifespan
+
+
+async def _beat(context: Context) -> None:
+    """While the event loop stands, no agent can report."""
+    while True:
+        context.listening.beat(context.clock())
+        await asyncio.sleep(BEAT_S)
 
 
 def _write_first_tokens(context: Context) -> None:
@@ -152,12 +175,15 @@ def _add_health(app: FastAPI, context: Context) -> None:
     )
     def readyz(response: Response) -> Health:
         detail = _why_not_ready(app, context)
-        response.status_code = 503 if detail else 200
-        return Health(status="unavailable" if detail else "ok", version=release(), detail=detail)
+        if detail:
+            response.status_code = 503
+            return Health(status="unavailable", version=release(), detail=detail)
+        reconcilers = app.state.running.reconcilers
+        return Health(status="ok", version=release(), detail=reconcilers.doubt() if reconcilers is not None else "")
 
 
 def _add_description(app: FastAPI) -> None:
-    description = cache(lambda: describe(app, {"sync": SyncReport, "submit_job": JobFile}))
+    description = cache(lambda: describe(app, {"sync": SyncReport, "submit_job": JobFile, "update_job": JobChange}))
     app.openapi = description
 
     @app.get("/api/v1/openapi.json", include_in_schema=False, dependencies=[PERSON_ONLY])

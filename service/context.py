@@ -1,20 +1,26 @@
 """What every request and reconciler uses: settings, database, clock, wake hub; and who may call."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import Depends, Request
-from fastapi.concurrency import run_in_threadpool
+from fastapi.concurrency import contextmanager_in_threadpool
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
 from agent.protocol import errors
 from agent.protocol.errors import Problem
 from service.db.engine import Database
+from service.db.outage import is_outage
 from service.db.wake import WakeHub
-from service.problems import ProblemError
+from service.lanes import AGENTS_WAIT_S, PEOPLE_WAIT_S, Lane
+from service.nodes.listening import Listening
+from service.problems import ProblemError, unknown
+from service.repeats.operations import claim
 from service.settings import ServiceSettings
 from service.tokens.operations import Caller, verify_token
 from service.tokens.recent import RecentNodes
@@ -25,13 +31,14 @@ Clock = Callable[[], datetime]
 
 
 def utc_now() -> datetime:
-    """The real clock."""
+    """This machine's own clock. The service goes by the database's."""
     return datetime.now(UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """One per application."""
+    """One per application. `agents` and `people`: whose threads and connections a request uses. `listening`: when it
+    could not serve."""
 
     settings: ServiceSettings
     database: Database
@@ -40,15 +47,27 @@ class Context:
     session_key: bytes
     recent_nodes: RecentNodes = field(default_factory=RecentNodes)
     turns: Turns = field(default_factory=Turns)
+    listening: Listening = field(init=False)
+    agents: Lane = field(init=False)
+    people: Lane = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the lanes of this database; nothing was heard before."""
+        object.__setattr__(self, "listening", Listening(self.clock()))
+        base = self.database
+        agents = Lane(base.sessions, places=base.agents_max, wait_s=AGENTS_WAIT_S, whose="agents")
+        people = Lane(base.readers, places=base.readers_max, wait_s=PEOPLE_WAIT_S, whose="people and scripts")
+        object.__setattr__(self, "agents", agents)
+        object.__setattr__(self, "people", people)
 
     @property
     def sessions(self) -> sessionmaker[Session]:
-        """The session factory."""
+        """The session factory of the service's own threads. Requests use those of their lane."""
         return self.database.sessions
 
 
-CALLER = "liver.caller"
-"""Where a request's scope names its caller."""
+CALLER, ASK, SESSION = "liver.caller", "liver.ask", "liver.session"
+"""Where a request's scope names its caller; under which idempotency key it comes, if any; and its transaction."""
 
 
 # This function and the checks below do not block. They are coroutines so that they need no threads.
@@ -61,10 +80,29 @@ ContextOf = Annotated[Context, Depends(of_request)]
 _bearer = HTTPBearer(auto_error=False, description="liver_<id>_<secret>, from a token file")
 
 
-def transaction(context: ContextOf) -> Iterator[Session]:
-    """One request is one transaction: committed before the response is sent, rolled back on any error."""
-    with context.sessions.begin() as session:
+async def transaction(request: Request, context: ContextOf) -> AsyncIterator[Session]:
+    """One request is one transaction: committed before the response is sent, rolled back on any error. Raises 503 where
+    too many others are at work."""
+    async with context.people.place(), contextmanager_in_threadpool(_transaction(request, context)) as session:
         yield session
+
+
+@contextmanager
+def _transaction(request: Request, context: Context) -> Iterator[Session]:
+    with context.people.sessions() as session:
+        ask = request.scope.get(ASK)
+        if ask is not None:
+            claim(session, ask, now=context.clock())
+        request.scope[SESSION] = session
+        yield session
+        try:
+            session.commit()
+        except SQLAlchemyError as error:
+            if not is_outage(error):
+                raise
+            # The server may have committed before it was lost, so that nobody knows what became of the change.
+            context.database.outage.begins(error)
+            raise ProblemError(unknown()) from error
 
 
 # Function scope, or the commit would come after the response: persist before you answer.
@@ -78,12 +116,12 @@ async def caller_of(
     return request.scope[CALLER]
 
 
-async def find_caller(context: Context, token: str) -> Caller:
+async def find_caller(context: Context, token: str, lane: Lane) -> Caller:
     """The caller with this token. Raises 401 if it is not valid. Uses its own short transaction: streams must not keep
     one open."""
     caller = context.recent_nodes.find(token, now=context.clock())
     if caller is None:
-        caller = await run_in_threadpool(_verify, context, token)
+        caller = await lane.run(_verify, context, lane, token)
     if caller is None:
         raise ProblemError(
             Problem(
@@ -96,9 +134,9 @@ async def find_caller(context: Context, token: str) -> Caller:
     return caller
 
 
-def _verify(context: Context, token: str) -> Caller | None:
+def _verify(context: Context, lane: Lane, token: str) -> Caller | None:
     now = context.clock()
-    with context.sessions() as session:
+    with lane.sessions() as session:
         caller = verify_token(session, token, now=now)
     if caller is not None:
         context.recent_nodes.keep(token, caller, now=now)

@@ -66,15 +66,12 @@ def unavailable(detail: str) -> Problem:
     return Problem(title="Unavailable", status=503, code=errors.UNAVAILABLE, detail=detail)
 
 
-def passing(error: SQLAlchemyError, outage: Outage) -> ProblemError:
-    """What a request meets while the database is away or busy. Raises any other error again."""
-    if is_outage(error):
-        outage.begins(error)
-    elif isinstance(error, _PASSING):
-        _log.error("the database did not answer in time: %s", error)
-    else:
-        raise error
-    return ProblemError(unavailable("the database did not answer in time; nothing was changed, try again"))
+def unknown() -> Problem:
+    """503 where the database was lost while it stored a change."""
+    return unavailable(
+        "the database was lost while it stored this: whether anything was changed is not known; a request with an "
+        "Idempotency-Key may be sent again as it is"
+    )
 
 
 def unexpected(problem_id: str) -> ProblemError:
@@ -128,4 +125,16 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(SQLAlchemyError)
     async def _database(request: Request, error: SQLAlchemyError) -> JSONResponse:
-        return response_to(passing(error, request.app.state.context.database.outage))
+        return response_to_database(error, request.app.state.context.database.outage)
+
+
+def response_to_database(error: SQLAlchemyError, outage: Outage) -> JSONResponse:
+    """503 where the next try may not meet this error. Raises it again where it is a mistake of the service."""
+    if is_outage(error):
+        outage.begins(error)
+    elif isinstance(error, _PASSING):
+        _log.error("the database did not answer in time: %s", error)
+    else:
+        raise error
+    problem = unavailable("the database did not answer in time; nothing was changed, try again")
+    return response(problem, headers=_HEADERS[503])

@@ -20,7 +20,12 @@ class ServiceSettings(BaseSettings):
     database_url: SecretStr | None = Field(
         default=None, description="postgresql://...; absent: an embedded PostgreSQL under data_dir"
     )
-    database_pool_size: int = Field(default=10, ge=2, le=200)
+    database_pool_size: int = Field(
+        default=10,
+        ge=2,
+        le=200,
+        description="connections kept for people, and as many for agents, who get twice as many when busy",
+    )
 
     agent_poll_s: float = Field(default=1.0, gt=0, le=60)
     silent_after_s: float = Field(

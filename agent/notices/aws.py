@@ -8,19 +8,23 @@ notice".
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 
 import httpx
 
 from agent.notices.metadata_read import Answer, Unreadable, read
 from agent.notices.source import RAW_CHARS_MAX, Announced, Announcement, Nothing, Observation, Unknown, parse_utc
 from agent.protocol.sync import NoticeKind
+from agent.protocol.values import shifted
 
 DEFAULT_URL = "http://169.254.169.254"
 TOKEN_TTL_S = 3_600
 TOKEN_RENEW_BELOW_S = 15.0
 TIMEOUT_S = 2.0
 INTERVAL_S = 1.0
+CLOCKS_APART = timedelta(seconds=5)
+"""A node's clock that differs by more from that of its metadata service is wrong."""
 TOKEN_PATH = "/latest/api/token"
 ACTION_PATH = "/latest/meta-data/spot/instance-action"
 TERMINATION_PATH = "/latest/meta-data/spot/termination-time"
@@ -49,6 +53,7 @@ class AwsImdsSource:
         self._now = now
         # No proxy from the environment: metadata is link-local.
         self._client = httpx.AsyncClient(timeout=timeout_s, trust_env=False)
+        self._ahead = timedelta(0)
         self._token: tuple[str, float] | None = None  # and until when it can be used
 
     async def observe(self) -> Observation:
@@ -77,12 +82,13 @@ class AwsImdsSource:
         try:
             body = await self._get(ACTION_PATH)
             if body is not None:
-                return _parse_action(body, self._now())
+                return _parse_action(body, self._now(), self._ahead)
         except Unreadable as error:
             unreadable = error
         body = await self._get(TERMINATION_PATH)
         moment = None if body is None else parse_utc(body)
         if moment is not None:
+            moment = shifted(moment, self._ahead)
             return Announcement(NoticeKind.INTERRUPTION, moment, _raw(TERMINATION_PATH, body or ""))
         if unreadable is not None:
             raise unreadable
@@ -130,10 +136,22 @@ class AwsImdsSource:
         return response.text
 
     async def _send(self, method: str, path: str, headers: dict[str, str]) -> Answer:
-        return await read(self._client, method, self._url + path, limit_s=self._timeout_s, headers=headers)
+        answer = await read(self._client, method, self._url + path, limit_s=self._timeout_s, headers=headers)
+        self._ahead = _ahead_of(answer.headers.get("Date", ""), self._now())
+        return answer
 
 
-def _parse_action(body: str, now: datetime) -> Announcement:
+def _ahead_of(date: str, now: datetime) -> timedelta:
+    """How far this node's clock is ahead of the one by which AWS names its times: nothing where they are about the
+    same, or the answer does not say."""
+    try:
+        apart = now - parsedate_to_datetime(date)
+    except (ValueError, TypeError):
+        return timedelta(0)
+    return apart if abs(apart) > CLOCKS_APART else timedelta(0)
+
+
+def _parse_action(body: str, now: datetime, ahead: timedelta) -> Announcement:
     data = _parse_object(ACTION_PATH, body)
     action, time = data.get("action"), data.get("time")
     if action not in ACTIONS:
@@ -144,7 +162,7 @@ def _parse_action(body: str, now: datetime) -> Announcement:
         return Announcement(NoticeKind.INTERRUPTION, now.astimezone(UTC), _raw(ACTION_PATH, body))
     if moment is None:
         raise Unreadable(f"{ACTION_PATH}: time must be RFC 3339, is {time!r}")
-    return Announcement(NoticeKind.INTERRUPTION, moment, _raw(ACTION_PATH, body))
+    return Announcement(NoticeKind.INTERRUPTION, shifted(moment, ahead), _raw(ACTION_PATH, body))
 
 
 def _parse_object(path: str, body: str) -> dict[str, object]:

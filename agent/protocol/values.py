@@ -4,7 +4,7 @@ Pure: pydantic only, no torch, no input or output. What belongs to a handoff its
 is that of liver_core; it stands once.
 """
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Self
 
@@ -23,6 +23,14 @@ Utc = Annotated[
     Bound(ge=datetime.fromtimestamp(UTC_LEAST, UTC), lt=datetime.fromtimestamp(UTC_MOST, UTC)),
     Field(description="A time with its zone, in the years 2000 to 2099."),
 ]
+
+
+def shifted(moment: datetime | None, by: timedelta) -> datetime | None:
+    """The time so much later, within what a message may say; None stays."""
+    if moment is None or not by:
+        return moment
+    seconds = min(max(moment.timestamp() + by.total_seconds(), UTC_LEAST), UTC_MOST - 1.0)
+    return moment + by if UTC_LEAST < seconds < UTC_MOST - 1.0 else datetime.fromtimestamp(seconds, UTC)
 
 
 def _written(value: object) -> object:

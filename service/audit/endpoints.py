@@ -10,8 +10,10 @@ from sqlalchemy import select
 from liver_core.layout.limits import ShortText
 from service.audit.tables import AuditRow
 from service.context import PERSON_ONLY, SessionOf
+from service.edge.routes import PeoplesRoute
+from service.paging import PagesOf
 
-router = APIRouter(prefix="/api/v1/audit", tags=["audit"], dependencies=[PERSON_ONLY])
+router = APIRouter(prefix="/api/v1/audit", tags=["audit"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
 
 class AuditOut(BaseModel):
@@ -30,15 +32,12 @@ class AuditOut(BaseModel):
 @router.get("", operation_id="list_audit", summary="Who changed what, newest first")
 def list_all(
     session: SessionOf,
+    pages: PagesOf,
     target: Annotated[ShortText | None, Query(description="Only of this job, node, pool or token.")] = None,
-    before: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Only rows with a smaller audit_id.")] = None,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> list[AuditOut]:
-    """For the next page, give the last `audit_id` as `before`."""
+    """Rows are only ever added."""
     statement = select(AuditRow)
     if target is not None:
         statement = statement.where(AuditRow.target == target)
-    if before is not None:
-        statement = statement.where(AuditRow.audit_id < before)
-    found = session.scalars(statement.order_by(AuditRow.audit_id.desc()).limit(limit))
+    found = pages.newest(session, statement, AuditRow.audit_id)
     return [AuditOut.model_validate(row, from_attributes=True) for row in found]

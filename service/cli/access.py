@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import typer
 
-from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect, fail
+from service.cli.client import DEFAULT_URL, LISTED, AsJson, Every, Limit, ServiceUrl, TokenFile, connect, fail
 from service.cli.columns import Column
 from service.cli.output import print_json, print_table, seconds_in, since
 
@@ -78,12 +78,14 @@ def create(
 @app.command("list", epilog="Example: liver tokens list")
 def list_all(
     revoked: Annotated[bool, typer.Option("--revoked", help="Also those that were revoked.")] = False,
+    limit: Limit = LISTED,
+    every: Every = False,
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """List tokens and the keys of nodes, newest first. Secrets are never shown again."""
-    found = connect(service_url, token_file).get("/api/v1/tokens", revoked=revoked)
+    found = connect(service_url, token_file).listed("/api/v1/tokens", limit=limit, every=every, revoked=revoked)
     if as_json:
         return print_json(found)
     rows = [
@@ -151,13 +153,14 @@ def audit(
     target: Annotated[
         str | None, typer.Option("--target", help="Only of this job, node, pool or token.", metavar="NAME")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=1_000, help="How many at most.")] = 50,
+    limit: Limit = 50,
+    every: Every = False,
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """List who changed what, newest first."""
-    found = connect(service_url, token_file).get("/api/v1/audit", target=target, limit=limit)
+    found = connect(service_url, token_file).listed("/api/v1/audit", limit=limit, every=every, target=target)
     if as_json:
         return print_json(found)
     rows = [

@@ -3,12 +3,14 @@
 import os
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from uuid import uuid4
 
 import typer
 
@@ -23,6 +25,9 @@ DEFAULT_URL = "http://127.0.0.1:8470"
 DEFAULT_DATA_DIR = "~/.local/share/liver"
 TIMEOUT_S = 15.0
 TOKEN_CHARS_MAX = 256
+PAGE_ROWS_MAX = 1_000
+UNAVAILABLE = 503
+SENT_AGAIN_MAX, SEND_AGAIN_S = 2, 1.0
 
 ServiceUrl = Annotated[
     str, typer.Option("--service-url", envvar="LIVER_SERVICE_URL", help="Where the service listens.", metavar="URL")
@@ -36,6 +41,9 @@ TokenFile = Annotated[
         metavar="FILE",
     ),
 ]
+Limit = Annotated[int, typer.Option("--limit", min=1, max=100_000, help="How many at most.")]
+Every = Annotated[bool, typer.Option("--all", help="Every one, however many there are.")]
+LISTED = 100
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
 
 
@@ -127,13 +135,60 @@ class ServiceClient:
         """GET as JSON; parameters that are None are left out."""
         return self._send("GET", path, params={name: value for name, value in params.items() if value is not None})
 
-    def post(self, path: str, *, content: bytes | None = None, content_type: str = "application/json") -> Any:
-        """POST as JSON."""
-        return self._send("POST", path, content=content, headers={"Content-Type": content_type})
+    def listed(self, path: str, *, limit: int, every: bool = False, **params: Any) -> list[dict[str, Any]]:
+        """The first `limit` rows of a list, or every one, page by page. Rows that are left out are noted on standard
+        error."""
+        rows: list[dict[str, Any]] = []
+        params = {name: value for name, value in params.items() if value is not None}
+        following: str | None = path
+        while following is not None and (every or len(rows) < limit):
+            # The address of a next page has the parameters within it.
+            size = PAGE_ROWS_MAX if every else min(limit - len(rows), PAGE_ROWS_MAX)
+            response = self._answer("GET", following, params=params | {"limit": size} if following == path else None)
+            rows += self._parsed(response)
+            following = response.links.get("next", {}).get("url")
+        if following is not None or (not every and len(rows) > limit):
+            typer.echo("note: there are more; --all lists every one, --limit so many", err=True)
+        return rows if every else rows[:limit]
+
+    def post(
+        self, path: str, *, content: bytes | None = None, content_type: str = "application/json", key: str | None = None
+    ) -> Any:
+        """POST as JSON. Where the answer is lost, sent again under the same key: the service carries it out once."""
+        headers = {"Content-Type": content_type, "Idempotency-Key": key or str(uuid4())}
+        for _ in range(SENT_AGAIN_MAX):
+            response = self._try(path, content=content, headers=headers)
+            if response is not None and response.status_code != UNAVAILABLE:
+                break
+            time.sleep(SEND_AGAIN_S)
+        else:
+            response = self._answer("POST", path, content=content, headers=headers)
+        if response.status_code >= 400:
+            self._refuse(response)
+        return self._parsed(response)
+
+    def _try(self, path: str, **arguments: Any) -> "httpx.Response | None":
+        """None if no answer came, though the service may have got the request."""
+        import httpx
+
+        try:
+            return self._http.post(path, **arguments)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            fail(self._unreachable(error))
+        except httpx.TransportError:
+            return None
 
     def put(self, path: str, body: dict[str, Any]) -> Any:
         """PUT as JSON."""
         return self._send("PUT", path, json=body)
+
+    def patch(self, path: str, body: dict[str, Any]) -> Any:
+        """PATCH as JSON."""
+        return self._send("PATCH", path, json=body)
+
+    def delete(self, path: str) -> None:
+        """DELETE, which has no answer."""
+        self._answer("DELETE", path)
 
     @contextmanager
     def events(self, path: str) -> Iterator[Iterator[str]]:
@@ -151,6 +206,9 @@ class ServiceClient:
             raise ConnectionError(self._unreachable(error)) from error
 
     def _send(self, method: str, path: str, **arguments: Any) -> Any:
+        return self._parsed(self._answer(method, path, **arguments))
+
+    def _answer(self, method: str, path: str, **arguments: Any) -> "httpx.Response":
         import httpx
 
         try:
@@ -159,6 +217,9 @@ class ServiceClient:
             fail(self._unreachable(error))
         if response.status_code >= 400:
             self._refuse(response)
+        return response
+
+    def _parsed(self, response: "httpx.Response") -> Any:
         try:
             return response.json()
         except ValueError:

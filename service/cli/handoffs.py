@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect
+from service.cli.client import DEFAULT_URL, LISTED, AsJson, Every, Limit, ServiceUrl, TokenFile, connect
 from service.cli.columns import Column
 from service.cli.output import layouts, print_details, print_json, print_table, seconds, since, size
 from service.cli.which import find_handoff, find_job, short_handoffs, short_jobs
@@ -30,13 +30,20 @@ PHASES = (Column("PHASE"), Column("TIME", right=True))
 @app.command("list", epilog="Example: liver handoffs list --job gpt-small-1a2b3c4d")
 def list_all(
     job: Annotated[str | None, typer.Option("--job", help="Only of this job.", metavar="JOB")] = None,
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only in this state; may be given several times."),
+    ] = None,
+    limit: Limit = LISTED,
+    every: Every = False,
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """List handoffs, newest first, also those that were aborted."""
     client = connect(service_url, token_file)
-    found = client.get("/api/v1/handoffs", job_id=find_job(client, job) if job else None)
+    job_id = find_job(client, job) if job else None
+    found = client.listed("/api/v1/handoffs", limit=limit, every=every, job_id=job_id, state=state or None)
     if as_json:
         return print_json(found)
     ids = short_handoffs(item["handoff_id"] for item in found)

@@ -1,4 +1,4 @@
-"""`liver jobs`: submit, list, show, watch, logs, stop, checkpoint, resume, export."""
+"""`liver jobs`: submit, list, show, watch, logs, checkpoint, export; and what else changes a job."""
 
 import json
 import subprocess
@@ -10,19 +10,27 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli import try_job
-from service.cli.client import DEFAULT_URL, AsJson, ServiceClient, ServiceUrl, TokenFile, connect, fail
+from service.cli import changing, try_job
+from service.cli.client import (
+    DEFAULT_URL,
+    LISTED,
+    AsJson,
+    Every,
+    Limit,
+    ServiceClient,
+    ServiceUrl,
+    TokenFile,
+    connect,
+    fail,
+)
 from service.cli.columns import Column
 from service.cli.output import layout, names, print_details, print_json, print_table, seconds, since
 from service.cli.watching import Lines, Screen, View
-from service.cli.which import ENDED, find_job, short_jobs
+from service.cli.which import ENDED, JobId, find_job, short_jobs
 from service.elapsed import span
 from service.jobs.causes import in_words
 
 app = typer.Typer(help="Register, follow and stop jobs.", no_args_is_help=True)
-JobId = Annotated[
-    str, typer.Argument(help="Id of the job, the beginning of it, or its name; see `liver jobs list`.", metavar="JOB")
-]
 JOB_FILE_BYTES_MAX = 1024 * 1024
 RECONNECTS_MAX = 30
 RECONNECT_S = 1.0
@@ -54,13 +62,18 @@ GENERATIONS = (
 @app.command(epilog="Example: liver jobs submit job.yaml")
 def submit(
     job_file: Annotated[Path, typer.Argument(help="Job file in YAML or JSON; see docs/job-file.md.", metavar="FILE")],
+    key: Annotated[
+        str | None,
+        typer.Option("--idempotency-key", help="The same file under the same key, within a day, makes one job."),
+    ] = None,
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Register a job; prints its id. It starts as soon as enough nodes are ready."""
     content = _read_job_file(job_file)
-    job = connect(service_url, token_file).post("/api/v1/jobs", content=content, content_type="application/yaml")
+    client = connect(service_url, token_file)
+    job = client.post("/api/v1/jobs", content=content, content_type="application/yaml", key=key)
     for remark in _remarks(content):
         typer.echo(f"note: {remark}", err=True)
     if as_json:
@@ -72,10 +85,22 @@ def submit(
 app.command("try", epilog=try_job.EXAMPLE)(try_job.try_job)
 
 
-@app.command("list", epilog="Example: liver jobs list --json")
-def list_all(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+@app.command("list", epilog="Example: liver jobs list --state running --state starting")
+def list_all(
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only in this state; may be given several times."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Only where the name begins so.")] = None,
+    limit: Limit = LISTED,
+    every: Every = False,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
     """List jobs, newest first."""
-    jobs = connect(service_url, token_file).get("/api/v1/jobs")
+    client = connect(service_url, token_file)
+    jobs = client.listed("/api/v1/jobs", limit=limit, every=every, state=state or None, name=name)
     if as_json:
         return print_json(jobs)
     ids = short_jobs(job["job_id"] for job in jobs)
@@ -139,19 +164,10 @@ def _pace(pace: dict[str, float | None]) -> str:
     return f"{pace['steps_per_s']:.3g} steps/s, {span(pace['remaining_s'] or 0.0)} left"
 
 
-@app.command(epilog="Example: liver jobs stop gpt-small-1a2b3c4d")
-def stop(
-    job_id: JobId, service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False
-) -> None:
-    """Stop a job: its ranks end after their step, with a checkpoint if the job file has a place for one.
-
-    Stopping a stopped job changes nothing. `liver jobs resume` continues it."""
-    client = connect(service_url, token_file)
-    job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/stop")
-    if as_json:
-        print_json(job)
-    else:
-        typer.echo(f"{job['job_id']}: {job['state']}, stop was asked for")
+for _verb in (
+    changing.stop, changing.pause, changing.resume, changing.update, changing.delete, changing.decisions, changing.plan
+):  # fmt: skip
+    app.command(epilog=changing.EXAMPLES[_verb.__name__])(_verb)
 
 
 @app.command(epilog="Example: liver jobs checkpoint gpt-small-1a2b3c4d")
@@ -180,24 +196,6 @@ def checkpoint(
         typer.echo(f"{job['job_id']}: step {newest['step']} in {newest['path']}")
 
 
-@app.command(epilog="Example: liver jobs resume gpt-small-1a2b3c4d --steps 10000")
-def resume(
-    job_id: JobId,
-    steps: Annotated[int | None, typer.Option(min=1, help="Its new stop.steps; without it, as before.")] = None,
-    service_url: ServiceUrl = DEFAULT_URL,
-    token_file: TokenFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Continue a stopped, finished or failed job from its newest checkpoint, as soon as enough nodes are ready."""
-    client = connect(service_url, token_file)
-    body = {} if steps is None else {"steps": steps}
-    job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/resume", content=json.dumps(body).encode())
-    if as_json:
-        print_json(job)
-    else:
-        typer.echo(f"{job['job_id']}: {job['reason']}")
-
-
 @app.command(epilog="Example: liver jobs export gpt-small-1a2b3c4d --to /data/gpt-small-megatron")
 def export(
     source: Annotated[
@@ -223,7 +221,9 @@ def export(
         checkpoint = _checkpoint_in(Path(source), step)
     else:
         client = connect(service_url, token_file)
-        checkpoint = _checkpoint_of(client.get(f"/api/v1/jobs/{find_job(client, source)}"), step)
+        job_id = find_job(client, source)
+        every = client.listed(f"/api/v1/jobs/{job_id}/checkpoints", limit=1, every=step is not None)
+        checkpoint = _checkpoint_of(job_id, every, step)
     made = _export_with(python, checkpoint, to)
     if as_json:
         return print_json(made)
@@ -233,11 +233,11 @@ def export(
     typer.echo(f"continue with: pretrain_gpt.py --load {made['folder']} {' '.join(made['flags'])}")
 
 
-def _checkpoint_of(job: dict[str, Any], step: int | None) -> Path:
-    paths = {item["step"]: Path(item["path"]) for item in job["checkpoints"]}
+def _checkpoint_of(job_id: str, found: list[dict[str, Any]], step: int | None) -> Path:
+    paths = {item["step"]: Path(item["path"]) for item in found}
     if not paths:
-        fail(f"job {job['job_id']} has no checkpoint; liver jobs checkpoint writes one while it runs")
-    return _at_step(paths, step, f"job {job['job_id']}")
+        fail(f"job {job_id} has no checkpoint; liver jobs checkpoint writes one while it runs")
+    return _at_step(paths, step, f"job {job_id}")
 
 
 def _checkpoint_in(folder: Path, step: int | None) -> Path:

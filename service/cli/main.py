@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli import access, handoffs, jobs, nodes, prices, serve
+from service.cli import access, handoffs, jobs, nodes, serve
 from service.cli.client import TRUST, Trust
 
 PLUGGED_COMMANDS = "liver.commands"
@@ -26,7 +26,7 @@ app.add_typer(jobs.app, name="jobs")
 app.add_typer(nodes.app, name="nodes")
 app.add_typer(handoffs.app, name="handoffs")
 app.add_typer(nodes.notices, name="notices")
-app.add_typer(prices.app, name="prices")
+app.add_typer(nodes.prices, name="prices")
 app.add_typer(access.app, name="tokens")
 app.command("audit", epilog=access.AUDIT_EXAMPLE)(access.audit)
 app.command("serve", epilog=serve.EXAMPLE)(serve.serve)

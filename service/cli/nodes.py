@@ -1,4 +1,4 @@
-"""`liver nodes`: list, drain. `liver notices`: list."""
+"""`liver nodes`: list, drain. `liver notices`: list. `liver prices`: list, set."""
 
 import json
 from datetime import UTC, datetime
@@ -7,13 +7,14 @@ from urllib.parse import quote
 
 import typer
 
-from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect
-from service.cli.columns import Cell, Column, Value
+from service.cli.client import DEFAULT_URL, LISTED, AsJson, Every, Limit, ServiceUrl, TokenFile, connect
+from service.cli.columns import Cell, Column, Value, shown, whole
 from service.cli.output import deadline, print_details, print_json, print_table, seconds_in, since
 from service.cli.which import short_jobs
-from service.elapsed import departure
+from service.elapsed import departure, span
 
 app = typer.Typer(help="Nodes whose agents have reported.", no_args_is_help=True)
+CLOCK_SHOWN_S = 1.0
 LIST = (
     Column("NODE"),
     Column("STATE"),
@@ -37,15 +38,31 @@ NOTICES = (
 )
 
 
+prices = typer.Typer(help="What a node of each pool costs.", no_args_is_help=True)
+PRICES = (Column("POOL"), Column("USD PER NODE HOUR", right=True), Column("SINCE"))
+
+
 @app.callback()
 def nodes() -> None:
     """Nodes whose agents have reported."""
 
 
-@app.command("list", epilog="Example: liver nodes list")
-def list_all(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+@app.command("list", epilog="Example: liver nodes list --state ready --pool spot-a")
+def list_all(
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only in this state; may be given several times."),
+    ] = None,
+    pool: Annotated[str | None, typer.Option("--pool", help="Only of this pool.")] = None,
+    limit: Limit = 1_000,
+    every: Every = False,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
     """List nodes with their state, their jobs, when they must go, and whether notices can be heard."""
-    found = connect(service_url, token_file).get("/api/v1/nodes")
+    client = connect(service_url, token_file)
+    found = client.listed("/api/v1/nodes", limit=limit, every=every, state=state or None, pool=pool)
     if as_json:
         return print_json(found)
     ids = short_jobs(job_id for node in found for job_id in node["jobs"])
@@ -56,7 +73,7 @@ def list_all(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None
             str(node["slots"]),
             Cell(", ".join(ids[job].shown for job in node["jobs"]) or "-", ", ".join(node["jobs"]) or "-"),
             since(node["last_seen_at"]),
-            _notice(node),
+            _with_remark(_notice(node), _remark(node)),
             node["provider"],
             node["pool"],
         )
@@ -89,10 +106,17 @@ def of_notices() -> None:
     """Announcements that nodes will go."""
 
 
-@notices.command("list", epilog="Example: liver notices list --json")
-def list_notices(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+@notices.command("list", epilog="Example: liver notices list --node node-3")
+def list_notices(
+    node: Annotated[str | None, typer.Option("--node", help="Only of this node.", metavar="NODE")] = None,
+    limit: Limit = LISTED,
+    every: Every = False,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
     """List notices, newest first."""
-    found = connect(service_url, token_file).get("/api/v1/notices")
+    found = connect(service_url, token_file).listed("/api/v1/notices", limit=limit, every=every, node_id=node)
     if as_json:
         return print_json(found)
     rows = [
@@ -107,6 +131,54 @@ def list_notices(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = 
         for item in found
     ]
     print_table(NOTICES, rows, empty="no notices")
+
+
+def _with_remark(notice: Value, remark: str) -> Value:
+    return Cell(f"{shown(notice)}; {remark}", f"{whole(notice)}; {remark}") if remark else notice
+
+
+def _remark(node: dict[str, Any]) -> str:
+    """What is odd about the node: a clock that is off by more than a second, a silence that may be the service's."""
+    found, ahead_s, until = [], node["clock_ahead_s"] or 0.0, node["excused_until"]
+    if abs(ahead_s) > CLOCK_SHOWN_S:
+        found.append(f"its clock is {span(abs(ahead_s))} {'fast' if ahead_s > 0 else 'slow'}")
+    if until is not None and node["state"] == "silent" and datetime.fromisoformat(until) > datetime.now(UTC):
+        at = datetime.fromisoformat(until).astimezone(UTC)
+        found.append(f"not lost before {at:%H:%M:%S} UTC, for many fell silent together")
+    return "; ".join(found)
+
+
+@prices.command("list", epilog="Example: liver prices list")
+def list_prices(
+    limit: Limit = LISTED,
+    every: Every = False,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the present price of each pool."""
+    found = connect(service_url, token_file).listed("/api/v1/pools/prices", limit=limit, every=every)
+    if as_json:
+        return print_json(found)
+    rows = [(item["pool"], f"{item['price_usd_per_hour']:.4f}", since(item["effective_from"])) for item in found]
+    print_table(PRICES, rows, empty="no prices: pools are accounted as costing nothing")
+
+
+@prices.command("set", epilog="Example: liver prices set aws-us-west-2a 12.24")
+def set_price(
+    pool: Annotated[str, typer.Argument(help="Name of the pool.")],
+    usd_per_hour: Annotated[float, typer.Argument(min=0, help="Price of one node.", metavar="USD_PER_HOUR")],
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set the price of a pool from now on; what was spent before keeps its price."""
+    client = connect(service_url, token_file)
+    price = client.put(f"/api/v1/pools/{pool}/price", {"price_usd_per_hour": usd_per_hour})
+    if as_json:
+        print_json(price)
+    else:
+        typer.echo(f"{price['pool']}: {price['price_usd_per_hour']:.4f} USD per node hour")
 
 
 def _notice(node: dict[str, Any]) -> Value:

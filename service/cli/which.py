@@ -2,11 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
+
+import typer
 
 from service.cli.client import ServiceClient, fail
 from service.cli.columns import Cell
 
+JobId = Annotated[
+    str, typer.Argument(help="Id of the job, the beginning of it, or its name; see `liver jobs list`.", metavar="JOB")
+]
 CANDIDATES_SHOWN = 10
 MATCHES_MAX = 1_000
 ENDED = ("stopped", "finished", "failed")

@@ -1,12 +1,11 @@
 """The status page: jobs, layouts, handoffs, goodput by cause, dollars. A browser logs in with a token once."""
 
-import time
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Request
-from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 from sqlalchemy import select
@@ -25,6 +24,7 @@ from service.ledger.endpoints import LedgerOut
 from service.ledger.queries import summary
 from service.nodes.endpoints import describe
 from service.nodes.queries import list_nodes
+from service.paging import Pages, paged
 from service.tokens import sessions
 from service.tokens.operations import is_valid, verify_token
 from service.tokens.tables import PEOPLE, TokenRow
@@ -34,6 +34,7 @@ FOLDER = Path(__file__).parent
 FORM_BYTES_MAX = 4_096
 JOBS_SHOWN = 20
 HANDOFFS_SHOWN = 30
+NODES_SHOWN = 200
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self' data:; form-action 'self'; "
@@ -45,20 +46,32 @@ _templates = Environment(loader=FileSystemLoader(FOLDER / "templates"), autoesca
 
 
 @router.get("/")
-def index(request: Request, context: ContextOf) -> Response:
-    """All jobs at a glance."""
+async def index(
+    request: Request, context: ContextOf, pages: Annotated[Pages, paged(JOBS_SHOWN, JOBS_SHOWN)]
+) -> Response:
+    """All jobs at a glance, page by page."""
+    return await context.people.run(_index, request, context, pages)
+
+
+def _index(request: Request, context: Context, pages: Pages) -> Response:
     if not _is_logged_in(request, context):
         return _page("login.html", wrong=False)
-    with context.sessions() as session:
-        return _page("index.html", **_overview(context, session))
+    further: list[str] = []
+    with context.people.sessions() as session:
+        overview = _overview(context, session, replace(pages, announce=further.append))
+    return _page("index.html", **overview, is_first=pages.cursor is None, further=next(iter(further), None))
 
 
 @router.get("/jobs/{job_id}")
-def job(request: Request, context: ContextOf, job_id: JobId) -> Response:
+async def job(request: Request, context: ContextOf, job_id: JobId) -> Response:
     """One job."""
+    return await context.people.run(_show_job, request, context, job_id)
+
+
+def _show_job(request: Request, context: Context, job_id: str) -> Response:
     if not _is_logged_in(request, context):
         return _page("login.html", wrong=False)
-    with context.sessions() as session:
+    with context.people.sessions() as session:
         row = session.get(JobRow, job_id)
         if row is None:
             return _page("missing.html", status=404, job_id=job_id)
@@ -74,10 +87,10 @@ async def login(request: Request, context: ContextOf) -> Response:
         if len(body) > FORM_BYTES_MAX:
             return _page("login.html", status=413, wrong=True)
     token = parse_qs(body.decode(errors="replace")).get("token", [""])[0].strip()
-    token_id = await run_in_threadpool(_token_id, context, token)
+    token_id = await context.people.run(_token_id, context, token)
     if token_id is None:
         return _page("login.html", status=401, wrong=True)
-    expires = int(time.time() + context.settings.session_s)
+    expires = int(context.clock().timestamp() + context.settings.session_s)
     answer = RedirectResponse("/", status_code=303, headers=_HEADERS)
     answer.set_cookie(
         sessions.COOKIE,
@@ -105,40 +118,43 @@ def style() -> Response:
 
 
 def _token_id(context: Context, token: str) -> str | None:
-    with context.sessions() as session:
+    with context.people.sessions() as session:
         caller = verify_token(session, token, now=context.clock())
     return caller.token_id if caller is not None and caller.role in PEOPLE else None
 
 
 def _is_logged_in(request: Request, context: Context) -> bool:
     cookie = request.cookies.get(sessions.COOKIE, "")
-    token_id = sessions.read(cookie, now_unix_s=time.time(), key=context.session_key)
+    token_id = sessions.read(cookie, now_unix_s=context.clock().timestamp(), key=context.session_key)
     if token_id is None:
         return False
-    with context.sessions() as session:
+    with context.people.sessions() as session:
         row = session.scalars(select(TokenRow).where(TokenRow.token_id == token_id)).one_or_none()
     return row is not None and is_valid(row, context.clock())
 
 
-def _overview(context: Context, session: Session) -> dict[str, Any]:
-    jobs = queries.list_jobs(session, limit=JOBS_SHOWN)
+def _overview(context: Context, session: Session, pages: Pages) -> dict[str, Any]:
+    jobs = queries.list_jobs(session, pages)
+    active = queries.active_rows(session, jobs)
     return {
         "now": context.clock(),
-        "jobs": [JobSummary.of(row, queries.active_row(session, row)) for row in jobs],
-        "nodes": describe(context, session, list_nodes(session, limit=200)),
-        "handoffs": [HandoffOut.of(row) for row in list_handoffs(session, limit=HANDOFFS_SHOWN)],
+        "jobs": [JobSummary.of(row, active.get(row.job_id)) for row in jobs],
+        "nodes": describe(context, session, list_nodes(session, Pages(NODES_SHOWN))),
+        "handoffs": [HandoffOut.of(row) for row in list_handoffs(session, Pages(HANDOFFS_SHOWN))],
         "ledger": LedgerOut.of(None, list(summary(session))),
     }
 
 
 def _job(context: Context, session: Session, row: JobRow) -> dict[str, Any]:
-    steps = queries.steps_of(session, row.job_id, after=max(0, row.last_step - 200), limit=400)
+    steps = queries.list_steps(session, Pages(400), row.job_id, after=max(0, row.last_step - 200))
     active = queries.active_row(session, row)
     return {
         "now": context.clock(),
         "job": JobSummary.of(row, active),
-        "generations": [GenerationOut.of(item) for item in queries.generations(session, row.job_id)][::-1],
-        "handoffs": [HandoffOut.of(item) for item in list_handoffs(session, job_id=row.job_id, limit=HANDOFFS_SHOWN)],
+        "generations": [
+            GenerationOut.of(item) for item in queries.list_generations(session, Pages(HANDOFFS_SHOWN), row.job_id)
+        ],
+        "handoffs": [HandoffOut.of(item) for item in list_handoffs(session, Pages(HANDOFFS_SHOWN), job_id=row.job_id)],
         "ledger": LedgerOut.of(row.job_id, list(summary(session, job_id=row.job_id))),
         "step_seconds": queries.step_seconds(session, row.job_id),
         "loss": next((step.loss for step in reversed(steps) if step.loss is not None), None),

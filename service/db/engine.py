@@ -33,17 +33,28 @@ class StartError(Exception):
     """The service cannot start; the message says what to change."""
 
 
+OWN_CONNECTIONS = 4
+"""For the service itself, beside those for agents: three reconcilers, and now and then its clock or a health check."""
+
+
 @dataclass(frozen=True, slots=True)
 class Database:
-    """The engine, its session factory and, if it is ours, the embedded server."""
+    """What reaches the database, and the embedded server if it is ours. `engine` and `sessions` are for agents, up to
+    `agents_max` at a time, and for the service itself; `readers` is for people and scripts, up to `readers_max`: they
+    share no connection, so that neither waits for the other."""
 
     engine: Engine
     sessions: sessionmaker[Session]
+    agents_max: int
+    readers: sessionmaker[Session]
+    readers_engine: Engine
+    readers_max: int
     embedded: EmbeddedServer | None
     outage: Outage = field(default_factory=Outage)
 
     def close(self) -> None:
         """Close every connection and stop the embedded server if no other process uses it."""
+        self.readers_engine.dispose()
         self.engine.dispose()
         if self.embedded is not None:
             self.embedded.close()
@@ -60,17 +71,8 @@ def open_database(settings: ServiceSettings) -> Database:
 
 def connect(url: URL, *, pool_size: int, embedded: EmbeddedServer | None = None) -> Database:
     """Connect and check it with one statement. Raises StartError."""
-    engine = create_engine(
-        url,
-        pool_size=pool_size,
-        max_overflow=pool_size,
-        pool_timeout=10,
-        # Keys of jobs and their environments are among the parameters, and errors are logged.
-        hide_parameters=True,
-        connect_args={"options": SESSION_OPTIONS, "connect_timeout": 5},
-    )
-    _replace_lost_connections(engine)
-    _name_no_values(engine)
+    engine = _engine(url, kept=pool_size, most=2 * pool_size + OWN_CONNECTIONS)
+    readers = _engine(url, kept=pool_size, most=pool_size)
     try:
         with engine.connect() as connection:
             version = int(connection.execute(text("SHOW server_version_num")).scalar_one())
@@ -81,7 +83,31 @@ def connect(url: URL, *, pool_size: int, embedded: EmbeddedServer | None = None)
     if version < 150_000:
         engine.dispose()
         raise StartError(f"database server has version {version // 10_000}; at least PostgreSQL 15 is needed")
-    return Database(engine=engine, sessions=sessionmaker(engine, expire_on_commit=False), embedded=embedded)
+    return Database(
+        engine=engine,
+        sessions=sessionmaker(engine, expire_on_commit=False),
+        agents_max=2 * pool_size,
+        readers=sessionmaker(readers, expire_on_commit=False),
+        readers_engine=readers,
+        readers_max=pool_size,
+        embedded=embedded,
+    )
+
+
+def _engine(url: URL, *, kept: int, most: int) -> Engine:
+    """With `kept` connections that stay open, and `most` at a time."""
+    engine = create_engine(
+        url,
+        pool_size=kept,
+        max_overflow=most - kept,
+        pool_timeout=10,
+        # Keys of jobs and their environments are among the parameters, and errors are logged.
+        hide_parameters=True,
+        connect_args={"options": SESSION_OPTIONS, "connect_timeout": 5},
+    )
+    _replace_lost_connections(engine)
+    _name_no_values(engine)
+    return engine
 
 
 def _replace_lost_connections(engine: Engine) -> None:

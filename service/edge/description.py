@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from agent.protocol.errors import PROBLEM_MEDIA_TYPE, Problem
+from service.edge.routes import KEY, KEY_PATTERN
 
 _COMPONENT = "#/components/schemas/{model}"
 _MEANINGS = {
@@ -23,12 +24,32 @@ _MEANINGS = {
     404: "There is no such thing.",
     408: "The body did not come in time.",
     409: "The present state does not allow this; `code` says more.",
+    412: "It was changed since the answer whose ETag If-Match names.",
     413: "The body is too large. It was not read.",
     422: "Fields break rules; `errors` names each with its rule.",
     429: "Too many requests with this token. Try again after Retry-After seconds.",
     500: "An error in the service, which its log names as `detail` does.",
-    503: "The service or its database cannot serve now. Nothing was changed; try again after Retry-After seconds.",
+    503: "The service or its database cannot serve now. Unless `detail` says otherwise, nothing was changed; try again "
+    "after Retry-After seconds.",
 }
+_KEY = {
+    "name": KEY,
+    "in": "header",
+    "schema": {"type": "string", "pattern": KEY_PATTERN},
+    "description": "Sent again under it by the same token within 24 hours, the same request is not carried out again: "
+    "it gets the answer of the first one. One that failed has changed nothing, and is tried again.",
+}
+_KNOWN = {
+    "name": "If-None-Match",
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "ETags of earlier answers: where the answer would be one of them, it is not sent.",
+}
+_TAG = {
+    "schema": {"type": "string"},
+    "description": "Of the whole answer; of what can be changed, its part before the dot is of what people have set.",
+}
+_NEXT_PAGE = {"schema": {"type": "string"}, "description": 'The next page, with rel="next". Absent at the last one.'}
 _HEADERS = {401: "WWW-Authenticate", 429: "Retry-After", 503: "Retry-After"}
 
 
@@ -44,20 +65,34 @@ def describe(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> dict[str, A
         schemas.pop(name, None)
     names = _add_schemas(schemas, [*bodies.values(), Problem])
     components["responses"] = {f"Problem{status}": _response(status, names[Problem]) for status in _MEANINGS}
-    for path, operation in _operations(described):
+    for path, method, operation in _operations(described):
+        if method == "post" and path.startswith("/api/"):
+            operation.setdefault("parameters", []).append(_KEY)
         if model := bodies.get(operation["operationId"]):
             for content in operation["requestBody"]["content"].values():
                 content["schema"] = {"$ref": _COMPONENT.format(model=names[model])}
+        if method == "get" and path.startswith("/api/") and _reads_one(operation):
+            operation.setdefault("parameters", []).append(_KNOWN)
+            operation["responses"]["200"]["headers"] = {"ETag": _TAG}
+            operation["responses"]["304"] = {"description": "The caller has this answer.", "headers": {"ETag": _TAG}}
+        if any(parameter["name"] == "cursor" for parameter in operation.get("parameters", ())):
+            operation["responses"]["200"]["headers"] = {"Link": _NEXT_PAGE}
         for status in _statuses(path, operation):
             if status == 422 or str(status) not in operation["responses"]:
                 operation["responses"][str(status)] = {"$ref": f"#/components/responses/Problem{status}"}
     return described
 
 
-def _operations(described: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _operations(described: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for path, methods in described["paths"].items():
-        for operation in methods.values():
-            yield path, operation
+        for method, operation in methods.items():
+            yield path, method, operation
+
+
+def _reads_one(operation: dict[str, Any]) -> bool:
+    """Whether it answers with one thing, and not with a list or a stream."""
+    answer = operation["responses"]["200"]["content"].get("application/json")
+    return answer is not None and answer["schema"].get("type") != "array"
 
 
 def _statuses(path: str, operation: dict[str, Any]) -> list[int]:
@@ -68,6 +103,8 @@ def _statuses(path: str, operation: dict[str, Any]) -> list[int]:
         found += [409]
     if "{" in path or any(parameter["name"].endswith("_id") for parameter in operation.get("parameters", ())):
         found += [404]
+    if any(parameter["name"] == "if-match" for parameter in operation.get("parameters", ())):
+        found += [412]
     if "requestBody" in operation:
         found += [408, 409, 413]
     if "requestBody" in operation or "parameters" in operation:

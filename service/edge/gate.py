@@ -7,7 +7,7 @@ import logging
 import math
 import secrets
 from collections.abc import Mapping
-from time import monotonic, time
+from time import monotonic
 
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
@@ -19,14 +19,15 @@ from agent.protocol import errors
 from agent.protocol.errors import Problem
 from service.context import CALLER, Context, find_caller
 from service.edge.budgets import Buckets
-from service.problems import ProblemError, passing, response_to, unexpected
+from service.problems import ProblemError, response_to, response_to_database, unexpected
 from service.tokens import sessions
 from service.tokens.tables import PEOPLE
 
 BODY_BYTES_MAX = 64 * 1024
 """Of a route that names no limit of its own."""
 BODY_S_MAX = 30.0
-_NEEDS_TOKEN = ("/api/", "/agent/")
+_OF_AGENTS = "/agent/"
+_NEEDS_TOKEN = ("/api/", _OF_AGENTS)
 _CLOSE = {"Connection": "close"}
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,11 @@ class Gate:
             # The body is not read, so nothing else may follow on this connection.
             await response_to(error, _CLOSE)(scope, receive, send)
             return
+        except SQLAlchemyError as error:
+            refused = response_to_database(error, self._context.database.outage)
+            refused.headers.update(_CLOSE)
+            await refused(scope, receive, send)
+            return
         await self._answer(scope, body.receive, send)
 
     async def _admit(self, scope: Scope, body: "_Body") -> None:
@@ -61,20 +67,30 @@ class Gate:
         _check_form(scope, headers)
         if scope["path"].startswith(_NEEDS_TOKEN):
             kind, _, token = headers.get("authorization", "").partition(" ")
+            lane = self._context.agents if scope["path"].startswith(_OF_AGENTS) else self._context.people
+            token = token.strip() if kind.lower() == "bearer" else ""
             try:
-                caller = await find_caller(self._context, token.strip() if kind.lower() == "bearer" else "")
-            except SQLAlchemyError as error:
-                raise passing(error, self._context.database.outage) from None
-            scope[CALLER] = caller
-            budget = self._others if caller.role in PEOPLE else self._agents
-            self._take(budget, f"token {caller.token_id}")
+                caller = await find_caller(self._context, token, lane)
+                scope[CALLER] = caller
+                budget = self._others if caller.role in PEOPLE else self._agents
+                self._take(budget, f"token {caller.token_id}")
+            except (SQLAlchemyError, ProblemError) as error:
+                if not isinstance(error, ProblemError) or error.problem.status in (429, 503):
+                    self._note_try(token)
+                raise
         else:
             self._take(self._others, self._session(headers) or f"address {(scope.get('client') or ('',))[0]}")
         body.check_length(headers)
 
+    def _note_try(self, token: str) -> None:
+        """It is no fault of the node whose token this is, that its report is not read."""
+        node_id = self._context.recent_nodes.node_of(token)
+        if node_id is not None:
+            self._context.listening.tried(node_id, self._context.clock())
+
     def _session(self, headers: Headers) -> str:
         cookie = cookie_parser(headers.get("cookie", "")).get(sessions.COOKIE, "")
-        token_id = sessions.read(cookie, now_unix_s=time(), key=self._context.session_key)
+        token_id = sessions.read(cookie, now_unix_s=self._context.clock().timestamp(), key=self._context.session_key)
         return f"session {token_id}" if token_id else ""
 
     def _take(self, budget: Buckets, caller: str) -> None:

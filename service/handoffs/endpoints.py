@@ -5,25 +5,33 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query
 
+from agent.protocol.values import HandoffState
 from liver_core.layout.limits import JobId, Text
 from service.context import PERSON_ONLY, SessionOf
+from service.edge.routes import PeoplesRoute
 from service.handoffs.queries import list_handoffs
 from service.handoffs.schemas import HandoffOut
 from service.handoffs.tables import HandoffRow
+from service.paging import PagesOf
 from service.problems import not_found
 
-router = APIRouter(prefix="/api/v1/handoffs", tags=["handoffs"], dependencies=[PERSON_ONLY])
+router = APIRouter(prefix="/api/v1/handoffs", tags=["handoffs"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
 
 @router.get("", operation_id="list_handoffs", summary="List handoffs, newest first")
 def list_all(
     session: SessionOf,
-    job_id: Annotated[JobId | None, Query()] = None,
+    pages: PagesOf,
+    job_id: Annotated[JobId | None, Query(description="Only of this job.")] = None,
     match: Annotated[Text | None, Query(max_length=64, description="Only those whose id begins so.")] = None,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    state: Annotated[
+        list[HandoffState] | None,
+        Query(max_length=len(HandoffState), description="Only in this state; may be given several times."),
+    ] = None,
 ) -> list[HandoffOut]:
     """Also those that were aborted, with the reason, and those that agents made while this service was away."""
-    return [HandoffOut.of(row) for row in list_handoffs(session, job_id=job_id, match=match, limit=limit)]
+    found = list_handoffs(session, pages, job_id=job_id, match=match, states=state or ())
+    return [HandoffOut.of(row) for row in found]
 
 
 @router.get("/{handoff_id}", operation_id="show_handoff", summary="Show one handoff")

@@ -1,7 +1,7 @@
 """Reads of handoffs."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from uuid import UUID
 
 from sqlalchemy import bindparam, select
@@ -15,8 +15,8 @@ from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import FirstCause
 from service.jobs.rules import Declined, Loss, OpenHandoff
 from service.jobs.tables import GenerationRow, JobRow
+from service.paging import Pages
 
-LIST_MAX = 1_000
 _BEGINS_AN_ID = re.compile("[0-9a-f]{1,32}")
 # The states are literals: with parameters, a prepared statement could not use the partial index.
 _IS_OPEN = HandoffRow.state.in_(bindparam("open", OPEN, expanding=True, literal_execute=True))
@@ -24,12 +24,19 @@ _OPEN = select(HandoffRow).where(among(HandoffRow.job_id, "job_ids"), _IS_OPEN)
 
 
 def list_handoffs(
-    session: Session, *, job_id: str | None = None, match: str | None = None, limit: int = 100
+    session: Session,
+    pages: Pages,
+    *,
+    job_id: str | None = None,
+    match: str | None = None,
+    states: Collection[HandoffState] = (),
 ) -> Sequence[HandoffRow]:
-    """Newest first. `match`: only those whose id begins so."""
-    statement = select(HandoffRow).order_by(HandoffRow.opened_at.desc()).limit(min(limit, LIST_MAX))
+    """Newest first. `match`: only those whose id begins so; `states`: any, if empty."""
+    statement = select(HandoffRow)
     if job_id is not None:
         statement = statement.where(HandoffRow.job_id == job_id)
+    if states:
+        statement = statement.where(HandoffRow.state.in_(states))
     if match is not None:
         digits = match.replace("-", "").lower()
         if not _BEGINS_AN_ID.fullmatch(digits):
@@ -37,7 +44,7 @@ def list_handoffs(
         # As bounds, since an index orders ids and not their text.
         least, most = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
         statement = statement.where(HandoffRow.handoff_id.between(least, most))
-    return session.scalars(statement).all()
+    return pages.newest(session, statement, HandoffRow.opened_at, HandoffRow.handoff_id)
 
 
 def open_handoff(session: Session, job_id: str) -> HandoffRow | None:

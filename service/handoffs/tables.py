@@ -34,7 +34,8 @@ class HandoffRow(Base):
             "job_id",
             postgresql_where="state IN ('proposed', 'preparing', 'streaming', 'ready', 'cutting_over')",
         ),
-        Index("ix_handoffs_opened", "opened_at"),
+        Index("ix_handoffs_opened", "opened_at", "handoff_id"),
+        Index("ix_handoffs_job_opened", "job_id", "opened_at", "handoff_id"),
     )
 
     handoff_id: Mapped[UUID] = mapped_column(primary_key=True)

@@ -4,10 +4,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from agent.protocol.jobfile import JobFile
@@ -16,11 +15,15 @@ from liver_core.layout.limits import COUNT_MAX, RANKS_MAX, JobId, Text
 from service.audit.operations import note
 from service.context import PERSON_ONLY, Context, ContextOf, OperatorOf, SessionOf
 from service.db.wake import job_topic
+from service.edge.routes import PeoplesRoute
+from service.edge.tags import PreconditionOf, version_of
 from service.handoffs.queries import list_handoffs, open_handoff
 from service.handoffs.schemas import HandoffOut
 from service.jobs import queries
+from service.jobs.changes import JobChange, change_job, check_change
+from service.jobs.deletion import parts_of_deletion
 from service.jobs.job_yaml import read_fields
-from service.jobs.operations import request_checkpoint, request_stop, resume_job, submit_job
+from service.jobs.operations import lock_job, pause_job, request_checkpoint, request_stop, resume_job, submit_job
 from service.jobs.schemas import (
     CheckpointOut,
     GenerationOut,
@@ -32,10 +35,11 @@ from service.jobs.schemas import (
     ResumeJob,
     StepOut,
 )
-from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow
-from service.problems import invalid, not_found
+from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState
+from service.paging import ManyPagesOf, Pages, PagesOf
+from service.problems import ProblemError, invalid, not_found
 
-router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], dependencies=[PERSON_ONLY])
+router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 JOB_FILE_BYTES_MAX = 1024 * 1024
 BODY_BYTES_MAX = {router.prefix: JOB_FILE_BYTES_MAX}
 WATCH_LOOK_S = 1.0
@@ -49,6 +53,15 @@ async def read_job_file(request: Request) -> JobFile:
     try:
         # Off the event loop: agents are served meanwhile.
         return await run_in_threadpool(lambda: check_job_file(read_fields(body)))
+    except JobFileError as error:
+        raise invalid(*error.problems) from error
+
+
+async def read_change(request: Request) -> JobChange:
+    """What is to be changed. 422 names each field that may not be changed, and why."""
+    body = await request.body()
+    try:
+        return await run_in_threadpool(lambda: check_change(read_fields(body)))
     except JobFileError as error:
         raise invalid(*error.problems) from error
 
@@ -67,29 +80,35 @@ def submit(
 @router.get("", operation_id="list_jobs", summary="List jobs, newest first")
 def list_all(
     session: SessionOf,
+    pages: PagesOf,
     match: Annotated[
         Text | None, Query(max_length=128, description="Only where id, random part of the id or name begins so.")
     ] = None,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
+    name: Annotated[Text | None, Query(max_length=128, description="Only where the name begins so.")] = None,
+    state: Annotated[
+        list[JobState] | None,
+        Query(max_length=len(JobState), description="Only in this state; may be given several times."),
+    ] = None,
 ) -> list[JobSummary]:
     """Every job, also ended ones."""
-    rows = queries.list_jobs(session, match=match, limit=limit)
-    return [JobSummary.of(row, queries.active_row(session, row)) for row in rows]
+    rows = queries.list_jobs(session, pages, match=match, name=name, states=state or ())
+    active = queries.active_rows(session, rows)
+    return [JobSummary.of(row, active.get(row.job_id)) for row in rows]
 
 
 @router.get("/{job_id}", operation_id="show_job", summary="Show one job")
-def show(session: SessionOf, job_id: JobId) -> JobOut:
-    """With its generations, checkpoints and standing plans."""
+def show(session: SessionOf, job_id: JobId, response: Response) -> JobOut:
+    """With its newest generations and checkpoints, oldest first, and its standing plans."""
     row = _job(session, job_id)
     summary = JobSummary.of(row, queries.active_row(session, row))
-    checkpoints = session.scalars(
-        select(CheckpointRow).where(CheckpointRow.job_id == job_id).order_by(CheckpointRow.step)
-    )
+    newest = Pages(queries.SHOWN_MAX)
+    checkpoints = queries.list_checkpoints(session, newest, job_id)[::-1]
     handoff = open_handoff(session, job_id)
+    response.headers["ETag"] = version_of(row.spec)
     return JobOut(
         **summary.model_dump(),
         spec=queries.job_file_of(row),
-        generations=[GenerationOut.of(item) for item in queries.generations(session, job_id)],
+        generations=[GenerationOut.of(item) for item in queries.list_generations(session, newest, job_id)[::-1]],
         checkpoints=[CheckpointOut.of(item) for item in checkpoints],
         pace=JobPace.of(row, queries.steps_per_s(session, row)),
         step_seconds=dict(queries.step_seconds(session, job_id)),
@@ -110,6 +129,50 @@ def stop(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: JobI
     return JobSummary.of(row, queries.active_row(session, row))
 
 
+@router.patch("/{job_id}", operation_id="update_job", summary="Change a job", openapi_extra=_BODY)
+def update(
+    context: ContextOf,
+    session: SessionOf,
+    actor: OperatorOf,
+    known: PreconditionOf,
+    job_id: JobId,
+    change: Annotated[JobChange, Depends(read_change)],
+) -> JobSummary:
+    """What is not named stays. `stop` and `checkpoint` only while the job has no ranks, which read them when they
+    start: pause it first."""
+    now = context.clock()
+    row = lock_job(session, job_id)
+    known.check(f"job {job_id}", version_of(row.spec))
+    change_job(session, row, change, queries.newest_checkpoint(session, row), now=now)
+    note(session, actor, "update_job", job_id, now=now, **change.model_dump(mode="json", exclude_unset=True))
+    return JobSummary.of(row, queries.active_row(session, row))
+
+
+@router.delete("/{job_id}", status_code=204, operation_id="delete_job", summary="Delete a job that has ended")
+async def delete(context: ContextOf, actor: OperatorOf, known: PreconditionOf, job_id: JobId) -> None:
+    """With its steps, logs, handoffs and generations, some at a time. Its checkpoints on disk stay, and so does what it
+    took in the ledger. After a 503, delete it again: what is gone already stays gone."""
+
+    def check(row: JobRow) -> None:
+        known.check(f"job {job_id}", version_of(row.spec))
+
+    def work() -> None:
+        for session in parts_of_deletion(context.people.sessions, job_id, check):
+            note(session, actor, "delete_job", job_id, now=context.clock())
+
+    await context.people.run(work)
+
+
+@router.post("/{job_id}/pause", operation_id="pause_job", summary="Let a job stand until it is resumed")
+def pause(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: JobId) -> JobSummary:
+    """Its ranks end after their step, with a checkpoint, and other jobs may use its nodes. Pausing a paused job changes
+    nothing."""
+    now = context.clock()
+    row = pause_job(session, job_id, who=actor.name, now=now)
+    note(session, actor, "pause_job", job_id, now=now)
+    return JobSummary.of(row, queries.active_row(session, row))
+
+
 @router.post("/{job_id}/checkpoint", operation_id="checkpoint_job", summary="Write a checkpoint now")
 def checkpoint(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: JobId) -> JobSummary:
     """It is written in the background after the next step; `checkpoint_asked` of the job is true until then."""
@@ -119,7 +182,7 @@ def checkpoint(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id
     return JobSummary.of(row, queries.active_row(session, row))
 
 
-@router.post("/{job_id}/resume", operation_id="resume_job", summary="Continue a job that has ended")
+@router.post("/{job_id}/resume", operation_id="resume_job", summary="Continue a job that is paused or has ended")
 def resume(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: JobId, how: ResumeJob) -> JobSummary:
     """From its newest checkpoint, as soon as enough nodes are ready."""
     newest = queries.newest_checkpoint(session, _job(session, job_id))
@@ -129,16 +192,30 @@ def resume(context: ContextOf, session: SessionOf, actor: OperatorOf, job_id: Jo
     return JobSummary.of(row, queries.active_row(session, row))
 
 
+@router.get("/{job_id}/generations", operation_id="list_generations", summary="Generations of a job, newest first")
+def generations(session: SessionOf, job_id: JobId, pages: PagesOf) -> list[GenerationOut]:
+    """Those that became active."""
+    _job(session, job_id)
+    return [GenerationOut.of(row) for row in queries.list_generations(session, pages, job_id)]
+
+
+@router.get("/{job_id}/checkpoints", operation_id="list_checkpoints", summary="Checkpoints of a job, newest first")
+def checkpoints(session: SessionOf, job_id: JobId, pages: PagesOf) -> list[CheckpointOut]:
+    """Those that are complete, the highest step first."""
+    _job(session, job_id)
+    return [CheckpointOut.of(row) for row in queries.list_checkpoints(session, pages, job_id)]
+
+
 @router.get("/{job_id}/steps", operation_id="list_steps", summary="Steps of a job")
 def steps(
     session: SessionOf,
     job_id: JobId,
+    pages: ManyPagesOf,
     after: Annotated[int, Query(ge=-1, le=COUNT_MAX, description="Only steps above this one.")] = -1,
-    limit: Annotated[int, Query(ge=1, le=20_000)] = 1_000,
 ) -> list[StepOut]:
     """In the order they were made. A step repeated after a checkpoint appears once for each generation."""
     _job(session, job_id)
-    return [StepOut.of(row) for row in queries.steps_of(session, job_id, after=after, limit=limit)]
+    return [StepOut.of(row) for row in queries.list_steps(session, pages, job_id, after=after)]
 
 
 @router.get("/{job_id}/logs", operation_id="list_logs", summary="Output of a job's ranks")
@@ -154,9 +231,13 @@ def logs(
     return [LogOut.of(row) for row in queries.logs_of(session, job_id, rank=rank, after=after, limit=limit)]
 
 
-def known_job(context: ContextOf, job_id: JobId) -> str:
+async def known_job(context: ContextOf, job_id: JobId) -> str:
     """The job's id. Raises 404 before the stream begins, since afterwards the status can no longer be sent."""
-    with context.sessions() as session:
+    return await context.people.run(_known_job, context, job_id)
+
+
+def _known_job(context: Context, job_id: str) -> str:
+    with context.people.sessions() as session:
         return _job(session, job_id).job_id
 
 
@@ -172,7 +253,10 @@ async def watch(context: ContextOf, job_id: Annotated[str, Depends(known_job)]) 
     async with context.hub.waiter(job_topic(job_id)) as changed:
         while not context.hub.stopping:
             changed.clear()
-            event = await run_in_threadpool(_event, context, job_id, last_step)
+            try:
+                event = await context.people.run(_event, context, job_id, last_step)
+            except ProblemError:
+                continue  # Too many others are at work, and this one has waited for a while already.
             if event is None:
                 return
             content = event.model_dump_json()
@@ -190,19 +274,21 @@ async def watch(context: ContextOf, job_id: Annotated[str, Depends(known_job)]) 
 
 
 def _event(context: Context, job_id: str, last_step: int) -> JobEvent | None:
-    with context.sessions() as session:
+    with context.people.sessions() as session:
         row = session.get(JobRow, job_id)
         if row is None:
             return None
         # A stream begins with the newest steps. A job that restarted from a checkpoint repeats old step numbers: they
         # are shown again.
         after = row.last_step - WATCH_STEPS_MAX if last_step < 0 else min(last_step, row.last_step)
-        handoff = next(iter(list_handoffs(session, job_id=job_id, limit=1)), None)
+        handoff = next(iter(list_handoffs(session, Pages(1), job_id=job_id)), None)
         active = session.get(GenerationRow, (job_id, row.active_generation)) if row.active_generation else None
         return JobEvent(
             job=JobSummary.of(row, active),
             pace=JobPace.of(row, queries.steps_per_s(session, row)),
-            steps=[StepOut.of(step) for step in queries.steps_of(session, job_id, after=after, limit=WATCH_STEPS_MAX)],
+            steps=[
+                StepOut.of(step) for step in queries.list_steps(session, Pages(WATCH_STEPS_MAX), job_id, after=after)
+            ],
             handoff=HandoffOut.of(handoff).model_dump(mode="json", by_alias=True) if handoff else None,
         )
 

@@ -1,5 +1,7 @@
 """Keeps a job's member list, the nodes that get its orders, up to date with its rows."""
 
+from datetime import datetime
+
 from sqlalchemy.orm import Session
 
 from service.handoffs.queries import open_handoff, placement_of
@@ -10,14 +12,14 @@ from service.jobs.tables import JobRow, JobState
 HAS_MEMBERS = (JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING, JobState.STOPPING)
 
 
-def refresh_members(session: Session, job: JobRow) -> None:
+def refresh_members(session: Session, job: JobRow, *, now: datetime) -> None:
     """Store the members: nodes of the active world, targets of an open handoff, spares of the standing plans.
 
     A job that has ended or is suspended has no members, so that other jobs may use the nodes.
     """
     session.flush()
     if job.state not in HAS_MEMBERS:
-        set_members(session, job, {})
+        set_members(session, job, {}, now=now)
         return
     active = active_row(session, job)
     handoff = open_handoff(session, job.job_id)
@@ -29,4 +31,4 @@ def refresh_members(session: Session, job: JobRow) -> None:
         targets=placement_of(handoff).node_ids() if handoff else (),
         spares=spares,
     )
-    set_members(session, job, roles)
+    set_members(session, job, roles, now=now)

@@ -18,6 +18,7 @@ from liver_core.layout import Roster, to_json
 from service.db.base import ORDERS_SEQUENCE
 from service.db.wake import job_topic, node_topic, notify
 from service.jobs.causes import FirstCause
+from service.jobs.grants import follow_members
 from service.jobs.rules import Checkpoint
 from service.jobs.tables import (
     ENDED,
@@ -86,6 +87,20 @@ def request_stop(session: Session, job_id: str, *, now: datetime) -> JobRow:
     return job
 
 
+def pause_job(session: Session, job_id: str, *, who: str, now: datetime) -> JobRow:
+    """Let the job's ranks end after a checkpoint, and start none until it is resumed; asking again changes nothing.
+    Raises 404, or 409 if it has ended or ends, or if all its steps would be lost."""
+    job = lock_job(session, job_id)
+    if job.state in ENDED or job.stop_requested_at is not None:
+        raise conflict(f"job {job_id} has ended or is about to: it is {job.state}")
+    if job.spec.get("checkpoint") is None and job.state not in (JobState.PENDING, JobState.SUSPENDED):
+        raise conflict(f"job {job_id} would lose every step: its job file has no checkpoint.path to continue from")
+    if not job.paused_because:
+        job.paused_because = f"{who} asked for a pause"
+        touch(session, job, now=now)
+    return job
+
+
 def request_checkpoint(session: Session, job_id: str, *, now: datetime) -> JobRow:
     """Ask for a checkpoint at the next step. While one is asked for, asking again changes nothing. Raises 404, or 409
     if the job cannot write one."""
@@ -103,10 +118,17 @@ def request_checkpoint(session: Session, job_id: str, *, now: datetime) -> JobRo
 def resume_job(
     session: Session, job_id: str, checkpoint: Checkpoint | None, *, steps: int | None, now: datetime
 ) -> JobRow:
-    """Continue a job that has ended from its newest checkpoint, up to `steps` if given. Raises 404 or 409."""
+    """Continue a job that was paused, or one that has ended from its newest checkpoint, up to `steps` if given. Raises
+    404 or 409."""
     job = lock_job(session, job_id)
+    if job.state not in ENDED and job.paused_because:
+        if steps is not None:
+            raise conflict(f"job {job_id} is paused and not ended: change its stop.steps, and then resume it")
+        job.paused_because = ""
+        touch(session, job, now=now)
+        return job
     if job.state not in ENDED:
-        raise conflict(f"job {job_id} has not ended: it is {job.state}")
+        raise conflict(f"job {job_id} has not ended: it is {job.state}, and not paused")
     if checkpoint is None:
         raise conflict(f"job {job_id} has no checkpoint to continue from; submit it again to start from its beginning")
     last = steps or int(job.spec["stop"]["steps"])
@@ -116,6 +138,7 @@ def resume_job(
         )
     job.spec = {**job.spec, "stop": {"steps": last}}
     job.stop_requested_at, job.failed_starts, job.crashes, job.suspended_because = None, 0, {}, ""
+    job.paused_because = ""
     job.checkpoints_answered = job.checkpoints_asked
     set_state(job, JobState.SUSPENDED, f"resume requested, from the checkpoint of step {checkpoint.step}", now=now)
     touch(session, job, now=now)
@@ -220,8 +243,9 @@ def activate(session: Session, job: JobRow, *, expected: int | None, generation:
     return changed is not None
 
 
-def set_members(session: Session, job: JobRow, roles: dict[str, MemberRole]) -> None:
-    """Replace the job's members. Leaves out unknown nodes and nodes that work for another job."""
+def set_members(session: Session, job: JobRow, roles: dict[str, MemberRole], *, now: datetime) -> None:
+    """Replace the job's members, and note what was granted or taken back. Leaves out unknown nodes and nodes that work
+    for another job."""
     known = set(session.scalars(select(NodeRow.node_id).where(NodeRow.node_id.in_(list(roles)))))
     wanted = {node_id: role for node_id, role in roles.items() if node_id in known}
     mine = select(JobMemberRow.node_id, JobMemberRow.role).where(JobMemberRow.job_id == job.job_id)
@@ -235,9 +259,12 @@ def set_members(session: Session, job: JobRow, roles: dict[str, MemberRole]) -> 
         )
         notify(session, (node_topic(node_id) for node_id in leaving))
     added = [node_id for node_id, role in sorted(wanted.items()) if node_id not in present or node_id in leaving]
+    given: dict[str, MemberRole] = {}
     if added:
         rows = [{"job_id": job.job_id, "node_id": node_id, "role": wanted[node_id].value} for node_id in added]
-        session.execute(insert(JobMemberRow).values(rows).on_conflict_do_nothing())
+        stored = insert(JobMemberRow).values(rows).on_conflict_do_nothing().returning(JobMemberRow.node_id)
+        given = {node_id: wanted[node_id] for node_id in session.scalars(stored)}
+    follow_members(session, job.job_id, given=given, taken=set(leaving) - given.keys(), now=now)
 
 
 def member_roles(

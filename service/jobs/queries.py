@@ -1,13 +1,13 @@
 """Reads of jobs, and collects everything that the job rule and the planner need."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from statistics import median
 from uuid import UUID
 
-from sqlalchemy import func, or_, select, text
-from sqlalchemy.orm import Session
+from sqlalchemy import func, or_, select, text, tuple_
+from sqlalchemy.orm import Session, defer
 
 from agent.protocol.jobfile import JobFile, step_of
 from agent.protocol.notice_life import bars_ranks, moves_jobs
@@ -34,11 +34,14 @@ from service.nodes.rules import announces_its_end, answers
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import as_fact, open_notices
 from service.notices.tables import NoticeRow
+from service.paging import Pages
 from service.planner.decision import decide
 from service.planner.inputs import LayoutUse, OtherNodes, PlanInputs, PlanNode, World
 
 LIST_MAX = 1_000
 HISTORY_MAX = 64
+SHOWN_MAX = 100
+"""Generations and checkpoints that a job is shown with."""
 OVERDUE_S, OVERDUE_POLLS = 3.0, 3.0
 """A node that has not reported for so long, in seconds and in polls, may be gone."""
 NODES_CONSIDERED_MAX = 10_000
@@ -60,20 +63,34 @@ _ROSTERS: Parsed[Roster] = Parsed(lambda stored: from_json(Roster, stored), most
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """One job at one moment: the view the rule needs and the inputs the planner needs."""
+    """One job at one moment: the view the rule needs and the inputs the planner needs, of the next world and of a
+    restart."""
 
     view: JobView
     inputs: PlanInputs
+    restart: PlanInputs
     handoff_id: UUID | None
 
 
-def list_jobs(session: Session, *, match: str | None = None, limit: int = 100) -> Sequence[JobRow]:
-    """Newest first. `match`: only those whose id, random part of the id, or name begins so."""
-    statement = select(JobRow).order_by(JobRow.created_at.desc()).limit(min(limit, LIST_MAX))
+def list_jobs(
+    session: Session,
+    pages: Pages,
+    *,
+    match: str | None = None,
+    name: str | None = None,
+    states: Collection[JobState] = (),
+) -> Sequence[JobRow]:
+    """Newest first, without their plans. `match`: only those whose id, random part of the id, or name begins so;
+    `name`: only those whose name does; `states`: any, if empty."""
+    statement = select(JobRow).options(defer(JobRow.standing_plans), defer(JobRow.layouts_by_count))
     if match is not None:
         names = (JobRow.job_id, func.right(JobRow.job_id, RANDOM_PART_CHARS), JobRow.name)
-        statement = statement.where(or_(*(name.startswith(match, autoescape=True) for name in names)))
-    return session.scalars(statement).all()
+        statement = statement.where(or_(*(part.startswith(match, autoescape=True) for part in names)))
+    if name is not None:
+        statement = statement.where(JobRow.name.startswith(name, autoescape=True))
+    if states:
+        statement = statement.where(JobRow.state.in_(states))
+    return pages.newest(session, statement, JobRow.created_at, JobRow.job_id)
 
 
 def active_row(session: Session, job: JobRow) -> GenerationRow | None:
@@ -81,10 +98,22 @@ def active_row(session: Session, job: JobRow) -> GenerationRow | None:
     return session.get(GenerationRow, (job.job_id, job.active_generation)) if job.active_generation else None
 
 
-def generations(session: Session, job_id: str) -> Sequence[GenerationRow]:
-    """All generations that became active, oldest first."""
-    statement = select(GenerationRow).where(GenerationRow.job_id == job_id).order_by(GenerationRow.generation)
-    return session.scalars(statement.limit(LIST_MAX)).all()
+def active_rows(session: Session, jobs: Iterable[JobRow]) -> dict[str, GenerationRow]:
+    """The rows of the active generations of several jobs, of those that have one, in one statement."""
+    wanted = [(job.job_id, job.active_generation) for job in jobs if job.active_generation is not None]
+    statement = select(GenerationRow).where(tuple_(GenerationRow.job_id, GenerationRow.generation).in_(wanted))
+    return {row.job_id: row for row in session.scalars(statement)}
+
+
+def list_generations(session: Session, pages: Pages, job_id: str) -> Sequence[GenerationRow]:
+    """Generations that became active, newest first."""
+    return pages.newest(session, select(GenerationRow).where(GenerationRow.job_id == job_id), GenerationRow.generation)
+
+
+def list_checkpoints(session: Session, pages: Pages, job_id: str) -> Sequence[CheckpointRow]:
+    """Complete checkpoints, the highest step first."""
+    statement = select(CheckpointRow).where(CheckpointRow.job_id == job_id)
+    return pages.newest(session, statement, CheckpointRow.step, CheckpointRow.path)
 
 
 def newest_checkpoint(session: Session, job: JobRow) -> Checkpoint | None:
@@ -102,10 +131,10 @@ def newest_checkpoint(session: Session, job: JobRow) -> Checkpoint | None:
     return Checkpoint(start_from, step_of(start_from)) if start_from is not None else None
 
 
-def steps_of(session: Session, job_id: str, *, after: int, limit: int) -> Sequence[JobStepRow]:
+def list_steps(session: Session, pages: Pages, job_id: str, *, after: int) -> Sequence[JobStepRow]:
     """Steps above `after` in the order they were made."""
     statement = select(JobStepRow).where(JobStepRow.job_id == job_id, JobStepRow.step > after)
-    return session.scalars(statement.order_by(JobStepRow.finished_at, JobStepRow.step).limit(min(limit, 20_000))).all()
+    return pages.oldest(session, statement, JobStepRow.finished_at, JobStepRow.step, JobStepRow.generation)
 
 
 def logs_of(session: Session, job_id: str, *, rank: int | None, after: int, limit: int) -> Sequence[LogRow]:
@@ -175,7 +204,7 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
     view = _view(session, job, inputs, restart, nodes=nodes, noticed=noticed, row=row, handoff=handoff, now=now)
     heard_since = now - timedelta(seconds=max(OVERDUE_S, OVERDUE_POLLS * poll_s))
     view = replace(view, unheard=_unheard(nodes, heard_since))
-    return Situation(view, inputs, handoff.handoff_id if handoff else None)
+    return Situation(view, inputs, restart, handoff.handoff_id if handoff else None)
 
 
 def _view(
@@ -211,7 +240,7 @@ def _view(
         leaving=_leaving(noticed, members),
         silent=by_state[NodeState.SILENT],
         gone=by_state[NodeState.GONE],
-        answering=tuple(node.node_id for node in nodes if answers(node.answered_at, now)),
+        answering=tuple(node.node_id for node in nodes if _may_live(node, now)),
         absent=_absent(session, handoff),
         broken=handoffs.broken_by(session, job),
         errors=_errors(nodes, job),
@@ -228,6 +257,7 @@ def _view(
         saves_at_end=job_file_of(job).checkpoint is not None,
         saves_soon=job.awaits_checkpoint,
         suspended_because=job.suspended_because,
+        paused_because=job.paused_because,
     )
 
 
@@ -267,6 +297,11 @@ def _others(inputs: PlanInputs, nodes: Sequence[NodeRow], going: set[str], taken
     leaving = sum(node.node_id in going for node in rest)
     silent = sum(node.state != NodeState.READY for node in rest if node.node_id not in going)
     return OtherNodes(taken, leaving, silent, other_pool=len(rest) - leaving - silent)
+
+
+def _may_live(node: NodeRow, now: datetime) -> bool:
+    """Whether its machine answers, or its silence is perhaps the service's own."""
+    return answers(node.answered_at, now) or (node.excused_until is not None and now < node.excused_until)
 
 
 def _unheard(nodes: Sequence[NodeRow], since: datetime) -> tuple[str, ...]:

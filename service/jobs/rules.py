@@ -103,7 +103,9 @@ class JobView:
     each rank that has none; `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living
     agents still report; `ahead`: a generation in which ranks already train, but whose handoff no agent has reported
     yet; `step_s`: seconds of a usual step, 0 if not known; `saves_at_end`: ranks that end write a checkpoint first;
-    `saves_soon`: one has been asked for; `suspended_because`: why the job was suspended, empty if it was not.
+    `saves_soon`: one has been asked for; `suspended_because`: why the job was suspended, empty if it was not;
+    `listening_since`: before, the service could not hear of any step.
+    `paused_because`: who asked that it stands until it is resumed, empty if nobody did.
     """
 
     state: JobState
@@ -139,6 +141,8 @@ class JobView:
     saves_at_end: bool = False
     saves_soon: bool = False
     suspended_because: str = ""
+    listening_since: datetime | None = None
+    paused_because: str = ""
 
 
 class Do(StrEnum):
@@ -188,10 +192,24 @@ def next_action(view: JobView, limits: JobLimits) -> Action:
             return _settle(JobState.STOPPING, "stop requested", look_again_s=limits.stop_within_s)
         case JobState.SUSPENDING:
             return _end_when_quiet(view, limits, JobState.SUSPENDED, _why_suspended(view) or "too few nodes")
+        case JobState.PENDING | JobState.SUSPENDED if view.paused_because:
+            return Action(Do.NOTHING, f"paused because {view.paused_because}; waiting for somebody to resume it")
         case JobState.PENDING | JobState.SUSPENDED:
             return _start_if_possible(view)
+        case JobState.STARTING | JobState.RUNNING if view.paused_because:
+            return _pause(view, limits)
         case JobState.STARTING | JobState.RUNNING:
             return _keep_running(view, limits)
+
+
+def _pause(view: JobView, limits: JobLimits) -> Action:
+    """Whatever the job was about to do, its ranks end; with a checkpoint, where the world still lives."""
+    if view.ahead is not None:
+        return _keep_running(view, limits)
+    loss = _why_lost(view, limits)
+    reason = f"{loss.reason}; not started again, since {view.paused_because}" if loss else view.paused_because
+    because = fitting(view.paused_because, SUSPENDED_BECAUSE_CHARS_MAX)
+    return Action(Do.SUSPEND, reason, suspended_because=because, cause=loss.cause if loss else None)
 
 
 def _keep_running(view: JobView, limits: JobLimits) -> Action:
@@ -249,7 +267,9 @@ def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
     steps = view.state is JobState.RUNNING and stalled_s <= max(STEPPING_S, limits.stall_steps * view.step_s)
     if gone and not steps:
         return Loss(f"{', '.join(gone[:8])} disappeared without a handoff", _of_node(gone[0], view))
-    if silent and stalled_s > max(limits.stall_after_s, limits.stall_steps * view.step_s):
+    # Of steps made before the service listened again, it may not have heard yet.
+    heard_s = (view.now - view.listening_since).total_seconds() if view.listening_since else stalled_s
+    if silent and min(stalled_s, heard_s) > max(limits.stall_after_s, limits.stall_steps * view.step_s):
         text = f"{', '.join(silent[:8])} {'is' if len(silent) == 1 else 'are'} silent"
         text = f"{text} and no step was made for {stalled_s:.0f} s"
         return Loss(text, _of_node(silent[0], view), may_pass=True)

@@ -55,6 +55,7 @@ class JobSummary(BaseModel):
     name: str
     state: JobState
     reason: str = Field(description="Why the job is in this state, or what it waits for.")
+    paused: bool = Field(default=False, description="Somebody asked that it stands until it is resumed.")
     active_generation: int | None
     layout: str | None
     nodes: list[str]
@@ -73,6 +74,7 @@ class JobSummary(BaseModel):
             name=row.name,
             state=JobState(row.state),
             reason=row.reason,
+            paused=bool(row.paused_because),
             active_generation=row.active_generation,
             layout=generation.layout if generation else None,
             nodes=generation.nodes if generation else [],

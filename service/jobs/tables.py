@@ -40,7 +40,8 @@ class SourceKind(StrEnum):
 
 class JobRow(Claimed, Base):
     """One job. `active_generation` changes only by compare-and-set; `due_at` is null once the job has ended.
-    `suspended_because`: kept until the job starts again, while `reason` says what it waits for."""
+    `suspended_because`: kept until the job starts again, while `reason` says what it waits for. `paused_because`: who
+    asked for a pause; empty if nobody did."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -75,6 +76,7 @@ class JobRow(Claimed, Base):
     lost_steps: Mapped[int] = mapped_column(default=0)
     error_at: Mapped[datetime | None] = mapped_column(default=None)
     suspended_because: Mapped[str] = mapped_column(default="")
+    paused_because: Mapped[str] = mapped_column(default="")
     checkpoints_asked: Mapped[int] = mapped_column(default=0)
     checkpoints_answered: Mapped[int] = mapped_column(default=0)
     standing_plans: Mapped[JsonList] = mapped_column(default=list)
@@ -145,6 +147,42 @@ class JobMemberRow(Base):
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"), primary_key=True)
     node_id: Mapped[str] = mapped_column(ForeignKey("nodes.node_id"), primary_key=True, index=True)
     role: Mapped[str]
+
+
+class JobGrantRow(Base):
+    """The service has let a node see and speak of a job (`role`), or has taken that back: without a role, what the node
+    still has to say is heard until `ends_at`. The newest row of a node counts. Rows are only ever added."""
+
+    __tablename__ = "job_grants"
+    __table_args__ = (
+        one_of("role", MemberRole),
+        CheckConstraint("(role IS NULL) = (ends_at IS NOT NULL)", name="ends_without_role"),
+        Index("ix_job_grants_newest", "job_id", "node_id", "grant_id"),
+        Index("ix_job_grants_node", "node_id"),
+    )
+
+    grant_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"))
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.node_id"))
+    role: Mapped[str | None]
+    at: Mapped[datetime]
+    ends_at: Mapped[datetime | None]
+
+
+class HeldFactRow(Base):
+    """A fact about a generation that the service does not know yet: it waits for the report of the handoff that made
+    that generation. `part`: the list of the report that it came in. Bounded, and dropped after a while."""
+
+    __tablename__ = "held_facts"
+    __table_args__ = (Index("ix_held_facts_job", "job_id", "node_id"), Index("ix_held_facts_held", "held_at"))
+
+    held_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"))
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.node_id"))
+    generation: Mapped[int]
+    part: Mapped[str]
+    fact: Mapped[Json]
+    held_at: Mapped[datetime]
 
 
 class JobStepRow(Base):

@@ -1,19 +1,42 @@
-"""REST of pools: what a node of each costs."""
+"""REST of leases, and of pools: what a node of each costs."""
 
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from agent.protocol.values import WrittenUtc
-from liver_core.layout.limits import Identifier
+from liver_core.layout.limits import Identifier, NodeId
 from service.audit.operations import note
 from service.context import PERSON_ONLY, ContextOf, OperatorOf, SessionOf
-from service.leases.operations import set_price
-from service.leases.queries import current_prices
+from service.edge.routes import PeoplesRoute
+from service.edge.tags import PreconditionOf, version_of
+from service.leases.operations import lock_pool, set_price
+from service.leases.queries import current_prices, list_leases, price_of
+from service.leases.tables import LeaseRow, PoolPriceRow
+from service.paging import PagesOf
+from service.problems import not_found
 
-router = APIRouter(prefix="/api/v1/pools", tags=["pools"], dependencies=[PERSON_ONLY])
+router = APIRouter(prefix="/api/v1/pools", tags=["pools"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
+leases = APIRouter(prefix="/api/v1/leases", tags=["leases"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
+
+
+class LeaseOut(BaseModel):
+    """One life of one node, from its first report until it is gone."""
+
+    lease_id: int
+    node_id: str
+    pool: str
+    slots: int
+    started_at: datetime
+    ended_at: datetime | None = Field(description="Null while it lasts.")
+    end_reason: str
+
+    @classmethod
+    def of(cls, row: LeaseRow) -> "LeaseOut":
+        """From its row."""
+        return cls.model_validate(row, from_attributes=True)
 
 
 class PriceIn(BaseModel):
@@ -38,21 +61,53 @@ class PriceOut(BaseModel):
     effective_from: datetime
 
 
+@leases.get("", operation_id="list_leases", summary="List leases, newest first")
+def list_leases_of(
+    session: SessionOf,
+    pages: PagesOf,
+    node_id: Annotated[NodeId | None, Query(description="Only of this node.")] = None,
+) -> list[LeaseOut]:
+    """Also those that have ended, with the reason."""
+    return [LeaseOut.of(row) for row in list_leases(session, pages, node_id=node_id)]
+
+
 @router.get("/prices", operation_id="list_prices", summary="Current price of each pool")
-def list_all(context: ContextOf, session: SessionOf) -> list[PriceOut]:
+def list_all(context: ContextOf, session: SessionOf, pages: PagesOf) -> list[PriceOut]:
     """A pool without a price costs nothing in the ledger."""
     return [
         PriceOut(pool=row.pool, price_usd_per_hour=row.price_usd_per_hour, effective_from=row.effective_from)
-        for row in current_prices(session, now=context.clock())
+        for row in current_prices(session, pages, now=context.clock())
     ]
+
+
+@router.get("/{pool}/price", operation_id="show_price", summary="Current price of a pool")
+def show(context: ContextOf, session: SessionOf, pool: Annotated[Identifier, Path()], response: Response) -> PriceOut:
+    """Its ETag is good for If-Match when the price is set."""
+    row = price_of(session, pool, now=context.clock())
+    if row is None:
+        raise not_found("price of pool", pool)
+    response.headers["ETag"] = _version(row)
+    return PriceOut(pool=row.pool, price_usd_per_hour=row.price_usd_per_hour, effective_from=row.effective_from)
 
 
 @router.put("/{pool}/price", operation_id="set_price", summary="Set the price of a pool")
 def put(
-    context: ContextOf, session: SessionOf, actor: OperatorOf, pool: Annotated[Identifier, Path()], price: PriceIn
+    context: ContextOf,
+    session: SessionOf,
+    actor: OperatorOf,
+    known: PreconditionOf,
+    pool: Annotated[Identifier, Path()],
+    price: PriceIn,
 ) -> PriceOut:
     """Prices are appended: what was spent before keeps its price."""
+    lock_pool(session, pool)
+    present = price_of(session, pool, now=context.clock())
+    known.check(f"the price of pool {pool}", None if present is None else _version(present))
     effective_from = price.effective_from or context.clock()
     set_price(session, pool=pool, price_usd_per_hour=price.price_usd_per_hour, effective_from=effective_from)
     note(session, actor, "set_price", pool, now=context.clock(), price_usd_per_hour=price.price_usd_per_hour)
     return PriceOut(pool=pool, price_usd_per_hour=price.price_usd_per_hour, effective_from=effective_from)
+
+
+def _version(row: PoolPriceRow) -> str:
+    return version_of(row.price_usd_per_hour, row.effective_from)

@@ -2,11 +2,14 @@
 
 from datetime import datetime
 
+from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
 from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow, PoolPriceRow
+
+LOCK_POOLS = 0x11FE_0003
 
 
 def ensure_lease(session: Session, *, node_id: str, pool: str, slots: int, now: datetime) -> LeaseRow:
@@ -28,6 +31,11 @@ def end_lease(lease: LeaseRow, *, now: datetime, reason: str) -> None:
     if lease.ended_at is None:
         lease.ended_at = max(now, lease.started_at)
         lease.end_reason = reason
+
+
+def lock_pool(session: Session, pool: str) -> None:
+    """Until the end of the transaction nobody else sets a price of this pool: each knows the one before."""
+    session.execute(select(func.pg_advisory_xact_lock(LOCK_POOLS, func.hashtext(pool))))
 
 
 def set_price(session: Session, *, pool: str, price_usd_per_hour: float, effective_from: datetime) -> None:

@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from sqlalchemy import bindparam, select
-from sqlalchemy.orm import Session
+from sqlalchemy.dialects.postgresql import distinct_on
+from sqlalchemy.orm import Session, aliased
 
 from service.leases.tables import LeaseRow, PoolPriceRow
+from service.paging import Pages
 
 _OPEN = select(LeaseRow).where(LeaseRow.node_id == bindparam("node_id"), LeaseRow.ended_at.is_(None))
 
@@ -16,12 +18,27 @@ def open_lease(session: Session, node_id: str) -> LeaseRow | None:
     return session.scalars(_OPEN, {"node_id": node_id}).one_or_none()
 
 
-def current_prices(session: Session, *, now: datetime) -> Sequence[PoolPriceRow]:
-    """The price of each pool at `now`."""
-    statement = (
+def list_leases(session: Session, pages: Pages, *, node_id: str | None = None) -> Sequence[LeaseRow]:
+    """All or a node's, newest first, also those that have ended."""
+    statement = select(LeaseRow)
+    if node_id is not None:
+        statement = statement.where(LeaseRow.node_id == node_id)
+    return pages.newest(session, statement, LeaseRow.lease_id)
+
+
+def price_of(session: Session, pool: str, *, now: datetime) -> PoolPriceRow | None:
+    """What a node of the pool costs at `now`."""
+    prices = select(PoolPriceRow).where(PoolPriceRow.pool == pool, PoolPriceRow.effective_from <= now)
+    return session.scalars(prices.order_by(PoolPriceRow.effective_from.desc()).limit(1)).one_or_none()
+
+
+def current_prices(session: Session, pages: Pages, *, now: datetime) -> Sequence[PoolPriceRow]:
+    """The price of each pool at `now`, by pool."""
+    newest = (
         select(PoolPriceRow)
         .where(PoolPriceRow.effective_from <= now)
-        .distinct(PoolPriceRow.pool)
+        .ext(distinct_on(PoolPriceRow.pool))
         .order_by(PoolPriceRow.pool, PoolPriceRow.effective_from.desc())
     )
-    return session.scalars(statement).all()
+    price = aliased(PoolPriceRow, newest.subquery())
+    return pages.oldest(session, select(price), price.pool)

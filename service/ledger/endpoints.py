@@ -4,17 +4,19 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel, Field
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from agent.protocol.values import Utc
 from liver_core.layout.limits import JobId
 from service.context import PERSON_ONLY, SessionOf
+from service.edge.routes import PeoplesRoute
 from service.jobs.tables import JobRow
 from service.ledger.queries import CauseSum, goodput, summary
-from service.ledger.tables import Cause
+from service.ledger.tables import Cause, IntervalRow
 from service.problems import not_found
 
-router = APIRouter(prefix="/api/v1/ledger", tags=["ledger"], dependencies=[PERSON_ONLY])
+router = APIRouter(prefix="/api/v1/ledger", tags=["ledger"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
 
 class CauseOut(BaseModel):
@@ -69,5 +71,8 @@ def show(
 
 
 def _check_known(session: Session, job_id: str | None) -> None:
-    if job_id is not None and session.get(JobRow, job_id) is None:
+    if job_id is None or session.get(JobRow, job_id) is not None:
+        return
+    # What a deleted job took stays in the ledger.
+    if session.scalars(select(IntervalRow.interval_id).where(IntervalRow.job_id == job_id).limit(1)).first() is None:
         raise not_found("job", job_id)

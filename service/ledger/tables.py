@@ -25,7 +25,8 @@ class Cause(StrEnum):
 
 
 class IntervalRow(Base):
-    """One interval of one slot. Only the last of a chain may still grow."""
+    """One interval of one slot. Only the last of a chain may still grow. `job_id`: also of a job that was
+    deleted since."""
 
     __tablename__ = "ledger"
     __table_args__ = (
@@ -52,5 +53,5 @@ class IntervalRow(Base):
     starts_at: Mapped[datetime]
     ends_at: Mapped[datetime]
     cause: Mapped[str]
-    job_id: Mapped[str | None] = mapped_column(ForeignKey("jobs.job_id"))
+    job_id: Mapped[str | None]
     generation: Mapped[int | None]

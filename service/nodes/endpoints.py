@@ -7,27 +7,37 @@ from fastapi import APIRouter, Query
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from liver_core.layout.limits import NodeId
+from liver_core.layout.limits import NodeId, ShortText
 from service.audit.operations import note
 from service.context import PERSON_ONLY, ContextOf, OperatorOf, SessionOf
+from service.db.base import among
+from service.edge.routes import PeoplesRoute
 from service.jobs.tables import JobMemberRow, MemberRole
 from service.nodes.queries import list_nodes
 from service.nodes.schemas import DrainIn, NodeOut
-from service.nodes.tables import NodeRow
+from service.nodes.tables import NodeRow, NodeState
 from service.notices.operations import drain_node, undo_drain
 from service.notices.queries import as_fact, open_notices
 from service.notices.rules import takes_node
+from service.paging import ManyPagesOf
 from service.problems import not_found
 
-router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"], dependencies=[PERSON_ONLY])
+router = APIRouter(prefix="/api/v1/nodes", tags=["nodes"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
 
 @router.get("", operation_id="list_nodes", summary="List nodes by name")
 def list_all(
-    context: ContextOf, session: SessionOf, limit: Annotated[int, Query(ge=1, le=10_000)] = 1_000
+    context: ContextOf,
+    session: SessionOf,
+    pages: ManyPagesOf,
+    state: Annotated[
+        list[NodeState] | None,
+        Query(max_length=len(NodeState), description="Only in this state; may be given several times."),
+    ] = None,
+    pool: Annotated[ShortText | None, Query(description="Only of this pool.")] = None,
 ) -> list[NodeOut]:
     """Also nodes that are gone."""
-    return describe(context, session, list_nodes(session, limit=limit))
+    return describe(context, session, list_nodes(session, pages, states=state or (), pool=pool))
 
 
 @router.get("/{node_id}", operation_id="show_node", summary="Show one node")
@@ -64,8 +74,10 @@ def describe(context: ContextOf, session: Session, rows) -> list[NodeOut]:
         if takes_node(fact.kind):
             noticed[fact.node_id].append(fact)
     jobs = defaultdict(list)
-    members = select(JobMemberRow.node_id, JobMemberRow.job_id).where(JobMemberRow.role != MemberRole.SPARE)
-    for node_id, job_id in session.execute(members).all():
+    members = select(JobMemberRow.node_id, JobMemberRow.job_id).where(
+        among(JobMemberRow.node_id, "node_ids"), JobMemberRow.role != MemberRole.SPARE
+    )
+    for node_id, job_id in session.execute(members, {"node_ids": [row.node_id for row in rows]}).all():
         jobs[node_id].append(job_id)
     return [
         NodeOut.of(

@@ -1,5 +1,6 @@
 """Stores what a node reports about itself, and marks a node gone."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -100,6 +101,17 @@ def note_answers(session: Session, report: SyncReport, *, now: datetime) -> None
         session.execute(_NOTE_ANSWERS, values)
 
 
+def note_tries(session: Session, tried: Mapping[str, datetime]) -> None:
+    """When these nodes last sent reports that were not taken, through no fault of theirs. A node that is being stored
+    right now is left out."""
+    if not tried:
+        return
+    statement = select(NodeRow).where(NodeRow.node_id.in_(sorted(tried)), NodeRow.state != NodeState.GONE)
+    for node in session.scalars(statement.with_for_update(skip_locked=True, key_share=True)):
+        node.tried_at = max(tried[node.node_id], node.tried_at or tried[node.node_id])
+    session.flush()
+
+
 def mark_gone(session: Session, node: NodeRow, *, reason: str, now: datetime) -> None:
     """Mark the node gone: its lease ends, and the time since its last report is accounted as lost."""
     node.state = NodeState.GONE
@@ -127,6 +139,7 @@ def _columns(report: SyncReport, now: datetime) -> dict[str, object]:
         "state": NodeState.READY.value,
         "first_seen_at": now,
         "last_seen_at": now,
+        "excused_until": None,
         "ranks": [rank.model_dump(mode="json") for rank in report.ranks],
         "notice_source": node.notice_source.model_dump(mode="json") if node.notice_source is not None else None,
     }

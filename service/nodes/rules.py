@@ -11,7 +11,10 @@ ANSWER_FRESH_S = 6.0
 """A machine that answered another agent so recently is still there. Agents look every two seconds and report each
 second."""
 DEAF_MOST_S = 120.0
-"""When all nodes fall silent together, this service is probably cut off. After so long they count as lost."""
+"""When all nodes fall silent together, or many, this service is probably cut off. After so long they count as lost."""
+MANY_LEAST, MANY_SHARE, TOGETHER_S = 4, 0.5, 10.0
+"""So many nodes, being such a share of those that were heard, that fall silent within this time of each other: this
+service is probably cut off from them."""
 
 
 def heard_until(newest_at: datetime | None, *, nodes: int, now: datetime, silent_after_s: float) -> datetime:
@@ -29,15 +32,15 @@ def answers(answered_at: datetime | None, now: datetime) -> bool:
     return answered_at is not None and (now - answered_at).total_seconds() <= ANSWER_FRESH_S
 
 
-def state_of(
-    *, last_seen_at: datetime, listening_since: datetime, until: datetime, silent_after_s: float, gone_after_s: float
-) -> NodeState:
-    """The state of a node by the time between its last report and `until`, when the service last heard anybody.
+def are_many(fallen: int, *, heard: int) -> bool:
+    """Whether the nodes that have just fallen silent are so many, beside those still heard, that it is probably this
+    service that is cut off from them."""
+    return fallen >= MANY_LEAST and fallen >= MANY_SHARE * (fallen + heard)
 
-    Time in which this service was not listening does not count: after an hour of downtime it must not mark every node
-    gone before the nodes had time to report.
-    """
-    silence_s = (until - max(last_seen_at, listening_since)).total_seconds()
+
+def state_of(silence_s: float, *, silent_after_s: float, gone_after_s: float) -> NodeState:
+    """The state of a node by how long it was not heard. Time in which this service did not listen is not part of that:
+    after an hour of downtime it must not mark every node gone before the nodes had time to report."""
     if silence_s >= gone_after_s:
         return NodeState.GONE
     return NodeState.SILENT if silence_s >= silent_after_s else NodeState.READY

@@ -62,6 +62,12 @@ class NodeOut(BaseModel):
     agent_version: str
     first_seen_at: datetime
     last_seen_at: datetime
+    excused_until: datetime | None = Field(
+        description="It fell silent together with many others, which may be the service's fault: not lost before this."
+    )
+    clock_ahead_s: float | None = Field(
+        description="Seconds by which its clock is ahead of the database's, negative if behind; null if not known."
+    )
     ranks: list[dict[str, Any]]
 
     @classmethod
@@ -84,5 +90,7 @@ class NodeOut(BaseModel):
             agent_version=row.agent_version,
             first_seen_at=row.first_seen_at,
             last_seen_at=row.last_seen_at,
+            excused_until=row.excused_until,
+            clock_ahead_s=row.clock_ahead_s,
             ranks=row.ranks,
         )

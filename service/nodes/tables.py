@@ -21,7 +21,9 @@ class NodeState(StrEnum):
 
 class NodeRow(Base):
     """One node by the name its agent gives. `answered_at`: when another agent last reached its machine, while the
-    service did not hear its agent."""
+    service did not hear its agent. `tried_at`: when its agent last sent a report that the service did not take, for a
+    reason of the service's own. `excused_until`: it fell silent together with many others, and does not count as lost
+    before. `clock_ahead_s`: how far its clock is ahead of the database's, as last confirmed at `clock_at`."""
 
     __tablename__ = "nodes"
     __table_args__ = (
@@ -46,6 +48,10 @@ class NodeRow(Base):
     first_seen_at: Mapped[datetime]
     last_seen_at: Mapped[datetime]
     answered_at: Mapped[datetime | None] = mapped_column(default=None)
+    tried_at: Mapped[datetime | None] = mapped_column(default=None)
+    excused_until: Mapped[datetime | None] = mapped_column(default=None)
+    clock_ahead_s: Mapped[float | None] = mapped_column(default=None)
+    clock_at: Mapped[datetime | None] = mapped_column(default=None)
     ranks: Mapped[JsonList] = mapped_column(default=list)
     notice_source: Mapped[Json | None] = mapped_column(default=None)
 

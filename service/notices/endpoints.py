@@ -8,11 +8,14 @@ from pydantic import BaseModel
 
 from agent.protocol.notice_life import NoticePhase, phase
 from agent.protocol.sync import NoticeKind
+from liver_core.layout.limits import NodeId
 from service.context import PERSON_ONLY, ContextOf, SessionOf
-from service.notices.queries import as_fact, open_notices, recent_notices
+from service.edge.routes import PeoplesRoute
+from service.notices.queries import as_fact, list_notices, open_notices
 from service.notices.tables import NoticeRow
+from service.paging import PagesOf
 
-router = APIRouter(prefix="/api/v1/notices", tags=["notices"], dependencies=[PERSON_ONLY])
+router = APIRouter(prefix="/api/v1/notices", tags=["notices"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
 
 class NoticeOut(BaseModel):
@@ -33,12 +36,16 @@ class NoticeOut(BaseModel):
 
 @router.get("", operation_id="list_notices", summary="List notices, newest first")
 def list_all(
-    context: ContextOf, session: SessionOf, limit: Annotated[int, Query(ge=1, le=1_000)] = 100
+    context: ContextOf,
+    session: SessionOf,
+    pages: PagesOf,
+    node_id: Annotated[NodeId | None, Query(description="Only of this node.")] = None,
 ) -> list[NoticeOut]:
     """`open`: this is the newest fact of a notice, and the notice still counts. `state`: heard (jobs leave the node),
     due (its deadline has passed, the node gets no new rank), withdrawn, or over."""
     now = context.clock()
-    still_open = {row.notice_id for row in open_notices(session, now=now)}
+    rows = list_notices(session, pages, node_id=node_id)
+    still_open = {row.notice_id for row in open_notices(session, now=now, node_ids={row.node_id for row in rows})}
     return [
         NoticeOut(
             notice_id=row.notice_id,
@@ -53,7 +60,7 @@ def list_all(
             open=row.notice_id in still_open,
             state=_state(row, now, is_open=row.notice_id in still_open),
         )
-        for row in recent_notices(session, limit=limit)
+        for row in rows
     ]
 
 

@@ -18,13 +18,18 @@ from service.notices.tables import NoticeRow
 from service.problems import conflict, not_found
 
 
-def record_notice(session: Session, fact: NoticeFact, *, lease_id: int, now: datetime) -> bool:
-    """Append what is known of the notice after this fact. False if the fact changes nothing.
+def record_notice(
+    session: Session, fact: NoticeFact, *, lease_id: int, now: datetime, same_within: timedelta = timedelta(0)
+) -> bool:
+    """Append what is known of the notice after this fact. False if the fact changes nothing. `same_within`: how far
+    apart the first sight of one notice may be, where the clock of who saw it is not exact.
 
     The lease's node is locked, so that no other row comes in between.
     """
     newest = _newest(session, lease_id, kind=fact.kind, source=fact.source)
     known = None if newest is None else as_fact(newest)
+    if known is not None:
+        fact = _aligned(known, fact, same_within)
     notice = merge(known, fact)
     if notice == known:
         return False
@@ -44,6 +49,17 @@ def record_notice(session: Session, fact: NoticeFact, *, lease_id: int, now: dat
     )
     session.flush()
     return True
+
+
+def _aligned(known: NoticeFact, fact: NoticeFact, within: timedelta) -> NoticeFact:
+    """The fact with the known times where its own differ from them by no more: it is about the same notice."""
+    is_anew = known.withdrawn_utc is not None and fact.withdrawn_utc is None
+    if is_anew or abs(fact.first_seen_utc - known.first_seen_utc) > within:
+        return fact
+    deadline = fact.deadline_utc
+    if deadline is not None and known.deadline_utc is not None and abs(deadline - known.deadline_utc) <= within:
+        deadline = known.deadline_utc
+    return fact.model_copy(update={"first_seen_utc": known.first_seen_utc, "deadline_utc": deadline})
 
 
 def drain_node(session: Session, node_id: str, *, in_s: float, now: datetime) -> None:
@@ -80,7 +96,7 @@ def _take(session: Session, lease: LeaseRow, fact: NoticeFact, *, now: datetime)
     members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == fact.node_id).order_by(JobMemberRow.job_id)
     for job_id in session.scalars(members).all():
         job = lock_job(session, job_id)
-        refresh_members(session, job)
+        refresh_members(session, job, now=now)
         touch(session, job, now=now)
 
 

@@ -11,8 +11,7 @@ from agent.protocol.sync import NoticeFact, NoticeKind
 from service.leases.tables import LeaseRow
 from service.notices.rules import horizon
 from service.notices.tables import NoticeRow
-
-LIST_MAX = 1_000
+from service.paging import Pages
 
 
 def open_notices(session: Session, *, now: datetime, node_ids: Iterable[str] | None = None) -> tuple[NoticeRow, ...]:
@@ -49,9 +48,12 @@ def newest_rows():
     return select(NoticeRow).where(~is_replaced).order_by(NoticeRow.notice_id)
 
 
-def recent_notices(session: Session, *, limit: int) -> Sequence[NoticeRow]:
-    """The newest facts, of notices that count or not."""
-    return session.scalars(select(NoticeRow).order_by(NoticeRow.notice_id.desc()).limit(min(limit, LIST_MAX))).all()
+def list_notices(session: Session, pages: Pages, *, node_id: str | None = None) -> Sequence[NoticeRow]:
+    """The facts of all notices or of a node's, that count or not, newest first."""
+    statement = select(NoticeRow)
+    if node_id is not None:
+        statement = statement.where(NoticeRow.node_id == node_id)
+    return pages.newest(session, statement, NoticeRow.notice_id)
 
 
 def as_fact(row) -> NoticeFact:

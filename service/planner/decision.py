@@ -7,13 +7,14 @@ from agent.protocol.values import Placement
 from liver_core.layout import Member, ParallelLayout
 from liver_core.reshard import seat
 from service.planner.feasibility import candidates
-from service.planner.inputs import LayoutUse, PlanInputs, PlannerDecision, PlannerVerdict, PlanNode
+from service.planner.inputs import Alternative, LayoutUse, PlanInputs, PlannerDecision, PlannerVerdict, PlanNode
 from service.planner.score import Score, score
 
 GAIN_MIN = 0.03
 """The least predicted gain for which a job moves: predictions are not more accurate than this."""
 
 STANDING_PLANS_MAX = 10_000
+ALTERNATIVES_MAX, COUNTS_SHOWN_MAX = 16, 32
 
 
 def decide(inputs: PlanInputs) -> PlannerDecision:
@@ -105,19 +106,37 @@ def place(layout: ParallelLayout, nodes: tuple[PlanNode, ...], inputs: PlanInput
     return seat(layout, kept, free)
 
 
+def alternatives(inputs: PlanInputs) -> tuple[Alternative, ...]:
+    """What the decision was made among, the best first: on most nodes, then with the least seconds per step."""
+    ranked, found = _preferred(inputs), []
+    for count in list(_counts(inputs))[:COUNTS_SHOWN_MAX]:
+        scored = _scored(inputs, ranked[:count])
+        found += [Alternative(str(layout), count, expected.seconds, expected.measured) for expected, layout in scored]
+    return tuple(found[:ALTERNATIVES_MAX])
+
+
 def _best(inputs: PlanInputs) -> tuple[ParallelLayout, tuple[PlanNode, ...], Score] | None:
     """Most nodes first (pinned layouts are by node count), then the least seconds per step."""
-    job, ranked = inputs.job, _preferred(inputs)
-    for count in range(min(len(ranked), job.nodes.max), job.nodes.min - 1, -1):
-        nodes = ranked[:count]
-        slots = sum(node.slots for node in nodes)
-        found = candidates(job, nodes=count, slots=slots, history=_history(inputs, count))
-        found = tuple(layout for layout in found if _nodes_used(layout, nodes) >= job.nodes.min)
-        if found:
-            scored = [(score(job, layout, inputs.step_seconds), index, layout) for index, layout in enumerate(found)]
-            expected, _, layout = min(scored, key=lambda item: (item[0].seconds, item[1]))
-            return layout, nodes, expected
+    ranked = _preferred(inputs)
+    for count in _counts(inputs):
+        if found := _scored(inputs, ranked[:count]):
+            expected, layout = found[0]
+            return layout, ranked[:count], expected
     return None
+
+
+def _counts(inputs: PlanInputs) -> range:
+    job = inputs.job
+    return range(min(len(inputs.nodes), job.nodes.max), job.nodes.min - 1, -1)
+
+
+def _scored(inputs: PlanInputs, nodes: tuple[PlanNode, ...]) -> list[tuple[Score, ParallelLayout]]:
+    """The layouts that may run on all of `nodes`, the fastest first."""
+    job, slots = inputs.job, sum(node.slots for node in nodes)
+    found = candidates(job, nodes=len(nodes), slots=slots, history=_history(inputs, len(nodes)))
+    usable = (layout for layout in found if _nodes_used(layout, nodes) >= job.nodes.min)
+    scored = [(score(job, layout, inputs.step_seconds), layout) for layout in usable]
+    return sorted(scored, key=lambda item: item[0].seconds)
 
 
 def _history(inputs: PlanInputs, count: int) -> tuple[LayoutUse, ...]:

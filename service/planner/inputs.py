@@ -103,6 +103,16 @@ class PlannerDecision:
 
 
 @dataclass(frozen=True, slots=True)
+class Alternative:
+    """A layout that a job could run in, on how many nodes, and its score: the seconds of a step."""
+
+    layout: str
+    nodes: int
+    step_s: float
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Violation:
     """One rule a layout breaks, with the field of the job file it comes from."""
 

@@ -11,6 +11,8 @@ from sqlalchemy.orm import Session
 from service.context import Context
 from service.db.claims import claim_due, take_back
 from service.db.outage import is_outage
+from service.decisions.operations import record
+from service.decisions.rules import decided
 from service.handoffs.operations import drop_handoff, propose_handoff
 from service.handoffs.queries import open_handoff
 from service.jobs.membership import refresh_members
@@ -95,7 +97,7 @@ def _handle(context: Context, claim: Claim) -> None:
         job = session.get_one(JobRow, claim.job_id)
         seen = (job.state, job.active_generation, job.orders_seq)
         facts = situation(session, job, poll_s=context.settings.agent_poll_s, now=now)
-    action = next_action(facts.view, limits)
+    action = next_action(replace(facts.view, listening_since=context.listening.since), limits)
     plans = _plans(facts) if action.do is Do.NOTHING else None
     with context.sessions.begin() as session:
         row = take_back(session, JobRow, key=JobRow.job_id == claim.job_id, token=claim.token)
@@ -107,6 +109,7 @@ def _handle(context: Context, claim: Claim) -> None:
         _schedule(row, claim, action, now=now)
         if plans is not None:
             _store_plans(session, row, plans, now=now)
+        record(session, row, decided(facts, action), now=now)
         apply_action(session, row, action, plan_digest=facts.inputs.digest(), now=now)
 
 
@@ -141,7 +144,7 @@ def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: 
     job.checkpoints_asked += action.save
     if action.crashes is not None:
         job.crashes = action.crashes.as_json()
-    refresh_members(session, job)
+    refresh_members(session, job, now=now)
     if action.target is not None:
         _check_members(session, job, action)
     touch(session, job, now=now)
@@ -205,7 +208,7 @@ def _store_plans(session: Session, job: JobRow, plans: Plans, *, now: datetime) 
     ) == _without_reasons(job.layouts_by_count):
         return
     job.standing_plans, job.layouts_by_count, job.plan_digest = plans.standing, plans.by_count, plans.digest
-    refresh_members(session, job)
+    refresh_members(session, job, now=now)
     due_at = job.due_at
     touch(session, job, now=now)
     job.due_at = due_at

@@ -21,14 +21,14 @@ class Reconcilers:
         self._context = context
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._watch = NodeWatch(context)
 
     def start(self) -> None:
         """Start every loop."""
         context, period_s = self._context, self._context.settings.reconcile_s
-        watch = NodeWatch(context)
         loops: tuple[tuple[str, Callable[[], int], Callable[[], object]], ...] = (
             ("jobs", lambda: jobs.tick(context), lambda: context.hub.wait_for_reconcilers(period_s)),
-            ("nodes", watch.tick, lambda: self._stop.wait(period_s)),
+            ("nodes", self._watch.tick, lambda: self._stop.wait(period_s)),
             ("upkeep", lambda: upkeep.tick(context), lambda: self._stop.wait(UPKEEP_S)),
         )
         for name, tick, wait in loops:
@@ -46,6 +46,10 @@ class Reconcilers:
     def alive(self) -> bool:
         """Whether every loop still runs."""
         return all(thread.is_alive() for thread in self._threads)
+
+    def doubt(self) -> str:
+        """Why some nodes that are not heard do not count as lost; empty while there are none."""
+        return self._watch.doubt
 
     def _run(self, name: str, tick: Callable[[], int], wait: Callable[[], object]) -> None:
         while not self._stop.is_set():

@@ -1,8 +1,13 @@
-"""Deletes the oldest step rows and rank logs of each job above their limits."""
+"""Deletes the oldest step rows and rank logs of each job above their limits, old decisions, answers kept for repeats,
+and facts that waited too long.
+"""
 
 from sqlalchemy import text
 
 from service.context import Context
+from service.decisions.operations import trim_decisions
+from service.repeats.operations import trim
+from service.sync import held
 
 LOCK_KEY = 0x11FE_0002
 
@@ -37,4 +42,7 @@ def tick(context: Context) -> int:
         session.execute(text("SET LOCAL statement_timeout = '60s'"))
         steps = session.connection().execute(_TRIM_STEPS, {"most": settings.step_rows_max})
         logs = session.connection().execute(_TRIM_LOGS, {"most": settings.log_chars_max})
-        return steps.rowcount + logs.rowcount
+        steps_and_logs = steps.rowcount + logs.rowcount
+        now = context.clock()
+        waited = held.expire(session.connection(), now=now)
+        return steps_and_logs + waited + trim(session, now=now) + trim_decisions(session)

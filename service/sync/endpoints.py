@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from sqlalchemy import func, select
+from sqlalchemy.exc import SQLAlchemyError
 
 from agent.protocol import errors
 from agent.protocol.errors import FieldProblem, Problem
@@ -16,6 +17,7 @@ from liver_core.layout.limits import NodeId
 from service.context import Context, ContextOf, NodeOf
 from service.db.wake import node_topic
 from service.jobs.tables import JobMemberRow, JobRow
+from service.nodes.skew import in_node_time, off_by
 from service.problems import ProblemError, unavailable
 from service.sync.operations import apply_report
 from service.sync.orders import build_orders
@@ -32,10 +34,10 @@ WAKE_LOOK_S = 2.0
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {}}}}
 
 
-async def reading_of(request: Request) -> Reading:
+async def reading_of(request: Request, context: ContextOf) -> Reading:
     """What the body holds. A large one is read off the event loop, for many errors take long to name."""
     body = await request.body()
-    return read_report(body) if len(body) <= READ_HERE_BYTES_MAX else await run_in_threadpool(read_report, body)
+    return read_report(body) if len(body) <= READ_HERE_BYTES_MAX else await context.agents.compute(read_report, body)
 
 
 @router.post(
@@ -51,13 +53,19 @@ async def sync(
     """Level-triggered and idempotent on (agent_incarnation, report_seq). 409: another protocol version, or a later
     start of this node's agent has replaced this one. 503: an earlier report of this node is still being stored, and a
     newer one waits, or this one has waited too long."""
-    _check_node(caller, reading.report.node.node_id, field="node.node_id")
-    gone = asyncio.create_task(_until_gone(request))
+    node_id = reading.report.node.node_id
+    _check_node(caller, node_id, field="node.node_id")
+    arrived, gone = context.clock(), asyncio.create_task(_until_gone(request))
     try:
-        async with context.turns.of(reading.report.node.node_id, gone):
-            orders = await run_in_threadpool(_sync, context, reading, gone.done)
+        async with context.turns.of(node_id, gone):
+            orders = await context.agents.run(_sync, context, reading, caller, gone.done, arrived)
     except LostTurn as error:
+        context.listening.tried(node_id, context.clock())
         raise ProblemError(unavailable(str(error))) from None
+    except (SQLAlchemyError, ProblemError) as error:
+        if not isinstance(error, ProblemError) or error.problem.status == 503:
+            context.listening.tried(node_id, context.clock())
+        raise
     finally:
         gone.cancel()
     return Response(orders, media_type="application/json")
@@ -69,13 +77,17 @@ async def _until_gone(request: Request) -> None:
         pass
 
 
-def _sync(context: Context, reading: Reading, is_gone: Callable[[], bool]) -> str:
-    with context.sessions.begin() as session:
+def _sync(
+    context: Context, reading: Reading, caller: Caller, is_gone: Callable[[], bool], arrived: datetime | None = None
+) -> str:
+    with context.agents.sessions.begin() as session:
         session.connection()
         if is_gone():
             raise LostTurn(f"the agent of node {reading.report.node.node_id} has gone before its report was stored")
-        intake, settings = apply_report(session, reading, now=context.clock()), context.settings
+        now, settings = context.clock(), context.settings
+        intake = apply_report(session, reading, caller, now=now, arrived=arrived)
         orders = build_orders(intake, poll_s=settings.agent_poll_s, lost_after_s=settings.lost_after_s)
+        orders = in_node_time(orders, off_by(intake.node.clock_ahead_s))
     return orders.model_dump_json()
 
 
@@ -110,7 +122,10 @@ async def wake(context: ContextOf, node_id: Annotated[NodeId, Depends(_own_node)
     async with context.hub.waiter(node_topic(node_id)) as changed:
         while not context.hub.stopping:
             changed.clear()
-            orders_seq = await run_in_threadpool(_orders_seq, context, node_id)
+            try:
+                orders_seq = await context.agents.run(_orders_seq, context, node_id)
+            except ProblemError:
+                continue  # Too many others are at work, and this one has waited for a while already.
             if orders_seq != sent:
                 sent = orders_seq
                 yield ServerSentEvent(data=WakeEvent(orders_seq=orders_seq), event="wake", id=str(orders_seq))
@@ -127,5 +142,5 @@ def _orders_seq(context: Context, node_id: str) -> int:
         .join(JobMemberRow, JobMemberRow.job_id == JobRow.job_id)
         .where(JobMemberRow.node_id == node_id)
     )
-    with context.sessions() as session:
+    with context.agents.sessions() as session:
         return session.execute(statement).scalar_one()

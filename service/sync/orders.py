@@ -35,7 +35,7 @@ from service.jobs.tables import GenerationRow, JobRow, JobState, SourceKind
 from service.nodes.tables import NodeState
 from service.notices.queries import as_fact
 from service.notices.rules import horizon
-from service.sync.operations import Intake
+from service.sync.intake import Intake
 
 PROBING_NODES = 3
 ALL_PLANS_UP_TO_NODES = 64

@@ -11,12 +11,22 @@ from agent.protocol.errors import FieldProblem, version_problem
 from agent.protocol.joining import JOIN_PATH, RENEW_PATH, JoinRequest, NodeToken
 from liver_core.layout.limits import NodeId, ShortText
 from service.audit.operations import note
-from service.context import ADMIN_ONLY, AdminOf, ContextOf, JoinerOf, NodeKeyOf, SessionOf
+from service.context import ADMIN_ONLY, AdminOf, Context, ContextOf, JoinerOf, NodeKeyOf, SessionOf
+from service.edge.routes import PeoplesRoute
+from service.paging import PagesOf
 from service.problems import ProblemError, invalid
-from service.tokens.operations import create_token, issue_node_token, join_node, list_tokens, revoke_token, rotate_token
+from service.tokens.operations import (
+    Caller,
+    create_token,
+    issue_node_token,
+    join_node,
+    list_tokens,
+    revoke_token,
+    rotate_token,
+)
 from service.tokens.tables import Role, TokenRow
 
-router = APIRouter(prefix="/api/v1/tokens", tags=["tokens"], dependencies=[ADMIN_ONLY])
+router = APIRouter(prefix="/api/v1/tokens", tags=["tokens"], route_class=PeoplesRoute, dependencies=[ADMIN_ONLY])
 joining = APIRouter(tags=["agents"])
 TokenId = Annotated[str, Path(pattern="^[0-9a-f]{1,64}$")]
 SECONDS_MAX = 10 * 366 * 86_400
@@ -77,16 +87,17 @@ class Rotation(BaseModel):
 @router.get("", operation_id="list_tokens", summary="List tokens, newest first")
 def list_all(
     session: SessionOf,
+    pages: PagesOf,
     revoked: Annotated[bool, Query(description="Also those that were revoked.")] = False,
-    limit: Annotated[int, Query(ge=1, le=1_000)] = 100,
 ) -> list[TokenOut]:
     """Those that admins have made, and the keys of nodes. No secret is ever shown again."""
-    return [TokenOut.of(row) for row in list_tokens(session, limit=limit, revoked=revoked)]
+    return [TokenOut.of(row) for row in list_tokens(session, pages, revoked=revoked)]
 
 
 @router.post("", status_code=201, operation_id="create_token", summary="Make a token")
-def create(context: ContextOf, session: SessionOf, admin: AdminOf, wanted: TokenIn) -> NewToken:
-    """The answer is the only place where its secret stands."""
+def create(context: ContextOf, session: SessionOf, admin: AdminOf, wanted: TokenIn, response: Response) -> NewToken:
+    """The answer is the only place where its secret stands: it is not kept for a repeat under an Idempotency-Key."""
+    response.headers["Cache-Control"] = "no-store"
     is_join = wanted.role is Role.JOIN
     for name in ("uses", "node_id"):
         if not is_join and getattr(wanted, name) is not None:
@@ -107,8 +118,11 @@ def create(context: ContextOf, session: SessionOf, admin: AdminOf, wanted: Token
 
 
 @router.post("/{token_id}/rotate", status_code=201, operation_id="rotate_token", summary="Replace a token")
-def rotate(context: ContextOf, session: SessionOf, admin: AdminOf, token_id: TokenId, how: Rotation) -> NewToken:
+def rotate(
+    context: ContextOf, session: SessionOf, admin: AdminOf, token_id: TokenId, how: Rotation, response: Response
+) -> NewToken:
     """A new one with the same role, name and limits. The old one works for `grace_s` more."""
+    response.headers["Cache-Control"] = "no-store"
     now = context.clock()
     row, token = rotate_token(session, token_id, grace_s=how.grace_s, now=now, created_by=admin.token_id)
     note(session, admin, "rotate_token", token_id, now=now, replaced_by=row.token_id)
@@ -125,24 +139,32 @@ def revoke(context: ContextOf, session: SessionOf, admin: AdminOf, token_id: Tok
 
 
 @joining.post(JOIN_PATH, status_code=201, operation_id="join", summary="Make a node known")
-def join(
-    context: ContextOf, session: SessionOf, caller: JoinerOf, wanted: JoinRequest, response: Response
-) -> NodeToken:
+async def join(context: ContextOf, caller: JoinerOf, wanted: JoinRequest, response: Response) -> NodeToken:
     """With a join token. The agent makes the node's key itself, so that this may be repeated."""
     if wanted.protocol_version != PROTOCOL_VERSION:
         raise ProblemError(version_problem(wanted.protocol_version))
-    now, token_s = context.clock(), context.settings.node_token_s
-    joined = join_node(session, caller, node_id=wanted.node_id, secret=wanted.secret, token_s=token_s, now=now)
-    note(session, caller, "join", wanted.node_id, now=now, key=joined.key_id)
     response.headers["Cache-Control"] = "no-store"
+    return await context.agents.run(_join, context, caller, wanted)
+
+
+def _join(context: Context, caller: Caller, wanted: JoinRequest) -> NodeToken:
+    now, token_s = context.clock(), context.settings.node_token_s
+    with context.agents.sessions.begin() as session:
+        joined = join_node(session, caller, node_id=wanted.node_id, secret=wanted.secret, token_s=token_s, now=now)
+        note(session, caller, "join", wanted.node_id, now=now, key=joined.key_id)
     return NodeToken(key_id=joined.key_id, token=joined.token, expires_utc=joined.expires_at)
 
 
 @joining.post(RENEW_PATH, operation_id="renew_node_token", summary="Fetch a token for a node")
-def renew(context: ContextOf, session: SessionOf, caller: NodeKeyOf, response: Response) -> NodeToken:
+async def renew(context: ContextOf, caller: NodeKeyOf, response: Response) -> NodeToken:
     """With the node's key."""
+    response.headers["Cache-Control"] = "no-store"
+    return await context.agents.run(_renew, context, caller)
+
+
+def _renew(context: Context, caller: Caller) -> NodeToken:
     assert caller.node_id is not None  # The database checks this too.
     token_s, now = context.settings.node_token_s, context.clock()
-    token, expires_at = issue_node_token(session, caller.node_id, token_s=token_s, created_by=caller.token_id, now=now)
-    response.headers["Cache-Control"] = "no-store"
-    return NodeToken(key_id=caller.token_id, token=token, expires_utc=expires_at)
+    with context.agents.sessions.begin() as session:
+        token, until = issue_node_token(session, caller.node_id, token_s=token_s, created_by=caller.token_id, now=now)
+    return NodeToken(key_id=caller.token_id, token=token, expires_utc=until)

@@ -13,7 +13,9 @@ from pathlib import Path
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
+from service.jobs.grants import end_grants
 from service.nodes.tables import NodeRow, NodeState
+from service.paging import Pages
 from service.problems import conflict, not_found
 from service.tokens.tables import ISSUED, Role, TokenRow
 
@@ -94,12 +96,12 @@ def is_valid(row: TokenRow, now: datetime) -> bool:
     return row.revoked_at is None and (row.expires_at is None or now < row.expires_at)
 
 
-def list_tokens(session: Session, *, limit: int, revoked: bool = False) -> Sequence[TokenRow]:
+def list_tokens(session: Session, pages: Pages, *, revoked: bool = False) -> Sequence[TokenRow]:
     """Tokens that admins have made and the keys of nodes, newest first. Without `revoked`, only those that may work."""
     statement = select(TokenRow).where(TokenRow.role.in_((*ISSUED, Role.NODE_KEY)))
     if not revoked:
         statement = statement.where(TokenRow.revoked_at.is_(None))
-    return session.scalars(statement.order_by(TokenRow.created_at.desc(), TokenRow.token_id).limit(limit)).all()
+    return pages.newest(session, statement, TokenRow.created_at, TokenRow.token_id)
 
 
 def revoke_token(session: Session, token_id: str, *, now: datetime) -> TokenRow:
@@ -172,6 +174,7 @@ def _new_key(session: Session, token: TokenRow, *, node_id: str, secret: str, no
         )
     session.execute(update(TokenRow).where(earlier).values(revoked_at=now).execution_options(synchronize_session=False))
     session.execute(delete(TokenRow).where(TokenRow.role == Role.NODE, TokenRow.node_id == node_id))
+    end_grants(session, node_id, now=now)
     if token.uses_left is not None:
         token.uses_left -= 1
     key = TokenRow(

@@ -26,6 +26,11 @@ class RecentNodes:
             return None
         return caller if caller.expires_at is None or now < caller.expires_at else None
 
+    def node_of(self, token: str) -> str | None:
+        """Whose token it was when it was last looked up, however long ago: for what gives no right to anything."""
+        caller, _ = self._kept.get(_key(token), (None, None))
+        return caller.node_id if caller is not None else None
+
     def keep(self, token: str, caller: Caller, *, now: datetime) -> None:
         """The token has just been looked up and is valid."""
         if caller.role is not Role.NODE:

@@ -19,8 +19,11 @@ from service.app import create_app
 from service.context import Context
 from service.db.engine import Database, connect, open_database
 from service.db.upgrade import upgrade
+from service.jobs.grants import follow_members
+from service.jobs.tables import MemberRole
+from service.reconcilers import jobs
 from service.settings import ServiceSettings
-from tests.service.fake_agent import FakeAgent
+from tests.service.fake_agent import JOB, FakeAgent
 
 _NAMES = itertools.count(1)
 
@@ -105,6 +108,34 @@ def make_agent(client: TestClient, settings: ServiceSettings, clock: FakeClock) 
         return FakeAgent(node_id, client, bearer(settings, "join"), clock, **options)
 
     return make
+
+
+@pytest.fixture
+def running(client, context, make_agent, clock):
+    """Two agents and a job whose first generation has been ordered."""
+    agents = make_agent("a"), make_agent("b")
+    job_id = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
+    for agent in agents:
+        agent.sync()
+    clock.advance(3)
+    jobs.tick(context)
+    for agent in agents:
+        agent.sync()
+        assert agent.job_order().generation == 1
+    clock.advance(1)
+    return job_id, *agents
+
+
+@pytest.fixture
+def grant(context: Context, clock: FakeClock) -> Callable[..., None]:
+    """Gives nodes a part in a job, as spares, without a plan that names them."""
+
+    def give(job_id: str, *node_ids: str) -> None:
+        given = dict.fromkeys(node_ids, MemberRole.SPARE)
+        with context.sessions.begin() as session:
+            follow_members(session, job_id, given=given, taken=(), now=clock())
+
+    return give
 
 
 def bearer(settings: ServiceSettings, role: str) -> dict[str, str]:

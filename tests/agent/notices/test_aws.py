@@ -25,9 +25,12 @@ def imds() -> Iterator[ImdsServer]:
     server.stop()
 
 
-def look(imds: ImdsServer, *, times: int = 1, timeout_s: float = 2.0) -> list[Observation]:
+def look(
+    imds: ImdsServer, *, times: int = 1, timeout_s: float = 2.0, off: timedelta = timedelta(0)
+) -> list[Observation]:
     async def run() -> list[Observation]:
-        source = AwsImdsSource(imds.url, monotonic=time.monotonic, now=lambda: datetime.now(UTC), timeout_s=timeout_s)
+        now = lambda: datetime.now(UTC) + off  # noqa: E731
+        source = AwsImdsSource(imds.url, monotonic=time.monotonic, now=now, timeout_s=timeout_s)
         try:
             return [await source.observe() for _ in range(times)]
         finally:
@@ -49,6 +52,16 @@ def test_an_interruption_is_heard_with_its_deadline(imds: ImdsServer) -> None:
     assert announcement.deadline_utc is not None
     left = announcement.deadline_utc - datetime.now(UTC)
     assert timedelta(seconds=115) < left < timedelta(seconds=121)
+
+
+@pytest.mark.parametrize("off_s", [-300, 300])
+def test_a_deadline_is_by_the_clock_of_the_node_also_where_that_is_off(imds: ImdsServer, off_s: int) -> None:
+    off = timedelta(seconds=off_s)
+    imds.instance.change({"do": "interrupt", "ends_in_s": 120})
+    (seen,) = look(imds, off=off)
+    assert isinstance(seen, Announced) and seen.announcements[0].deadline_utc is not None
+    left = seen.announcements[0].deadline_utc - (datetime.now(UTC) + off)
+    assert timedelta(seconds=115) < left < timedelta(seconds=122)
 
 
 def test_hibernation_is_due_at_once(imds: ImdsServer) -> None:

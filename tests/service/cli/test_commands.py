@@ -55,6 +55,48 @@ def test_lists_without_rows_say_so_to_people_and_are_empty_lists_for_programs(se
         assert json.loads(service.run(noun, "list", "--json").stdout) == []
 
 
+def test_a_list_is_filtered_and_says_when_there_is_more_of_it(service: Service, tmp_path: Path):
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOB | {"name": "paged"}))
+    ids = [service.run("jobs", "submit", str(path)).stdout.strip() for _ in range(3)]
+    first = service.run("jobs", "list", "--name", "paged", "--state", "pending", "--limit", "2", "--json")
+    assert [job["job_id"] for job in json.loads(first.stdout)] == ids[:0:-1]
+    assert first.stderr == "note: there are more; --all lists every one, --limit so many\n"
+    for wanted in ("--all", "--limit=3"):
+        every = service.run("jobs", "list", "--name", "paged", wanted, "--json")
+        assert [job["job_id"] for job in json.loads(every.stdout)] == ids[::-1] and every.stderr == ""
+    wrong = service.run("jobs", "list", "--state", "happy")
+    assert wrong.exit_code == 1 and "state.0: must be" in wrong.stderr
+    for job_id in ids:
+        service.run("jobs", "stop", job_id)
+
+
+def test_a_job_is_changed_paused_planned_and_deleted_and_its_decisions_are_listed(service: Service, job_file: Path):
+    job_id = service.run("jobs", "submit", str(job_file)).stdout.strip()
+    changed = service.run("jobs", "update", job_id, "--nodes-max", "6", "--steps", "70", "--deadline", "none")
+    assert changed.exit_code == 0 and f"{job_id}: changed, pending" in changed.stdout, changed.stderr
+    spec = json.loads(service.run("jobs", "show", job_id, "--json").stdout)["spec"]
+    assert (spec["nodes"], spec["stop"]) == ({"min": 2, "max": 6}, {"steps": 70})
+    assert service.run("jobs", "update", job_id).exit_code == 2
+    wrong = service.run("jobs", "update", job_id, "--nodes-min", "9")
+    assert wrong.exit_code == 1 and "nodes.max: nodes.max 6 must be at least nodes.min 9" in wrong.stderr
+    assert "a pause was asked for" in service.run("jobs", "pause", job_id).stdout
+    assert service.run("jobs", "resume", job_id).exit_code == 0
+    plan = service.run("jobs", "plan", job_id)
+    assert "suspend: 0 nodes are ready" in plan.stdout and "no layout fits" in plan.stdout
+    unknown = service.run("jobs", "plan", job_id, "--without", "nobody")
+    assert unknown.exit_code == 1 and "without: must be nodes that the job may use, not nobody" in unknown.stderr
+    early = service.run("jobs", "delete", job_id, "--yes")
+    assert early.exit_code == 1 and "has not ended" in early.stderr
+    service.run("jobs", "stop", job_id)
+    assert service.run("jobs", "watch", job_id).exit_code == 0
+    decisions = service.run("jobs", "decisions", job_id).stdout
+    assert "settle" in decisions and "first-operator" in decisions and "stopped on request" in decisions
+    assert service.run("jobs", "delete", job_id).exit_code == 1, "nobody has confirmed it"
+    assert service.run("jobs", "delete", job_id, "--yes").stdout == f"{job_id} is deleted\n"
+    assert "there is no job" in service.run("jobs", "show", job_id).stderr
+
+
 def test_a_price_that_was_set_is_listed(service: Service):
     assert service.run("prices", "set", "spot-a", "3.5").exit_code == 0
     assert "3.5000" in service.run("prices", "list").stdout

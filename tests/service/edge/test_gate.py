@@ -176,7 +176,7 @@ def test_no_value_of_a_statement_is_in_its_error(context):
 
 
 def test_a_token_that_cannot_be_looked_up_while_the_database_is_away_is_no_error_of_the_service(client, monkeypatch):
-    async def find(_context, _token):
+    async def find(*_):
         raise OperationalError("SELECT 1", {}, PsycopgError("the database system is starting up"))
 
     monkeypatch.setattr(gate, "find_caller", find)

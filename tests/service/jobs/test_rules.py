@@ -519,3 +519,42 @@ def test_notices_come_before_growth_and_before_the_end_of_a_start():
     assert act(view(**noticed, state=JobState.STARTING, state_changed_at=at(-9))).do is Do.PROPOSE
     assert act(view(decision=replace(MOVE, verdict=PlannerVerdict.STAY))).do is Do.NOTHING, "no notice, no move"
     assert deadline_of((Leaving("c", at(0), None),)) is None
+
+
+PAUSED = "anna asked for a pause"
+
+
+@pytest.mark.parametrize("state", [JobState.STARTING, JobState.RUNNING])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"handoff": handoff()}, {"leaving": (Leaving("c", NOW, None),)}, {"decision": MOVE}],
+    ids=("quiet", "handoff", "notice", "growth"),
+)
+def test_a_job_whose_pause_was_asked_for_is_suspended_whatever_it_was_about_to_do(state, more):
+    found = act(view(state=state, paused_because=PAUSED, **more))
+    assert (found.do, found.reason, found.suspended_because) == (Do.SUSPEND, PAUSED, PAUSED)
+    assert found.cause is None
+
+
+def test_a_paused_job_whose_world_is_lost_is_not_started_again_and_the_cause_is_kept():
+    found = act(view(paused_because=PAUSED, gone=("b",), last_step_at=at(-90)))
+    assert found.do is Do.SUSPEND and found.reason.endswith(f"; not started again, since {PAUSED}")
+    assert found.cause is not None and found.cause.node == "b" and found.suspended_because == PAUSED
+
+
+def test_a_pause_waits_for_the_report_of_a_handoff_that_is_over():
+    assert act(view(paused_because=PAUSED, ahead=3)).do is Do.NOTHING
+
+
+@pytest.mark.parametrize("state", [JobState.PENDING, JobState.SUSPENDED])
+def test_a_paused_job_starts_only_once_it_is_resumed(state):
+    paused = view(state=state, world=None, paused_because=PAUSED, suspended_because=PAUSED)
+    assert act(paused).do is Do.NOTHING and f"paused because {PAUSED}" in act(paused).reason
+    assert act(replace(paused, paused_because="")).do is Do.START
+
+
+def test_a_stop_ends_a_paused_job_and_a_pause_that_is_under_way():
+    assert act(view(state=JobState.SUSPENDED, paused_because=PAUSED, stop_requested=True)).state is JobState.STOPPED
+    assert act(view(paused_because=PAUSED, stop_requested=True)).state is JobState.STOPPING
+    ending = view(state=JobState.SUSPENDING, paused_because=PAUSED, suspended_because=PAUSED, ranks_left=0)
+    assert (act(ending).state, act(ending).reason) == (JobState.SUSPENDED, f"suspended because {PAUSED}")

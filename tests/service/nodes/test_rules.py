@@ -4,7 +4,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from service.nodes.rules import announces_its_end, heard_until, state_of
+from service.nodes.listening import Listening
+from service.nodes.rules import announces_its_end, are_many, heard_until, state_of
 from service.nodes.tables import NodeState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -22,14 +23,17 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
     ],
 )
 def test_only_silence_while_the_service_was_listening_counts(silence_s, listening_s, state):
-    found = state_of(
-        last_seen_at=NOW - timedelta(seconds=silence_s),
-        listening_since=NOW - timedelta(seconds=listening_s),
-        until=NOW,
-        silent_after_s=6,
-        gone_after_s=30,
-    )
-    assert found is state
+    listening = Listening(NOW - timedelta(seconds=listening_s))
+    counted_s = listening.silence_s(NOW - timedelta(seconds=silence_s), NOW)
+    assert state_of(counted_s, silent_after_s=6, gone_after_s=30) is state
+
+
+@pytest.mark.parametrize(
+    ("fallen", "heard", "are"),
+    [(4, 4, True), (4, 5, False), (3, 0, False), (3, 1, False), (4, 0, True), (50, 50, True), (50, 51, False)],
+)
+def test_four_nodes_or_more_that_are_at_least_half_of_all_are_many(fallen, heard, are):
+    assert are_many(fallen, heard=heard) is are
 
 
 @pytest.mark.parametrize(

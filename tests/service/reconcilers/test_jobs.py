@@ -1,6 +1,7 @@
 """The job reconciler against a real database and fake agents: start, notice, growth, loss, suspension, stop."""
 
 import threading
+from dataclasses import replace
 from datetime import timedelta
 
 from agent.protocol.notice_life import ends_utc, withdraw
@@ -328,7 +329,11 @@ def test_a_step_whose_report_comes_after_the_restart_is_counted_as_lost_once(fle
         fleet.round()
     late.sync(steps=(row.model_copy(update={"step": 34}),))
     assert (fleet.job()["state"], fleet.job()["lost_steps"]) == ("running", 14), "also when the new world trains"
+    assert old.roster is not None
+    never = mirror(old.roster, replace(old.roster, generation=2), fleet.clock(), state=HandoffState.ABORTED)
     late.sync(steps=(row.model_copy(update={"generation": 2, "step": 35}),))
+    assert fleet.job()["lost_steps"] == 14, "nobody has reported such a world"
+    late.sync(handoffs=(never,))
     assert fleet.job()["lost_steps"] == 15, "also one of a handoff's world that never became active"
 
 

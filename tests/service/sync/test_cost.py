@@ -26,7 +26,7 @@ from tests.service.fake_agent import JOB, mirror, roster, step_row
 
 STEADY = 10
 """Node, lease, job, generation; steps with logs; node and job written; ledger; whom to tell; handoffs."""
-WITH_A_MIRROR = STEADY + 7
+WITH_A_MIRROR = STEADY + 8
 IDLE = 5
 
 
@@ -38,11 +38,14 @@ def statements(context) -> Iterator[list[str]]:
     def keep(_connection, _cursor, statement: str, *_) -> None:
         seen.append(statement)
 
-    event.listen(context.database.engine, "before_cursor_execute", keep)
+    engines = context.database.engine, context.database.readers_engine
+    for engine in engines:
+        event.listen(engine, "before_cursor_execute", keep)
     try:
         yield seen
     finally:
-        event.remove(context.database.engine, "before_cursor_execute", keep)
+        for engine in engines:
+            event.remove(engine, "before_cursor_execute", keep)
 
 
 @pytest.fixture

@@ -180,7 +180,7 @@ def test_an_answer_to_a_request_that_was_never_made_does_not_end_all_later_reque
     for agent in (a, b):
         agent.sync(ranks=(agent.rank(agent.job_order(), step=2),))
     fact = CheckpointFact(
-        job_id=job_id, generation=1, step=2, path="/c/step-2", finished_utc=a.clock(), asked=COUNT_MAX
+        job_id=job_id, generation=1, step=2, path="/checkpoints/step-2", finished_utc=a.clock(), asked=COUNT_MAX
     )
     (refusal,) = a.sync(checkpoints=(fact,), ranks=(a.rank(a.job_order(), step=2),)).refusals
     assert refusal.reason == f"checkpoint {COUNT_MAX} was not asked for, only 0 were"

@@ -34,6 +34,8 @@ from service.reconcilers import jobs
 from service.reconcilers.nodes import NodeWatch
 from service.sync import endpoints
 from service.sync.reading import Reading
+from service.tokens.operations import Caller
+from service.tokens.tables import Role
 from service.turns import LostTurn
 from tests.service.conftest import bearer
 from tests.service.fake_agent import mirror, roster, step_row
@@ -92,7 +94,7 @@ def test_a_malformed_report_names_the_field_and_stores_nothing(make_agent, clien
 def test_a_report_whose_agent_has_gone_before_its_transaction_is_dropped(running, context):
     _, a, _ = running
     with pytest.raises(LostTurn, match="the agent of node a has gone before its report was stored"):
-        endpoints._sync(context, Reading(a.report()), lambda: True)
+        endpoints._sync(context, Reading(a.report()), Caller("1", Role.NODE, "node a", node_id="a"), lambda: True)
     with context.sessions() as session:
         assert session.get_one(NodeRow, "a").report_seq == a.seq - 1
 
@@ -259,9 +261,9 @@ def test_what_one_rank_does_not_know_of_a_step_another_fills_in(running, client,
 
 
 def test_logs_come_back_in_order_by_rank(running, client):
-    job_id, agent, _ = running
+    job_id, agent, other = running
     agent.sync(logs=tuple(LogChunk(job_id=job_id, generation=1, rank=0, offset=i, text=str(i)) for i in range(3)))
-    agent.sync(logs=(LogChunk(job_id=job_id, generation=1, rank=1, offset=0, text="\x00other"),))
+    other.sync(logs=(LogChunk(job_id=job_id, generation=1, rank=1, offset=0, text="\x00other"),))
     chunks = client.get(f"/api/v1/jobs/{job_id}/logs", params={"rank": 0}).json()
     assert "".join(chunk["text"] for chunk in chunks) == "012"
     later = client.get(f"/api/v1/jobs/{job_id}/logs", params={"after": chunks[-1]["log_id"]}).json()
@@ -279,7 +281,7 @@ def test_a_store_that_an_agent_hosts_reaches_the_other_members(running):
 def test_only_the_newest_checkpoints_are_kept_in_mind(running, client, clock):
     job_id, agent, _ = running
     for step in (10, 20, 30):
-        fact = CheckpointFact(job_id=job_id, generation=1, step=step, path=f"/c/{step}", finished_utc=clock())
+        fact = CheckpointFact(job_id=job_id, generation=1, step=step, path=f"/checkpoints/{step}", finished_utc=clock())
         agent.sync(checkpoints=(fact,))
     assert [item["step"] for item in client.get(f"/api/v1/jobs/{job_id}").json()["checkpoints"]] == [20, 30]
 
@@ -296,7 +298,7 @@ def test_a_finished_job_ends_and_its_nodes_are_told_to_stop(running, client):
 def test_ranks_of_a_job_that_is_not_known_are_to_be_ended(make_agent):
     agent = make_agent("a")
     orders = agent.sync(logs=(LogChunk(job_id="gone-1", generation=1, rank=0, offset=0, text="x"),))
-    assert orders.refusals[0].reason == "there is no job 'gone-1' here; end its ranks"
+    assert orders.refusals[0].reason == "there is no job 'gone-1' for node a here; end its ranks"
 
 
 class TestHandoffsMadeWithoutTheService:
@@ -549,11 +551,12 @@ class TestLedger:
         assert {item["cause"]: item["slot_seconds"] for item in causes}["pause"] == 1.0
 
     def test_a_pause_is_charged_in_full_also_to_newcomers_and_to_nodes_that_report_often(
-        self, running, make_agent, client, clock
+        self, running, make_agent, grant, client, clock
     ):
         job_id, agent, other = running
         newcomer = make_agent("c")
         newcomer.sync()
+        grant(job_id, "c")
         for step in range(1, 30):
             clock.advance(0.1)
             for each in (agent, other):
@@ -583,7 +586,7 @@ class TestLedger:
     def test_a_handoff_in_the_midst_of_repeated_steps_does_not_make_them_new(self, running, client, context, clock):
         job_id, agent, _ = running
         order = agent.job_order()
-        checkpoint = CheckpointFact(job_id=job_id, generation=1, step=5, path="/c/5", finished_utc=clock())
+        checkpoint = CheckpointFact(job_id=job_id, generation=1, step=5, path="/checkpoints/5", finished_utc=clock())
         agent.sync(ranks=(agent.rank(order, step=9),), checkpoints=(checkpoint,))
         agent.sync(ranks=(agent.rank(order, stage=RankStage.FAILED, step=9),))
         jobs.tick(context)
@@ -614,7 +617,7 @@ class TestLedger:
     def test_steps_made_again_after_a_checkpoint_are_recomputation(self, running, client, context, clock):
         job_id, agent, _ = running
         order = agent.job_order()
-        checkpoint = CheckpointFact(job_id=job_id, generation=1, step=5, path="/c/5", finished_utc=clock())
+        checkpoint = CheckpointFact(job_id=job_id, generation=1, step=5, path="/checkpoints/5", finished_utc=clock())
         agent.sync(ranks=(agent.rank(order, step=9),), checkpoints=(checkpoint,))
         agent.sync(ranks=(agent.rank(order, stage=RankStage.FAILED, step=9),))
         jobs.tick(context)

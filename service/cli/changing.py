@@ -1,0 +1,192 @@
+"""Verbs of `liver jobs` that change a job: stop, pause, resume, update, delete; and that show what is decided about it:
+decisions, plan.
+"""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from service.cli.client import DEFAULT_URL, AsJson, Every, Limit, ServiceUrl, TokenFile, connect, fail
+from service.cli.columns import Column
+from service.cli.output import layout, names, print_details, print_json, print_table, seconds, since
+from service.cli.which import JobId, find_job
+
+EXAMPLES = {
+    "stop": "Example: liver jobs stop gpt-small-1a2b3c4d",
+    "pause": "Example: liver jobs pause gpt-small-1a2b3c4d",
+    "resume": "Example: liver jobs resume gpt-small-1a2b3c4d --steps 10000",
+    "update": "Example: liver jobs update gpt-small-1a2b3c4d --nodes-max 8",
+    "delete": "Example: liver jobs delete gpt-small-1a2b3c4d --yes",
+    "decisions": "Example: liver jobs decisions gpt-small-1a2b3c4d",
+    "plan": "Example: liver jobs plan gpt-small-1a2b3c4d --without node-3",
+}
+DECISIONS = (
+    Column("WHEN"),
+    Column("DID"),
+    Column("LAYOUT"),
+    Column("NODES", right=True),
+    Column("ASKED BY"),
+    Column("REASON", below=True),
+)
+ALTERNATIVES = (Column("LAYOUT"), Column("NODES", right=True), Column("STEP", right=True), Column("KNOWN BY"))
+
+
+def stop(
+    job_id: JobId, service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False
+) -> None:
+    """Stop a job: its ranks end after their step, with a checkpoint if the job file has a place for one.
+
+    Stopping a stopped job changes nothing. `liver jobs resume` continues it."""
+    client = connect(service_url, token_file)
+    job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/stop")
+    if as_json:
+        print_json(job)
+    else:
+        typer.echo(f"{job['job_id']}: {job['state']}, stop was asked for")
+
+
+def pause(
+    job_id: JobId, service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False
+) -> None:
+    """Let a job stand until `liver jobs resume`: its ranks end after their step, with a checkpoint.
+
+    Other jobs may use its nodes meanwhile."""
+    client = connect(service_url, token_file)
+    job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/pause")
+    if as_json:
+        print_json(job)
+    else:
+        typer.echo(f"{job['job_id']}: {job['state']}, a pause was asked for")
+
+
+def resume(
+    job_id: JobId,
+    steps: Annotated[int | None, typer.Option(min=1, help="Its new stop.steps; without it, as before.")] = None,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Continue a paused, stopped, finished or failed job from its newest checkpoint, once enough nodes are ready."""
+    client = connect(service_url, token_file)
+    body = {} if steps is None else {"steps": steps}
+    job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/resume", content=json.dumps(body).encode())
+    if as_json:
+        print_json(job)
+    else:
+        typer.echo(f"{job['job_id']}: {job['reason']}")
+
+
+def update(
+    job_id: JobId,
+    *,
+    name: Annotated[str | None, typer.Option(help="Its new name; the id stays.")] = None,
+    nodes_min: Annotated[int | None, typer.Option(min=1, help="Its new nodes.min.")] = None,
+    nodes_max: Annotated[int | None, typer.Option(min=1, help="Its new nodes.max.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Its new stop.steps; not while it has ranks.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=1, help="Its new checkpoint.every_steps; not while it has ranks.")
+    ] = None,
+    budget_usd: Annotated[float | None, typer.Option(help="Its new budget_usd; 0 takes it away.")] = None,
+    deadline: Annotated[str | None, typer.Option(help="Its new deadline with time zone; none takes it away.")] = None,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change a job while it lives. Ranks read steps and interval when they start: pause the job for these."""
+    nodes = {"min": nodes_min, "max": nodes_max}
+    wanted: dict[str, Any] = {
+        "name": name,
+        "nodes": {bound: value for bound, value in nodes.items() if value is not None} or None,
+        "stop": None if steps is None else {"steps": steps},
+        "checkpoint": None if checkpoint_every is None else {"every_steps": checkpoint_every},
+    }
+    change = {field: value for field, value in wanted.items() if value is not None}
+    change |= {} if budget_usd is None else {"budget_usd": budget_usd or None}
+    change |= {} if deadline is None else {"deadline": None if deadline == "none" else deadline}
+    if not change:
+        fail("nothing to change: give an option, see liver jobs update --help", code=2)
+    client = connect(service_url, token_file)
+    job = client.patch(f"/api/v1/jobs/{find_job(client, job_id)}", change)
+    if as_json:
+        print_json(job)
+    else:
+        typer.echo(f"{job['job_id']}: changed, {job['state']}: {job['reason']}")
+
+
+def delete(
+    job_id: JobId,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+) -> None:
+    """Delete a job that has ended, with its steps, logs and handoffs. Its checkpoints on disk stay."""
+    client = connect(service_url, token_file)
+    found = find_job(client, job_id)
+    if not yes and not typer.confirm(f"delete {found} with all that is known of it?", err=True):
+        raise typer.Exit(1)
+    client.delete(f"/api/v1/jobs/{found}")
+    typer.echo(f"{found} is deleted")
+
+
+def decisions(
+    job_id: JobId,
+    limit: Limit = 20,
+    every: Every = False,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what the service decided about a job, newest first, with its reasons. --json shows the alternatives too."""
+    client = connect(service_url, token_file)
+    found = client.listed(f"/api/v1/jobs/{find_job(client, job_id)}/decisions", limit=limit, every=every)
+    if as_json:
+        return print_json(found)
+    rows = [
+        (
+            since(item["decided_at"]),
+            item["action"].replace("_", " "),
+            layout(item["layout"]),
+            str(len(item["nodes"])),
+            item["asked_by"],
+            item["reason"],
+        )
+        for item in found
+    ]
+    print_table(DECISIONS, rows, empty="nothing was decided yet")
+
+
+def plan(
+    job_id: JobId,
+    without: Annotated[
+        list[str] | None, typer.Option("--without", help="As if this node were gone; may be repeated.", metavar="NODE")
+    ] = None,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what the service would decide about a job now, without acting on it."""
+    client = connect(service_url, token_file)
+    found = client.get(f"/api/v1/jobs/{find_job(client, job_id)}/plan", without=without or None)
+    if as_json:
+        return print_json(found)
+    print_details(
+        (
+            ("job", found["job_id"]),
+            ("decision", f"{found['verdict']}: {found['verdict_reason']}"),
+            ("layout", layout(found["layout"])),
+            ("nodes", names(found["nodes"])),
+            ("next", f"{found['action'].replace('_', ' ')}: {found['reason']}" if found["action"] else ""),
+        )
+    )
+    rows = [
+        (
+            layout(item["layout"]),
+            str(item["nodes"]),
+            seconds(item["step_s"]),
+            "measured" if item["measured"] else "predicted",
+        )
+        for item in found["alternatives"]
+    ]
+    typer.echo("")
+    print_table(ALTERNATIVES, rows, empty="no layout fits")

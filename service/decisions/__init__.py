@@ -1,0 +1,1 @@
+"""What the service decided about each job, among what, why, and who asked."""

@@ -1,0 +1,94 @@
+"""Who may see and say what of a job: a node that the service gave orders of it. Rows of grants are only ever added."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from sqlalchemy import DateTime, bindparam, exists, or_, select, text, true
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from service.db.base import among
+from service.jobs.tables import HeldFactRow, JobGrantRow, JobRow, MemberRole
+
+GRACE_S = 900.0
+"""A node that is not needed any more may finish its part for so long: its last steps, logs and handoffs count."""
+
+_newest = (
+    select(JobGrantRow.role, JobGrantRow.ends_at)
+    .where(JobGrantRow.job_id == JobRow.job_id, JobGrantRow.node_id == bindparam("node_id"))
+    .order_by(JobGrantRow.grant_id.desc())
+    .limit(1)
+    .lateral("newest")
+)
+# Locked in this order, so that two reports about the same jobs cannot wait for each other.
+_LOCK_GRANTED = (
+    select(JobRow, _newest.c.role, exists().where(HeldFactRow.job_id == JobRow.job_id).label("has_held"))
+    .join(_newest, true())
+    .where(
+        among(JobRow.job_id, "job_ids"),
+        or_(_newest.c.role.is_not(None), _newest.c.ends_at > bindparam("now", type_=DateTime(timezone=True))),
+    )
+    .order_by(JobRow.job_id)
+    .with_for_update(key_share=True, of=JobRow)
+    .execution_options(populate_existing=True)
+)
+_OF_JOB = text(
+    """
+    SELECT wanted.node_id
+      FROM unnest(CAST(:node_ids AS text[])) AS wanted (node_id)
+      JOIN LATERAL (SELECT role, ends_at FROM job_grants
+                     WHERE job_grants.job_id = :job_id AND job_grants.node_id = wanted.node_id
+                     ORDER BY grant_id DESC LIMIT 1) AS newest ON true
+     WHERE newest.role IS NOT NULL OR newest.ends_at > :now
+    """
+)
+_END_OF_NODE = text(
+    """
+    INSERT INTO job_grants (job_id, node_id, role, at, ends_at)
+    SELECT newest.job_id, :node_id, NULL, :now, :now
+      FROM (SELECT DISTINCT ON (job_id) job_id, role, ends_at FROM job_grants
+             WHERE node_id = :node_id ORDER BY job_id, grant_id DESC) AS newest
+     WHERE newest.role IS NOT NULL OR newest.ends_at > :now
+    """
+)
+
+
+class Grant(NamedTuple):
+    """A job that a node has a part in. `role`: None in the grace after it was needed. `has_held`: facts of the job wait
+    for the handoff that they belong to."""
+
+    job: JobRow
+    role: MemberRole | None
+    has_held: bool
+
+
+def lock_granted(session: Session, node_id: str, job_ids: Iterable[str], *, now: datetime) -> dict[str, Grant]:
+    """Those of the given jobs that the node may speak of; their rows are locked, in order of id."""
+    wanted = list(job_ids)
+    if not wanted:
+        return {}
+    found = session.execute(_LOCK_GRANTED, {"node_id": node_id, "job_ids": wanted, "now": now})
+    return {job.job_id: Grant(job, MemberRole(role) if role else None, held) for job, role, held in found}
+
+
+def granted_nodes(session: Session, job_id: str, node_ids: Iterable[str], *, now: datetime) -> frozenset[str]:
+    """Those of the given nodes that have a part in the job, or had one until a moment ago."""
+    return frozenset(session.scalars(_OF_JOB, {"job_id": job_id, "node_ids": sorted(node_ids), "now": now}))
+
+
+def follow_members(
+    session: Session, job_id: str, *, given: Mapping[str, MemberRole], taken: Iterable[str], now: datetime
+) -> None:
+    """Nodes have become members of the job or changed their role (`given`), or are none any more (`taken`)."""
+    same = {"job_id": job_id, "at": now}
+    rows = [{**same, "node_id": name, "role": role.value, "ends_at": None} for name, role in sorted(given.items())]
+    ends_at = now + timedelta(seconds=GRACE_S)
+    rows += [{**same, "node_id": name, "role": None, "ends_at": ends_at} for name in sorted(taken)]
+    if rows:
+        session.execute(insert(JobGrantRow).values(rows))
+
+
+def end_grants(session: Session, node_id: str, *, now: datetime) -> None:
+    """Another machine has this node's name from now on: it takes over none of its grants."""
+    session.execute(_END_OF_NODE, {"node_id": node_id, "now": now})

@@ -1,0 +1,129 @@
+"""One page of a list: up to `limit` rows, and behind them a cursor with which the next request goes on.
+
+The cursor names the last row by an indexed key: no page costs more than the first, and rows that come or go meanwhile
+shift nothing. It is checked, so that a mistake is named, but no secret: a made-up one only begins elsewhere.
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Annotated, Any
+from urllib.parse import urlencode
+from uuid import UUID
+
+from fastapi import Depends, Query, Request, Response
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Select, literal, tuple_
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from agent.protocol.errors import FieldProblem
+from agent.protocol.values import Utc
+from liver_core.layout.limits import Bound, Text
+from service.problems import invalid
+
+CURSOR_CHARS_MAX = 1_000
+_TYPES: dict[type, Any] = {datetime: Utc, str: Text, int: Annotated[int, Bound(ge=-(2**63), le=2**63 - 1)], UUID: UUID}
+_RULE = "must be the one in the Link header of the page before, with the same filters"
+Columns = tuple[InstrumentedAttribute[Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """Which page of a list is wanted. `about`: its address and filters, to which a cursor belongs; `announce` gets the
+    cursor of the next page, if there is one."""
+
+    limit: int
+    cursor: str | None = None
+    about: str = ""
+    announce: Callable[[str], object] = lambda cursor: None
+
+    def newest(self, session: Session, statement: Select[Any], *key: InstrumentedAttribute[Any]) -> list[Any]:
+        """The rows of this page, the greatest `key` first. Raises 422 for a cursor that is none of this list."""
+        if self.cursor is not None:
+            statement = statement.where(tuple_(*key) < self._place(key))
+        return self._page(
+            session.scalars(statement.order_by(*(column.desc() for column in key)).limit(self._most)), key
+        )
+
+    def oldest(self, session: Session, statement: Select[Any], *key: InstrumentedAttribute[Any]) -> list[Any]:
+        """The same, the least `key` first."""
+        if self.cursor is not None:
+            statement = statement.where(tuple_(*key) > self._place(key))
+        return self._page(session.scalars(statement.order_by(*key).limit(self._most)), key)
+
+    @property
+    def _most(self) -> int:
+        # One more than is shown: whether there is a next page.
+        return self.limit + 1
+
+    def _page(self, found: Any, key: Columns) -> list[Any]:
+        rows = found.all()
+        if len(rows) > self.limit:
+            last = rows[self.limit - 1]
+            self.announce(self._cursor_behind([getattr(last, column.key) for column in key]))
+        return rows[: self.limit]
+
+    def _cursor_behind(self, values: Sequence[Any]) -> str:
+        written = [value if isinstance(value, int) else _text(value) for value in values]
+        content = json.dumps([self._check(written), *written], separators=(",", ":"))
+        return base64.urlsafe_b64encode(content.encode()).decode().rstrip("=")
+
+    def _place(self, key: Columns) -> Any:
+        assert self.cursor is not None
+        try:
+            padded = self.cursor.encode() + b"=" * (-len(self.cursor) % 4)
+            check, *written = json.loads(base64.b64decode(padded, altchars=b"-_", validate=True))
+            if check != self._check(written) or len(written) != len(key):
+                raise ValueError
+            kinds = [column.type.python_type for column in key]
+            values = [
+                TypeAdapter(_TYPES[kind]).validate_python(item) for kind, item in zip(kinds, written, strict=True)
+            ]
+        except (ValueError, TypeError, RecursionError, ValidationError):
+            raise invalid(FieldProblem(field="cursor", rule=_RULE)) from None
+        return tuple_(*(literal(value, column.type) for value, column in zip(values, key, strict=True)))
+
+    def _check(self, written: Sequence[Any]) -> str:
+        return hashlib.sha256(json.dumps([self.about, written]).encode()).hexdigest()[:16]
+
+
+def paged(usual: int, most: int) -> Any:
+    """The parameters of a list that has pages."""
+
+    # Does not block: a coroutine needs no thread.
+    async def pages(
+        request: Request,
+        response: Response,
+        limit: Annotated[int, Query(ge=1, le=most, description="Rows of a page at most.")] = usual,
+        cursor: Annotated[
+            str | None,
+            Query(
+                min_length=1,
+                max_length=CURSOR_CHARS_MAX,
+                pattern="^[A-Za-z0-9_-]*$",
+                description='Goes on behind another page: take the address in that one\'s Link header (rel="next").',
+            ),
+        ] = None,
+    ) -> Pages:
+        filters = sorted(item for item in request.query_params.multi_items() if item[0] not in ("limit", "cursor"))
+        path = request.url.path
+
+        def announce(following: str) -> None:
+            query = urlencode([*filters, ("limit", limit), ("cursor", following)])
+            response.headers["Link"] = f'<{path}?{query}>; rel="next"'
+
+        return Pages(limit, cursor, json.dumps([path, filters]), announce)
+
+    return Depends(pages)
+
+
+PagesOf = Annotated[Pages, paged(usual=100, most=1_000)]
+ManyPagesOf = Annotated[Pages, paged(usual=1_000, most=20_000)]
+"""Of short rows that are many, as nodes and steps."""
+
+
+def _text(value: Any) -> str:
+    return value.isoformat() if isinstance(value, datetime) else str(value)

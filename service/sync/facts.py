@@ -1,0 +1,210 @@
+"""Stores what is said once: steps, logs, checkpoints and endings. The caller has made sure that it may be said."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import delete, select, text
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from agent.protocol.sync import CheckpointFact, JobFinished, LogChunk, StepRow
+from liver_core.handoff import RankStage
+from service.jobs.causes import FailedPart, FirstCause
+from service.jobs.operations import burn, close_generation, set_state
+from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow, JobState, SourceKind
+from service.sync.intake import Intake
+
+# Rows come as one array per column: one statement for any number of rows, compiled and prepared once. Several ranks
+# report one step, and each knows only part of it: a later row fills the empty columns of an earlier one.
+_ADD_ROWS = text(
+    """
+    WITH logged AS (
+         INSERT INTO rank_logs (job_id, generation, rank, start_offset, text, recorded_at)
+         SELECT *, CAST(:now AS timestamptz) FROM unnest(
+                CAST(:log_job_id AS text[]), CAST(:log_generation AS bigint[]), CAST(:log_rank AS bigint[]),
+                CAST(:log_start_offset AS bigint[]), CAST(:log_text AS text[]))
+         ON CONFLICT DO NOTHING)
+    INSERT INTO steps (job_id, generation, step, seconds, loss, consumed_samples, sample_digest, tokens, finished_at)
+    SELECT * FROM unnest(
+           CAST(:job_id AS text[]), CAST(:generation AS bigint[]), CAST(:step AS bigint[]), CAST(:seconds AS float8[]),
+           CAST(:loss AS float8[]), CAST(:consumed_samples AS bigint[]), CAST(:sample_digest AS text[]),
+           CAST(:tokens AS bigint[]), CAST(:finished_at AS timestamptz[]))
+    ON CONFLICT (job_id, generation, step) DO UPDATE
+       SET loss = coalesce(steps.loss, excluded.loss),
+           consumed_samples = coalesce(steps.consumed_samples, excluded.consumed_samples),
+           sample_digest = coalesce(steps.sample_digest, excluded.sample_digest),
+           tokens = coalesce(steps.tokens, excluded.tokens)
+     WHERE (steps.loss IS NULL AND excluded.loss IS NOT NULL)
+        OR (steps.consumed_samples IS NULL AND excluded.consumed_samples IS NOT NULL)
+        OR (steps.sample_digest IS NULL AND excluded.sample_digest IS NOT NULL)
+        OR (steps.tokens IS NULL AND excluded.tokens IS NOT NULL)
+    """
+)
+_STEP_COLUMNS = {
+    name: name
+    for name in ("job_id", "generation", "step", "seconds", "loss", "consumed_samples", "sample_digest", "tokens")
+} | {"finished_at": "finished_utc"}
+_LOG_COLUMNS = {
+    "log_job_id": "job_id",
+    "log_generation": "generation",
+    "log_rank": "rank",
+    "log_start_offset": "offset",
+}
+
+
+class Facts(NamedTuple):
+    """Of jobs that are locked."""
+
+    steps: Sequence[StepRow] = ()
+    logs: Sequence[LogChunk] = ()
+    checkpoints: Sequence[CheckpointFact] = ()
+    finished: Sequence[JobFinished] = ()
+
+
+def store_facts(intake: Intake, facts: Facts) -> None:
+    """Store them in this order: the last step comes before the end."""
+    with intake.session.no_autoflush:
+        _store_rows(intake, facts.steps, facts.logs)
+        _store_progress(intake)
+    _store_checkpoints(intake, facts.checkpoints)
+    _store_finished(intake, facts.finished)
+
+
+def _store_rows(intake: Intake, steps: Sequence[StepRow], logs: Sequence[LogChunk]) -> None:
+    """Store steps and logs. If a step comes twice, the later row counts."""
+    if steps or logs:
+        unique = {(step.job_id, step.generation, step.step): step for step in steps}
+        values = {name: [getattr(step, part) for step in unique.values()] for name, part in _STEP_COLUMNS.items()}
+        values |= {name: [getattr(chunk, part) for chunk in logs] for name, part in _LOG_COLUMNS.items()}
+        values["log_text"] = [chunk.text.replace("\x00", "") for chunk in logs]
+        intake.session.execute(_ADD_ROWS, values | {"now": intake.now})
+    last: dict[tuple[str, int], int] = {}
+    for step in steps:
+        key = (step.job_id, step.generation)
+        last[key] = max(step.step, last.get(key, 0))
+    for (job_id, generation), number in sorted(last.items()):
+        _advance(intake, intake.jobs[job_id], generation=generation, step=number)
+
+
+def _store_progress(intake: Intake) -> None:
+    """Ranks also report their step, so that a job's progress is known even if step rows come late."""
+    for rank in intake.report.ranks:
+        job = intake.jobs.get(rank.job_id)
+        if job is None:
+            continue
+        burn(job, rank.generation)
+        if intake.world(job.job_id, rank.generation) is None:
+            continue
+        if rank.step > 0 and rank.stage is not RankStage.STARTING:
+            _advance(intake, job, generation=rank.generation, step=rank.step)
+
+
+def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None:
+    """Record that the job has made `step` in `generation`."""
+    if generation != job.active_generation:
+        _count_lost(intake, job, generation=generation, step=step)
+        return
+    if job.state in ENDED:
+        return
+    row = intake.generation(job.job_id, generation)
+    begun_at = (row.checkpoint_step or 0) if row is not None else 0
+    if step > job.last_step:
+        job.last_step = step
+        job.last_step_at = intake.now
+        job.highest_step = max(job.highest_step, step)
+    if row is not None and row.first_step_at is None and step > begun_at:
+        row.first_step_at = intake.now
+    if job.state == JobState.STARTING and step > begun_at:
+        set_state(job, JobState.RUNNING, f"training since step {step}; {job.reason}", now=intake.now)
+        job.failed_starts = 0
+        intake.changed.add(job.job_id)
+
+
+def _count_lost(intake: Intake, job: JobRow, *, generation: int, step: int) -> None:
+    """The report of this step was on its way when the service replaced its world by a start, or it was made by the
+    world of a handoff that had not become active by then: the step is lost too."""
+    successor = intake.session.scalars(
+        select(GenerationRow)
+        .where(
+            GenerationRow.job_id == job.job_id,
+            GenerationRow.generation > generation,
+            GenerationRow.source_kind != SourceKind.HANDOFF,
+        )
+        .order_by(GenerationRow.generation)
+        .limit(1)
+    ).one_or_none()
+    if successor is None:
+        return
+    more = step - (successor.checkpoint_step or 0) - successor.lost_steps
+    if more > 0:
+        successor.lost_steps += more
+        job.lost_steps += more
+        successor.repeats_until = max(successor.repeats_until, step)
+        job.highest_step = max(job.highest_step, step)
+        intake.watched.add(job.job_id)
+
+
+def _store_checkpoints(intake: Intake, checkpoints: Sequence[CheckpointFact]) -> None:
+    for fact in checkpoints:
+        job = intake.jobs[fact.job_id]
+        values = {
+            "job_id": fact.job_id,
+            "path": fact.path,
+            "generation": fact.generation,
+            "step": fact.step,
+            "finished_at": fact.finished_utc,
+            "size_bytes": fact.size_bytes,
+            "seconds": fact.seconds,
+        }
+        # A checkpoint written again at the same path replaces the earlier one.
+        intake.session.execute(
+            insert(CheckpointRow)
+            .values(values)
+            .on_conflict_do_update(
+                index_elements=["job_id", "path"],
+                set_=values,
+                where=CheckpointRow.finished_at < fact.finished_utc,
+            )
+        )
+        if fact.asked > job.checkpoints_answered:
+            job.checkpoints_answered = fact.asked
+            intake.changed.add(job.job_id)
+        keep = int((job.spec.get("checkpoint") or {}).get("keep", 2))
+        _forget_old_checkpoints(intake.session, fact.job_id, keep=max(keep, 1))
+
+
+def _forget_old_checkpoints(session: Session, job_id: str, *, keep: int) -> None:
+    """The agents delete all but the newest `keep` checkpoints; a restart must not use a deleted one."""
+    kept = (
+        select(CheckpointRow.path)
+        .where(CheckpointRow.job_id == job_id)
+        .order_by(CheckpointRow.step.desc(), CheckpointRow.finished_at.desc())
+        .limit(keep)
+    )
+    session.execute(
+        delete(CheckpointRow)
+        .where(CheckpointRow.job_id == job_id, CheckpointRow.path.not_in(kept))
+        .execution_options(synchronize_session=False)
+    )
+
+
+def _store_finished(intake: Intake, finished: Sequence[JobFinished]) -> None:
+    for fact in finished:
+        job = intake.jobs[fact.job_id]
+        # A suspended job has no ranks: this is an old ending of a job that was resumed since.
+        over = job.state in (*ENDED, JobState.SUSPENDED)
+        # A generation above the active one was made by a handoff whose last report is still on its way.
+        if over or fact.generation < (job.active_generation or 0):
+            continue
+        _advance(intake, job, generation=job.active_generation or 0, step=fact.step)
+        if fact.failed is not None:
+            rank = fact.failed.rank
+            close_generation(intake.session, job, FirstCause(FailedPart.RANK, None, rank, step=fact.step))
+            set_state(job, JobState.FAILED, fact.failed.text, now=intake.now)
+        elif job.state == JobState.STOPPING:
+            set_state(job, JobState.STOPPED, f"stopped on request at step {fact.step}", now=intake.now)
+        elif job.state == JobState.SUSPENDING:
+            continue
+        else:
+            set_state(job, JobState.FINISHED, f"stop condition met at step {fact.step}", now=intake.now)
+        intake.changed.add(job.job_id)

@@ -1,0 +1,109 @@
+"""One report on its way into the database, with what the service knows of the jobs that it is about."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from agent.protocol.sync import REFUSALS_MAX, Refusal, SyncReport
+from liver_core.layout.limits import NAME_CHARS_MAX, fitting
+from service.db.parsed import Parsed
+from service.handoffs.tables import HandoffRow
+from service.jobs.grants import Grant
+from service.jobs.tables import GenerationRow, JobRow
+from service.nodes.tables import NodeRow
+from service.sync.rights import JobFacts, KnownWorld, Seats, seats_of
+
+WORLDS_KEPT_MAX = 1_000
+_SEATS: Parsed[Seats] = Parsed(seats_of, most=WORLDS_KEPT_MAX)
+
+
+@dataclass(slots=True)
+class Intake:
+    """`jobs`: those that the node may speak of, locked. `changed`: jobs whose orders are different now. `due`: jobs
+    whose reconciler should look again. `watched`: jobs with news for their watchers only. `overstepped`: parts refused
+    because the node has no right to say them, with an example each; the audit log gets them.
+    """
+
+    session: Session
+    report: SyncReport
+    node: NodeRow
+    now: datetime
+    refusals: list[Refusal]
+    grants: dict[str, Grant] = field(default_factory=dict)
+    jobs: dict[str, JobRow] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
+    due: set[str] = field(default_factory=set)
+    watched: set[str] = field(default_factory=set)
+    overstepped: dict[tuple[str, str], str] = field(default_factory=dict)
+    generations: dict[tuple[str, int], GenerationRow | None] = field(default_factory=dict)
+    worlds: dict[tuple[str, int], KnownWorld | None] = field(default_factory=dict)
+
+    def generation(self, job_id: str, number: int) -> GenerationRow | None:
+        """A generation of a locked job, read once between two changes of the job's worlds."""
+        key = (job_id, number)
+        if key not in self.generations:
+            self.generations[key] = self.session.get(GenerationRow, key)
+        return self.generations[key]
+
+    def world(self, job_id: str, number: int) -> KnownWorld | None:
+        """Who holds which rank of a generation, as the service or a handoff that was reported says; read once."""
+        key = (job_id, number)
+        if key not in self.worlds:
+            self.worlds[key] = self._find_world(job_id, number)
+        return self.worlds[key]
+
+    def _find_world(self, job_id: str, number: int) -> KnownWorld | None:
+        row = self.generation(job_id, number)
+        if row is not None:
+            return KnownWorld(_SEATS.of((job_id, number), row.roster), is_settled=True, store_node=row.store_node)
+        is_of_job = HandoffRow.job_id == job_id
+        made = self.session.scalars(select(HandoffRow).where(is_of_job, HandoffRow.generation == number)).first()
+        if made is not None:
+            return KnownWorld(seats_of(made.target), is_settled=False)
+        # A world between two that are known: its birth was never reported, its successor's was.
+        left = select(HandoffRow).where(is_of_job, HandoffRow.parent == number, HandoffRow.source.is_not(None))
+        after = self.session.scalars(left.limit(1)).first()
+        return None if after is None else KnownWorld(seats_of(after.source or {}), is_settled=False)
+
+    def forget_worlds(self) -> None:
+        """A handoff has been stored: worlds are known that were not."""
+        self.generations.clear()
+        self.worlds.clear()
+
+    def facts_of(self, job: JobRow) -> JobFacts:
+        """What decides about a node's right to say something of this job."""
+        place = job.spec.get("checkpoint")
+        return JobFacts(
+            active=job.active_generation,
+            world=lambda number: self.world(job.job_id, number),
+            checkpoints=place["path"] if place is not None else None,
+            last_step=int(job.spec["stop"]["steps"]),
+        )
+
+    def refuse(self, part: str, key: object, reason: str) -> None:
+        """Reject this part. The agent gets the refusal once and must not send the part again."""
+        if len(self.refusals) < REFUSALS_MAX:
+            self.refusals.append(Refusal(part=part, key=fitting(str(key), NAME_CHARS_MAX), reason=fitting(reason)))
+
+    def overstep(self, part: str, target: str, key: object, reason: str) -> None:
+        """Reject this part, since the node has no right to say it. `target`: the job, or the node where the job is not
+        one of its own."""
+        self.refuse(part, key, reason)
+        self.overstepped.setdefault((part, target), f"{key}: {reason}")
+
+
+def key_of(part: str, item: Any) -> str:
+    """What names an element of a part of a report for people."""
+    match part:
+        case "handoffs" | "declined":
+            return str(item.handoff_id)
+        case "ranks" | "logs":
+            return f"{item.job_id}/{item.generation}/{item.rank}"
+        case "checkpoints":
+            return f"{item.job_id}/{item.path}"
+        case "answering":
+            return f"{item.job_id}/{item.node_id}"
+    return f"{item.job_id}/{item.generation}"

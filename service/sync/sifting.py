@@ -1,0 +1,196 @@
+"""Lets through of a report what its node may say: refuses the rest by name, and keeps what cannot be judged yet."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence, Set
+from datetime import datetime, timedelta
+from operator import attrgetter
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from agent.protocol.notice_life import bars_ranks
+from agent.protocol.sync import HandoffMirror
+from liver_core.handoff import RankStage
+from service.audit.operations import note
+from service.audit.tables import AuditRow
+from service.handoffs.operations import mirror_handoff
+from service.jobs.grants import granted_nodes, lock_granted
+from service.jobs.tables import HeldFactRow, JobMemberRow
+from service.nodes.tables import NodeRow
+from service.notices.queries import as_fact, open_notices
+from service.sync.facts import Facts
+from service.sync.held import Fact, drop, fact_of, hold, waiting
+from service.sync.intake import Intake, key_of
+from service.sync.rights import HOLDS, Ruling, Treatment, mirror_ruling, ruling
+from service.tokens.operations import Caller
+
+NOTED_AGAIN_AFTER = timedelta(hours=1)
+"""A node that oversteps the same way again and again stands in the audit log once in so long."""
+JUST_NOW = timedelta(seconds=3)
+_OF_JOBS = ("handoffs", "declined", "ranks", "steps", "logs", "checkpoints", "stores", "finished", "answering")
+_OVER = (RankStage.FAILED, RankStage.BROKEN, RankStage.LEFT, RankStage.FINISHED, RankStage.ABORTED)
+_log = logging.getLogger(__name__)
+
+
+def keep_granted(intake: Intake) -> None:
+    """Lock the jobs that the report concerns, and leave of it what is about those that the node has a part in. A job
+    that does not exist is refused with the same words, so that nobody learns which do."""
+    report, node_id, session = intake.report, intake.node.node_id, intake.session
+    named = {item.job_id for part in _OF_JOBS for item in getattr(report, part)}
+    concerned = set(named)
+    source = report.node.notice_source
+    if report.notices or (source is not None and source.model_dump(mode="json") != intake.node.notice_source):
+        concerned.update(session.scalars(select(JobMemberRow.job_id).where(JobMemberRow.node_id == node_id)))
+    intake.grants = lock_granted(session, node_id, concerned, now=intake.now)
+    intake.jobs = {job_id: grant.job for job_id, grant in intake.grants.items()}
+    if not (foreign := named - intake.grants.keys()):
+        return
+    for job_id in sorted(foreign):
+        intake.overstep("jobs", node_id, job_id, f"there is no job {job_id!r} for node {node_id} here; end its ranks")
+    kept = {part: tuple(item for item in getattr(report, part) if item.job_id in intake.grants) for part in _OF_JOBS}
+    intake.report = report.model_copy(update=kept)
+
+
+def take_mirrors(intake: Intake) -> None:
+    """Store the handoffs that the node reports. One that only its other nodes can confirm waits for them."""
+    later: list[tuple[str, Fact]] = []
+    # Oldest generation first: agents that worked without the service may report several, each the parent of the next.
+    for mirror in sorted(intake.report.handoffs, key=attrgetter("generation", "mirror_seq")):
+        verdict, reason = _rule_on(intake, mirror, intake.node.node_id)
+        if verdict is Treatment.REFUSE:
+            intake.overstep("handoffs", mirror.job_id, mirror.handoff_id, reason)
+        elif verdict is Treatment.HOLD:
+            intake.overstepped.setdefault(("handoffs", mirror.job_id), f"{mirror.handoff_id} waits: {reason}")
+            later.append(("handoffs", mirror))
+        else:
+            _store_mirror(intake, mirror)
+    _hold(intake, later)
+
+
+def sift(intake: Intake) -> Facts:
+    """What may be stored of the facts in the report, and of those that waited for a handoff that is known now. Takes
+    out of the report what its node may not say of its ranks and stores."""
+    job_ids = {job_id for job_id, grant in intake.grants.items() if grant.has_held}
+    held = waiting(intake.session, job_ids) if job_ids else ()
+    over = [row for row in held if row.part == "handoffs" and _take_held_mirror(intake, row)]
+    found: dict[str, list[Any]] = {part: [] for part in HOLDS}
+    for row in held:
+        fact = fact_of(row)
+        if row.part == "handoffs" or row.job_id not in intake.jobs:
+            continue
+        verdict, reason = ruling(row.part, fact, row.node_id, intake.facts_of(intake.jobs[row.job_id]))
+        if verdict is Treatment.TAKE:
+            found[row.part].append(fact)
+        elif verdict is Treatment.REFUSE:
+            _log.warning("%s of node %s waited and is refused: %s", key_of(row.part, fact), row.node_id, reason)
+        if verdict is not Treatment.HOLD:
+            over.append(row)
+    drop(intake.session, over)
+    later: list[tuple[str, Fact]] = []
+    for part in sorted(HOLDS):
+        for item, verdict in _ruled(intake, part):
+            if verdict is Treatment.TAKE:
+                found[part].append(item)
+            else:
+                later.append((part, item))
+    _hold(intake, later)
+    _keep_own(intake)
+    return Facts(**found)
+
+
+def note_oversteps(session: Session, caller: Caller, intake: Intake) -> None:
+    """Write down what the node had no right to say."""
+    for (part, target), example in intake.overstepped.items():
+        again = select(AuditRow.audit_id).where(
+            AuditRow.target == target,
+            AuditRow.actor == caller.name,
+            AuditRow.action == "sync",
+            AuditRow.detail["part"].astext == part,
+            AuditRow.at > intake.now - NOTED_AGAIN_AFTER,
+        )
+        if session.scalars(again.limit(1)).first() is None:
+            note(session, caller, "sync", target, now=intake.now, part=part, example=example)
+
+
+def _rule_on(intake: Intake, mirror: HandoffMirror, node_id: str) -> Ruling:
+    session, source = intake.session, mirror.source.node_ids() if mirror.source is not None else ()
+    parent = intake.world(mirror.job_id, mirror.parent) if mirror.parent else None
+    doubted = {mirror.parent: set(source)} if node_id not in source else {}
+    active = intake.jobs[mirror.job_id].active_generation
+    if parent is None and active is not None and mirror.parent > active:
+        world = intake.world(mirror.job_id, active)
+        doubted[active] = set(world.seats) if world is not None else set()
+    return mirror_ruling(
+        mirror,
+        node_id,
+        granted=granted_nodes(session, mirror.job_id, {*source, *mirror.target.node_ids()}, now=intake.now),
+        parent=parent,
+        held_by=_still_running(session, mirror.job_id, doubted, now=intake.now) - {node_id} if doubted else frozenset(),
+    )
+
+
+def _still_running(session: Session, job_id: str, worlds: Mapping[int, Set[str]], *, now: datetime) -> frozenset[str]:
+    """Nodes that have just reported live ranks of one of these generations, and that nothing announces to go.
+    `worlds`: the nodes to ask, by generation."""
+    names = set().union(*worlds.values())
+    wanted = NodeRow.node_id.in_(names), NodeRow.last_seen_at > now - JUST_NOW
+    found = {
+        node.node_id
+        for node in session.scalars(select(NodeRow).where(*wanted))
+        for rank in node.ranks
+        if rank["job_id"] == job_id
+        and node.node_id in worlds.get(rank["generation"], ())
+        and rank["stage"] not in _OVER
+    }
+    going = (as_fact(row) for row in open_notices(session, now=now, node_ids=found))
+    return frozenset(found - {fact.node_id for fact in going if bars_ranks(fact, now)})
+
+
+def _store_mirror(intake: Intake, mirror: HandoffMirror) -> None:
+    mirrored = mirror_handoff(intake.session, intake.jobs[mirror.job_id], mirror, now=intake.now)
+    if mirrored.refusal is not None:
+        intake.refuse("handoffs", mirror.handoff_id, mirrored.refusal)
+    (intake.changed if mirrored.orders_differ else intake.watched).add(mirror.job_id)
+    intake.forget_worlds()
+
+
+def _take_held_mirror(intake: Intake, row: HeldFactRow) -> bool:
+    """Whether it waits no longer."""
+    mirror = fact_of(row)
+    assert isinstance(mirror, HandoffMirror)
+    if row.job_id not in intake.jobs:
+        return False
+    verdict, reason = _rule_on(intake, mirror, row.node_id)
+    if verdict is Treatment.TAKE:
+        _store_mirror(intake, mirror)
+    elif verdict is Treatment.REFUSE:
+        _log.warning("handoff %s of node %s waited and is refused: %s", mirror.handoff_id, row.node_id, reason)
+    return verdict is not Treatment.HOLD
+
+
+def _ruled(intake: Intake, part: str) -> Iterator[tuple[Any, Treatment]]:
+    """The items of a part that are not refused."""
+    for item in getattr(intake.report, part):
+        verdict, reason = ruling(part, item, intake.node.node_id, intake.facts_of(intake.jobs[item.job_id]))
+        if verdict is Treatment.REFUSE:
+            intake.overstep(part, item.job_id, key_of(part, item), reason)
+        else:
+            yield item, verdict
+
+
+def _keep_own(intake: Intake) -> None:
+    report = intake.report
+    kept = {part: tuple(item for item, _ in _ruled(intake, part)) for part in ("ranks", "stores")}
+    if len(kept["ranks"]) != len(report.ranks):
+        intake.node.ranks = [rank.model_dump(mode="json") for rank in kept["ranks"]]
+    if any(len(kept[part]) != len(getattr(report, part)) for part in kept):
+        intake.report = report.model_copy(update=kept)
+
+
+def _hold(intake: Intake, items: Sequence[tuple[str, Fact]]) -> None:
+    left = hold(intake.session, intake.node.node_id, items, now=intake.now)
+    for part, fact in left:
+        intake.refuse(part, key_of(part, fact), "too much waits already for the report of this handoff")
+    for job_id in {fact.job_id for _, fact in items}:
+        intake.grants[job_id] = intake.grants[job_id]._replace(has_held=True)

@@ -1,0 +1,135 @@
+"""What the service decides is stored once, with alternatives and who asked; a plan shows it and changes nothing."""
+
+from sqlalchemy import func, select
+
+from liver_core.layout import ParallelLayout
+from service.decisions import operations
+from service.decisions.operations import trim_decisions
+from service.decisions.tables import DecisionRow
+from service.jobs.tables import JobRow
+from service.planner.decision import alternatives, decide
+from service.planner.inputs import PlanInputs, PlanNode, World
+from tests.service.planner.test_decision import job as job_file
+from tests.service.planner.test_decision import nodes
+from tests.service.reconcilers.conftest import Fleet, fleet
+
+__all__ = ["fleet"]
+
+
+def decisions(fleet: Fleet) -> list[dict]:
+    """Oldest first."""
+    return fleet.client.get(f"/api/v1/jobs/{fleet.job_id}/decisions").json()[::-1]
+
+
+def test_a_start_is_stored_with_what_it_was_chosen_from_and_who_asked(fleet: Fleet):
+    fleet.submit(layouts={})
+    fleet.round()
+    fleet.add("a", "b", "c", "d")
+    for _ in range(4):
+        fleet.round()
+    waited, start = decisions(fleet)[:2]
+    assert (waited["action"], waited["verdict"], waited["layout"]) == ("nothing", "suspend", None)
+    assert "0 nodes are ready" in waited["reason"] and waited["alternatives"] == []
+    generation = fleet.job()["generations"][0]
+    assert (start["action"], start["verdict"], start["asked_by"]) == ("start", "start", "first-operator")
+    assert (start["layout"], start["nodes"], start["reason"]) == (
+        generation["layout"],
+        generation["nodes"],
+        generation["reason"],
+    )
+    best, *others = start["alternatives"]
+    assert best["layout"] == start["layout"] and best["nodes"] == 4 and not best["measured"]
+    assert others and all(item["nodes"] < 4 or item["step_s"] >= best["step_s"] for item in others)
+    assert len(start["inputs_digest"]) == 32 != start["inputs_digest"]
+
+
+def test_a_decision_that_is_made_again_and_again_is_stored_once(fleet: Fleet):
+    fleet.run()
+    before = decisions(fleet)
+    for _ in range(10):
+        fleet.round()
+    assert decisions(fleet) == before and len(before) <= 4
+
+
+def test_notices_and_people_stand_beside_what_they_caused(fleet: Fleet):
+    fleet.run()
+    fleet.round(parts={"d": {"notices": (fleet.agents["d"].notice(),)}})
+    for _ in range(6):
+        fleet.round()
+    proposed = next(item for item in decisions(fleet) if item["action"] == "propose")
+    assert proposed["asked_by"] == "notice of d" and "d" not in proposed["nodes"]
+    assert proposed["verdict_reason"].startswith("without d: ")
+    fleet.client.post(f"/api/v1/jobs/{fleet.job_id}/pause")
+    fleet.round()
+    assert (decisions(fleet)[-1]["action"], decisions(fleet)[-1]["asked_by"]) == ("suspend", "first-operator")
+    fleet.client.post(f"/api/v1/jobs/{fleet.job_id}/stop")
+    for _ in range(3):
+        fleet.round()
+    assert decisions(fleet)[-1]["action"] == "settle" and fleet.job()["state"] == "stopped"
+
+
+def test_a_plan_is_what_is_then_decided_and_changes_nothing(fleet: Fleet, context):
+    fleet.add("a", "b", "c", "d")
+    fleet.submit()
+    for agent in fleet.agents.values():
+        agent.sync()
+    path = f"/api/v1/jobs/{fleet.job_id}/plan"
+    plan = fleet.client.get(path).json()
+    with context.sessions() as session:
+        assert session.get_one(JobRow, fleet.job_id).state == "pending"
+        assert session.scalar(select(func.count()).select_from(DecisionRow)) == 0
+    fleet.tick()
+    made = decisions(fleet)[0]
+    for name in ("verdict", "verdict_reason", "layout", "nodes", "alternatives", "inputs_digest", "action", "reason"):
+        assert plan[name] == made[name], name
+    for _ in range(3):
+        fleet.round()
+    less = fleet.client.get(path, params={"without": "d"}).json()
+    assert less["verdict"] == "move" and less["layout"] == "TP1xPP3xDP1" and less["nodes"] == ["a", "b", "c"]
+    assert (less["action"], less["reason"]) == (None, "")
+    none = fleet.client.get(path, params={"without": ["b", "c", "d"]}).json()
+    assert (none["verdict"], none["layout"], none["alternatives"]) == ("suspend", None, [])
+    assert fleet.client.get(path).json()["verdict"] == "stay" and fleet.job()["state"] == "running"
+
+
+def test_a_plan_without_a_node_that_is_none_of_the_jobs_or_of_an_ended_job_is_refused(fleet: Fleet):
+    path = fleet.stopped()
+    ended = fleet.client.get(f"{path}/plan")
+    assert ended.status_code == 409 and "has ended" in ended.json()["detail"]
+    fleet.submit()
+    wrong = fleet.client.get(f"/api/v1/jobs/{fleet.job_id}/plan", params={"without": ["a", "nobody"]})
+    assert wrong.status_code == 422 and wrong.json()["errors"][0]["field"] == "without"
+    for name in ("plan", "decisions"):
+        assert fleet.client.get(f"/api/v1/jobs/none/{name}").status_code == 404
+
+
+def test_only_the_newest_decisions_of_a_job_are_kept(fleet: Fleet, context, monkeypatch):
+    monkeypatch.setattr(operations, "KEPT_MAX", 3)
+    ids = [fleet.submit(), fleet.submit()]
+    with context.sessions.begin() as session:
+        for number, job_id in enumerate([ids[0]] * 8 + [ids[1]] * 2):
+            session.add(
+                DecisionRow(
+                    job_id=job_id, decided_at=fleet.clock(), action="nothing", reason=str(number), asked_by="",
+                    verdict="stay", verdict_reason="", layout=None, nodes=[], alternatives=[], inputs_digest="",
+                    what_sha256="",
+                )
+            )  # fmt: skip
+    with context.sessions.begin() as session:
+        assert trim_decisions(session) == 5
+        left = session.scalars(select(DecisionRow.reason).order_by(DecisionRow.decision_id)).all()
+    assert left == ["5", "6", "7", "8", "9"]
+
+
+def test_alternatives_are_ordered_as_the_planner_chooses_and_bounded():
+    inputs = PlanInputs(job_file(nodes={"min": 1, "max": 8}), nodes("a", "b", "c", "d"))
+    found, target = list(alternatives(inputs)), decide(inputs).target
+    assert target is not None and found[0].layout == str(target.layout)
+    assert found == sorted(found, key=lambda item: (-item.nodes, item.step_s)) and len(found) <= 16
+    assert {item.nodes for item in found} >= {4, 3}
+    big = PlanInputs(job_file(nodes={"min": 1, "max": 8}), tuple(PlanNode(f"n{at}", 8) for at in range(8)))
+    assert len(alternatives(big)) == 16
+    measured = PlanInputs(
+        inputs.job, inputs.nodes, World(1, ParallelLayout(), ()), step_seconds=((found[-1].layout, 0.25),)
+    )
+    assert {item.step_s for item in alternatives(measured) if item.measured} == {0.25}

@@ -1,0 +1,103 @@
+"""Nodes whose clocks are off: known, shown, and their notices count all the same."""
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from agent.protocol.notice_life import by_own_clock, withdraw
+from service.cli.columns import Cell
+from service.cli.nodes import _remark, _with_remark
+
+OFF_S = [-300, 300]
+
+
+def off(agent, clock, seconds: float) -> None:
+    """From now on the agent's machine has another time."""
+    agent.clock = lambda: clock() + timedelta(seconds=seconds)
+
+
+def node(client, name: str) -> dict:
+    return client.get(f"/api/v1/nodes/{name}").json()
+
+
+def at(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+@pytest.mark.parametrize("off_s", OFF_S)
+def test_a_notice_counts_by_when_it_was_reported(running, client, clock, off_s):
+    _, _, b = running
+    off(b, clock, off_s)
+    b.sync(notices=(b.notice(deadline_s=30),))
+    shown = node(client, "b")
+    assert shown["leaving"] and at(shown["deadline_at"]) == clock() + timedelta(seconds=30)
+    assert shown["clock_ahead_s"] == off_s
+    assert [item["state"] for item in client.get("/api/v1/notices").json()] == ["heard"]
+    clock.advance(30 + 11)
+    assert [item["state"] for item in client.get("/api/v1/notices").json()] == ["due"]
+
+
+@pytest.mark.parametrize("off_s", OFF_S)
+def test_each_node_gets_notices_by_its_own_clock(running, clock, off_s):
+    _, a, b = running
+    off(b, clock, off_s)
+    said = b.notice(deadline_s=30)
+    b.sync(notices=(said,))
+    assert b.sync().jobs[0].notices == (said,), "as it said it"
+    assert a.sync().jobs[0].notices == (by_own_clock(said, issued=b.clock(), now=clock()),)
+
+
+def test_a_notice_that_is_said_again_is_one_and_can_be_withdrawn(running, client, clock):
+    _, _, b = running
+    off(b, clock, -300)
+    said = b.notice(deadline_s=60)
+    for way_s in (0.3, 0.0, 0.9, 0.1):
+        report = b.report(notices=(said,))
+        clock.advance(way_s)
+        assert b.post(report).status_code == 200
+    assert len(client.get("/api/v1/notices").json()) == 1
+    b.sync(notices=(withdraw(said, b.clock()),))
+    assert not node(client, "b")["leaving"]
+
+
+def test_what_a_peer_passes_on_is_the_same_notice(running, client, clock):
+    """It moved the times by its own clock, by a message that took a while."""
+    _, a, b = running
+    off(b, clock, -300)
+    b.sync()
+    said = b.notice(deadline_s=60)
+    heard = by_own_clock(said, issued=b.clock() - timedelta(seconds=0.7), now=clock())
+    a.sync(notices=(heard,))
+    shown = node(client, "b")
+    assert shown["leaving"] and abs((at(shown["deadline_at"]) - clock()).total_seconds() - 60) <= 1
+    b.sync(notices=(said,))
+    b.sync(notices=(withdraw(said, b.clock()),))
+    a.sync(notices=(heard,))
+    assert not node(client, "b")["leaving"]
+    assert len({item["first_seen_at"] for item in client.get("/api/v1/notices").json()}) == 1
+
+
+@pytest.mark.parametrize("extreme", ["2000-01-01T00:00:01Z", "2099-12-31T23:59:58Z"])
+def test_a_clock_that_is_off_by_a_lifetime_hurts_nobody(running, client, clock, extreme):
+    _, a, b = running
+    b.clock = lambda: at(extreme)
+    b.sync(notices=(b.notice(deadline_s=1),))
+    assert node(client, "b")["leaving"]
+    assert a.sync().jobs[0].notices and b.sync().jobs[0].notices
+    assert len(client.get("/api/v1/notices").json()) == 1
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "remark"),
+    [(None, ""), (0.9, ""), (-1.4, "its clock is 1 s slow"), (301.0, "its clock is 5 min fast")],
+)
+def test_people_see_a_clock_that_is_off_by_more_than_a_second(ahead_s, remark):
+    assert _remark({"clock_ahead_s": ahead_s, "excused_until": None, "state": "ready"}) == remark
+
+
+def test_people_see_until_when_a_silence_may_be_the_services(clock):
+    excused = {"clock_ahead_s": 0.0, "excused_until": "2090-01-01T12:34:56Z", "state": "silent"}
+    assert _remark(excused) == "not lost before 12:34:56 UTC, for many fell silent together"
+    assert _remark(excused | {"state": "ready"}) == ""
+    assert _with_remark("watching", _remark(excused)) == Cell(*["watching; " + _remark(excused)] * 2)
+    assert _with_remark("watching", "") == "watching"
