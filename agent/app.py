@@ -27,6 +27,7 @@ from agent.peer.peer_client import PeerClient
 from agent.peer.peer_server import PeerServer, bind, peer_app
 from agent.protocol.sync import NodeInfo, NoticeFact, Provider, SourceHealth, SourceState, SyncOrders, SyncReport
 from agent.settings import AgentSettings, agent_version
+from agent.supervisor.job_user import JobUser
 from agent.supervisor.stores import Stores
 from agent.supervisor.supervisor import Supervisor, SupervisorSettings
 from agent.supervisor.zygote_client import Exited, ZygoteError
@@ -103,6 +104,7 @@ class Agent:
                 settings.host,
                 port,
             )
+            _log.info("%s", _who_runs_jobs(settings.job_user))
             await self._serve(
                 server.serve(sockets=[listener]),
                 _link_once_ready(link, zygote, is_new=not supervisor.states),
@@ -165,10 +167,11 @@ class Agent:
             socket_path=str(settings.socket_dir / "z.sock"),
             preload=settings.preload,
             environment={},
+            job_user=settings.job_user,
             on_exit=note_exit,
         )
         supervisor = Supervisor(
-            SupervisorSettings(settings.run_dir, settings.socket_dir, settings.rank_entry),
+            SupervisorSettings(settings.run_dir, settings.socket_dir, settings.rank_entry, settings.secret_places),
             self._journal,
             zygote,
             on_event=self._driver.take_rank_event,
@@ -192,7 +195,6 @@ class Agent:
             slots=settings.slots,
             incarnation=self._incarnation,
             incarnation_id=self._incarnation_id,
-            run_dir=str(settings.run_dir),
             journal=self._journal,
             supervisor=supervisor,
             stores=stores,
@@ -217,6 +219,7 @@ class Agent:
             peer_url=f"http://{_url_host(self._settings.host)}:{port}",
             private_address=self._settings.host,
             device=self._settings.device,
+            job_user=None if self._settings.job_user is None else self._settings.job_user.name,
         )
 
         async def make_report(report_seq: int) -> SyncReport:
@@ -342,6 +345,15 @@ def _bind_peer(settings: AgentSettings, last_port: int) -> socket.socket:
     except OSError as error:
         where = f"{settings.host}:{settings.peer_port or 'any free port'}"
         raise PortInUse(f"--host, --peer-port: cannot listen on {where}: {os.strerror(error.errno or 0)}") from None
+
+
+def _who_runs_jobs(job_user: JobUser | None) -> str:
+    if job_user is not None:
+        return f"code of jobs runs as {job_user.name} (uid {job_user.uid}), and those it started before as it did then"
+    return (
+        f"there is no --job-user: code of jobs runs as this agent's user (uid {os.getuid()}), and can read the token, "
+        "the key and the journal of this node"
+    )
 
 
 async def _link_once_ready(link: ServiceLink, zygote: ZygoteHost, *, is_new: bool) -> None:

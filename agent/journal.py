@@ -38,7 +38,7 @@ class Table(StrEnum):
     HANDOFF = "handoff"  # handoff id: the mirror of a handoff this agent leads or led
     RANK = "rank"  # job/slot: pid, start time, socket and log of a rank process
     STORE = "store"  # job/generation: pid, start time, socket and address of a store child
-    ZYGOTE = "zygote"  # "zygote": pid, start time and socket
+    ZYGOTE = "zygote"  # "zygote": pid, start time, the job user that its children become
     ORDERS = "orders"  # job: the last JobOrder, so that peers and standing plans outlive the service
     NOTICE = "notice"  # node/kind/source: what is known of a notice that this node heard of itself
 

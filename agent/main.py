@@ -25,7 +25,9 @@ from agent.settings import (
     agent_version,
     check_tls_ca,
     default_run_dir,
+    job_user,
     read_token,
+    secret_places,
     socket_dir_for,
 )
 from liver_core.layout.limits import NodeId
@@ -43,7 +45,8 @@ SIGTERM ends the agent, but not its ranks: they keep training, and the next agen
 
 environment: LIVER_AGENT_SERVICE_URL, LIVER_AGENT_TOKEN_FILE, LIVER_AGENT_NODE_ID, LIVER_AGENT_SLOTS,
   LIVER_AGENT_PROVIDER, LIVER_AGENT_POOL, LIVER_AGENT_RUN_DIR, LIVER_AGENT_HOST, LIVER_AGENT_PEER_PORT,
-  LIVER_AGENT_TLS_CA set the options of the same names.
+  LIVER_AGENT_TLS_CA, LIVER_AGENT_JOB_USER, LIVER_AGENT_JOB_SECRETS_DIR, LIVER_AGENT_JOB_SECRETS_ENV
+  set the options of the same names.
   LIVER_AGENT_AWS_IMDS_URL, LIVER_AGENT_GCP_METADATA_URL: another metadata address.
   LIVER_AGENT_GCP_NOTICE_S=120: the instance has preemptionNoticeDuration.
   LIVER_AGENT_NOTICE_INTERVAL_S: seconds between two polls of the metadata (1).
@@ -109,6 +112,7 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentS
         _check(Url, "--service-url", options.service_url)
     run_dir = Path(options.run_dir) if options.run_dir else default_run_dir(node_id, environ)
     run_dir = run_dir.absolute()
+    socket_dir = socket_dir_for(run_dir)
     return AgentSettings(
         service_url=options.service_url or "http://127.0.0.1",
         token="" if options.stop_ranks else read_token(options.token_file),
@@ -117,9 +121,11 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentS
         provider=_provider(options.provider),
         pool=options.pool,
         run_dir=run_dir,
-        socket_dir=socket_dir_for(run_dir),
+        socket_dir=socket_dir,
         host=options.host,
+        secret_places=secret_places(options.job_secrets_dir, options.job_secrets_env),
         tls_ca=check_tls_ca(options.tls_ca),
+        job_user=None if options.stop_ranks else job_user(options.job_user, _secret(options, run_dir, socket_dir)),
         peer_port=_integer("--peer-port", options.peer_port, 0, 65_535),
         device=options.device,
         preload=options.preload,
@@ -130,6 +136,11 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentS
         gcp_notice_s=_integer("LIVER_AGENT_GCP_NOTICE_S", environ.get("LIVER_AGENT_GCP_NOTICE_S", "0"), 0, 3_600),
         notice_interval_s=_seconds(environ, "LIVER_AGENT_NOTICE_INTERVAL_S", aws.INTERVAL_S),
     )
+
+
+def _secret(options: argparse.Namespace, run_dir: Path, socket_dir: Path) -> list[Path]:
+    """What a job's code must not read."""
+    return [Path(options.token_file).absolute(), run_dir, socket_dir]
 
 
 def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
@@ -161,6 +172,19 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "--preload", default=env("PRELOAD", DEFAULT_PRELOAD), help="modules to import once for all ranks"
     )
     parser.add_argument("--rank-entry", default=env("RANK_ENTRY", DEFAULT_RANK_ENTRY), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--job-user", default=env("JOB_USER"), help="user that the code of jobs runs as; needs an agent that is root"
+    )
+    parser.add_argument(
+        "--job-secrets-dir",
+        default=env("JOB_SECRETS_DIR"),
+        help="folders whose files job files may refer to, by commas",
+    )
+    parser.add_argument(
+        "--job-secrets-env",
+        default=env("JOB_SECRETS_ENV"),
+        help="variables of the agent that job files may refer to, by commas; HF_* is all that begin so",
+    )
     parser.add_argument(
         "--tls-ca", default=env("TLS_CA"), help="certificates (PEM) that an https service is checked against"
     )

@@ -2,17 +2,21 @@
 
 import hashlib
 import os
+import re
 import ssl
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from agent.notices import aws, gcp
+from agent.protocol.jobfile import ENVIRONMENT_NAME
+from agent.protocol.secret_values import NO_SECRETS, SecretPlaces
 from agent.protocol.sync import Provider
+from agent.supervisor.job_user import JobUser, JobUserError, check_job_user, find_job_user
 
 SOCKET_PATH_BYTES_MAX = 107
 SOCKET_NAME_BYTES = 40
@@ -49,6 +53,8 @@ class AgentSettings:
     gcp_notice_s: int = 0
     notice_interval_s: float = aws.INTERVAL_S
     tls_ca: str | None = None
+    job_user: JobUser | None = None
+    secret_places: SecretPlaces = NO_SECRETS
 
 
 def read_token(path: str) -> str:
@@ -71,6 +77,33 @@ def check_tls_ca(path: str) -> str | None:
     return path or None
 
 
+def job_user(name: str, secret: Iterable[Path]) -> JobUser | None:
+    """The user of --job-user; None without one. Raises SettingsError also where that user can read what is secret."""
+    if not name:
+        return None
+    try:
+        found = find_job_user(name)
+        check_job_user(found, secret)
+    except JobUserError as error:
+        raise SettingsError(f"--job-user: {error}") from None
+    return found
+
+
+def secret_places(folders: str, names: str) -> SecretPlaces:
+    """What --job-secrets-dir and --job-secrets-env allow; both name several with commas. Raises SettingsError."""
+    found = tuple(Path(part.strip()) for part in folders.split(",") if part.strip())
+    for folder in found:
+        if not folder.is_absolute() or not folder.is_dir():
+            raise SettingsError(f"--job-secrets-dir {folder} must be the whole path of a folder")
+    allowed = tuple(part.strip() for part in names.split(",") if part.strip())
+    for name in allowed:
+        if not re.match(ENVIRONMENT_NAME, name.removesuffix("*")):
+            raise SettingsError(
+                f"--job-secrets-env {name!r} must be the name of a variable, or the beginning of one and *"
+            )
+    return SecretPlaces(found, allowed)
+
+
 def default_run_dir(node_id: str, environ: Mapping[str, str]) -> Path:
     """The directory of an agent's journal and logs if --run-dir is not set."""
     state = environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
@@ -91,7 +124,8 @@ def socket_dir_for(run_dir: Path) -> Path:
 
 def _private_directory(path: Path) -> Path:
     try:
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.mkdir(exist_ok=True, mode=0o700)
         found = path.lstat()
     except OSError as error:
         raise SettingsError(f"--run-dir: {path} cannot be created: {error.strerror}") from None

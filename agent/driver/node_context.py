@@ -28,7 +28,6 @@ class Node:
     slots: int
     incarnation: int
     incarnation_id: UUID
-    run_dir: str
     journal: Journal
     supervisor: Supervisor
     stores: Stores
@@ -52,7 +51,6 @@ class Node:
             spec=spec,
             private_address=self.private_address,
             socket_path=self.supervisor.socket_path("r", order.job_id, number),
-            run_dir=f"{self.run_dir}/ranks/{order.job_id}/{number}",
         )
 
     def envelope(self, job_id: str, receiver: str, body: PeerBody) -> Envelope:

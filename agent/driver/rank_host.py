@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from agent.protocol.rank import StatusQuery, StepLease, WriteCheckpoint
+from agent.protocol.secret_values import SecretError
 from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
 from agent.supervisor.records import RankState, SlotKey
@@ -165,7 +166,7 @@ class RankHost:
         number = launch.spec.slot
         try:
             await self._supervisor.launch(launch.spec, launch.origin)
-        except (ZygoteError, OSError) as error:
+        except (ZygoteError, OSError, SecretError) as error:
             slot.launching = None
             reason = Reason(f"the rank could not be started: {error}", "start", launch.spec.rank)
             _log.warning("job %s slot %d: %s", self._job_id, number, reason.text)

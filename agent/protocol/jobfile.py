@@ -11,8 +11,10 @@ from pydantic import (
     AfterValidator,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     StringConstraints,
+    Tag,
     ValidationInfo,
     WithJsonSchema,
     field_validator,
@@ -24,6 +26,9 @@ from liver_core.layout.limits import Identifier
 
 DEFAULT_ENTRYPOINT = "liver_core.training.gpt:GptJob"
 ENTRYPOINT_PATTERN = r"^[A-Za-z_][\w]*(\.[A-Za-z_][\w]*)*:[A-Za-z_][\w]*$"
+HIDDEN = "(hidden)"
+"""In the place of a value that people must not see."""
+WHOLE_PATH_PATTERN = r"^/[^\x00]+$"
 ENVIRONMENT_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 LAYOUT_PATTERN = r"^(?:(?:TP|PP|DP|CP|EP|ETP|VPP)[1-9][0-9]{0,4})(?:x(?:TP|PP|DP|CP|EP|ETP|VPP)[1-9][0-9]{0,4})*$"
 
@@ -63,10 +68,43 @@ EnvironmentText = Annotated[
 ]
 
 
+TEXT_TAG, REFERENCE_TAG = "(text)", "(reference)"
+"""Which of the two a value of `environment` is. No field of a job file can have such a name."""
+
+
+def _text_or_reference(value: object) -> str:
+    return REFERENCE_TAG if isinstance(value, dict | SecretReference) else TEXT_TAG
+
+
+def looks_secret(name: str) -> bool:
+    """Whether a variable of this name probably holds a secret: HF_TOKEN does, TOKENIZERS_PARALLELISM does not."""
+    return any(part.endswith(("KEY", "TOKEN", "SECRET", "PASSWORD")) for part in name.upper().split("_"))
+
+
 class JobPart(Message):
     """Base of the job file's sections. Strict about names; `jobfile_check` is also strict about values."""
 
     model_config = ConfigDict(strict=False, extra="forbid", frozen=True)
+
+
+class SecretReference(JobPart):
+    """Where the agent of each node finds the value of a variable: in a file there, or in its own environment."""
+
+    from_file: Annotated[str, StringConstraints(pattern=WHOLE_PATH_PATTERN, max_length=4_096)] | None = None
+    from_env: EnvironmentName | None = Field(default=None, validate_default=True)
+
+    @field_validator("from_env")
+    @classmethod
+    def _one_place(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if "from_file" in info.data and (value is None) == (info.data["from_file"] is None):
+            raise ValueError("give either from_file or from_env")
+        return value
+
+
+EnvironmentValue = Annotated[
+    Annotated[EnvironmentText, Tag(TEXT_TAG)] | Annotated[SecretReference, Tag(REFERENCE_TAG)],
+    Discriminator(_text_or_reference),
+]
 
 
 class NodeBounds(JobPart):
@@ -220,7 +258,7 @@ class JobFile(JobPart):
     ddp: DdpRules | None = Field(default=None, description="The job gets these too, where they are given.")
     args: dict[str, Any] = Field(default_factory=dict, max_length=256, description="Further arguments of the job.")
     workdir: Annotated[str, StringConstraints(min_length=1, max_length=4_096)] | None = None
-    environment: dict[EnvironmentName, EnvironmentText] = Field(default_factory=dict, max_length=256)
+    environment: dict[EnvironmentName, EnvironmentValue] = Field(default_factory=dict, max_length=256)
     global_batch: int = Field(ge=1, le=1_000_000)
     micro_batch: int = Field(default=1, ge=1, le=1_000_000)
     seed: int = Field(default=1234, ge=0, lt=2**31)
@@ -293,6 +331,15 @@ class JobFile(JobPart):
         """Of one data-parallel rank in one step."""
         return self.global_batch // (self.micro_batch * layout.dp)
 
+    def plain_secrets(self) -> tuple[str, ...]:
+        """The variables whose names say that they are secrets, and whose values stand in the job file."""
+        return tuple(name for name, value in self.environment.items() if isinstance(value, str) and looks_secret(name))
+
+    def without_secrets(self) -> "JobFile":
+        """As people may see it."""
+        hidden = dict.fromkeys(self.plain_secrets(), HIDDEN)
+        return self.model_copy(update={"environment": self.environment | hidden})
+
     def job_args(self) -> dict[str, Any]:
         """What the entrypoint's class is called with as `args`: the sections model and ddp, then `args` over them."""
         ddp = {} if self.ddp is None else self.ddp.arguments()
@@ -316,6 +363,7 @@ __all__ = [
     "NodeBounds",
     "OnNonfinite",
     "PinnedLayout",
+    "SecretReference",
     "StopRule",
     "job_file_schema",
     "parse_layout",

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from agent.protocol.errors import FieldProblem
-from agent.protocol.jobfile import ENTRYPOINT_PATTERN, EXAMPLE, LAYOUT_PATTERN, JobFile
+from agent.protocol.jobfile import ENTRYPOINT_PATTERN, EXAMPLE, LAYOUT_PATTERN, REFERENCE_TAG, TEXT_TAG, JobFile
 from agent.protocol.plain_rules import RULE_CHARS_MAX, rule_in_words
 
 SECRET_PLACES = ("environment", "args")
@@ -44,7 +44,7 @@ def check_job_file(content: object) -> JobFile:
 
 
 def _problem(item: Mapping[str, Any]) -> FieldProblem:
-    location: tuple[int | str, ...] = tuple(item["loc"])
+    location: tuple[int | str, ...] = tuple(part for part in item["loc"] if part not in (TEXT_TAG, REFERENCE_TAG))
     rule, kind = rule_in_words(item), item["type"]
     if kind == "extra_forbidden":
         rule += _known_fields(location)

@@ -6,7 +6,13 @@ Pure. The value itself is not repeated here, since it may be a secret.
 from collections.abc import Mapping
 from typing import Any
 
-from agent.protocol.jobfile import ENTRYPOINT_PATTERN, ENVIRONMENT_NAME, LAYOUT_PATTERN, START_PATTERN
+from agent.protocol.jobfile import (
+    ENTRYPOINT_PATTERN,
+    ENVIRONMENT_NAME,
+    LAYOUT_PATTERN,
+    START_PATTERN,
+    WHOLE_PATH_PATTERN,
+)
 from agent.protocol.values import URL_PATTERN
 from liver_core.layout.limits import IDENTIFIER_PATTERN, NO_NUL_PATTERN
 
@@ -21,6 +27,7 @@ _OF_PATTERNS = {
         "must be the whole path of a checkpoint, such as /data/checkpoints/first/step-000000500 or, of Megatron's "
         "training, /data/gpt/iter_0000500 (latest_checkpointed_iteration.txt beside it says which)"
     ),
+    WHOLE_PATH_PATTERN: "must be the whole path of a file, such as /run/secrets/wandb",
     LAYOUT_PATTERN: "must be axes with their sizes, joined by x",
 }
 _OF_TYPES = {

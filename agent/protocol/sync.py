@@ -106,6 +106,9 @@ class NodeInfo(Message):
     peer_url: Url = Field(description="Where other agents of a job reach this agent.")
     private_address: ShortText = Field(description="Host name or address that ranks and stores of this node bind to.")
     device: ShortText = "cpu"
+    job_user: ShortText | None = Field(
+        default=None, description="The user that code of jobs runs as; none: as the agent's own user."
+    )
     notice_source: SourceHealth | None = Field(default=None, description="How the node learns that it will go.")
 
 

@@ -1,7 +1,7 @@
 """What a rank process is started with. Pure.
 
-The agent writes it; `agent.worker.rank_process:run` gets it as a JSON object. The rank listens on `socket_path`, says
-`hello` to whoever connects, and takes one agent at a time: the newest connection is the agent.
+The agent writes it; `agent.worker.rank_process:run` gets it as a JSON object, with a socket that listens at
+`socket_path`. The rank says `hello` to whoever connects, and takes one agent at a time: the newest connection.
 """
 
 from pydantic import Field
@@ -27,7 +27,6 @@ class RankSpec(Message):
     spec: JobFile
     private_address: ShortText = Field(description="The address this node's ranks bind to.")
     socket_path: FilePath
-    run_dir: FilePath = Field(description="A directory of this process alone, for what it must write.")
 
     @property
     def rank(self) -> int:

@@ -1,12 +1,11 @@
 """The store of one generation: torch's TCPStore in a process of its own, forked by the zygote.
 
-It listens on the job's private address only. Each client of its unix socket gets one line, `{"type": "store", "host",
-"port"}`; a client that sends the line `{"type": "stop"}` ends it.
+It listens on the job's private address only. Each client of `control`, its unix socket, gets one line, `{"type":
+"store", "host", "port"}`; a client that sends the line `{"type": "stop"}` ends it.
 """
 
 import contextlib
 import json
-import os
 import select
 import signal
 import socket
@@ -15,8 +14,6 @@ import time
 from datetime import timedelta
 from typing import Any
 
-from agent.supervisor.zygote import listen
-
 ORPHAN_S = 6 * 3_600.0
 """A store without a connected agent for this long ends: its node was forgotten."""
 
@@ -24,8 +21,8 @@ CLIENTS_MAX = 16
 BACKLOG = 4_096
 
 
-def run(spec: dict[str, Any]) -> int:
-    """Serve until stopped. `spec` has `host`, `socket_path` and optionally `orphan_s`."""
+def run(spec: dict[str, Any], control: socket.socket) -> int:
+    """Serve until stopped. `spec` has `host` and optionally `orphan_s`."""
     from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
     listener = listen_private(spec["host"])
@@ -41,10 +38,8 @@ def run(spec: dict[str, Any]) -> int:
     )
     sys.stdout.write(f"store listens on {spec['host']}:{port}\n")
     hello = json.dumps({"type": "store", "host": spec["host"], "port": port}).encode() + b"\n"
-    serve_control(listen(spec["socket_path"]), hello, float(spec.get("orphan_s", ORPHAN_S)))
+    serve_control(control, hello, float(spec.get("orphan_s", ORPHAN_S)))
     del store
-    with contextlib.suppress(OSError):
-        os.unlink(spec["socket_path"])
     return 0
 
 

@@ -85,8 +85,9 @@ class Stores:
                     ForkRequest(
                         name=f"store/{key}",
                         entry=self._entry,
-                        spec={"host": host, "socket_path": socket_path},
+                        spec={"host": host},
                         log_path=self._log_path,
+                        socket_path=socket_path,
                         environment={},
                     )
                 )
@@ -149,7 +150,7 @@ class Stores:
 
 
 def _unlink(record: StoreRecord) -> None:
-    """A store takes its socket away when it ends by itself; one that was killed cannot."""
+    """The store itself may not be able to: its user cannot enter the folder."""
     with contextlib.suppress(OSError):
         os.unlink(record.socket_path)
 

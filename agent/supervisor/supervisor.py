@@ -16,6 +16,7 @@ from pathlib import Path
 from agent.journal import Journal, Table
 from agent.protocol.process_end import ProcessEnd
 from agent.protocol.rank import Failed, Finished, Hello, RankEvent, StageReport, StepReport, Stop
+from agent.protocol.secret_values import NO_SECRETS, SecretPlaces, environment_of
 from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
 from agent.supervisor.logs import read_last_line
@@ -43,6 +44,7 @@ class SupervisorSettings:
     run_dir: Path
     socket_dir: Path
     rank_entry: str = "agent.worker.rank_process:run"
+    secret_places: SecretPlaces = NO_SECRETS
 
 
 class Supervisor:
@@ -88,12 +90,13 @@ class Supervisor:
         return self._states
 
     async def launch(self, spec: RankSpec, origin: str) -> RankState:
-        """Fork the rank, journal it, start to watch it. The slot must not have a live process."""
+        """Fork the rank, journal it, start to watch it. The slot must not have a live process. Raises SecretError."""
         key = SlotKey(spec.order.job_id, spec.slot)
+        environment = await asyncio.to_thread(environment_of, spec.spec, self._settings.secret_places, os.environ)
         assert key not in self._states, f"slot {key} still has a process"
         log_path = self._log_path(spec)
         in_use = {state.record.log_path for state in self._states.values()}
-        await asyncio.to_thread(_make_directories, log_path.parent, Path(spec.run_dir))
+        await asyncio.to_thread(log_path.parent.mkdir, parents=True, exist_ok=True, mode=0o700)
         await asyncio.to_thread(_drop_old_logs, log_path.parent, in_use)
         process = await self._zygote.fork(
             ForkRequest(
@@ -101,7 +104,8 @@ class Supervisor:
                 entry=self._settings.rank_entry,
                 spec=spec.model_dump(mode="json", by_alias=True),
                 log_path=str(log_path),
-                environment=dict(spec.spec.environment),
+                socket_path=spec.socket_path,
+                environment=environment,
                 workdir=spec.spec.workdir,
             )
         )
@@ -273,11 +277,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _make_directories(*directories: Path) -> None:
-    for directory in directories:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
 
 
 def _drop_old_logs(directory: Path, in_use: set[str]) -> None:

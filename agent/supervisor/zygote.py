@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.supervisor.job_user import JobUser
 from agent.supervisor.logs import cut_if_grown
 from agent.supervisor.process import own_identity, read_start_time
 
@@ -53,11 +54,21 @@ class ZygoteRefusal(Exception):
 
 
 class Zygote:
-    """One run directory's zygote. `serve` returns after an end request, or when it has been idle for `idle_exit_s`."""
+    """One run directory's zygote. `serve` returns after an end request, or when it has been idle for `idle_exit_s`.
 
-    def __init__(self, listener: socket.socket, preload: tuple[str, ...], idle_exit_s: float = IDLE_EXIT_S) -> None:
+    With a job user every child becomes that user before it runs any code of a job."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        preload: tuple[str, ...],
+        *,
+        job_user: JobUser | None = None,
+        idle_exit_s: float = IDLE_EXIT_S,
+    ) -> None:
         self._listener = listener
         self._preload = preload
+        self._job_user = job_user
         self._idle_exit_s = idle_exit_s
         self._selector = selectors.DefaultSelector()
         self._clients: dict[socket.socket, bytes] = {}
@@ -190,7 +201,7 @@ class Zygote:
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            _run_child(self._close_in_child, module, function, request, log_path)
+            _run_child(self._close_in_child, module, function, request, self._job_user)
         start_time = read_start_time(pid)
         if start_time is None:
             # The child has already ended and is not reaped yet: nobody needs its start time any more.
@@ -250,21 +261,29 @@ class Zygote:
             client.close()
 
 
-def _run_child(close: Callable[[], None], module: str, function: str, request: dict[str, Any], log_path: str) -> None:
+def _run_child(
+    close: Callable[[], None], module: str, function: str, request: dict[str, Any], job_user: JobUser | None
+) -> None:
     """Never returns: a child that returned to the zygote's loop would answer requests in its place."""
     code = 1
     try:
         close()
         os.setsid()
-        _redirect(log_path)
+        _redirect(str(request["log_path"]), job_user)
         with contextlib.suppress(OSError):
             # Its command line is the zygote's; so `ps -o pid,comm` and `top` tell ranks from stores.
             Path("/proc/self/comm").write_text(f"liver-{str(request['name']).partition('/')[0]}")
+        # While the process still may: the folder of the sockets is closed to a job's code.
+        control = listen(str(request["socket_path"]))
+        if job_user is not None:
+            job_user.become()
+            os.environ.update(job_user.environment())
+            os.chdir(job_user.home)
         os.environ.update({str(name): str(value) for name, value in request.get("environment", {}).items()})
         if request.get("workdir"):
             os.chdir(str(request["workdir"]))
             sys.path.insert(0, str(request["workdir"]))
-        result = getattr(importlib.import_module(module), function)(request["spec"])
+        result = getattr(importlib.import_module(module), function)(request["spec"], control)
         code = result if isinstance(result, int) else 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -278,9 +297,12 @@ def _run_child(close: Callable[[], None], module: str, function: str, request: d
         os._exit(code)
 
 
-def _redirect(log_path: str) -> None:
+def _redirect(log_path: str, job_user: JobUser | None) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    if job_user is not None:
+        # So that /dev/stdout can be opened; its folder stays closed.
+        os.fchown(log, job_user.uid, job_user.gid)
     os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -310,11 +332,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m agent.supervisor.zygote")
     parser.add_argument("--socket", required=True)
     parser.add_argument("--preload", default="", help="modules to import before the first fork, separated by commas")
+    parser.add_argument("--job-user", type=JobUser.parse, help="whom children become, as JSON")
     parser.add_argument("--idle-exit-s", type=float, default=IDLE_EXIT_S)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     preload = tuple(name for name in options.preload.split(",") if name)
-    zygote = Zygote(listen(options.socket), preload, options.idle_exit_s)
+    zygote = Zygote(listen(options.socket), preload, job_user=options.job_user, idle_exit_s=options.idle_exit_s)
     zygote.preload()
     zygote.serve()
     return 0

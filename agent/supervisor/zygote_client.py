@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.supervisor.job_user import JobUser, environment_for_jobs
 from agent.supervisor.process import ProcessIdentity, is_alive
 
 READY_S = 180.0
@@ -28,12 +29,14 @@ class ZygoteError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """One process to fork. A repeated request with the same `name` returns the process of the first."""
+    """One process to fork, which gets a socket that listens at `socket_path`. A repeated request with the same `name`
+    returns the process of the first."""
 
     name: str
     entry: str
     spec: dict[str, Any]
     log_path: str
+    socket_path: str
     environment: dict[str, str]
     workdir: str | None = None
 
@@ -90,6 +93,7 @@ class ZygoteClient:
                 "entry": request.entry,
                 "spec": request.spec,
                 "log_path": request.log_path,
+                "socket_path": request.socket_path,
                 "environment": request.environment,
                 "workdir": request.workdir,
             },
@@ -162,21 +166,28 @@ class ZygoteClient:
                     waiting.set_exception(ZygoteError("the zygote closed the connection"))
 
 
-def start_zygote(socket_path: str, preload: str, log_path: Path, environment: dict[str, str]) -> ProcessIdentity:
+def start_zygote(
+    socket_path: str, preload: str, log_path: Path, environment: dict[str, str], job_user: JobUser | None = None
+) -> ProcessIdentity:
     """Start a zygote in a session of its own. It listens at once and is ready after its imports."""
     from agent.supervisor.process import read_start_time
 
     root = str(Path(__file__).resolve().parent.parent.parent)
     paths = os.pathsep.join(path for path in (root, os.environ.get("PYTHONPATH", "")) if path)
+    inherited, options = dict(os.environ), []
     command = [sys.executable, "-m", "agent.supervisor.zygote", "--socket", socket_path, "--preload", preload]
+    if job_user is not None:
+        # It is root's: it imports nothing from the folder that it happens to be started in.
+        command.insert(1, "-P")
+        inherited, options = environment_for_jobs(os.environ), ["--job-user", job_user.to_text()]
     with log_path.open("ab") as log:
         process = subprocess.Popen(
-            command,
+            [*command, *options],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, **environment, "PYTHONPATH": paths},
+            env={**inherited, **environment, "PYTHONPATH": paths},
         )
     start_time = read_start_time(process.pid)
     if start_time is None:

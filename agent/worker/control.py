@@ -1,4 +1,4 @@
-"""The rank's side of the link to its agent: a unix socket, one JSON object per line.
+"""The rank's side of the link to its agent: a unix socket that listens already, one JSON object per line.
 
 The newest connection is the agent. Messages wait in a bounded queue until a thread has sent them, so a slow agent slows
 no step. Each agent that connects gets the latest stage of every handoff first. The reader's thread takes commands; it
@@ -8,7 +8,6 @@ only leaves them for the loop.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import sys
 import threading
@@ -31,10 +30,12 @@ def log(text: str) -> None:
 
 
 class ControlSocket:
-    """Listens on `path`. `hello` makes the first line of a connection; `on_command` is called with each command."""
+    """`hello` makes the first line of a connection; `on_command` is called with each command."""
 
-    def __init__(self, path: str, hello: Callable[[], Message], on_command: Callable[[RankCommand], None]) -> None:
-        self._path = path
+    def __init__(
+        self, listener: socket.socket, hello: Callable[[], Message], on_command: Callable[[RankCommand], None]
+    ) -> None:
+        self._listener = listener
         self._hello = hello
         self._on_command = on_command
         self._changed = threading.Condition()
@@ -45,17 +46,8 @@ class ControlSocket:
         self._stages: OrderedDict[str, StageReport] = OrderedDict()
 
     def start(self) -> None:
-        """Listen. From now on an agent of this user, and of no other, can connect."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        mask = os.umask(0o077)
-        try:
-            listener.bind(self._path)
-        finally:
-            os.umask(mask)
-        listener.listen(4)
-        threading.Thread(target=self._accept, args=(listener,), name="control", daemon=True).start()
+        """Accept agents from now on."""
+        threading.Thread(target=self._accept, name="control", daemon=True).start()
         threading.Thread(target=self._write, name="reports", daemon=True).start()
 
     def say(self, message: Message) -> None:
@@ -118,9 +110,9 @@ class ControlSocket:
         if len(self._waiting) + len(kept) <= _WAITING_MAX:
             self._waiting.extendleft(reversed(kept))
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self) -> None:
         while True:
-            connection, _ = listener.accept()
+            connection, _ = self._listener.accept()
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, b"\x05" + b"\0" * 15)
             with self._changed:
                 if self._agent is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import socket
 import threading
 import time
 import traceback
@@ -51,9 +52,9 @@ _EXIT = {
 }
 
 
-def run(spec: dict[str, Any]) -> int:
+def run(spec: dict[str, Any], control: socket.socket) -> int:
     """Train until there is no more to do. Returns the exit status; says why on stdout and to the agent."""
-    worker = Worker(RankSpec.model_validate_json(json.dumps(spec)))
+    worker = Worker(RankSpec.model_validate_json(json.dumps(spec)), control)
     try:
         return worker.run()
     except Exception as error:
@@ -68,10 +69,10 @@ def run(spec: dict[str, Any]) -> int:
 class Worker:
     """Glue between one RankLoop and its agent: messages in, messages out, nothing decided here."""
 
-    def __init__(self, spec: RankSpec) -> None:
+    def __init__(self, spec: RankSpec, control: socket.socket) -> None:
         self.spec = spec
         self.member = Member(spec.node_id, spec.slot)
-        self.control = ControlSocket(spec.socket_path, self._hello, self._obey)
+        self.control = ControlSocket(control, self._hello, self._obey)
         self.stage_now = RankStage.STARTING
         self.generation = spec.order.generation
         self.rank = spec.rank

@@ -371,12 +371,20 @@ def _read_job_file(path: Path) -> bytes:
 
 
 def _remarks(content: bytes) -> list[str]:
-    """What of an accepted job file looks wrong from this machine."""
+    """What of an accepted job file looks wrong."""
+    from agent.protocol.jobfile import looks_secret
     from service.cli.workdir_check import remarks
     from service.jobs.job_yaml import read_fields
 
     fields = read_fields(content)
-    return remarks(fields.get("workdir"), fields.get("entrypoint")) if isinstance(fields, dict) else []
+    if not isinstance(fields, dict):
+        return []
+    secrets = [
+        f"environment.{name} looks like a secret and stands in the job file: use from_file or from_env"
+        for name, value in (fields.get("environment") or {}).items()
+        if not isinstance(value, dict) and looks_secret(name)
+    ]
+    return [*remarks(fields.get("workdir"), fields.get("entrypoint")), *secrets]
 
 
 class RankLines:

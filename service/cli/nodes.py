@@ -24,6 +24,7 @@ LIST = (
     Column("NOTICE", below=True),
     Column("PROVIDER", below=True),
     Column("POOL", below=True),
+    Column("JOBS RUN AS", below=True, label="jobs run as"),
 )
 
 
@@ -76,6 +77,7 @@ def list_all(
             _with_remark(_notice(node), _remark(node)),
             node["provider"],
             node["pool"],
+            node["job_user"] or "the agent's user",
         )
         for node in found
     ]

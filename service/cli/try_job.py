@@ -161,6 +161,13 @@ class _Trial:
         self, job: "JobFile", workdir: Path | None, layout: str, steps: int, python: str, timeout_s: float
     ) -> None:
         """Everything that needs torch."""
+        from agent.protocol.secret_values import SecretError, SecretPlaces, environment_of
+
+        try:
+            # Whoever tries a job may read here what its job file may name.
+            environment = environment_of(job, SecretPlaces((Path("/"),), ("*",)), os.environ)
+        except SecretError as error:
+            return self.add("environment", "missing", str(error))
         folder = None if workdir is None else str(workdir.resolve())
         plan = {
             "entrypoint": job.entrypoint,
@@ -178,7 +185,7 @@ class _Trial:
             "timeout_s": timeout_s,
         }
         started = ""
-        with _child([python, "-m", CHILD], plan, {**os.environ, **job.environment}, folder, timeout_s) as child:
+        with _child([python, "-m", CHILD], plan, {**os.environ, **environment}, folder, timeout_s) as child:
             for line in child.lines():
                 started = line.get("started", "") if "started" in line or "check" in line else started
                 if "check" in line:

@@ -107,7 +107,7 @@ def show(session: SessionOf, job_id: JobId, response: Response) -> JobOut:
     response.headers["ETag"] = version_of(row.spec)
     return JobOut(
         **summary.model_dump(),
-        spec=queries.job_file_of(row),
+        spec=queries.job_file_of(row).without_secrets(),
         generations=[GenerationOut.of(item) for item in queries.list_generations(session, newest, job_id)[::-1]],
         checkpoints=[CheckpointOut.of(item) for item in checkpoints],
         pace=JobPace.of(row, queries.steps_per_s(session, row)),

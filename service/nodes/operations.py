@@ -133,6 +133,7 @@ def _columns(report: SyncReport, now: datetime) -> dict[str, object]:
         "peer_url": node.peer_url,
         "private_address": node.private_address,
         "device": node.device,
+        "job_user": node.job_user,
         "agent_version": report.agent_version,
         "agent_incarnation": report.agent_incarnation,
         "report_seq": 0,

@@ -51,6 +51,9 @@ class NodeOut(BaseModel):
     pool: str
     slots: int
     device: str
+    job_user: str | None = Field(
+        description="The user that code of jobs runs as; null: the agent's own, who can read the node's token and key."
+    )
     state: NodeState
     leaving: bool = Field(description="An open notice announces that the node will go.")
     deadline_at: datetime | None = Field(description="The earliest deadline of its open notices.")
@@ -79,6 +82,7 @@ class NodeOut(BaseModel):
             pool=row.pool,
             slots=row.slots,
             device=row.device,
+            job_user=row.job_user,
             state=NodeState(row.state),
             leaving=bool(notices),
             deadline_at=earliest_deadline(notices),

@@ -41,6 +41,7 @@ class NodeRow(Base):
     peer_url: Mapped[str]
     private_address: Mapped[str]
     device: Mapped[str]
+    job_user: Mapped[str | None] = mapped_column(default=None)
     agent_version: Mapped[str]
     agent_incarnation: Mapped[UUID]
     report_seq: Mapped[int]

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,23 @@ REAL_RANKS = (DEFAULT_PRELOAD, DEFAULT_RANK_ENTRY, DEFAULT_STORE_ENTRY)
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How agents are started: a command that starts them, options and environment of their own."""
+
+    through: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+
+
 class Cluster:
     """Nodes by name, started one by one."""
 
-    def __init__(self, directory: Path, service: StubService, ranks: tuple[str, str, str] = FAKE_RANKS) -> None:
+    def __init__(
+        self, directory: Path, service: StubService, ranks: tuple[str, str, str] = FAKE_RANKS, start: Start = Start()
+    ) -> None:
         self.directory = directory
+        self.start = start
         self.service = service
         self.ranks = ranks
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
@@ -47,12 +60,15 @@ class Cluster:
             self.metadata[name] = ImdsServer().start()
         preload, rank_entry, store_entry = self.ranks
         command = [
+            *self.start.through,
             *(sys.executable, "-m", "agent.main", "--service-url", self.service.url, "--node-id", name),
             *("--token-file", str(self.directory / "token"), "--run-dir", str(self.directory / name)),
             *("--provider", "aws", "--preload", preload, "--rank-entry", rank_entry),
+            *self.start.options,
         ]
         environment = {
             **os.environ,
+            **dict(self.start.environment),
             "LIVER_AGENT_AWS_IMDS_URL": self.metadata[name].url,
             "LIVER_AGENT_NOTICE_INTERVAL_S": "0.1",
             "LIVER_AGENT_STORE_ENTRY": store_entry,
@@ -162,12 +178,13 @@ def cluster(
     steps: int = 1_000_000,
     job: JobFile | None = None,
     ranks: tuple[str, str, str] = FAKE_RANKS,
+    start: Start = Start(),
 ) -> Iterator[Cluster]:
     """A job on these nodes, by default one of fake ranks; `spares` run agents but hold no rank yet."""
     directory = quick_directory()
     service = StubService(job or fake_job(directory, faults=faults, steps=steps), names).start()
     service.told |= set(spares)
-    this = Cluster(directory, service, ranks)
+    this = Cluster(directory, service, ranks, start)
     try:
         for name in (*names, *spares):
             this.start_agent(name)
@@ -182,4 +199,4 @@ def identity_of(rank: RankStatus) -> ProcessIdentity:
     return ProcessIdentity(rank.pid, read_start_time(rank.pid) or -1.0)
 
 
-__all__ = ["JOB_ID", "REAL_RANKS", "Cluster", "cluster", "identity_of"]
+__all__ = ["JOB_ID", "REAL_RANKS", "Cluster", "Start", "cluster", "identity_of"]

@@ -37,28 +37,27 @@ from agent.protocol.rank import (
 from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import own_identity
-from agent.supervisor.zygote import listen
 from liver_core.handoff import Decision, Order, RankStage, Reason
 
 STEP_S = 0.05
 SLOW_S = 3.0
 
 
-def run(spec: dict[str, Any]) -> int:
+def run(spec: dict[str, Any], control: socket.socket) -> int:
     """The zygote's entry."""
-    return FakeRank(RankSpec.model_validate(spec, strict=False)).loop()
+    return FakeRank(RankSpec.model_validate(spec, strict=False), control).loop()
 
 
-def crash(spec: dict[str, Any]) -> int:
+def crash(spec: dict[str, Any], control: socket.socket) -> int:
     """An entry that prints and raises."""
     print(f"about to crash on {spec['node_id']}")
     raise RuntimeError("a bug in the user's code")
 
 
-def end_with_seven(spec: dict[str, Any]) -> int:
+def end_with_seven(spec: dict[str, Any], control: socket.socket) -> int:
     """As `run`, but a SIGTERM makes it exit with code 7."""
     signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
-    return run(spec)
+    return run(spec, control)
 
 
 def write_checkpoint(path: Path, step: int) -> None:
@@ -68,7 +67,7 @@ def write_checkpoint(path: Path, step: int) -> None:
 
 
 class FakeRank:
-    def __init__(self, spec: RankSpec) -> None:
+    def __init__(self, spec: RankSpec, control: socket.socket) -> None:
         self.spec = spec
         self.fault = spec.spec.args.get("faults", {}).get(spec.node_id, "")
         self.world = spec.order.target
@@ -80,7 +79,7 @@ class FakeRank:
         self.permitted = False
         self.prepared_at = 0.0
         self.saved = 0
-        self.listener = listen(spec.socket_path)
+        self.listener = control
         self.clients: list[socket.socket] = []
         self.buffer = b""
         self.unsaid: list[Message] = []
@@ -96,7 +95,7 @@ class FakeRank:
                     unsaid, self.unsaid = self.unsaid, []
                     for message in (self.hello(), *unsaid):
                         self.say(message)
-                elif (code := self.read(source)) is not None:
+                elif source in self.clients and (code := self.read(source)) is not None:
                     return code
             code = self.advance()
             if code is not None:

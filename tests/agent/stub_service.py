@@ -22,6 +22,7 @@ from agent.protocol.sync import (
     JobOrder,
     LayoutByCount,
     LayoutForCount,
+    NodeInfo,
     RankStatus,
     SourceHandoff,
     SourceHealth,
@@ -70,6 +71,7 @@ class StubService:
         self.causes: list[Reason] = []  # why a job failed by its own fault
         self.checkpoints: list[CheckpointFact] = []
         self.checkpoint_asked = 0
+        self.nodes: dict[str, NodeInfo] = {}  # as last reported
         self.notice_sources: dict[str, SourceHealth] = {}
         self.seq = 0
         self._server: ThreadingHTTPServer | None = None
@@ -133,6 +135,7 @@ class StubService:
         with self.lock:
             self.seq += 1
             node_id = report.node.node_id
+            self.nodes[node_id] = report.node
             self.peers[node_id] = report.node.peer_url
             if report.node.notice_source is not None:
                 self.notice_sources[node_id] = report.node.notice_source

@@ -67,6 +67,7 @@ class FakeAgent:
     incarnation: UUID = field(default_factory=uuid4)
     seq: int = 0
     notice_source: SourceHealth | None = None
+    job_user: str | None = None
     orders: SyncOrders | None = None
     token: str = ""
 
@@ -95,6 +96,7 @@ class FakeAgent:
                 peer_url=f"http://{self.node_id}.test:9000",
                 private_address="127.0.0.1",
                 notice_source=self.notice_source,
+                job_user=self.job_user,
             ),
             **parts,
         )

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.protocol.jobfile import JobFile
 from agent.protocol.sync import DesiredState, SourceCheckpoint
 from agent.protocol.values import HandoffState
 from liver_core.handoff.generations import next_start
-from tests.agent.cluster import Cluster, cluster
+from tests.agent.cluster import Cluster, Start, cluster
 from tests.agent.fake_rank import write_checkpoint
+from tests.agent.waiting import fake_job
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
 
@@ -87,3 +89,15 @@ def test_a_request_for_a_checkpoint_reaches_every_rank_and_its_answer_names_it()
         nodes.wait(lambda: {fact.asked for fact in nodes.service.checkpoints} == {1, 2}, "the second one")
         steps = {fact.asked: fact.step for fact in nodes.service.checkpoints}
         assert steps[1] == first.step < steps[2]
+
+
+def test_a_rank_whose_secret_is_not_allowed_is_not_started_and_the_reason_names_the_variable_and_the_rule() -> None:
+    start = Start(options=("--job-secrets-env", "HF_*"), environment=(("DB_PASSWORD", "hunter2"), ("HF_TOKEN", "t")))
+    environment = {"MY_SECRET": {"from_env": "DB_PASSWORD"}, "HF_TOKEN": {"from_env": "HF_TOKEN"}}
+    job = JobFile.model_validate(fake_job(Path("/nowhere")).model_dump() | {"environment": environment})
+    with cluster("a", job=job, start=start) as nodes:
+        failed = nodes.wait(lambda: nodes.service.failed, "the rank that is not started")[0]
+        assert failed.reason is not None
+        rule = "environment.MY_SECRET: from_env DB_PASSWORD: --job-secrets-env of the agent does not allow it"
+        assert failed.reason.text == f"the rank could not be started: {rule}"
+        assert "hunter2" not in nodes.log_of("a")

@@ -67,7 +67,7 @@ MIRROR = sync.HandoffMirror(
         ),
         worker.RankSpec(
             node_id="b", slot=0, order=ORDER, spec=JobFile.model_validate(JOB), private_address="127.0.0.1",
-            socket_path="/s", run_dir="/r",
+            socket_path="/s",
         ),
     ],
     ids=lambda message: type(message).__name__,

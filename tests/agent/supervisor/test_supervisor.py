@@ -17,7 +17,9 @@ import pytest
 
 from agent.journal import Journal, Table
 from agent.protocol.rank import Hello, RankEvent, StepReport
+from agent.protocol.secret_values import NO_SECRETS, SecretPlaces
 from agent.protocol.worker import RankSpec
+from agent.supervisor.job_user import JobUser
 from agent.supervisor.process import ProcessIdentity, is_alive, read_start_time, send_signal, wait_end
 from agent.supervisor.records import SlotKey, StoreKey, StoreRecord
 from agent.supervisor.stores import StoreError, Stores
@@ -34,7 +36,14 @@ KEY = SlotKey("fake", 0)
 class Node:
     """One node's supervision, with what it heard."""
 
-    def __init__(self, run_dir: Path, entry: str, preload: str) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        entry: str,
+        preload: str,
+        job_user: JobUser | None = None,
+        places: SecretPlaces = NO_SECRETS,
+    ) -> None:
         self.run_dir = run_dir
         self.events: list[tuple[SlotKey, RankEvent]] = []
         self.exits: list[tuple[SlotKey, Reason]] = []
@@ -46,10 +55,11 @@ class Node:
             socket_path=str(run_dir / "z.sock"),
             preload=preload,
             environment={},
+            job_user=job_user,
             on_exit=lambda exited: self.supervisor.note_exit(exited),
         )
         self.supervisor = Supervisor(
-            SupervisorSettings(run_dir, run_dir, entry),
+            SupervisorSettings(run_dir, run_dir, entry, places),
             self.journal,
             self.zygote,
             on_event=lambda key, event: self.events.append((key, event)),
@@ -74,7 +84,6 @@ class Node:
             spec=fake_job(self.run_dir),
             private_address="127.0.0.1",
             socket_path=self.supervisor.socket_path("r", "fake", "0"),
-            run_dir=str(self.run_dir / "rank"),
         )
 
     async def leave(self) -> None:
@@ -99,8 +108,10 @@ def run_dir() -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def node(run_dir: Path, entry: str = "tests.agent.fake_rank:run", preload: str = "json") -> AsyncIterator[Node]:
-    this = Node(run_dir, entry, preload)
+async def node(
+    run_dir: Path, entry: str = "tests.agent.fake_rank:run", preload: str = "json", places: SecretPlaces = NO_SECRETS
+) -> AsyncIterator[Node]:
+    this = Node(run_dir, entry, preload, places=places)
     this.supervisor.adopt()
     this.stores.adopt()
     try:
@@ -177,7 +188,7 @@ def test_a_child_that_cannot_close_the_sockets_of_the_zygote_never_answers_in_it
         "        raise OSError('planted')\n"
         "zygote = Torn(listen(sys.argv[1] + '/torn.sock'), ())\n"
         "request = {'op': 'fork', 'name': 'rank', 'entry': 'json:loads', 'spec': '0'}\n"
-        "request['log_path'] = sys.argv[1] + '/log'\n"
+        "request['log_path'], request['socket_path'] = sys.argv[1] + '/log', sys.argv[1] + '/s'\n"
         "answer = zygote._answer(json.dumps(request).encode())\n"
         "print(answer['op'], answer.get('reason', ''), flush=True)\n"
     )
@@ -200,7 +211,7 @@ def test_a_repeated_fork_request_finds_the_process_of_the_first(run_dir: Path) -
         async with node(run_dir) as this:
             state = await this.supervisor.launch(this.spec(), "o")
             spec = this.spec().model_dump(mode="json", by_alias=True)
-            request = ForkRequest(f"rank/{KEY}/1/o", "tests.agent.fake_rank:run", spec, "unused", {})
+            request = ForkRequest(f"rank/{KEY}/1/o", "tests.agent.fake_rank:run", spec, "unused", "unused", {})
             assert await this.zygote.fork(request) == state.record.process
 
     asyncio.run(scenario())

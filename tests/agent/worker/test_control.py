@@ -13,6 +13,7 @@ from uuid import UUID
 import pytest
 
 from agent.protocol.rank import Hello, StageReport, StepReport
+from agent.supervisor.zygote import listen
 from agent.worker.control import ControlSocket
 from liver_core.handoff.messages import RankStage
 from tests.agent.waiting import quick_directory
@@ -24,7 +25,7 @@ STEPS = 3_000
 @pytest.fixture
 def control() -> Iterator[ControlSocket]:
     directory = quick_directory()
-    made = ControlSocket(str(directory / "rank.sock"), hello, lambda command: None)
+    made = ControlSocket(listen(str(directory / "rank.sock")), hello, lambda command: None)
     made.start()
     yield made
     shutil.rmtree(directory)
@@ -49,7 +50,7 @@ def stage(name: RankStage) -> StageReport:
 def connect(control: ControlSocket) -> socket.socket:
     agent = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     agent.settimeout(10.0)
-    agent.connect(control._path)
+    agent.connect(control._listener.getsockname())
     return agent
 
 

@@ -1,5 +1,6 @@
 """What a rank tells its agent of a handoff."""
 
+import socket
 from typing import Any
 from uuid import uuid4
 
@@ -38,9 +39,8 @@ def test_every_stage_of_a_handoff_tells_when_the_rank_was_first_asked_to_prepare
         spec=fake_job(tmp_path),
         private_address="127.0.0.1",
         socket_path=str(tmp_path / "r.sock"),
-        run_dir=str(tmp_path),
     )
-    worker, said = Worker(spec), []
+    worker, said = Worker(spec, socket.socket(socket.AF_UNIX)), []
     monkeypatch.setattr(worker.control, "say", said.append)
     moments = iter((1_001.0, 1_002.0))
     monkeypatch.setattr(rank_process.time, "time", lambda: next(moments))

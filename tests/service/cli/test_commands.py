@@ -159,10 +159,13 @@ def test_a_job_is_meant_by_its_id_the_beginning_of_it_its_random_part_or_its_nam
 
 def test_what_of_a_job_file_looks_wrong_from_here_is_noted_and_the_job_is_accepted(service: Service, tmp_path: Path):
     path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(JOB | {"workdir": str(tmp_path / "absent")}))
+    environment = {"HF_TOKEN": "hunter2", "S3_KEY": {"from_env": "S3_KEY"}, "NCCL_DEBUG": "INFO"}
+    path.write_text(yaml.safe_dump(JOB | {"workdir": str(tmp_path / "absent"), "environment": environment}))
     submitted = service.run("jobs", "submit", str(path))
     assert submitted.exit_code == 0 and re.fullmatch(r"demo-[0-9a-f]{8}\n", submitted.stdout)
     assert f"note: workdir: {tmp_path / 'absent'} is no directory on this machine" in submitted.stderr
+    assert "note: environment.HF_TOKEN looks like a secret and stands in the job file" in submitted.stderr
+    assert not {"S3_KEY", "NCCL_DEBUG", "hunter2"} & set(re.findall(r"\w+", submitted.stderr))
     service.run("jobs", "stop", submitted.stdout.strip())
 
 

@@ -21,6 +21,20 @@ def test_a_job_file_is_accepted_as_yaml_and_as_json(client):
     assert len(client.get("/api/v1/jobs").json()) == 2
 
 
+def test_secrets_in_a_job_file_are_hidden_from_who_reads_the_job_and_references_are_shown(client, database):
+    reference = {"from_env": "WANDB_API_KEY"}
+    environment = {"HF_TOKEN": "hunter2", "NCCL_DEBUG": "INFO", "WANDB_API_KEY": reference}
+    submitted = client.post("/api/v1/jobs", content=json.dumps(JOB | {"environment": environment}))
+    assert submitted.status_code == 201, submitted.text
+    shown = client.get(f"/api/v1/jobs/{submitted.json()['job_id']}")
+    seen = shown.json()["spec"]["environment"]
+    assert (seen["HF_TOKEN"], seen["NCCL_DEBUG"]) == ("(hidden)", "INFO")
+    assert seen["WANDB_API_KEY"]["from_env"] == "WANDB_API_KEY"
+    assert "hunter2" not in submitted.text + shown.text + client.get("/api/v1/jobs").text
+    with database.sessions() as session:
+        assert session.scalars(select(JobRow)).one().spec["environment"] == environment, "the nodes get what was given"
+
+
 @pytest.mark.parametrize(
     ("change", "field", "rule"),
     [
@@ -40,6 +54,8 @@ def test_a_job_file_is_accepted_as_yaml_and_as_json(client):
             "package.module:Class, such as my_package.training:MyJob; is 'os.system'",
         ),
         ({"environment": {"A-B": "1"}}, "environment.A-B.[key]", "must be letters, digits and underscores"),
+        ({"environment": {"A": {}}}, "environment.A.from_env", "give either from_file or from_env"),
+        ({"environment": {"A": {"from_file": "a"}}}, "environment.A.from_file", "must be the whole path of a file"),
         ({"stop": {"steps": 0}}, "stop.steps", "greater than or equal to 1"),
         ({"ddp": {"overlap_param_gather": True}}, "ddp.overlap_param_gather", "needs ddp.overlap_grad_reduce"),
         ({"ddp": {"bucket_size": 1000}}, "ddp.bucket_size", "needs ddp.overlap_grad_reduce"),

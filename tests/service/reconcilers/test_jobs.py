@@ -203,6 +203,17 @@ def test_a_member_that_survived_its_deadline_keeps_its_ranks_and_moves_nothing(f
     assert fleet.handoffs()[0]["leaving"] == ["b"]
 
 
+def test_a_node_shows_the_user_that_runs_the_code_of_jobs_and_that_there_is_none(fleet: Fleet):
+    fleet.run()
+    fleet.agents["a"].job_user = "trainer"
+    fleet.round()
+    users = {node["node_id"]: node["job_user"] for node in fleet.client.get("/api/v1/nodes").json()}
+    assert users["a"] == "trainer" and users["b"] is None
+    fleet.agents["a"].job_user = None
+    fleet.round()
+    assert fleet.client.get("/api/v1/nodes/a").json()["job_user"] is None
+
+
 def test_a_drained_node_is_left_stays_empty_and_is_used_again_once_that_is_undone(fleet: Fleet):
     fleet.run()
     answer = fleet.client.post("/api/v1/nodes/b/drain", json={"in_s": 60})

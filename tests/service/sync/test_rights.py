@@ -59,10 +59,12 @@ def test_steps_of_a_world_that_nobody_knows_wait():
     assert ruling("steps", step_row("j", 3, 5, NOW), "z", JOB).verdict is Treatment.HOLD
 
 
-def rule(**changes):
+def rule(**changes: Any):
     told = mirror(roster("j", 1, ParallelLayout(pp=2), "a", "b"), roster("j", 2, ParallelLayout(), "b"), NOW)
-    given: dict[str, Any] = {"granted": {"a", "b"}, "parent": WORLDS[1], "held_by": frozenset()}
-    return mirror_ruling(told.model_copy(update=changes.pop("told", {})), **({"node_id": "a"} | given | changes))
+    told = told.model_copy(update=changes.pop("told", {}))
+    given: dict[str, Any] = {"node_id": "a", "granted": {"a", "b"}, "parent": WORLDS[1], "held_by": frozenset()}
+    given.update(changes)
+    return mirror_ruling(told, **given)
 
 
 def test_a_handoff_is_reported_by_its_nodes():
