@@ -157,8 +157,11 @@ class ServiceLink:
         except httpx.HTTPError as error:
             _log.warning("service %s does not answer: %s: %s", self._client.base_url, type(error).__name__, error)
             return
-        if self.ends_on_first_refusal:
-            raise _refusal(response)
+        refusal = _refusal(response)
+        if isinstance(refusal, ServiceAway):
+            _log.warning("service %s does not answer: %s", self._client.base_url, refusal)
+        elif self.ends_on_first_refusal:
+            raise refusal
 
     async def sync(self) -> SyncOrders:
         """One report, one answer. Raises LinkRefused or ServiceAway."""

@@ -12,6 +12,7 @@ from liver_core.handoff.participant_events import (
     BEFORE_BOUNDARY,
     BEFORE_PERMISSION,
     ENDED_MAX,
+    MAY_OBEY_ABORT,
     MAY_SHOW_TAG,
     OF_ONE_REVISION,
     RETIRE_GRACE_S,
@@ -37,7 +38,7 @@ from liver_core.handoff.participant_events import (
 )
 from liver_core.handoff.participant_report import STAGE_OF_STATE, Truth, build_report
 from liver_core.handoff.ready_tag import ready_tag
-from liver_core.handoff.refusals import amend_refusal, is_stale, prepare_refusal
+from liver_core.handoff.refusals import amend_refusal, ends_promise, is_stale, prepare_refusal
 from liver_core.layout import Member
 
 Effects = tuple[ParticipantEffect, ...]
@@ -99,16 +100,15 @@ class Participant:
         ended = self._ended(order.handoff_id)
         if ended is not None:
             return (self._report_of(order, ended.stage, ended.reason, ended.decision, now),)
-        refusal = prepare_refusal(order, self._settled(), self.member, self.job_id, now)
+        if self.state in MAY_OBEY_ABORT and ends_promise(order, self.record.order):
+            # The order will be sent again. It is taken once the rank has dropped what it holds.
+            return self._abort(self._because("abort", f"its proposer has opened handoff {order.handoff_id}"), now)
+        # A handoff that is active here no longer binds; it gets retired.
+        record = replace(self.record, promise=None) if self.state is ParticipantState.ACTIVE else self.record
+        refusal = prepare_refusal(order, record, self.member, self.job_id, now)
         if order.phase is Phase.ABORT and order.job_id == self.job_id:
             return self._burn(order, now)
         return self._promise(order, now) if refusal is None else (self._refuse(order, refusal, now),)
-
-    def _settled(self) -> ParticipantRecord:
-        """The record as a new handoff sees it. A handoff that is active here no longer binds; it gets retired."""
-        if self.state is ParticipantState.ACTIVE:
-            return replace(self.record, promise=None)
-        return self.record
 
     def _on_own_order(self, order: Order, promise: Promise, now: float) -> Effects:
         if order.phase is Phase.ABORT:

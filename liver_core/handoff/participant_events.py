@@ -56,6 +56,7 @@ BEFORE_PERMISSION = (
     ParticipantState.READY,
 )
 BEFORE_BOUNDARY = (*BEFORE_PERMISSION, ParticipantState.PERMITTED, ParticipantState.WITHDRAWING)
+MAY_OBEY_ABORT = (*BEFORE_BOUNDARY, ParticipantState.ABORTING)
 
 MAY_SHOW_TAG = (ParticipantState.PERMITTED, ParticipantState.WITHDRAWING)
 

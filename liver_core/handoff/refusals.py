@@ -18,6 +18,17 @@ def is_stale(order: Order, promise: Promise) -> bool:
     return wanted < (promise.plan_revision, _PHASE_ORDER[promise.phase])
 
 
+def ends_promise(order: Order, promised: Order | None) -> bool:
+    """Whether the proposer of the promised handoff opens its next one here. It has at most one open at a time: the
+    promised one has ended, and its abort did not arrive."""
+    return (
+        promised is not None
+        and order.phase is Phase.PREPARE
+        and (order.job_id, order.proposer_id, order.parent) == (promised.job_id, promised.proposer_id, promised.parent)
+        and order.generation > promised.generation
+    )
+
+
 def prepare_refusal(order: Order, record: ParticipantRecord, member: Member, job_id: str, now: float) -> Reason | None:
     """Why this member rejects a handoff to which it has no promise yet, or None."""
     rank = None if record.active is None else record.active.rank_of(member)

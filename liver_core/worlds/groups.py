@@ -12,6 +12,7 @@ import re
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -44,6 +45,7 @@ STORE_ANSWER_S = 3.0
 STORE_PATIENCE_S = 10.0
 """A store that does not answer for so long counts as gone: it stalls, or the network to it is cut. While training goes
 on, nobody waits for a handoff that is prepared, so a store on a busy machine gets the longer time."""
+_CONNECTS_S = 1.0
 _WORLD_MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")
 
 
@@ -135,8 +137,9 @@ def connect_store(address: StoreAddress, *, timeout_s: float, answer_s: float | 
     Every thread needs its own client. A client is one mutex: if the preparing thread waits on a shared client, the
     training thread stalls. Raises ConnectionError naming the address.
 
-    With `answer_s`, an operation fails (dist.DistNetworkError) if no answer arrives within that time. The client is
-    then unusable. Without `answer_s`, torch waits for ever for a store that stalls or whose machine disappeared.
+    `timeout_s` is for a store that does not listen yet. With `answer_s`, one that listens must answer within that time,
+    and so must it at each operation (otherwise dist.DistNetworkError). The client is then unusable. Without `answer_s`,
+    torch waits for ever for a store that stalls or whose machine disappeared.
     """
     if answer_s is None:
         return _open_store(address, timeout_s)
@@ -151,7 +154,12 @@ def connect_store(address: StoreAddress, *, timeout_s: float, answer_s: float | 
 
     thread = threading.Thread(target=make, name="connect-store", daemon=True)
     thread.start()
-    thread.join(timeout_s + answer_s)
+    deadline = time.monotonic() + timeout_s
+    thread.join(_CONNECTS_S)
+    while thread.is_alive() and time.monotonic() < deadline and not _takes_connections(address):
+        thread.join(_CONNECTS_S)
+    # What listens must answer soon. What does not may still be starting.
+    thread.join(answer_s)
     found = made[0] if made else ConnectionError(f"the store at {address.host}:{address.port} does not answer")
     if isinstance(found, ConnectionError):
         raise found
@@ -169,6 +177,14 @@ def _open_store(address: StoreAddress, timeout_s: float) -> dist.TCPStore:
         return dist.TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
     except (RuntimeError, dist.DistError) as error:
         raise ConnectionError(f"no store at {address.host}:{address.port} within {timeout_s:.1f} s: {error}") from error
+
+
+def _takes_connections(address: StoreAddress) -> bool:
+    try:
+        socket.create_connection((address.host, address.port), timeout=_CONNECTS_S).close()
+    except OSError:
+        return False
+    return True
 
 
 def nothing_listens_at(address: StoreAddress) -> bool:
@@ -228,15 +244,30 @@ def make_group(
     group = dist.ProcessGroup(prefix, group_rank, size)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     try:
+        prefix.set(_came(group_rank), "")
         backend = _gloo(dist.PrefixStore("cpu/", prefix), group_rank, size, host, timeout_s, collective_s)
     except (RuntimeError, dist.DistError) as error:
         raise BringUpFailed(
-            f"group {name} of ranks {list(ranks)} was not complete within {timeout_s:.1f} s on rank {rank}: {error}"
+            f"group {name} of ranks {list(ranks)} was not complete within {timeout_s:.1f} s on rank {rank}: "
+            f"{_absent(prefix, ranks)}{error}"
         ) from error
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
     group._set_group_name(GroupName(name))
     _register(group, prefix, GroupName(name), ranks)
     return group
+
+
+def _came(group_rank: int) -> str:
+    return f"came/{group_rank}"
+
+
+def _absent(prefix: dist.Store, ranks: Sequence[int]) -> str:
+    """Names the ranks that have not begun to make the group, as far as the store can still say."""
+    try:
+        absent = [rank for index, rank in enumerate(ranks) if not prefix.check([_came(index)])]
+    except (RuntimeError, dist.DistError):
+        return ""
+    return f"{', '.join(f'rank {rank}' for rank in absent)} did not come: " if absent else ""
 
 
 def gloo_options(host: str, timeout: timedelta):

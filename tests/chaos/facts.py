@@ -20,8 +20,8 @@ class Facts:
     `capacity_at`: when the job had enough nodes again, None where it never lacked any. `trail`: see `trail`. `logged`:
     [generation, step] of each step in the logs of ranks. `partly`: those that some ranks of that world did not log, as
     when one was killed in the middle of a step. `births`: [generation, id of the handoff or start]. `taken`: when a
-    node was taken away. `started`: [generation, rank] of each process that agents started for a world of the service,
-    as often as they did.
+    node was taken away, by node. `started`: [generation, rank] of each process that agents started for a world of the
+    service, as often as they did.
     `problem`: what the trial waited for in vain.
     """
 
@@ -32,7 +32,7 @@ class Facts:
     triggered_at: float = 0.0
     triggered_utc: float = 0.0
     capacity_at: float | None = None
-    taken: list[float] = field(default_factory=list)
+    taken: dict[str, float] = field(default_factory=dict)
     job: dict[str, Any] = field(default_factory=dict)
     steps: list[dict[str, Any]] = field(default_factory=list)
     handoffs: list[dict[str, Any]] = field(default_factory=list)

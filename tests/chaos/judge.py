@@ -16,7 +16,11 @@ from typing import Any
 from tests.chaos.facts import Facts
 from tests.cluster.undisturbed import undisturbed_samples
 
-_ELSEWHERE = ("promised to handoff ", "parent: this member trains in generation ")
+_ELSEWHERE = (
+    r"promised to handoff |parent: this member trains in generation |"
+    r"source: this member runs no rank of generation \d+ \(rank \d+, decision: go:"
+)
+"""How an order is rejected where another handoff is under way, or has just taken the rank's world over."""
 REPORTED_S = 1.5
 """An agent reports progress within about a second."""
 STOPPED_S = 3.0
@@ -41,7 +45,7 @@ def record_of(facts: Facts) -> dict[str, Any]:
         "samples_ok": samples_problem(facts) == "",
         "generation_reused": reused_generations(facts) != [],
         "cause": reasons[0].ended_by or reasons[0].text if reasons else None,
-        "reason_names_killed": _names_any(reasons, struck) if reasons and struck else None,
+        "reason_names_killed": _names_any(reasons, struck, facts) if reasons and struck else None,
         "recovery_s": recovery_s(facts, gaps) if gaps else None,
         "leaked": facts.leaked,
         "problem": "; ".join(filter(None, (facts.problem, samples_problem(facts), mixed_problem(facts.trail)))),
@@ -52,17 +56,24 @@ def record_of(facts: Facts) -> dict[str, Any]:
 
 
 def lost_steps(logged: list[list[int]]) -> int:
-    """Steps that were done more than once: each generation beyond the first that did a step did it again."""
-    generations: dict[int, set[int]] = defaultdict(set)
-    for generation, step in logged:
-        generations[step].add(generation)
-    return sum(len(found) - 1 for found in generations.values())
+    """Steps that a later generation began without, whether the job got as far again or not."""
+    return len(_lost(logged))
 
 
 def partly_lost(logged: list[list[int]], partly: list[list[int]]) -> int:
     """How many of the lost steps only some ranks had made: whether the job had made them depends on who is asked."""
-    newest = {step: generation for generation, step in sorted(logged)}
-    return sum(generation < newest[step] for generation, step in {(item[0], item[1]) for item in partly})
+    return len(_lost(logged) & {(item[0], item[1]) for item in partly})
+
+
+def _lost(logged: list[list[int]]) -> set[tuple[int, int]]:
+    firsts: dict[int, int] = {}
+    for generation, step in logged:
+        firsts[generation] = min(firsts.get(generation, step), step)
+    return {
+        (generation, step)
+        for generation, step in logged
+        if any(later > generation and first <= step for later, first in firsts.items())
+    }
 
 
 def unreported(facts: Facts) -> list[list[int]]:
@@ -72,7 +83,7 @@ def unreported(facts: Facts) -> list[list[int]]:
     return [
         [generation, step]
         for generation, step, at in sorted(made)
-        if any(taken - REPORTED_S <= at <= taken + REPORTED_S for taken in facts.taken)
+        if any(taken - REPORTED_S <= at <= taken + REPORTED_S for taken in facts.taken.values())
     ]
 
 
@@ -209,7 +220,7 @@ def _is_withdrawn(row: dict[str, Any]) -> bool:
     """A proposal that no agent opened in time, that one declined, or whose ranks already take part in another handoff:
     nothing of it has begun."""
     detail = row["reason_detail"] or {}
-    if detail.get("phase") == "refused" and row["reason"].startswith(_ELSEWHERE):
+    if detail.get("phase") == "refused" and re.match(_ELSEWHERE, row["reason"]):
         return True
     declined = detail.get("phase") == "declined"
     unopened = declined or row["reason"].startswith(("not opened yet", "no agent opened it"))
@@ -225,8 +236,17 @@ def _is_planned(told: Told) -> bool:
     )
 
 
-def _names_any(reasons: list[Told], struck: list[dict[str, Any]]) -> bool:
-    return any(_names(reason, item) for reason in reasons[:1] for item in struck)
+def _names_any(reasons: list[Told], struck: list[dict[str, Any]], facts: Facts) -> bool:
+    first = reasons[0]
+    return any(_names(first, item) for item in struck) or _names_taken(first, facts)
+
+
+def _names_taken(told: Told, facts: Facts) -> bool:
+    """Whether a world ended for a node that the scenario had taken away by then: that is its first cause, whatever was
+    struck before."""
+    typed, since = told.ended_by or {}, facts.triggered_utc - facts.triggered_at
+    at = facts.taken.get(typed.get("node") or "")
+    return told.restart and typed.get("what") == "node" and at is not None and told.at_utc >= at + since
 
 
 def _names(told: Told, struck: dict[str, Any]) -> bool:

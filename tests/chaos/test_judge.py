@@ -116,6 +116,39 @@ def test_the_typed_cause_of_a_world_outranks_the_words_of_the_next():
     assert record_of(made)["reason_names_killed"] is False
 
 
+@pytest.mark.parametrize(("gone_s", "names"), [(2.0, True), (8.0, False)])
+def test_a_world_that_ended_with_a_node_of_the_scenario_has_the_right_cause(gone_s: float, names: bool):
+    made = facts(struck=[struck("store", node="node-1")], taken={"node-2": KILLED_AT + gone_s})
+    typed = {"what": "node", "node": "node-2", "rank": None, "signal": None, "exit_code": None, "step": 10}
+    made.job["generations"][0]["ended_by"] = typed
+    assert record_of(made)["reason_names_killed"] is names
+    typed["node"] = "node-3"
+    assert record_of(made)["reason_names_killed"] is False
+
+
+def test_steps_lost_that_the_job_has_not_made_again_before_its_end_are_lost():
+    made = facts()
+    made.logged = [item for item in made.logged if item[0] == 1 or item[1] == 9]
+    assert record_of(made)["lost_steps_computed"] == 2
+    assert partly_lost(made.logged, [[1, 10]]) == 1
+
+
+@pytest.mark.parametrize(
+    ("why", "is_elsewhere"),
+    [
+        ("(rank 3, decision: go: this rank has no part in the target world)", True),
+        ("(rank process (pid 7) was killed by SIGKILL)", False),
+    ],
+)
+def test_an_attempt_after_its_rank_has_left_by_another_one_has_not_failed(why: str, is_elsewhere: bool):
+    made = facts()
+    reason = f"source: this member runs no rank of generation 1 {why}"
+    refused = {"state": "aborted", "superseded": False, "generation": 3, "reason": reason, "ended_by": None}
+    refused |= {"changed_at": utc(KILLED_AT + 1.0), "reason_detail": {"phase": "refused", "rank": 3}}
+    made.handoffs.append(refused)
+    assert (record_of(made) == record_of(facts())) is is_elsewhere
+
+
 def test_an_attempt_whose_ranks_take_part_in_another_one_has_not_failed_of_what_was_struck():
     made = facts()
     detail = {"phase": "refused", "rank": 2}
@@ -129,9 +162,9 @@ def test_an_attempt_whose_ranks_take_part_in_another_one_has_not_failed_of_what_
 def test_a_step_made_as_its_node_was_taken_away_may_not_have_been_reported():
     made = facts()
     line = next(line for line in made.trail if line["event"] == "applied")
-    made.taken = [line["at"] + 1.0]
+    made.taken = {"node-2": line["at"] + 1.0}
     assert [line["generation"], line["step"]] in unreported(made)
-    made.taken = [line["at"] + 2.0]
+    made.taken = {"node-2": line["at"] + 2.0}
     assert [line["generation"], line["step"]] not in unreported(made)
 
 

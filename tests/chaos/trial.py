@@ -255,7 +255,7 @@ class Trial:
 
     def _end_node(self, node: str) -> None:
         self._deadlines.pop(node)
-        self.facts.taken.append(time.monotonic())
+        self.facts.taken[node] = time.monotonic()
         self._machines.end_node(node)
         self._say(f"{node} was taken away")
 

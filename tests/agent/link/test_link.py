@@ -16,6 +16,7 @@ import pytest
 from agent.link import link
 from agent.link.link import AFTER_TIMEOUT_S, CALM_S, SPACING_S, LinkRefused, LinkReplaced, LinkState, ServiceLink
 from agent.protocol.errors import version_problem
+from agent.protocol.joining import JOIN_PATH
 from agent.protocol.sync import NodeInfo, Provider, SyncOrders, SyncReport
 from tests.agent.waiting import eventually
 
@@ -95,15 +96,27 @@ class Secret(httpx.Auth):
         yield request
 
 
+class Joining(httpx.Auth):
+    """Who has yet to join: what the service answers to that stands for its answer to the request."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response]:
+        yield httpx.Request(
+            "POST", self._url + JOIN_PATH, json={"report_seq": 0}, headers={"Authorization": "Bearer secret"}
+        )
+
+
 class Agent:
     """The two ends of a link."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, auth: httpx.Auth | None = None) -> None:
         self.orders: list[SyncOrders] = []
         self.taken_back: list[int] = []
         self.link = ServiceLink(
             service_url=url,
-            auth=Secret(),
+            auth=auth or Secret(),
             node_id="a",
             make_report=self.make_report,
             take_orders=self.take_orders,
@@ -306,6 +319,18 @@ def test_a_token_is_looked_at_before_the_first_report(service: Service) -> None:
         assert service.reports == []
 
     asyncio.run(check())
+
+
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_service_whose_database_is_away_when_a_node_joins_ends_no_agent(
+    service: Service, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    service.answer = (status, "the database did not answer in time")
+    asyncio.run(Agent(service.url, Joining(service.url)).link.check_token())
+    assert f"does not answer: {status} the database did not answer in time" in caplog.text
+    service.answer = (409, "node a has joined from elsewhere")
+    with pytest.raises(LinkRefused, match="does not let this node join: 409"):
+        asyncio.run(Agent(service.url, Joining(service.url)).link.check_token())
 
 
 def test_a_service_that_is_away_is_named_by_its_address_and_refuses_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -63,7 +63,7 @@ def test_a_promise_is_on_disk_before_the_rank_or_the_proposer_hears_of_it():
 
 def test_it_promises_to_one_handoff_at_a_time_and_says_to_which():
     machine = participant_in(ParticipantState.PREPARING)
-    (report,) = reports_in(take(machine, order(handoff_id=H2, generation=3)))
+    (report,) = reports_in(take(machine, order(handoff_id=H2, generation=3, proposer_id="another")))
     assert report.stage is Stage.ABORTED
     assert report.promise is not None and report.promise.handoff_id == H1
     assert report.reason is not None and "promised to handoff h1" in report.reason.text

@@ -4,8 +4,9 @@ import asyncio
 import json
 
 import pytest
+from psycopg import Error as PsycopgError
 from sqlalchemy import text
-from sqlalchemy.exc import DataError
+from sqlalchemy.exc import DataError, OperationalError
 
 from agent.protocol.errors import PROBLEM_MEDIA_TYPE
 from agent.protocol.sync import REPORT_BYTES_MAX
@@ -172,6 +173,15 @@ def test_no_value_of_a_statement_is_in_its_error(context):
             session.execute(text(statement), {"it": secret})
         shown = "".join(map(str, (raised.value, raised.value.orig, raised.value.__cause__)))
         assert "SELECT" in shown and secret not in shown
+
+
+def test_a_token_that_cannot_be_looked_up_while_the_database_is_away_is_no_error_of_the_service(client, monkeypatch):
+    async def find(*_):
+        raise OperationalError("SELECT 1", {}, PsycopgError("the database system is starting up"))
+
+    monkeypatch.setattr(gate, "find_caller", find)
+    wire = Wire(client.app, "POST", "/agent/v1/sync", {"authorization": "Bearer liver_a_x"}).run()
+    assert (wire.status, wire.headers["retry-after"], wire.problem()["code"]) == (503, "2", "unavailable")
 
 
 @pytest.mark.parametrize("token", ["liver_%00_x", "liver_%F0%9F%98%80_x", "liver_" + "a" * 900 + "_x", "%FF"])
