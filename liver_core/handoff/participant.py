@@ -103,12 +103,14 @@ class Participant:
         if self.state in MAY_OBEY_ABORT and ends_promise(order, self.record.order):
             # The order will be sent again. It is taken once the rank has dropped what it holds.
             return self._abort(self._because("abort", f"its proposer has opened handoff {order.handoff_id}"), now)
-        # A handoff that is active here no longer binds; it gets retired.
-        record = replace(self.record, promise=None) if self.state is ParticipantState.ACTIVE else self.record
-        refusal = prepare_refusal(order, record, self.member, self.job_id, now)
+        refusal = prepare_refusal(order, self._settled(), self.member, self.job_id, now)
         if order.phase is Phase.ABORT and order.job_id == self.job_id:
             return self._burn(order, now)
         return self._promise(order, now) if refusal is None else (self._refuse(order, refusal, now),)
+
+    def _settled(self) -> ParticipantRecord:
+        """The record as a new handoff sees it. A handoff that is active here no longer binds; it gets retired."""
+        return replace(self.record, promise=None) if self.state is ParticipantState.ACTIVE else self.record
 
     def _on_own_order(self, order: Order, promise: Promise, now: float) -> Effects:
         if order.phase is Phase.ABORT:
