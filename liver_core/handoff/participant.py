@@ -97,8 +97,7 @@ class Participant:
         promise = self.record.promise
         if order.job_id == self.job_id and promise is not None and promise.handoff_id == order.handoff_id:
             return self._on_own_order(order, promise, now)
-        ended = self._ended(order.handoff_id)
-        if ended is not None:
+        if (ended := self._ended(order.handoff_id)) is not None:
             return (self._report_of(order, ended.stage, ended.reason, ended.decision, now),)
         if self.state in MAY_OBEY_ABORT and ends_promise(order, self.record.order):
             # The order will be sent again. It is taken once the rank has dropped what it holds.
@@ -493,8 +492,7 @@ class Participant:
     ) -> SendReport:
         assert order is not None, "a report answers an order"
         self._report_seq += 1
-        key = (self.agent_incarnation, self._report_seq)
-        truth = Truth(self.member, stage, decision, reason)
+        truth, key = Truth(self.member, stage, decision, reason), (self.agent_incarnation, self._report_seq)
         return SendReport(order.proposer_id, build_report(order, self.record, truth, key, now))
 
     def _because(self, phase: str, text: str) -> Reason:
