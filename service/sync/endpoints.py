@@ -85,7 +85,8 @@ def _sync(
         if is_gone():
             raise LostTurn(f"the agent of node {reading.report.node.node_id} has gone before its report was stored")
         now, settings = context.clock(), context.settings
-        intake = apply_report(session, reading, caller, now=now, arrived=arrived)
+        limit_s = settings.silent_after_s
+        intake = apply_report(session, reading, caller, silent_after_s=limit_s, now=now, arrived=arrived)
         orders = build_orders(intake, poll_s=settings.agent_poll_s, lost_after_s=settings.lost_after_s)
         orders = in_node_time(orders, off_by(intake.node.clock_ahead_s))
     return orders.model_dump_json()

@@ -22,9 +22,10 @@ _SEATS: Parsed[Seats] = Parsed(seats_of, most=WORLDS_KEPT_MAX)
 
 @dataclass(slots=True)
 class Intake:
-    """`jobs`: those that the node may speak of, locked. `changed`: jobs whose orders are different now. `due`: jobs
-    whose reconciler should look again. `watched`: jobs with news for their watchers only. `overstepped`: parts refused
-    because the node has no right to say them, with an example each; the audit log gets them.
+    """`silent_after_s`: as in ServiceSettings. `jobs`: those that the node may speak of, locked. `changed`: jobs whose
+    orders are different now. `due`: jobs whose reconciler should look again. `watched`: jobs with news for their
+    watchers only. `overstepped`: parts refused because the node has no right to say them, with an example each; the
+    audit log gets them.
     """
 
     session: Session
@@ -32,6 +33,7 @@ class Intake:
     node: NodeRow
     now: datetime
     refusals: list[Refusal]
+    silent_after_s: float = 6.0
     grants: dict[str, Grant] = field(default_factory=dict)
     jobs: dict[str, JobRow] = field(default_factory=dict)
     changed: set[str] = field(default_factory=set)

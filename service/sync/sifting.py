@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence, Set
-from datetime import datetime, timedelta
+from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
@@ -27,7 +27,6 @@ from service.tokens.operations import Caller
 
 NOTED_AGAIN_AFTER = timedelta(hours=1)
 """A node that oversteps the same way again and again stands in the audit log once in so long."""
-JUST_NOW = timedelta(seconds=3)
 _OF_JOBS = ("handoffs", "declined", "ranks", "steps", "logs", "checkpoints", "stores", "finished", "answering")
 _OVER = (RankStage.FAILED, RankStage.BROKEN, RankStage.LEFT, RankStage.FINISHED, RankStage.ABORTED)
 _log = logging.getLogger(__name__)
@@ -126,15 +125,16 @@ def _rule_on(intake: Intake, mirror: HandoffMirror, node_id: str) -> Ruling:
         node_id,
         granted=granted_nodes(session, mirror.job_id, {*source, *mirror.target.node_ids()}, now=intake.now),
         parent=parent,
-        held_by=_still_running(session, mirror.job_id, doubted, now=intake.now) - {node_id} if doubted else frozenset(),
+        held_by=_still_running(intake, mirror.job_id, doubted) - {node_id} if doubted else frozenset(),
     )
 
 
-def _still_running(session: Session, job_id: str, worlds: Mapping[int, Set[str]], *, now: datetime) -> frozenset[str]:
-    """Nodes that have just reported live ranks of one of these generations, and that nothing announces to go.
+def _still_running(intake: Intake, job_id: str, worlds: Mapping[int, Set[str]]) -> frozenset[str]:
+    """Nodes that are not silent, report live ranks of one of these generations, and that nothing announces to go.
     `worlds`: the nodes to ask, by generation."""
-    names = set().union(*worlds.values())
-    wanted = NodeRow.node_id.in_(names), NodeRow.last_seen_at > now - JUST_NOW
+    session, now = intake.session, intake.now
+    heard_since = now - timedelta(seconds=intake.silent_after_s)
+    wanted = NodeRow.node_id.in_(set().union(*worlds.values())), NodeRow.last_seen_at > heard_since
     found = {
         node.node_id
         for node in session.scalars(select(NodeRow).where(*wanted))

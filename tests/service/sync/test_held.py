@@ -123,7 +123,10 @@ class TestANewcomerThatReportsTheHandoff:
         for agent in (a, b):
             agent.sync(ranks=(agent.rank(agent.job_order(), step=6),))
         c.sync(handoffs=(mirror(source, target, clock(), proposer="c"),))
-        clock.advance(4)
+        clock.advance(5)
+        c.sync()
+        assert client.get(f"/api/v1/jobs/{job_id}").json()["active_generation"] == 1
+        clock.advance(2)
         c.sync(ranks=facts(job_id, 2, 0, clock())["ranks"])
         assert client.get(f"/api/v1/jobs/{job_id}").json()["active_generation"] == 2
 
