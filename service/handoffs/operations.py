@@ -81,6 +81,13 @@ def drop_handoff(row: HandoffRow, reason: str, *, now: datetime) -> None:
     row.changed_at = row.recorded_at = now
 
 
+def drop_proposals(session: Session, job_id: str, reason: str, *, now: datetime) -> None:
+    """Abort what no agent has opened."""
+    is_open = HandoffRow.job_id == job_id, HandoffRow.state == HandoffState.PROPOSED
+    for row in session.scalars(select(HandoffRow).where(*is_open)):
+        drop_handoff(row, reason, now=now)
+
+
 def decline_handoff(
     session: Session, job: JobRow, declined: HandoffDeclined, *, node_id: str, now: datetime
 ) -> str | None:

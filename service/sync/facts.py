@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from agent.protocol.sync import CheckpointFact, JobFinished, LogChunk, StepRow
 from liver_core.handoff import RankStage
+from service.handoffs.operations import drop_proposals
 from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.operations import burn, close_generation, set_state
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow, JobState, SourceKind
@@ -207,4 +208,5 @@ def _store_finished(intake: Intake, finished: Sequence[JobFinished]) -> None:
             continue
         else:
             set_state(job, JobState.FINISHED, f"stop condition met at step {fact.step}", now=intake.now)
+        drop_proposals(intake.session, job.job_id, f"the job has ended: it is {job.state}", now=intake.now)
         intake.changed.add(job.job_id)

@@ -316,6 +316,19 @@ def test_a_rank_that_breaks_brings_the_job_back_from_its_checkpoint_with_lost_st
     )
 
 
+def test_a_job_that_finishes_leaves_no_proposal_open(fleet: Fleet):
+    fleet.run()
+    fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(),)}})
+    for _ in range(4):
+        fleet.round()
+    assert fleet.handoffs()[0]["state"] == "proposed"
+    done = JobFinished(job_id=fleet.job_id, generation=1, step=1000)
+    fleet.round(parts={"a": {"finished": (done,)}})
+    assert fleet.job()["state"] == "finished"
+    newest = fleet.handoffs()[0]
+    assert (newest["state"], newest["reason"]) == ("aborted", "the job has ended: it is finished")
+
+
 def test_a_step_whose_report_comes_after_the_restart_is_counted_as_lost_once(fleet: Fleet):
     fleet.run()
     fleet.jump(30)
