@@ -23,7 +23,7 @@ _newest = (
 )
 # Locked in this order, so that two reports about the same jobs cannot wait for each other.
 _LOCK_GRANTED = (
-    select(JobRow, _newest.c.role, exists().where(HeldFactRow.job_id == JobRow.job_id).label("has_held"))
+    select(JobRow, exists().where(HeldFactRow.job_id == JobRow.job_id).label("has_held"))
     .join(_newest, true())
     .where(
         among(JobRow.job_id, "job_ids"),
@@ -54,22 +54,20 @@ _END_OF_NODE = text(
 )
 
 
-class Grant(NamedTuple):
-    """A job that a node has a part in. `role`: None in the grace after it was needed. `has_held`: facts of the job wait
-    for the handoff that they belong to."""
+class Granted(NamedTuple):
+    """The jobs that a node has a part in, and those of them of which facts wait for the handoff that they belong to."""
 
-    job: JobRow
-    role: MemberRole | None
-    has_held: bool
+    jobs: dict[str, JobRow]
+    with_held: set[str]
 
 
-def lock_granted(session: Session, node_id: str, job_ids: Iterable[str], *, now: datetime) -> dict[str, Grant]:
+def lock_granted(session: Session, node_id: str, job_ids: Iterable[str], *, now: datetime) -> Granted:
     """Those of the given jobs that the node may speak of; their rows are locked, in order of id."""
     wanted = list(job_ids)
     if not wanted:
-        return {}
-    found = session.execute(_LOCK_GRANTED, {"node_id": node_id, "job_ids": wanted, "now": now})
-    return {job.job_id: Grant(job, MemberRole(role) if role else None, held) for job, role, held in found}
+        return Granted({}, set())
+    found = session.execute(_LOCK_GRANTED, {"node_id": node_id, "job_ids": wanted, "now": now}).all()
+    return Granted({job.job_id: job for job, _ in found}, {job.job_id for job, has_held in found if has_held})
 
 
 def granted_nodes(session: Session, job_id: str, node_ids: Iterable[str], *, now: datetime) -> frozenset[str]:

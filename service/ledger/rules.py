@@ -7,6 +7,8 @@ from service.ledger.tables import Cause
 
 ENDED = (RankStage.LEFT, RankStage.ABORTED, RankStage.FINISHED)
 LOST = (RankStage.BROKEN, RankStage.FAILED)
+OVER = (*ENDED, *LOST)
+"""The rank does no step any more."""
 
 
 @dataclass(frozen=True, slots=True)

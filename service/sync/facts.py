@@ -90,9 +90,7 @@ def _store_rows(intake: Intake, steps: Sequence[StepRow], logs: Sequence[LogChun
 def _store_progress(intake: Intake) -> None:
     """Ranks also report their step, so that a job's progress is known even if step rows come late."""
     for rank in intake.report.ranks:
-        job = intake.jobs.get(rank.job_id)
-        if job is None:
-            continue
+        job = intake.jobs[rank.job_id]
         burn(job, rank.generation)
         if intake.world(job.job_id, rank.generation) is None:
             continue

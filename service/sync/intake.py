@@ -11,7 +11,6 @@ from agent.protocol.sync import REFUSALS_MAX, Refusal, SyncReport
 from liver_core.layout.limits import NAME_CHARS_MAX, fitting
 from service.db.parsed import Parsed
 from service.handoffs.tables import HandoffRow
-from service.jobs.grants import Grant
 from service.jobs.tables import GenerationRow, JobRow
 from service.nodes.tables import NodeRow
 from service.sync.rights import JobFacts, KnownWorld, Seats, seats_of
@@ -22,10 +21,10 @@ _SEATS: Parsed[Seats] = Parsed(seats_of, most=WORLDS_KEPT_MAX)
 
 @dataclass(slots=True)
 class Intake:
-    """`silent_after_s`: as in ServiceSettings. `jobs`: those that the node may speak of, locked. `changed`: jobs whose
-    orders are different now. `due`: jobs whose reconciler should look again. `watched`: jobs with news for their
-    watchers only. `overstepped`: parts refused because the node has no right to say them, with an example each; the
-    audit log gets them.
+    """`silent_after_s`: as in ServiceSettings. `jobs`: those that the node may speak of, locked. `with_held`: those of
+    them of which facts wait for a handoff. `changed`: jobs whose orders are different now. `due`: jobs whose reconciler
+    should look again. `watched`: jobs with news for their watchers only. `overstepped`: parts refused because the node
+    has no right to say them, with an example each; the audit log gets them.
     """
 
     session: Session
@@ -34,8 +33,8 @@ class Intake:
     now: datetime
     refusals: list[Refusal]
     silent_after_s: float = 6.0
-    grants: dict[str, Grant] = field(default_factory=dict)
     jobs: dict[str, JobRow] = field(default_factory=dict)
+    with_held: set[str] = field(default_factory=set)
     changed: set[str] = field(default_factory=set)
     due: set[str] = field(default_factory=set)
     watched: set[str] = field(default_factory=set)
@@ -69,6 +68,12 @@ class Intake:
         left = select(HandoffRow).where(is_of_job, HandoffRow.parent == number, HandoffRow.source.is_not(None))
         after = self.session.scalars(left.limit(1)).first()
         return None if after is None else KnownWorld(seats_of(after.source or {}), is_settled=False)
+
+    def keep(self, report: SyncReport) -> None:
+        """What is left of the report. The node's row has the same ranks."""
+        if report.ranks is not self.report.ranks:
+            self.node.ranks = [rank.model_dump(mode="json") for rank in report.ranks]
+        self.report = report
 
     def forget_worlds(self) -> None:
         """A handoff has been stored: worlds are known that were not."""

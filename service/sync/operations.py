@@ -11,7 +11,6 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import REFUSALS_MAX, NoticeFact, SyncReport
-from liver_core.handoff import RankStage
 from service.db.wake import RECONCILERS, job_topic, notify
 from service.handoffs.operations import decline_handoff, name_cause
 from service.jobs.causes import cause_of_rank
@@ -27,7 +26,7 @@ from service.leases.operations import ensure_lease
 from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow
 from service.ledger.operations import Spent, account_all
-from service.ledger.rules import LOST, SlotFacts, cause_of
+from service.ledger.rules import LOST, OVER, SlotFacts, cause_of
 from service.ledger.tables import Cause
 from service.nodes.operations import lock_node, note_answers, store_node
 from service.nodes.skew import SAME_WITHIN, Skew, in_service_time, measured, off_by
@@ -108,9 +107,7 @@ def _take_out_of_reach(intake: Intake) -> None:
         job_id: Reach.of(next_generation=job.next_generation, checkpoints_asked=job.checkpoints_asked)
         for job_id, job in intake.jobs.items()
     }
-    report, intake.report = intake.report, within_reach(intake.report, reach, intake.refuse)
-    if intake.report.ranks is not report.ranks:
-        intake.node.ranks = [rank.model_dump(mode="json") for rank in intake.report.ranks]
+    intake.keep(within_reach(intake.report, reach, intake.refuse))
 
 
 def _store_notices(intake: Intake, lease: LeaseRow, notices: tuple[NoticeFact, ...]) -> None:
@@ -176,8 +173,8 @@ def _store_stores(intake: Intake) -> None:
 def _note_errors(intake: Intake, news: set[tuple[str, int, str]]) -> None:
     """When the first rank of a job's world failed; and how one ended, for an attempt that others say it ended."""
     for rank in intake.report.ranks:
-        job = intake.jobs.get(rank.job_id)
-        if job is None or rank.stage not in LOST or _standing(rank.job_id, rank.rank, rank.stage) not in news:
+        job = intake.jobs[rank.job_id]
+        if rank.stage not in LOST or _standing(rank.job_id, rank.rank, rank.stage) not in news:
             continue
         if job.error_at is None and rank.generation == job.active_generation:
             job.error_at = intake.now
@@ -239,5 +236,4 @@ def _wake(intake: Intake, *, all_jobs: bool) -> None:
 
 def _standing(job_id: str, rank: int, stage: str) -> tuple[str, int, str]:
     """What the reconciler needs to know of a rank: that it exists, and whether it has ended."""
-    over = (RankStage.FAILED, RankStage.BROKEN, RankStage.LEFT, RankStage.FINISHED, RankStage.ABORTED)
-    return job_id, rank, stage if stage in over else "alive"
+    return job_id, rank, stage if stage in OVER else "alive"

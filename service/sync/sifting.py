@@ -11,24 +11,23 @@ from sqlalchemy.orm import Session
 
 from agent.protocol.notice_life import bars_ranks
 from agent.protocol.sync import HandoffMirror
-from liver_core.handoff import RankStage
 from service.audit.operations import note
 from service.audit.tables import AuditRow
 from service.handoffs.operations import mirror_handoff
 from service.jobs.grants import granted_nodes, lock_granted
 from service.jobs.tables import HeldFactRow, JobMemberRow
+from service.ledger.rules import OVER
 from service.nodes.tables import NodeRow
 from service.notices.queries import as_fact, open_notices
 from service.sync.facts import Facts
 from service.sync.held import Fact, drop, fact_of, hold, waiting
 from service.sync.intake import Intake, key_of
-from service.sync.rights import HOLDS, Ruling, Treatment, mirror_ruling, ruling
+from service.sync.rights import HOLDS, JobFacts, Ruling, Treatment, mirror_ruling, ruling
 from service.tokens.operations import Caller
 
 NOTED_AGAIN_AFTER = timedelta(hours=1)
 """A node that oversteps the same way again and again stands in the audit log once in so long."""
 _OF_JOBS = ("handoffs", "declined", "ranks", "steps", "logs", "checkpoints", "stores", "finished", "answering")
-_OVER = (RankStage.FAILED, RankStage.BROKEN, RankStage.LEFT, RankStage.FINISHED, RankStage.ABORTED)
 _log = logging.getLogger(__name__)
 
 
@@ -41,13 +40,12 @@ def keep_granted(intake: Intake) -> None:
     source = report.node.notice_source
     if report.notices or (source is not None and source.model_dump(mode="json") != intake.node.notice_source):
         concerned.update(session.scalars(select(JobMemberRow.job_id).where(JobMemberRow.node_id == node_id)))
-    intake.grants = lock_granted(session, node_id, concerned, now=intake.now)
-    intake.jobs = {job_id: grant.job for job_id, grant in intake.grants.items()}
-    if not (foreign := named - intake.grants.keys()):
+    intake.jobs, intake.with_held = lock_granted(session, node_id, concerned, now=intake.now)
+    if not (foreign := named - intake.jobs.keys()):
         return
     for job_id in sorted(foreign):
         intake.overstep("jobs", node_id, job_id, f"there is no job {job_id!r} for node {node_id} here; end its ranks")
-    kept = {part: tuple(item for item in getattr(report, part) if item.job_id in intake.grants) for part in _OF_JOBS}
+    kept = {part: tuple(item for item in getattr(report, part) if item.job_id in intake.jobs) for part in _OF_JOBS}
     intake.report = report.model_copy(update=kept)
 
 
@@ -70,15 +68,15 @@ def take_mirrors(intake: Intake) -> None:
 def sift(intake: Intake) -> Facts:
     """What may be stored of the facts in the report, and of those that waited for a handoff that is known now. Takes
     out of the report what its node may not say of its ranks and stores."""
-    job_ids = {job_id for job_id, grant in intake.grants.items() if grant.has_held}
-    held = waiting(intake.session, job_ids) if job_ids else ()
+    held = waiting(intake.session, intake.with_held) if intake.with_held else ()
     over = [row for row in held if row.part == "handoffs" and _take_held_mirror(intake, row)]
     found: dict[str, list[Any]] = {part: [] for part in HOLDS}
+    known = {job_id: intake.facts_of(job) for job_id, job in intake.jobs.items()}
     for row in held:
-        fact = fact_of(row)
-        if row.part == "handoffs" or row.job_id not in intake.jobs:
+        if row.part == "handoffs":
             continue
-        verdict, reason = ruling(row.part, fact, row.node_id, intake.facts_of(intake.jobs[row.job_id]))
+        fact = fact_of(row)
+        verdict, reason = ruling(row.part, fact, row.node_id, known[row.job_id])
         if verdict is Treatment.TAKE:
             found[row.part].append(fact)
         elif verdict is Treatment.REFUSE:
@@ -88,13 +86,13 @@ def sift(intake: Intake) -> Facts:
     drop(intake.session, over)
     later: list[tuple[str, Fact]] = []
     for part in sorted(HOLDS):
-        for item, verdict in _ruled(intake, part):
+        for item, verdict in _ruled(intake, part, known):
             if verdict is Treatment.TAKE:
                 found[part].append(item)
             else:
                 later.append((part, item))
     _hold(intake, later)
-    _keep_own(intake)
+    _keep_own(intake, known)
     return Facts(**found)
 
 
@@ -139,9 +137,7 @@ def _still_running(intake: Intake, job_id: str, worlds: Mapping[int, Set[str]]) 
         node.node_id
         for node in session.scalars(select(NodeRow).where(*wanted))
         for rank in node.ranks
-        if rank["job_id"] == job_id
-        and node.node_id in worlds.get(rank["generation"], ())
-        and rank["stage"] not in _OVER
+        if rank["job_id"] == job_id and node.node_id in worlds.get(rank["generation"], ()) and rank["stage"] not in OVER
     }
     going = (as_fact(row) for row in open_notices(session, now=now, node_ids=found))
     return frozenset(found - {fact.node_id for fact in going if bars_ranks(fact, now)})
@@ -159,8 +155,6 @@ def _take_held_mirror(intake: Intake, row: HeldFactRow) -> bool:
     """Whether it waits no longer."""
     mirror = fact_of(row)
     assert isinstance(mirror, HandoffMirror)
-    if row.job_id not in intake.jobs:
-        return False
     verdict, reason = _rule_on(intake, mirror, row.node_id)
     if verdict is Treatment.TAKE:
         _store_mirror(intake, mirror)
@@ -169,28 +163,26 @@ def _take_held_mirror(intake: Intake, row: HeldFactRow) -> bool:
     return verdict is not Treatment.HOLD
 
 
-def _ruled(intake: Intake, part: str) -> Iterator[tuple[Any, Treatment]]:
+def _ruled(intake: Intake, part: str, known: Mapping[str, JobFacts]) -> Iterator[tuple[Any, Treatment]]:
     """The items of a part that are not refused."""
     for item in getattr(intake.report, part):
-        verdict, reason = ruling(part, item, intake.node.node_id, intake.facts_of(intake.jobs[item.job_id]))
+        verdict, reason = ruling(part, item, intake.node.node_id, known[item.job_id])
         if verdict is Treatment.REFUSE:
             intake.overstep(part, item.job_id, key_of(part, item), reason)
         else:
             yield item, verdict
 
 
-def _keep_own(intake: Intake) -> None:
+def _keep_own(intake: Intake, known: Mapping[str, JobFacts]) -> None:
     report = intake.report
-    kept = {part: tuple(item for item, _ in _ruled(intake, part)) for part in ("ranks", "stores")}
-    if len(kept["ranks"]) != len(report.ranks):
-        intake.node.ranks = [rank.model_dump(mode="json") for rank in kept["ranks"]]
-    if any(len(kept[part]) != len(getattr(report, part)) for part in kept):
-        intake.report = report.model_copy(update=kept)
+    kept = {part: tuple(item for item, _ in _ruled(intake, part, known)) for part in ("ranks", "stores")}
+    changed = {part: items for part, items in kept.items() if len(items) != len(getattr(report, part))}
+    if changed:
+        intake.keep(report.model_copy(update=changed))
 
 
 def _hold(intake: Intake, items: Sequence[tuple[str, Fact]]) -> None:
     left = hold(intake.session, intake.node.node_id, items, now=intake.now)
     for part, fact in left:
         intake.refuse(part, key_of(part, fact), "too much waits already for the report of this handoff")
-    for job_id in {fact.job_id for _, fact in items}:
-        intake.grants[job_id] = intake.grants[job_id]._replace(has_held=True)
+    intake.with_held.update(fact.job_id for _, fact in items)
