@@ -40,10 +40,7 @@ def stop(
     Stopping a stopped job changes nothing. `liver jobs resume` continues it."""
     client = connect(service_url, token_file)
     job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/stop")
-    if as_json:
-        print_json(job)
-    else:
-        typer.echo(f"{job['job_id']}: {job['state']}, stop was asked for")
+    _say(job, f"{job['state']}, stop was asked for", as_json=as_json)
 
 
 def pause(
@@ -54,10 +51,7 @@ def pause(
     Other jobs may use its nodes meanwhile."""
     client = connect(service_url, token_file)
     job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/pause")
-    if as_json:
-        print_json(job)
-    else:
-        typer.echo(f"{job['job_id']}: {job['state']}, a pause was asked for")
+    _say(job, f"{job['state']}, a pause was asked for", as_json=as_json)
 
 
 def resume(
@@ -71,10 +65,7 @@ def resume(
     client = connect(service_url, token_file)
     body = {} if steps is None else {"steps": steps}
     job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/resume", content=json.dumps(body).encode())
-    if as_json:
-        print_json(job)
-    else:
-        typer.echo(f"{job['job_id']}: {job['reason']}")
+    _say(job, job["reason"], as_json=as_json)
 
 
 def update(
@@ -108,10 +99,7 @@ def update(
         fail("nothing to change: give an option, see liver jobs update --help", code=2)
     client = connect(service_url, token_file)
     job = client.patch(f"/api/v1/jobs/{find_job(client, job_id)}", change)
-    if as_json:
-        print_json(job)
-    else:
-        typer.echo(f"{job['job_id']}: changed, {job['state']}: {job['reason']}")
+    _say(job, f"changed, {job['state']}: {job['reason']}", as_json=as_json)
 
 
 def delete(
@@ -190,3 +178,10 @@ def plan(
     ]
     typer.echo("")
     print_table(ALTERNATIVES, rows, empty="no layout fits")
+
+
+def _say(job: dict[str, Any], what: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json(job)
+    else:
+        typer.echo(f"{job['job_id']}: {what}")

@@ -1,8 +1,8 @@
 """REST of jobs: submit, list, show, stop, checkpoint, resume, steps, logs, watch."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from collections.abc import AsyncIterator, Callable
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -44,24 +44,25 @@ JOB_FILE_BYTES_MAX = 1024 * 1024
 BODY_BYTES_MAX = {router.prefix: JOB_FILE_BYTES_MAX}
 WATCH_LOOK_S = 1.0
 WATCH_STEPS_MAX = 500
+PartT = TypeVar("PartT", JobFile, JobChange)
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {}, "application/yaml": {}}}}
 
 
 async def read_job_file(request: Request) -> JobFile:
     """The job file in the body, as JSON or YAML. 422 names each field and the rule it breaks."""
-    body = await request.body()
-    try:
-        # Off the event loop: agents are served meanwhile.
-        return await run_in_threadpool(lambda: check_job_file(read_fields(body)))
-    except JobFileError as error:
-        raise invalid(*error.problems) from error
+    return await _read(request, check_job_file)
 
 
 async def read_change(request: Request) -> JobChange:
     """What is to be changed. 422 names each field that may not be changed, and why."""
+    return await _read(request, check_change)
+
+
+async def _read(request: Request, check: Callable[[Any], PartT]) -> PartT:
     body = await request.body()
     try:
-        return await run_in_threadpool(lambda: check_change(read_fields(body)))
+        # Off the event loop: agents are served meanwhile.
+        return await run_in_threadpool(lambda: check(read_fields(body)))
     except JobFileError as error:
         raise invalid(*error.problems) from error
 
