@@ -129,6 +129,15 @@ class Cluster:
         )
         return found[-1]
 
+    def wait_retired(self, number: int = 1) -> HandoffMirror:
+        """The newest of so many active handoffs, once its leavers are gone: only then is what it measured whole."""
+
+        def retired() -> HandoffMirror | None:
+            found = self.service.handoffs(HandoffState.ACTIVE)
+            return found[-1] if len(found) >= number and "to_retired" in found[-1].measures.phases_s else None
+
+        return self.wait(retired, f"{number} handoffs whose leavers are gone")
+
     def close(self) -> None:
         """End agents, then what they leave behind."""
         for agent in self.agents.values():

@@ -136,7 +136,7 @@ def test_a_notice_for_every_node_of_a_job_is_answered_by_one_that_comes(service:
         nodes.wait(lambda: "ended active" in nodes.log_of("e"), "the handoff")
         if service == "is away":
             nodes.service.start()
-        done = nodes.wait_handoff(HandoffState.ACTIVE)
+        done = nodes.wait_retired()
         assert (done.proposer, done.leaving, done.target.node_ids()) == ("e", ("a",), ("e",))
         assert done.measures.notice_to_safe_s is not None and done.measures.lost_s is None, "e made no step before"
         nodes.wait_training(2, ("e",))

@@ -30,7 +30,7 @@ def test_the_ladder_rescues_what_leavers_hold_and_the_next_world_is_built_beyond
         nodes.wait(lambda: any(generation == 2 for generation, _ in nodes.service.steps), "steps of two nodes")
         nodes.wait(lambda: "ended active" in nodes.log_of("a"), "the end of the first handoff")
         nodes.announce("b", NOTICE_S)
-        done = nodes.wait_handoff(HandoffState.ACTIVE, 2)
+        done = nodes.wait_retired(2)
         assert (done.rung, done.decision, done.target.node_ids()) == (Rung.RESCUE, Decision.GO_REDO, ("a",))
         said = done.measures
         assert said.notice_to_safe_s is not None and said.notice_to_safe_s < NOTICE_S
