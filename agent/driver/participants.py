@@ -126,7 +126,7 @@ class JobSlots:
         )
         await self._persist(slot)
         self._add(slot, self._memories[slot].record)
-        if self._host.state(slot) is not None:
+        if self._host.is_busy(slot):
             self._host.end(slot, f"generation {active.generation} starts afresh", 0.0)
         self._host.launch(launch)
 
@@ -240,7 +240,10 @@ class JobSlots:
 
     async def _prepare(self, slot: int, order: Order) -> None:
         assert order.source is not None, "orders without a source are refused at the edge"
-        if not self._host.is_busy(slot) or self._host.is_condemned(slot):
+        active = self.participants[slot].record.active
+        # The rank of a world that only starts may still wait for the process before it: then it is no newcomer.
+        is_born = active is not None and self._host.awaits(slot, active.generation)
+        if not self._host.is_busy(slot) or (self._host.is_condemned(slot) and not is_born):
             launch = self._newcomer(slot, order)
             if launch is None:
                 await self.feed(slot, RankDied(Reason("the job file has not come from the service yet", "prepare")))

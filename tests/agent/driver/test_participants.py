@@ -65,6 +65,9 @@ class HostRecord:
     def condemn(self, slot: int) -> None:
         self.condemned.add(slot)
 
+    def awaits(self, slot: int, generation: int) -> bool:
+        return False
+
     def launch(self, launch: Launch) -> None:
         self.notes.append(("launch", launch))
 
@@ -89,7 +92,7 @@ class HostRecord:
 class Scene:
     """One node of the job. `notes`: what was journalled, told and reported, in order."""
 
-    def __init__(self, node_id: str = "a", spec: JobFile | None = None) -> None:
+    def __init__(self, node_id: str = "a", spec: JobFile | None = None, host: RankHost | None = None) -> None:
         self.now = START_S
         self.notes: list[Any] = []
         self.kept: dict[str, dict] = {}
@@ -102,7 +105,11 @@ class Scene:
             now=lambda: self.now,
         )
         self.slots = JobSlots(
-            cast(Node, node), JOB_ID, cast(RankHost, self.host), spec_of=lambda: spec, send_report=self._send_report
+            cast(Node, node),
+            JOB_ID,
+            host or cast(RankHost, self.host),
+            spec_of=lambda: spec,
+            send_report=self._send_report,
         )
 
     def _put(self, table: Table, key: str, data: dict) -> None:
