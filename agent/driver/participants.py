@@ -46,6 +46,13 @@ SETTLED_STAGES = (
     RankStage.ABORTED,
     RankStage.BROKEN,
 )
+BEFORE_THE_FIRST_STEP = (
+    RankStage.PREPARING,
+    RankStage.STREAMING,
+    RankStage.PREPARED,
+    RankStage.READY,
+    RankStage.CUTTING_OVER,
+)
 HELLO_ALONE_S = 0.4
 """Stage reports follow a hello at once; a rank that sends none for so long holds nothing of any handoff."""
 
@@ -111,6 +118,19 @@ class JobSlots:
     def is_bound(self) -> bool:
         """Whether any rank of this node is promised to a handoff."""
         return any(item.record.promise is not None for item in self.participants.values())
+
+    def is_starting(self) -> bool:
+        """Whether a rank of this node has yet to make the first step of the world that it was started for. It takes no
+        part in a handoff before."""
+        return any(self._is_starting(slot, memory) for slot, memory in self._memories.items())
+
+    def _is_starting(self, slot: int, memory: SlotMemory) -> bool:
+        active, state = memory.record.active, self._host.state(slot)
+        if active is None or self._host.awaits(slot, active.generation):
+            return active is not None
+        if state is None or state.stage is RankStage.STARTING:
+            return state is not None
+        return state.handoff_id == memory.origin and state.stage in BEFORE_THE_FIRST_STEP
 
     def promised_order(self) -> Order | None:
         """The order of the handoff that ranks of this node are promised to."""

@@ -40,6 +40,7 @@ class LeadRecord:
         self.is_idle = True
         self.asked: list[tuple[float, Leaving, frozenset[str]]] = []
         self.opened: list[UUID] = []
+        self.waits: list[str] = []
         self._clock = clock
 
     async def answer_loss(self, order: JobOrder, active: Roster, leaving: Leaving, *, barred: frozenset[str]) -> None:
@@ -47,6 +48,9 @@ class LeadRecord:
 
     async def answer_proposal(self, order: JobOrder, active: Roster, wanted: HandoffOrder) -> None:
         self.opened.append(wanted.handoff_id)
+
+    def wait(self, reason: str) -> None:
+        self.waits.append(reason)
 
     async def tick(self, unreachable: dict[str, float]) -> None:
         """Nothing is led."""
@@ -65,6 +69,10 @@ class SlotsRecord:
         self.promised: Any = None
         self.ended: set[str] = set()
         self.world: Roster | None = ACTIVE
+        self.starting = False
+
+    def is_starting(self) -> bool:
+        return self.starting
 
     def active(self) -> Roster | None:
         return self.world
@@ -568,3 +576,20 @@ def test_a_proposal_that_another_agent_opened_and_that_ended_is_not_opened_again
         assert scene.lead.opened == [wanted.handoff_id]
 
     asyncio.run(run())
+
+
+def test_a_world_that_starts_is_handed_over_once_it_has_made_a_step(order: JobOrder) -> None:
+    """Its ranks refuse before: each attempt would use up a number and wait longer for the next."""
+
+    async def scenario() -> None:
+        scene = Scene(order)
+        scene.slots.starting = True
+        scene.order = order.model_copy(update={"handoff": proposal(HandoffCause.GROW, *FOUR, "e")})
+        await scene.hear(notice("d"))
+        assert (scene.lead.asked, scene.lead.opened) == ([], [])
+        assert scene.lead.waits == ["the world of generation 1 has not made its first step yet"]
+        scene.slots.starting = False
+        assert await scene.leaving() == {"d"}
+        assert scene.lead.opened
+
+    asyncio.run(scenario())

@@ -13,6 +13,7 @@ from agent.driver.lifecycle import Births
 from agent.driver.rank_host import Launch, RankHost
 from agent.protocol.sync import DesiredState
 from agent.supervisor.records import SlotKey
+from liver_core.handoff import RankStage
 from tests.agent.driver.test_participants import ACTIVE, STORE, Scene, order
 from tests.agent.stub_service import JOB_ID
 from tests.agent.waiting import fake_job
@@ -118,3 +119,36 @@ def test_the_rank_of_a_world_that_starts_is_not_replaced_by_a_newcomer_of_a_hand
         return slow.launched
 
     assert asyncio.run(run()) == [4, 5]
+
+
+def test_a_world_starts_until_its_rank_has_made_a_step():
+    async def run() -> list[bool]:
+        slow = Slow()
+
+        async def failed(slot: int, reason: Any) -> None:
+            raise AssertionError(reason)
+
+        host = RankHost(JOB_ID, cast(Any, slow), failed)
+        scene = Scene(spec=fake_job(Path("/nowhere")), host=host)
+        host.launch(launch_of(4))
+        await settled()
+        assert not scene.slots.is_starting(), "no world of the service's"
+        await scene.slots.begin(launch_of(5), ACTIVE, SlotMemory(origin="born", store=STORE))
+        found = [scene.slots.is_starting()]
+        slow.states.clear()
+        host.ended(0)
+        await settled()
+        for handoff_id, stage in (
+            ("", RankStage.STARTING),
+            ("born", RankStage.PREPARING),
+            ("born", RankStage.READY),
+            ("born", RankStage.ACTIVE),
+            ("born", RankStage.TRAINING),
+            ("next", RankStage.PREPARING),
+        ):
+            slow.states[SlotKey(JOB_ID, 0)] = SimpleNamespace(handoff_id=handoff_id, stage=stage)
+            found.append(scene.slots.is_starting())
+        await host.close()
+        return found
+
+    assert asyncio.run(run()) == [True, True, True, True, False, False, False]
