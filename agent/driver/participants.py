@@ -269,7 +269,7 @@ class JobSlots:
                 await self.feed(slot, RankDied(Reason("the job file has not come from the service yet", "prepare")))
                 return
             self._host.launch(launch)
-        await self._host.tell(slot, Prepare(order=order))
+        await self._host.tell(slot, Prepare(order=order, clock_zero=self._node.clock.zero))
 
     def _newcomer(self, slot: int, order: Order) -> Launch | None:
         spec = self._spec_of()
