@@ -35,6 +35,7 @@ from service.jobs import endpoints as jobs
 from service.jobs.changes import JobChange
 from service.leases import endpoints as leases
 from service.ledger import endpoints as ledger
+from service.metrics import endpoints as metrics
 from service.nodes import endpoints as nodes
 from service.nodes.listening import BEAT_S
 from service.notices import endpoints as notices
@@ -98,7 +99,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock | None = None, databas
     app.add_middleware(Gate, context=context, body_bytes_max={**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX})
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.
-    for noun in (sync, jobs, decisions, nodes, notices, handoffs, ledger, leases, tokens, audit):
+    for noun in (sync, jobs, decisions, metrics, nodes, notices, handoffs, ledger, leases, tokens, audit):
         app.include_router(noun.router)
     app.include_router(leases.leases)
     app.include_router(tokens.joining)

@@ -72,6 +72,7 @@ class ServiceSettings(BaseSettings):
     claim_s: float = Field(default=10.0, gt=0)
     step_rows_max: int = Field(default=20_000, ge=100, description="per job; older ones are dropped")
     log_chars_max: int = Field(default=16 * 1024 * 1024, ge=65_536, description="per job; older ones are dropped")
+    metrics_rows_max: int = Field(default=50_000, ge=100, description="steps per job; older ones are dropped")
     requests_per_s: float = Field(
         default=100.0, gt=0, description="each token of people and scripts; twice as many at once; then 429"
     )
