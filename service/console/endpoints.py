@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from liver_core.layout.limits import JobId
+from service.console.reference import components, operations_by_tag
 from service.context import Context, ContextOf
 from service.elapsed import ago, departure
 from service.handoffs.queries import list_handoffs
@@ -76,6 +77,27 @@ def _show_job(request: Request, context: Context, job_id: str) -> Response:
         if row is None:
             return _page("missing.html", status=404, job_id=job_id)
         return _page("job.html", **_job(context, session, row))
+
+
+@router.get("/docs")
+async def docs(request: Request, context: ContextOf) -> Response:
+    """The API, for people: made of its description, without any script."""
+    return await context.people.run(_docs, request, context)
+
+
+def _docs(request: Request, context: Context) -> Response:
+    if not _is_logged_in(request, context):
+        return _page("login.html", wrong=False)
+    described = request.app.openapi()
+    info, tags = described["info"], operations_by_tag(described)
+    return _page(
+        "docs.html",
+        title=info["title"],
+        about=info["description"],
+        release=info["version"],
+        tags=tags,
+        parts=components(described),
+    )
 
 
 @router.post("/login")
