@@ -171,7 +171,7 @@ def _add_health(app: FastAPI, context: Context) -> None:
         "/readyz",
         operation_id="readyz",
         tags=["health"],
-        summary="Whether database and reconcilers work",
+        summary="Whether database and reconcilers work, and changes can be stored",
         responses={503: {"model": Health}},
     )
     def readyz(response: Response) -> Health:
@@ -196,11 +196,14 @@ def _why_not_ready(app: FastAPI, context: Context) -> str:
     try:
         with context.sessions() as session:
             session.execute(text("SELECT 1"))
+        trouble = context.writing.trouble()
         context.database.outage.ends()
     except SQLAlchemyError as error:
         context.database.outage.begins(error)
         embedded = context.database.embedded
         return (embedded.trouble if embedded else "") or "the database does not answer"
+    if trouble:
+        return trouble
     running: Running | None = getattr(app.state, "running", None)
     if running is None or (running.reconcilers is not None and not running.reconcilers.alive()):
         return "a reconciler has ended"

@@ -1,5 +1,6 @@
 """The status page: jobs, layouts, handoffs, goodput by cause, dollars. A browser logs in with a token once."""
 
+import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -113,10 +114,11 @@ async def login(request: Request, context: ContextOf) -> Response:
     if token_id is None:
         return _page("login.html", status=401, wrong=True)
     expires = int(context.clock().timestamp() + context.settings.session_s)
+    session = sessions.BrowserSession(token_id, secrets.token_hex(8), expires)
     answer = RedirectResponse("/", status_code=303, headers=_HEADERS)
     answer.set_cookie(
         sessions.COOKIE,
-        sessions.sign(token_id, expires_unix_s=expires, key=context.session_key),
+        sessions.sign(session, key=context.session_key),
         max_age=int(context.settings.session_s),
         httponly=True,
         samesite="strict",
@@ -126,8 +128,11 @@ async def login(request: Request, context: ContextOf) -> Response:
 
 
 @router.post("/logout")
-def logout() -> Response:
-    """Forget the session in this browser."""
+async def logout(request: Request, context: ContextOf) -> Response:
+    """End the session: this browser forgets it, and a copy of its cookie is of no more use."""
+    found = _session(request, context)
+    if found is not None:
+        context.ended.add(found, now_unix_s=context.clock().timestamp())
     answer = RedirectResponse("/", status_code=303, headers=_HEADERS)
     answer.delete_cookie(sessions.COOKIE, httponly=True, samesite="strict")
     return answer
@@ -145,13 +150,17 @@ def _token_id(context: Context, token: str) -> str | None:
     return caller.token_id if caller is not None and caller.role in PEOPLE else None
 
 
-def _is_logged_in(request: Request, context: Context) -> bool:
+def _session(request: Request, context: Context) -> sessions.BrowserSession | None:
     cookie = request.cookies.get(sessions.COOKIE, "")
-    token_id = sessions.read(cookie, now_unix_s=context.clock().timestamp(), key=context.session_key)
-    if token_id is None:
+    return sessions.read(cookie, now_unix_s=context.clock().timestamp(), key=context.session_key)
+
+
+def _is_logged_in(request: Request, context: Context) -> bool:
+    found = _session(request, context)
+    if found is None or found in context.ended:
         return False
     with context.people.sessions() as session:
-        row = session.scalars(select(TokenRow).where(TokenRow.token_id == token_id)).one_or_none()
+        row = session.scalars(select(TokenRow).where(TokenRow.token_id == found.token_id)).one_or_none()
     return row is not None and is_valid(row, context.clock())
 
 
