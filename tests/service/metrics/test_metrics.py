@@ -15,14 +15,15 @@ def row(job_id: str, clock, step: int, generation: int = 1, **values: Any) -> Me
     return MetricsRow(job_id=job_id, generation=generation, step=step, at_utc=clock(), values=values or {"loss": 0.5})
 
 
+def own(value: float) -> dict[str, Any]:
+    return {"own/score": float(value)}
+
+
 @pytest.fixture
 def curve(running, client, clock):
     """100 steps of a job; every tenth has a number of its own too."""
     job_id, agent, _ = running
-    rows = [
-        row(job_id, clock, step, loss=1 / step, **({"own/score": float(step)} if step % 10 == 0 else {}))
-        for step in range(1, 101)
-    ]
+    rows = [row(job_id, clock, step, loss=1 / step, **(own(step) if step % 10 == 0 else {})) for step in range(1, 101)]
     assert agent.sync(metrics=tuple(rows)).refusals == ()
     return f"/api/v1/jobs/{job_id}/metrics"
 
@@ -34,7 +35,7 @@ def steps(answer) -> list[int]:
 
 def test_numbers_are_stored_once_and_nan_is_null(running, client, clock):
     job_id, agent, _ = running
-    said = [row(job_id, clock, 1, loss=0.5, learning_rate=1e-3), row(job_id, clock, 2, loss=None, **{"own/score": 7.0})]
+    said = [row(job_id, clock, 1, loss=0.5, learning_rate=1e-3), row(job_id, clock, 2, loss=None, **own(7.0))]
     agent.sync(metrics=tuple(said))
     agent.sync(metrics=tuple(said))
     found = client.get(f"/api/v1/jobs/{job_id}/metrics").json()
