@@ -18,6 +18,8 @@ from typing import Any
 from tensorboardX.proto import event_pb2, summary_pb2
 from tensorboardX.record_writer import RecordWriter
 
+from liver_core.steady_clock import utc_now
+
 # Their classes are made at import, where no type checker sees them.
 _events: Any = event_pb2
 _summaries: Any = summary_pb2
@@ -65,33 +67,40 @@ class EventFiles:
         self._failed = failed
         self._write_every_s = write_every_s
         self._waiting: deque[StepValues] = deque(maxlen=WAITING_MAX)
-        self._closing = threading.Event()
+        self._closing = False
+        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._file: _EventFile | None = None
         self._retry_at = 0.0
 
     def put(self, generation: int, step: int, values: Mapping[str, float | None]) -> None:
         """Have a step written. Where the disk is so slow that too many wait, the oldest are left out."""
-        self._waiting.append(StepValues(generation, step, values, time.time()))
+        self._waiting.append(StepValues(generation, step, values, utc_now()))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="event files", daemon=True)
             self._thread.start()
 
+    def soon(self) -> None:
+        """Write what there is without waiting for more of it."""
+        self._wake.set()
+
     def close(self, timeout_s: float) -> None:
         """Wait until everything is written, or the time is over. No step may be put afterwards."""
-        self._closing.set()
+        self._closing = True
+        self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while not self._closing.wait(self._write_every_s):
-            self._write()
-        self._retry_at = 0.0
-        self._write()
+        ends = False
+        while not ends:
+            self._wake.wait(self._write_every_s)
+            self._wake.clear()
+            ends = self._closing
+            if self._waiting and (ends or time.monotonic() >= self._retry_at):
+                self._write()
 
     def _write(self) -> None:
-        if not self._waiting or time.monotonic() < self._retry_at:
-            return
         try:
             while self._waiting:
                 self._append(self._waiting.popleft())

@@ -69,6 +69,7 @@ def test_the_numbers_of_a_step_reach_the_agent_and_its_outbox_as_they_are(
         spec=fake_job(tmp_path),
         private_address="127.0.0.1",
         socket_path=str(tmp_path / "r.sock"),
+        clock_zero=0.0,
     )
     worker, said = Worker(spec, socket.socket(socket.AF_UNIX)), []
     monkeypatch.setattr(worker.control, "say", said.append)
