@@ -22,6 +22,7 @@ from service.nodes.listening import Listening
 from service.problems import ProblemError, unknown
 from service.repeats.operations import claim
 from service.settings import ServiceSettings
+from service.sync.answers import KeptOrders
 from service.tokens.operations import Caller, verify_token
 from service.tokens.recent import RecentNodes
 from service.tokens.tables import PEOPLE, Role
@@ -47,6 +48,7 @@ class Context:
     session_key: bytes
     recent_nodes: RecentNodes = field(default_factory=RecentNodes)
     turns: Turns = field(default_factory=Turns)
+    orders: KeptOrders = field(default_factory=KeptOrders)
     listening: Listening = field(init=False)
     agents: Lane = field(init=False)
     people: Lane = field(init=False)

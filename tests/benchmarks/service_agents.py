@@ -19,6 +19,8 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
+from agent.link.kept_orders import known_of, whole
+from agent.link.link import AWAKE_LEAST_S
 from agent.protocol.joining import JOIN_PATH, JoinRequest, NodeToken
 from agent.protocol.sync import (
     CheckpointFact,
@@ -187,7 +189,9 @@ class BusyAgent:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due_s - time.monotonic())):
                     await self._awake.wait()
-            if not self._awake.is_set():
+            if self._awake.is_set():
+                await asyncio.sleep(AWAKE_LEAST_S)
+            else:
                 due_s = max(due_s + self._pace.period_s, time.monotonic())
             self._awake.clear()
             await self.sync()
@@ -223,7 +227,7 @@ class BusyAgent:
             self._sent_step = report.steps[-1].step
         self._log_chars += sum(len(chunk.text) for chunk in report.logs)
         self._answered = max([self._answered, *(fact.asked for fact in report.checkpoints)])
-        self.orders = SyncOrders.model_validate_json(body)
+        self.orders = whole(SyncOrders.model_validate_json(body), self.orders)
         self._note_orders()
 
     def _note_orders(self) -> None:
@@ -266,7 +270,7 @@ class BusyAgent:
             steps=steps,
             logs=logs,
             checkpoints=checkpoints,
-        )
+        ).model_copy(update=known_of(self.orders))
 
     def _work(self, job: JobOrder) -> tuple:
         """Ranks, steps, logs and checkpoints of the job."""
