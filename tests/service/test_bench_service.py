@@ -2,7 +2,11 @@
 
 import json
 
+import pytest
+
 from tests.benchmarks.service import main
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # It starts two services, one after the other.
 
 CASE = {
     "agents", "jobs", "ranks_per_node", "hz", "sync_ms", "wake_ms", "notice_to_order_ms", "cpu_ms_per_agent_period",
