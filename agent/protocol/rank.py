@@ -35,6 +35,7 @@ class Prepare(Message):
 
     type: Literal["prepare"] = "prepare"
     order: Order
+    clock_zero: Amount = Field(description="UTC by the agent's clock at the zero of the machine's monotonic clock.")
 
 
 class Permit(Message):

@@ -31,6 +31,7 @@ from liver_core.rank.step_boundary import StepTotals
 from liver_core.state.megatron_optimizer import UnsupportedState
 from liver_core.state.replay_check import check_replay
 from liver_core.state.small_state import TrainingProgress
+from liver_core.steady_clock import PROCESS_CLOCK, utc_now
 from liver_core.streaming.header import HeaderError
 from liver_core.training.entrypoint import load_job
 from liver_core.transport.endpoint import make_endpoint, warm_up
@@ -70,6 +71,7 @@ class Worker:
     """Glue between one RankLoop and its agent: messages in, messages out, nothing decided here."""
 
     def __init__(self, spec: RankSpec, control: socket.socket) -> None:
+        PROCESS_CLOCK.zero = spec.clock_zero
         self.spec = spec
         self.member = Member(spec.node_id, spec.slot)
         self.control = ControlSocket(control, self._hello, self._obey)
@@ -140,7 +142,7 @@ class Worker:
     def _await_prepare(self) -> Order:
         deadline = self.spec.order.deadline_utc
         while not self.first_prepare:
-            if time.time() > deadline:
+            if utc_now() > deadline:
                 handoff_id = self.spec.order.handoff_id
                 raise TimeoutError(f"no prepare of handoff {handoff_id} from the agent before its deadline")
             time.sleep(0.005)
@@ -151,7 +153,8 @@ class Worker:
     def _obey(self, command: rank.RankCommand) -> None:
         loop = self.loop
         match command:
-            case rank.Prepare(order=order):
+            case rank.Prepare(order=order, clock_zero=clock_zero):
+                PROCESS_CLOCK.zero = clock_zero
                 self._prepare(order)
             case rank.Permit():
                 if loop is not None:
@@ -184,7 +187,7 @@ class Worker:
 
     def _prepare(self, order: Order) -> None:
         if self.ordered[0] != order.handoff_id:
-            self.ordered = (order.handoff_id, time.time())
+            self.ordered = (order.handoff_id, utc_now())
         if self.loop is None or self.loop.active is None:
             self.rank = order.rank_of(self.member)
         if self.loop is None or not self.first_prepare:

@@ -47,6 +47,7 @@ from liver_core.state.buckets import return_gradients, spread_gradients
 from liver_core.state.megatron_optimizer import settle_moments
 from liver_core.state.optimizer_step import apply_step, measure_gradients, refresh_weights
 from liver_core.state.small_state import TrainingProgress, collect, install, reseed
+from liver_core.steady_clock import utc_now
 from liver_core.training.cursor import DataCursor, chained, digest_part
 from liver_core.training.job import TrainingJob
 from liver_core.worlds.groups import plainly
@@ -308,7 +309,7 @@ class RankLoop:
         self._reporter.cutting_over(following.request)
         boundary = BoundaryAgreed(self.progress.step, dropped=totals is None)
         outcome = self._cutover(following, boundary, active, totals).run()
-        outcome.measures["reduced_at_utc"] = time.time() - (time.monotonic() - reduced)
+        outcome.measures["reduced_at_utc"] = utc_now() - (time.monotonic() - reduced)
         outcome.measures["median_step_s"] = statistics.median(self.timings.steps or [0.0])
         # A dropped step has no gradients to apply, so its pause contains no optimizer step.
         usual_s = statistics.median(self.timings.optimizer or [0.0])
@@ -423,7 +424,7 @@ class RankLoop:
 
     def _note_first_forward(self) -> None:
         if self._switched and self.retirement is not None:
-            self.retirement.following.measures.setdefault("first_forward_at_utc", time.time())
+            self.retirement.following.measures.setdefault("first_forward_at_utc", utc_now())
 
     def _note_first_step(self) -> None:
         """After its first step, a new world no longer needs the old one: report "active"."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import multiprocessing
 import os
 import signal
 import statistics
@@ -81,8 +80,6 @@ class RankSetup:
 def rank_process(pipe: Any, member: Member, request: Any, setup: RankSetup, faults: tuple[Fault, ...]) -> None:
     """Entry of the process: its last word is ("result", ...) or ("error", traceback)."""
     listener = PipeListener(pipe)
-    # Megatron writes a checkpoint from a child of the rank, which multiprocessing forbids to a daemonic process.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
         if setup.islands is not None:
             enter(setup.islands[0], member.node_id)

@@ -11,6 +11,7 @@ from agent.protocol.worker import RankSpec
 from agent.worker import rank_process
 from agent.worker.rank_process import Worker
 from liver_core.handoff import HandoffId, Order, RankStage, StoreAddress, start_order
+from liver_core.steady_clock import PROCESS_CLOCK
 from tests.agent.stub_service import roster_of
 from tests.agent.waiting import fake_job
 
@@ -39,13 +40,16 @@ def test_every_stage_of_a_handoff_tells_when_the_rank_was_first_asked_to_prepare
         spec=fake_job(tmp_path),
         private_address="127.0.0.1",
         socket_path=str(tmp_path / "r.sock"),
+        clock_zero=0.0,
     )
+    monkeypatch.setattr(PROCESS_CLOCK, "zero", 0.0)
     worker, said = Worker(spec, socket.socket(socket.AF_UNIX)), []
     monkeypatch.setattr(worker.control, "say", said.append)
     moments = iter((1_001.0, 1_002.0))
-    monkeypatch.setattr(rank_process.time, "time", lambda: next(moments))
+    monkeypatch.setattr(rank_process, "utc_now", lambda: next(moments))
     worker.stage(order, RankStage.PREPARING, reason=None, measures={}, certificate="")
-    worker._obey(rank.Prepare(order=order))
-    worker._obey(rank.Prepare(order=order))
+    for zero in (5.0, 7.0):
+        worker._obey(rank.Prepare(order=order, clock_zero=zero))
+        assert PROCESS_CLOCK.zero == zero, "a rank counts as its agent does"
     worker.stage(order, RankStage.PREPARED, reason=None, measures={"build_s": 2.0}, certificate="")
     assert [report.measures for report in said] == [{}, {"build_s": 2.0, "ordered_at_utc": 1_001.0}]
