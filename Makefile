@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim mutants chaos fuzz-api bench bench-handoff bench-notice clean distclean
+.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim mutants chaos fuzz-api bench bench-handoff bench-notice bench-service clean distclean
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
@@ -28,7 +28,7 @@ REAL_WORKERS ?= 3
 TRIALS ?= 40
 # More arguments for pytest; for example: make test-fast PYTEST_ARGS='-k planner -x'
 PYTEST_ARGS ?=
-# More arguments for the handoff benchmark; for example: make bench-handoff BENCH_ARGS='--sizes 16MB,64MB --repeats 2'
+# More arguments for the benchmarks of handoffs and of the service; for example: make bench-handoff BENCH_ARGS='--sizes 16MB,64MB --repeats 2'
 BENCH_ARGS ?=
 # Notices that `make bench-notice` plays. It goes on with the runs that the same tree has done already; NOTICE_ARGS=--fresh
 # forgets them, NOTICE_ARGS='--for-s 600' begins no run after ten minutes.
@@ -104,6 +104,9 @@ bench-handoff: setup ## Measure handoffs, live, by stop-and-copy and by restart 
 
 bench-notice: setup ## Measure what a notice costs, over RUNS notices of 3 s to 120 s (an hour or two); writes build/reports/notice.json.
 	$(BIN)/python -m tests.benchmarks.notice --runs $(RUNS) --report $(REPORTS)/notice.json $(NOTICE_ARGS)
+
+bench-service: setup ## Measure what agents cost the service (minutes; BENCH_ARGS='--agents 50 --seconds 20'); writes build/reports/service.json.
+	$(BIN)/python -m tests.benchmarks.service --report $(REPORTS)/service.json $(BENCH_ARGS)
 
 clean: ## Remove build results and caches; keep the environments.
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

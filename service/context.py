@@ -23,6 +23,7 @@ from service.nodes.listening import Listening
 from service.problems import ProblemError, unknown
 from service.repeats.operations import claim
 from service.settings import ServiceSettings
+from service.sync.answers import KeptOrders
 from service.tokens.operations import Caller, verify_token
 from service.tokens.recent import RecentNodes
 from service.tokens.sessions import EndedSessions
@@ -50,6 +51,7 @@ class Context:
     recent_nodes: RecentNodes = field(default_factory=RecentNodes)
     turns: Turns = field(default_factory=Turns)
     ended: EndedSessions = field(default_factory=EndedSessions)
+    orders: KeptOrders = field(default_factory=KeptOrders)
     listening: Listening = field(init=False)
     agents: Lane = field(init=False)
     people: Lane = field(init=False)

@@ -13,6 +13,7 @@ from enum import StrEnum
 import httpx
 from pydantic import ValidationError
 
+from agent.link.kept_orders import known_of, whole
 from agent.protocol import PROTOCOL_VERSION
 from agent.protocol.errors import REPLACED, VERSION_MISMATCH
 from agent.protocol.joining import JOIN_PATH
@@ -25,11 +26,11 @@ BACKOFF_FIRST_S = 0.5
 BACKOFF_MAX_S = 5.0
 AFTER_TIMEOUT_S = 1.0
 """A service that did not answer in time may still work on that report: the next one would only wait behind it."""
-POLL_LEAST_S = 0.05
-"""News within this time goes into one report."""
+POLL_LEAST_S, AWAKE_LEAST_S = 0.05, 0.01
+"""News within this time goes into one report. The second: wake-ups, which mean that there are orders to fetch."""
 SPACING_S, CALM_S = 0.25, 1.0
-"""Least time between two syncs: SPACING_S if only this agent has news, CALM_S if it has only progress to report. A sync
-takes processor time from ranks that train on the same cores, on the node and sometimes also beside the service."""
+"""Least time between two syncs: SPACING_S if only this agent has news; if it has only progress to report CALM_S, or the
+period that the service asks for. A sync takes processor time from ranks that train on the same cores."""
 POLL_MOST_S = 60.0
 WAKE_SILENCE_S = 60.0
 ORDERS_BYTES_MAX = 64 * 1024 * 1024
@@ -95,6 +96,8 @@ class ServiceLink:
         self._prompt = asyncio.Event()
         self._awake = asyncio.Event()
         self._report_seq = 0
+        self._orders: SyncOrders | None = None
+        self._calm_s = CALM_S
         self._away_rounds = 0
         self._least_s = 0.0
         self.heard_at = -math.inf
@@ -136,8 +139,8 @@ class ServiceLink:
                         await news.wait()
                 except TimeoutError:
                     continue
-                await asyncio.sleep(POLL_LEAST_S)
-                for reason, spacing_s in ((self._prompt, CALM_S), (self._awake, SPACING_S)):
+                await asyncio.sleep(AWAKE_LEAST_S if self._awake.is_set() else POLL_LEAST_S)
+                for reason, spacing_s in ((self._prompt, self._calm_s), (self._awake, SPACING_S)):
                     with suppress(TimeoutError):
                         async with asyncio.timeout(max(0.0, began + spacing_s - time.monotonic())):
                             await reason.wait()
@@ -166,7 +169,7 @@ class ServiceLink:
     async def sync(self) -> SyncOrders:
         """One report, one answer. Raises LinkRefused or ServiceAway."""
         self._report_seq += 1
-        report = await self._make_report(self._report_seq)
+        report = (await self._make_report(self._report_seq)).model_copy(update=known_of(self._orders))
         body = report.model_dump_json(by_alias=True)
         try:
             response = await self._client.post(SYNC_PATH, content=body, headers={"Content-Type": "application/json"})
@@ -190,7 +193,12 @@ class ServiceLink:
                 f"the service has protocol version {orders.protocol_version}, this agent {PROTOCOL_VERSION}: "
                 "install the same liver release on both"
             )
-        return orders
+        had, self._orders = self._orders, None  # What cannot be put together is asked for as a whole.
+        try:
+            self._orders = whole(orders, had)
+        except ValueError as error:
+            raise LinkRefused(str(error)) from None
+        return self._orders
 
     async def _round(self) -> float:
         """Sync once and take the answer. Returns how long to wait for news."""
@@ -215,6 +223,7 @@ class ServiceLink:
         self._away_rounds, self.heard_at = 0, began
         self._set_state(LinkState.CONNECTED, "")
         await self._take_orders(orders)
+        self._calm_s = max(CALM_S, min(POLL_MOST_S, orders.progress_s))
         return min(POLL_MOST_S, max(POLL_LEAST_S, orders.poll_s))
 
     def _set_state(self, state: LinkState, reason: str) -> None:

@@ -1,8 +1,8 @@
 """`POST /agent/v1/sync`: what an agent tells the service (SyncReport) and what it is told (SyncOrders).
 
 Level-triggered: a report says the whole true state of a node plus bounded batches of facts not yet acknowledged; orders
-say the whole wanted state. Either may be lost or repeated. Delivery of facts: the agent keeps resending what no answer
-has acknowledged; the service applies each (agent_incarnation, report_seq) at most once and each fact at most once.
+say the whole wanted state, or its digest where the agent has it. Either may be lost or repeated. An agent sends facts
+again until they are acknowledged; the service applies each (agent_incarnation, report_seq) and each fact at most once.
 """
 
 from enum import StrEnum
@@ -46,6 +46,7 @@ CHECKPOINTS_PER_REPORT_MAX = 64
 PROBES_MAX = 64
 REPORT_BYTES_MAX = 4 * 1024 * 1024
 REFUSALS_MAX = 1_024
+NEIGHBOURS_KNOWN_MAX = 64
 
 
 class Provider(StrEnum):
@@ -298,6 +299,10 @@ class SyncReport(Message):
     finished: tuple[JobFinished, ...] = Field(default=(), max_length=64)
     answering: tuple[NodeAnswers, ...] = Field(default=(), max_length=PROBES_MAX)
     metrics: tuple[MetricsRow, ...] = Field(default=(), max_length=METRICS_PER_REPORT_MAX)
+    orders_known: Digest = Field(default="", description="Digest of the orders that the agent has now; empty: none.")
+    neighbours_known: tuple[Digest, ...] = Field(
+        default=(), max_length=NEIGHBOURS_KNOWN_MAX, description="Of the rosters and peers in those orders."
+    )
 
 
 class DesiredState(StrEnum):
@@ -385,6 +390,9 @@ class JobOrder(Message):
     roster: Roster | None = None
     next_generation: Generation = Field(description="Lowest number the service has never seen used.")
     peers: dict[NodeId, Url] = Field(default_factory=dict, max_length=NODES_MAX)
+    neighbours: Digest = Field(
+        default="", description="Of roster and peers, which are left out where the report names it as known."
+    )
     store_node: NodeId | None = None
     store: StoreAddress | None = None
     lead_order: tuple[NodeId, ...] = Field(default=(), max_length=NODES_MAX)
@@ -428,14 +436,19 @@ class SyncOrders(Message):
     issued_utc: Utc
     accepted_incarnation: UUID
     accepted_report_seq: Count = Field(description="Everything up to this report of this incarnation is stored.")
+    orders_digest: Digest = Field(description="Of everything that `jobs` says.")
+    unchanged: bool = Field(
+        default=False, description="The agent has the orders with this digest, by its report: `jobs` is left out."
+    )
     jobs: tuple[JobOrder, ...] = Field(default=(), max_length=1_000)
     refusals: tuple[Refusal, ...] = Field(default=(), max_length=REFUSALS_MAX)
     release: NodeRelease | None = None
     wake_path: ShortText = "/agent/v1/wake"
     poll_s: Seconds = Field(default=1.0, description="Time to the next sync when nothing wakes the agent.")
+    progress_s: Seconds = Field(default=1.0, description="Least time between two syncs that only tell progress.")
 
 
 class WakeEvent(Message):
     """One event of the wake stream: only a hint that another sync is worth making."""
 
-    orders_seq: Count
+    number: Count = Field(description="How many events of this stream came before it.")

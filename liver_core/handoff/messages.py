@@ -31,7 +31,7 @@ from liver_core.layout.limits import (
     fitting,
 )
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Of orders and reports, between agents, ranks and service. Raised when an old party could misread a new message."""
 
 HandoffId = NewType("HandoffId", str)

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import DateTime, bindparam, exists, or_, select, text, true
+from sqlalchemy import DateTime, and_, bindparam, exists, false, func, or_, select, text, true
 from sqlalchemy.dialects.postgresql import insert
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from service.db.base import among
-from service.jobs.tables import HeldFactRow, JobGrantRow, JobRow, MemberRole
+from service.jobs.tables import GenerationRow, HeldFactRow, JobGrantRow, JobMemberRow, JobRow, MemberRole
 
 GRACE_S = 900.0
 """A node that is not needed any more may finish its part for so long: its last steps, logs and handoffs count."""
@@ -21,17 +21,43 @@ _newest = (
     .limit(1)
     .lateral("newest")
 )
+_BULKY = (defer(JobRow.standing_plans), defer(JobRow.layouts_by_count))
+"""They grow with the square of a job's nodes, and are needed when orders are made."""
+_NOW = bindparam("now", type_=DateTime(timezone=True))
 # Locked in this order, so that two reports about the same jobs cannot wait for each other.
 _LOCK_GRANTED = (
     select(JobRow, exists().where(HeldFactRow.job_id == JobRow.job_id).label("has_held"))
     .join(_newest, true())
     .where(
         among(JobRow.job_id, "job_ids"),
-        or_(_newest.c.role.is_not(None), _newest.c.ends_at > bindparam("now", type_=DateTime(timezone=True))),
+        or_(_newest.c.role.is_not(None), _newest.c.ends_at > _NOW),
     )
+    .options(*_BULKY)
     .order_by(JobRow.job_id)
     .with_for_update(key_share=True, of=JobRow)
     .execution_options(populate_existing=True)
+)
+_READ_STANDING = (
+    select(
+        JobRow,
+        GenerationRow,
+        exists().where(HeldFactRow.job_id == JobRow.job_id).label("has_held"),
+        func.coalesce(or_(_newest.c.role.is_not(None), _newest.c.ends_at > _NOW), false()).label("is_granted"),
+    )
+    .select_from(JobRow)
+    .outerjoin(_newest, true())
+    .outerjoin(
+        GenerationRow,
+        and_(GenerationRow.job_id == JobRow.job_id, GenerationRow.generation == JobRow.active_generation),
+    )
+    .where(
+        or_(
+            among(JobRow.job_id, "job_ids"),
+            JobRow.job_id.in_(select(JobMemberRow.job_id).where(JobMemberRow.node_id == bindparam("node_id"))),
+        )
+    )
+    .options(*_BULKY, defer(GenerationRow.roster))
+    .order_by(JobRow.job_id)
 )
 _OF_JOB = text(
     """
@@ -59,6 +85,21 @@ class Granted(NamedTuple):
 
     jobs: dict[str, JobRow]
     with_held: set[str]
+
+
+class Standing(NamedTuple):
+    """How a job stands, and whether the node may speak of it. Its row is not locked."""
+
+    job: JobRow
+    generation: GenerationRow | None
+    has_held: bool
+    is_granted: bool
+
+
+def read_standing(session: Session, node_id: str, job_ids: Iterable[str], *, now: datetime) -> tuple[Standing, ...]:
+    """The given jobs, and those that the node is a member of, in order of id."""
+    found = session.execute(_READ_STANDING, {"node_id": node_id, "job_ids": list(job_ids), "now": now})
+    return tuple(Standing(*row) for row in found)
 
 
 def lock_granted(session: Session, node_id: str, job_ids: Iterable[str], *, now: datetime) -> Granted:

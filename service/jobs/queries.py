@@ -45,6 +45,8 @@ SHOWN_MAX = 100
 OVERDUE_S, OVERDUE_POLLS = 3.0, 3.0
 """A node that has not reported for so long, in seconds and in polls, may be gone."""
 NODES_CONSIDERED_MAX = 10_000
+NODES_MORE = 16
+"""So many free nodes more than a job uses are looked at: some may be about to go."""
 STEPS_FOR_MEDIAN = 500
 STEPS_FOR_PACE = 25
 
@@ -66,6 +68,7 @@ class Situation:
     """One job at one moment: the view the rule needs and the inputs the planner needs, of the next world and of a
     restart."""
 
+    job_id: str
     view: JobView
     inputs: PlanInputs
     restart: PlanInputs
@@ -168,13 +171,50 @@ def steps_per_s(session: Session, job: JobRow) -> float | None:
     return 1.0 / middle_s if middle_s > 0 else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Usable:
+    """The nodes that are looked at for a job, what is announced of them, and what the planner makes of that."""
+
+    nodes: Sequence[NodeRow]
+    noticed: tuple[NoticeRow, ...]
+    barred: set[str]
+    going: set[str]
+    inputs: PlanInputs
+    restart: PlanInputs
+
+
 def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) -> Situation:
     """Everything about one job, read in one transaction. Agents report every `poll_s` seconds or more often."""
     row = active_row(session, job)
     has_ranks = job.state in (JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING, JobState.STOPPING)
     roster = roster_of(row) if row is not None else None
     world = World(roster.generation, roster.layout, roster.members) if roster and has_ranks else None
-    nodes = _nodes_for(session, job, world)
+    spec = job_file_of(job)
+    # No more than the job could use are read, unless too many of those cannot be used, or a reason names the others.
+    usable = _usable_of(session, job, world, _best_nodes_for(session, job, world, spec), now=now)
+    ready, left_out = len(usable.restart.nodes), len(usable.nodes) >= spec.nodes.max + NODES_MORE
+    if ready <= spec.nodes.min or (ready < spec.nodes.max and left_out):
+        usable = _usable_of(session, job, world, _nodes_for(session, job, world), now=now)
+    inputs, restart = usable.inputs, usable.restart
+    handoff = handoffs.open_handoff(session, job.job_id)
+    if len(restart.nodes) <= spec.nodes.min:
+        # A reason for having too few nodes says where the others are.
+        taken = _taken(session, job, spec)
+        inputs, restart = (
+            replace(item, others=_others(item, usable.nodes, usable.going | usable.barred, taken))
+            for item in (inputs, restart)
+        )
+    view = _view(
+        session, job, inputs, restart, nodes=usable.nodes, noticed=usable.noticed, row=row, handoff=handoff, now=now
+    )
+    heard_since = now - timedelta(seconds=max(OVERDUE_S, OVERDUE_POLLS * poll_s))
+    view = replace(view, unheard=_unheard(usable.nodes, heard_since))
+    return Situation(job.job_id, view, inputs, restart, handoff.handoff_id if handoff else None)
+
+
+def _usable_of(
+    session: Session, job: JobRow, world: World | None, nodes: Sequence[NodeRow], *, now: datetime
+) -> _Usable:
     still_open = open_notices(session, now=now, node_ids=[node.node_id for node in nodes])
     noticed = tuple(item for item in still_open if moves_jobs(as_fact(item), now))
     barred = {item.node_id for item in still_open if bars_ranks(as_fact(item), now)}
@@ -193,18 +233,7 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
         step_seconds=step_seconds(session, job.job_id),
         history=_history(session, job.job_id),
     )
-    handoff = handoffs.open_handoff(session, job.job_id)
-    restart = _restarting(inputs, nodes, barred)
-    if len(restart.nodes) <= spec.nodes.min:
-        # A reason for having too few nodes says where the others are.
-        taken = _taken(session, job, spec)
-        inputs, restart = (
-            replace(item, others=_others(item, nodes, going | barred, taken)) for item in (inputs, restart)
-        )
-    view = _view(session, job, inputs, restart, nodes=nodes, noticed=noticed, row=row, handoff=handoff, now=now)
-    heard_since = now - timedelta(seconds=max(OVERDUE_S, OVERDUE_POLLS * poll_s))
-    view = replace(view, unheard=_unheard(nodes, heard_since))
-    return Situation(view, inputs, restart, handoff.handoff_id if handoff else None)
+    return _Usable(nodes, noticed, barred, going, inputs, _restarting(inputs, nodes, barred))
 
 
 def _view(
@@ -247,7 +276,7 @@ def _view(
         unharmed=_unharmed(nodes, job),
         error_at=job.error_at,
         crashes=Crashes.of(job.crashes),
-        ranks_left=_ranks_left(session, job),
+        ranks_left=_ranks_left(session, job) if job.state in (JobState.SUSPENDING, JobState.STOPPING) else 0,
         ahead=_ahead(nodes, job),
         last_step=job.last_step,
         last_step_at=job.last_step_at,
@@ -270,6 +299,25 @@ def _nodes_for(session: Session, job: JobRow, world: World | None) -> Sequence[N
     free = (NodeRow.state != NodeState.GONE) & NodeRow.node_id.not_in(elsewhere)
     statement = select(NodeRow).where(mine | free).order_by(NodeRow.node_id).limit(NODES_CONSIDERED_MAX)
     return session.scalars(statement).all()
+
+
+def _best_nodes_for(session: Session, job: JobRow, world: World | None, spec: JobFile) -> Sequence[NodeRow]:
+    """The same, but of the free nodes only the first of those that the planner would take, and a few more."""
+    elsewhere = select(JobMemberRow.node_id).where(
+        JobMemberRow.job_id != job.job_id, JobMemberRow.role != MemberRole.SPARE
+    )
+    members = select(JobMemberRow.node_id).where(
+        JobMemberRow.job_id == job.job_id, JobMemberRow.node_id.not_in(elsewhere)
+    )
+    mine = NodeRow.node_id.in_(world.node_ids() if world else ()) | (
+        (NodeRow.state != NodeState.GONE) & NodeRow.node_id.in_(members)
+    )
+    free = select(NodeRow.node_id).where(NodeRow.state == NodeState.READY, NodeRow.node_id.not_in(elsewhere))
+    if spec.pools:
+        free = free.where(NodeRow.pool.in_(spec.pools))
+    best = free.order_by(NodeRow.slots.desc(), NodeRow.node_id).limit(spec.nodes.max + NODES_MORE)
+    statement = select(NodeRow).where(mine | NodeRow.node_id.in_(best)).order_by(NodeRow.node_id)
+    return session.scalars(statement.limit(NODES_CONSIDERED_MAX)).all()
 
 
 def _restarting(inputs: PlanInputs, nodes: Sequence[NodeRow], barred: set[str]) -> PlanInputs:

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from agent.protocol import errors
 from agent.protocol.errors import FieldProblem, Problem
-from agent.protocol.sync import SyncReport
+from agent.protocol.sync import NodeInfo, SyncReport
 from service.leases.operations import end_lease
 from service.leases.queries import open_lease
 from service.ledger.operations import Spent, account_all
@@ -71,6 +71,14 @@ def store_node(node: NodeRow, report: SyncReport, *, now: datetime) -> bool:
             setattr(node, name, value)
     node.report_seq = report.report_seq
     return before != _matters(node)
+
+
+def differs(node: NodeRow, info: NodeInfo) -> bool:
+    """Whether the node has more to say than how its ranks are: it was silent or gone, is reached elsewhere, has other
+    slots, or its notice source stands otherwise. That concerns every job that it is a member of."""
+    source = info.notice_source
+    same = (node.state, node.slots, node.pool, node.peer_url) == (NodeState.READY, info.slots, info.pool, info.peer_url)
+    return not same or (source is not None and source.model_dump(mode="json") != node.notice_source)
 
 
 def _matters(node: NodeRow) -> tuple[object, ...]:

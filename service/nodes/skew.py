@@ -13,7 +13,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from agent.protocol.notice_life import moved
-from agent.protocol.sync import SyncOrders, SyncReport
+from agent.protocol.sync import JobOrder, SyncReport
 from agent.protocol.values import shifted
 
 EXACT_S = 1.0
@@ -74,18 +74,14 @@ def in_service_time(report: SyncReport, ahead: timedelta) -> SyncReport:
     )
 
 
-def in_node_time(orders: SyncOrders, ahead: timedelta) -> SyncOrders:
-    """The orders with the times that the node acts on by its own clock. `issued_utc` stays."""
+def in_node_time(order: JobOrder, ahead: timedelta) -> JobOrder:
+    """The order with the times that the node acts on by its own clock."""
     if not ahead:
-        return orders
-    jobs = []
-    for job in orders.jobs:
-        handoff = job.handoff
-        if handoff is not None:
-            handoff = _shift(handoff, ahead, ("proposed_utc", "deadline_utc"))
-        notices = tuple(moved(fact, ahead) for fact in job.notices)
-        jobs.append(job.model_copy(update={"handoff": handoff, "notices": notices}))
-    return orders.model_copy(update={"jobs": tuple(jobs)})
+        return order
+    handoff = order.handoff
+    if handoff is not None:
+        handoff = _shift(handoff, ahead, ("proposed_utc", "deadline_utc"))
+    return order.model_copy(update={"handoff": handoff, "notices": tuple(moved(fact, ahead) for fact in order.notices)})
 
 
 def _shift(model: ModelT, by: timedelta, names: Iterable[str]) -> ModelT:

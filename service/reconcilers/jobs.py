@@ -26,7 +26,10 @@ from service.settings import ServiceSettings
 BATCH = 32
 LOOK_AGAIN_S = 2.0
 """The longest time between two looks at a live job. A wake-up makes it shorter."""
+LOOK_AT_CALM_S = 10.0
+"""The same for one that trains, of whose nodes all are heard and none will go: whatever changes that wakes it."""
 AFTER_ERROR_S = 1.0
+PLANS_KEPT_MAX = 1_000
 _log = logging.getLogger(__name__)
 
 
@@ -50,6 +53,10 @@ class Plans:
     standing: list
     by_count: list
     digest: str
+
+
+_KEPT: dict[str, tuple[tuple[str, tuple[str, ...]], Plans]] = {}
+"""What was made last for each job, and from what. One thread in a process makes plans."""
 
 
 def tick(context: Context) -> int:
@@ -94,6 +101,8 @@ def _handle(context: Context, claim: Claim) -> None:
     limits = limits_of(context.settings)
     now = context.clock()
     with context.sessions() as session:
+        # All facts are of one moment.
+        session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
         job = session.get_one(JobRow, claim.job_id)
         seen = (job.state, job.active_generation, job.orders_seq)
         facts = situation(session, job, poll_s=context.settings.agent_poll_s, now=now)
@@ -182,20 +191,32 @@ def _check_members(session: Session, job: JobRow, action: Action) -> None:
 
 
 def _plans(facts: Situation) -> Plans:
-    """Standing plans for every single loss, and layouts by node count, as the agents get them."""
+    """Standing plans for every single loss, and layouts by node count, as the agents get them. They are made anew only
+    for other inputs: a plan for each of a thousand nodes takes long."""
+    digest, job_id = facts.inputs.digest(), facts.job_id
+    going = tuple(item.node_id for item in facts.view.leaving)
+    kept = _KEPT.pop(job_id, None)
+    if kept is None or kept[0] != (digest, going):
+        kept = (digest, going), _made_plans(facts, going, digest)
+    while len(_KEPT) >= PLANS_KEPT_MAX:
+        del _KEPT[next(iter(_KEPT))]
+    _KEPT[job_id] = kept
+    return kept[1]
+
+
+def _made_plans(facts: Situation, going: tuple[str, ...], digest: str) -> Plans:
     standing = standing_plans(facts.inputs)
-    if facts.view.leaving:
+    if going:
         # While notices are open, the inputs lack the nodes that will go. So a plan for one more loss covers them all.
-        going = tuple(item.node_id for item in facts.view.leaving)
         standing = tuple(
             plan.model_copy(update={"leaving": tuple(dict.fromkeys((*going, *plan.leaving)))}) for plan in standing
         )
         standing = tuple({plan.leaving: plan for plan in standing}.values())
-    by_count = layouts_by_count(replace(facts.inputs))
+    by_count = layouts_by_count(facts.inputs)
     return Plans(
         standing=[plan.model_dump(mode="json") for plan in standing],
         by_count=[choice.model_dump(mode="json") for choice in by_count],
-        digest=facts.inputs.digest(),
+        digest=digest,
     )
 
 
@@ -221,5 +242,6 @@ def _without_reasons(items: list) -> list:
 def _schedule(job: JobRow, claim: Claim, action: Action, *, now: datetime) -> None:
     """Set when to look again, unless something has made the job due since it was claimed."""
     if job.due_at == claim.due_at:
-        wait_s = min(action.look_again_s or LOOK_AGAIN_S, LOOK_AGAIN_S)
+        is_calm = job.state == JobState.RUNNING and action.do is Do.NOTHING and action.look_again_s is None
+        wait_s = LOOK_AT_CALM_S if is_calm else min(action.look_again_s or LOOK_AGAIN_S, LOOK_AGAIN_S)
         job.due_at = now + timedelta(seconds=max(wait_s, 0.05))

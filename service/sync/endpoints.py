@@ -1,13 +1,14 @@
 """`POST /agent/v1/sync` and the wake stream `GET /agent/v1/wake`."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from sqlalchemy import func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from agent.protocol import errors
@@ -16,11 +17,10 @@ from agent.protocol.sync import REPORT_BYTES_MAX, SyncOrders, WakeEvent
 from liver_core.layout.limits import NodeId
 from service.context import Context, ContextOf, NodeOf
 from service.db.wake import node_topic
-from service.jobs.tables import JobMemberRow, JobRow
-from service.nodes.skew import in_node_time, off_by
 from service.problems import ProblemError, unavailable
+from service.sync.answers import answer
+from service.sync.calm import Unsettled
 from service.sync.operations import apply_report
-from service.sync.orders import build_orders
 from service.sync.reading import Reading, read_report
 from service.tokens.operations import Caller
 from service.turns import LostTurn
@@ -28,8 +28,10 @@ from service.turns import LostTurn
 router = APIRouter(prefix="/agent/v1", tags=["agents"])
 BODY_BYTES_MAX = {f"{router.prefix}/sync": REPORT_BYTES_MAX}
 READ_HERE_BYTES_MAX = 64 * 1024
-WAKE_LOOK_S = 2.0
-"""How often an idle wake stream checks the orders itself, in case a NOTIFY was lost."""
+CALM_TRIES = 2
+"""Another node of the job may store the same step in the same moment."""
+END_LOOK_S = 2.0
+"""How often an idle wake stream looks whether the service ends."""
 
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {}}}}
 
@@ -80,16 +82,31 @@ async def _until_gone(request: Request) -> None:
 def _sync(
     context: Context, reading: Reading, caller: Caller, is_gone: Callable[[], bool], arrived: datetime | None = None
 ) -> str:
+    for _ in range(CALM_TRIES):
+        with suppress(Unsettled):
+            return _store(context, reading, caller, is_gone, arrived, may_be_calm=True)
+    return _store(context, reading, caller, is_gone, arrived, may_be_calm=False)
+
+
+def _store(
+    context: Context,
+    reading: Reading,
+    caller: Caller,
+    is_gone: Callable[[], bool],
+    arrived: datetime | None,
+    *,
+    may_be_calm: bool,
+) -> str:
     with context.agents.sessions.begin() as session:
         session.connection()
         if is_gone():
             raise LostTurn(f"the agent of node {reading.report.node.node_id} has gone before its report was stored")
         now, settings = context.clock(), context.settings
         limit_s = settings.silent_after_s
-        intake = apply_report(session, reading, caller, silent_after_s=limit_s, now=now, arrived=arrived)
-        orders = build_orders(intake, poll_s=settings.agent_poll_s, lost_after_s=settings.lost_after_s)
-        orders = in_node_time(orders, off_by(intake.node.clock_ahead_s))
-    return orders.model_dump_json()
+        intake = apply_report(
+            session, reading, caller, silent_after_s=limit_s, now=now, arrived=arrived, may_be_calm=may_be_calm
+        )
+        return answer(intake, context.orders, poll_s=settings.agent_poll_s, lost_after_s=settings.lost_after_s)
 
 
 def _check_node(caller: Caller, node_id: str, *, field: str) -> None:
@@ -119,29 +136,13 @@ async def _own_node(caller: NodeOf, node_id: Annotated[NodeId, Query()]) -> str:
 )
 async def wake(context: ContextOf, node_id: Annotated[NodeId, Depends(_own_node)]) -> AsyncIterator[ServerSentEvent]:
     """One event at the start and one per change of the node's orders. Only a hint: sync also every `poll_s`."""
-    sent = -1
+    events = itertools.count()
     async with context.hub.waiter(node_topic(node_id)) as changed:
+        changed.set()
         while not context.hub.stopping:
-            changed.clear()
-            try:
-                orders_seq = await context.agents.run(_orders_seq, context, node_id)
-            except ProblemError:
-                continue  # Too many others are at work, and this one has waited for a while already.
-            if orders_seq != sent:
-                sent = orders_seq
-                yield ServerSentEvent(data=WakeEvent(orders_seq=orders_seq), event="wake", id=str(orders_seq))
-            try:
-                async with asyncio.timeout(WAKE_LOOK_S):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(END_LOOK_S):
                     await changed.wait()
-            except TimeoutError:
-                continue
-
-
-def _orders_seq(context: Context, node_id: str) -> int:
-    statement = (
-        select(func.coalesce(func.max(JobRow.orders_seq), 0))
-        .join(JobMemberRow, JobMemberRow.job_id == JobRow.job_id)
-        .where(JobMemberRow.node_id == node_id)
-    )
-    with context.agents.sessions() as session:
-        return session.execute(statement).scalar_one()
+            if changed.is_set():
+                changed.clear()
+                yield ServerSentEvent(data=WakeEvent(number=(number := next(events))), event="wake", id=str(number))

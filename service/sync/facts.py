@@ -14,10 +14,12 @@ from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.operations import burn, close_generation, set_state
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow, JobState, SourceKind
 from service.metrics.operations import store_metrics
+from service.sync.calm import store_progress
 from service.sync.intake import Intake
 
 # Rows come as one array per column: one statement for any number of rows, compiled and prepared once. Several ranks
-# report one step, and each knows only part of it: a later row fills the empty columns of an earlier one.
+# report one step, and each knows only part of it: a later row fills the empty columns of an earlier one. One that says
+# nothing more is left out: a row in conflict is locked in any case, and all nodes of a job would wait for each other.
 _ADD_ROWS = text(
     """
     WITH logged AS (
@@ -31,6 +33,14 @@ _ADD_ROWS = text(
            CAST(:job_id AS text[]), CAST(:generation AS bigint[]), CAST(:step AS bigint[]), CAST(:seconds AS float8[]),
            CAST(:loss AS float8[]), CAST(:consumed_samples AS bigint[]), CAST(:sample_digest AS text[]),
            CAST(:tokens AS bigint[]), CAST(:finished_at AS timestamptz[]))
+           AS said (job_id, generation, step, seconds, loss, consumed_samples, sample_digest, tokens, finished_at)
+     WHERE NOT EXISTS (
+           SELECT FROM steps AS known
+            WHERE (known.job_id, known.generation, known.step) = (said.job_id, said.generation, said.step)
+              AND (said.loss IS NULL OR known.loss IS NOT NULL)
+              AND (said.consumed_samples IS NULL OR known.consumed_samples IS NOT NULL)
+              AND (said.sample_digest IS NULL OR known.sample_digest IS NOT NULL)
+              AND (said.tokens IS NULL OR known.tokens IS NOT NULL))
     ON CONFLICT (job_id, generation, step) DO UPDATE
        SET loss = coalesce(steps.loss, excluded.loss),
            consumed_samples = coalesce(steps.consumed_samples, excluded.consumed_samples),
@@ -67,8 +77,10 @@ class Facts(NamedTuple):
 def store_facts(intake: Intake, facts: Facts) -> None:
     """Store them in this order: the last step comes before the end."""
     with intake.session.no_autoflush:
+        # The job's row is locked before those of its steps.
+        _note_progress(intake, facts.steps)
+        store_progress(intake)
         _store_rows(intake, facts.steps, facts.logs)
-        _store_progress(intake)
     store_metrics(intake.session, facts.metrics)
     _store_checkpoints(intake, facts.checkpoints)
     _store_finished(intake, facts.finished)
@@ -78,20 +90,22 @@ def _store_rows(intake: Intake, steps: Sequence[StepRow], logs: Sequence[LogChun
     """Store steps and logs. If a step comes twice, the later row counts."""
     if steps or logs:
         unique = {(step.job_id, step.generation, step.step): step for step in steps}
+        # In one order: reports of several nodes at once must not wait for each other in a circle.
+        unique = dict(sorted(unique.items()))
         values = {name: [getattr(step, part) for step in unique.values()] for name, part in _STEP_COLUMNS.items()}
         values |= {name: [getattr(chunk, part) for chunk in logs] for name, part in _LOG_COLUMNS.items()}
         values["log_text"] = [chunk.text.replace("\x00", "") for chunk in logs]
         intake.session.execute(_ADD_ROWS, values | {"now": intake.now})
+
+
+def _note_progress(intake: Intake, steps: Sequence[StepRow]) -> None:
+    """Ranks also report their step, so that a job's progress is known even if step rows come late."""
     last: dict[tuple[str, int], int] = {}
     for step in steps:
         key = (step.job_id, step.generation)
         last[key] = max(step.step, last.get(key, 0))
     for (job_id, generation), number in sorted(last.items()):
         _advance(intake, intake.jobs[job_id], generation=generation, step=number)
-
-
-def _store_progress(intake: Intake) -> None:
-    """Ranks also report their step, so that a job's progress is known even if step rows come late."""
     for rank in intake.report.ranks:
         job = intake.jobs[rank.job_id]
         burn(job, rank.generation)
@@ -103,6 +117,9 @@ def _store_progress(intake: Intake) -> None:
 
 def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None:
     """Record that the job has made `step` in `generation`."""
+    if intake.standing is not None:
+        intake.progress[job.job_id] = max(step, intake.progress.get(job.job_id, 0))
+        return
     if generation != job.active_generation:
         _count_lost(intake, job, generation=generation, step=step)
         return

@@ -5,18 +5,19 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from agent.protocol.sync import REFUSALS_MAX, Refusal, SyncReport
 from liver_core.layout.limits import NAME_CHARS_MAX, fitting
-from service.db.parsed import Parsed
 from service.handoffs.tables import HandoffRow
+from service.jobs.grants import Standing
 from service.jobs.tables import GenerationRow, JobRow
 from service.nodes.tables import NodeRow
 from service.sync.rights import JobFacts, KnownWorld, Seats, seats_of
 
 WORLDS_KEPT_MAX = 1_000
-_SEATS: Parsed[Seats] = Parsed(seats_of, most=WORLDS_KEPT_MAX)
+_SEATS: dict[tuple[str, int, str], Seats] = {}
+"""Who has which rank, by job, generation and birth: a world that was born never changes."""
 
 
 @dataclass(slots=True)
@@ -24,7 +25,8 @@ class Intake:
     """`silent_after_s`: as in ServiceSettings. `jobs`: those that the node may speak of, locked. `with_held`: those of
     them of which facts wait for a handoff. `changed`: jobs whose orders are different now. `due`: jobs whose reconciler
     should look again. `watched`: jobs with news for their watchers only. `overstepped`: parts refused because the node
-    has no right to say them, with an example each; the audit log gets them.
+    has no right to say them, with an example each; the audit log gets them. `standing`: only where the report is calm
+    (`service.sync.calm`): all that it changes of its jobs is their progress, by job, and their rows are not locked.
     """
 
     session: Session
@@ -41,12 +43,14 @@ class Intake:
     overstepped: dict[tuple[str, str], str] = field(default_factory=dict)
     generations: dict[tuple[str, int], GenerationRow | None] = field(default_factory=dict)
     worlds: dict[tuple[str, int], KnownWorld | None] = field(default_factory=dict)
+    standing: tuple[Standing, ...] | None = None
+    progress: dict[str, int] = field(default_factory=dict)
 
     def generation(self, job_id: str, number: int) -> GenerationRow | None:
         """A generation of a locked job, read once between two changes of the job's worlds."""
         key = (job_id, number)
         if key not in self.generations:
-            self.generations[key] = self.session.get(GenerationRow, key)
+            self.generations[key] = self.session.get(GenerationRow, key, options=[defer(GenerationRow.roster)])
         return self.generations[key]
 
     def world(self, job_id: str, number: int) -> KnownWorld | None:
@@ -59,7 +63,7 @@ class Intake:
     def _find_world(self, job_id: str, number: int) -> KnownWorld | None:
         row = self.generation(job_id, number)
         if row is not None:
-            return KnownWorld(_SEATS.of((job_id, number), row.roster), is_settled=True, store_node=row.store_node)
+            return KnownWorld(_seats(row), is_settled=True, store_node=row.store_node)
         is_of_job = HandoffRow.job_id == job_id
         made = self.session.scalars(select(HandoffRow).where(is_of_job, HandoffRow.generation == number)).first()
         if made is not None:
@@ -100,6 +104,16 @@ class Intake:
         one of its own."""
         self.refuse(part, key, reason)
         self.overstepped.setdefault((part, target), f"{key}: {reason}")
+
+
+def _seats(row: GenerationRow) -> Seats:
+    key = (row.job_id, row.generation, str(row.origin_id))
+    found = _SEATS.get(key)
+    if found is None:
+        while len(_SEATS) >= WORLDS_KEPT_MAX:
+            _SEATS.pop(next(iter(_SEATS)), None)
+        found = _SEATS[key] = seats_of(row.roster)
+    return found
 
 
 def key_of(part: str, item: Any) -> str:

@@ -50,22 +50,29 @@ def apply_report(
     silent_after_s: float,
     now: datetime,
     arrived: datetime | None = None,
+    may_be_calm: bool = True,
 ) -> Intake:
     """Store what could be read of a report, and what the node may say. Raises 409 for an agent start that has been
-    replaced. `silent_after_s`: as in ServiceSettings. `arrived`: when the report did, if not now."""
+    replaced, and Unsettled where a calm report has to be stored as if it were none (`may_be_calm`).
+    `silent_after_s`: as in ServiceSettings. `arrived`: when the report did, if not now."""
     reporter = lock_node(session, reading.report, now=now)
     node = reporter.node
     intake = Intake(session, reading.report, node, now, list(reading.refusals[:REFUSALS_MAX]), silent_after_s)
     with session.no_autoflush:
-        keep_granted(intake)
+        keep_granted(intake, may_be_calm=may_be_calm)
     if not reporter.is_news:
         node.last_seen_at = now
         return intake
     intake.report = report = in_service_time(intake.report, _measure_clock(node, intake.report, arrived or now))
+    seen_as = node.state, node.peer_url
     ranks_before = {_standing(rank["job_id"], rank["rank"], rank["stage"]) for rank in node.ranks}
     source_before = node.notice_source
     is_changed = store_node(node, report, now=now) or reporter.is_new
     info = report.node
+    if (node.state, node.peer_url) != seen_as:
+        # The orders of its jobs say where it is reached, and whether it is heard.
+        members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == node.node_id)
+        intake.changed.update(job_id for job_id in session.scalars(members) if job_id in intake.jobs)
     with session.no_autoflush:
         # Neither call reads the changes made so far; those are written at once, below.
         lease = ensure_lease(session, node_id=info.node_id, pool=info.pool, slots=info.slots, now=now)

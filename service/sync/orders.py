@@ -1,11 +1,12 @@
-"""Makes the orders of one node, from stored rows and nothing else."""
+"""Makes the orders of one job, from stored rows and nothing else. `service.sync.answers` makes answers of them."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import select, text
+from sqlalchemy import bindparam, select, text
+from sqlalchemy.orm import Session
 
 from agent.protocol.notice_life import DRAIN, bars_ranks, ends_utc, key_of
 from agent.protocol.sync import (
@@ -21,21 +22,18 @@ from agent.protocol.sync import (
     SourceHandoff,
     SourceInit,
     StandingPlan,
-    SyncOrders,
 )
 from agent.protocol.values import HandoffCause
 from liver_core.handoff import StoreAddress
 from liver_core.layout.limits import NODES_MAX
-from service.db.base import among
 from service.db.parsed import Parsed
-from service.handoffs.queries import open_handoffs, placement_of
+from service.handoffs.queries import open_handoff, placement_of
 from service.handoffs.tables import HandoffRow
 from service.jobs.queries import LIST_MAX, job_file_of, roster_of
 from service.jobs.tables import GenerationRow, JobRow, JobState, SourceKind
 from service.nodes.tables import NodeState
 from service.notices.queries import as_fact
 from service.notices.rules import horizon
-from service.sync.intake import Intake
 
 PROBING_NODES = 3
 ALL_PLANS_UP_TO_NODES = 64
@@ -53,16 +51,19 @@ _DESIRED = {
     JobState.FAILED: DesiredState.STOP,
 }
 
-_JOBS = select(JobRow).where(among(JobRow.job_id, "job_ids"))
+_JOB = select(JobRow).where(JobRow.job_id == bindparam("job_id")).execution_options(populate_existing=True)
+_GENERATION = (
+    select(GenerationRow)
+    .where(GenerationRow.job_id == bindparam("job_id"), GenerationRow.generation == bindparam("generation"))
+    .execution_options(populate_existing=True)
+)
 # One row for each member of a job, and for each notice about it that may count: its newest row says all of it.
 _MEMBERS = text(
     """
-    SELECT members.job_id, nodes.node_id, nodes.peer_url, nodes.state, notices.notice_id, notices.kind, notices.source,
+    SELECT nodes.node_id, nodes.peer_url, nodes.state, notices.notice_id, notices.kind, notices.source,
            notices.deadline_at, notices.first_seen_at, notices.withdrawn_at, notices.raw
-      FROM (SELECT job_id, node_id FROM job_members
-             WHERE job_id IN (SELECT unnest(CAST(:job_ids AS text[]))
-                              UNION SELECT job_id FROM job_members WHERE node_id = :node_id)
-            UNION ALL SELECT '', unnest(CAST(:node_ids AS text[]))) AS members
+      FROM (SELECT node_id FROM job_members WHERE job_id = :job_id
+            UNION ALL SELECT unnest(CAST(:node_ids AS text[]))) AS members
       JOIN nodes ON nodes.node_id = members.node_id
       LEFT JOIN (notices JOIN leases ON leases.lease_id = notices.lease_id AND leases.ended_at IS NULL)
         ON notices.node_id = nodes.node_id
@@ -96,64 +97,45 @@ class Neighbour:
 _Nodes = dict[str, Neighbour]
 
 
-def build_orders(intake: Intake, *, poll_s: float, lost_after_s: float) -> SyncOrders:
-    """Orders for all jobs that the reporting node is a member of or still has ranks of. `lost_after_s`: when no member
-    of a job is heard for so long, the job may be started elsewhere."""
-    node, session = intake.node, intake.session
-    with_ranks = {rank.job_id for rank in intake.report.ranks}
-    members = _members(intake, node_id=node.node_id, job_ids=with_ranks)
-    wanted = with_ranks | {job_id for job_id, nodes in members.items() if node.node_id in nodes}
-    found = {job_id: job for job_id, job in intake.jobs.items() if job_id in wanted}
-    if wanted - found.keys():
-        missing = session.scalars(_JOBS, {"job_ids": list(wanted - found.keys())})
-        found |= {job.job_id: job for job in missing}
-    jobs = [found[job_id] for job_id in sorted(found)]
-    handoffs = open_handoffs(session, found) if found else {}
-    return SyncOrders(
-        orders_seq=max((job.orders_seq for job in jobs), default=0),
-        issued_utc=intake.now,
-        accepted_incarnation=UUID(str(node.agent_incarnation)),
-        accepted_report_seq=node.report_seq,
-        jobs=tuple(
-            _job_order(intake, job, members.get(job.job_id, {}), handoffs.get(job.job_id), lost_after_s) for job in jobs
-        ),
-        refusals=tuple(intake.refusals),
-        poll_s=poll_s,
-    )
+@dataclass(frozen=True, slots=True)
+class SharedOrder:
+    """What all nodes of a job are told. `order` has every standing plan, and no probes: `own_part` is of one node.
+    `ready`: the first few nodes that are heard, `silent`: those that are not. `changes_with_time`: not with rows only.
+    """
+
+    order: JobOrder
+    ready: tuple[str, ...]
+    silent: tuple[str, ...]
+    changes_with_time: bool
 
 
-def _members(
-    intake: Intake, *, node_id: str | None = None, job_ids: Iterable[str] = (), node_ids: Iterable[str] = ()
-) -> dict[str, _Nodes]:
-    """The member nodes by job: of the given jobs, and of every job that `node_id` is a member of. Also the nodes of
-    `node_ids`, under the empty job id."""
-    values = {
-        "job_ids": list(job_ids),
-        "node_ids": list(node_ids),
-        "node_id": node_id,
-        "horizon": horizon(intake.now),
-        "drain": DRAIN,
-    }
-    members: dict[str, _Nodes] = defaultdict(dict)
-    for row in intake.session.execute(_MEMBERS, values):
-        nodes = members[row.job_id]
-        if row.node_id not in nodes:
-            nodes[row.node_id] = Neighbour(row.node_id, row.peer_url, row.state)
-        if row.kind is not None and intake.now < ends_utc(fact := as_fact(row)):
-            nodes[row.node_id].notices.append(fact)
-    return members
+@dataclass(frozen=True, slots=True)
+class OwnPart:
+    """What only one node of a job is told."""
+
+    standing_plans: tuple[StandingPlan, ...]
+    probe: tuple[str, ...]
 
 
-def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow | None, lost_after_s: float) -> JobOrder:
-    active = intake.generation(job.job_id, job.active_generation) if job.active_generation else None
+def shared_order(session: Session, job_id: str, *, lost_after_s: float, now: datetime) -> SharedOrder | None:
+    """The job's order from its rows as they are now; None without such a job. `lost_after_s`: when no member of a job
+    is heard for so long, the job may be started elsewhere."""
+    job = session.scalars(_JOB, {"job_id": job_id}).one_or_none()
+    if job is None:
+        return None
+    active = None
+    if job.active_generation is not None:
+        active = session.scalars(_GENERATION, {"job_id": job_id, "generation": job.active_generation}).one()
+    nodes = _members(session, now=now, job_id=job_id)
     roster, spec = roster_of(active) if active is not None else None, job_file_of(job)
     unknown = set(roster.node_ids()) - nodes.keys() if roster else set()
     if unknown:
         # Nodes of the roster that are no longer members of the job still get each other's addresses.
-        nodes = nodes | _members(intake, node_ids=unknown).get("", {})
+        nodes = nodes | _members(session, now=now, node_ids=unknown)
     noticed = sorted((item for node in nodes.values() for item in node.notices), key=key_of)
-    going = {item.node_id for item in noticed if bars_ranks(item, intake.now)}
-    return JobOrder(
+    going = {item.node_id for item in noticed if bars_ranks(item, now)}
+    handoff = open_handoff(session, job_id)
+    order = JobOrder(
         job_id=job.job_id,
         spec=spec,
         peer_key=job.peer_key,
@@ -163,41 +145,55 @@ def _job_order(intake: Intake, job: JobRow, nodes: _Nodes, handoff: HandoffRow |
         source=_source(active) if active else None,
         roster=roster,
         next_generation=job.next_generation,
-        peers={node_id: node.peer_url for node_id, node in nodes.items()},
+        peers={node_id: nodes[node_id].peer_url for node_id in sorted(nodes)},
         store_node=active.store_node if active else None,
         store=_store(active) if active else None,
         lead_order=_lead_order(roster.node_ids() if roster else (), nodes, going),
-        standing_plans=_standing_plans(job, intake.node.node_id, len(roster.node_ids()) if roster else 0),
+        standing_plans=tuple(
+            plan for plan in _PLANS.of(job.job_id, job.standing_plans) if plan.parent == job.active_generation
+        ),
         layouts_by_count=_LAYOUTS.of(job.job_id, job.layouts_by_count),
         handoff=_handoff_order(handoff) if handoff is not None and handoff.proposer == "service" else None,
         checkpoint_asked=job.checkpoints_asked if job.awaits_checkpoint else 0,
         saves_at_end=job.state in (JobState.STOPPING, JobState.SUSPENDING) and spec.checkpoint is not None,
         notices=tuple(noticed[:NODES_MAX]),
-        probe=_probe(intake.node.node_id, nodes),
         lost_after_s=lost_after_s,
         reason=job.reason[:2_000],
     )
+    return SharedOrder(
+        order,
+        ready=tuple(sorted(name for name, node in nodes.items() if node.state == NodeState.READY)[:PROBING_NODES]),
+        silent=tuple(sorted(name for name, node in nodes.items() if node.state == NodeState.SILENT)[:PROBES_MAX]),
+        changes_with_time=bool(noticed),
+    )
+
+
+def own_part(shared: SharedOrder, node_id: str) -> OwnPart:
+    """What this node is told besides. The silent members, for the first few that are not: do their machines answer?"""
+    plans, roster = shared.order.standing_plans, shared.order.roster
+    if roster is not None and len(roster.node_ids()) > ALL_PLANS_UP_TO_NODES:
+        plans = tuple(plan for plan in plans if node_id in plan.leaving)
+    return OwnPart(plans, shared.silent if node_id in shared.ready else ())
+
+
+def _members(
+    session: Session, *, now: datetime, job_id: str | None = None, node_ids: Iterable[str] = ()
+) -> dict[str, Neighbour]:
+    """The members of the job, and the nodes of `node_ids`."""
+    values = {"job_id": job_id, "node_ids": list(node_ids), "horizon": horizon(now), "drain": DRAIN}
+    nodes: dict[str, Neighbour] = {}
+    for row in session.execute(_MEMBERS, values):
+        if row.node_id not in nodes:
+            nodes[row.node_id] = Neighbour(row.node_id, row.peer_url, row.state)
+        if row.kind is not None and now < ends_utc(fact := as_fact(row)):
+            nodes[row.node_id].notices.append(fact)
+    return nodes
 
 
 def _lead_order(members: Sequence[str], nodes: _Nodes, going: set[str]) -> tuple[str, ...]:
     """The order in which nodes lead: ready members that stay, in rank order; then ready members that will go."""
     ready = [node_id for node_id in members if node_id in nodes and nodes[node_id].state == NodeState.READY]
     return tuple(sorted(ready, key=lambda node_id: node_id in going))
-
-
-def _probe(reporter: str, nodes: _Nodes) -> tuple[str, ...]:
-    """The silent members, for the first few that are not: do their machines still answer?"""
-    ready = sorted(name for name, node in nodes.items() if node.state == NodeState.READY)
-    if reporter not in ready[:PROBING_NODES]:
-        return ()
-    return tuple(sorted(name for name, node in nodes.items() if node.state == NodeState.SILENT)[:PROBES_MAX])
-
-
-def _standing_plans(job: JobRow, node_id: str, members: int) -> tuple[StandingPlan, ...]:
-    plans = [plan for plan in _PLANS.of(job.job_id, job.standing_plans) if plan.parent == job.active_generation]
-    if members > ALL_PLANS_UP_TO_NODES:
-        plans = [plan for plan in plans if node_id in plan.leaving]
-    return tuple(plans)
 
 
 def _source(active: GenerationRow) -> GenerationSource:

@@ -17,8 +17,10 @@ from service.handoffs.operations import mirror_handoff
 from service.jobs.grants import granted_nodes, lock_granted
 from service.jobs.tables import HeldFactRow, JobMemberRow
 from service.ledger.rules import OVER
+from service.nodes.operations import differs
 from service.nodes.tables import NodeRow
 from service.notices.queries import as_fact, open_notices
+from service.sync.calm import try_calm
 from service.sync.facts import Facts
 from service.sync.held import Fact, drop, fact_of, hold, waiting
 from service.sync.intake import Intake, key_of
@@ -42,15 +44,16 @@ _OF_JOBS = (
 _log = logging.getLogger(__name__)
 
 
-def keep_granted(intake: Intake) -> None:
-    """Lock the jobs that the report concerns, and leave of it what is about those that the node has a part in. A job
-    that does not exist is refused with the same words, so that nobody learns which do."""
+def keep_granted(intake: Intake, *, may_be_calm: bool) -> None:
+    """Lock the jobs that the report concerns, unless it is calm, and leave of it what is about those that the node has
+    a part in. A job that does not exist is refused with the same words, so that nobody learns which do."""
     report, node_id, session = intake.report, intake.node.node_id, intake.session
     named = {item.job_id for part in _OF_JOBS for item in getattr(report, part)}
     concerned = set(named)
-    source = report.node.notice_source
-    if report.notices or (source is not None and source.model_dump(mode="json") != intake.node.notice_source):
+    if report.notices or differs(intake.node, report.node):
         concerned.update(session.scalars(select(JobMemberRow.job_id).where(JobMemberRow.node_id == node_id)))
+    if may_be_calm and named == concerned and try_calm(intake, sorted(named)):
+        return
     intake.jobs, intake.with_held = lock_granted(session, node_id, concerned, now=intake.now)
     if not (foreign := named - intake.jobs.keys()):
         return

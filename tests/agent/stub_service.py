@@ -162,6 +162,7 @@ class StubService:
             )
             return SyncOrders(
                 orders_seq=self.seq,
+                orders_digest="",
                 issued_utc=datetime.now(UTC),
                 accepted_incarnation=report.agent_incarnation,
                 accepted_report_seq=report.report_seq,

@@ -14,10 +14,18 @@ from typing import Any
 
 def circumstances(module: str) -> dict[str, Any]:
     """What is put into the report of `module`."""
+    names = ("torch", "megatron-core", "nixl", "numpy")
+    found = hardware(module)
+    found["versions"] |= {name: version(name) for name in names}
+    congestion = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    return found | {"tcp_congestion_control": congestion}
+
+
+def hardware(module: str) -> dict[str, Any]:
+    """The same without what only training needs."""
     model = [
         line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
-    names = ("torch", "megatron-core", "nixl", "numpy")
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
     return {
         "hardware": {
@@ -26,10 +34,9 @@ def circumstances(module: str) -> dict[str, Any]:
             "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             "kernel": platform.release(),
         },
-        "versions": {name: version(name) for name in names} | {"python": platform.python_version()},
+        "versions": {"python": platform.python_version()},
         "commit": commit.stdout.strip() or None,
         "command": " ".join([f"python -m {module}", *sys.argv[1:]]),
         "started_utc": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "tcp_congestion_control": Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "load_average_at_start": [round(each, 2) for each in os.getloadavg()],
     }

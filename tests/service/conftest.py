@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,9 @@ from service.jobs.grants import follow_members
 from service.jobs.tables import MemberRole
 from service.reconcilers import jobs
 from service.settings import ServiceSettings
+from service.sync.answers import KeptOrders, Rendered
+from service.sync.intake import Intake
+from service.sync.orders import shared_order
 from tests.service.fake_agent import JOB, FakeAgent
 
 _NAMES = itertools.count(1)
@@ -95,6 +99,20 @@ def client(settings: ServiceSettings, clock: FakeClock, database: Database) -> I
     app = create_app(settings, clock=clock, database=database)
     with TestClient(app, headers=bearer(settings, "operator")) as client:
         yield client
+
+
+@pytest.fixture(autouse=True)
+def kept_orders_equal_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every test: whoever changed what orders say has given the job a new number, so that kept orders are true."""
+    find = KeptOrders.of
+
+    def checked(self: KeptOrders, intake: Intake, standing: Any, *, lost_after_s: float) -> Rendered | None:
+        found = find(self, intake, standing, lost_after_s=lost_after_s)
+        made = shared_order(intake.session, standing.job_id, lost_after_s=lost_after_s, now=intake.now)
+        assert (None if found is None else found.shared) == made
+        return found
+
+    monkeypatch.setattr(KeptOrders, "of", checked)
 
 
 @pytest.fixture

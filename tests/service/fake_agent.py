@@ -6,6 +6,7 @@ from hashlib import sha256
 from typing import Any
 from uuid import UUID, uuid4
 
+from agent.link.kept_orders import known_of, whole
 from agent.protocol.joining import JOIN_PATH, JoinRequest
 from agent.protocol.sync import (
     HandoffMeasures,
@@ -98,6 +99,7 @@ class FakeAgent:
                 notice_source=self.notice_source,
                 job_user=self.job_user,
             ),
+            **known_of(self.orders),
             **parts,
         )
 
@@ -112,7 +114,7 @@ class FakeAgent:
     def sync(self, **parts: Any) -> SyncOrders:
         response = self.post(self.report(**parts))
         assert response.status_code == 200, response.text
-        self.orders = SyncOrders.model_validate_json(response.content)
+        self.orders = whole(SyncOrders.model_validate_json(response.content), self.orders)
         return self.orders
 
     def job_order(self) -> JobOrder:

@@ -52,6 +52,7 @@ class Handler(BaseHTTPRequestHandler):
         assert self.headers["Authorization"] == "Bearer secret"
         orders = SyncOrders(
             orders_seq=1,
+            orders_digest="",
             issued_utc=datetime.now(UTC),
             accepted_incarnation=INCARNATION,
             accepted_report_seq=report["report_seq"],
@@ -70,7 +71,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         if self.server.wake_status == 200 and self.server.wake.wait(20.0):
-            self.wfile.write(b'event: wake\ndata: {"orders_seq": 2}\n\n')
+            self.wfile.write(b'event: wake\ndata: {"number": 2}\n\n')
 
     def log_message(self, format: str, *args: object) -> None:
         """Silent."""

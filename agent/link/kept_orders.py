@@ -1,0 +1,35 @@
+"""Orders by digest: what a report says of those that the agent has, and the whole of an answer that leaves them out.
+
+Pure.
+"""
+
+from collections.abc import Mapping
+
+from agent.protocol.sync import NEIGHBOURS_KNOWN_MAX, JobOrder, SyncOrders
+
+
+def known_of(orders: SyncOrders | None) -> dict[str, object]:
+    """What a report says of the orders that the agent has."""
+    if orders is None:
+        return {}
+    neighbours = dict.fromkeys(order.neighbours for order in orders.jobs if order.neighbours)
+    return {"orders_known": orders.orders_digest, "neighbours_known": tuple(neighbours)[:NEIGHBOURS_KNOWN_MAX]}
+
+
+def whole(orders: SyncOrders, had: SyncOrders | None) -> SyncOrders:
+    """The orders with what the service left out, since the agent has it. Raises ValueError if it has not."""
+    if orders.unchanged:
+        if had is None or had.orders_digest != orders.orders_digest:
+            raise ValueError(f"the service leaves out orders {orders.orders_digest}, which this agent does not have")
+        return orders.model_copy(update={"jobs": had.jobs})
+    known = {order.neighbours: order for order in had.jobs} if had is not None else {}
+    return orders.model_copy(update={"jobs": tuple(_with_neighbours(order, known) for order in orders.jobs)})
+
+
+def _with_neighbours(order: JobOrder, known: Mapping[str, JobOrder]) -> JobOrder:
+    if not order.neighbours or order.roster is not None:
+        return order
+    same = known.get(order.neighbours)
+    if same is None:
+        raise ValueError(f"the service leaves out the roster of job {order.job_id}, which this agent does not have")
+    return order.model_copy(update={"roster": same.roster, "peers": same.peers})

@@ -1,0 +1,188 @@
+"""Answers to reports: the orders of one node, made once for all nodes of a job and kept while nothing has changed.
+
+Whoever changes a row that orders follow gives the job a new `orders_seq` (`service.jobs.operations.touch`). So orders
+are made anew when the job's number is another, when time alone may have changed them, and now and then in any case.
+"""
+
+import hashlib
+import threading
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from pydantic import TypeAdapter
+from sqlalchemy import text
+
+from agent.protocol.sync import SyncOrders
+from service.jobs.queries import LIST_MAX
+from service.nodes.skew import in_node_time, off_by
+from service.sync.intake import Intake
+from service.sync.orders import OwnPart, SharedOrder, own_part, shared_order
+
+MADE_AGAIN_AFTER = timedelta(seconds=30)
+"""However sure it seems that nothing has changed."""
+TIMED_FOR = timedelta(seconds=1)
+"""Orders that change with time alone, since they name notices."""
+BUILDERS = 64
+_NEIGHBOURS = {"roster", "peers"}
+_OWN = {"standing_plans", "probe"}
+
+_STANDING = text(
+    """
+    SELECT job_id, orders_seq, next_generation, active_generation, state, checkpoints_asked, checkpoints_answered,
+           reason
+      FROM jobs
+     WHERE job_id IN (SELECT unnest(CAST(:job_ids AS text[]))
+                      UNION SELECT job_id FROM job_members WHERE node_id = :node_id)
+     ORDER BY job_id
+    """
+)
+_OWN_PART = TypeAdapter(OwnPart)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A job's order as text. `rest`: without what it has of its neighbours, and without what is a node's own."""
+
+    shared: SharedOrder
+    rest: str
+    neighbours: str
+    neighbours_digest: str
+    digest: str
+
+
+class _Kept(NamedTuple):
+    key: tuple[object, ...]
+    made_at: datetime
+    rendered: Rendered
+
+
+class KeptOrders:
+    """The orders of jobs as they were made last, by job; at most `most`."""
+
+    def __init__(self, *, most: int = LIST_MAX) -> None:
+        self._most = most
+        self._kept: dict[str, _Kept] = {}
+        self._lock = threading.Lock()
+        # All nodes of a job are woken at once: one of them makes the order, and the others wait for it.
+        self._building = tuple(threading.Lock() for _ in range(BUILDERS))
+
+    def of(self, intake: Intake, standing: "StandingNow", *, lost_after_s: float) -> Rendered | None:
+        """The order of the job that stands so; None if it is gone meanwhile."""
+        key = (*standing, lost_after_s)
+        found = self._find(key, intake.now)
+        if found is not None:
+            return found
+        with self._building[hash(standing.job_id) % BUILDERS]:
+            found = self._find(key, intake.now)
+            if found is not None:
+                return found
+            shared = shared_order(intake.session, standing.job_id, lost_after_s=lost_after_s, now=intake.now)
+            if shared is None:
+                return None
+            rendered = render(shared)
+            # What this transaction has changed is nobody else's before it is committed.
+            if standing.job_id not in intake.changed:
+                self._keep(standing.job_id, _Kept(key, intake.now, rendered))
+            return rendered
+
+    def _find(self, key: tuple[object, ...], now: datetime) -> Rendered | None:
+        kept = self._kept.get(str(key[0]))
+        if kept is None or kept.key != key:
+            return None
+        lasts = TIMED_FOR if kept.rendered.shared.changes_with_time else MADE_AGAIN_AFTER
+        return kept.rendered if timedelta(0) <= now - kept.made_at < lasts else None
+
+    def _keep(self, job_id: str, kept: _Kept) -> None:
+        with self._lock:
+            self._kept.pop(job_id, None)
+            if len(self._kept) >= self._most:
+                del self._kept[next(iter(self._kept))]
+            self._kept[job_id] = kept
+
+
+def answer(intake: Intake, kept: KeptOrders, *, poll_s: float, lost_after_s: float) -> str:
+    """The answer to a report, as JSON: orders for all jobs that the node is a member of or still has ranks of. What the
+    report names as known is left out."""
+    node, report = intake.node, intake.report
+    standing = _standing(intake)
+    ahead = off_by(node.clock_ahead_s)
+    found: list[tuple[Rendered, str]] = []
+    for row in standing:
+        rendered = kept.of(intake, row, lost_after_s=lost_after_s)
+        if rendered is not None:
+            moved = _in_node_time(rendered, ahead)
+            found.append((moved, _OWN_PART.dump_json(own_part(moved.shared, node.node_id)).decode()))
+    digest = _digest(*(part for rendered, own in found for part in (rendered.digest, own)))
+    is_known = digest == report.orders_known
+    envelope = SyncOrders(
+        orders_seq=max((row.orders_seq for row in standing), default=0),
+        issued_utc=intake.now,
+        accepted_incarnation=UUID(str(node.agent_incarnation)),
+        accepted_report_seq=node.report_seq,
+        orders_digest=digest,
+        unchanged=is_known,
+        refusals=tuple(intake.refusals),
+        poll_s=poll_s,
+        progress_s=poll_s,
+    )
+    jobs = () if is_known else (_text(rendered, own, report.neighbours_known) for rendered, own in found)
+    return f'{envelope.model_dump_json(exclude={"jobs"})[:-1]},"jobs":[{",".join(jobs)}]}}'
+
+
+class StandingNow(NamedTuple):
+    """Whatever changes with the orders of a job."""
+
+    job_id: str
+    orders_seq: int
+    next_generation: int
+    active_generation: int | None
+    state: str
+    checkpoints_asked: int
+    checkpoints_answered: int
+    reason: str
+
+
+def _standing(intake: Intake) -> tuple[StandingNow, ...]:
+    """Of each job that the node is a member of, or reports ranks of."""
+    if intake.standing is not None:
+        # What was committed since then wakes the agent once more.
+        jobs = [item.job for item in intake.standing]
+        return tuple(StandingNow(*(getattr(job, name) for name in StandingNow._fields)) for job in jobs)
+    job_ids = list({rank.job_id for rank in intake.report.ranks})
+    found = intake.session.execute(_STANDING, {"node_id": intake.node.node_id, "job_ids": job_ids})
+    return tuple(StandingNow(*row) for row in found)
+
+
+def render(shared: SharedOrder) -> Rendered:
+    """The text of a job's order, and the digests of its parts."""
+    order = shared.order
+    neighbours = order.model_dump_json(include=_NEIGHBOURS)[1:-1] if order.roster is not None else ""
+    digest = _digest(neighbours) if neighbours else ""
+    # Without a roster there are few neighbours, if any: they are not worth a digest.
+    named = order.model_copy(update={"neighbours": digest})
+    rest = named.model_dump_json(exclude=_OWN | (_NEIGHBOURS if neighbours else set()))[1:-1]
+    return Rendered(shared, rest, neighbours, digest, _digest(rest))
+
+
+def _in_node_time(rendered: Rendered, ahead: timedelta) -> Rendered:
+    """By the node's own clock, where that is off."""
+    order = rendered.shared.order
+    if not ahead or (not order.notices and order.handoff is None):
+        return rendered
+    shared = rendered.shared
+    return render(SharedOrder(in_node_time(order, ahead), shared.ready, shared.silent, shared.changes_with_time))
+
+
+def _text(rendered: Rendered, own: str, known: tuple[str, ...]) -> str:
+    is_known = rendered.neighbours_digest in known
+    parts = (rendered.rest, "" if is_known else rendered.neighbours, own[1:-1])
+    return "{" + ",".join(part for part in parts if part) + "}"
+
+
+def _digest(*parts: str) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        found.update(f"{len(part)}:{part}".encode())
+    return found.hexdigest()

@@ -1,0 +1,99 @@
+"""What a look at a job costs does not grow with the fleet, and what is left out changes no decision."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from sqlalchemy import event, insert, select, update
+
+from liver_core.handoff import RankStage
+from service.jobs import queries
+from service.jobs.queries import NODES_MORE, situation
+from service.jobs.tables import JobRow
+from service.nodes.tables import NodeRow
+from service.planner.inputs import PlannerVerdict
+from service.reconcilers import jobs
+from tests.service.fake_agent import step_row
+
+FLEET = 200
+MAX = 4
+
+
+@contextmanager
+def loaded() -> Iterator[list[str]]:
+    """The nodes whose rows are read meanwhile."""
+    seen: list[str] = []
+
+    def keep(node: NodeRow, _context) -> None:
+        seen.append(node.node_id)
+
+    event.listen(NodeRow, "load", keep)
+    try:
+        yield seen
+    finally:
+        event.remove(NodeRow, "load", keep)
+
+
+@pytest.fixture
+def fleet(running, context):
+    """A job on two nodes, and very many free ones beside it, all as large as its own."""
+    job_id, agent, other = running
+    for step in (1, 2):
+        for each in (agent, other):
+            order = each.job_order()
+            rank = each.rank(order, stage=RankStage.TRAINING, step=step)
+            each.sync(ranks=(rank,), steps=(step_row(job_id, 1, step, each.clock()),))
+    with context.sessions.begin() as session:
+        row = session.get_one(NodeRow, "a")
+        same = {column.key: getattr(row, column.key) for column in NodeRow.__table__.columns} | {"ranks": []}
+        session.execute(insert(NodeRow), [same | {"node_id": f"free-{number:03}"} for number in range(FLEET)])
+    return job_id
+
+
+def looked_at(context, job_id, now):
+    with context.sessions() as session, loaded() as seen:
+        return situation(session, session.get_one(JobRow, job_id), poll_s=1.0, now=now), seen
+
+
+def test_a_look_at_a_job_reads_only_the_nodes_that_it_could_use(fleet, context, clock, monkeypatch):
+    few, seen = looked_at(context, fleet, clock())
+    assert len(seen) <= 2 + MAX + NODES_MORE
+    monkeypatch.setattr(queries, "NODES_MORE", FLEET)
+    every, seen = looked_at(context, fleet, clock())
+    assert len(seen) >= FLEET
+    assert few.view.decision.verdict is PlannerVerdict.MOVE
+    assert few.view.decision.target == every.view.decision.target
+    assert few.view.restart.target == every.view.restart.target
+
+
+def test_nodes_behind_those_that_will_go_are_used(fleet, context, clock):
+    going = {"source": "aws-imds", "state": "watching", "reason": "", "since_utc": "2026-01-01T00:00:00Z",
+             "announces": ["interruption"]}  # fmt: skip
+    with context.sessions.begin() as session:
+        first = select(NodeRow.node_id).where(NodeRow.node_id < f"free-{FLEET - 3:03}", NodeRow.node_id.like("free-%"))
+        session.execute(update(NodeRow).where(NodeRow.node_id.in_(first)).values(notice_source=going))
+    found, _ = looked_at(context, fleet, clock())
+    assert found.view.decision.target is not None
+    assert set(found.view.decision.target.node_ids()) == {"a", "b", f"free-{FLEET - 3:03}", f"free-{FLEET - 2:03}"}
+
+
+def test_standing_plans_are_made_again_only_for_other_inputs(fleet, context, clock, monkeypatch):
+    made = []
+    make = jobs.standing_plans
+
+    def counted(inputs):
+        made.append(inputs.digest())
+        return make(inputs)
+
+    monkeypatch.setattr(jobs, "standing_plans", counted)
+    facts, _ = looked_at(context, fleet, clock())
+    plans = jobs._plans(facts)
+    clock.advance(2)
+    again, _ = looked_at(context, fleet, clock())
+    assert jobs._plans(again) == plans
+    assert len(made) == 1
+    with context.sessions.begin() as session:
+        session.execute(update(NodeRow).where(NodeRow.node_id == "free-000").values(slots=3))
+    other, _ = looked_at(context, fleet, clock())
+    assert jobs._plans(other) != plans
+    assert len(made) == 2
