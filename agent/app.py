@@ -245,6 +245,7 @@ class Agent:
                 stores=self._driver.stores(),
                 finished=outbox.finished.batch(report_seq, share),
                 answering=self._driver.answering(),
+                metrics=outbox.metrics.batch(report_seq, share),
             )
 
         return ServiceLink(

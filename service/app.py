@@ -1,7 +1,6 @@
 """Makes the application: database, schema, first tokens, wake hub, reconcilers, routes."""
 
 import asyncio
-import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -35,6 +34,7 @@ from service.jobs import endpoints as jobs
 from service.jobs.changes import JobChange
 from service.leases import endpoints as leases
 from service.ledger import endpoints as ledger
+from service.metrics import endpoints as metrics
 from service.nodes import endpoints as nodes
 from service.nodes.listening import BEAT_S
 from service.notices import endpoints as notices
@@ -43,8 +43,6 @@ from service.settings import ServiceSettings
 from service.sync import endpoints as sync
 from service.tokens import endpoints as tokens
 from service.tokens.operations import ensure_first_tokens
-
-_log = logging.getLogger(__name__)
 
 
 class Health(BaseModel):
@@ -98,7 +96,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock | None = None, databas
     app.add_middleware(Gate, context=context, body_bytes_max={**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX})
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.
-    for noun in (sync, jobs, decisions, nodes, notices, handoffs, ledger, leases, tokens, audit):
+    for noun in (sync, jobs, decisions, metrics, nodes, notices, handoffs, ledger, leases, tokens, audit):
         app.include_router(noun.router)
     app.include_router(leases.leases)
     app.include_router(tokens.joining)
@@ -156,9 +154,7 @@ def _write_first_tokens(context: Context) -> None:
     with context.sessions.begin() as session:
         # Replicas that start together must not each make first tokens.
         session.execute(text("LOCK TABLE tokens IN EXCLUSIVE MODE"))
-        files = ensure_first_tokens(session, folder=data_dir / "tokens", now=context.clock())
-    for path in files:
-        _log.info("token file: %s", path)
+        ensure_first_tokens(session, folder=data_dir / "tokens", now=context.clock())
 
 
 def _add_health(app: FastAPI, context: Context) -> None:
@@ -170,7 +166,7 @@ def _add_health(app: FastAPI, context: Context) -> None:
         "/readyz",
         operation_id="readyz",
         tags=["health"],
-        summary="Whether database and reconcilers work",
+        summary="Whether database and reconcilers work, and changes can be stored",
         responses={503: {"model": Health}},
     )
     def readyz(response: Response) -> Health:
@@ -195,11 +191,14 @@ def _why_not_ready(app: FastAPI, context: Context) -> str:
     try:
         with context.sessions() as session:
             session.execute(text("SELECT 1"))
+        trouble = context.writing.trouble()
         context.database.outage.ends()
     except SQLAlchemyError as error:
         context.database.outage.begins(error)
         embedded = context.database.embedded
         return (embedded.trouble if embedded else "") or "the database does not answer"
+    if trouble:
+        return trouble
     running: Running | None = getattr(app.state, "running", None)
     if running is None or (running.reconcilers is not None and not running.reconcilers.alive()):
         return "a reconciler has ended"

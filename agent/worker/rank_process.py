@@ -14,7 +14,8 @@ import threading
 import time
 import traceback
 import uuid
-from typing import Any, assert_never
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, assert_never
 
 from agent.protocol import rank
 from agent.protocol.jobfile import OnNonfinite
@@ -37,6 +38,9 @@ from liver_core.training.entrypoint import load_job
 from liver_core.transport.endpoint import make_endpoint, warm_up
 from liver_core.transport.protocol import TransportError
 from liver_core.worlds.megatron import prepare_process
+
+if TYPE_CHECKING:
+    from liver_core.rank.metrics.event_files import EventFiles
 
 # A rank that hangs is named by the agent's watchdog long before; this only bounds a collective nobody watches.
 _COLLECTIVE_S = 600.0
@@ -114,6 +118,7 @@ class Worker:
             drop_rule=None if file.drop_step is None else DropRule(file.drop_step.every_micro_batches),
             validate_every=file.validate_every_steps,
             stops_at_nonfinite=file.on_nonfinite is OnNonfinite.STOP,
+            event_files=self._event_files(),
         )
         first = self._first_order()
         ended = self.loop.run(first)
@@ -124,6 +129,15 @@ class Worker:
         elif ended.how is Ending.BROKEN:
             self.fail(str(ended.reason))
         return _EXIT[ended.how]
+
+    def _event_files(self) -> EventFiles | None:
+        file = self.spec.spec
+        if file.tensorboard is None or file.checkpoint is None:
+            return None
+        # What writes them takes a while to import, and most jobs have none.
+        from liver_core.rank.metrics.event_files import EventFiles, EventFolder
+
+        return EventFiles(EventFolder(file.tensorboard, str(self.spec.order.job_id), file.checkpoint.path), log)
 
     def fail(self, text: str) -> None:
         """Say that this rank cannot go on."""
@@ -260,6 +274,9 @@ class Worker:
                 tokens=totals.tokens,
             )
         )
+
+    def metrics(self, generation: int, step: int, values: Mapping[str, float | None]) -> None:
+        self.control.say(rank.MetricsReport(generation=generation, step=step, values=dict(values)))
 
     def checkpointed(self, path: str, step: int, seconds: float, asked: int) -> None:
         size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())

@@ -71,7 +71,7 @@ def _says_nothing_new(node: NodeRow, report: SyncReport) -> bool:
     if any(getattr(report, part) for part in _MORE) or differs(node, report.node) or not report.ranks:
         return False
     worlds = {(rank.job_id, rank.generation) for rank in report.ranks}
-    facts = (*report.steps, *report.logs)
+    facts = (*report.steps, *report.logs, *report.metrics)
     if any((fact.job_id, fact.generation) not in worlds for fact in facts):
         return False
     before = {(rank["job_id"], rank["generation"], rank["rank"], rank["slot"], rank["stage"]) for rank in node.ranks}

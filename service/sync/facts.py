@@ -1,4 +1,4 @@
-"""Stores what is said once: steps, logs, checkpoints and endings. The caller has made sure that it may be said."""
+"""Stores what is said once: steps, logs, metrics, checkpoints and endings. The caller knows that it may be said."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,12 +7,13 @@ from sqlalchemy import delete, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from agent.protocol.sync import CheckpointFact, JobFinished, LogChunk, StepRow
+from agent.protocol.sync import CheckpointFact, JobFinished, LogChunk, MetricsRow, StepRow
 from liver_core.handoff import RankStage
 from service.handoffs.operations import drop_proposals
 from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.operations import burn, close_generation, set_state
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow, JobState, SourceKind
+from service.metrics.operations import store_metrics
 from service.sync.calm import store_progress
 from service.sync.intake import Intake
 
@@ -70,6 +71,7 @@ class Facts(NamedTuple):
     logs: Sequence[LogChunk] = ()
     checkpoints: Sequence[CheckpointFact] = ()
     finished: Sequence[JobFinished] = ()
+    metrics: Sequence[MetricsRow] = ()
 
 
 def store_facts(intake: Intake, facts: Facts) -> None:
@@ -79,6 +81,7 @@ def store_facts(intake: Intake, facts: Facts) -> None:
         _note_progress(intake, facts.steps)
         store_progress(intake)
         _store_rows(intake, facts.steps, facts.logs)
+    store_metrics(intake.session, facts.metrics)
     _store_checkpoints(intake, facts.checkpoints)
     _store_finished(intake, facts.finished)
 

@@ -1,6 +1,7 @@
 """The running service: start errors that name their cause, streams that wake, a clean end."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from datetime import datetime
 
 import httpx
 import pytest
@@ -182,6 +184,11 @@ def test_a_service_that_is_asked_to_end_ends_with_status_0(tmp_path, number):
         assert "service: http://127.0.0.1:" in service.stdout.readline(), errors.read_text()
         service.send_signal(number)
         assert service.wait(30) == 0
+        # What happens is logged, a line each, with time, level and place.
+        pattern = r"^(\S+ \S+) INFO service\.server: liver \S+ serves http://127\.0\.0\.1:\d+$"
+        line = re.search(pattern, errors.read_text(), re.MULTILINE)
+        assert line is not None, errors.read_text()
+        assert datetime.strptime(line[1], "%Y-%m-%d %H:%M:%S,%f")
     finally:
         service.kill()
         service.wait()
