@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 import uuid
+from datetime import UTC, datetime
 from typing import Any, assert_never
 
 from agent.protocol import rank
@@ -245,7 +246,8 @@ class Worker:
 
     def step(self, generation: int, progress: TrainingProgress, totals: StepTotals, seconds: float) -> None:
         self.step_now = progress.step
-        log(f"step {progress.step} generation {generation} loss {totals.loss:.6f} {seconds:.3f} s")
+        at = datetime.now(UTC).isoformat()
+        log(f"step {progress.step} generation {generation} loss {totals.loss:.6f} {seconds:.3f} s at {at}")
         self.control.say(
             rank.StepReport(
                 generation=generation,
