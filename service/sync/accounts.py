@@ -104,8 +104,9 @@ def _origin(intake: Intake, job_id: str, generation: int) -> Origin:
 def _without_rows(intake: Intake, rank: RankStatus, last: Mapping[str, Any] | None, spent: Spent) -> Spent:
     """A rank that has ended since the last report, a step or more further, was working; when its last step ended is not
     known where no step is reported."""
-    same = last is not None and (last["job_id"], last["generation"]) == (rank.job_id, rank.generation)
-    if not same or rank.stage not in OVER or last["stage"] in OVER or rank.step <= last["step"]:
+    if last is None or (last["job_id"], last["generation"]) != (rank.job_id, rank.generation):
+        return spent
+    if rank.stage not in OVER or last["stage"] in OVER or rank.step <= last["step"]:
         return spent
     origin = _origin(intake, rank.job_id, rank.generation)
     cause = Cause.RECOMPUTE if rank.step <= origin.repeats_until else Cause.PRODUCTIVE

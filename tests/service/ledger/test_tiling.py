@@ -187,7 +187,9 @@ def begin(client, context, clock, make_agent) -> Callable[[], History]:
 
 
 @pytest.mark.slow
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(
+    max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
+)
 @given(happened=st.lists(events, max_size=12))
 def test_any_history_tiles_to_the_microsecond_and_prices_to_the_cent(begin, happened):
     history = begin()
