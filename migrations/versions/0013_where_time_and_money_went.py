@@ -4,7 +4,7 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision = "0012"
+revision = "0013"
 down_revision = "0011"
 branch_labels = None
 depends_on = None
