@@ -8,7 +8,7 @@ import socket
 import time
 import uuid
 from collections.abc import Coroutine
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from agent.driver.driver import Driver
@@ -26,12 +26,15 @@ from agent.notices.watcher import NoticeWatcher
 from agent.peer.peer_client import PeerClient
 from agent.peer.peer_server import PeerServer, bind, peer_app
 from agent.protocol.sync import NodeInfo, NoticeFact, Provider, SourceHealth, SourceState, SyncOrders, SyncReport
+from agent.protocol.values import utc
 from agent.settings import AgentSettings, agent_version
 from agent.supervisor.job_user import JobUser
 from agent.supervisor.stores import Stores
 from agent.supervisor.supervisor import Supervisor, SupervisorSettings
 from agent.supervisor.zygote_client import Exited, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
+from agent.wall_clock import WallClock
+from liver_core.steady_clock import PROCESS_CLOCK, utc_now
 
 INCARNATION_KEY = "last"
 PULSE_CHECK_S = 1.0
@@ -81,7 +84,7 @@ class Agent:
             supervisor, stores, zygote = self._supervision()
             for part in (zygote, stores, supervisor):
                 stack.push_async_callback(part.close)
-            peers = PeerClient(self._driver.address_of)
+            peers = PeerClient(self._driver.address_of, now=utc_now)
             stack.push_async_callback(peers.close)
             link = self._link(port)
             supervisor.adopt()
@@ -94,6 +97,7 @@ class Agent:
                 key_of=self._driver.key_of,
                 take=self._driver.take_envelope,
                 status=self._peer_status,
+                now=utc_now,
             )
             server = PeerServer(app)
             watcher = self._watcher(link)
@@ -207,7 +211,7 @@ class Agent:
             service_is_there=link.is_there,
             service_heard_at=lambda: link.heard_at,
             look_for_service=link.look_again,
-            now=time.time,
+            clock=PROCESS_CLOCK,
         )
 
     def _link(self, port: int) -> ServiceLink:
@@ -229,7 +233,7 @@ class Agent:
                 agent_version=agent_version(),
                 agent_incarnation=self._incarnation_id,
                 report_seq=report_seq,
-                issued_utc=datetime.now(UTC),
+                issued_utc=_now(),
                 node=info.model_copy(update={"notice_source": self._health}),
                 notices=outbox.notices.batch(report_seq, share),
                 ranks=self._driver.statuses(),
@@ -241,6 +245,7 @@ class Agent:
                 stores=self._driver.stores(),
                 finished=outbox.finished.batch(report_seq, share),
                 answering=self._driver.answering(),
+                metrics=outbox.metrics.batch(report_seq, share),
             )
 
         return ServiceLink(
@@ -284,7 +289,7 @@ class Agent:
             on_fact=on_fact,
             on_over=on_over,
             on_health=on_health,
-            now=lambda: datetime.now(UTC),
+            now=_now,
         )
         self._health = watcher.health
         return watcher
@@ -312,10 +317,17 @@ class Agent:
         return {} if job is None else job.summary()
 
     async def _check_pulses(self, supervisor: Supervisor) -> None:
+        wall_clock = WallClock(PROCESS_CLOCK)
         while True:
             await asyncio.sleep(PULSE_CHECK_S)
+            if news := wall_clock.check():
+                _log.warning("%s", news)
             for key, reason in supervisor.check_pulses():
                 self._driver.take_hang(key, reason)
+
+
+def _now() -> datetime:
+    return utc(utc_now())
 
 
 def notice_source(settings: AgentSettings) -> NoticeSource:
@@ -326,11 +338,11 @@ def notice_source(settings: AgentSettings) -> NoticeSource:
                 settings.aws_imds_url,
                 interval_s=settings.notice_interval_s,
                 monotonic=time.monotonic,
-                now=lambda: datetime.now(UTC),
+                now=_now,
             )
         case Provider.GCP:
             budget = warning_budget(settings.provider, settings.gcp_notice_s)
-            return GcpMetadataSource(settings.gcp_metadata_url, budget=budget, now=lambda: datetime.now(UTC))
+            return GcpMetadataSource(settings.gcp_metadata_url, budget=budget, now=_now)
         case Provider.NONE:
             return NoneSource()
 

@@ -36,6 +36,7 @@ from service.jobs import endpoints as jobs
 from service.jobs.changes import JobChange
 from service.leases import endpoints as leases
 from service.ledger import endpoints as ledger
+from service.metrics import endpoints as metrics
 from service.nodes import endpoints as nodes
 from service.nodes.listening import BEAT_S
 from service.notices import endpoints as notices
@@ -99,7 +100,10 @@ def create_app(settings: ServiceSettings, *, clock: Clock | None = None, databas
     app.add_middleware(Gate, context=context, body_bytes_max={**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX})
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.
-    for noun in (sync, jobs, decisions, nodes, notices, handoffs, ledger, leases, capacity, tokens, audit):
+    nouns = (
+        sync, jobs, decisions, metrics, nodes, notices, handoffs, ledger, leases, capacity, tokens, audit,
+    )  # fmt: skip
+    for noun in nouns:
         app.include_router(noun.router)
     app.include_router(leases.leases)
     app.include_router(tokens.joining)
@@ -171,7 +175,7 @@ def _add_health(app: FastAPI, context: Context) -> None:
         "/readyz",
         operation_id="readyz",
         tags=["health"],
-        summary="Whether database and reconcilers work",
+        summary="Whether database and reconcilers work, and changes can be stored",
         responses={503: {"model": Health}},
     )
     def readyz(response: Response) -> Health:
@@ -196,11 +200,14 @@ def _why_not_ready(app: FastAPI, context: Context) -> str:
     try:
         with context.sessions() as session:
             session.execute(text("SELECT 1"))
+        trouble = context.writing.trouble()
         context.database.outage.ends()
     except SQLAlchemyError as error:
         context.database.outage.begins(error)
         embedded = context.database.embedded
         return (embedded.trouble if embedded else "") or "the database does not answer"
+    if trouble:
+        return trouble
     running: Running | None = getattr(app.state, "running", None)
     if running is None or (running.reconcilers is not None and not running.reconcilers.alive()):
         return "a reconciler has ended"

@@ -17,6 +17,7 @@ from agent.protocol.errors import Problem
 from service.db.engine import Database
 from service.db.outage import is_outage
 from service.db.wake import WakeHub
+from service.db.writing import WriteCheck
 from service.lanes import AGENTS_WAIT_S, PEOPLE_WAIT_S, Lane
 from service.nodes.listening import Listening
 from service.problems import ProblemError, unknown
@@ -24,6 +25,7 @@ from service.repeats.operations import claim
 from service.settings import ServiceSettings
 from service.tokens.operations import Caller, verify_token
 from service.tokens.recent import RecentNodes
+from service.tokens.sessions import EndedSessions
 from service.tokens.tables import PEOPLE, Role
 from service.turns import Turns
 
@@ -38,7 +40,7 @@ def utc_now() -> datetime:
 @dataclass(frozen=True, slots=True)
 class Context:
     """One per application. `agents` and `people`: whose threads and connections a request uses. `listening`: when it
-    could not serve."""
+    could not serve. `ended`: browser sessions that people have ended."""
 
     settings: ServiceSettings
     database: Database
@@ -47,9 +49,11 @@ class Context:
     session_key: bytes
     recent_nodes: RecentNodes = field(default_factory=RecentNodes)
     turns: Turns = field(default_factory=Turns)
+    ended: EndedSessions = field(default_factory=EndedSessions)
     listening: Listening = field(init=False)
     agents: Lane = field(init=False)
     people: Lane = field(init=False)
+    writing: WriteCheck = field(init=False)
 
     def __post_init__(self) -> None:
         """Make the lanes of this database; nothing was heard before."""
@@ -59,6 +63,8 @@ class Context:
         people = Lane(base.readers, places=base.readers_max, wait_s=PEOPLE_WAIT_S, whose="people and scripts")
         object.__setattr__(self, "agents", agents)
         object.__setattr__(self, "people", people)
+        data_dir = base.embedded.pgdata if base.embedded is not None else None
+        object.__setattr__(self, "writing", WriteCheck(base.sessions, data_dir))
 
     @property
     def sessions(self) -> sessionmaker[Session]:

@@ -38,6 +38,7 @@ def serve(settings: ServiceSettings, *, say: Callable[[str], None] = _log.info) 
         config = uvicorn.Config(
             app,
             http=TimedH11Protocol,
+            log_config=None,
             log_level="warning",
             access_log=False,
             h11_max_incomplete_event_size=HEAD_BYTES_MAX,

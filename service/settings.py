@@ -1,7 +1,7 @@
 """Everything that can be set from outside: LIVER_SERVICE_*, read once at start and never later."""
 
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -16,6 +16,7 @@ class ServiceSettings(BaseSettings):
     port: int = Field(default=8470, ge=0, le=65_535)
     tls_certificate: Path | None = Field(default=None, description="PEM file with the chain; absent: plain HTTP")
     tls_key: Path | None = Field(default=None, description="PEM file with its key")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     data_dir: Path = Path("~/.local/share/liver")
     database_url: SecretStr | None = Field(
         default=None, description="postgresql://...; absent: an embedded PostgreSQL under data_dir"
@@ -72,6 +73,7 @@ class ServiceSettings(BaseSettings):
     claim_s: float = Field(default=10.0, gt=0)
     step_rows_max: int = Field(default=20_000, ge=100, description="per job; older ones are dropped")
     log_chars_max: int = Field(default=16 * 1024 * 1024, ge=65_536, description="per job; older ones are dropped")
+    metrics_rows_max: int = Field(default=50_000, ge=100, description="steps per job; older ones are dropped")
     requests_per_s: float = Field(
         default=100.0, gt=0, description="each token of people and scripts; twice as many at once; then 429"
     )

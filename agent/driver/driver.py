@@ -10,8 +10,9 @@ from agent.link.log_shipper import LogFile
 from agent.peer.peer_server import PeerRefused
 from agent.protocol.notice_life import Notices, key_of
 from agent.protocol.peer import Envelope
-from agent.protocol.rank import RankEvent
-from agent.protocol.sync import NodeAnswers, NoticeFact, RankStatus, Refusal, StoreHosted, SyncOrders
+from agent.protocol.rank import MetricsReport, RankEvent
+from agent.protocol.sync import MetricsRow, NodeAnswers, NoticeFact, RankStatus, Refusal, StoreHosted, SyncOrders
+from agent.protocol.values import utc
 from agent.supervisor.records import RankState, SlotKey, StoreKey
 from liver_core.handoff import Reason
 
@@ -140,7 +141,19 @@ class Driver:
 
     def take_rank_event(self, key: SlotKey, event: RankEvent) -> None:
         """A rank said something. Without a node there is no driving, as when ranks are only being ended."""
-        if self._node is not None:
+        if self._node is None:
+            return
+        if isinstance(event, MetricsReport):
+            self._node.outbox.put_metrics(
+                MetricsRow(
+                    job_id=key.job_id,
+                    generation=event.generation,
+                    step=event.step,
+                    at_utc=utc(self._node.now()),
+                    values=event.values,
+                )
+            )
+        else:
             self._job(key.job_id).take_rank_event(key.slot, event)
 
     def take_rank_exit(self, key: SlotKey, reason: Reason, state: RankState) -> None:

@@ -27,7 +27,6 @@ from agent.link.step_leases import StepLeases
 from agent.peer.peer_client import PeerUnreachable
 from agent.peer.peer_server import PeerRefused
 from agent.peer.probe import Probes, Reached, answer_of
-from agent.protocol.notice_life import by_own_clock
 from agent.protocol.peer import Envelope, NoticeBody, OrderBody, RankMeasures, ReportBody
 from agent.protocol.rank import Checkpointed, Finished, Hello, RankEvent, StageReport, StepLease, StepReport
 from agent.protocol.sync import (
@@ -293,8 +292,7 @@ class JobDriver:
             case ReportBody(report=report, measured=measured):
                 return lambda: self.lead.take_report(report, measured)
             case NoticeBody(notice=fact, step_s=step_s):
-                heard = by_own_clock(fact, issued=envelope.issued_utc, now=utc(self._node.now()))
-                return lambda: self._take_peers_notice(heard, step_s)
+                return lambda: self._take_peers_notice(fact, step_s)
 
     async def _take_order(self, slot: int, order: Order) -> None:
         await self.slots.take_order(slot, order)

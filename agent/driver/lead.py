@@ -190,6 +190,10 @@ class Lead:
             )
             self._node.sync_soon()
 
+    def wait(self, reason: str) -> None:
+        """Nothing can be opened yet; people see why."""
+        self._say(reason)
+
     async def cancel(self, reason: Reason) -> None:
         """A person or the service wants no handoff any more, or it cannot end well."""
         if self._proposer.state is not ProposerState.IDLE:

@@ -15,6 +15,7 @@ from agent.protocol.worker import RankSpec
 from agent.supervisor.stores import Stores
 from agent.supervisor.supervisor import Supervisor
 from liver_core.handoff import Order
+from liver_core.steady_clock import SteadyClock
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,11 @@ class Node:
     service_is_there: Callable[[], bool]
     service_heard_at: Callable[[], float]
     look_for_service: Callable[[], None]
-    now: Callable[[], float]
+    clock: SteadyClock
+
+    def now(self) -> float:
+        """Seconds since 1970, UTC, by this agent's clock."""
+        return self.clock.now()
 
     def rank_spec(self, slot: int, order: Order, spec: JobFile, number: str) -> RankSpec:
         """What the process of a slot is started with; `number` tells it from the job's other processes here."""
@@ -48,6 +53,7 @@ class Node:
             node_id=self.node_id,
             slot=slot,
             order=order,
+            clock_zero=self.clock.zero,
             spec=spec,
             private_address=self.private_address,
             socket_path=self.supervisor.socket_path("r", order.job_id, number),

@@ -101,6 +101,8 @@ class NoticeResponse:
     ) -> None:
         own = self._node.node_id
         if own in candidates and (self._asked_to_lead or candidates[0] == own):
+            if self._slots.is_starting():
+                return self._lead.wait(f"the world of generation {active.generation} has not made its first step yet")
             promised = self._slots.promised_order()
             if promised is not None and promised.proposer_id != own and self._lead.is_idle:
                 return  # Somebody else leads a handoff here; a next one can only follow it.
@@ -165,7 +167,7 @@ class NoticeResponse:
         """The first agent of the order that is up opens it; the others wait their turn. A proposal that the notices
         have overtaken is left alone: the service drops it."""
         own = self._node.node_id
-        if own not in candidates or self._slots.is_bound() or not self._lead.is_idle:
+        if own not in candidates or self._slots.is_bound() or self._slots.is_starting() or not self._lead.is_idle:
             return
         stays = wanted.cause is HandoffCause.NOTICE and not set(wanted.leaving) & self._leaving(active).keys()
         if stays or set(wanted.target.node_ids()) & self._barred(active):

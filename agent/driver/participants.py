@@ -46,6 +46,13 @@ SETTLED_STAGES = (
     RankStage.ABORTED,
     RankStage.BROKEN,
 )
+BEFORE_THE_FIRST_STEP = (
+    RankStage.PREPARING,
+    RankStage.STREAMING,
+    RankStage.PREPARED,
+    RankStage.READY,
+    RankStage.CUTTING_OVER,
+)
 HELLO_ALONE_S = 0.4
 """Stage reports follow a hello at once; a rank that sends none for so long holds nothing of any handoff."""
 
@@ -112,6 +119,19 @@ class JobSlots:
         """Whether any rank of this node is promised to a handoff."""
         return any(item.record.promise is not None for item in self.participants.values())
 
+    def is_starting(self) -> bool:
+        """Whether a rank of this node has yet to make the first step of the world that it was started for. It takes no
+        part in a handoff before."""
+        return any(self._is_starting(slot, memory) for slot, memory in self._memories.items())
+
+    def _is_starting(self, slot: int, memory: SlotMemory) -> bool:
+        active, state = memory.record.active, self._host.state(slot)
+        if active is None or self._host.awaits(slot, active.generation):
+            return active is not None
+        if state is None or state.stage is RankStage.STARTING:
+            return state is not None
+        return state.handoff_id == memory.origin and state.stage in BEFORE_THE_FIRST_STEP
+
     def promised_order(self) -> Order | None:
         """The order of the handoff that ranks of this node are promised to."""
         return next((item.record.order for item in self.participants.values() if item.record.order is not None), None)
@@ -126,7 +146,7 @@ class JobSlots:
         )
         await self._persist(slot)
         self._add(slot, self._memories[slot].record)
-        if self._host.state(slot) is not None:
+        if self._host.is_busy(slot):
             self._host.end(slot, f"generation {active.generation} starts afresh", 0.0)
         self._host.launch(launch)
 
@@ -240,13 +260,16 @@ class JobSlots:
 
     async def _prepare(self, slot: int, order: Order) -> None:
         assert order.source is not None, "orders without a source are refused at the edge"
-        if not self._host.is_busy(slot) or self._host.is_condemned(slot):
+        active = self.participants[slot].record.active
+        # The rank of a world that only starts may still wait for the process before it: then it is no newcomer.
+        is_born = active is not None and self._host.awaits(slot, active.generation)
+        if not self._host.is_busy(slot) or (self._host.is_condemned(slot) and not is_born):
             launch = self._newcomer(slot, order)
             if launch is None:
                 await self.feed(slot, RankDied(Reason("the job file has not come from the service yet", "prepare")))
                 return
             self._host.launch(launch)
-        await self._host.tell(slot, Prepare(order=order))
+        await self._host.tell(slot, Prepare(order=order, clock_zero=self._node.clock.zero))
 
     def _newcomer(self, slot: int, order: Order) -> Launch | None:
         spec = self._spec_of()

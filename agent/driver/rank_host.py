@@ -89,6 +89,11 @@ class RankHost:
             return
         slot.launching = asyncio.create_task(self._start(slot, launch))
 
+    def awaits(self, number: int, generation: int) -> bool:
+        """Whether the rank of this world is to start in the slot once the process that is there has ended."""
+        launch = self._slot(number).next
+        return launch is not None and launch.spec.order.generation == generation
+
     async def tell(self, number: int, command: Message) -> None:
         """Say it now or at the next hello."""
         slot = self._slot(number)

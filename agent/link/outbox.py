@@ -13,12 +13,14 @@ from agent.protocol.notice_life import key_of
 from agent.protocol.sync import (
     CHECKPOINTS_PER_REPORT_MAX,
     HANDOFFS_PER_REPORT_MAX,
+    METRICS_PER_REPORT_MAX,
     NOTICES_PER_REPORT_MAX,
     STEPS_PER_REPORT_MAX,
     CheckpointFact,
     HandoffDeclined,
     HandoffMirror,
     JobFinished,
+    MetricsRow,
     NoticeFact,
     StepRow,
 )
@@ -29,6 +31,7 @@ HANDOFFS_MAX = 256
 NOTICES_MAX = 256
 CHECKPOINTS_MAX = 256
 FINISHED_MAX = 64
+METRICS_MAX = 16_384
 SHARE_LEAST = 1.0 / 1_024
 
 _log = logging.getLogger(__name__)
@@ -102,6 +105,9 @@ class Outbox:
         default_factory=lambda: Queue("checkpoints", CHECKPOINTS_MAX, CHECKPOINTS_PER_REPORT_MAX)
     )
     finished: Queue[JobFinished] = field(default_factory=lambda: Queue("endings", FINISHED_MAX, FINISHED_MAX))
+    metrics: Queue[MetricsRow] = field(
+        default_factory=lambda: Queue("steps' metrics", METRICS_MAX, METRICS_PER_REPORT_MAX)
+    )
 
     share: float = 1.0
     """Of what fits into one report by number. Less after one that was refused as a whole, perhaps for its size."""
@@ -114,6 +120,10 @@ class Outbox:
         """One step of one generation; a newer row replaces an older one."""
         key = (row.job_id, row.generation, row.step)
         self.steps.put(key, row)
+
+    def put_metrics(self, row: MetricsRow) -> None:
+        """The numbers of one step."""
+        self.metrics.put((row.job_id, row.generation, row.step), row)
 
     def put_handoff(self, mirror: HandoffMirror) -> None:
         """The newest copy of a handoff."""
@@ -144,7 +154,7 @@ class Outbox:
             queue.take_back(report_seq)
 
     def _queues(self) -> tuple[Queue, ...]:
-        return (self.notices, self.steps, self.handoffs, self.declined, self.checkpoints, self.finished)
+        return (self.notices, self.steps, self.handoffs, self.declined, self.checkpoints, self.finished, self.metrics)
 
     def drop_handoff(self, handoff_id: UUID) -> None:
         """The service rejects this handoff: do not send it again."""

@@ -14,13 +14,18 @@ from typing import Any
 import httpx
 
 from agent.peer.peer_server import STATUS_PATH
-from agent.peer.signing import Request, sign
-from agent.protocol.peer import PEER_PATH, Envelope
+from agent.peer.signing import Request, sign, told_time
+from agent.protocol.peer import PEER_PATH, Envelope, in_time_of
+from liver_core.steady_clock import Clock
 
 TIMEOUT_S = 2.0
 RETRY_S = 1.0
 SILENT_TRIES = 3
 FRESH_S = 5.0
+CLOCKS_APART_S = 5.0
+"""Clocks that differ by no more count as the same: a message takes its time too."""
+QUICK_S = 1.0
+"""An answer that came so soon tells how far the clock of its sender is ahead, to half of this."""
 _log = logging.getLogger(__name__)
 
 
@@ -33,6 +38,29 @@ class Silence:
     tries: int
 
 
+@dataclass(slots=True)
+class PeerClock:
+    """The clock of another node, ahead of this node's by `measured_s`. `ahead_s` is by how much times are moved for it:
+    nothing for one that is about right, and no other value before it has clearly changed."""
+
+    measured_s: float = 0.0
+    ahead_s: float = 0.0
+
+    def take(self, told: float, sent: float, arrived: float) -> bool:
+        """It was `told` between `sent` and `arrived` by the own clock. Whether times are moved differently now."""
+        self.measured_s = told - (sent + arrived) / 2
+        if arrived - sent > QUICK_S or abs(self.measured_s - self.ahead_s) <= CLOCKS_APART_S:
+            return False
+        self.ahead_s = self.measured_s if abs(self.measured_s) > CLOCKS_APART_S else 0.0
+        return True
+
+    def __str__(self) -> str:
+        if not self.ahead_s:
+            return "about the same as here again"
+        how = "ahead of" if self.ahead_s > 0 else "behind"
+        return f"{abs(self.ahead_s):.1f} s {how} this node's: times in messages to it are moved by that"
+
+
 class PeerUnreachable(Exception):
     """No answer, or an answer that is an error; the text says what happened."""
 
@@ -40,8 +68,16 @@ class PeerUnreachable(Exception):
 class PeerClient:
     """`address_of(job_id, node_id)` gives URL and key, None where they are not known."""
 
-    def __init__(self, address_of: Callable[[str, str], tuple[str, str] | None], timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        address_of: Callable[[str, str], tuple[str, str] | None],
+        *,
+        timeout_s: float = TIMEOUT_S,
+        now: Clock = time.time,
+    ) -> None:
         self._address_of = address_of
+        self._now = now
+        self._clocks: dict[str, PeerClock] = {}
         self._client = httpx.AsyncClient(
             timeout=timeout_s, trust_env=False, limits=httpx.Limits(max_connections=256, keepalive_expiry=60.0)
         )
@@ -60,20 +96,24 @@ class PeerClient:
             self._tasks[key] = asyncio.create_task(self._drain(key, attempts))
 
     async def send(self, envelope: Envelope) -> None:
-        """Send and wait until the receiver has accepted it. Raises PeerUnreachable."""
-        body = envelope.model_dump_json(by_alias=True).encode()
+        """Send and wait until the receiver has accepted it. Times in it are moved to the receiver's clock. Raises
+        PeerUnreachable."""
+
+        def body(ahead_s: float) -> bytes:
+            return in_time_of(envelope, ahead_s).model_dump_json(by_alias=True).encode()
+
         await self._request("POST", envelope.job_id, envelope.receiver, PEER_PATH, body)
 
     async def status(self, job_id: str, node_id: str) -> dict[str, Any]:
         """The other agent's summary of a job. Raises PeerUnreachable."""
-        return (await self._request("GET", job_id, node_id, STATUS_PATH, b"")).json()
+        return (await self._request("GET", job_id, node_id, STATUS_PATH, lambda _: b"")).json()
 
     def unreachable_since(self, job_id: str) -> dict[str, float]:
         """Agents that left several requests unanswered, one of them just now; since when (seconds since 1970).
 
         An old failure does not count if nothing was sent to the agent since.
         """
-        fresh = time.time() - FRESH_S
+        fresh = self._now() - FRESH_S
         return {
             node_id: silence.since
             for (job, node_id), silence in self._silences.items()
@@ -113,20 +153,32 @@ class PeerClient:
         finally:
             del self._tasks[key]
 
-    async def _request(self, method: str, job_id: str, node_id: str, path: str, body: bytes) -> httpx.Response:
+    async def _request(
+        self, method: str, job_id: str, node_id: str, path: str, body: Callable[[float], bytes]
+    ) -> httpx.Response:
         address = self._address_of(job_id, node_id)
         if address is None:
             raise PeerUnreachable(f"the address of {node_id} is not known")
         url, key = address
-        request = Request(method, path, job_id, body)
-        headers = sign(request, key, now=time.time(), nonce=secrets.token_hex(16))
-        try:
-            response = await self._client.request(method, url.rstrip("/") + path, content=body, headers=headers)
-        except httpx.HTTPError as error:
-            now = time.time()
-            known = self._silences.get((job_id, node_id), Silence(now, now, 0))
-            self._silences[(job_id, node_id)] = Silence(known.since, now, known.tries + 1)
-            raise PeerUnreachable(f"{node_id} at {url}: {type(error).__name__}: {error}") from None
+        clock = self._clocks.setdefault(node_id, PeerClock())
+        # The second time with what the first answer said of the receiver's clock.
+        for is_last in (False, True):
+            request = Request(method, path, job_id, body(clock.ahead_s))
+            sent, nonce = self._now(), secrets.token_hex(16)
+            headers = sign(request, key, now=sent + clock.measured_s, nonce=nonce)
+            address = url.rstrip("/") + path
+            try:
+                response = await self._client.request(method, address, content=request.body, headers=headers)
+            except httpx.HTTPError as error:
+                now = self._now()
+                known = self._silences.get((job_id, node_id), Silence(now, now, 0))
+                self._silences[(job_id, node_id)] = Silence(known.since, now, known.tries + 1)
+                raise PeerUnreachable(f"{node_id} at {url}: {type(error).__name__}: {error}") from None
+            told = told_time(request, nonce, key, response.headers)
+            if told is not None and clock.take(told, sent, self._now()):
+                _log.warning("the clock of node %s is %s", node_id, clock)
+            if is_last or told is None or response.status_code != 401:
+                break
         self.mark_reachable(job_id, node_id)
         if response.status_code >= 300:
             raise PeerUnreachable(f"{node_id} at {url} answered {response.status_code}: {response.text[:500]}")

@@ -6,7 +6,6 @@ Every answer is small: an agent sends what its peers should know as messages of 
 import contextlib
 import json
 import socket
-import time
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
@@ -15,7 +14,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 
-from agent.peer.signing import JOB_HEADER, ReplayWindow, SignatureRefused
+from agent.peer.signing import (
+    JOB_HEADER,
+    NONCE_HEADER,
+    ReplayWindow,
+    SignatureRefused,
+    SignatureStale,
+    tell_time,
+)
 from agent.peer.signing import Request as SignedRequest
 from agent.protocol import PROTOCOL_VERSION
 from agent.protocol.errors import (
@@ -30,6 +36,7 @@ from agent.protocol.errors import (
     version_problem,
 )
 from agent.protocol.peer import ENVELOPE_BYTES_MAX, PEER_PATH, Envelope
+from liver_core.steady_clock import Clock
 
 STATUS_PATH = "/peer/v1/status"
 MAX_CONNECTIONS = 4_096
@@ -44,32 +51,38 @@ Take = Callable[[Envelope], Awaitable[None]]
 Status = Callable[[str], dict[str, Any]]
 
 
-def peer_app(*, node_id: str, key_of: KeyOf, take: Take, status: Status) -> FastAPI:
+def peer_app(*, node_id: str, key_of: KeyOf, take: Take, status: Status, now: Clock) -> FastAPI:
     """`key_of(job_id)` is the job's key, None for a job that this node does not take part in."""
     app = FastAPI(title="liver peer endpoint", openapi_url=None, docs_url=None, redoc_url=None)
     window = ReplayWindow()
 
-    async def verified(request: Request, body: bytes) -> str | Response:
+    async def answer(request: Request, body: bytes, make: Callable[[str], Awaitable[Response]]) -> Response:
+        """What `make` answers to the job's members, and what the time is here."""
         job_id = request.headers.get(JOB_HEADER, "")
         key = key_of(job_id)
         if key is None:
             # The same answer as for a wrong key, so that a caller without a key learns nothing about this node's jobs.
             return _problem(401, UNAUTHENTICATED, "the signature does not match")
-        signed = SignedRequest(request.method, request.url.path, job_id, body)
+        signed, here = SignedRequest(request.method, request.url.path, job_id, body), now()
         try:
-            window.verify(signed, request.headers, key, time.time())
+            window.verify(signed, request.headers, key, here)
+        except SignatureStale as error:
+            response = _problem(401, UNAUTHENTICATED, str(error))
         except SignatureRefused as error:
             return _problem(401, UNAUTHENTICATED, str(error))
-        return job_id
+        else:
+            response = await make(job_id)
+        response.headers.update(tell_time(signed, request.headers[NONCE_HEADER], key, now=here))
+        return response
 
     @app.post(PEER_PATH)
     async def messages(request: Request) -> Response:
         body = await _read_body(request)
         if body is None:
             return _problem(413, TOO_LARGE, f"a message has at most {ENVELOPE_BYTES_MAX} bytes")
-        job_id = await verified(request, body)
-        if isinstance(job_id, Response):
-            return job_id
+        return await answer(request, body, lambda job_id: taken(job_id, body))
+
+    async def taken(job_id: str, body: bytes) -> Response:
         try:
             envelope = Envelope.model_validate_json(body)
         except ValidationError as error:
@@ -88,8 +101,10 @@ def peer_app(*, node_id: str, key_of: KeyOf, take: Take, status: Status) -> Fast
 
     @app.get(STATUS_PATH)
     async def peer_status(request: Request) -> Response:
-        job_id = await verified(request, b"")
-        return job_id if isinstance(job_id, Response) else JSONResponse(status(job_id))
+        async def said(job_id: str) -> Response:
+            return JSONResponse(status(job_id))
+
+        return await answer(request, b"", said)
 
     @app.get("/{path:path}")
     async def nothing(path: str) -> Response:

@@ -1,6 +1,7 @@
 """Signatures of the peer endpoint: HMAC-SHA256 with the job's key over method, path, job, time, nonce and body.
 
-Pure: time and nonces are arguments. A request is accepted once, within half a minute of its signing time.
+Pure: time and nonces are arguments. A request is accepted once, within seconds of its signing time. The answer tells
+the time by the receiver's clock, signed for this request: a sender whose clock differs signs again, by that time.
 """
 
 import hashlib
@@ -13,8 +14,8 @@ JOB_HEADER = "x-liver-job"
 TIME_HEADER = "x-liver-time-ms"
 NONCE_HEADER = "x-liver-nonce"
 SIGNATURE_HEADER = "x-liver-signature"
-WINDOW_S = 30.0
-"""Clocks of the nodes of one job may differ by this much."""
+WINDOW_S = 5.0
+"""Longer than a sender waits for an answer. It knows by how much the receiver's clock differs from its own."""
 
 NONCES_MAX = 100_000
 NONCE_CHARS = range(16, 65)
@@ -45,6 +46,31 @@ def sign(request: Request, key: str, *, now: float, nonce: str) -> dict[str, str
     }
 
 
+class SignatureStale(SignatureRefused):
+    """It was signed with the job's key, but too long ago or too far ahead."""
+
+
+def tell_time(request: Request, nonce: str, key: str, *, now: float) -> dict[str, str]:
+    """The headers of the answer to a request with this nonce, which was signed with `key`."""
+    time_ms = str(int(now * 1_000))
+    return {TIME_HEADER: time_ms, SIGNATURE_HEADER: _signature(_answer_to(request), key, time_ms, nonce)}
+
+
+def told_time(request: Request, nonce: str, key: str, headers: Mapping[str, str]) -> float | None:
+    """Seconds since 1970 by the receiver's clock; None where the answer does not tell, or somebody else made it."""
+    time_ms = headers.get(TIME_HEADER, "")
+    if not time_ms.isdigit() or len(time_ms) > 16:
+        return None
+    expected = _signature(_answer_to(request), key, time_ms, nonce)
+    is_genuine = hmac.compare_digest(expected.encode(), headers.get(SIGNATURE_HEADER, "").encode())
+    return int(time_ms) / 1_000 if is_genuine else None
+
+
+def _answer_to(request: Request) -> Request:
+    """What is signed of an answer. Its method is none of HTTP, so that it passes for no request."""
+    return Request("TIME", request.path, request.job_id, b"")
+
+
 class ReplayWindow:
     """Remembers recent nonces, oldest first, so that removing old ones is cheap."""
 
@@ -52,7 +78,8 @@ class ReplayWindow:
         self._nonces: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def verify(self, request: Request, headers: Mapping[str, str], key: str, now: float) -> None:
-        """Raises SignatureRefused unless the request is fresh, new and signed with `key`."""
+        """Raises SignatureRefused unless the request is fresh, new and signed with `key`; SignatureStale if only its
+        time is wrong."""
         time_ms, nonce = headers.get(TIME_HEADER, ""), headers.get(NONCE_HEADER, "")
         if not time_ms.isdigit() or len(time_ms) > 16 or len(nonce) not in NONCE_CHARS:
             raise SignatureRefused("the signature headers are missing or malformed")
@@ -61,7 +88,7 @@ class ReplayWindow:
             raise SignatureRefused("the signature does not match")
         age_s = now - int(time_ms) / 1_000
         if abs(age_s) > WINDOW_S:
-            raise SignatureRefused(f"signed {age_s:.1f} s ago by this node's clock, at most {WINDOW_S:g} s are allowed")
+            raise SignatureStale(f"signed {age_s:.1f} s ago by this node's clock, at most {WINDOW_S:g} s are allowed")
         self._remember((request.job_id, nonce), now)
 
     def _remember(self, key: tuple[str, str], now: float) -> None:

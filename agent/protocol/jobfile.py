@@ -5,6 +5,7 @@ Pure. Every error names the field and the rule it breaks; nothing is coerced exc
 
 import re
 from enum import StrEnum
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 from pydantic import (
@@ -268,6 +269,9 @@ class JobFile(JobPart):
         default=None, description="A checkpoint that this job continues: step-N, or iter_N of Megatron's training."
     )
     checkpoint: CheckpointRule | None = None
+    tensorboard: Annotated[str, StringConstraints(min_length=1, max_length=4_096)] | None = Field(
+        default=None, description="A folder inside checkpoint.path for TensorBoard's event files; not given: none."
+    )
     drop_step: DropStepRule | None = Field(
         default=None, description="Not given: a step is never dropped, and costs nothing more."
     )
@@ -294,6 +298,18 @@ class JobFile(JobPart):
         batch = info.data.get("global_batch", 0)
         if batch % value:
             raise ValueError(f"global_batch {batch} must be divisible by micro_batch {value}")
+        return value
+
+    @field_validator("tensorboard")
+    @classmethod
+    def _lies_inside_the_checkpoints(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None or "checkpoint" not in info.data:
+            return value
+        rule: CheckpointRule | None = info.data["checkpoint"]
+        if rule is None:
+            raise ValueError("needs checkpoint.path: it must be a folder inside that one")
+        if PurePosixPath(rule.path) not in PurePosixPath(value).parents or ".." in PurePosixPath(value).parts:
+            raise ValueError(f"must be a folder inside checkpoint.path, {rule.path}, without '..', is {value}")
         return value
 
     @field_validator("drop_step")

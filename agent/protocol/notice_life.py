@@ -18,8 +18,6 @@ DEADLINE_DRIFT = timedelta(seconds=1)
 """Some sources compute the deadline anew at every read. A change of no more than this is none."""
 GOES_LATE = timedelta(seconds=10)
 """A machine goes some seconds after its deadline, and clocks differ. Until then a notice moves jobs."""
-CLOCKS_APART_S = 5.0
-"""A peer's clock that differs by more is wrong, or ours is."""
 GRACE_AFTER_DEADLINE = timedelta(seconds=180)
 """After so long a node that still reports was not taken."""
 WITHOUT_DEADLINE_LASTS = timedelta(seconds=600)
@@ -83,13 +81,6 @@ def moved(fact: NoticeFact, by: timedelta) -> NoticeFact:
         return fact
     times = {name: shifted(getattr(fact, name), by) for name in ("first_seen_utc", "deadline_utc", "withdrawn_utc")}
     return fact.model_copy(update=times)
-
-
-def by_own_clock(fact: NoticeFact, *, issued: datetime, now: datetime) -> NoticeFact:
-    """What a peer said at `issued` by its clock, by that of the receiver. Clocks that are about right are left alone:
-    the message takes its time too."""
-    apart_s = (now - issued).total_seconds()
-    return moved(fact, timedelta(seconds=round(apart_s))) if abs(apart_s) > CLOCKS_APART_S else fact
 
 
 def phase(notice: NoticeFact, now: datetime) -> NoticePhase:

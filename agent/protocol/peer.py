@@ -3,11 +3,14 @@
 Pure. The envelope adds only who sends it and to whom. Authentication (the job's peer key) is around it.
 """
 
-from typing import Annotated, Literal
+from dataclasses import replace
+from datetime import timedelta
+from typing import Annotated, Literal, TypeVar
 from uuid import UUID
 
 from pydantic import Field
 
+from agent.protocol.notice_life import moved
 from agent.protocol.sync import NoticeFact
 from agent.protocol.values import Message, Utc
 from liver_core.handoff import PROTOCOL_VERSION, MessageError, Order, Report
@@ -15,6 +18,7 @@ from liver_core.layout.limits import Checked, JobId, NodeId, Seconds, ShortText,
 
 PEER_PATH = "/peer/v1/messages"
 ENVELOPE_BYTES_MAX = 4 * 1024 * 1024
+MessageT = TypeVar("MessageT", Order, Report)
 
 
 class RankMeasures(Message):
@@ -71,3 +75,25 @@ class Envelope(Message):
     job_id: JobId
     issued_utc: Utc
     body: PeerBody
+
+
+def in_time_of(envelope: Envelope, ahead_s: float) -> Envelope:
+    """The envelope with the times that it names by a clock that is ahead by so many seconds."""
+    if not ahead_s:
+        return envelope
+    ahead = timedelta(seconds=ahead_s)
+    match envelope.body:
+        case OrderBody(order=order) as body:
+            body = body.model_copy(update={"order": _moved(order, ahead_s)})
+        case ReportBody(report=report, measured=measured) as body:
+            if measured is not None:
+                moments = {name: value + ahead_s * name.endswith("_utc") for name, value in measured.measures.items()}
+                measured = measured.model_copy(update={"measures": moments})
+            body = body.model_copy(update={"report": _moved(report, ahead_s), "measured": measured})
+        case NoticeBody(notice=notice) as body:
+            body = body.model_copy(update={"notice": moved(notice, ahead)})
+    return envelope.model_copy(update={"body": body, "issued_utc": envelope.issued_utc + ahead})
+
+
+def _moved(message: MessageT, by_s: float) -> MessageT:
+    return replace(message, deadline_utc=message.deadline_utc + by_s, issued_at=message.issued_at + by_s)

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from pydantic import Field, TypeAdapter
 
-from agent.protocol.values import Amount, Message, Step
+from agent.protocol.values import Amount, Message, MetricValues, Step
 from liver_core.handoff import Decision, Order, RankStage, Reason
 from liver_core.layout.limits import (
     COUNT_MAX,
@@ -35,6 +35,7 @@ class Prepare(Message):
 
     type: Literal["prepare"] = "prepare"
     order: Order
+    clock_zero: Amount = Field(description="UTC by the agent's clock at the zero of the machine's monotonic clock.")
 
 
 class Permit(Message):
@@ -136,6 +137,15 @@ class StepReport(Message):
     tokens: Count | None = None
 
 
+class MetricsReport(Message):
+    """The numbers of one step, built in and the job's own; said by one rank of the world, after the step's hooks."""
+
+    type: Literal["metrics"] = "metrics"
+    generation: Generation
+    step: Step
+    values: MetricValues
+
+
 class Checkpointed(Message):
     """A checkpoint is complete on disk (said by rank 0 of the world only)."""
 
@@ -166,7 +176,9 @@ RankCommand = Annotated[
     Prepare | Permit | Withdraw | Abort | Retire | WriteCheckpoint | Stop | StepLease | StatusQuery,
     Field(discriminator="type"),
 ]
-RankEvent = Annotated[Hello | StageReport | StepReport | Checkpointed | Finished | Failed, Field(discriminator="type")]
+RankEvent = Annotated[
+    Hello | StageReport | StepReport | Checkpointed | Finished | Failed | MetricsReport, Field(discriminator="type")
+]
 _COMMANDS: TypeAdapter[RankCommand] = TypeAdapter(RankCommand)
 _EVENTS: TypeAdapter[RankEvent] = TypeAdapter(RankEvent)
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from pydantic import ConfigDict, Field
 
 from agent.protocol.jobfile import JobFile
-from agent.protocol.values import Amount, HandoffCause, HandoffState, Message, Placement, Step, Url, Utc
+from agent.protocol.values import Amount, HandoffCause, HandoffState, Message, MetricValues, Placement, Step, Url, Utc
 from liver_core.handoff import PROTOCOL_VERSION, Decision, RankStage, Reason, Rung, StoreAddress
 from liver_core.layout import ParallelLayout, Roster
 from liver_core.layout.limits import (
@@ -36,6 +36,7 @@ from liver_core.layout.limits import (
 )
 
 STEPS_PER_REPORT_MAX = 1_024
+METRICS_PER_REPORT_MAX = 256
 LOG_CHUNKS_PER_REPORT_MAX = 64
 LOG_CHUNK_CHARS_MAX = 16_384
 NOTICES_PER_REPORT_MAX = 64
@@ -140,6 +141,16 @@ class StepRow(Message):
     consumed_samples: Count | None = None
     sample_digest: Digest | None = None
     tokens: Count | None = None
+
+
+class MetricsRow(Message):
+    """The numbers of one step, built in and the job's own. A newer generation's replace those of an older one."""
+
+    job_id: JobId
+    generation: Generation
+    step: Step
+    at_utc: Utc
+    values: MetricValues
 
 
 class HandoffMeasures(Message):
@@ -286,6 +297,7 @@ class SyncReport(Message):
     stores: tuple[StoreHosted, ...] = Field(default=(), max_length=RANKS_PER_REPORT_MAX)
     finished: tuple[JobFinished, ...] = Field(default=(), max_length=64)
     answering: tuple[NodeAnswers, ...] = Field(default=(), max_length=PROBES_MAX)
+    metrics: tuple[MetricsRow, ...] = Field(default=(), max_length=METRICS_PER_REPORT_MAX)
 
 
 class DesiredState(StrEnum):

@@ -11,13 +11,23 @@ from typing import Annotated, Self
 from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from liver_core.layout import Members, ParallelLayout, check_members
-from liver_core.layout.limits import COUNT_MAX, UTC_LEAST, UTC_MOST, Bound
+from liver_core.layout.limits import (
+    BUILT_IN_METRICS,
+    COUNT_MAX,
+    METRICS_PER_STEP_MAX,
+    UTC_LEAST,
+    UTC_MOST,
+    Bound,
+    MetricName,
+)
 
 URL_PATTERN = r"^https?://[^\s\x00]+$"
 Url = Annotated[str, Bound(pattern=URL_PATTERN, max_length=512)]
 Step = Annotated[int, Bound(ge=0, le=COUNT_MAX)]
 Amount = Annotated[float, Bound(ge=0.0, le=1e18)]
 """A quantity that is no time, such as bytes in a second."""
+MetricValues = Annotated[dict[MetricName, float | None], Bound(max_length=METRICS_PER_STEP_MAX + len(BUILT_IN_METRICS))]
+"""Numbers of one step by name; null: not a number, or infinite."""
 Utc = Annotated[
     AwareDatetime,
     Bound(ge=datetime.fromtimestamp(UTC_LEAST, UTC), lt=datetime.fromtimestamp(UTC_MOST, UTC)),

@@ -7,7 +7,7 @@ The agent writes it; `agent.worker.rank_process:run` gets it as a JSON object, w
 from pydantic import Field
 
 from agent.protocol.jobfile import JobFile
-from agent.protocol.values import Message
+from agent.protocol.values import Amount, Message
 from liver_core.handoff import Order
 from liver_core.layout import Member
 from liver_core.layout.limits import FilePath, NodeId, ShortText, Slot
@@ -24,6 +24,7 @@ class RankSpec(Message):
     node_id: NodeId
     slot: Slot
     order: Order
+    clock_zero: Amount = Field(description="UTC by the agent's clock at the zero of the machine's monotonic clock.")
     spec: JobFile
     private_address: ShortText = Field(description="The address this node's ranks bind to.")
     socket_path: FilePath

@@ -14,8 +14,9 @@ import threading
 import time
 import traceback
 import uuid
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, assert_never
+from typing import TYPE_CHECKING, Any, assert_never
 
 from agent.protocol import rank
 from agent.protocol.jobfile import OnNonfinite
@@ -32,11 +33,15 @@ from liver_core.rank.step_boundary import StepTotals
 from liver_core.state.megatron_optimizer import UnsupportedState
 from liver_core.state.replay_check import check_replay
 from liver_core.state.small_state import TrainingProgress
+from liver_core.steady_clock import PROCESS_CLOCK, utc_now
 from liver_core.streaming.header import HeaderError
 from liver_core.training.entrypoint import load_job
 from liver_core.transport.endpoint import make_endpoint, warm_up
 from liver_core.transport.protocol import TransportError
 from liver_core.worlds.megatron import prepare_process
+
+if TYPE_CHECKING:
+    from liver_core.rank.metrics.event_files import EventFiles
 
 # A rank that hangs is named by the agent's watchdog long before; this only bounds a collective nobody watches.
 _COLLECTIVE_S = 600.0
@@ -71,6 +76,7 @@ class Worker:
     """Glue between one RankLoop and its agent: messages in, messages out, nothing decided here."""
 
     def __init__(self, spec: RankSpec, control: socket.socket) -> None:
+        PROCESS_CLOCK.zero = spec.clock_zero
         self.spec = spec
         self.member = Member(spec.node_id, spec.slot)
         self.control = ControlSocket(control, self._hello, self._obey)
@@ -113,6 +119,7 @@ class Worker:
             drop_rule=None if file.drop_step is None else DropRule(file.drop_step.every_micro_batches),
             validate_every=file.validate_every_steps,
             stops_at_nonfinite=file.on_nonfinite is OnNonfinite.STOP,
+            event_files=self._event_files(),
         )
         first = self._first_order()
         ended = self.loop.run(first)
@@ -123,6 +130,15 @@ class Worker:
         elif ended.how is Ending.BROKEN:
             self.fail(str(ended.reason))
         return _EXIT[ended.how]
+
+    def _event_files(self) -> EventFiles | None:
+        file = self.spec.spec
+        if file.tensorboard is None or file.checkpoint is None:
+            return None
+        # What writes them takes a while to import, and most jobs have none.
+        from liver_core.rank.metrics.event_files import EventFiles, EventFolder
+
+        return EventFiles(EventFolder(file.tensorboard, str(self.spec.order.job_id), file.checkpoint.path), log)
 
     def fail(self, text: str) -> None:
         """Say that this rank cannot go on."""
@@ -141,7 +157,7 @@ class Worker:
     def _await_prepare(self) -> Order:
         deadline = self.spec.order.deadline_utc
         while not self.first_prepare:
-            if time.time() > deadline:
+            if utc_now() > deadline:
                 handoff_id = self.spec.order.handoff_id
                 raise TimeoutError(f"no prepare of handoff {handoff_id} from the agent before its deadline")
             time.sleep(0.005)
@@ -152,7 +168,8 @@ class Worker:
     def _obey(self, command: rank.RankCommand) -> None:
         loop = self.loop
         match command:
-            case rank.Prepare(order=order):
+            case rank.Prepare(order=order, clock_zero=clock_zero):
+                PROCESS_CLOCK.zero = clock_zero
                 self._prepare(order)
             case rank.Permit():
                 if loop is not None:
@@ -185,7 +202,7 @@ class Worker:
 
     def _prepare(self, order: Order) -> None:
         if self.ordered[0] != order.handoff_id:
-            self.ordered = (order.handoff_id, time.time())
+            self.ordered = (order.handoff_id, utc_now())
         if self.loop is None or self.loop.active is None:
             self.rank = order.rank_of(self.member)
         if self.loop is None or not self.first_prepare:
@@ -259,6 +276,9 @@ class Worker:
                 tokens=totals.tokens,
             )
         )
+
+    def metrics(self, generation: int, step: int, values: Mapping[str, float | None]) -> None:
+        self.control.say(rank.MetricsReport(generation=generation, step=step, values=dict(values)))
 
     def checkpointed(self, path: str, step: int, seconds: float, asked: int) -> None:
         size = sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())

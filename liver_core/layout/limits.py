@@ -55,6 +55,11 @@ NO_NUL = Bound(pattern=NO_NUL_PATTERN)
 """No database column of text takes a NUL, and no terminal shows it."""
 
 IDENTIFIER_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+METRIC_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"
+METRIC_CHARS_MAX = 64
+METRICS_PER_STEP_MAX = 64
+"""Of a job's own; those that LiveR reports by itself come on top."""
+BUILT_IN_METRICS = ("loss", "learning_rate", "gradient_norm")
 Identifier = Annotated[str, Bound(pattern=IDENTIFIER_PATTERN, min_length=1, max_length=63)]
 JobId = Identifier
 NodeId = Identifier
@@ -63,6 +68,7 @@ ShortText = Annotated[str, Bound(max_length=NAME_CHARS_MAX), NO_NUL]
 Name = Annotated[str, Bound(min_length=1, max_length=NAME_CHARS_MAX), NO_NUL]
 FilePath = Annotated[str, Bound(min_length=1, max_length=4_096), NO_NUL]
 Digest = Annotated[str, Bound(pattern=r"^[A-Za-z0-9:+/=_-]*$", max_length=128)]
+MetricName = Annotated[str, Bound(pattern=METRIC_PATTERN, min_length=1, max_length=METRIC_CHARS_MAX)]
 Slot = Annotated[int, Bound(ge=0, lt=SLOTS_MAX)]
 Port = Annotated[int, Bound(ge=1, le=65_535)]
 Rank = Annotated[int, Bound(ge=0, lt=RANKS_MAX)]

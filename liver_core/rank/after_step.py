@@ -15,6 +15,7 @@ from liver_core.handoff.ready_tag import Agreement, BoundaryPhase
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.checkpoint_writer import CheckpointWriter
+from liver_core.rank.metrics.step_metrics import StepMeasures, StepMetrics
 from liver_core.state.megatron_arguments import megatron_arguments
 from liver_core.state.small_state import TrainingProgress, collect
 from liver_core.training.job import TrainingJob
@@ -63,7 +64,7 @@ class HandedOver:
     """A step that was handed over, with the small state after it if a checkpoint is due."""
 
     step: int
-    loss: float
+    measured: StepMeasures
     small: dict[str, Any] | None
 
 
@@ -75,6 +76,7 @@ class AfterStep:
         job: TrainingJob,
         requests: BoundaryRequests,
         writer: CheckpointWriter,
+        metrics: StepMetrics,
         *,
         rule: CheckpointPlan | None,
         last_step: int | None,
@@ -86,15 +88,18 @@ class AfterStep:
         self._job = job
         self._requests = requests
         self._writer = writer
+        self._metrics = metrics
         self._rule = rule
         self._last_step = last_step
         self._validate_every = validate_every
         self._waiting: HandedOver | None = None
 
-    def do(self, active: ActiveWorld, progress: TrainingProgress, loss: float, agreement: Agreement | None) -> None:
+    def do(
+        self, active: ActiveWorld, progress: TrainingProgress, measured: StepMeasures, agreement: Agreement | None
+    ) -> None:
         """All that is due after an ordinary step, at whose boundary there was this agreement. Raises Ended."""
         phase = None if agreement is None else agreement.phase
-        self._run_hooks(active, progress.step, loss)
+        self._run_hooks(active, progress.step, measured)
         ended = self._ended(progress.step, phase)
         asked = self._requests.take_checkpoint() if phase is BoundaryPhase.CHECKPOINT else 0
         if self._rule is not None and (asked or ended is not None or self._rule.is_due(progress.step)):
@@ -113,11 +118,11 @@ class AfterStep:
         """Whether the job is done after this step."""
         return self._last_step is not None and step >= self._last_step
 
-    def put_off(self, active: ActiveWorld, progress: TrainingProgress, loss: float) -> None:
+    def put_off(self, active: ActiveWorld, progress: TrainingProgress, measured: StepMeasures) -> None:
         """The step was handed over, and the pause is not over: keep what is due after it for `do_put_off`."""
         due = self._rule is not None and (self._rule.is_due(progress.step) or self.is_last(progress.step))
         small = self._small(active, progress) if due else None
-        self._waiting = HandedOver(progress.step, loss, small)
+        self._waiting = HandedOver(progress.step, measured, small)
 
     def do_put_off(self, active: ActiveWorld) -> None:
         """What is due after a step that was handed over, if the world began with one. Call it when gradients of the
@@ -125,16 +130,18 @@ class AfterStep:
         waiting, self._waiting = self._waiting, None
         if waiting is None:
             return
-        self._run_hooks(active, waiting.step, waiting.loss)
+        self._run_hooks(active, waiting.step, waiting.measured)
         if waiting.small is not None:
             self._write(active, waiting.small)
 
-    def _run_hooks(self, active: ActiveWorld, step: int, loss: float) -> None:
-        self._job.on_step(step, loss, active.state, active.world)
+    def _run_hooks(self, active: ActiveWorld, step: int, measured: StepMeasures) -> None:
+        self._metrics.open(step)
+        self._job.on_step(step, measured.loss, active.state, active.world)
         if self._validate_every is not None and step % self._validate_every == 0:
             before = random_state()
             self._job.validate(step, active.state, active.world)
             restore_random_state(before)
+        self._metrics.publish(active.world, step, measured)
 
     def _small(self, active: ActiveWorld, progress: TrainingProgress) -> dict[str, Any]:
         return collect(self._job, active.state, active.live, progress)

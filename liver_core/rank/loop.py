@@ -11,7 +11,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -33,6 +33,7 @@ from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.checkpoint_writer import CheckpointWriter
 from liver_core.rank.cutover.cutover_run import CutoverRun, Outcome, Probe
 from liver_core.rank.droppable_step import DropRule, StepPlace, do_step
+from liver_core.rank.metrics.step_metrics import StepMeasures, StepMetrics, measures_before
 from liver_core.rank.next_world import COLLECT_AFTER_S, NextWorld
 from liver_core.rank.pending_handoff import NoPartInHandoff, PendingHandoff
 from liver_core.rank.prepare.memory_plan import take_place
@@ -47,10 +48,14 @@ from liver_core.state.buckets import return_gradients, spread_gradients
 from liver_core.state.megatron_optimizer import settle_moments
 from liver_core.state.optimizer_step import apply_step, measure_gradients, refresh_weights
 from liver_core.state.small_state import TrainingProgress, collect, install, reseed
+from liver_core.steady_clock import utc_now
 from liver_core.training.cursor import DataCursor, chained, digest_part
 from liver_core.training.job import TrainingJob
 from liver_core.worlds.groups import plainly
 from liver_core.worlds.megatron import activate
+
+if TYPE_CHECKING:
+    from liver_core.rank.metrics.event_files import EventFiles
 
 LAST_CHECKPOINT_S = 600.0
 """How long a rank that ends waits for its last checkpoint to be written."""
@@ -72,6 +77,7 @@ class RankLoop:
         drop_rule: DropRule | None = None,
         stops_at_nonfinite: bool = True,
         validate_every: int | None = None,
+        event_files: EventFiles | None = None,
         probe: Probe = lambda point: None,
     ) -> None:
         """`stops_at_nonfinite`: end as FAILED before a step whose loss or gradient norm is not finite is applied.
@@ -93,10 +99,12 @@ class RankLoop:
         self.progress = TrainingProgress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self.timings = Timings()
         self.checkpoints = CheckpointWriter(listener.checkpointed, listener.checkpoint_failed)
+        self.metrics = StepMetrics(job, listener, event_files)
         self.after_step = AfterStep(
             job,
             self.requests,
             self.checkpoints,
+            self.metrics,
             rule=checkpoints,
             last_step=last_step,
             validate_every=validate_every,
@@ -173,6 +181,8 @@ class RankLoop:
             # Torch raises this if a peer is gone or late. This world cannot do another step.
             _log.exception("the rank of %s cannot continue: error in phase %s", self.member, self._phase)
             return self._broken(error)
+        finally:
+            self.metrics.close()
 
     def _broken(self, error: RuntimeError) -> Ended:
         """The world in which this rank trains is lost, and so is a handoff in progress. The checkpoint rung is next."""
@@ -233,8 +243,8 @@ class RankLoop:
             self._hand_over(active, following, totals, reduced)
             return
         waited_s = await_lease(boundary, self.requests, world.everyone, self.progress.step + 1)
-        self._apply(active, totals, started + waited_s, reduced + waited_s)
-        self.after_step.do(active, self.progress, totals.loss, boundary.agreement)
+        measured = self._apply(active, totals, started + waited_s, reduced + waited_s)
+        self.after_step.do(active, self.progress, measured, boundary.agreement)
 
     def _do_put_off(self, active: ActiveWorld) -> float:
         """What is due after a step that was handed over. Returns the seconds it took, which are not the step's."""
@@ -259,13 +269,14 @@ class RankLoop:
         self._phase = "training"
         return following is not None
 
-    def _apply(self, active: ActiveWorld, totals: StepTotals, started: float, reduced: float) -> None:
+    def _apply(self, active: ActiveWorld, totals: StepTotals, started: float, reduced: float) -> StepMeasures:
         """The optimizer step in the world that reduced the gradients."""
         self._phase = "optimizer step"
         norm, stream = measure_gradients(active.state), self.pending.stream()
         self._check_finite("gradient norm", norm, active, active.live.gradients)
         if stream is not None and stream.attached:
             stream.before_step(active, self.progress.step + 1, norm, self.timings.steps)
+        measured = measures_before(active.state, totals.loss, norm)
         apply_step(active.state, norm)
         settle_moments(active.live)
         if stream is not None and stream.attached:
@@ -275,6 +286,7 @@ class RankLoop:
         self.timings.steps.append(ended - started)
         self.timings.optimizer.append(ended - reduced)
         self._note_first_step()
+        return measured
 
     def _check_finite(self, what: str, value: float, active: ActiveWorld, here: Sequence[torch.Tensor | float]) -> None:
         """`value` is of the step that comes next and equal on all ranks; `here` is what this rank adds to it. If the
@@ -308,7 +320,7 @@ class RankLoop:
         self._reporter.cutting_over(following.request)
         boundary = BoundaryAgreed(self.progress.step, dropped=totals is None)
         outcome = self._cutover(following, boundary, active, totals).run()
-        outcome.measures["reduced_at_utc"] = time.time() - (time.monotonic() - reduced)
+        outcome.measures["reduced_at_utc"] = utc_now() - (time.monotonic() - reduced)
         outcome.measures["median_step_s"] = statistics.median(self.timings.steps or [0.0])
         # A dropped step has no gradients to apply, so its pause contains no optimizer step.
         usual_s = statistics.median(self.timings.optimizer or [0.0])
@@ -363,8 +375,8 @@ class RankLoop:
                 assert self.active is not None and totals is not None
                 self.pending.drop_beside_training(reason)
                 return_gradients(self.active.live)
-                self._apply(self.active, totals, reduced, reduced)
-                self.after_step.do(self.active, self.progress, totals.loss, None)
+                measured = self._apply(self.active, totals, reduced, reduced)
+                self.after_step.do(self.active, self.progress, measured, None)
             case RedoBatchInSource(reason=reason):
                 self.pending.drop_beside_training(reason)
             case Leave(reason=reason) if outcome.decision.goes:
@@ -391,11 +403,13 @@ class RankLoop:
         else:
             self.progress = install(small, self.job, following.state, following.live, following.world)
         self.probe("switched")
+        measured = None
         if redo is not None:
             refresh_weights(following.state)
         else:
             spread_gradients(following.live)
             self._check_finite("gradient norm", boundary["norm"], self.active, following.live.gradients)
+            measured = measures_before(following.state, boundary["totals"][0], boundary["norm"])
             apply_step(following.state, boundary["norm"])
             settle_moments(following.live)
         self.pending.take()
@@ -407,10 +421,9 @@ class RankLoop:
         self.retirement = Retirement(following.request.handoff_id, old, following)
         self._switched = True
         self._certificate, self._redone = outcome.certificate, redo
-        if redo is None:
-            totals = StepTotals(*boundary["totals"])
-            self._advance(self.active, totals, time.monotonic() - started)
-            self.after_step.put_off(self.active, self.progress, totals.loss)
+        if measured is not None:
+            self._advance(self.active, StepTotals(*boundary["totals"]), time.monotonic() - started)
+            self.after_step.put_off(self.active, self.progress, measured)
         if self.after_step.is_last(self.progress.step):
             self._end_at_switch(self.active)
 
@@ -423,7 +436,7 @@ class RankLoop:
 
     def _note_first_forward(self) -> None:
         if self._switched and self.retirement is not None:
-            self.retirement.following.measures.setdefault("first_forward_at_utc", time.time())
+            self.retirement.following.measures.setdefault("first_forward_at_utc", utc_now())
 
     def _note_first_step(self) -> None:
         """After its first step, a new world no longer needs the old one: report "active"."""

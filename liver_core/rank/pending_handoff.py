@@ -22,6 +22,7 @@ from liver_core.rank.prepare.preparation import Overtaken, Preparation, PrepareF
 from liver_core.rank.reporter import StageReporter
 from liver_core.rank.store_exchange import Cancelled, ExchangeTimeout
 from liver_core.rank.stream.source_stream import SourceStream
+from liver_core.steady_clock import utc_now
 from liver_core.worlds.groups import expect_quick_answers
 
 _log = logging.getLogger(__name__)
@@ -148,7 +149,7 @@ class PendingHandoff:
             following = self.following
             drops = following is not None and following.request.rung is Rung.DROP_STEP
             if drops and following is not None and following.streams:
-                drops = following.request.deadline_utc - time.time() < needs_s
+                drops = following.request.deadline_utc - utc_now() < needs_s
             word = drop_word(self._requests.word()) if drops else NOTHING_WANTED
             self._shown = word != NOTHING_WANTED
             return word
@@ -261,7 +262,7 @@ class PendingHandoff:
                 if self._requests.stored.ready == (request.handoff_id, request.plan_revision):
                     return
                 reason = self._requests.aborts.get(request.handoff_id)
-                left_s = request.boundary_by(self._member) - time.time()
+                left_s = request.boundary_by(self._member) - utc_now()
                 if reason is None and left_s <= 0:
                     reason = self._reason(request, "ready", "no permission before the deadline")
                 if reason is None:

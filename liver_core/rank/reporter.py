@@ -4,6 +4,7 @@ the pause. Two listeners exist: the agent's worker, and the tests' recorder."""
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Protocol
 
 from liver_core.handoff.messages import Order, RankStage, Reason
@@ -22,6 +23,8 @@ class Listener(Protocol):
     ) -> None: ...
 
     def step(self, generation: int, progress: TrainingProgress, totals: StepTotals, seconds: float) -> None: ...
+
+    def metrics(self, generation: int, step: int, values: Mapping[str, float | None]) -> None: ...
 
     def checkpointed(self, path: str, step: int, seconds: float, asked: int) -> None: ...
 

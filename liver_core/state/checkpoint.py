@@ -43,6 +43,36 @@ from liver_core.worlds.megatron import MegatronWorld
 PARTIAL = ".partial-"
 
 
+def _write_in_this_thread(transforms: Any, *rest: Any) -> None:
+    """Write the files of this rank one after the other, and put their write results into the last argument, a queue.
+
+    Megatron forks a process for each file. A fork of a process with threads may hang in a lock that another thread
+    held. It also keeps the connections of a rank that died open, so that its peers wait for it, and outlives it.
+    """
+    *_, buckets, results = rest
+    written: dict[int, Any] = {}
+    for number, bucket in enumerate(buckets):
+        one, counted = queue.SimpleQueue[tuple[int, Any]](), queue.Queue[int]()
+        counted.put(number)
+        _Writer.write_preloaded_data(
+            transforms,
+            local_proc_idx=number,
+            write_bucket=bucket,
+            results_queue=one,  # type: ignore[arg-type]
+            count_queue=counted,  # type: ignore[arg-type]
+            use_fsync=True,
+        )
+        _, written[number] = one.get()
+        if isinstance(written[number], Exception):
+            results.put(written[number])
+            return
+    results.put(written)
+
+
+_Writer = filesystem_async.FileSystemWriterAsync
+_Writer.write_preloaded_data_multiproc = staticmethod(_write_in_this_thread)  # type: ignore[method-assign]
+
+
 def _metadata(world: MegatronWorld) -> dict[str, Any]:
     return {"distrib_optim_sharding_type": ANY_LAYOUT, "dp_cp_group": world.collection.dp_cp}
 

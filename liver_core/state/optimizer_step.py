@@ -37,6 +37,12 @@ def apply_step(state: TrainState, grad_norm: float) -> None:
         state.scheduler.step(increment=1)
 
 
+def learning_rate(state: TrainState) -> float | None:
+    """Of the first parameter group, as the next optimizer step uses it; None on a rank without any group."""
+    groups = distributed_optimizer(state.optimizer).optimizer.param_groups
+    return float(groups[0]["lr"]) if groups else None
+
+
 def refresh_weights(state: TrainState) -> None:
     """Rebuild the model weights from the masters: copy each shard, then gather over data-parallel ranks."""
     optimizer = distributed_optimizer(state.optimizer)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 
 from liver_core.layout import ParallelLayout, ParameterSpec
+from liver_core.training.metrics import ReportedMetrics, checked_metrics
 from liver_core.worlds.megatron import MegatronWorld
 
 
@@ -59,6 +60,8 @@ class TrainingJob(ABC):
     global_batch: int
     micro_batch: int
     seed: int
+    reported: ReportedMetrics | None = None
+    """Set by who calls the hooks; what is reported without it is checked only."""
 
     @abstractmethod
     def build(self, world: MegatronWorld) -> TrainState:
@@ -109,6 +112,15 @@ class TrainingJob(ABC):
     def has_parts(cls) -> bool:
         """Whether a step of this job can be done in parts."""
         return cls.step_in_parts is not TrainingJob.step_in_parts
+
+    def report(self, step: int, values: Mapping[str, SupportsFloat]) -> None:
+        """Report numbers of your own for `step`, by name; call it in `on_step` or `validate`, with their step.
+
+        What the first rank of the last pipeline stage reports is stored; on other ranks it is checked only. A value
+        that is NaN or infinite is stored as null. Raises ValueError with the rule that a step, name or value breaks."""
+        found = checked_metrics(values)
+        if self.reported is not None:
+            self.reported.take(step, found)
 
     def on_step(self, step: int, loss: float, state: TrainState, world: MegatronWorld) -> None:
         """Hook for logging, called on every rank after each optimizer step, never in the pause of a handoff."""

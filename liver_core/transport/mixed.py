@@ -16,6 +16,7 @@ import torch
 from liver_core.transport.protocol import Call, Read, ReadReport, Transport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, check_reads
 
+RECONNECT_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -87,7 +88,7 @@ class MixedTransport:
         decoded = Address.decode(address, "mixed", peer)
         if peer in self._peers and self._peers[peer][0] != decoded:
             raise TransportError(Call.CONNECT, f"the number is taken by {self._peers[peer][0].name!r}", peer=peer)
-        near, far = (str(decoded.extra.get(side)).encode() for side in ("near", "far"))
+        near = str(decoded.extra.get("near")).encode()
         try:
             if self._lost:
                 raise TransportError(Call.CONNECT, self._lost, peer=peer)
@@ -96,12 +97,7 @@ class MixedTransport:
         except TransportTimeout:
             raise
         except TransportError as refusal:
-            try:
-                self._far.connect(peer, far, deadline)
-            except TransportError as error:
-                text = f"neither near ({refusal.text}) nor far ({error.text})"
-                raise type(error)(Call.CONNECT, text, peer=peer) from error
-            self._peers[peer] = (decoded, self._far)
+            self._connect_far(peer, decoded, refusal, deadline)
 
     def read(self, reads: Sequence[Read], deadline: float) -> ReadReport:
         self._check_open(Call.READ)
@@ -124,12 +120,23 @@ class MixedTransport:
         self._regions = Regions()
 
     def _lose_near(self, error: TransportError) -> None:
-        """Raises `error` if there are peers that are read over the near half. Others may read from here over it if they
-        were given its address before."""
-        if any(via is self._near for _, via in self._peers.values()):
-            raise error
+        """Peers that were to be read over the near half are read over the far one. They may read from here over it if
+        they were given its address before. Raises TransportError if a peer cannot be reached over the far half."""
+        deadline = time.monotonic() + RECONNECT_S
+        for peer, (decoded, via) in self._peers.items():
+            if via is self._near:
+                self._connect_far(peer, decoded, error, deadline)
         self._lost, self._serves_near = error.text, self._regions.published
         _log.warning("one-sided reads are not possible here, reads take turns with training: %s", error.text)
+
+    def _connect_far(self, peer: int, decoded: Address, refusal: TransportError, deadline: float) -> None:
+        """`refusal`: why it is not read over the near half."""
+        try:
+            self._far.connect(peer, str(decoded.extra.get("far")).encode(), deadline)
+        except TransportError as error:
+            text = f"neither near ({refusal.text}) nor far ({error.text})"
+            raise type(error)(Call.CONNECT, text, peer=peer) from error
+        self._peers[peer] = (decoded, self._far)
 
     def _both(self, near: list[Read], far: list[Read], deadline: float) -> list[ReadReport]:
         """Read over both at once. A failure of one is raised only when the other has ended too."""

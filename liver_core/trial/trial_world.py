@@ -25,6 +25,7 @@ from liver_core.state.optimizer_step import apply_step, measure_gradients, refre
 from liver_core.state.small_state import TrainingProgress, collect, install, reseed
 from liver_core.training.cursor import DataCursor, chained, digest_part
 from liver_core.training.job import MicroBatch, StepResult, TrainingJob, TrainState
+from liver_core.training.metrics import ReportedMetrics
 from liver_core.worlds.megatron import MegatronWorld, activate, bring_up, building, random_state, retire, seed_streams
 from liver_core.worlds.released_storage import released
 
@@ -49,6 +50,7 @@ class TrialWorld:
         members = tuple(Member(f"try-{each}", 0) for each in range(layout.world_size))
         roster = Roster(name, 1, layout, members)
         self.job = job
+        self._reported = job.reported = job.reported or ReportedMetrics()
         self.world: MegatronWorld = bring_up(
             roster, rank, store, host=_HOST, timeout_s=_GROUP_S, collective_s=_GROUP_S, name=name
         )
@@ -161,6 +163,7 @@ class TrialWorld:
         digest = chained(self.progress.digest, totals.sample_digest)
         self.progress = TrainingProgress(number, self.progress.cursor.advanced(), digest)
         ended = time.monotonic()
+        self._reported.open(number)
         self.job.on_step(number, totals.loss, self.state, self.world)
         return TrialStep(totals.loss, norm, ended - started, time.monotonic() - ended)
 

@@ -1,12 +1,16 @@
-"""Verbs of `liver jobs` that change a job: stop, pause, resume, update, delete; and that show what is decided about it:
-decisions, plan.
+"""Verbs of `liver jobs` that change a job: stop, pause, resume, update, delete; and that show what is decided about it
+and measured of it: decisions, plan, metrics.
 """
 
+import csv
 import json
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Any
 
 import typer
 
+from liver_core.layout.limits import BUILT_IN_METRICS, COUNT_MAX
 from service.cli.client import DEFAULT_URL, AsJson, Every, Limit, ServiceUrl, TokenFile, connect, fail
 from service.cli.columns import Column
 from service.cli.output import layout, names, print_details, print_json, print_table, seconds, since
@@ -19,6 +23,7 @@ EXAMPLES = {
     "update": "Example: liver jobs update gpt-small-1a2b3c4d --nodes-max 8",
     "delete": "Example: liver jobs delete gpt-small-1a2b3c4d --yes",
     "decisions": "Example: liver jobs decisions gpt-small-1a2b3c4d",
+    "metrics": "Example: liver jobs metrics gpt-small-1a2b3c4d --name loss --name own/score --csv",
     "plan": "Example: liver jobs plan gpt-small-1a2b3c4d --without node-3",
 }
 DECISIONS = (
@@ -29,6 +34,8 @@ DECISIONS = (
     Column("ASKED BY"),
     Column("REASON", below=True),
 )
+SHOWN = 20
+ROWS_MAX = 1_000_000
 ALTERNATIVES = (Column("LAYOUT"), Column("NODES", right=True), Column("STEP", right=True), Column("KNOWN BY"))
 
 
@@ -180,8 +187,79 @@ def plan(
     print_table(ALTERNATIVES, rows, empty="no layout fits")
 
 
+def metrics(
+    job_id: JobId,
+    *,
+    name: Annotated[
+        list[str] | None, typer.Option(help="Only this one; may be given several times. Default: all.", metavar="NAME")
+    ] = None,
+    after: Annotated[int, typer.Option(min=-1, help="Only steps above this one.", metavar="STEP")] = -1,
+    until: Annotated[int | None, typer.Option(min=0, help="Only steps up to this one.", metavar="STEP")] = None,
+    points: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=5_000,
+            help=f"So many steps at most, evenly spread. Default: {SHOWN} in a table, every step as CSV or JSON.",
+        ),
+    ] = None,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print CSV; a field is empty where there is no number.")
+    ] = False,
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show loss, learning rate, gradient norm, and what the job reports of its own, by step.
+
+    Each step stands there once, also where it was made again after a restart."""
+    if as_csv and as_json:
+        fail("--csv, --json: give one of them", code=2)
+    client = connect(service_url, token_file)
+    path = f"/api/v1/jobs/{find_job(client, job_id)}/metrics"
+    wanted = {"name": name or None, "after": after, "until": COUNT_MAX if until is None else until}
+    if points is None and (as_csv or as_json):
+        rows = client.listed(path, limit=ROWS_MAX, every=True, **wanted)
+    else:
+        rows = client.get(path, points=points or SHOWN, **wanted)
+    if as_json:
+        print_json(rows)
+    elif as_csv:
+        _print_csv(rows)
+    else:
+        names = _names(rows)
+        columns = (Column("STEP", right=True), *(Column(name, right=True) for name in names))
+        print_table(columns, _lines(rows, names), empty="no numbers yet")
+
+
 def _say(job: dict[str, Any], what: str, *, as_json: bool) -> None:
     if as_json:
         print_json(job)
     else:
         typer.echo(f"{job['job_id']}: {what}")
+
+
+def _lines(rows: Iterable[dict[str, Any]], names: Sequence[str]) -> list[list[str]]:
+    return [[str(row["step"]), *(_shown(row["values"], name) for name in names)] for row in rows]
+
+
+def _shown(values: dict[str, float | None], name: str) -> str:
+    if name not in values:
+        return "-"
+    value = values[name]
+    return "nan" if value is None else f"{value:.6g}"
+
+
+def _print_csv(rows: Sequence[dict[str, Any]]) -> None:
+    names = _names(rows)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["step", "generation", "at", *names])
+    for row in rows:
+        writer.writerow([row["step"], row["generation"], row["at"], *(row["values"].get(name) for name in names)])
+
+
+def _names(rows: Iterable[dict[str, Any]]) -> list[str]:
+    """Those that LiveR reports by itself first."""
+    found = {name for row in rows for name in row["values"]}
+    built_in = [name for name in BUILT_IN_METRICS if name in found]
+    return [*built_in, *sorted(found.difference(built_in))]

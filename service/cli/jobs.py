@@ -165,7 +165,8 @@ def _pace(pace: dict[str, float | None]) -> str:
 
 
 for _verb in (
-    changing.stop, changing.pause, changing.resume, changing.update, changing.delete, changing.decisions, changing.plan
+    changing.stop, changing.pause, changing.resume, changing.update, changing.delete, changing.decisions, changing.plan,
+    changing.metrics,
 ):  # fmt: skip
     app.command(epilog=changing.EXAMPLES[_verb.__name__])(_verb)
 

@@ -1,5 +1,6 @@
 """`liver serve`: the control service, in the foreground, until a signal ends it."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,11 +27,14 @@ def serve(
         Path | None, typer.Option(help="Serve HTTPS with this certificate chain (PEM).", metavar="FILE")
     ] = None,
     tls_key: Annotated[Path | None, typer.Option(help="The certificate's key (PEM).", metavar="FILE")] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="debug, info, warning or error. [default: info]", metavar="LEVEL")
+    ] = None,
 ) -> None:
     """Run the control service: API, agent endpoints, status page.
 
     Keeps an embedded PostgreSQL under the data directory, unless LIVER_SERVICE_DATABASE_URL names a server. Further
-    settings are environment variables LIVER_SERVICE_*; options win over them.
+    settings are environment variables LIVER_SERVICE_*; options win over them. It logs to standard error.
     """
     from pydantic import ValidationError
 
@@ -40,15 +44,27 @@ def serve(
     from service.settings import ServiceSettings
 
     given: dict[str, Any] = {"host": host, "port": port, "data_dir": data_dir}
-    given |= {"tls_certificate": tls_certificate, "tls_key": tls_key}
+    given |= {"tls_certificate": tls_certificate, "tls_key": tls_key, "log_level": log_level}
     try:
         settings = ServiceSettings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         fail("; ".join(map(_setting, field_problems(error))), code=2)
+    _log_to_stderr(settings.log_level)
     try:
         run(settings, say=lambda line: typer.echo(line))
     except StartError as error:
         fail(str(error))
+
+
+def _log_to_stderr(level: str) -> None:
+    """One line an event, as the agent logs."""
+    import logging
+
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    # Says at each start how it connects; which revision it runs is in `service.db.upgrade`.
+    logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
 def _setting(problem: "FieldProblem") -> str:

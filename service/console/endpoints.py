@@ -1,5 +1,6 @@
 """The status page: jobs, layouts, handoffs, goodput by cause, dollars. A browser logs in with a token once."""
 
+import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,6 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from liver_core.layout.limits import JobId
+from service.console.reference import components, operations_by_tag
 from service.context import Context, ContextOf
 from service.elapsed import ago, departure
 from service.handoffs.queries import list_handoffs
@@ -78,6 +80,27 @@ def _show_job(request: Request, context: Context, job_id: str) -> Response:
         return _page("job.html", **_job(context, session, row))
 
 
+@router.get("/docs")
+async def docs(request: Request, context: ContextOf) -> Response:
+    """The API, for people: made of its description, without any script."""
+    return await context.people.run(_docs, request, context)
+
+
+def _docs(request: Request, context: Context) -> Response:
+    if not _is_logged_in(request, context):
+        return _page("login.html", wrong=False)
+    described = request.app.openapi()
+    info, tags = described["info"], operations_by_tag(described)
+    return _page(
+        "docs.html",
+        title=info["title"],
+        about=info["description"],
+        release=info["version"],
+        tags=tags,
+        parts=components(described),
+    )
+
+
 @router.post("/login")
 async def login(request: Request, context: ContextOf) -> Response:
     """Exchange a token for a session cookie. The token itself is not kept in the browser."""
@@ -91,10 +114,11 @@ async def login(request: Request, context: ContextOf) -> Response:
     if token_id is None:
         return _page("login.html", status=401, wrong=True)
     expires = int(context.clock().timestamp() + context.settings.session_s)
+    session = sessions.BrowserSession(token_id, secrets.token_hex(8), expires)
     answer = RedirectResponse("/", status_code=303, headers=_HEADERS)
     answer.set_cookie(
         sessions.COOKIE,
-        sessions.sign(token_id, expires_unix_s=expires, key=context.session_key),
+        sessions.sign(session, key=context.session_key),
         max_age=int(context.settings.session_s),
         httponly=True,
         samesite="strict",
@@ -104,8 +128,11 @@ async def login(request: Request, context: ContextOf) -> Response:
 
 
 @router.post("/logout")
-def logout() -> Response:
-    """Forget the session in this browser."""
+async def logout(request: Request, context: ContextOf) -> Response:
+    """End the session: this browser forgets it, and a copy of its cookie is of no more use."""
+    found = _session(request, context)
+    if found is not None:
+        context.ended.add(found, now_unix_s=context.clock().timestamp())
     answer = RedirectResponse("/", status_code=303, headers=_HEADERS)
     answer.delete_cookie(sessions.COOKIE, httponly=True, samesite="strict")
     return answer
@@ -123,13 +150,17 @@ def _token_id(context: Context, token: str) -> str | None:
     return caller.token_id if caller is not None and caller.role in PEOPLE else None
 
 
-def _is_logged_in(request: Request, context: Context) -> bool:
+def _session(request: Request, context: Context) -> sessions.BrowserSession | None:
     cookie = request.cookies.get(sessions.COOKIE, "")
-    token_id = sessions.read(cookie, now_unix_s=context.clock().timestamp(), key=context.session_key)
-    if token_id is None:
+    return sessions.read(cookie, now_unix_s=context.clock().timestamp(), key=context.session_key)
+
+
+def _is_logged_in(request: Request, context: Context) -> bool:
+    found = _session(request, context)
+    if found is None or found in context.ended:
         return False
     with context.people.sessions() as session:
-        row = session.scalars(select(TokenRow).where(TokenRow.token_id == token_id)).one_or_none()
+        row = session.scalars(select(TokenRow).where(TokenRow.token_id == found.token_id)).one_or_none()
     return row is not None and is_valid(row, context.clock())
 
 

@@ -9,11 +9,12 @@ from service.handoffs import tables as handoffs
 from service.jobs import tables as jobs
 from service.leases import tables as leases
 from service.ledger import tables as ledger
+from service.metrics import tables as metrics
 from service.nodes import tables as nodes
 from service.notices import tables as notices
 from service.tokens import tables as tokens
 
-NOUNS = (audit, capacity, handoffs, jobs, leases, ledger, nodes, notices, tokens)
+NOUNS = (audit, capacity, handoffs, jobs, leases, ledger, metrics, nodes, notices, tokens)
 
 
 def metadata() -> MetaData:

@@ -4,25 +4,41 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Engine, text
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine, text
 
 import migrations
+from service.db.engine import StartError
 
 LOCK_KEY = 0x11FE_0001
 """Any fixed number; it only has to be the same in every replica."""
 
 
 def upgrade(engine: Engine, *, revision: str = "head") -> None:
-    """Run the migrations that are missing, in one transaction."""
+    """Run the migrations that are missing, in one transaction. Raises StartError if the schema is newer than all."""
     with engine.begin() as connection:
         connection.execute(text("SET LOCAL lock_timeout = '60s'"))
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY})
         configuration = alembic_config()
         configuration.attributes["connection"] = connection
+        _check_known(connection, ScriptDirectory.from_config(configuration))
         if revision == "base":
             command.downgrade(configuration, revision)
         else:
             command.upgrade(configuration, revision)
+
+
+def _check_known(connection: Connection, scripts: ScriptDirectory) -> None:
+    """Raises StartError for a schema that a newer program has made."""
+    known = {script.revision for script in scripts.walk_revisions()}
+    for found in MigrationContext.configure(connection).get_current_heads():
+        if found not in known:
+            raise StartError(
+                f"the database has schema revision {found}, and this program knows those up to "
+                f"{scripts.get_current_head()}: a newer liver has used it; install that release, or restore a backup "
+                "from before"
+            )
 
 
 def alembic_config() -> Config:

@@ -90,8 +90,8 @@ class Gate:
 
     def _session(self, headers: Headers) -> str:
         cookie = cookie_parser(headers.get("cookie", "")).get(sessions.COOKIE, "")
-        token_id = sessions.read(cookie, now_unix_s=self._context.clock().timestamp(), key=self._context.session_key)
-        return f"session {token_id}" if token_id else ""
+        found = sessions.read(cookie, now_unix_s=self._context.clock().timestamp(), key=self._context.session_key)
+        return f"session {found.token_id}" if found else ""
 
     def _take(self, budget: Buckets, caller: str) -> None:
         wait_s = budget.wait_s(caller, now_s=monotonic())

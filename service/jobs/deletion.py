@@ -10,11 +10,12 @@ from service.decisions.tables import DecisionRow
 from service.handoffs.tables import HandoffRow
 from service.jobs.operations import lock_job
 from service.jobs.tables import ENDED, JobRow, JobStepRow, RankLogRow
+from service.metrics.tables import StepMetricsRow
 from service.problems import ProblemError, conflict, unavailable
 
 PART_ROWS = 5_000
 PARTS_MAX = 100
-_MANY = (RankLogRow, JobStepRow, HandoffRow, DecisionRow)
+_MANY = (RankLogRow, JobStepRow, StepMetricsRow, HandoffRow, DecisionRow)
 
 
 def parts_of_deletion(

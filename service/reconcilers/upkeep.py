@@ -1,11 +1,12 @@
-"""Deletes the oldest step rows and rank logs of each job above their limits, old decisions, answers kept for repeats,
-and facts that waited too long.
+"""Deletes the oldest step rows, metrics and rank logs of each job above their limits, old decisions, answers kept for
+repeats, and facts that waited too long.
 """
 
 from sqlalchemy import text
 
 from service.context import Context
 from service.decisions.operations import trim_decisions
+from service.metrics.operations import trim_metrics
 from service.repeats.operations import trim
 from service.sync import held
 
@@ -43,6 +44,7 @@ def tick(context: Context) -> int:
         steps = session.connection().execute(_TRIM_STEPS, {"most": settings.step_rows_max})
         logs = session.connection().execute(_TRIM_LOGS, {"most": settings.log_chars_max})
         steps_and_logs = steps.rowcount + logs.rowcount
+        metrics = trim_metrics(session.connection(), most=settings.metrics_rows_max)
         now = context.clock()
         waited = held.expire(session.connection(), now=now)
-        return steps_and_logs + waited + trim(session, now=now) + trim_decisions(session)
+        return steps_and_logs + metrics + waited + trim(session, now=now) + trim_decisions(session)

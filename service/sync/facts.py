@@ -1,4 +1,4 @@
-"""Stores what is said once: steps, logs, checkpoints and endings. The caller has made sure that it may be said."""
+"""Stores what is said once: steps, logs, metrics, checkpoints and endings. The caller knows that it may be said."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,12 +7,13 @@ from sqlalchemy import delete, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from agent.protocol.sync import CheckpointFact, JobFinished, LogChunk, StepRow
+from agent.protocol.sync import CheckpointFact, JobFinished, LogChunk, MetricsRow, StepRow
 from liver_core.handoff import RankStage
 from service.handoffs.operations import drop_proposals
 from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.operations import burn, close_generation, set_state
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow, JobState, SourceKind
+from service.metrics.operations import store_metrics
 from service.sync.intake import Intake
 
 # Rows come as one array per column: one statement for any number of rows, compiled and prepared once. Several ranks
@@ -61,6 +62,7 @@ class Facts(NamedTuple):
     checkpoints: Sequence[CheckpointFact] = ()
     finished: Sequence[JobFinished] = ()
     late_steps: Sequence[tuple[str, StepRow]] = ()
+    metrics: Sequence[MetricsRow] = ()
 
 
 def store_facts(intake: Intake, facts: Facts) -> None:
@@ -68,6 +70,7 @@ def store_facts(intake: Intake, facts: Facts) -> None:
     with intake.session.no_autoflush:
         _store_rows(intake, facts.steps, facts.logs)
         _store_progress(intake)
+    store_metrics(intake.session, facts.metrics)
     _store_checkpoints(intake, facts.checkpoints)
     _store_finished(intake, facts.finished)
 

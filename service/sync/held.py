@@ -7,7 +7,7 @@ from sqlalchemy import Connection, delete, func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from agent.protocol.sync import CheckpointFact, HandoffMirror, JobFinished, LogChunk, StepRow
+from agent.protocol.sync import CheckpointFact, HandoffMirror, JobFinished, LogChunk, MetricsRow, StepRow
 from service.jobs.tables import HeldFactRow
 
 HELD_FACTS_MAX = 2_048
@@ -21,8 +21,9 @@ MODELS = {
     "checkpoints": CheckpointFact,
     "finished": JobFinished,
     "handoffs": HandoffMirror,
+    "metrics": MetricsRow,
 }
-Fact = StepRow | LogChunk | CheckpointFact | JobFinished | HandoffMirror
+Fact = StepRow | LogChunk | CheckpointFact | JobFinished | HandoffMirror | MetricsRow
 
 
 def hold(

@@ -30,6 +30,7 @@ _NAMED_BY = {
     "stores": ("job_id", "generation"),
     "finished": ("job_id", "generation"),
     "answering": ("job_id", "node_id"),
+    "metrics": ("job_id", "generation", "step"),
 }
 _JSON: TypeAdapter[Any] = TypeAdapter(Any)
 

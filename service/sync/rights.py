@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from agent.protocol.sync import HandoffMirror
 from liver_core.layout import to_json
 
-HOLDS = frozenset({"steps", "logs", "checkpoints", "finished"})
+HOLDS = frozenset({"steps", "logs", "checkpoints", "finished", "metrics"})
 """What is said once, and must not be lost because the handoff that explains it is reported later."""
 
 Seats = Mapping[str, frozenset[tuple[int, int]]]
@@ -70,6 +70,8 @@ def ruling(part: str, item: Any, node_id: str, job: JobFacts) -> Ruling:
     """Whether this node may say this of this job."""
     if part == "checkpoints" and (wrong := _checkpoint_rule(item.path, item.step, job)):
         return Ruling(Treatment.REFUSE, wrong)
+    if part == "metrics" and item.step > job.last_step:
+        return Ruling(Treatment.REFUSE, f"step {item.step} is after the last step, {job.last_step}")
     world = job.world(item.generation)
     if world is None:
         why = f"generation {item.generation} is not known here yet"

@@ -27,7 +27,18 @@ from service.tokens.operations import Caller
 
 NOTED_AGAIN_AFTER = timedelta(hours=1)
 """A node that oversteps the same way again and again stands in the audit log once in so long."""
-_OF_JOBS = ("handoffs", "declined", "ranks", "steps", "logs", "checkpoints", "stores", "finished", "answering")
+_OF_JOBS = (
+    "handoffs",
+    "declined",
+    "ranks",
+    "steps",
+    "logs",
+    "checkpoints",
+    "stores",
+    "finished",
+    "answering",
+    "metrics",
+)
 _log = logging.getLogger(__name__)
 
 

@@ -9,12 +9,15 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+from pyroute2 import netns
 
 from deploy.local.api import Api, until
 from deploy.local.cluster import (
@@ -159,6 +162,18 @@ class Machines(Cluster):
     def clear_disk(self, node_id: str) -> None:
         """There is room again."""
         (self._disk(node_id) / FILLER).unlink(missing_ok=True)
+
+    @contextmanager
+    def beside(self, node_id: str) -> Iterator[None]:
+        """The calling thread is on the node's island meanwhile: it reaches the node also while the hub is cut off."""
+        if self._islands is None:
+            yield
+            return
+        netns.pushns(f"{self._islands.prefix}{node_id}")
+        try:
+            yield
+        finally:
+            netns.popns()
 
     def shift_clock(self, node_id: str, seconds: int) -> None:
         """The clock of a node, or of the service if there is no name, is off by so much."""

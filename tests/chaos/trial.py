@@ -144,7 +144,8 @@ class Trial:
     def _give_notice(self, node: str) -> None:
         self._roles.leavers.append(node)
         self._deadlines[node] = time.monotonic() + self._plan.notice_s
-        interrupt(self._machines.nodes[node].imds_url, ends_in_s=self._plan.notice_s)
+        with self._machines.beside(node):
+            interrupt(self._machines.nodes[node].imds_url, ends_in_s=self._plan.notice_s)
         self._say(f"notice for {node}, {self._plan.notice_s:.0f} s")
 
     def _add_nodes(self) -> None:

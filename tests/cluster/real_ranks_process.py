@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import multiprocessing
 import os
 import signal
 import statistics
@@ -70,6 +69,7 @@ class RankSetup:
     drop_reserve_s: float = 1e6  # so that every deadline is too near
     stops_at_nonfinite: bool = True
     validate_every: int | None = None
+    tensorboard: str | None = None  # a folder in that of the checkpoints
     job: str = "liver_core.training.gpt:GptJob"
     islands: tuple[str, tuple[str, ...]] | None = None  # (prefix, names) of `net_islands`: each node is on its own
 
@@ -81,8 +81,6 @@ class RankSetup:
 def rank_process(pipe: Any, member: Member, request: Any, setup: RankSetup, faults: tuple[Fault, ...]) -> None:
     """Entry of the process: its last word is ("result", ...) or ("error", traceback)."""
     listener = PipeListener(pipe)
-    # Megatron writes a checkpoint from a child of the rank, which multiprocessing forbids to a daemonic process.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     try:
         if setup.islands is not None:
             enter(setup.islands[0], member.node_id)
@@ -110,6 +108,9 @@ class PipeListener:
 
     def step(self, generation: int, progress: Any, totals: Any, seconds: float) -> None:
         self.send("step", generation, progress.step, totals.loss, progress.cursor.consumed, progress.digest)
+
+    def metrics(self, generation: int, step: int, values: Any) -> None:
+        self.send("metrics", generation, step, dict(values))
 
     def checkpointed(self, path: str, step: int, seconds: float, asked: int) -> None:
         self.send("checkpointed", path, step, seconds, asked)
@@ -139,6 +140,12 @@ def _run_rank(
         stream=StreamSettings(**setup.stream),
     )
     rule = None if setup.checkpoints is None else CheckpointPlan(*setup.checkpoints)
+    files = None
+    if setup.tensorboard is not None:
+        from liver_core.rank.metrics.event_files import EventFiles, EventFolder
+
+        where = EventFolder(setup.tensorboard, request.job_id, rule.path if rule is not None else "")
+        files = EventFiles(where, lambda text: listener.send("event_files_failed", text), write_every_s=0.1)
     loop = RankLoop(
         job,
         member,
@@ -149,6 +156,7 @@ def _run_rank(
         drop_rule=None if setup.drop_every is None else DropRule(setup.drop_every, setup.drop_reserve_s),
         stops_at_nonfinite=setup.stops_at_nonfinite,
         validate_every=setup.validate_every,
+        event_files=files,
         probe=recorder.probe,
     )
     recorder.loop = loop

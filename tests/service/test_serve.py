@@ -1,6 +1,7 @@
 """The running service: start errors that name their cause, streams that wake, a clean end."""
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -9,6 +10,7 @@ import threading
 import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from datetime import datetime
 
 import httpx
 import pytest
@@ -180,6 +182,10 @@ def test_a_service_that_is_asked_to_end_ends_with_status_0(tmp_path, number):
     try:
         assert service.stdout is not None
         assert "service: http://127.0.0.1:" in service.stdout.readline(), errors.read_text()
+        # What happens is logged, a line each, with time, level and place.
+        line = re.search(r"^(\S+ \S+) INFO service\.app: token file: \S+$", errors.read_text(), re.MULTILINE)
+        assert line is not None, errors.read_text()
+        assert datetime.strptime(line[1], "%Y-%m-%d %H:%M:%S,%f")
         service.send_signal(number)
         assert service.wait(30) == 0
     finally:

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -224,6 +224,9 @@ class EventFile:
         """The end of an optimizer step."""
         digest = f"{progress.digest:016x}"
         self.write("step", step=progress.step, loss=totals.loss, seconds=seconds, sample_digest=digest)
+
+    def metrics(self, generation: int, step: int, values: Mapping[str, float | None]) -> None:
+        """Nobody reads them here."""
 
     def checkpointed(self, path: str, step: int, seconds: float, asked: int = 0) -> None:
         """A checkpoint is complete; reported by rank 0."""

@@ -175,7 +175,8 @@ class CutoverRun:
         following = self.following
         if following.request.source is None:
             self._reached = Level.STATE
-            return StateRead(self._reached, source_lost=True, reason=Reason("there is no source world", "read"))
+            why = Reason("the world was started and took nothing over", "read")
+            return StateRead(self._reached, source_lost=True, reason=why)
         self._version = version
         state_kinds, grad_kinds = self._kinds()
         published = self._tried(lambda: self._publish_state(state_kinds))

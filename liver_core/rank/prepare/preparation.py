@@ -42,6 +42,7 @@ from liver_core.state.megatron_optimizer import (
     fill_initial,
     merge_manifest,
 )
+from liver_core.steady_clock import PROCESS_CLOCK
 from liver_core.streaming.memory_budget import BudgetRefused, derive
 from liver_core.streaming.ring import SourceRing
 from liver_core.training.job import TrainingJob
@@ -108,7 +109,7 @@ class Preparation:
         self.active = active
         self.settings = settings
         self.probe = probe
-        self.deadline = _moment(request.boundary_by(member))
+        self.deadline = PROCESS_CLOCK.monotonic_at(request.boundary_by(member))
         self.made: NextWorld | None = None
         self.stage = RankStage.PREPARING
         self.superseded = False
@@ -124,7 +125,7 @@ class Preparation:
     def amend(self, request: Order) -> None:
         """A newer plan revision of the same target, with a nearer deadline; from any thread."""
         with self._amending:
-            self.request, self.deadline = request, _moment(request.boundary_by(self.member))
+            self.request, self.deadline = request, PROCESS_CLOCK.monotonic_at(request.boundary_by(self.member))
             if self.made is not None:
                 self.made.request = request
                 if self.made.target_stream is not None:
@@ -493,8 +494,3 @@ def was_overtaken(made: NextWorld) -> bool:
         return made.exchange.peek("overtaken") is not None
     except ExchangeTimeout:
         return False
-
-
-def _moment(at_utc: float) -> float:
-    """`at_utc`, seconds since 1970, in time.monotonic() seconds; not before now."""
-    return time.monotonic() + max(0.0, at_utc - time.time())

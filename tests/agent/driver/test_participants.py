@@ -42,6 +42,7 @@ TARGET = ("a", "c")
 HANDOFF, OTHER = UUID(int=7), UUID(int=8)
 STORE = StoreAddress("127.0.0.1", 4_000)
 START_S = 1_700_000_000.0
+CLOCK_ZERO = 1_000.0
 WHY = Reason("because", "test")
 
 
@@ -64,6 +65,9 @@ class HostRecord:
 
     def condemn(self, slot: int) -> None:
         self.condemned.add(slot)
+
+    def awaits(self, slot: int, generation: int) -> bool:
+        return False
 
     def launch(self, launch: Launch) -> None:
         self.notes.append(("launch", launch))
@@ -89,7 +93,7 @@ class HostRecord:
 class Scene:
     """One node of the job. `notes`: what was journalled, told and reported, in order."""
 
-    def __init__(self, node_id: str = "a", spec: JobFile | None = None) -> None:
+    def __init__(self, node_id: str = "a", spec: JobFile | None = None, host: RankHost | None = None) -> None:
         self.now = START_S
         self.notes: list[Any] = []
         self.kept: dict[str, dict] = {}
@@ -100,9 +104,14 @@ class Scene:
             journal=SimpleNamespace(put=self._put, items=lambda table: tuple(self.kept.items())),
             rank_spec=lambda slot, order, spec, number: SimpleNamespace(slot=slot, order=order, number=number),
             now=lambda: self.now,
+            clock=SimpleNamespace(zero=CLOCK_ZERO),
         )
         self.slots = JobSlots(
-            cast(Node, node), JOB_ID, cast(RankHost, self.host), spec_of=lambda: spec, send_report=self._send_report
+            cast(Node, node),
+            JOB_ID,
+            host or cast(RankHost, self.host),
+            spec_of=lambda: spec,
+            send_report=self._send_report,
         )
 
     def _put(self, table: Table, key: str, data: dict) -> None:
@@ -130,6 +139,11 @@ class Scene:
     @property
     def state(self) -> ParticipantState:
         return self.slots.participants[0].state
+
+
+def prepare() -> Prepare:
+    """What the rank is told of `order()`."""
+    return Prepare(order=order(), clock_zero=CLOCK_ZERO)
 
 
 def order(phase: Phase = Phase.PREPARE, *, generation: int = 6, revision: int = 1, handoff: UUID = HANDOFF) -> Order:
@@ -222,7 +236,7 @@ def test_a_promise_is_on_disk_before_the_rank_prepares_and_before_it_is_reported
         await scene.slots.take_order(0, order())
         assert [note[0] for note in scene.notes] == ["persist", "tell", "report"]
         assert scene.notes[0][1].record.promise is not None
-        assert scene.notes[1] == ("tell", 0, Prepare(order=order()))
+        assert scene.notes[1] == ("tell", 0, prepare())
         assert scene.slots.is_bound() and scene.slots.promised_order() == order()
 
     run(scenario())
@@ -334,7 +348,7 @@ def test_a_newcomer_is_started_once_the_job_file_is_there_and_only_where_the_tar
             if spec is not None:
                 (launch,) = launches
                 assert (launch.spec.order, launch.spec.number, launch.origin) == (order(), "0-6", str(HANDOFF))
-                assert scene.notes.index(("launch", launch)) < scene.notes.index(("tell", 0, Prepare(order=order())))
+                assert scene.notes.index(("launch", launch)) < scene.notes.index(("tell", 0, prepare()))
             else:
                 assert launches == [] and scene.taken("tell") == []
                 assert scene.record.promise is None
@@ -390,7 +404,7 @@ def test_an_abort_of_a_process_that_is_gone_is_the_end_of_that_rank() -> None:
         await scene.slots.take_order(0, order())
         scene.host.busy = set()
         await scene.slots.take_order(0, order(Phase.ABORT))
-        assert scene.taken("tell") == [(0, Prepare(order=order()))], "there is nobody to tell of the abort"
+        assert scene.taken("tell") == [(0, prepare())], "there is nobody to tell of the abort"
         assert scene.record.promise is None and scene.record.active is None
 
     run(scenario())
@@ -431,7 +445,7 @@ def test_a_rank_that_holds_nothing_of_a_handoff_says_so_by_a_hello_that_nothing_
         scene.notes.clear()
         await scene.slots.tick()
         assert scene.state is ParticipantState.PREPARING
-        assert scene.taken("tell") == [(0, Prepare(order=order()))]
+        assert scene.taken("tell") == [(0, prepare())]
 
     run(scenario())
 

@@ -1,16 +1,22 @@
 """The rank processes of one job, where a process is only just being started."""
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import uuid4
 
 import pytest
 
+from agent.driver.journal_records import SlotMemory
 from agent.driver.lifecycle import Births
 from agent.driver.rank_host import Launch, RankHost
 from agent.protocol.sync import DesiredState
 from agent.supervisor.records import SlotKey
+from liver_core.handoff import RankStage
+from tests.agent.driver.test_participants import ACTIVE, STORE, Scene, order
+from tests.agent.stub_service import JOB_ID
+from tests.agent.waiting import fake_job
 
 KEY = SlotKey("job", 0)
 
@@ -56,3 +62,93 @@ def test_a_job_that_is_ended_while_its_rank_is_being_started_ends(wish: DesiredS
         return supervisor.stopped
 
     assert asyncio.run(run()) == [KEY]
+
+
+class Slow:
+    """Forks at once; a process ends only when it is let go."""
+
+    def __init__(self) -> None:
+        self.states: dict[SlotKey, Any] = {}
+        self.launched: list[int] = []
+        self.stopped: list[int] = []
+
+    async def launch(self, spec: Any, origin: str) -> None:
+        assert not self.states, "one process a slot"
+        self.states[SlotKey(JOB_ID, 0)] = spec
+        self.launched.append(spec.order.generation)
+
+    async def stop(self, key: SlotKey, reason: str, grace_s: float) -> None:
+        self.stopped.append(self.states[key].order.generation)
+
+    async def send(self, key: SlotKey, command: Any) -> bool:
+        return key in self.states
+
+
+def launch_of(generation: int) -> Launch:
+    return Launch(cast(Any, SimpleNamespace(slot=0, rank=0, order=SimpleNamespace(generation=generation))), "origin")
+
+
+async def settled() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("before", ["runs", "is only just being started"])
+def test_the_rank_of_a_world_that_starts_is_not_replaced_by_a_newcomer_of_a_handoff_from_it(before: str):
+    """A notice comes while the world starts: the order that answers it names a rank which has no process yet."""
+
+    async def run() -> list[int]:
+        slow = Slow()
+
+        async def failed(slot: int, reason: Any) -> None:
+            raise AssertionError(reason)
+
+        host = RankHost(JOB_ID, cast(Any, slow), failed)
+        scene = Scene(spec=fake_job(Path("/nowhere")), host=host)
+        host.launch(launch_of(4))
+        if before == "runs":
+            await settled()
+        await scene.slots.begin(launch_of(5), ACTIVE, SlotMemory(origin="born", store=STORE))
+        await scene.slots.take_order(0, order())
+        await settled()
+        assert slow.stopped == [4], "the world before it is over"
+        slow.states.clear()
+        assert not host.ended(0), "its end is no news: another one waits for its place"
+        await settled()
+        await host.close()
+        return slow.launched
+
+    assert asyncio.run(run()) == [4, 5]
+
+
+def test_a_world_starts_until_its_rank_has_made_a_step():
+    async def run() -> list[bool]:
+        slow = Slow()
+
+        async def failed(slot: int, reason: Any) -> None:
+            raise AssertionError(reason)
+
+        host = RankHost(JOB_ID, cast(Any, slow), failed)
+        scene = Scene(spec=fake_job(Path("/nowhere")), host=host)
+        host.launch(launch_of(4))
+        await settled()
+        assert not scene.slots.is_starting(), "no world of the service's"
+        await scene.slots.begin(launch_of(5), ACTIVE, SlotMemory(origin="born", store=STORE))
+        found = [scene.slots.is_starting()]
+        slow.states.clear()
+        host.ended(0)
+        await settled()
+        for handoff_id, stage in (
+            ("", RankStage.STARTING),
+            ("born", RankStage.PREPARING),
+            ("born", RankStage.READY),
+            ("born", RankStage.ACTIVE),
+            ("born", RankStage.TRAINING),
+            ("next", RankStage.PREPARING),
+        ):
+            slow.states[SlotKey(JOB_ID, 0)] = SimpleNamespace(handoff_id=handoff_id, stage=stage)
+            found.append(scene.slots.is_starting())
+        await host.close()
+        return found
+
+    assert asyncio.run(run()) == [True, True, True, True, False, False, False]

@@ -1,6 +1,7 @@
 """The GCP source: its long poll against a server that answers as Google's does, and servers that do not."""
 
 import asyncio
+import socket
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -129,6 +130,24 @@ def test_a_body_that_trickles_ends_at_the_limit_of_the_whole_read(monkeypatch: p
     monkeypatch.setattr(gcp, "GRACE_S", 0.2)
     started = time.monotonic()
     (seen,), _ = look(Reply(drips=True, headers=GOOGLE), long_poll_s=0.2)
+    assert isinstance(seen, Unknown) and "did not answer in 0.4 s" in seen.reason
+    assert time.monotonic() - started < 5
+
+
+def test_a_poll_that_nobody_answers_ends_well_inside_a_notice_of_30_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gcp.LONG_POLL_S + gcp.GRACE_S <= 15
+    monkeypatch.setattr(gcp, "GRACE_S", 0.2)
+
+    async def run(url: str) -> Observation:
+        source = GcpMetadataSource(url, budget=warning_budget(Provider.GCP), long_poll_s=0.2, now=lambda: NOON)
+        try:
+            return await source.observe()
+        finally:
+            await source.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        started = time.monotonic()
+        seen = asyncio.run(run(f"http://127.0.0.1:{silent.getsockname()[1]}"))
     assert isinstance(seen, Unknown) and "did not answer in 0.4 s" in seen.reason
     assert time.monotonic() - started < 5
 

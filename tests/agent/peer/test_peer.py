@@ -1,6 +1,7 @@
 """The peer endpoint over real HTTP: who may speak, and what a bad request gets."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -10,9 +11,18 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from agent.peer.peer_client import PeerClient, PeerUnreachable
+from agent.peer.peer_client import PeerClient, PeerClock, PeerUnreachable
 from agent.peer.peer_server import PeerRefused, PeerServer, bind, peer_app
-from agent.peer.signing import ReplayWindow, Request, SignatureRefused, sign
+from agent.peer.signing import (
+    NONCE_HEADER,
+    ReplayWindow,
+    Request,
+    SignatureRefused,
+    SignatureStale,
+    sign,
+    tell_time,
+    told_time,
+)
 from agent.protocol.peer import ENVELOPE_BYTES_MAX, PEER_PATH, Envelope, NoticeBody
 from agent.protocol.sync import NoticeFact, NoticeKind
 from tests.agent.waiting import eventually
@@ -44,15 +54,19 @@ def envelope(receiver: str = "b", job_id: str = "job", number: int = 0) -> Envel
 
 @asynccontextmanager
 async def endpoint(
-    taken: list[Envelope], take: Callable[[Envelope], Awaitable[None]] | None = None
+    taken: list[Envelope], take: Callable[[Envelope], Awaitable[None]] | None = None, ahead_s: float = 0.0
 ) -> AsyncIterator[str]:
+    """`ahead_s`: so much its clock is ahead."""
+
     async def keep(message: Envelope) -> None:
         taken.append(message)
 
     def status(job_id: str) -> dict[str, Any]:
         return {"job_id": job_id}
 
-    app = peer_app(node_id="b", key_of={"job": KEY}.get, take=take or keep, status=status)
+    app = peer_app(
+        node_id="b", key_of={"job": KEY}.get, take=take or keep, status=status, now=lambda: time.time() + ahead_s
+    )
     server, listener = PeerServer(app), bind("127.0.0.1", 0)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -140,21 +154,74 @@ def test_a_replayed_request_is_refused() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("offset_s", [-31.0, 31.0])
+@pytest.mark.parametrize("offset_s", [-6.0, 6.0])
 def test_a_stale_request_is_refused(offset_s: float) -> None:
     request = Request("POST", PEER_PATH, "job", b"{}")
     headers = sign(request, KEY, now=1_000_000.0 + offset_s, nonce="n" * 32)
-    with pytest.raises(SignatureRefused, match=r"signed -?31\.0 s ago"):
+    with pytest.raises(SignatureStale, match=r"signed -?6\.0 s ago"):
         ReplayWindow().verify(request, headers, KEY, 1_000_000.0)
 
 
 def test_a_nonce_is_remembered_as_long_as_its_request_could_be_fresh() -> None:
     window = ReplayWindow()
     request = Request("POST", PEER_PATH, "job", b"{}")
-    headers = sign(request, KEY, now=1_000_029.0, nonce="n" * 32)
+    headers = sign(request, KEY, now=1_000_004.0, nonce="n" * 32)
     window.verify(request, headers, KEY, 1_000_000.0)
     with pytest.raises(SignatureRefused, match="accepted before"):
-        window.verify(request, headers, KEY, 1_000_058.0)
+        window.verify(request, headers, KEY, 1_000_008.5)
+
+
+@pytest.mark.parametrize("ahead_s", [-300.0, -7.0, -2.0, 2.0, 7.0, 300.0])
+def test_peers_bear_clocks_that_differ_and_name_times_by_the_clock_of_the_one_they_tell(ahead_s: float) -> None:
+    """A clock that is off by some minutes made its node deaf and dumb: every message was refused."""
+
+    async def scenario() -> None:
+        taken: list[Envelope] = []
+        async with endpoint(taken, ahead_s=ahead_s) as url:
+            client, sent = client_for(url), envelope(number=7)
+            for _ in range(2):
+                await client.send(sent)
+            assert (await client.status("job", "b"))["job_id"] == "job"
+            await client.close()
+        assert len(taken) == 2
+        body = sent.body
+        assert isinstance(body, NoticeBody)
+        for message in taken:
+            assert isinstance(message.body, NoticeBody)
+            moved_s = (message.body.notice.first_seen_utc - body.notice.first_seen_utc).total_seconds()
+            assert moved_s == pytest.approx(0.0 if abs(ahead_s) < 5 else ahead_s, abs=0.6)
+        assert taken[0] == taken[1], "what is repeated stays the same"
+
+    asyncio.run(scenario())
+
+
+def test_only_who_has_the_key_is_told_or_can_tell_what_time_it_is() -> None:
+    request = Request("POST", PEER_PATH, "job", b"{}")
+    nonce, others = "n" * 32, "o" * 32
+    told = tell_time(request, nonce, KEY, now=1_000_000.5)
+    assert told_time(request, nonce, KEY, told) == 1_000_000.5
+    assert told_time(request, others, KEY, told) is None, "the answer to another request"
+    assert told_time(request, nonce, "w" * 43, told) is None
+    assert told_time(request, nonce, KEY, {}) is None
+    with pytest.raises(SignatureRefused, match="does not match"):
+        ReplayWindow().verify(request, told | {NONCE_HEADER: nonce}, KEY, 1_000_000.5)
+
+    async def scenario() -> None:
+        async with endpoint([]) as url, httpx.AsyncClient() as client:
+            headers = sign(request, "w" * 43, now=0.0, nonce=nonce)
+            refused = await client.post(url + PEER_PATH, content=b"{}", headers=headers)
+            assert refused.status_code == 401 and "x-liver-time-ms" not in refused.headers
+
+    asyncio.run(scenario())
+
+
+def test_times_are_moved_by_one_value_until_a_clock_has_clearly_changed() -> None:
+    clock = PeerClock()
+    assert not clock.take(1_004.0, 1_000.0, 1_000.2) and clock.ahead_s == 0.0
+    assert not clock.take(1_300.0, 1_000.0, 1_001.5) and clock.ahead_s == 0.0, "an answer that took long tells little"
+    assert clock.take(1_300.1, 1_000.0, 1_000.2) and clock.ahead_s == pytest.approx(300.0)
+    assert not clock.take(1_304.0, 1_000.0, 1_000.2) and clock.ahead_s == pytest.approx(300.0)
+    assert clock.take(1_001.0, 1_000.0, 1_000.2) and clock.ahead_s == 0.0
 
 
 def test_a_changed_body_does_not_match_its_signature() -> None:

@@ -40,3 +40,28 @@ def test_a_part_of_a_step_is_a_share_of_it_and_a_step_of_one_part_cannot_be_drop
 def test_a_layout_with_few_micro_batches_is_no_reason_to_refuse_what_another_can_use():
     layouts = {"layouts": {"allowed": ["DP4", "PP4"]}}
     assert JobFile.model_validate(JOB | layouts | {"drop_step": {"every_micro_batches": 20}}).drop_step is not None
+
+
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [
+        ("/checkpoints/tensorboard", ""),
+        ("/checkpoints/a/b", ""),
+        ("/checkpoints", "must be a folder inside checkpoint.path, /checkpoints,"),
+        ("/elsewhere", "must be a folder inside checkpoint.path"),
+        ("/checkpoints/../etc", "without '..'"),
+        ("tensorboard", "must be a folder inside checkpoint.path"),
+    ],
+)
+def test_event_files_lie_inside_the_place_of_the_checkpoints(path, rule):
+    if not rule:
+        assert JobFile.model_validate(JOB | {"tensorboard": path}).tensorboard == path
+        return
+    with pytest.raises(ValueError, match="tensorboard") as error:
+        JobFile.model_validate(JOB | {"tensorboard": path})
+    assert rule in str(error.value)
+
+
+def test_event_files_need_a_place_for_checkpoints():
+    with pytest.raises(ValueError, match=r"needs checkpoint\.path"):
+        JobFile.model_validate(JOB | {"tensorboard": "/checkpoints/tensorboard", "checkpoint": None})

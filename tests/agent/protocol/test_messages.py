@@ -4,7 +4,7 @@ import copy
 import json
 import uuid
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from pydantic import ValidationError
@@ -12,7 +12,19 @@ from pydantic import ValidationError
 from agent.protocol import peer, rank, sync, worker
 from agent.protocol.jobfile import JobFile
 from agent.protocol.values import HandoffCause, HandoffState, Placement
-from liver_core.handoff import CutoverDeadlines, HandoffId, Order, Phase, RankStage, Reason, Rung, StoreAddress
+from liver_core.handoff import (
+    CutoverDeadlines,
+    Decision,
+    HandoffId,
+    Order,
+    Phase,
+    RankStage,
+    Reason,
+    Report,
+    Rung,
+    Stage,
+    StoreAddress,
+)
 from liver_core.layout import Member, ParallelLayout, Roster
 from tests.service.fake_agent import JOB
 
@@ -30,6 +42,13 @@ ORDER = Order(
     phase=Phase.PREPARE, source=ROSTER, target=TARGET, target_revision=1, store=StoreAddress("h", 1), cause="notice",
     rung=Rung.LIVE, deadline_utc=NOW.timestamp(), cutover=CutoverDeadlines(), proposer_id="a", agent_incarnation=1,
     report_seq=1, issued_at=NOW.timestamp(),
+)  # fmt: skip
+
+REPORT = Report(
+    job_id="j-1", handoff_id=HandoffId(str(ID)), parent=1, generation=2, plan_revision=1, plan_digest="d",
+    member=Member("a", 0), stage=Stage.READY, stages=(), promise=None, active_generation=1, highest_generation=2,
+    decision=Decision.UNDECIDED, agent_incarnation=1, report_seq=1, issued_at=NOW.timestamp(),
+    deadline_utc=NOW.timestamp(),
 )  # fmt: skip
 
 
@@ -60,14 +79,14 @@ MIRROR = sync.HandoffMirror(
             steps=(sync.StepRow(job_id="j-1", generation=1, step=3, seconds=0.5, finished_utc=NOW, loss=1.5),),
             checkpoints=(sync.CheckpointFact(job_id="j-1", generation=1, step=3, path="/c", finished_utc=NOW),),
         ),
-        rank.Prepare(order=ORDER),
+        rank.Prepare(order=ORDER, clock_zero=1_700_000_000.0),
         peer.Envelope(
             sender="a", receiver="b", agent_incarnation=ID, job_id="j-1", issued_utc=NOW,
             body=peer.OrderBody(slot=3, order=ORDER),
         ),
         worker.RankSpec(
             node_id="b", slot=0, order=ORDER, spec=JobFile.model_validate(JOB), private_address="127.0.0.1",
-            socket_path="/s",
+            socket_path="/s", clock_zero=1_700_000_000.0,
         ),
     ],
     ids=lambda message: type(message).__name__,
@@ -77,7 +96,7 @@ def test_a_message_is_the_same_after_a_round_trip(message):
 
 
 def test_an_order_inside_another_message_is_checked_as_strictly_as_alone():
-    content = json.loads(rank.Prepare(order=ORDER).model_dump_json())
+    content = json.loads(rank.Prepare(order=ORDER, clock_zero=1_700_000_000.0).model_dump_json())
     for path, value, complaint in (
         ("order.rung", "fast", "order.rung"),
         ("order.cutover.build_s", float("inf"), "order.cutover.build_s"),
@@ -149,3 +168,30 @@ def test_a_rank_command_of_an_unknown_type_is_refused():
     with pytest.raises(ValueError, match="dance"):
         rank.decode_command(b'{"type": "dance"}')
     assert rank.decode_command(b'{"type": "stop", "reason": "done"}') == rank.Stop(reason="done")
+
+
+@pytest.mark.parametrize("ahead_s", [-300.0, 300.0])
+def test_a_message_to_a_peer_names_every_time_by_the_clock_of_the_peer(ahead_s: float):
+    def sent(body: peer.PeerBody) -> peer.Envelope:
+        return peer.Envelope(sender="a", receiver="b", agent_incarnation=ID, job_id="j-1", issued_utc=NOW, body=body)
+
+    by = timedelta(seconds=ahead_s)
+    notice = sync.NoticeFact(
+        node_id="a", kind=sync.NoticeKind.INTERRUPTION, source="aws-imds", deadline_utc=NOW + by, first_seen_utc=NOW
+    )
+    measured = peer.RankMeasures(measures={"ordered_at_utc": 1_700_000_000.0, "build_s": 2.0})
+    for body in (peer.OrderBody(slot=3, order=ORDER), peer.NoticeBody(notice=notice)):
+        assert peer.in_time_of(sent(body), 0.0) == sent(body)
+        assert peer.in_time_of(peer.in_time_of(sent(body), ahead_s), -ahead_s) == sent(body)
+    told = peer.in_time_of(sent(peer.OrderBody(slot=3, order=ORDER)), ahead_s)
+    assert isinstance(told.body, peer.OrderBody) and told.issued_utc == NOW + by
+    assert told.body.order == replace(
+        ORDER, deadline_utc=ORDER.deadline_utc + ahead_s, issued_at=ORDER.issued_at + ahead_s
+    )
+    told = peer.in_time_of(sent(peer.NoticeBody(notice=notice)), ahead_s)
+    assert isinstance(told.body, peer.NoticeBody)
+    assert (told.body.notice.deadline_utc, told.body.notice.first_seen_utc) == (NOW + by + by, NOW + by)
+    told = peer.in_time_of(sent(peer.ReportBody(report=REPORT, measured=measured)), ahead_s)
+    assert isinstance(told.body, peer.ReportBody) and told.body.measured is not None
+    assert told.body.measured.measures == {"ordered_at_utc": 1_700_000_000.0 + ahead_s, "build_s": 2.0}
+    assert told.body.report.issued_at == REPORT.issued_at + ahead_s

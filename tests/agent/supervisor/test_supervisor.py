@@ -28,6 +28,7 @@ from agent.supervisor.zygote_client import ForkRequest, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
 from liver_core.handoff import RankStage, Reason, StoreAddress, start_order
 from liver_core.layout import Member, ParallelLayout, Roster, from_json
+from liver_core.steady_clock import PROCESS_CLOCK
 from tests.agent.waiting import eventually, fake_job, quick_directory
 
 KEY = SlotKey("fake", 0)
@@ -84,6 +85,7 @@ class Node:
             spec=fake_job(self.run_dir),
             private_address="127.0.0.1",
             socket_path=self.supervisor.socket_path("r", "fake", "0"),
+            clock_zero=PROCESS_CLOCK.zero,
         )
 
     async def leave(self) -> None:

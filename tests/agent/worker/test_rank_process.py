@@ -1,16 +1,21 @@
 """What a rank tells its agent of a handoff."""
 
 import socket
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from agent.driver.driver import Driver
+from agent.link.outbox import Outbox
 from agent.protocol import rank
 from agent.protocol.worker import RankSpec
+from agent.supervisor.records import SlotKey
 from agent.worker import rank_process
 from agent.worker.rank_process import Worker
 from liver_core.handoff import HandoffId, Order, RankStage, StoreAddress, start_order
+from liver_core.steady_clock import PROCESS_CLOCK
 from tests.agent.stub_service import roster_of
 from tests.agent.waiting import fake_job
 
@@ -39,13 +44,44 @@ def test_every_stage_of_a_handoff_tells_when_the_rank_was_first_asked_to_prepare
         spec=fake_job(tmp_path),
         private_address="127.0.0.1",
         socket_path=str(tmp_path / "r.sock"),
+        clock_zero=0.0,
     )
+    monkeypatch.setattr(PROCESS_CLOCK, "zero", 0.0)
     worker, said = Worker(spec, socket.socket(socket.AF_UNIX)), []
     monkeypatch.setattr(worker.control, "say", said.append)
     moments = iter((1_001.0, 1_002.0))
-    monkeypatch.setattr(rank_process.time, "time", lambda: next(moments))
+    monkeypatch.setattr(rank_process, "utc_now", lambda: next(moments))
     worker.stage(order, RankStage.PREPARING, reason=None, measures={}, certificate="")
-    worker._obey(rank.Prepare(order=order))
-    worker._obey(rank.Prepare(order=order))
+    for zero in (5.0, 7.0):
+        worker._obey(rank.Prepare(order=order, clock_zero=zero))
+        assert PROCESS_CLOCK.zero == zero, "a rank counts as its agent does"
     worker.stage(order, RankStage.PREPARED, reason=None, measures={"build_s": 2.0}, certificate="")
     assert [report.measures for report in said] == [{}, {"build_s": 2.0, "ordered_at_utc": 1_001.0}]
+
+
+def test_the_numbers_of_a_step_reach_the_agent_and_its_outbox_as_they_are(
+    order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    spec = RankSpec(
+        node_id="a",
+        slot=0,
+        order=order,
+        spec=fake_job(tmp_path),
+        private_address="127.0.0.1",
+        socket_path=str(tmp_path / "r.sock"),
+        clock_zero=0.0,
+    )
+    monkeypatch.setattr(PROCESS_CLOCK, "zero", 0.0)
+    worker, said = Worker(spec, socket.socket(socket.AF_UNIX)), []
+    monkeypatch.setattr(worker.control, "say", said.append)
+    values = {"loss": 0.5, "gradient_norm": None, "own/score": 7.0}
+    worker.metrics(3, 12, values)
+    (event,) = (rank.decode_event(rank.encode_line(message)) for message in said)
+    driver, outbox = Driver(), Outbox()
+    monkeypatch.setattr(driver, "_node", SimpleNamespace(outbox=outbox, now=lambda: 2_000_000_000.0))
+    driver.take_rank_event(SlotKey("job-1", 0), event)
+    (row,) = outbox.metrics.batch(1)
+    assert (row.job_id, row.generation, row.step, row.values) == ("job-1", 3, 12, values)
+    assert row.at_utc.timestamp() == 2_000_000_000.0
+    outbox.acknowledge(1)
+    assert outbox.metrics.batch(2) == ()

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import math
-import multiprocessing
 import queue
 from argparse import Namespace
 from dataclasses import dataclass
@@ -100,8 +99,6 @@ def _save(state: Any, world: Any, saving: Saving, step: int) -> None:
 
     from liver_core.state.megatron_optimizer import unwrapped
 
-    # Megatron writes from a child of the rank, which multiprocessing forbids to a daemonic process.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     filesystem_async._results_queue = queue.Queue()  # type: ignore[assignment]
     content = {
         "distrib_optim_sharding_type": saving.sharding,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import multiprocessing
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,8 +120,6 @@ def _written_by_two(folder: str) -> tuple[float, float]:
 
     from liver_core.state import checkpoint
 
-    # Megatron writes from a child, which multiprocessing forbids to a daemonic process.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     group, path, save = dist.group.WORLD, f"{folder}/step-000000004", dist_checkpointing.save
     assert group is not None
@@ -139,6 +138,38 @@ def _written_by_two(folder: str) -> tuple[float, float]:
     checkpoint.prune(Path(folder), 2, generation=1)
     loaded: Any = dist_checkpointing.load(tensors(0.0), path)
     return float(loaded["w"].max()), checkpoint.read_small_state(path)["value"]
+
+
+def test_a_rank_writes_its_files_itself_and_says_which_it_could_not_write(tmp_path: Path):
+    """A forked writer may hang, outlives its rank, and keeps its connections open."""
+    assert "is written" in run_alone(_written_without_a_fork, str(tmp_path / "step-000000001"))
+    text = run_alone(_written_without_a_fork, str(tmp_path / "step-000000002"), True)
+    assert "No space left on device" in text
+    assert not (tmp_path / "step-000000002").exists()
+
+
+def _written_without_a_fork(path: str, full: bool = False) -> str:
+    import torch
+    import torch.distributed as dist
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor
+
+    from liver_core.state import checkpoint
+
+    def refused(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    os.fork = refused  # type: ignore[assignment]
+    if full:
+        os.fsync = refused
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = dist.group.WORLD
+    assert group is not None
+    tensors = {"w": ShardedTensor.from_rank_offsets("w", torch.ones(4))}
+    try:
+        checkpoint.write(tensors, {"step": 1}, path, group)
+    except BaseException as error:
+        return checkpoint.error_text(error)
+    return f"step {checkpoint.read_small_state(path)['step']} is written"
 
 
 def _run_writing(setup: RankSetup, folder: Path) -> tuple[Chain, list[tuple]]:

@@ -129,14 +129,29 @@ def test_a_reader_whose_near_half_cannot_be_set_up_reads_over_the_far_one_and_st
     assert other.one_sided and other.read([Read(0, "master", (Run(0, 0, 5),))], soon()).bytes == 20
 
 
-def test_a_near_half_that_fails_after_peers_are_connected_over_it_is_an_error():
+def test_a_near_half_that_fails_after_peers_are_connected_over_it_is_given_up_for_them_too():
+    near, far = MemoryNetwork(), MemoryNetwork()
+    source = mixed("source", near, far, {"source"})
+    source.register(sources={"master": torch.full((30,), 7.0)})
+    reader = unusable("reader", near, far, "targets")
+    reader.connect(0, source.address(), soon())
+    assert reader.one_sided
+    TARGET.zero_()
+    reader.register(targets={"master": TARGET})
+    assert not reader.one_sided
+    assert reader.read([Read(0, "master", (Run(0, 0, 10),))], soon()).bytes == 40
+    assert TARGET[:10].tolist() == [7.0] * 10
+
+
+def test_peers_that_only_the_lost_half_reached_are_named():
     near, far = MemoryNetwork(), MemoryNetwork()
     source = mixed("source", near, far, {"source"})
     source.register(sources={"master": torch.ones(30)})
-    reader = unusable("reader", near, far, "targets")
-    reader.connect(0, source.address(), soon())
-    with pytest.raises(TransportError, match="no backend"):
+    reader = unusable("reader", near, MemoryNetwork(), "targets")
+    reader.connect(3, source.address(), soon())
+    with pytest.raises(TransportError, match=r"neither near \(no backend\) nor far") as failed:
         reader.register(targets={"master": torch.zeros(30)})
+    assert failed.value.peer == 3
 
 
 TARGET = torch.zeros(30)

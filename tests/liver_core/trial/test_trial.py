@@ -34,13 +34,10 @@ def trial(entrypoint: str, corpus: str, **changes: Any) -> dict[str, dict[str, A
 
 
 def _trial(plan: dict[str, Any]) -> list[dict[str, Any]]:
-    import multiprocessing
 
     from liver_core.trial.findings import Findings
     from liver_core.trial.single_process import JobTrial, TrialPlan
 
-    # Megatron writes a checkpoint from a child of the rank, which multiprocessing forbids to a daemonic process.
-    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     lines: list[str] = []
     JobTrial(TrialPlan(**plan), Findings(lines.append)).run()
     return [json.loads(line) for line in lines]

@@ -1,6 +1,7 @@
 """The command as a process, on a terminal of 80 columns and in a pipe, against a service that agents report to."""
 
 import asyncio
+import json
 import os
 import pty
 import re
@@ -14,7 +15,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from agent.protocol.sync import HandoffMeasures, JobFinished, SourceState
+from agent.protocol.sync import HandoffMeasures, JobFinished, MetricsRow, SourceState
 from agent.protocol.values import HandoffState
 from liver_core.handoff import Reason, Rung
 from liver_core.layout import ParallelLayout
@@ -184,6 +185,32 @@ def test_a_node_is_drained_until_that_is_undone(fleet: Fleet):
     wrong = fleet.piped("nodes", "drain", "node-c", "--in", "soon")
     assert wrong.returncode == 2 and "--in: must be a number with s, min, h or d behind it" in wrong.stderr
     assert "there is no node 'node-x'" in fleet.piped("nodes", "drain", "node-x").stderr
+
+
+def test_the_numbers_of_a_job_are_a_table_csv_and_json(fleet: Fleet):
+    lead = fleet.agents["node-b"]
+    said = [{"loss": 5.0, "learning_rate": 1e-4}, {"loss": None, "learning_rate": 2e-4, "own/score": 0.25}]
+    rows = tuple(
+        MetricsRow(job_id=fleet.job_id, generation=1, step=step, at_utc=now(), values=values)
+        for step, values in enumerate(said, start=1)
+    )
+    lead.sync(ranks=(lead.rank(lead.job_order(), step=3),), metrics=rows)
+    table = [line.split("\t") for line in fleet.piped("jobs", "metrics", "gpt-small").stdout.splitlines()]
+    assert table == [
+        ["STEP", "loss", "learning_rate", "own/score"],
+        ["1", "5", "0.0001", "-"],
+        ["2", "nan", "0.0002", "0.25"],
+    ]
+    written = fleet.piped("jobs", "metrics", "gpt-small", "--csv").stdout.splitlines()
+    head, first, second = (line.split(",") for line in written)
+    assert head == ["step", "generation", "at", "loss", "learning_rate", "own/score"]
+    assert (first[:2], first[3:]) == (["1", "1"], ["5.0", "0.0001", ""])
+    assert second[3:] == ["", "0.0002", "0.25"]
+    named = fleet.piped("jobs", "metrics", "gpt-small", "--name", "own/score", "--json")
+    assert [item["values"] for item in json.loads(named.stdout)] == [{"own/score": 0.25}]
+    both = fleet.piped("jobs", "metrics", "gpt-small", "--csv", "--json")
+    assert (both.returncode, both.stderr) == (2, "error: --csv, --json: give one of them\n")
+    assert "name.0" in fleet.piped("jobs", "metrics", "gpt-small", "--name", "a b").stderr
 
 
 def test_a_job_that_fails_ends_its_watch_with_a_status_of_1_on_terminal_and_in_a_pipe(fleet: Fleet):

@@ -9,6 +9,7 @@ from sqlalchemy import inspect, text
 from sqlalchemy.exc import IntegrityError
 
 from service.capacity.tables import InstanceRow
+from service.db.engine import StartError
 from service.db.schema import metadata
 from service.db.upgrade import upgrade
 from service.leases.operations import begin_lease
@@ -24,6 +25,15 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 def test_the_migrations_make_exactly_the_tables_of_the_code(database):
     with database.engine.connect() as connection:
         assert compare_metadata(MigrationContext.configure(connection), metadata()) == []
+
+
+def test_a_schema_that_a_newer_program_made_is_named_and_left_alone(database):
+    with database.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(StartError, match=r"schema revision 9999, and this program knows those up to \d{4}: a newer"):
+        upgrade(database.engine)
+    with database.engine.connect() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "9999"
 
 
 def test_the_migrations_can_be_taken_back_and_applied_again(database):

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from agent.protocol.notice_life import by_own_clock, withdraw
+from agent.protocol.notice_life import moved, withdraw
 from service.cli.columns import Cell
 from service.cli.nodes import _remark, _with_remark
 
@@ -44,7 +44,7 @@ def test_each_node_gets_notices_by_its_own_clock(running, clock, off_s):
     said = b.notice(deadline_s=30)
     b.sync(notices=(said,))
     assert b.sync().jobs[0].notices == (said,), "as it said it"
-    assert a.sync().jobs[0].notices == (by_own_clock(said, issued=b.clock(), now=clock()),)
+    assert a.sync().jobs[0].notices == (moved(said, clock() - b.clock()),)
 
 
 def test_a_notice_that_is_said_again_is_one_and_can_be_withdrawn(running, client, clock):
@@ -66,7 +66,7 @@ def test_what_a_peer_passes_on_is_the_same_notice(running, client, clock):
     off(b, clock, -300)
     b.sync()
     said = b.notice(deadline_s=60)
-    heard = by_own_clock(said, issued=b.clock() - timedelta(seconds=0.7), now=clock())
+    heard = moved(said, clock() - b.clock() + timedelta(seconds=0.7))
     a.sync(notices=(heard,))
     shown = node(client, "b")
     assert shown["leaving"] and abs((at(shown["deadline_at"]) - clock()).total_seconds() - 60) <= 1

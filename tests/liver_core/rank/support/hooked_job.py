@@ -37,6 +37,18 @@ class HookedJob(GptJob):
             file.write(json.dumps(note) + "\n")
 
 
+class ReportingJob(HookedJob):
+    """Reports numbers of its own; that of every second step is not a number."""
+
+    def on_step(self, step: int, loss: float, state: Any, world: Any) -> None:
+        super().on_step(step, loss, state, world)
+        self.report(step, {"own/half": step / 2, "own/odd": float("nan") if step % 2 else torch.ones(1)})
+
+    def validate(self, step: int, state: Any, world: Any) -> None:
+        super().validate(step, state, world)
+        self.report(step, {"validation": 10 * step})
+
+
 class NonfiniteJob(HookedJob):
     """In step `bad_step` the first micro-batch has a `bad` loss (NaN), or a finite loss with a gradient of NaN."""
 

@@ -1,0 +1,1 @@
+"""The numbers of each step: to the agent, and to TensorBoard's files."""

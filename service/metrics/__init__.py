@@ -1,0 +1,1 @@
+"""Numbers of a job by step: built in, and the job's own."""
