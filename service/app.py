@@ -1,7 +1,6 @@
 """Makes the application: database, schema, first tokens, wake hub, reconcilers, routes."""
 
 import asyncio
-import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -45,8 +44,6 @@ from service.settings import ServiceSettings
 from service.sync import endpoints as sync
 from service.tokens import endpoints as tokens
 from service.tokens.operations import ensure_first_tokens
-
-_log = logging.getLogger(__name__)
 
 
 class Health(BaseModel):
@@ -161,9 +158,7 @@ def _write_first_tokens(context: Context) -> None:
     with context.sessions.begin() as session:
         # Replicas that start together must not each make first tokens.
         session.execute(text("LOCK TABLE tokens IN EXCLUSIVE MODE"))
-        files = ensure_first_tokens(session, folder=data_dir / "tokens", now=context.clock())
-    for path in files:
-        _log.info("token file: %s", path)
+        ensure_first_tokens(session, folder=data_dir / "tokens", now=context.clock())
 
 
 def _add_health(app: FastAPI, context: Context) -> None:

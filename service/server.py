@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvicorn
 
-from service.app import create_app
+from service.app import create_app, release
 from service.db.engine import StartError, check_data_dir
 from service.edge.timed_http import TimedH11Protocol
 from service.settings import ServiceSettings
@@ -50,9 +50,10 @@ def serve(settings: ServiceSettings, *, say: Callable[[str], None] = _log.info) 
         server = uvicorn.Server(config)
         app.state.context.hub.end_streams_with(lambda: server.should_exit)
         with _ended_by_signals(server):
-            scheme = "https" if settings.tls_certificate else "http"
-            for line in announcement(f"{scheme}://{host}:{port}", settings.resolved_data_dir()):
+            url = f"{'https' if settings.tls_certificate else 'http'}://{host}:{port}"
+            for line in announcement(url, settings.resolved_data_dir()):
                 say(line)
+            _log.info("liver %s serves %s", release(), url)
             server.run(sockets=[listener])
     finally:
         listener.close()

@@ -149,4 +149,5 @@ class AfterStep:
     def _write(self, active: ActiveWorld, small: dict[str, Any], *, asked: int = 0) -> None:
         assert self._rule is not None
         path, arguments = self._rule.path_of(small["step"]), megatron_arguments(self._job, active.state, active.world)
+        self._metrics.soon()
         self._writer.start(active, small, arguments, path, keep=self._rule.keep, asked=asked)

@@ -182,12 +182,13 @@ def test_a_service_that_is_asked_to_end_ends_with_status_0(tmp_path, number):
     try:
         assert service.stdout is not None
         assert "service: http://127.0.0.1:" in service.stdout.readline(), errors.read_text()
-        # What happens is logged, a line each, with time, level and place.
-        line = re.search(r"^(\S+ \S+) INFO service\.app: token file: \S+$", errors.read_text(), re.MULTILINE)
-        assert line is not None, errors.read_text()
-        assert datetime.strptime(line[1], "%Y-%m-%d %H:%M:%S,%f")
         service.send_signal(number)
         assert service.wait(30) == 0
+        # What happens is logged, a line each, with time, level and place.
+        pattern = r"^(\S+ \S+) INFO service\.server: liver \S+ serves http://127\.0\.0\.1:\d+$"
+        line = re.search(pattern, errors.read_text(), re.MULTILINE)
+        assert line is not None, errors.read_text()
+        assert datetime.strptime(line[1], "%Y-%m-%d %H:%M:%S,%f")
     finally:
         service.kill()
         service.wait()

@@ -67,7 +67,8 @@ class EventFiles:
         self._failed = failed
         self._write_every_s = write_every_s
         self._waiting: deque[StepValues] = deque(maxlen=WAITING_MAX)
-        self._closing = threading.Event()
+        self._closing = False
+        self._wake = threading.Event()
         self._thread: threading.Thread | None = None
         self._file: _EventFile | None = None
         self._retry_at = 0.0
@@ -79,21 +80,27 @@ class EventFiles:
             self._thread = threading.Thread(target=self._run, name="event files", daemon=True)
             self._thread.start()
 
+    def soon(self) -> None:
+        """Write what there is without waiting for more of it."""
+        self._wake.set()
+
     def close(self, timeout_s: float) -> None:
         """Wait until everything is written, or the time is over. No step may be put afterwards."""
-        self._closing.set()
+        self._closing = True
+        self._wake.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        while not self._closing.wait(self._write_every_s):
-            self._write()
-        self._retry_at = 0.0
-        self._write()
+        ends = False
+        while not ends:
+            self._wake.wait(self._write_every_s)
+            self._wake.clear()
+            ends = self._closing
+            if self._waiting and (ends or time.monotonic() >= self._retry_at):
+                self._write()
 
     def _write(self) -> None:
-        if not self._waiting or time.monotonic() < self._retry_at:
-            return
         try:
             while self._waiting:
                 self._append(self._waiting.popleft())

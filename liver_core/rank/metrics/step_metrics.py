@@ -69,6 +69,11 @@ class StepMetrics:
         if self._files is not None:
             self._files.put(world.generation, step, values)
 
+    def soon(self) -> None:
+        """A checkpoint is being written: a restart from it does none of the steps before again."""
+        if self._files is not None:
+            self._files.soon()
+
     def close(self) -> None:
         """Wait until the event files hold everything; not long, since a disk may not answer."""
         if self._files is not None:

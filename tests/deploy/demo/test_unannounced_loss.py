@@ -13,6 +13,7 @@ from deploy.demo.demo_job import MODEL
 from deploy.local.api import Api
 from deploy.local.cluster import Cluster
 from deploy.local.processes import Processes
+from tests.liver_core.rank.support.event_reader import read_run
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
 
@@ -49,6 +50,7 @@ def test_a_job_survives_the_unannounced_loss_of_a_node_and_waits_for_nodes_when_
     steps = [(row["generation"], row["step"]) for row in api.steps(job_id, after=0)]
     first_again = min(step for generation, step in steps if generation >= 2)
     assert first_again % 5 == 1, "it goes on at the step after a checkpoint"
+    assert_numbers_are_one_run(api, job_id, tmp_path / "checkpoints" / "tensorboard" / job_id, first_again)
 
     cluster.end_node("node-b")
     wait(120, lambda: job(api, job_id)["state"] == "suspended", "the job to be suspended")
@@ -68,8 +70,26 @@ def job_file(prefix: str, checkpoints: Path) -> dict:
         "nodes": {"min": 2, "max": 3},
         "layouts": {"pinned": [{"nodes": 3, "layout": "PP3"}, {"nodes": 2, "layout": "PP2"}]},
         "checkpoint": {"path": str(checkpoints), "every_steps": 5},
+        "tensorboard": str(checkpoints / "tensorboard"),
         "stop": {"steps": 100_000},
     }
+
+
+def assert_numbers_are_one_run(api: Api, job_id: str, folder: Path, first_again: int) -> None:
+    """Each step once, in order, and those that were made again as they were made last. What the lost node had not
+    passed on of steps before the checkpoint is missing."""
+
+    def numbers() -> list[dict]:
+        return api.get(f"/api/v1/jobs/{job_id}/metrics", after=first_again - 1, limit=20_000)
+
+    wait(
+        30, lambda: len(numbers()) > 2 and all(row["generation"] >= 2 for row in numbers()), "numbers of the new world"
+    )
+    assert all(set(row["values"]) == {"loss", "learning_rate", "gradient_norm"} for row in numbers())
+    wait(30, lambda: read_run(folder).steps("loss")[-1] > first_again + 1, "event files of the new world")
+    shown, known = read_run(folder).steps("loss"), [row["step"] for row in numbers()]
+    assert shown == sorted(set(shown)) and known == [*range(first_again, known[-1] + 1)]
+    assert [step for step in shown if step >= first_again] == [*range(first_again, shown[-1] + 1)]
 
 
 def job(api: Api, job_id: str) -> dict:
