@@ -20,6 +20,7 @@ from agent.protocol.jobfile import JobFile
 from agent.protocol.sync import SyncReport
 from service import problems
 from service.audit import endpoints as audit
+from service.capacity import endpoints as capacity
 from service.console import endpoints as console
 from service.context import PERSON_ONLY, Clock, Context
 from service.db.clock import DatabaseClock
@@ -87,8 +88,8 @@ def create_app(settings: ServiceSettings, *, clock: Clock | None = None, databas
         generate_unique_id_function=lambda route: route.name,
         openapi_tags=[
             {"name": "jobs"}, {"name": "nodes"}, {"name": "notices"}, {"name": "handoffs"}, {"name": "ledger"},
-            {"name": "leases"}, {"name": "pools"}, {"name": "tokens", "description": "Only for admins."},
-            {"name": "audit"},
+            {"name": "leases"}, {"name": "capacity"}, {"name": "pools"},
+            {"name": "tokens", "description": "Only for admins."}, {"name": "audit"},
             {"name": "agents", "description": "Only for agents' tokens."}, {"name": "health"},
         ],
     )  # fmt: skip
@@ -96,7 +97,10 @@ def create_app(settings: ServiceSettings, *, clock: Clock | None = None, databas
     app.add_middleware(Gate, context=context, body_bytes_max={**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX})
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.
-    for noun in (sync, jobs, decisions, metrics, nodes, notices, handoffs, ledger, leases, tokens, audit):
+    nouns = (
+        sync, jobs, decisions, metrics, nodes, notices, handoffs, ledger, leases, capacity, tokens, audit,
+    )  # fmt: skip
+    for noun in nouns:
         app.include_router(noun.router)
     app.include_router(leases.leases)
     app.include_router(tokens.joining)

@@ -15,6 +15,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, assert_never
 
 from agent.protocol import rank
@@ -262,7 +263,8 @@ class Worker:
 
     def step(self, generation: int, progress: TrainingProgress, totals: StepTotals, seconds: float) -> None:
         self.step_now = progress.step
-        log(f"step {progress.step} generation {generation} loss {totals.loss:.6f} {seconds:.3f} s")
+        at = datetime.now(UTC).isoformat()
+        log(f"step {progress.step} generation {generation} loss {totals.loss:.6f} {seconds:.3f} s at {at}")
         self.control.say(
             rank.StepReport(
                 generation=generation,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli import access, handoffs, jobs, nodes, serve
+from service.cli import access, handoffs, jobs, ledger, nodes, serve
 from service.cli.client import TRUST, Trust
 
 PLUGGED_COMMANDS = "liver.commands"
@@ -27,6 +27,7 @@ app.add_typer(nodes.app, name="nodes")
 app.add_typer(handoffs.app, name="handoffs")
 app.add_typer(nodes.notices, name="notices")
 app.add_typer(nodes.prices, name="prices")
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(access.app, name="tokens")
 app.command("audit", epilog=access.AUDIT_EXAMPLE)(access.audit)
 app.command("serve", epilog=serve.EXAMPLE)(serve.serve)

@@ -40,7 +40,12 @@ NOTICES = (
 
 
 prices = typer.Typer(help="What a node of each pool costs.", no_args_is_help=True)
-PRICES = (Column("POOL"), Column("USD PER NODE HOUR", right=True), Column("SINCE"))
+PRICES = (
+    Column("POOL"),
+    Column("USD PER NODE HOUR", right=True),
+    Column("SINCE"),
+    Column("USD PER GB OUT", below=True, label="per GB that leaves"),
+)
 
 
 @app.callback()
@@ -150,37 +155,54 @@ def _remark(node: dict[str, Any]) -> str:
     return "; ".join(found)
 
 
-@prices.command("list", epilog="Example: liver prices list")
+@prices.command("list", epilog="Example: liver prices list --pool aws-us-west-2a")
 def list_prices(
+    pool: Annotated[str | None, typer.Option("--pool", help="All prices of this pool, newest first.")] = None,
     limit: Limit = LISTED,
     every: Every = False,
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the present price of each pool."""
-    found = connect(service_url, token_file).listed("/api/v1/pools/prices", limit=limit, every=every)
+    """List the present price of each pool, or all prices of one."""
+    path = f"/api/v1/pools/{quote(pool, safe='')}/prices" if pool else "/api/v1/pools/prices"
+    found = connect(service_url, token_file).listed(path, limit=limit, every=every)
     if as_json:
         return print_json(found)
-    rows = [(item["pool"], f"{item['price_usd_per_hour']:.4f}", since(item["effective_from"])) for item in found]
+    rows = [
+        (item["pool"], f"{item['price_usd_per_hour']:.4f}", since(item["effective_from"]), _per_gb(item))
+        for item in found
+    ]
     print_table(PRICES, rows, empty="no prices: pools are accounted as costing nothing")
 
 
-@prices.command("set", epilog="Example: liver prices set aws-us-west-2a 12.24")
+@prices.command("set", epilog="Example: liver prices set aws-us-west-2a 12.24 --from 2026-01-31T12:00:00Z")
 def set_price(
     pool: Annotated[str, typer.Argument(help="Name of the pool.")],
     usd_per_hour: Annotated[float, typer.Argument(min=0, help="Price of one node.", metavar="USD_PER_HOUR")],
+    since_when: Annotated[
+        str | None, typer.Option("--from", help="From when on, with its zone; now, if absent.", metavar="TIME")
+    ] = None,
+    egress: Annotated[
+        float | None, typer.Option("--egress", min=0, help="Of 10^9 bytes that leave the pool.", metavar="USD_PER_GB")
+    ] = None,
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set the price of a pool from now on; what was spent before keeps its price."""
-    client = connect(service_url, token_file)
-    price = client.put(f"/api/v1/pools/{pool}/price", {"price_usd_per_hour": usd_per_hour})
+    """Set the price of a pool from now or another time on; what was spent before that keeps its price."""
+    body = {"price_usd_per_hour": usd_per_hour, "effective_from": since_when, "egress_usd_per_gb": egress}
+    given = {name: value for name, value in body.items() if value is not None}
+    price = connect(service_url, token_file).put(f"/api/v1/pools/{quote(pool, safe='')}/price", given)
     if as_json:
         print_json(price)
     else:
-        typer.echo(f"{price['pool']}: {price['price_usd_per_hour']:.4f} USD per node hour")
+        per_gb = f", {_per_gb(price)} USD per GB that leaves" if price["egress_usd_per_gb"] is not None else ""
+        typer.echo(f"{price['pool']}: {price['price_usd_per_hour']:.4f} USD per node hour{per_gb}")
+
+
+def _per_gb(price: dict[str, Any]) -> str:
+    return "-" if price["egress_usd_per_gb"] is None else f"{price['egress_usd_per_gb']:.4f}"
 
 
 def _notice(node: dict[str, Any]) -> Value:

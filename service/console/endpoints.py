@@ -23,7 +23,7 @@ from service.jobs.causes import in_words
 from service.jobs.schemas import GenerationOut, JobSummary
 from service.jobs.tables import JobRow
 from service.ledger.endpoints import LedgerOut
-from service.ledger.queries import summary
+from service.ledger.queries import egress, summary
 from service.nodes.endpoints import describe
 from service.nodes.queries import list_nodes
 from service.paging import Pages, paged
@@ -172,7 +172,7 @@ def _overview(context: Context, session: Session, pages: Pages) -> dict[str, Any
         "jobs": [JobSummary.of(row, active.get(row.job_id)) for row in jobs],
         "nodes": describe(context, session, list_nodes(session, Pages(NODES_SHOWN))),
         "handoffs": [HandoffOut.of(row) for row in list_handoffs(session, Pages(HANDOFFS_SHOWN))],
-        "ledger": LedgerOut.of(None, list(summary(session))),
+        "ledger": LedgerOut.of(None, list(summary(session)), egress(session)),
     }
 
 
@@ -186,7 +186,9 @@ def _job(context: Context, session: Session, row: JobRow) -> dict[str, Any]:
             GenerationOut.of(item) for item in queries.list_generations(session, Pages(HANDOFFS_SHOWN), row.job_id)
         ],
         "handoffs": [HandoffOut.of(item) for item in list_handoffs(session, Pages(HANDOFFS_SHOWN), job_id=row.job_id)],
-        "ledger": LedgerOut.of(row.job_id, list(summary(session, job_id=row.job_id))),
+        "ledger": LedgerOut.of(
+            row.job_id, list(summary(session, job_id=row.job_id)), egress(session, job_id=row.job_id)
+        ),
         "step_seconds": queries.step_seconds(session, row.job_id),
         "loss": next((step.loss for step in reversed(steps) if step.loss is not None), None),
         "plans": row.standing_plans,

@@ -3,6 +3,7 @@
 from sqlalchemy import MetaData
 
 from service.audit import tables as audit
+from service.capacity import tables as capacity
 from service.db.base import Base
 from service.handoffs import tables as handoffs
 from service.jobs import tables as jobs
@@ -13,7 +14,7 @@ from service.nodes import tables as nodes
 from service.notices import tables as notices
 from service.tokens import tables as tokens
 
-NOUNS = (audit, handoffs, jobs, leases, ledger, metrics, nodes, notices, tokens)
+NOUNS = (audit, capacity, handoffs, jobs, leases, ledger, metrics, nodes, notices, tokens)
 
 
 def metadata() -> MetaData:

@@ -29,6 +29,7 @@ from service.jobs.queries import active_row
 from service.jobs.rules import Action, accepts_active, deadline_of, seconds, went_through
 from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState, SourceKind
 from service.leases.queries import open_lease
+from service.ledger.egress import note_egress
 from service.ledger.operations import charge_pause
 from service.nodes.tables import NodeRow, NodeState
 
@@ -146,7 +147,8 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
     if refusal is not None:
         row.reason = f"{row.reason}; rejected as the job's generation: {refusal}".removeprefix("; ")
         return Mirrored(refusal, orders_differ=True)
-    _charge_pause(session, row, mirror, now=now)
+    _charge_pause(session, row, mirror)
+    note_egress(session, row, mirror)
     return Mirrored(orders_differ=opened or orders_differ(new, old))
 
 
@@ -313,15 +315,16 @@ def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, *, no
     return None
 
 
-def _charge_pause(session: Session, row: HandoffRow, mirror: HandoffMirror, *, now: datetime) -> None:
-    """Account the measured pause in the ledger, once, on every slot of the new world."""
+def _charge_pause(session: Session, row: HandoffRow, mirror: HandoffMirror) -> None:
+    """Account the measured pause in the ledger on every slot of the new world, once, and what it was longer where that
+    becomes known later."""
     pause_s = mirror.measures.pause_s
-    if mirror.state is not HandoffState.ACTIVE or pause_s is None or row.pause_charged:
+    if mirror.state is not HandoffState.ACTIVE or pause_s is None or pause_s <= row.pause_charged_s:
         return
-    row.pause_charged = True
+    more_s, row.pause_charged_s = pause_s - row.pause_charged_s, pause_s
     leases = {node_id: open_lease(session, node_id) for node_id in mirror.target.node_ids()}
     # In a fixed order, so that two reports that charge the same slots cannot wait for each other.
     for member in sorted(mirror.target.members, key=lambda item: (item.node_id, item.slot)):
         lease = leases[member.node_id]
         if lease is not None and member.slot < lease.slots:
-            charge_pause(session, lease=lease, slot=member.slot, seconds=pause_s, job_id=row.job_id)
+            charge_pause(session, lease=lease, slot=member.slot, seconds=more_s, job_id=row.job_id)

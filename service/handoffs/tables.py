@@ -66,4 +66,4 @@ class HandoffRow(Base):
     recorded_at: Mapped[datetime]
     # JSON, not JSONB: it keeps the phases in the order in which they happened.
     measures: Mapped[Json] = mapped_column(JSON, default=dict)
-    pause_charged: Mapped[bool] = mapped_column(default=False)
+    pause_charged_s: Mapped[float] = mapped_column(default=0.0)

@@ -13,7 +13,7 @@ from service.context import PERSON_ONLY, ContextOf, OperatorOf, SessionOf
 from service.edge.routes import PeoplesRoute
 from service.edge.tags import PreconditionOf, version_of
 from service.leases.operations import lock_pool, set_price
-from service.leases.queries import current_prices, list_leases, price_of
+from service.leases.queries import current_prices, list_leases, price_of, prices_of
 from service.leases.tables import LeaseRow, PoolPriceRow
 from service.paging import PagesOf
 from service.problems import not_found
@@ -23,10 +23,11 @@ leases = APIRouter(prefix="/api/v1/leases", tags=["leases"], route_class=Peoples
 
 
 class LeaseOut(BaseModel):
-    """One life of one node, from its first report until it is gone."""
+    """One life of one node, from the time for which its machine is paid, or else its first report, until it is gone."""
 
     lease_id: int
     node_id: str
+    instance_id: int = Field(description="Its machine, see `GET /api/v1/instances`.")
     pool: str
     slots: int
     started_at: datetime
@@ -50,15 +51,30 @@ class PriceIn(BaseModel):
     )
 
     price_usd_per_hour: float = Field(ge=0, le=100_000, description="Of one node.")
+    egress_usd_per_gb: float | None = Field(
+        default=None, ge=0, le=1_000, description="Of 10^9 bytes that leave the pool; as before, if absent."
+    )
     effective_from: WrittenUtc | None = Field(default=None, description="Now, if absent.")
 
 
 class PriceOut(BaseModel):
-    """What one node of a pool costs now."""
+    """What a pool costs from a moment on."""
 
     pool: str
-    price_usd_per_hour: float
+    price_usd_per_hour: float = Field(description="Of one node.")
+    egress_usd_per_gb: float | None = Field(description="Of 10^9 bytes that leave the pool; null if not known.")
     effective_from: datetime
+
+    @classmethod
+    def of(cls, row: PoolPriceRow) -> "PriceOut":
+        """From its row."""
+        egress = row.egress_usd_per_gb
+        return cls(
+            pool=row.pool,
+            price_usd_per_hour=float(row.price_usd_per_hour),
+            egress_usd_per_gb=None if egress is None else float(egress),
+            effective_from=row.effective_from,
+        )
 
 
 @leases.get("", operation_id="list_leases", summary="List leases, newest first")
@@ -73,11 +89,14 @@ def list_leases_of(
 
 @router.get("/prices", operation_id="list_prices", summary="Current price of each pool")
 def list_all(context: ContextOf, session: SessionOf, pages: PagesOf) -> list[PriceOut]:
-    """A pool without a price costs nothing in the ledger."""
-    return [
-        PriceOut(pool=row.pool, price_usd_per_hour=row.price_usd_per_hour, effective_from=row.effective_from)
-        for row in current_prices(session, pages, now=context.clock())
-    ]
+    """A pool without a price costs nothing in the ledger, which says for how much time it knew none."""
+    return [PriceOut.of(row) for row in current_prices(session, pages, now=context.clock())]
+
+
+@router.get("/{pool}/prices", operation_id="list_prices_of_pool", summary="All prices of a pool, newest first")
+def history(session: SessionOf, pages: PagesOf, pool: Annotated[Identifier, Path()]) -> list[PriceOut]:
+    """Also those to come. Each counts until the next one begins; the first also counts for the time before it."""
+    return [PriceOut.of(row) for row in prices_of(session, pages, pool)]
 
 
 @router.get("/{pool}/price", operation_id="show_price", summary="Current price of a pool")
@@ -87,7 +106,7 @@ def show(context: ContextOf, session: SessionOf, pool: Annotated[Identifier, Pat
     if row is None:
         raise not_found("price of pool", pool)
     response.headers["ETag"] = _version(row)
-    return PriceOut(pool=row.pool, price_usd_per_hour=row.price_usd_per_hour, effective_from=row.effective_from)
+    return PriceOut.of(row)
 
 
 @router.put("/{pool}/price", operation_id="set_price", summary="Set the price of a pool")
@@ -99,15 +118,17 @@ def put(
     pool: Annotated[Identifier, Path()],
     price: PriceIn,
 ) -> PriceOut:
-    """Prices are appended: what was spent before keeps its price."""
+    """Prices are appended: what was spent before `effective_from` keeps its price, and what is spent after it has the
+    new one, also where that lies in the past."""
     lock_pool(session, pool)
     present = price_of(session, pool, now=context.clock())
     known.check(f"the price of pool {pool}", None if present is None else _version(present))
     effective_from = price.effective_from or context.clock()
-    set_price(session, pool=pool, price_usd_per_hour=price.price_usd_per_hour, effective_from=effective_from)
-    note(session, actor, "set_price", pool, now=context.clock(), price_usd_per_hour=price.price_usd_per_hour)
-    return PriceOut(pool=pool, price_usd_per_hour=price.price_usd_per_hour, effective_from=effective_from)
+    row = set_price(session, pool=pool, effective_from=effective_from, **price.model_dump(exclude={"effective_from"}))
+    given = price.model_dump(exclude={"effective_from"}, exclude_none=True)
+    note(session, actor, "set_price", pool, now=context.clock(), **given)
+    return PriceOut.of(row)
 
 
 def _version(row: PoolPriceRow) -> str:
-    return version_of(row.price_usd_per_hour, row.effective_from)
+    return version_of(row.price_usd_per_hour, row.egress_usd_per_gb, row.effective_from)

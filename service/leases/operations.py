@@ -1,26 +1,36 @@
-"""Opens and ends leases, appends prices."""
+"""Begins and ends leases, appends prices."""
 
 from datetime import datetime
+from decimal import Decimal
 
 from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
-from service.leases.queries import open_lease
+from service.capacity.operations import machine_of
+from service.leases.queries import price_of
 from service.leases.tables import LeaseRow, PoolPriceRow
 
 LOCK_POOLS = 0x11FE_0003
 
 
-def ensure_lease(session: Session, *, node_id: str, pool: str, slots: int, now: datetime) -> LeaseRow:
-    """The node's open lease. Opens a new one if it has none, or if it came back with other slots or in another pool."""
-    lease = open_lease(session, node_id)
-    if lease is not None and (lease.pool, lease.slots) == (pool, slots):
-        return lease
-    if lease is not None:
-        end_lease(lease, now=now, reason=f"the node came back with {slots} slots in pool {pool}")
-        session.flush()
-    lease = LeaseRow(node_id=node_id, pool=pool, slots=slots, started_at=now)
+def begin_lease(
+    session: Session, *, node_id: str, provider: str, pool: str, slots: int, now: datetime, was_away: bool = False
+) -> LeaseRow:
+    """Begin a lease of a node that has none.
+
+    `was_away`: the node counted as gone, but its agent has lived on, and so has the machine: the lease begins where the
+    one before it ended. The first lease of a machine begins when the machine is paid, as far as that is known.
+    """
+    machine = machine_of(session, node_id=node_id, provider=provider, pool=pool, now=now)
+    ended_at = session.scalars(
+        select(func.max(LeaseRow.ended_at)).where(LeaseRow.instance_id == machine.instance_id)
+    ).one()
+    if ended_at is None:
+        started_at = min(now, machine.paid_from or now)
+    else:
+        started_at = ended_at if was_away else max(now, ended_at)
+    lease = LeaseRow(node_id=node_id, instance_id=machine.instance_id, pool=pool, slots=slots, started_at=started_at)
     session.add(lease)
     session.flush()
     return lease
@@ -38,13 +48,23 @@ def lock_pool(session: Session, pool: str) -> None:
     session.execute(select(func.pg_advisory_xact_lock(LOCK_POOLS, func.hashtext(pool))))
 
 
-def set_price(session: Session, *, pool: str, price_usd_per_hour: float, effective_from: datetime) -> None:
-    """Append a price; a second price for the same moment replaces the first."""
-    statement = insert(PoolPriceRow).values(
-        pool=pool, price_usd_per_hour=price_usd_per_hour, effective_from=effective_from
-    )
-    session.execute(
-        statement.on_conflict_do_update(
-            index_elements=["pool", "effective_from"], set_={"price_usd_per_hour": price_usd_per_hour}
-        )
-    )
+def set_price(
+    session: Session,
+    *,
+    pool: str,
+    price_usd_per_hour: float,
+    effective_from: datetime,
+    egress_usd_per_gb: float | None = None,
+) -> PoolPriceRow:
+    """Append a price; a second price for the same moment replaces the first. Without a price of what leaves the pool,
+    that one stays."""
+    before = price_of(session, pool, now=effective_from)
+    # As it was written: 0.1 is a tenth of a dollar, and not the binary fraction next to it.
+    egress = Decimal(str(egress_usd_per_gb)) if egress_usd_per_gb is not None else None
+    values = {
+        "price_usd_per_hour": Decimal(str(price_usd_per_hour)),
+        "egress_usd_per_gb": before.egress_usd_per_gb if egress is None and before is not None else egress,
+    }
+    statement = insert(PoolPriceRow).values(pool=pool, effective_from=effective_from, **values)
+    session.execute(statement.on_conflict_do_update(index_elements=["pool", "effective_from"], set_=values))
+    return session.get_one(PoolPriceRow, (pool, effective_from), populate_existing=True)

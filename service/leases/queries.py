@@ -42,3 +42,9 @@ def current_prices(session: Session, pages: Pages, *, now: datetime) -> Sequence
     )
     price = aliased(PoolPriceRow, newest.subquery())
     return pages.oldest(session, select(price), price.pool)
+
+
+def prices_of(session: Session, pages: Pages, pool: str) -> Sequence[PoolPriceRow]:
+    """All prices of a pool, the latest first."""
+    statement = select(PoolPriceRow).where(PoolPriceRow.pool == pool)
+    return pages.newest(session, statement, PoolPriceRow.effective_from)

@@ -1,20 +1,24 @@
 """Writes the ledger, always inside the transaction that stores the fact it accounts for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import bindparam, select, text
+from sqlalchemy import bindparam, func, select, text
 from sqlalchemy.orm import Session
 
+from service.leases.operations import end_lease
 from service.leases.tables import LeaseRow
+from service.ledger.rules import Part, Spent, painted
 from service.ledger.tables import Cause, IntervalRow
 
-_TAIL = (
+INTERVALS_BACK_MAX = 64
+"""How far back a pause is looked for: intervals of one slot."""
+_LAST = (
     select(IntervalRow)
     .where(IntervalRow.lease_id == bindparam("lease_id"), IntervalRow.slot == bindparam("slot"))
     .order_by(IntervalRow.ends_at.desc())
-    .limit(1)
+    .limit(INTERVALS_BACK_MAX)
     .with_for_update(key_share=True)
 )
 # Tails are locked in the order of slots: a lateral subquery runs once for each row of the list, one after the other.
@@ -31,7 +35,7 @@ _GROW = text(
             AND last.job_id IS NOT DISTINCT FROM spent.job_id
             AND last.generation IS NOT DISTINCT FROM spent.generation)
     UPDATE ledger SET ends_at = :until FROM tail WHERE ledger.interval_id = tail.interval_id
-    RETURNING ledger.slot
+    RETURNING ledger.slot, ledger.starts_at
     """
 )
 _TAILS = (
@@ -49,28 +53,26 @@ _TAILS = (
     )
     .execution_options(populate_existing=True)
 )
-_BEFORE = select(IntervalRow).where(
-    IntervalRow.lease_id == bindparam("lease_id"),
-    IntervalRow.slot == bindparam("slot"),
-    IntervalRow.ends_at == bindparam("ends_at"),
-)
 _WORKED = (Cause.PRODUCTIVE, Cause.RECOMPUTE, Cause.BOOTSTRAP)
-INTERVALS_BACK_MAX = 64
-"""How far back a pause is looked for: intervals of one slot."""
+RECAST_MAX = 4_096
+"""Intervals that one report may change, the oldest first."""
+LEAST_S = 1e-6
+"""The database counts no less."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """What the time up to now was spent on."""
+class Tails:
+    """The last interval of each slot of a lease, once time is accounted. `until`: where all of them end. `since`: where
+    those begin that have just grown, or begun (`begun`)."""
 
-    cause: Cause
-    job_id: str | None = None
-    generation: int | None = None
+    until: datetime
+    since: Mapping[int, datetime]
+    begun: frozenset[int]
 
 
-def account_all(session: Session, *, lease: LeaseRow, until: datetime, spent: Sequence[Spent]) -> None:
+def account_all(session: Session, *, lease: LeaseRow, until: datetime, spent: Sequence[Spent]) -> Tails:
     """Continue the chain of each slot of a lease, from slot 0 on, up to `until`. Intervals that only grow (nearly all)
-    share one statement, and so do those that begin."""
+    share one statement, and so do those that begin. Pauses that are due are charged as far as there is time now."""
     values = {
         "lease_id": lease.lease_id,
         "until": until,
@@ -78,79 +80,127 @@ def account_all(session: Session, *, lease: LeaseRow, until: datetime, spent: Se
         "job_ids": [item.job_id for item in spent],
         "generations": [item.generation for item in spent],
     }
-    grown = set(session.execute(_GROW, values).scalars())
-    rest = [slot for slot in range(len(spent)) if slot not in grown]
-    if not rest:
+    since = {row.slot: row.starts_at for row in session.execute(_GROW, values)}
+    rest = [slot for slot in range(len(spent)) if slot not in since]
+    begun = set()
+    if rest:
+        tails = {row.slot: row for row in session.scalars(_TAILS, {"lease_id": lease.lease_id, "slots": rest})}
+        for slot in rest:
+            tail = tails.get(slot)
+            if _continue(session, tail, lease=lease, slot=slot, until=until, spent=spent[slot]):
+                begun.add(slot)
+                since[slot] = tail.ends_at if tail else lease.started_at
+            elif tail is not None:
+                # The time is accounted already, up to a little later than `until` by another replica's clock.
+                until = max(until, tail.ends_at)
+        session.flush()
+    if lease.pauses_due:
+        _charge_due(session, lease)
+    return Tails(until, since, frozenset(begun))
+
+
+def close_lease(session: Session, *, lease: LeaseRow, at: datetime, spent: Sequence[Spent], reason: str) -> None:
+    """Account all slots of the lease up to `at`, and end it there: it leaves no time without a cause."""
+    end_lease(lease, now=account_all(session, lease=lease, until=at, spent=spent).until, reason=reason)
+
+
+def recast(session: Session, *, node_id: str, slots: Iterable[int], parts: Sequence[Part]) -> None:
+    """What these slots of a node are now known to have done in times that are accounted already. A measured pause and
+    the time of another job stay as they are. `parts` is in order of time and does not overlap."""
+    if not parts:
         return
-    tails = {row.slot: row for row in session.scalars(_TAILS, {"lease_id": lease.lease_id, "slots": rest})}
-    for slot in rest:
-        _continue(session, tails.get(slot), lease=lease, slot=slot, until=until, spent=spent[slot])
+    overlapping = (
+        select(IntervalRow)
+        .join(LeaseRow, LeaseRow.lease_id == IntervalRow.lease_id)
+        .where(LeaseRow.node_id == node_id, func.coalesce(LeaseRow.ended_at > parts[0].starts_at, True))
+        .where(IntervalRow.slot.in_(sorted(slots)), IntervalRow.cause != Cause.PAUSE)
+        .where(IntervalRow.ends_at > parts[0].starts_at, IntervalRow.starts_at < parts[-1].ends_at)
+        .order_by(IntervalRow.lease_id, IntervalRow.slot, IntervalRow.starts_at)
+        .limit(RECAST_MAX)
+        .with_for_update(key_share=True, of=IntervalRow)
+        .execution_options(populate_existing=True)
+    )
+    for row in session.scalars(overlapping).all():
+        known = [part for part in parts if row.job_id in (None, part.spent.job_id)]
+        span = Part(row.starts_at, row.ends_at, Spent(Cause(row.cause), row.job_id, row.generation))
+        _split(session, row, painted(span, known))
     session.flush()
 
 
+def _split(session: Session, row: IntervalRow, parts: Sequence[Part]) -> None:
+    """Put these parts in the place of an interval. It becomes the last of them, so that the one which follows is not
+    touched."""
+    *before, last = parts
+    chain = [row.follows, *(part.ends_at for part in before)]
+    for part, follows in zip(before, chain, strict=False):
+        session.add(_interval(row.lease_id, row.slot, part, follows=follows))
+    row.follows, row.starts_at = chain[-1], last.starts_at
+    row.cause, row.generation, row.job_id = last.spent.cause, last.spent.generation, last.spent.job_id
+
+
+def _interval(lease_id: int, slot: int, part: Part, *, follows: datetime | None) -> IntervalRow:
+    return IntervalRow(
+        lease_id=lease_id,
+        slot=slot,
+        follows=follows,
+        starts_at=part.starts_at,
+        ends_at=part.ends_at,
+        cause=part.spent.cause,
+        job_id=part.spent.job_id,
+        generation=part.spent.generation,
+    )
+
+
 def charge_pause(session: Session, *, lease: LeaseRow, slot: int, seconds: float, job_id: str) -> float:
-    """Give the last `seconds` that a slot worked for the job to the pause of a handoff; returns how many it found.
+    """Give the last `seconds` that a slot worked for the job to the pause of a handoff; returns how many it found. What
+    is missing is due: the next time that the slot works for the job gives it.
 
     The length is exact. The position is the time at which it was reported: a newcomer's pause comes from its start, and
     where intervals are shorter than the pause, several of them give it.
     """
+    found = _charge(session, lease=lease, slot=slot, seconds=seconds, job_id=job_id)
+    if seconds - found >= LEAST_S:
+        key = f"{slot}/{job_id}"
+        lease.pauses_due = {**lease.pauses_due, key: lease.pauses_due.get(key, 0.0) + seconds - found}
+    return found
+
+
+def _charge_due(session: Session, lease: LeaseRow) -> None:
+    due = {}
+    for key, seconds in lease.pauses_due.items():
+        slot, job_id = key.split("/", 1)
+        left = seconds - _charge(session, lease=lease, slot=int(slot), seconds=seconds, job_id=job_id)
+        if left >= LEAST_S:
+            due[key] = left
+    if due != lease.pauses_due:
+        lease.pauses_due = due
+
+
+def _charge(session: Session, *, lease: LeaseRow, slot: int, seconds: float, job_id: str) -> float:
     left = timedelta(seconds=seconds)
-    row = _tail(session, lease_id=lease.lease_id, slot=slot)
-    for _ in range(INTERVALS_BACK_MAX):
-        if row is None or row.job_id != job_id or row.cause not in (*_WORKED, Cause.PAUSE) or not left:
-            break
-        if row.cause != Cause.PAUSE:
+    for row in session.scalars(_LAST, {"lease_id": lease.lease_id, "slot": slot}).all():
+        if left and row.job_id == job_id and row.cause in _WORKED:
             left -= _pause_end_of(session, row, left)
-        row = session.scalars(_BEFORE, {"lease_id": row.lease_id, "slot": slot, "ends_at": row.follows}).one_or_none()
     return seconds - left.total_seconds()
 
 
 def _pause_end_of(session: Session, row: IntervalRow, most: timedelta) -> timedelta:
-    """Make up to `most` of the end of an interval a pause, and return how much. What is left of it becomes an interval
-    before, so that the one which follows is not touched."""
-    length = row.ends_at - row.starts_at
-    if length > most:
-        cut = row.ends_at - most
-        rest = IntervalRow(
-            lease_id=row.lease_id,
-            slot=row.slot,
-            follows=row.follows,
-            starts_at=row.starts_at,
-            ends_at=cut,
-            cause=row.cause,
-            job_id=row.job_id,
-            generation=row.generation,
-        )
-        row.starts_at = row.follows = cut
-        session.add(rest)
-    row.cause = Cause.PAUSE
+    """Make up to `most` of the end of an interval a pause, and return how much."""
+    whole = Part(row.starts_at, row.ends_at, Spent(Cause(row.cause), row.job_id, row.generation))
+    starts_at = max(row.starts_at, row.ends_at - most)
+    pause = Part(starts_at, row.ends_at, Spent(Cause.PAUSE, row.job_id, row.generation))
+    _split(session, row, painted(whole, [pause]))
     session.flush()
-    return min(length, most)
+    return pause.ends_at - pause.starts_at
 
 
 def _continue(
     session: Session, tail: IntervalRow | None, *, lease: LeaseRow, slot: int, until: datetime, spent: Spent
-) -> None:
-    """Grow the slot's last interval if that has the same cause, else append one."""
+) -> bool:
+    """Append an interval up to `until`, or grow the last one if that has the same cause; False if there is no time."""
     starts_at = tail.ends_at if tail else lease.started_at
     if until <= starts_at:
-        return
-    if tail is not None and (tail.cause, tail.job_id, tail.generation) == (spent.cause, spent.job_id, spent.generation):
-        tail.ends_at = until
-        return
-    session.add(
-        IntervalRow(
-            lease_id=lease.lease_id,
-            slot=slot,
-            follows=tail.ends_at if tail else None,
-            starts_at=starts_at,
-            ends_at=until,
-            cause=spent.cause,
-            job_id=spent.job_id,
-            generation=spent.generation,
-        )
-    )
-
-
-def _tail(session: Session, *, lease_id: int, slot: int) -> IntervalRow | None:
-    return session.scalars(_TAIL, {"lease_id": lease_id, "slot": slot}).one_or_none()
+        return False
+    part = Part(starts_at, until, spent)
+    session.add(_interval(lease.lease_id, slot, part, follows=tail.ends_at if tail else None))
+    return True

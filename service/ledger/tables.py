@@ -1,10 +1,12 @@
-"""The ledger. Intervals of a (lease, slot) tile time: each starts exactly where the one before it ends.
+"""The ledger. Intervals of a (lease, slot) tile time: each starts exactly where the one before it ends. And what left
+pools over the network.
 
 The database enforces the chain without btree_gist: `follows` refers to the end of the interval before.
 """
 
 from datetime import datetime
 from enum import StrEnum
+from uuid import UUID
 
 from sqlalchemy import CheckConstraint, ForeignKey, ForeignKeyConstraint, Identity, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
@@ -55,3 +57,17 @@ class IntervalRow(Base):
     cause: Mapped[str]
     job_id: Mapped[str | None]
     generation: Mapped[int | None]
+
+
+class EgressRow(Base):
+    """What a handoff moved from its source to its target. `pool`: which all nodes of the source belong to, and whose
+    price at `at` counts; null where they belong to several. `job_id`: also of a job that was deleted since."""
+
+    __tablename__ = "ledger_egress"
+    __table_args__ = (CheckConstraint("bytes >= 0", name="bytes_not_negative"), Index("ix_ledger_egress_job", "job_id"))
+
+    handoff_id: Mapped[UUID] = mapped_column(primary_key=True)
+    job_id: Mapped[str]
+    pool: Mapped[str | None]
+    bytes: Mapped[int]
+    at: Mapped[datetime]

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import bindparam, select, text
 from sqlalchemy.dialects.postgresql import insert
@@ -11,9 +12,9 @@ from sqlalchemy.orm import Session
 from agent.protocol import errors
 from agent.protocol.errors import FieldProblem, Problem
 from agent.protocol.sync import NodeInfo, SyncReport
-from service.leases.operations import end_lease
 from service.leases.queries import open_lease
-from service.ledger.operations import Spent, account_all
+from service.ledger.operations import close_lease
+from service.ledger.rules import OVER, Spent
 from service.ledger.tables import Cause
 from service.nodes.rules import announces_its_end
 from service.nodes.tables import IncarnationRow, NodeRow, NodeState
@@ -29,11 +30,13 @@ _LOCK = (
 
 @dataclass(frozen=True, slots=True)
 class Reporter:
-    """The node that reports, its row locked. `is_new`: its first report ever. `is_news`: the report is not a repeat."""
+    """The node that reports, its row locked. `is_new`: its first report ever. `is_news`: the report is not a repeat.
+    `was_away`: it counted as gone, but its agent has lived on."""
 
     node: NodeRow
     is_new: bool
     is_news: bool
+    was_away: bool
 
 
 def lock_node(session: Session, report: SyncReport, *, now: datetime) -> Reporter:
@@ -45,6 +48,7 @@ def lock_node(session: Session, report: SyncReport, *, now: datetime) -> Reporte
     key = {"node_id": report.node.node_id}
     node = session.scalars(_LOCK, key).one_or_none()
     is_new = node is None
+    was_away = node is not None and node.state == NodeState.GONE and node.agent_incarnation == report.agent_incarnation
     if node is None:
         session.execute(insert(NodeRow).values(_columns(report, now)).on_conflict_do_nothing())
         node = session.scalars(_LOCK, key).one()
@@ -55,7 +59,7 @@ def lock_node(session: Session, report: SyncReport, *, now: datetime) -> Reporte
         _remember(session, report, now=now)
         node.agent_incarnation = report.agent_incarnation
         node.report_seq = 0
-    return Reporter(node, is_new=is_new, is_news=report.report_seq > node.report_seq)
+    return Reporter(node, is_new=is_new, is_news=report.report_seq > node.report_seq, was_away=was_away)
 
 
 def _remember(session: Session, report: SyncReport, *, now: datetime) -> None:
@@ -121,14 +125,19 @@ def note_tries(session: Session, tried: Mapping[str, datetime]) -> None:
 
 
 def mark_gone(session: Session, node: NodeRow, *, reason: str, now: datetime) -> None:
-    """Mark the node gone: its lease ends, and the time since its last report is accounted as lost."""
+    """Mark the node gone: its lease ends, and the time since its last report is accounted as lost, to the jobs of its
+    ranks. What its ranks turn out to have done meanwhile is put right if its agent reports again."""
+    lost = {rank["slot"]: Spent(Cause.LOST, rank["job_id"], rank["generation"]) for rank in _alive(node)}
     node.state = NodeState.GONE
     node.ranks = []
     lease = open_lease(session, node.node_id)
-    if lease is None:
-        return
-    account_all(session, lease=lease, until=now, spent=[Spent(Cause.LOST)] * lease.slots)
-    end_lease(lease, now=now, reason=reason)
+    if lease is not None:
+        spent = [lost.get(slot, Spent(Cause.LOST)) for slot in range(lease.slots)]
+        close_lease(session, lease=lease, at=now, spent=spent, reason=reason)
+
+
+def _alive(node: NodeRow) -> list[dict[str, Any]]:
+    return [rank for rank in node.ranks if rank["stage"] not in OVER]
 
 
 def _columns(report: SyncReport, now: datetime) -> dict[str, object]:

@@ -65,12 +65,13 @@ _LOG_COLUMNS = {
 
 
 class Facts(NamedTuple):
-    """Of jobs that are locked."""
+    """Of jobs that are locked. `late_steps`: those among the steps that waited, with the node that reported each."""
 
     steps: Sequence[StepRow] = ()
     logs: Sequence[LogChunk] = ()
     checkpoints: Sequence[CheckpointFact] = ()
     finished: Sequence[JobFinished] = ()
+    late_steps: Sequence[tuple[str, StepRow]] = ()
     metrics: Sequence[MetricsRow] = ()
 
 

@@ -5,7 +5,6 @@ for each (agent_incarnation, report_seq). Every fact also has its own key, so a 
 """
 
 from datetime import datetime, timedelta
-from operator import attrgetter
 
 from sqlalchemy import select, update
 from sqlalchemy.orm import Session
@@ -22,11 +21,11 @@ from service.jobs.tables import (
     JobRow,
     MemberRole,
 )
-from service.leases.operations import ensure_lease
+from service.leases.operations import begin_lease
 from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow
-from service.ledger.operations import Spent, account_all
-from service.ledger.rules import LOST, OVER, SlotFacts, cause_of
+from service.ledger.operations import account_all, close_lease
+from service.ledger.rules import LOST, OVER, Spent
 from service.ledger.tables import Cause
 from service.nodes.operations import lock_node, note_answers, store_node
 from service.nodes.skew import SAME_WITHIN, Skew, in_service_time, measured, off_by
@@ -34,6 +33,7 @@ from service.nodes.tables import NodeRow
 from service.notices.operations import record_notice
 from service.notices.queries import known_of_lease
 from service.notices.rules import withdrawn_by
+from service.sync.accounts import account, spent_now
 from service.sync.facts import store_facts
 from service.sync.intake import Intake
 from service.sync.reach import Reach, within_reach
@@ -64,8 +64,8 @@ def apply_report(
         node.last_seen_at = now
         return intake
     intake.report = report = in_service_time(intake.report, _measure_clock(node, intake.report, arrived or now))
-    seen_as = node.state, node.peer_url
-    ranks_before = {_standing(rank["job_id"], rank["rank"], rank["stage"]) for rank in node.ranks}
+    seen_as, before = (node.state, node.peer_url), node.ranks
+    ranks_before = {_standing(rank["job_id"], rank["rank"], rank["stage"]) for rank in before}
     source_before = node.notice_source
     is_changed = store_node(node, report, now=now) or reporter.is_new
     info = report.node
@@ -75,7 +75,7 @@ def apply_report(
         intake.changed.update(job_id for job_id in session.scalars(members) if job_id in intake.jobs)
     with session.no_autoflush:
         # Neither call reads the changes made so far; those are written at once, below.
-        lease = ensure_lease(session, node_id=info.node_id, pool=info.pool, slots=info.slots, now=now)
+        lease = _lease_of(intake, was_away=reporter.was_away)
         notices = report.notices
         if node.notice_source != source_before and info.notice_source is not None:
             known = known_of_lease(session, lease.lease_id, now=now)
@@ -89,7 +89,7 @@ def apply_report(
     _store_stores(intake)
     store_facts(intake, facts)
     session.flush()
-    _account(intake, lease)
+    account(intake, lease, before, facts)
     ranks_now = {_standing(rank.job_id, rank.rank, rank.stage) for rank in intake.report.ranks}
     intake.due.update(job_id for job_id, _, _ in ranks_before ^ ranks_now)
     _note_errors(intake, ranks_now - ranks_before)
@@ -97,6 +97,25 @@ def apply_report(
     note_oversteps(session, caller, intake)
     session.flush()
     return intake
+
+
+def _lease_of(intake: Intake, *, was_away: bool) -> LeaseRow:
+    """The node's open lease. It begins another one if it has none, or comes with other slots or in another pool: then
+    the time of the present one up to now is accounted, by what the report says, and it ends."""
+    session, info, now = intake.session, intake.report.node, intake.now
+    lease = open_lease(session, info.node_id)
+    if lease is not None and (lease.pool, lease.slots) == (info.pool, info.slots):
+        return lease
+    if lease is not None:
+        reason = f"the node came back with {info.slots} slots in pool {info.pool}"
+        close_lease(session, lease=lease, at=now, spent=spent_now(intake, lease.slots), reason=reason)
+        session.flush()
+    what = {"node_id": info.node_id, "provider": info.provider.value, "pool": info.pool, "slots": info.slots}
+    lease = begin_lease(session, **what, now=now, was_away=was_away)
+    # Until here the machine booted; or it was there, and nobody knows yet what it did.
+    cause = Cause.LOST if was_away else Cause.BOOTSTRAP
+    account_all(session, lease=lease, until=now, spent=[Spent(cause)] * lease.slots)
+    return lease
 
 
 def _measure_clock(node: NodeRow, report: SyncReport, arrived: datetime) -> timedelta:
@@ -188,31 +207,6 @@ def _note_errors(intake: Intake, news: set[tuple[str, int, str]]) -> None:
         cause = cause_of_rank(intake.node.node_id, rank.rank, rank.step, rank.reason.text if rank.reason else "")
         if not cause.is_felt:
             name_cause(intake.session, job.job_id, cause, now=intake.now)
-
-
-def _account(intake: Intake, lease: LeaseRow) -> None:
-    """Continue the ledger of each slot of this node up to now."""
-    by_slot = {rank.slot: rank for rank in sorted(intake.report.ranks, key=attrgetter("generation"))}
-    spent: list[Spent] = []
-    for slot in range(lease.slots):
-        rank = by_slot.get(slot)
-        job = intake.jobs.get(rank.job_id) if rank is not None else None
-        if rank is None or job is None:
-            spent.append(Spent(Cause.IDLE))
-        else:
-            row = intake.generation(job.job_id, rank.generation)
-            facts = SlotFacts(
-                stage=rank.stage,
-                generation=rank.generation,
-                active_generation=job.active_generation,
-                from_checkpoint=row is not None and row.checkpoint_path is not None,
-                step=rank.step,
-                repeats_until=row.repeats_until if row is not None else 0,
-            )
-            cause = cause_of(facts)
-            generation = rank.generation if row is not None else None
-            spent.append(Spent(cause) if cause is Cause.IDLE else Spent(cause, job.job_id, generation))
-    account_all(intake.session, lease=lease, until=intake.now, spent=spent)
 
 
 def _wake(intake: Intake, *, all_jobs: bool) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from agent.protocol.notice_life import bars_ranks
-from agent.protocol.sync import HandoffMirror
+from agent.protocol.sync import HandoffMirror, StepRow
 from service.audit.operations import note
 from service.audit.tables import AuditRow
 from service.handoffs.operations import mirror_handoff
@@ -85,6 +85,7 @@ def sift(intake: Intake) -> Facts:
     held = waiting(intake.session, intake.with_held) if intake.with_held else ()
     over = [row for row in held if row.part == "handoffs" and _take_held_mirror(intake, row)]
     found: dict[str, list[Any]] = {part: [] for part in HOLDS}
+    late_steps: list[tuple[str, StepRow]] = []
     known = {job_id: intake.facts_of(job) for job_id, job in intake.jobs.items()}
     for row in held:
         if row.part == "handoffs":
@@ -93,6 +94,8 @@ def sift(intake: Intake) -> Facts:
         verdict, reason = ruling(row.part, fact, row.node_id, known[row.job_id])
         if verdict is Treatment.TAKE:
             found[row.part].append(fact)
+            if isinstance(fact, StepRow):
+                late_steps.append((row.node_id, fact))
         elif verdict is Treatment.REFUSE:
             _log.warning("%s of node %s waited and is refused: %s", key_of(row.part, fact), row.node_id, reason)
         if verdict is not Treatment.HOLD:
@@ -107,7 +110,7 @@ def sift(intake: Intake) -> Facts:
                 later.append((part, item))
     _hold(intake, later)
     _keep_own(intake, known)
-    return Facts(**found)
+    return Facts(**found, late_steps=late_steps)
 
 
 def note_oversteps(session: Session, caller: Caller, intake: Intake) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
+from service.capacity.operations import release_machine
 from service.jobs.grants import end_grants
 from service.nodes.tables import NodeRow, NodeState
 from service.paging import Pages
@@ -175,6 +176,7 @@ def _new_key(session: Session, token: TokenRow, *, node_id: str, secret: str, no
     session.execute(update(TokenRow).where(earlier).values(revoked_at=now).execution_options(synchronize_session=False))
     session.execute(delete(TokenRow).where(TokenRow.role == Role.NODE, TokenRow.node_id == node_id))
     end_grants(session, node_id, now=now)
+    release_machine(session, node_id, now=now)
     if token.uses_left is not None:
         token.uses_left -= 1
     key = TokenRow(

@@ -36,7 +36,8 @@ PACKAGES = {
     ),
     "planner": Package(("service/planner",), ("tests/service/planner",)),
     "ledger": Package(
-        tuple(f"service/ledger/{name}.py" for name in ("rules", "operations", "queries")), ("tests/service/ledger",)
+        tuple(f"service/ledger/{name}.py" for name in ("rules", "operations", "queries", "restarts", "training_log")),
+        ("tests/service/ledger",),
     ),
 }
 

@@ -27,6 +27,8 @@ LISTS = {
     "/api/v1/nodes": 5,
     "/api/v1/notices": 5,
     "/api/v1/leases": 5,
+    "/api/v1/instances": 5,
+    "/api/v1/ledger/generations?job_id={job}": 5,
     "/api/v1/handoffs": len(HANDOFFS),
     "/api/v1/jobs/{job}/generations": 5,
     "/api/v1/jobs/{job}/checkpoints": 5,

@@ -20,6 +20,7 @@ VERBS = [
     "jobs checkpoint", "jobs pause", "jobs resume", "jobs update", "jobs delete", "jobs export",
     "jobs decisions", "jobs plan", "jobs metrics",
     "nodes list", "nodes drain", "handoffs list", "handoffs show", "notices list", "prices list", "prices set",
+    "ledger show", "ledger check",
     "tokens create", "tokens list", "tokens rotate", "tokens revoke", "audit",
 ]  # fmt: skip
 HEAVY = ("torch", "httpx", "sqlalchemy", "fastapi", "megatron", "numpy")

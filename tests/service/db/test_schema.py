@@ -8,11 +8,14 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import IntegrityError
 
+from service.capacity.tables import InstanceRow
 from service.db.engine import StartError
 from service.db.schema import metadata
 from service.db.upgrade import upgrade
+from service.leases.operations import begin_lease
 from service.leases.tables import LeaseRow
-from service.ledger.operations import Spent, account_all, charge_pause
+from service.ledger.operations import account_all, charge_pause, close_lease
+from service.ledger.rules import Spent
 from service.ledger.tables import Cause, IntervalRow
 from service.nodes.tables import NodeRow
 
@@ -74,13 +77,35 @@ def test_two_handoffs_of_a_job_cannot_have_one_generation(database):
     row = (
         "INSERT INTO handoffs (handoff_id, job_id, parent, generation, plan_revision, plan_digest, mirror_seq,"
         " proposer, cause, state, stage, rung, target, source_layout, target_layout, leaving, superseded, reason,"
-        " opened_at, changed_at, recorded_at, measures, pause_charged) VALUES (gen_random_uuid(), 'j', 1, 2, 1, '', 0,"
-        " 'a', 'notice', 'preparing', '', 'live', '{}', '', '', '[]', false, '', now(), now(), now(), '{}', false)"
+        " opened_at, changed_at, recorded_at, measures, pause_charged_s) VALUES (gen_random_uuid(), 'j', 1, 2, 1, '',"
+        " 0, 'a', 'notice', 'preparing', '', 'live', '{}', '', '', '[]', false, '', now(), now(), now(), '{}', 0)"
     )
     with pytest.raises(IntegrityError, match="uq_handoffs_job_id_generation"), database.engine.begin() as connection:
         connection.execute(text(_JOB))
         connection.execute(text(row))
         connection.execute(text(row))
+
+
+def test_leases_and_prices_of_an_earlier_release_are_taken_over(database):
+    """Each node becomes one machine; two leases that overlapped by a moment no longer do."""
+    upgrade(database.engine, revision="base")
+    upgrade(database.engine, revision="0011")
+    with database.engine.begin() as connection:
+        connection.execute(text(_NODE))
+        for starts_s, ends_s in ((0, 9.002), (9.001, 10), (12, None)):
+            ends = None if ends_s is None else START + timedelta(seconds=ends_s)
+            connection.execute(text(_LEASE), {"starts": START + timedelta(seconds=starts_s), "ends": ends})
+        connection.execute(text("INSERT INTO pool_prices VALUES ('p', now(), 0.1)"))
+        connection.execute(text(_JOB))
+        connection.execute(text(_CHARGED))
+    upgrade(database.engine)
+    with database.sessions() as session:
+        leases = session.query(LeaseRow).order_by(LeaseRow.lease_id).all()
+        assert {lease.instance_id for lease in leases} == {row.instance_id for row in session.query(InstanceRow)}
+        assert len({lease.instance_id for lease in leases}) == 1
+        assert leases[0].ended_at == leases[1].started_at
+        assert session.scalars(text("SELECT pause_charged_s FROM handoffs")).all() == [0.25]
+        assert session.scalars(text("SELECT CAST(price_usd_per_hour AS text) FROM pool_prices")).all() == ["0.1"]
 
 
 class TestTheLedgerChain:
@@ -171,6 +196,54 @@ class TestTheLedgerChain:
         return [(row.cause, (row.ends_at - row.starts_at).total_seconds()) for row in rows]
 
 
+class TestLeases:
+    def test_two_leases_of_a_machine_never_overlap(self, session, lease):
+        lease.ended_at = START + timedelta(seconds=5)
+        account_all(session, lease=lease, until=lease.ended_at, spent=[Spent(Cause.IDLE)] * 2)
+        session.commit()
+        session.add(_lease_of(lease, starts_s=4))
+        with pytest.raises(IntegrityError, match="ex_leases_overlap"):
+            session.flush()
+
+    def test_a_machine_may_have_a_lease_right_after_another(self, session, lease):
+        close_lease(session, lease=lease, at=START + timedelta(seconds=5), spent=[Spent(Cause.IDLE)] * 2, reason="")
+        session.add(_lease_of(lease, starts_s=5))
+        session.commit()
+
+    @pytest.mark.parametrize("accounted_s", [0, 4])
+    def test_a_lease_does_not_end_with_time_that_has_no_cause(self, session, lease, accounted_s):
+        account_all(session, lease=lease, until=START + timedelta(seconds=accounted_s), spent=[Spent(Cause.IDLE)] * 2)
+        lease.ended_at = START + timedelta(seconds=5)
+        with pytest.raises(IntegrityError, match="leases_are_covered"):
+            session.commit()
+
+    def test_an_account_begins_with_its_lease_and_only_for_its_slots(self, session, lease):
+        for slot, starts_s in ((0, 1), (2, 0)):
+            row = _interval(lease, starts_s=starts_s, ends_s=5, follows_s=None)
+            row.slot = slot
+            session.add(row)
+            with pytest.raises(IntegrityError, match="ledger_begins_with_lease"):
+                session.commit()
+            session.rollback()
+
+    def test_a_machine_has_one_name_at_its_provider(self, session, lease):
+        request_id = session.get_one(InstanceRow, lease.instance_id).request_id
+        same = {"request_id": request_id, "provider": "aws", "provider_id": "i-1", "pool": "p", "known_since": START}
+        session.add_all([InstanceRow(**same), InstanceRow(**same)])
+        with pytest.raises(IntegrityError, match="uq_instances_provider_id"):
+            session.flush()
+
+
+def _lease_of(lease: LeaseRow, *, starts_s: float) -> LeaseRow:
+    return LeaseRow(
+        node_id=lease.node_id,
+        instance_id=lease.instance_id,
+        pool="p",
+        slots=1,
+        started_at=START + timedelta(seconds=starts_s),
+    )
+
+
 @pytest.fixture
 def session(database):
     with database.sessions() as session:
@@ -187,8 +260,7 @@ def lease(session):
         )
     )  # fmt: skip
     session.flush()
-    lease = LeaseRow(node_id="a", pool="p", slots=1, started_at=START)
-    session.add(lease)
+    lease = begin_lease(session, node_id="a", provider="none", pool="p", slots=2, now=START)
     session.commit()
     return lease
 
@@ -208,4 +280,19 @@ _JOB = (
     "INSERT INTO jobs (job_id, name, spec, peer_key, state, reason, next_generation, failed_starts, last_step,"
     " highest_step, lost_steps, standing_plans, layouts_by_count, plan_digest, orders_seq, created_at,"
     " state_changed_at) VALUES ('j', 'j', '{}', '', 'pending', '', 1, 0, 0, 0, 0, '[]', '[]', '', 0, now(), now())"
+)
+_NODE = (
+    "INSERT INTO nodes (node_id, provider, pool, slots, peer_url, private_address, device, agent_version,"
+    " agent_incarnation, report_seq, state, first_seen_at, last_seen_at, ranks) VALUES ('a', 'aws', 'p', 1, '', '', '',"
+    " '1', gen_random_uuid(), 0, 'ready', '2026-01-01 10:00Z', '2026-01-01 11:00Z', '[]')"
+)
+_LEASE = (
+    "INSERT INTO leases (node_id, pool, slots, started_at, ended_at, end_reason) VALUES ('a', 'p', 1,"
+    " CAST(:starts AS timestamptz), CAST(:ends AS timestamptz), '')"
+)
+_CHARGED = (
+    "INSERT INTO handoffs (handoff_id, job_id, parent, generation, plan_revision, plan_digest, mirror_seq, proposer,"
+    " cause, state, stage, rung, target, source_layout, target_layout, leaving, superseded, reason, opened_at,"
+    " changed_at, recorded_at, measures, pause_charged) VALUES (gen_random_uuid(), 'j', 1, 2, 1, '', 0, 'a', 'notice',"
+    " 'active', '', 'live', '{}', '', '', '[]', false, '', now(), now(), now(), '{\"pause_s\": 0.25}', true)"
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 
 import pytest
 from sqlalchemy import select
@@ -9,9 +10,11 @@ from sqlalchemy.orm import Session
 
 from service.db.engine import Database
 from service.jobs.tables import JobRow
+from service.leases.operations import begin_lease
 from service.leases.tables import LeaseRow, PoolPriceRow
-from service.ledger.operations import Spent, account_all, charge_pause
+from service.ledger.operations import account_all, charge_pause
 from service.ledger.queries import CauseSum, goodput, summary
+from service.ledger.rules import Spent
 from service.ledger.tables import Cause, IntervalRow
 from service.nodes.tables import NodeRow
 
@@ -46,10 +49,7 @@ def lease(session: Session) -> LeaseRow:
 
 
 def leased(session: Session, node_id: str, pool: str) -> LeaseRow:
-    lease = LeaseRow(node_id=node_id, pool=pool, slots=2, started_at=START)
-    session.add(lease)
-    session.flush()
-    return lease
+    return begin_lease(session, node_id=node_id, provider="none", pool=pool, slots=2, now=START)
 
 
 def intervals(session: Session, slot: int = 0) -> list[tuple[str, str | None, int | None, float, float]]:
@@ -138,11 +138,37 @@ def test_a_pause_goes_on_in_the_intervals_before_and_jumps_over_one_that_is_a_pa
 
 
 def test_no_seconds_and_another_jobs_time_give_no_pause(session: Session, lease: LeaseRow) -> None:
-    assert charge_pause(session, lease=lease, slot=0, seconds=1, job_id="j") == 0, "there is no time at all"
     account_all(session, lease=lease, until=at(10), spent=[WORK])
     assert charge_pause(session, lease=lease, slot=0, seconds=0, job_id="j") == 0
     assert charge_pause(session, lease=lease, slot=0, seconds=1, job_id="another") == 0
     assert intervals(session) == [("productive", "j", 1, 0, 10)]
+
+
+def test_a_pause_for_which_there_is_no_time_yet_is_charged_to_what_the_slot_does_next(
+    session: Session, lease: LeaseRow
+) -> None:
+    """A newcomer may report later than the others, and a pause may be longer than what it has worked."""
+    account_all(session, lease=lease, until=at(1), spent=[WORK])
+    assert charge_pause(session, lease=lease, slot=0, seconds=2.5, job_id="j") == 1
+    assert charge_pause(session, lease=lease, slot=0, seconds=1, job_id="j") == 0
+    account_all(session, lease=lease, until=at(2), spent=[WORK])
+    account_all(session, lease=lease, until=at(3), spent=[Spent(Cause.IDLE)])
+    account_all(session, lease=lease, until=at(9), spent=[WORK])
+    pauses = [(start, end) for cause, _, _, start, end in intervals(session) if cause == "pause"]
+    assert pauses == [(0, 1), (1, 2), (7.5, 9)]
+    account_all(session, lease=lease, until=at(20), spent=[WORK])
+    assert intervals(session)[-1] == ("productive", "j", 1, 9, 20)
+
+
+def test_a_pause_that_is_reported_when_the_slot_is_idle_again_is_charged_to_what_it_did(
+    session: Session, lease: LeaseRow
+) -> None:
+    for until_s, spent in ((4, WORK), (6, Spent(Cause.IDLE))):
+        account_all(session, lease=lease, until=at(until_s), spent=[spent])
+    assert charge_pause(session, lease=lease, slot=0, seconds=1.5, job_id="j") == 1.5
+    assert intervals(session) == [
+        ("productive", "j", 1, 0, 2.5), ("pause", "j", 1, 2.5, 4), ("idle", None, None, 4, 6)
+    ]  # fmt: skip
 
 
 def test_only_time_in_which_ranks_worked_gives_a_pause(session: Session, lease: LeaseRow) -> None:
@@ -161,10 +187,27 @@ def test_sums_are_by_cause_with_the_price_that_held_when_an_interval_began(sessi
     account_all(session, lease=lease, until=at(14), spent=[Spent(Cause.IDLE)])
     account_all(session, lease=other, until=at(5), spent=[WORK])
     session.flush()
-    idle = CauseSum(Cause.IDLE, 4, pytest.approx(4 * 0.01 / 2))  # type: ignore[arg-type]
-    assert list(summary(session)) == [CauseSum(Cause.PRODUCTIVE, 15, pytest.approx(10 * 0.001 / 2)), idle]  # type: ignore[arg-type]
+    idle = CauseSum(Cause.IDLE, 4, 4 * 0.01 / 2)
+    assert list(summary(session)) == [CauseSum(Cause.PRODUCTIVE, 15, 10 * 0.001 / 2, unpriced=5), idle]
     assert [item.slot_seconds for item in summary(session, job_id="j")] == [15]
     assert [item.slot_seconds for item in summary(session, since=at(8), until=at(13))] == [2, 3]
+
+
+def test_an_interval_is_priced_slice_by_slice_where_the_price_changes(session: Session, lease: LeaseRow) -> None:
+    """One that grows for days had the price of its begin for all of them."""
+    for since_s, price in ((-50, "7.2"), (4, "0"), (7, "1.1"), (100, "9")):
+        session.add(PoolPriceRow(pool="p", effective_from=at(since_s), price_usd_per_hour=Decimal(price)))
+    account_all(session, lease=lease, until=at(10), spent=[WORK, WORK])
+    whole = (4 * 7.2 + 3 * 0 + 3 * 1.1) / 3600
+    assert [item.dollars for item in summary(session)] == [pytest.approx(whole, rel=1e-12)]
+    part = (1 * 7.2 + 3 * 0 + 1 * 1.1) / 3600
+    assert [item.dollars for item in summary(session, since=at(3), until=at(8))] == [pytest.approx(part, rel=1e-12)]
+
+
+def test_the_first_price_of_a_pool_also_counts_for_the_time_before_it(session: Session, lease: LeaseRow) -> None:
+    session.add(PoolPriceRow(pool="p", effective_from=at(8), price_usd_per_hour=Decimal(36)))
+    account_all(session, lease=lease, until=at(10), spent=[WORK, WORK])
+    assert [(item.dollars, item.unpriced) for item in summary(session)] == [(pytest.approx(0.1), 0.0)]
 
 
 def test_goodput_is_the_productive_share_of_all_time() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from service.cli.workdir_check import remarks
+from service.jobs.workdir_check import remarks
 
 
 @pytest.fixture
