@@ -15,10 +15,10 @@ CREATE FUNCTION lease_is_covered() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE uncovered bigint;
 BEGIN
     SELECT count(*) INTO uncovered
-      FROM leases CROSS JOIN LATERAL generate_series(0, leases.slots - 1) AS slot
+      FROM leases CROSS JOIN LATERAL generate_series(0, leases.slots - 1) AS place (number)
      WHERE leases.lease_id = NEW.lease_id AND leases.ended_at > leases.started_at
        AND leases.ended_at IS DISTINCT FROM (SELECT max(ledger.ends_at) FROM ledger
-                                              WHERE ledger.lease_id = leases.lease_id AND ledger.slot = slot);
+                                              WHERE ledger.lease_id = leases.lease_id AND ledger.slot = place.number);
     IF uncovered > 0 THEN
         RAISE EXCEPTION '% slots of lease % have no account up to its end', uncovered, NEW.lease_id
               USING ERRCODE = 'check_violation', CONSTRAINT = 'leases_are_covered';

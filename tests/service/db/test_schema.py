@@ -210,9 +210,10 @@ class TestLeases:
         session.add(_lease_of(lease, starts_s=5))
         session.commit()
 
-    @pytest.mark.parametrize("accounted_s", [0, 4])
-    def test_a_lease_does_not_end_with_time_that_has_no_cause(self, session, lease, accounted_s):
-        account_all(session, lease=lease, until=START + timedelta(seconds=accounted_s), spent=[Spent(Cause.IDLE)] * 2)
+    @pytest.mark.parametrize(("accounted_s", "slots"), [(0, 2), (4, 2), (5, 1)])
+    def test_a_lease_does_not_end_with_time_that_has_no_cause(self, session, lease, accounted_s, slots):
+        until = START + timedelta(seconds=accounted_s)
+        account_all(session, lease=lease, until=until, spent=[Spent(Cause.IDLE)] * slots)
         lease.ended_at = START + timedelta(seconds=5)
         with pytest.raises(IntegrityError, match="leases_are_covered"):
             session.commit()
