@@ -9,25 +9,19 @@ import contextlib
 import mmap
 import os
 import re
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import psycopg
 from sqlalchemy import Engine, event
 
 from service.server import serve
 from service.settings import ServiceSettings
+from tests.cluster.real_service import RealService, real_service, service_folder
 
-START_S = 90.0
 WORKERS = "AnyIO worker thread"
 """How anyio names the threads that requests run in."""
 COUNT_BYTES = 8
@@ -46,16 +40,8 @@ class Used:
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class Host(RealService):
     """A service that runs."""
-
-    url: str
-    folder: Path
-    process: subprocess.Popen[bytes]
-
-    def token(self, role: str) -> str:
-        """The first token of this role."""
-        return (self.folder / "tokens" / f"{role}.token").read_text().strip()
 
     def connect(self) -> psycopg.Connection:
         """A connection to its database."""
@@ -87,43 +73,11 @@ class Host:
 
 @contextlib.contextmanager
 def host(settings: Mapping[str, str]) -> Iterator[Host]:
-    """Starts and ends a service. `settings`: LIVER_SERVICE_* by the rest of the name. Not under /root: the embedded
-    server does not run as root, and needs a path that others may enter."""
-    folder = Path(tempfile.mkdtemp(prefix="liver-bench-"))
-    folder.chmod(0o755)
-    (folder / "statements").write_bytes(bytes(COUNT_BYTES))
-    log = folder / "serve.log"
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LIVER_")}
-    given = {f"LIVER_SERVICE_{name}": value for name, value in settings.items()}
-    given |= {"LIVER_SERVICE_DATA_DIR": str(folder), "LIVER_SERVICE_PORT": "0", "PYTHONUNBUFFERED": "1"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", __name__], stdout=output, stderr=subprocess.STDOUT, env=inherited | given
-        )
-    try:
-        yield Host(_url(process, log), folder, process)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _url(process: subprocess.Popen[bytes], log: Path) -> str:
-    ends_at = time.monotonic() + START_S
-    while time.monotonic() < ends_at:
-        if process.poll() is not None:
-            raise RuntimeError(f"the service ended: {log.read_text()}")
-        if found := re.search(r"service: (http://\S+)", log.read_text()):
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{found[1]}/readyz", timeout=5).is_success:
-                    return found[1]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.1)
-    raise RuntimeError(f"the service did not start within {START_S:.0f} s: {log.read_text()}")
+    """Starts and ends a service. `settings`: LIVER_SERVICE_* by the rest of the name."""
+    with service_folder() as folder:
+        (folder / "statements").write_bytes(bytes(COUNT_BYTES))
+        with real_service(Host, folder, ("-m", __name__), settings) as service:
+            yield service
 
 
 def _cpu_s(pid: int, *, with_ended: bool = False) -> float:

@@ -1,47 +1,33 @@
 """A real service process with an embedded PostgreSQL, and something in it that requests can find."""
 
 import contextlib
-import os
-import re
-import shutil
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import httpx
 
+from tests.cluster.real_service import RealService, real_service, service_folder
 from tests.service.fake_agent import JOB, FakeAgent, step_row
 
-START_S = 90.0
 # The fuzzer asks as often as it can: budgets have a test of their own.
 SETTINGS = {
-    "LIVER_SERVICE_REQUESTS_PER_S": "1000000",
-    "LIVER_SERVICE_AGENT_REQUESTS_PER_S": "1000000",
-    "LIVER_SERVICE_SILENT_AFTER_S": "3600",
-    "LIVER_SERVICE_GONE_AFTER_S": "3600",
+    "REQUESTS_PER_S": "1000000",
+    "AGENT_REQUESTS_PER_S": "1000000",
+    "SILENT_AFTER_S": "3600",
+    "GONE_AFTER_S": "3600",
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """A service that runs. `log` has what it wrote."""
-
-    url: str
-    folder: Path
-    log: Path
-    process: subprocess.Popen[bytes]
+class Ground(RealService):
+    """A service that runs."""
 
     def headers(self, role: str | None) -> dict[str, str]:
         """What a caller of this role sends; none: nobody in particular."""
         if role is None:
             return {}
-        return {"Authorization": f"Bearer {(self.folder / 'tokens' / f'{role}.token').read_text().strip()}"}
+        return {"Authorization": f"Bearer {self.token(role)}"}
 
     def node(self, name: str) -> dict[str, str]:
         """What the agent of this node sends, which joins first."""
@@ -66,37 +52,7 @@ class Ground:
 
 @contextlib.contextmanager
 def ground() -> Iterator[Ground]:
-    """Starts and ends a service. Not under /root: the embedded server does not run as root, and needs a path that
-    others may enter."""
-    folder = Path(tempfile.mkdtemp(prefix="liver-fuzz-"))
-    folder.chmod(0o755)
-    log = folder / "serve.log"
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("LIVER_")}
-    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", "0", "--data-dir", str(folder)]
-    with log.open("wb") as output:
-        environment = inherited | SETTINGS | {"PYTHONUNBUFFERED": "1"}
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-    try:
-        yield Ground(_url(process, log), folder, log, process)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _url(process: subprocess.Popen[bytes], log: Path) -> str:
-    ends_at = time.monotonic() + START_S
-    while time.monotonic() < ends_at:
-        if process.poll() is not None:
-            raise RuntimeError(f"the service ended: {log.read_text()}")
-        if found := re.search(r"service: (http://\S+)", log.read_text()):
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(f"{found[1]}/readyz", timeout=5).is_success:
-                    return found[1]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.1)
-    raise RuntimeError(f"the service did not start within {START_S:.0f} s: {log.read_text()}")
+    """Starts and ends a service."""
+    command = ("-m", "service.cli.main", "serve")
+    with service_folder() as folder, real_service(Ground, folder, command, SETTINGS) as service:
+        yield service

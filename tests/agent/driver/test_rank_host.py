@@ -43,13 +43,10 @@ def test_a_job_that_is_ended_while_its_rank_is_being_started_ends(wish: DesiredS
     async def run() -> list[SlotKey]:
         supervisor = Supervisor()
 
-        async def failed(slot: int, reason: Any) -> None:
-            raise AssertionError(reason)
-
         async def cancel(reason: Any) -> None:
             return None
 
-        host = RankHost("job", cast(Any, supervisor), failed)
+        host = RankHost("job", cast(Any, supervisor), unexpected)
         lead = SimpleNamespace(cancel=cancel)
         births = Births(cast(Any, None), "job", cast(Any, None), host, cast(Any, lead))
         host.launch(Launch(cast(Any, SimpleNamespace(slot=0, rank=0)), str(uuid4())))
@@ -88,6 +85,17 @@ def launch_of(generation: int) -> Launch:
     return Launch(cast(Any, SimpleNamespace(slot=0, rank=0, order=SimpleNamespace(generation=generation))), "origin")
 
 
+async def unexpected(slot: int, reason: Any) -> None:
+    raise AssertionError(reason)
+
+
+def hosted() -> tuple[Slow, RankHost, Scene]:
+    """The slots of one node, and what carries out what they want."""
+    slow = Slow()
+    host = RankHost(JOB_ID, cast(Any, slow), unexpected)
+    return slow, host, Scene(spec=fake_job(Path("/nowhere")), host=host)
+
+
 async def settled() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
@@ -98,13 +106,7 @@ def test_the_rank_of_a_world_that_starts_is_not_replaced_by_a_newcomer_of_a_hand
     """A notice comes while the world starts: the order that answers it names a rank which has no process yet."""
 
     async def run() -> list[int]:
-        slow = Slow()
-
-        async def failed(slot: int, reason: Any) -> None:
-            raise AssertionError(reason)
-
-        host = RankHost(JOB_ID, cast(Any, slow), failed)
-        scene = Scene(spec=fake_job(Path("/nowhere")), host=host)
+        slow, host, scene = hosted()
         host.launch(launch_of(4))
         if before == "runs":
             await settled()
@@ -123,13 +125,7 @@ def test_the_rank_of_a_world_that_starts_is_not_replaced_by_a_newcomer_of_a_hand
 
 def test_a_world_starts_until_its_rank_has_made_a_step():
     async def run() -> list[bool]:
-        slow = Slow()
-
-        async def failed(slot: int, reason: Any) -> None:
-            raise AssertionError(reason)
-
-        host = RankHost(JOB_ID, cast(Any, slow), failed)
-        scene = Scene(spec=fake_job(Path("/nowhere")), host=host)
+        slow, host, scene = hosted()
         host.launch(launch_of(4))
         await settled()
         assert not scene.slots.is_starting(), "no world of the service's"

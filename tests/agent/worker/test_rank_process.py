@@ -34,9 +34,8 @@ def order() -> Order:
     )
 
 
-def test_every_stage_of_a_handoff_tells_when_the_rank_was_first_asked_to_prepare_it(
-    order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def listened_to(order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> tuple[Worker, list[Any]]:
+    """A rank process, and what it says to its agent."""
     spec = RankSpec(
         node_id="a",
         slot=0,
@@ -49,6 +48,13 @@ def test_every_stage_of_a_handoff_tells_when_the_rank_was_first_asked_to_prepare
     monkeypatch.setattr(PROCESS_CLOCK, "zero", 0.0)
     worker, said = Worker(spec, socket.socket(socket.AF_UNIX)), []
     monkeypatch.setattr(worker.control, "say", said.append)
+    return worker, said
+
+
+def test_every_stage_of_a_handoff_tells_when_the_rank_was_first_asked_to_prepare_it(
+    order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    worker, said = listened_to(order, monkeypatch, tmp_path)
     moments = iter((1_001.0, 1_002.0))
     monkeypatch.setattr(rank_process, "utc_now", lambda: next(moments))
     worker.stage(order, RankStage.PREPARING, reason=None, measures={}, certificate="")
@@ -62,18 +68,7 @@ def test_every_stage_of_a_handoff_tells_when_the_rank_was_first_asked_to_prepare
 def test_the_numbers_of_a_step_reach_the_agent_and_its_outbox_as_they_are(
     order: Order, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    spec = RankSpec(
-        node_id="a",
-        slot=0,
-        order=order,
-        spec=fake_job(tmp_path),
-        private_address="127.0.0.1",
-        socket_path=str(tmp_path / "r.sock"),
-        clock_zero=0.0,
-    )
-    monkeypatch.setattr(PROCESS_CLOCK, "zero", 0.0)
-    worker, said = Worker(spec, socket.socket(socket.AF_UNIX)), []
-    monkeypatch.setattr(worker.control, "say", said.append)
+    worker, said = listened_to(order, monkeypatch, tmp_path)
     values = {"loss": 0.5, "gradient_norm": None, "own/score": 7.0}
     worker.metrics(3, 12, values)
     (event,) = (rank.decode_event(rank.encode_line(message)) for message in said)
