@@ -13,9 +13,17 @@ INSERT INTO nodes (node_id, provider, pool, slots, peer_url, private_address, de
                    report_seq, state, first_seen_at, last_seen_at, ranks)
 SELECT 'ledger-' || gen_random_uuid(), provider, pool, {slots}, peer_url, private_address, device, agent_version,
        gen_random_uuid(), 0, 'gone', first_seen_at, last_seen_at, '[]' FROM nodes LIMIT 1;
-INSERT INTO leases (node_id, pool, slots, started_at, ended_at, end_reason)
-SELECT node_id, pool, {slots}, now() - interval '10 years', now() - interval '1 day', 'filled in'
-  FROM nodes WHERE node_id LIKE 'ledger-%' ORDER BY node_id DESC LIMIT 1;
+WITH new AS (
+     SELECT node_id, provider, pool, now() - interval '10 years' AS since FROM nodes
+      WHERE node_id LIKE 'ledger-%' AND NOT EXISTS (SELECT FROM leases WHERE leases.node_id = nodes.node_id)),
+asked AS (
+     INSERT INTO capacity_requests (provider, pool, machines, asked_by, asked_at, ended_at, end_reason)
+     SELECT provider, pool, 1, 'the benchmark', since, since, 'filled in' FROM new RETURNING request_id),
+came AS (
+     INSERT INTO instances (request_id, provider, node_id, pool, known_since)
+     SELECT request_id, provider, node_id, pool, since FROM asked, new RETURNING instance_id)
+INSERT INTO leases (node_id, instance_id, pool, slots, started_at, ended_at, end_reason, pauses_due)
+SELECT node_id, instance_id, pool, {slots}, since, now() - interval '1 day', 'filled in', '{{}}' FROM new, came;
 INSERT INTO ledger (lease_id, slot, follows, starts_at, ends_at, cause)
 SELECT lease_id, number % {slots},
        CASE WHEN number >= {slots} THEN started_at + (number / {slots}) * interval '10 seconds' END,

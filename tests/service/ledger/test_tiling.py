@@ -13,6 +13,8 @@ from sqlalchemy import select, text
 
 from agent.protocol.sync import HandoffMeasures, HandoffMirror, JobOrder, StepRow
 from liver_core.layout import ParallelLayout
+from service.jobs.operations import touch
+from service.jobs.tables import JobRow
 from service.leases.tables import LeaseRow, PoolPriceRow
 from service.ledger.tables import IntervalRow
 from service.nodes.operations import mark_gone
@@ -89,6 +91,8 @@ class History:
             node = session.get_one(NodeRow, name)
             if node.state != NodeState.GONE:
                 mark_gone(session, node, reason="test", now=self.clock())
+                # As the reconciler does: the orders of its jobs name it no more.
+                touch(session, session.get_one(JobRow, self.order.job_id), now=self.clock())
 
     def resize(self, name: str, slots: int, pool: str) -> None:
         self.agents[name] = self.make_agent(name, slots=slots, pool=pool)
