@@ -1,8 +1,8 @@
-"""A proposal that the agents do not open, with their reason; or that their job does not need any more."""
+"""A proposal that the agents do not open, with their reason."""
 
 from uuid import UUID
 
-from agent.protocol.sync import HandoffDeclined, JobFinished
+from agent.protocol.sync import HandoffDeclined
 from tests.service.reconcilers.conftest import Fleet
 
 
@@ -60,17 +60,3 @@ def test_a_node_that_has_no_part_in_it_cannot_decline_and_an_opened_handoff_goes
     fleet.hand_over(proposed)
     assert fleet.agents["a"].sync(**declines(fleet, proposed)).refusals == ()
     assert fleet.handoffs()[0]["state"] == "active"
-
-
-def test_the_proposals_of_a_job_that_finishes_end_with_it(fleet: Fleet):
-    fleet.run()
-    fleet.round(parts={"b": {"notices": (fleet.agents["b"].notice(deadline_s=300),)}})
-    for _ in range(4):
-        fleet.round()
-    assert [item["state"] for item in fleet.handoffs()] == ["proposed"]
-    fleet.round(parts={"a": {"finished": (JobFinished(job_id=fleet.job_id, generation=1, step=1000),)}})
-    (ended,) = fleet.handoffs()
-    assert (ended["state"], ended["reason"]) == ("aborted", "the job has ended: it is finished")
-    for _ in range(10):
-        fleet.round()
-    assert len(fleet.handoffs()) == 1
