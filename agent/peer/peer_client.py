@@ -159,16 +159,15 @@ class PeerClient:
         address = self._address_of(job_id, node_id)
         if address is None:
             raise PeerUnreachable(f"the address of {node_id} is not known")
-        url, key = address
+        url, key = address[0].rstrip("/"), address[1]
         clock = self._clocks.setdefault(node_id, PeerClock())
         # The second time with what the first answer said of the receiver's clock.
         for is_last in (False, True):
             request = Request(method, path, job_id, body(clock.ahead_s))
             sent, nonce = self._now(), secrets.token_hex(16)
             headers = sign(request, key, now=sent + clock.measured_s, nonce=nonce)
-            address = url.rstrip("/") + path
             try:
-                response = await self._client.request(method, address, content=request.body, headers=headers)
+                response = await self._client.request(method, url + path, content=request.body, headers=headers)
             except httpx.HTTPError as error:
                 now = self._now()
                 known = self._silences.get((job_id, node_id), Silence(now, now, 0))
