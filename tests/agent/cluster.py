@@ -130,11 +130,13 @@ class Cluster:
         return found[-1]
 
     def wait_retired(self, number: int = 1) -> HandoffMirror:
-        """The newest of so many active handoffs, once its leavers are gone: only then is what it measured whole."""
+        """The newest of so many active handoffs that answer notices, once its leavers have reported that they left. That
+        may be later than its end: they free themselves."""
 
         def retired() -> HandoffMirror | None:
             found = self.service.handoffs(HandoffState.ACTIVE)
-            return found[-1] if len(found) >= number and "to_retired" in found[-1].measures.phases_s else None
+            is_whole = len(found) >= number and found[-1].measures.notice_to_safe_s is not None
+            return found[-1] if is_whole else None
 
         return self.wait(retired, f"{number} handoffs whose leavers are gone")
 

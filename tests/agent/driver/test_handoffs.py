@@ -132,6 +132,7 @@ def test_a_notice_for_every_node_of_a_job_is_answered_by_one_that_comes(service:
             a, e = (nodes.directory / name / "journal.jsonl" for name in ("a", "e"))
             nodes.wait(lambda: "one node less" in e.read_text(), "the plan at the spare")
             nodes.wait(lambda: '"e":"http' in a.read_text(), "the address of the spare at the node that goes")
+            nodes.wait(lambda: '"a":"http' in e.read_text(), "the address of the node that goes at the spare")
             nodes.service.stop()
         nodes.announce("a")
         nodes.wait(lambda: "ended active" in nodes.log_of("e"), "the handoff")
