@@ -130,8 +130,8 @@ class Cluster:
         return found[-1]
 
     def wait_retired(self, number: int = 1) -> HandoffMirror:
-        """The newest of so many active handoffs that answer notices, once its leavers have said that they left: that may
-        be later than its end, since they free themselves."""
+        """The newest of so many active handoffs that answer notices, once its leavers have said that they left. That
+        may be later than its end, since they free themselves."""
 
         def retired() -> HandoffMirror | None:
             found = self.service.handoffs(HandoffState.ACTIVE)
