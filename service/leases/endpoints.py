@@ -6,6 +6,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from agent.protocol.errors import FieldProblem
 from agent.protocol.values import WrittenUtc
 from liver_core.layout.limits import Identifier, NodeId
 from service.audit.operations import note
@@ -15,8 +16,9 @@ from service.edge.tags import PreconditionOf, version_of
 from service.leases.operations import lock_pool, set_price
 from service.leases.queries import current_prices, list_leases, price_of, prices_of
 from service.leases.tables import LeaseRow, PoolPriceRow
+from service.ledger.sums import Unsplittable, move_to_price
 from service.paging import PagesOf
-from service.problems import not_found
+from service.problems import invalid, not_found
 
 router = APIRouter(prefix="/api/v1/pools", tags=["pools"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 leases = APIRouter(prefix="/api/v1/leases", tags=["leases"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
@@ -124,6 +126,10 @@ def put(
     present = price_of(session, pool, now=context.clock())
     known.check(f"the price of pool {pool}", None if present is None else _version(present))
     effective_from = price.effective_from or context.clock()
+    try:
+        move_to_price(session, pool, effective_from)
+    except Unsplittable as error:
+        raise invalid(FieldProblem(field="effective_from", rule=str(error))) from None
     row = set_price(session, pool=pool, effective_from=effective_from, **price.model_dump(exclude={"effective_from"}))
     given = price.model_dump(exclude={"effective_from"}, exclude_none=True)
     note(session, actor, "set_price", pool, now=context.clock(), **given)

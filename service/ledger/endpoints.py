@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from agent.protocol.errors import FieldProblem
 from agent.protocol.values import Utc
 from liver_core.layout.limits import JobId
 from service.context import PERSON_ONLY, SessionOf
@@ -15,9 +16,10 @@ from service.jobs.queries import list_generations
 from service.jobs.tables import JobRow
 from service.ledger.queries import CauseSum, Egress, by_generation, egress, goodput, summary
 from service.ledger.restarts import Restarts, observed, restarts_instead
-from service.ledger.tables import Cause, IntervalRow
+from service.ledger.sums import Unsplittable
+from service.ledger.tables import Cause, IntervalRow, SumRow
 from service.paging import PagesOf
-from service.problems import not_found
+from service.problems import invalid, not_found
 
 router = APIRouter(prefix="/api/v1/ledger", tags=["ledger"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
@@ -115,10 +117,15 @@ def show(
     since: Annotated[Utc | None, Query()] = None,
     until: Annotated[Utc | None, Query()] = None,
 ) -> LedgerOut:
-    """Of one job, or of all leased slots (then idle time is included)."""
+    """Of one job, or of all leased slots (then idle time is included). Of times for which intervals are kept no more,
+    `since` and `until` must be full hours."""
     _check_known(session, job_id)
     which = {"job_id": job_id, "since": since, "until": until}
-    return LedgerOut.of(job_id, list(summary(session, **which)), egress(session, **which))
+    try:
+        sums = list(summary(session, **which))
+    except Unsplittable as error:
+        raise invalid(FieldProblem(field="since" if error.time == since else "until", rule=str(error))) from None
+    return LedgerOut.of(job_id, sums, egress(session, **which))
 
 
 @router.get("/generations", operation_id="list_ledger_generations", summary="Goodput and dollars by generation")
@@ -153,5 +160,7 @@ def _check_known(session: Session, job_id: str | None) -> None:
     if job_id is None or session.get(JobRow, job_id) is not None:
         return
     # What a deleted job took stays in the ledger.
-    if session.scalars(select(IntervalRow.interval_id).where(IntervalRow.job_id == job_id).limit(1)).first() is None:
+    sums = select(SumRow.sum_id).where(SumRow.job_id == job_id)
+    fresh = select(IntervalRow.interval_id).where(IntervalRow.job_id == job_id, ~IntervalRow.rolled)
+    if all(session.scalars(known.limit(1)).first() is None for known in (fresh, sums)):
         raise not_found("job", job_id)

@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 from service.leases.operations import end_lease
 from service.leases.tables import LeaseRow
 from service.ledger.rules import Part, Spent, painted
-from service.ledger.tables import Cause, IntervalRow
+from service.ledger.sums import take_back
+from service.ledger.tables import Cause, IntervalRow, KeptRow
 
 INTERVALS_BACK_MAX = 64
 """How far back a pause is looked for: intervals of one slot."""
@@ -115,6 +116,7 @@ def recast(session: Session, *, node_id: str, slots: Iterable[int], parts: Seque
         .where(LeaseRow.node_id == node_id, func.coalesce(LeaseRow.ended_at > parts[0].starts_at, True))
         .where(IntervalRow.slot.in_(sorted(slots)), IntervalRow.cause != Cause.PAUSE)
         .where(IntervalRow.ends_at > parts[0].starts_at, IntervalRow.starts_at < parts[-1].ends_at)
+        .where(func.coalesce(IntervalRow.ends_at > select(KeptRow.kept_from).scalar_subquery(), True))
         .order_by(IntervalRow.lease_id, IntervalRow.slot, IntervalRow.starts_at)
         .limit(RECAST_MAX)
         .with_for_update(key_share=True, of=IntervalRow)
@@ -122,8 +124,7 @@ def recast(session: Session, *, node_id: str, slots: Iterable[int], parts: Seque
     )
     for row in session.scalars(overlapping).all():
         known = [part for part in parts if row.job_id in (None, part.spent.job_id)]
-        span = Part(row.starts_at, row.ends_at, Spent(Cause(row.cause), row.job_id, row.generation))
-        _split(session, row, painted(span, known))
+        _split(session, row, painted(_part_of(row), known))
     session.flush()
 
 
@@ -131,11 +132,20 @@ def _split(session: Session, row: IntervalRow, parts: Sequence[Part]) -> None:
     """Put these parts in the place of an interval. It becomes the last of them, so that the one which follows is not
     touched."""
     *before, last = parts
+    if row.rolled:
+        if last == _part_of(row):
+            return
+        take_back(session, row.interval_id)
+        row.rolled = False
     chain = [row.follows, *(part.ends_at for part in before)]
     for part, follows in zip(before, chain, strict=False):
         session.add(_interval(row.lease_id, row.slot, part, follows=follows))
     row.follows, row.starts_at = chain[-1], last.starts_at
     row.cause, row.generation, row.job_id = last.spent.cause, last.spent.generation, last.spent.job_id
+
+
+def _part_of(row: IntervalRow) -> Part:
+    return Part(row.starts_at, row.ends_at, Spent(Cause(row.cause), row.job_id, row.generation))
 
 
 def _interval(lease_id: int, slot: int, part: Part, *, follows: datetime | None) -> IntervalRow:
@@ -186,10 +196,9 @@ def _charge(session: Session, *, lease: LeaseRow, slot: int, seconds: float, job
 
 def _pause_end_of(session: Session, row: IntervalRow, most: timedelta) -> timedelta:
     """Make up to `most` of the end of an interval a pause, and return how much."""
-    whole = Part(row.starts_at, row.ends_at, Spent(Cause(row.cause), row.job_id, row.generation))
     starts_at = max(row.starts_at, row.ends_at - most)
     pause = Part(starts_at, row.ends_at, Spent(Cause.PAUSE, row.job_id, row.generation))
-    _split(session, row, painted(whole, [pause]))
+    _split(session, row, painted(_part_of(row), [pause]))
     session.flush()
     return pause.ends_at - pause.starts_at
 

@@ -3,52 +3,54 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 from sqlalchemy.orm import Session
 
+from service.ledger.sums import PRICES, SUMMED_WITHIN, check_whole_hours, hour_from, hour_of
 from service.ledger.tables import Cause
 
-# Each price counts until the next one of its pool; the first also counts for the time before it, which would cost
-# nothing otherwise. An interval is cut where the price changes. All is computed in decimal numbers.
-_PRICES = """
-    prices AS (
-         SELECT pool, price_usd_per_hour AS usd,
-                CASE WHEN lag(effective_from) OVER by_time IS NULL THEN '-infinity' ELSE effective_from END AS since,
-                coalesce(lead(effective_from) OVER by_time, 'infinity') AS until
-           FROM pool_prices WINDOW by_time AS (PARTITION BY pool ORDER BY effective_from))
-"""
+ALL_TIME_ENDS = "0001-01-01T00:00:00Z"
+"""Before it there is only the sum of all time."""
+
+
+# Intervals that are in no sum yet; the sums of whole hours, or of all time; and the intervals of hours that lie only
+# partly in the time asked for. All is computed in decimal numbers.
 _SLICES = f"""
-    WITH {_PRICES},
+    WITH {PRICES},
+    raw AS (
+         SELECT cause, generation, pool, slots, greatest(starts_at, CAST(:since AS timestamptz)) AS starts_at,
+                least(ends_at, CAST(:until AS timestamptz)) AS ends_at
+           FROM ledger JOIN leases USING (lease_id)
+          WHERE NOT rolled AND (CAST(:job_id AS text) IS NULL OR job_id = CAST(:job_id AS text))
+          {{edges}}),
     slices AS (
-         SELECT ledger.cause, ledger.job_id, ledger.generation, prices.usd / leases.slots AS usd,
-                extract(epoch FROM least(part.upper_end, prices.until) - greatest(part.lower_start, prices.since))
-                    AS seconds
-           FROM ledger
-           JOIN leases ON leases.lease_id = ledger.lease_id
-          CROSS JOIN LATERAL (
-                SELECT greatest(ledger.starts_at, CAST(:since AS timestamptz)) AS lower_start,
-                       least(ledger.ends_at, CAST(:until AS timestamptz)) AS upper_end) AS part
-           LEFT JOIN prices ON prices.pool = leases.pool
-                           AND prices.since < part.upper_end AND prices.until > part.lower_start
-          WHERE (CAST(:job_id AS text) IS NULL OR ledger.job_id = CAST(:job_id AS text))
-            AND part.upper_end > part.lower_start)
+         SELECT raw.cause, raw.generation, prices.usd / raw.slots AS usd,
+                1000000 * extract(epoch FROM least(raw.ends_at, prices.until) - greatest(raw.starts_at, prices.since))
+                    AS micros
+           FROM raw LEFT JOIN prices ON prices.pool = raw.pool
+                                    AND prices.since < raw.ends_at AND prices.until > raw.starts_at
+          WHERE raw.ends_at > raw.starts_at
+          UNION ALL
+         SELECT ledger_sums.cause, ledger_sums.generation, prices.usd / ledger_sums.slots, ledger_sums.micros
+           FROM ledger_sums LEFT JOIN prices ON prices.pool = ledger_sums.pool AND prices.since = ledger_sums.price_from
+          WHERE ledger_sums.job_id = coalesce(CAST(:job_id AS text), '')
+            AND ledger_sums.hour >= CAST(:first_hour AS timestamptz)
+            AND ledger_sums.hour < CAST(:end_hour AS timestamptz)),
+    sums AS (
+         SELECT {{by}}, sum(micros) * 0.000001 AS slot_seconds, coalesce(sum(micros * usd), 0) / 3600000000 AS dollars,
+                coalesce(sum(micros) FILTER (WHERE usd IS NULL), 0) * 0.000001 AS unpriced
+           FROM slices WHERE {{where}} GROUP BY {{by}})
+    SELECT * FROM sums WHERE slot_seconds > 0
 """
-_SUMMARY = text(
-    f"""{_SLICES}
-    SELECT cause, sum(seconds) AS slot_seconds, coalesce(sum(seconds * usd), 0) / 3600 AS dollars,
-           coalesce(sum(seconds) FILTER (WHERE usd IS NULL), 0) AS unpriced
-      FROM slices GROUP BY cause
-    """
-)
-_GENERATIONS = text(
-    f"""{_SLICES}
-    SELECT generation, cause, sum(seconds) AS slot_seconds, coalesce(sum(seconds * usd), 0) / 3600 AS dollars,
-           coalesce(sum(seconds) FILTER (WHERE usd IS NULL), 0) AS unpriced
-      FROM slices WHERE generation = ANY(CAST(:generations AS bigint[])) GROUP BY generation, cause
-    """
-)
+_EDGE = f"""
+    SELECT cause, generation, pool, slots, greatest(starts_at, CAST(:begins AS timestamptz)),
+           least(ends_at, CAST(:ends AS timestamptz))
+      FROM ({SUMMED_WITHIN}) AS within
+     WHERE CAST(:job_id AS text) IS NULL OR job_id = CAST(:job_id AS text)
+"""
 _EGRESS = text(
     """
     SELECT coalesce(sum(bytes), 0) AS bytes, sum(bytes * price.usd) / 1000000000 AS dollars,
@@ -77,6 +79,23 @@ class CauseSum:
 
 
 @dataclass(frozen=True, slots=True)
+class Span:
+    """Which sums make up a time: those of hours from `first_hour` to `end_hour`, both as text, and what lies in hours
+    that are only partly in it."""
+
+    first_hour: str
+    end_hour: str
+    edges: tuple[tuple[datetime, datetime], ...]
+
+    def values(self) -> dict[str, str | datetime]:
+        """As parameters of a query."""
+        hours: dict[str, str | datetime] = {"first_hour": self.first_hour, "end_hour": self.end_hour}
+        for number, (begins, ends) in enumerate(self.edges):
+            hours |= {f"begins_{number}": begins, f"ends_{number}": ends}
+        return hours
+
+
+@dataclass(frozen=True, slots=True)
 class Egress:
     """What left pools. `dollars`: None where the price of some of it is not known."""
 
@@ -87,17 +106,54 @@ class Egress:
 def summary(
     session: Session, *, job_id: str | None = None, since: datetime | None = None, until: datetime | None = None
 ) -> Sequence[CauseSum]:
-    """One sum per cause that occurred, of one job or of everything, clipped to [since, until)."""
-    rows = session.execute(_SUMMARY, {"job_id": job_id, "since": since, "until": until}).all()
-    found = {row.cause: row for row in rows}
+    """One sum per cause that occurred, of one job or of everything, clipped to [since, until).
+
+    Raises Unsplittable where one of them lies within an hour of which only the sum is left.
+    """
+    check_whole_hours(session, *(time for time in (since, until) if time is not None))
+    span = whole_hours(since, until)
+    values = {"job_id": job_id, "since": since, "until": until} | span.values()
+    found = {row.cause: row for row in session.execute(_sums_of("cause", len(span.edges)), values)}
     return [_sum(found[cause]) for cause in Cause if cause in found]
+
+
+def whole_hours(since: datetime | None, until: datetime | None) -> Span:
+    """Without limits, the sums of all time, which stand at -infinity."""
+    if since is None and until is None:
+        return Span("-infinity", ALL_TIME_ENDS, ())
+    first = None if since is None else hour_from(since)
+    end = None if until is None else hour_of(until)
+    if since is not None and until is not None and first is not None and end is not None and first > end:
+        # Both lie within one hour.
+        return Span(ALL_TIME_ENDS, ALL_TIME_ENDS, ((since, until),) if since < until else ())
+    edges = []
+    if since is not None and first is not None and since < first:
+        edges.append((since, first))
+    if until is not None and end is not None and end < until:
+        edges.append((end, until))
+    return Span(
+        ALL_TIME_ENDS if first is None else first.isoformat(),
+        "infinity" if end is None else end.isoformat(),
+        tuple(edges),
+    )
+
+
+@cache
+def _sums_of(by: str, edges: int, where: str = "true") -> TextClause:
+    more = (
+        _EDGE.replace(":begins", f":begins_{number}").replace(":ends", f":ends_{number}") for number in range(edges)
+    )
+    return text(_SLICES.format(by=by, where=where, edges="".join(f" UNION ALL {edge}" for edge in more)))
 
 
 def by_generation(session: Session, job_id: str, generations: Sequence[int]) -> dict[int, list[CauseSum]]:
     """The sums of each of these generations of a job."""
     found: dict[int, list[CauseSum]] = {number: [] for number in generations}
     values = {"job_id": job_id, "since": None, "until": None, "generations": list(generations)}
-    for row in session.execute(_GENERATIONS, values):
+    values |= whole_hours(None, None).values()
+    for row in session.execute(
+        _sums_of("generation, cause", 0, "generation = ANY(CAST(:generations AS bigint[]))"), values
+    ):
         found[row.generation].append(_sum(row))
     return found
 

@@ -28,7 +28,7 @@ class Cause(StrEnum):
 
 class IntervalRow(Base):
     """One interval of one slot. Only the last of a chain may still grow. `job_id`: also of a job that was
-    deleted since."""
+    deleted since. `rolled`: it is in the sums, and is taken out of them before it changes."""
 
     __tablename__ = "ledger"
     __table_args__ = (
@@ -45,7 +45,8 @@ class IntervalRow(Base):
             deferrable=True,
             initially="DEFERRED",
         ),
-        Index("ix_ledger_job", "job_id", "starts_at"),
+        Index("ix_ledger_unrolled", "job_id", postgresql_where="NOT rolled"),
+        Index("ix_ledger_rolled", "ends_at", postgresql_where="rolled"),
     )
 
     interval_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
@@ -57,6 +58,43 @@ class IntervalRow(Base):
     cause: Mapped[str]
     job_id: Mapped[str | None]
     generation: Mapped[int | None]
+    rolled: Mapped[bool] = mapped_column(default=False)
+
+
+class SumRow(Base):
+    """Slot time of intervals that have ended, in microseconds; several rows of one key add up. `job_id`: empty for all
+    slots together, also those without a job. `generation`: 0 for none. `hour`: its begin; -infinity for all time.
+    `price_from`: when the price of the pool begins that counts; -infinity for the first one, and where there is none.
+    `merged`: there is no other row of this key that is merged."""
+
+    __tablename__ = "ledger_sums"
+    __table_args__ = (
+        one_of("cause", Cause),
+        Index("ix_ledger_sums_job", "job_id", "hour"),
+        Index("ix_ledger_sums_pool", "pool", "hour"),
+        Index("ix_ledger_sums_loose", "sum_id", postgresql_where="NOT merged"),
+    )
+
+    sum_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
+    job_id: Mapped[str]
+    generation: Mapped[int]
+    pool: Mapped[str]
+    slots: Mapped[int]
+    cause: Mapped[str]
+    hour: Mapped[datetime]
+    price_from: Mapped[datetime]
+    micros: Mapped[int]
+    merged: Mapped[bool]
+
+
+class KeptRow(Base):
+    """The one row that says from when on intervals are kept; before, there are only their sums. Null: all are kept."""
+
+    __tablename__ = "ledger_kept"
+    __table_args__ = (CheckConstraint("place = 1", name="one_row"),)
+
+    place: Mapped[int] = mapped_column(primary_key=True, default=1, autoincrement=False)
+    kept_from: Mapped[datetime | None] = mapped_column(default=None)
 
 
 class EgressRow(Base):

@@ -165,7 +165,7 @@ def test_only_a_job_that_has_ended_is_deleted_wholly_and_in_parts(fleet: Fleet, 
     assert fleet.client.get(path).status_code == fleet.client.delete(path).status_code == 404
     with context.sessions() as session:
         for table in Base.metadata.sorted_tables:
-            if "job_id" in table.c and table.name != "ledger":
+            if "job_id" in table.c and table.name not in ("ledger", "ledger_sums"):
                 left = session.execute(select(table.c.job_id).distinct()).scalars().all()
                 assert fleet.job_id not in left, table.name
         assert len(session.scalars(select(RankLogRow)).all()) == 8, "those of the other job"

@@ -1,9 +1,11 @@
 """Whatever comes: leased slot time has one cause each moment, and costs what its pool cost then."""
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,17 +18,21 @@ from liver_core.layout import ParallelLayout
 from service.jobs.operations import touch
 from service.jobs.tables import JobRow
 from service.leases.tables import LeaseRow, PoolPriceRow
+from service.ledger import sums
+from service.ledger.sums import hour_of
 from service.ledger.tables import IntervalRow
 from service.nodes.operations import mark_gone
 from service.nodes.tables import NodeRow, NodeState
 from service.reconcilers import jobs
 from tests.service.fake_agent import JOB, FakeAgent, mirror, roster
 
-EXAMPLES = 25
+EXAMPLES = 40
+TABLES = "jobs, nodes, capacity_requests, pool_prices, ledger_egress, ledger_sums"
 CENT = Decimal("0.01")
 MICRO = timedelta(microseconds=1)
 NODES, POOLS = ("a", "b"), ("spot-a", "spot-b")
 seconds = st.integers(1, 90_000_000).map(lambda micros: micros / 1e6)
+moments = st.integers(0, 20_000_000_000)
 events = st.one_of(
     st.tuples(st.just("report"), st.sampled_from(NODES), seconds, st.booleans()),
     st.tuples(st.just("train"), seconds, st.integers(1, 7)),
@@ -34,7 +40,9 @@ events = st.one_of(
     st.tuples(st.just("leave"), st.sampled_from(NODES), seconds),
     st.tuples(st.just("resize"), st.sampled_from(NODES), st.integers(1, 3), st.sampled_from(POOLS)),
     st.tuples(st.just("pause"), st.sampled_from(NODES), seconds),
-    st.tuples(st.just("price"), st.sampled_from(POOLS), st.integers(0, 99_999), st.integers(-200, 0)),
+    st.tuples(st.just("price"), st.sampled_from(POOLS), st.integers(0, 99_999), st.integers(-9_000, 0)),
+    st.tuples(st.just("roll"), st.booleans()),
+    st.tuples(st.just("wait"), st.integers(1, 9_000)),
 )
 
 
@@ -119,7 +127,21 @@ class History:
         }
         assert self.client.put(f"/api/v1/pools/{pool}/price", json=body).status_code == 200
 
-    def check(self) -> None:
+    def wait(self, for_s: int) -> None:
+        """Hours pass: sums are cut by hour."""
+        self.clock.advance(for_s)
+
+    def roll(self, merges: bool) -> None:
+        """All intervals that have ended go into the sums, three at a time."""
+        for _ in range(1_000):
+            with self.context.sessions.begin() as session:
+                if not sums.roll(session, before=self.clock() + MICRO, most=3):
+                    break
+        if merges:
+            with self.context.sessions.begin() as session:
+                sums.merge(session)
+
+    def check(self, *spans: tuple[datetime | None, datetime | None]) -> None:
         with self.context.sessions() as session:
             leases = session.scalars(select(LeaseRow).order_by(LeaseRow.lease_id)).all()
             rows = session.scalars(select(IntervalRow).order_by(IntervalRow.starts_at)).all()
@@ -144,6 +166,27 @@ class History:
         found = sum((row.ends_at - row.starts_at).total_seconds() for row in rows if row.cause == "pause")
         assert found + due == pytest.approx(self.charged, abs=1e-4), "a measured pause is charged in full"
         self._check_work(rows, by_id)
+        for since, until in (*spans, (None, None)):
+            for job_id in (None, self.order.job_id):
+                self._check_sums(rows, by_id, prices, job_id=job_id, since=since, until=until)
+
+    def _check_sums(self, rows, leases, prices, *, job_id, since, until) -> None:
+        """What the service answers from its sums is what all intervals together come to."""
+        which = {"job_id": job_id, "since": since, "until": until}
+        wanted = {name: value if name == "job_id" else value.isoformat() for name, value in which.items() if value}
+        found = self.client.get("/api/v1/ledger", params=wanted).json()
+        time, money = defaultdict(int), defaultdict(Decimal)
+        for row in rows:
+            part = SimpleNamespace(
+                starts_at=max(row.starts_at, since or row.starts_at), ends_at=min(row.ends_at, until or row.ends_at)
+            )
+            if part.ends_at > part.starts_at and job_id in (None, row.job_id):
+                time[row.cause] += (part.ends_at - part.starts_at) // MICRO
+                money[row.cause] += cost(part, leases[row.lease_id], prices)
+        answered = {item["cause"]: item for item in found["causes"]}
+        assert {cause: round(Decimal(item["slot_seconds"]) * 10**6) for cause, item in answered.items()} == time, which
+        for cause, item in answered.items():
+            assert abs(Decimal(item["dollars"]) - money[cause]) < CENT / 1_000, (which, cause)
 
     def _check_work(self, rows: list[IntervalRow], leases: dict[int, LeaseRow]) -> None:
         """A step that was reported stands as work wherever its slot was leased, except for what pauses took of it."""
@@ -172,7 +215,7 @@ def begin(client, context, clock, make_agent) -> Callable[[], History]:
 
     def fresh() -> History:
         with context.sessions.begin() as session:
-            session.execute(text("TRUNCATE jobs, nodes, capacity_requests, pool_prices, ledger_egress CASCADE"))
+            session.execute(text(f"TRUNCATE {TABLES} CASCADE"))
         job_id = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
         agents = {name: make_agent(name) for name in NODES}
         for agent in agents.values():
@@ -194,11 +237,18 @@ def begin(client, context, clock, make_agent) -> Callable[[], History]:
 @settings(
     max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True
 )
-@given(happened=st.lists(events, max_size=12))
-def test_any_history_tiles_to_the_microsecond_and_prices_to_the_cent(begin, happened):
+@given(
+    happened=st.lists(events, max_size=14), asked=st.tuples(*[st.integers(0, 20_000_000_000)] * 2), whole=st.booleans()
+)
+def test_any_history_tiles_to_the_microsecond_and_prices_to_the_cent(begin, happened, asked, whole):
+    """Also as the service sums it up, for any time that is asked for, in whole hours or not."""
     history = begin()
+    began_at = history.clock()
     for kind, *details in happened:
         getattr(history, kind)(*details)
     for name in NODES:
         history.report(name, 1.5, True)
-    history.check()
+    since, until = (began_at + micros * MICRO for micros in sorted(asked))
+    if whole:
+        since, until = hour_of(since), hour_of(until)
+    history.check((since, until), (since, None), (None, until))
