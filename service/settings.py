@@ -1,10 +1,14 @@
 """Everything that can be set from outside: LIVER_SERVICE_*, read once at start and never later."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _kept(days: float, what: str) -> Any:
+    return Field(default=days, ge=1, le=36_500, allow_inf_nan=False, description=f"days for which are kept: {what}")
 
 
 class ServiceSettings(BaseSettings):
@@ -74,6 +78,13 @@ class ServiceSettings(BaseSettings):
     step_rows_max: int = Field(default=20_000, ge=100, description="per job; older ones are dropped")
     log_chars_max: int = Field(default=16 * 1024 * 1024, ge=65_536, description="per job; older ones are dropped")
     metrics_rows_max: int = Field(default=50_000, ge=100, description="steps per job; older ones are dropped")
+    logs_kept_days: float = _kept(30, "pieces of logs")
+    steps_kept_days: float = _kept(90, "steps, losses and metrics of a job, from when it has ended on")
+    notices_kept_days: float = _kept(90, "notices, from when the lease that they are about has ended on")
+    decisions_kept_days: float = _kept(90, "decisions; the newest of a job that has not ended stays")
+    handoffs_kept_days: float = _kept(90, "attempts of handoffs that came to nothing")
+    audit_kept_days: float = _kept(400, "audit rows")
+    intervals_kept_days: float = _kept(90, "intervals of the ledger; their sums by hour stay")
     requests_per_s: float = Field(
         default=100.0, gt=0, description="each token of people and scripts; twice as many at once; then 429"
     )

@@ -20,8 +20,9 @@ TRIMMED_MAX = 20_000
 _TRIM = text(
     """
     DELETE FROM decisions WHERE decision_id IN (
-        SELECT old.decision_id FROM jobs
-         CROSS JOIN LATERAL (SELECT decision_id FROM decisions WHERE decisions.job_id = jobs.job_id
+        SELECT old.decision_id
+          FROM (SELECT job_id FROM jobs WHERE due_at IS NOT NULL ORDER BY random() LIMIT 64) AS living
+         CROSS JOIN LATERAL (SELECT decision_id FROM decisions WHERE decisions.job_id = living.job_id
                               ORDER BY decision_id DESC OFFSET :kept LIMIT :most) AS old
          LIMIT :most)
     """
@@ -56,7 +57,7 @@ def record(session: Session, job: JobRow, decided: Decided | None, *, now: datet
 
 
 def trim_decisions(session: Session) -> int:
-    """Drop the oldest decisions of each job above the limit. Returns how many."""
+    """Drop the oldest decisions above the limit, of some jobs that have not ended. Returns how many."""
     return session.connection().execute(_TRIM, {"kept": KEPT_MAX, "most": TRIMMED_MAX}).rowcount
 
 

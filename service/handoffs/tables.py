@@ -34,6 +34,7 @@ class HandoffRow(Base):
             "job_id",
             postgresql_where="state IN ('proposed', 'preparing', 'streaming', 'ready', 'cutting_over')",
         ),
+        Index("ix_handoffs_failed", "changed_at", postgresql_where="state IN ('aborted', 'broken')"),
         Index("ix_handoffs_opened", "opened_at", "handoff_id"),
         Index("ix_handoffs_job_opened", "job_id", "opened_at", "handoff_id"),
     )

@@ -41,7 +41,7 @@ class SourceKind(StrEnum):
 class JobRow(Claimed, Base):
     """One job. `active_generation` changes only by compare-and-set; `due_at` is null once the job has ended.
     `suspended_because`: kept until the job starts again, while `reason` says what it waits for. `paused_because`: who
-    asked for a pause; empty if nobody did."""
+    asked for a pause; empty if nobody did. `emptied_at`: when its steps were deleted, long after its end."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -57,6 +57,11 @@ class JobRow(Claimed, Base):
             initially="DEFERRED",
         ),
         Index("ix_jobs_due", "due_at", postgresql_where="due_at IS NOT NULL"),
+        Index(
+            "ix_jobs_full",
+            "state_changed_at",
+            postgresql_where="due_at IS NULL AND (emptied_at IS NULL OR emptied_at < state_changed_at)",
+        ),
     )
 
     job_id: Mapped[str] = mapped_column(primary_key=True)
@@ -86,6 +91,7 @@ class JobRow(Claimed, Base):
     created_at: Mapped[datetime] = mapped_column(index=True)
     state_changed_at: Mapped[datetime]
     due_at: Mapped[datetime | None] = mapped_column(default=None)
+    emptied_at: Mapped[datetime | None] = mapped_column(default=None)
 
     @property
     def awaits_checkpoint(self) -> bool:
@@ -218,6 +224,16 @@ class RankLogRow(Base):
     start_offset: Mapped[int]
     text: Mapped[str]
     recorded_at: Mapped[datetime]
+
+
+class LogSizeRow(Base):
+    """How much output of a job is stored, in characters, as counted up to a piece."""
+
+    __tablename__ = "log_sizes"
+
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.job_id"), primary_key=True)
+    chars: Mapped[int]
+    counted_to: Mapped[int]
 
 
 class CheckpointRow(Base):

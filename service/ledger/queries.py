@@ -27,22 +27,26 @@ _SLICES = f"""
           WHERE NOT rolled AND (CAST(:job_id AS text) IS NULL OR job_id = CAST(:job_id AS text))
           {{edges}}),
     slices AS (
-         SELECT raw.cause, raw.generation, prices.usd / raw.slots AS usd,
-                1000000 * extract(epoch FROM least(raw.ends_at, prices.until) - greatest(raw.starts_at, prices.since))
-                    AS micros
+         SELECT raw.cause, raw.generation, prices.usd, raw.slots,
+                CAST(1000000 * extract(epoch FROM least(raw.ends_at, prices.until)
+                                       - greatest(raw.starts_at, prices.since)) AS bigint) AS micros
            FROM raw LEFT JOIN prices ON prices.pool = raw.pool
                                     AND prices.since < raw.ends_at AND prices.until > raw.starts_at
           WHERE raw.ends_at > raw.starts_at
           UNION ALL
-         SELECT ledger_sums.cause, ledger_sums.generation, prices.usd / ledger_sums.slots, ledger_sums.micros
+         SELECT ledger_sums.cause, ledger_sums.generation, prices.usd, ledger_sums.slots, ledger_sums.micros
            FROM ledger_sums LEFT JOIN prices ON prices.pool = ledger_sums.pool AND prices.since = ledger_sums.price_from
           WHERE ledger_sums.job_id = coalesce(CAST(:job_id AS text), '')
             AND ledger_sums.hour >= CAST(:first_hour AS timestamptz)
             AND ledger_sums.hour < CAST(:end_hour AS timestamptz)),
+    exact AS (
+         SELECT {{by}}, sum(micros) AS micros, sum(micros * usd) / slots AS paid,
+                sum(micros) FILTER (WHERE usd IS NULL) AS unpriced
+           FROM slices WHERE {{where}} GROUP BY {{by}}, slots),
     sums AS (
-         SELECT {{by}}, sum(micros) * 0.000001 AS slot_seconds, coalesce(sum(micros * usd), 0) / 3600000000 AS dollars,
-                coalesce(sum(micros) FILTER (WHERE usd IS NULL), 0) * 0.000001 AS unpriced
-           FROM slices WHERE {{where}} GROUP BY {{by}})
+         SELECT {{by}}, sum(micros) * 0.000001 AS slot_seconds, coalesce(sum(paid), 0) / 3600000000 AS dollars,
+                coalesce(sum(unpriced), 0) * 0.000001 AS unpriced
+           FROM exact GROUP BY {{by}})
     SELECT * FROM sums WHERE slot_seconds > 0
 """
 _EDGE = f"""

@@ -7,11 +7,11 @@ microseconds: nothing is rounded. Rows are only added here; `merge` makes those 
 
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 
 from service.leases.tables import PoolPriceRow
-from service.ledger.tables import KeptRow
+from service.ledger.tables import IntervalRow, KeptRow
 
 HOUR = timedelta(hours=1)
 ROLL_AFTER = timedelta(minutes=10)
@@ -133,6 +133,20 @@ _MOVE = text(
     """
 )
 
+# A chain goes from its begin on: the first interval that stays follows none.
+_FORGET = text(
+    """
+    WITH gone AS (
+         DELETE FROM ledger WHERE interval_id IN (
+                SELECT interval_id FROM ledger WHERE rolled AND ends_at <= :cut ORDER BY ends_at LIMIT :most)
+         RETURNING lease_id, slot, ends_at),
+    last AS (SELECT lease_id, slot, max(ends_at) AS ends_at FROM gone GROUP BY lease_id, slot),
+    first AS (UPDATE ledger SET follows = NULL FROM last
+               WHERE ledger.lease_id = last.lease_id AND ledger.slot = last.slot AND ledger.follows = last.ends_at)
+    SELECT count(*) FROM gone
+    """
+)
+
 
 def roll(session: Session, *, before: datetime, most: int = ROLLED_MAX) -> int:
     """Sum up to `most` intervals that ended before. Returns how many."""
@@ -149,6 +163,19 @@ def take_back(session: Session, interval_id: int) -> None:
     """Take an interval out of the sums, as it is in the database: it changes. The caller has locked it."""
     _share_prices(session)
     session.execute(_TAKE_BACK, {"interval_id": interval_id, "sign": -1})
+
+
+def forget(session: Session, *, before: datetime, most: int) -> int:
+    """Delete up to `most` intervals that ended before, the oldest first. Their sums stay. Returns how many."""
+    cut = hour_of(before)
+    unsummed = session.scalars(select(func.min(IntervalRow.ends_at)).where(~IntervalRow.rolled)).one()
+    if unsummed is not None:
+        cut = min(cut, hour_of(unsummed))
+    old = select(IntervalRow.interval_id).where(IntervalRow.rolled, IntervalRow.ends_at <= cut)
+    if session.scalars(old.limit(1)).first() is None:
+        return 0
+    session.execute(update(KeptRow).values(kept_from=func.greatest(KeptRow.kept_from, cut)))
+    return session.execute(_FORGET, {"cut": cut, "most": most}).scalar_one()
 
 
 def move_to_price(session: Session, pool: str, effective_from: datetime) -> None:
@@ -182,7 +209,7 @@ class Unsplittable(Exception):
 
     def __init__(self, time: datetime, since: datetime) -> None:
         super().__init__(
-            f"must be a full hour, or not before {since.isoformat()}: until then only sums by hour are kept"
+            f"must be a full hour, or not before {since:%Y-%m-%d %H:%M} UTC: until then only sums by hour are kept"
         )
         self.time = time
 

@@ -1,9 +1,9 @@
-"""Stores what the ranks report, and drops the oldest."""
+"""Stores what the ranks report."""
 
 import json
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, text
+from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from agent.protocol import sync
@@ -19,15 +19,6 @@ _ADD = text(
      WHERE metrics.generation < excluded.generation
     """
 )
-_TRIM = text(
-    """
-    DELETE FROM metrics USING (
-        SELECT job_id, (SELECT step FROM metrics WHERE metrics.job_id = jobs.job_id
-                         ORDER BY step DESC OFFSET :most LIMIT 1) AS cut
-          FROM jobs WHERE highest_step >= :most) limits
-     WHERE metrics.job_id = limits.job_id AND metrics.step <= limits.cut
-    """
-)
 
 
 def store_metrics(session: Session, rows: Sequence[sync.MetricsRow]) -> None:
@@ -38,8 +29,3 @@ def store_metrics(session: Session, rows: Sequence[sync.MetricsRow]) -> None:
         values = {name: [getattr(row, name) for row in newest] for name in ("job_id", "step", "generation")}
         values |= {"numbers": [json.dumps(row.values) for row in newest], "at": [row.at_utc for row in newest]}
         session.execute(_ADD, values)
-
-
-def trim_metrics(connection: Connection, *, most: int) -> int:
-    """Keep the newest `most` steps of each job. Returns how many rows went."""
-    return connection.execute(_TRIM, {"most": most}).rowcount

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from service.context import Context
 from service.db.outage import is_outage
-from service.reconcilers import jobs, upkeep
+from service.reconcilers import jobs
 from service.reconcilers.nodes import NodeWatch
+from service.reconcilers.upkeep import Upkeep
 
 UPKEEP_S = 60.0
+BEHIND_S = 1.0
 AFTER_ERROR_S = 1.0
 _log = logging.getLogger(__name__)
 
@@ -22,6 +24,7 @@ class Reconcilers:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
         self._watch = NodeWatch(context)
+        self._upkeep = Upkeep(context)
 
     def start(self) -> None:
         """Start every loop."""
@@ -29,7 +32,7 @@ class Reconcilers:
         loops: tuple[tuple[str, Callable[[], int], Callable[[], object]], ...] = (
             ("jobs", lambda: jobs.tick(context), lambda: context.hub.wait_for_reconcilers(period_s)),
             ("nodes", self._watch.tick, lambda: self._stop.wait(period_s)),
-            ("upkeep", lambda: upkeep.tick(context), lambda: self._stop.wait(UPKEEP_S)),
+            ("upkeep", self._upkeep.tick, lambda: self._stop.wait(BEHIND_S if self._upkeep.is_behind else UPKEEP_S)),
         )
         for name, tick, wait in loops:
             thread = threading.Thread(target=self._run, args=(name, tick, wait), name=f"reconcile-{name}", daemon=True)

@@ -1,50 +1,65 @@
-"""Deletes the oldest step rows, metrics and rank logs of each job above their limits, old decisions, answers kept for
-repeats, and facts that waited too long.
+"""Keeps what is stored from growing without end: sums up the ledger, and deletes what `retention` names.
+
+Each part is a short transaction of its own, and only one replica at a time does one.
 """
 
+import logging
+from datetime import datetime
+
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from service.context import Context
-from service.decisions.operations import trim_decisions
-from service.metrics.operations import trim_metrics
-from service.repeats.operations import trim
-from service.sync import held
+from service.ledger import sums
+from service.reconcilers.retention import TASKS, Task
+from service.settings import ServiceSettings
 
 LOCK_KEY = 0x11FE_0002
+PARTS_MAX = 20
+"""Of each kind in one look; the next one follows soon where there is more."""
+_log = logging.getLogger(__name__)
 
-_TRIM_STEPS = text(
-    """
-    DELETE FROM steps USING (
-        SELECT job_id, finished_at AS cut FROM (
-            SELECT job_id, finished_at, row_number() OVER (PARTITION BY job_id ORDER BY finished_at DESC) AS place
-              FROM steps WHERE job_id IN (SELECT job_id FROM jobs WHERE highest_step > :most)) ranked
-         WHERE place = :most) limits
-     WHERE steps.job_id = limits.job_id AND steps.finished_at < limits.cut
-    """
-)
-_TRIM_LOGS = text(
-    """
-    DELETE FROM rank_logs USING (
-        SELECT job_id, max(log_id) AS cut FROM (
-            SELECT job_id, log_id, sum(length(text)) OVER (PARTITION BY job_id ORDER BY log_id DESC) AS chars
-              FROM rank_logs) running
-         WHERE chars > :most GROUP BY job_id) limits
-     WHERE rank_logs.job_id = limits.job_id AND rank_logs.log_id <= limits.cut
-    """
-)
+
+class Upkeep:
+    """`is_behind`: the last look has left something to do."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.is_behind = False
+
+    def tick(self) -> int:
+        """Do what there is to do now, within limits. Returns how many rows were deleted."""
+        self.is_behind = False
+        summed = self._parts(Task("intervals", _sum_up))
+        gone = {task.name: self._parts(task) for task in TASKS}
+        done = [f"{rows} {name}" for name, rows in gone.items() if rows]
+        if done:
+            _log.info("deleted %s", ", ".join(done))
+        if summed:
+            _log.debug("summed up %d intervals", summed)
+        return sum(gone.values())
+
+    def _parts(self, task: Task) -> int:
+        total = 0
+        for _ in range(PARTS_MAX):
+            rows = self._part(task)
+            total += rows
+            if not rows:
+                return total
+        self.is_behind = True
+        return total
+
+    def _part(self, task: Task) -> int:
+        with self._context.sessions.begin() as session:
+            if not session.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": LOCK_KEY}).scalar_one():
+                return 0
+            return task.work(session, self._context.settings, self._context.clock())
+
+
+def _sum_up(session: Session, _settings: ServiceSettings, now: datetime) -> int:
+    return sums.roll(session, before=now - sums.ROLL_AFTER) + sums.merge(session)
 
 
 def tick(context: Context) -> int:
-    """Delete the rows above the limits. Returns how many. Only one replica at a time does it."""
-    settings = context.settings
-    with context.sessions.begin() as session:
-        if not session.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": LOCK_KEY}).scalar_one():
-            return 0
-        session.execute(text("SET LOCAL statement_timeout = '60s'"))
-        steps = session.connection().execute(_TRIM_STEPS, {"most": settings.step_rows_max})
-        logs = session.connection().execute(_TRIM_LOGS, {"most": settings.log_chars_max})
-        steps_and_logs = steps.rowcount + logs.rowcount
-        metrics = trim_metrics(session.connection(), most=settings.metrics_rows_max)
-        now = context.clock()
-        waited = held.expire(session.connection(), now=now)
-        return steps_and_logs + metrics + waited + trim(session, now=now) + trim_decisions(session)
+    """One look."""
+    return Upkeep(context).tick()

@@ -25,7 +25,7 @@ from tests.benchmarks.circumstances import hardware
 from tests.benchmarks.notice_report import percentile
 from tests.benchmarks.service_agents import BusyAgent, Line, Pace, Reader, Watch, submit
 from tests.benchmarks.service_host import Host, Used, host
-from tests.benchmarks.service_rows import add_intervals
+from tests.benchmarks.service_rows import add_intervals, unsummed
 from tests.service.fake_agent import JOB
 
 NODES_OF_A_JOB = 4
@@ -36,6 +36,9 @@ READS_PER_S = 100.0
 READERS_ASK = 1.5
 """How much more readers ask for than one token gets."""
 QUERIES = 3
+UNSUMMED_MAX = 10_000
+"""So many intervals may wait for their sums, or still grow, when the ledger is read."""
+SUMS_S = 3_600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,8 @@ async def _ledger(place: Host, sizes: Sequence[int]) -> list[dict[str, Any]]:
         for size in sizes:
             add_intervals(place, size - present)
             present = size
+            # Upkeep sums them up, once a minute and then without a rest.
+            await _until(lambda: unsummed(place) < UNSUMMED_MAX, SUMS_S, "sums of the intervals")
             times_ms: list[float] = []
             for _ in range(QUERIES):
                 began = time.monotonic()

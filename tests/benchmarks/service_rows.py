@@ -24,12 +24,12 @@ came AS (
      SELECT request_id, provider, node_id, pool, since FROM asked, new RETURNING instance_id)
 INSERT INTO leases (node_id, instance_id, pool, slots, started_at, ended_at, end_reason, pauses_due)
 SELECT node_id, instance_id, pool, {slots}, since, now() - interval '1 day', 'filled in', '{{}}' FROM new, came;
-INSERT INTO ledger (lease_id, slot, follows, starts_at, ends_at, cause)
+INSERT INTO ledger (lease_id, slot, follows, starts_at, ends_at, cause, rolled)
 SELECT lease_id, number % {slots},
        CASE WHEN number >= {slots} THEN started_at + (number / {slots}) * interval '10 seconds' END,
        started_at + (number / {slots}) * interval '10 seconds',
        started_at + (number / {slots} + 1) * interval '10 seconds',
-       (ARRAY['productive', 'idle', 'bootstrap', 'lost'])[1 + (number / {slots}) % 4]
+       (ARRAY['productive', 'idle', 'bootstrap', 'lost'])[1 + (number / {slots}) % 4], false
   FROM generate_series(0, {rows} - 1) AS number,
        (SELECT max(lease_id) AS lease_id FROM leases) AS newest JOIN leases USING (lease_id);
 """
@@ -43,3 +43,10 @@ def add_intervals(place: Host, rows: int) -> None:
         connection.execute(_STATEMENTS.format(slots=min(SLOTS, rows), rows=rows).encode())
     with place.connect() as connection:
         connection.execute("VACUUM (ANALYZE) ledger")
+
+
+def unsummed(place: Host) -> int:
+    """How many intervals are in no sum yet."""
+    with place.connect() as connection:
+        row = connection.execute("SELECT count(*) FROM ledger WHERE NOT rolled").fetchone()
+    return int(row[0]) if row else 0

@@ -1,55 +1,19 @@
 """What is written to the ledger, and what its sums come to."""
 
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.db.engine import Database
-from service.jobs.tables import JobRow
-from service.leases.operations import begin_lease
 from service.leases.tables import LeaseRow, PoolPriceRow
 from service.ledger.operations import account_all, charge_pause
 from service.ledger.queries import CauseSum, goodput, summary
 from service.ledger.rules import Spent
 from service.ledger.tables import Cause, IntervalRow
-from service.nodes.tables import NodeRow
+from tests.service.ledger.conftest import START, at, leased
 
-START = datetime(2026, 1, 1, tzinfo=UTC)
 WORK = Spent(Cause.PRODUCTIVE, "j", 1)
-
-
-def at(seconds: float) -> datetime:
-    return START + timedelta(seconds=seconds)
-
-
-@pytest.fixture
-def session(database: Database) -> Iterator[Session]:
-    with database.sessions() as session:
-        session.add(JobRow(job_id="j", name="j", spec={}, peer_key="", state="running", created_at=START,
-                           state_changed_at=START, next_generation=9))  # fmt: skip
-        for name, pool in (("a", "p"), ("b", "q")):
-            session.add(
-                NodeRow(
-                    node_id=name, provider="none", pool=pool, slots=2, peer_url="http://a", private_address="a",
-                    device="cpu", agent_version="1", agent_incarnation="00000000-0000-0000-0000-000000000001",
-                    report_seq=0, state="ready", first_seen_at=START, last_seen_at=START,
-                )
-            )  # fmt: skip
-        session.flush()
-        yield session
-
-
-@pytest.fixture
-def lease(session: Session) -> LeaseRow:
-    return leased(session, "a", "p")
-
-
-def leased(session: Session, node_id: str, pool: str) -> LeaseRow:
-    return begin_lease(session, node_id=node_id, provider="none", pool=pool, slots=2, now=START)
 
 
 def intervals(session: Session, slot: int = 0) -> list[tuple[str, str | None, int | None, float, float]]:

@@ -1,4 +1,4 @@
-"""Sums of intervals that have ended, by job and hour; from when on intervals are kept."""
+"""Sums of intervals that have ended, by job and hour; what tells how much there is to delete."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -43,9 +43,35 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("place", name=op.f("pk_ledger_kept")),
     )
     op.bulk_insert(kept, [{"place": 1, "kept_from": None}])
+    _make_retention()
+
+
+def _make_retention() -> None:
+    op.create_table(
+        "log_sizes",
+        sa.Column("job_id", sa.Text(), nullable=False),
+        sa.Column("chars", sa.BigInteger(), nullable=False),
+        sa.Column("counted_to", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["job_id"], ["jobs.job_id"], name=op.f("fk_log_sizes_job_id")),
+        sa.PrimaryKeyConstraint("job_id", name=op.f("pk_log_sizes")),
+    )
+    op.add_column("jobs", sa.Column("emptied_at", sa.DateTime(timezone=True), nullable=True))
+    op.create_index(
+        "ix_jobs_full",
+        "jobs",
+        ["state_changed_at"],
+        postgresql_where=sa.text("due_at IS NULL AND (emptied_at IS NULL OR emptied_at < state_changed_at)"),
+    )
+    op.create_index(
+        "ix_handoffs_failed", "handoffs", ["changed_at"], postgresql_where=sa.text("state IN ('aborted', 'broken')")
+    )
 
 
 def downgrade() -> None:
+    op.drop_index("ix_handoffs_failed", "handoffs")
+    op.drop_index("ix_jobs_full", "jobs")
+    op.drop_column("jobs", "emptied_at")
+    op.drop_table("log_sizes")
     op.drop_table("ledger_kept")
     op.drop_table("ledger_sums")
     op.drop_index("ix_ledger_rolled", "ledger")
