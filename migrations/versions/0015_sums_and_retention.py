@@ -63,11 +63,17 @@ def _make_retention() -> None:
         postgresql_where=sa.text("due_at IS NULL AND (emptied_at IS NULL OR emptied_at < state_changed_at)"),
     )
     op.create_index(
+        "ix_tokens_working", "tokens", ["created_at", "token_id"], postgresql_where=sa.text("revoked_at IS NULL")
+    )
+    op.create_index("ix_instances_node", "instances", ["node_id", "instance_id"])
+    op.create_index(
         "ix_handoffs_failed", "handoffs", ["changed_at"], postgresql_where=sa.text("state IN ('aborted', 'broken')")
     )
 
 
 def downgrade() -> None:
+    op.drop_index("ix_tokens_working", "tokens")
+    op.drop_index("ix_instances_node", "instances")
     op.drop_index("ix_handoffs_failed", "handoffs")
     op.drop_index("ix_jobs_full", "jobs")
     op.drop_column("jobs", "emptied_at")

@@ -48,6 +48,7 @@ class InstanceRow(Base):
         CheckConstraint("released_at IS NULL OR released_at >= known_since", name="released_after_it_was_known"),
         Index("uq_instances_provider_id", "provider", "provider_id", unique=True,
               postgresql_where="provider_id IS NOT NULL"),
+        Index("ix_instances_node", "node_id", "instance_id"),
         Index("uq_instances_present_node", "node_id", unique=True, postgresql_where="released_at IS NULL"),
     )  # fmt: skip
 

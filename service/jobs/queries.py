@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from statistics import median
 from uuid import UUID
 
-from sqlalchemy import func, or_, select, text, tuple_
+from sqlalchemy import Select, func, or_, select, text, tuple_, union_all
 from sqlalchemy.orm import Session, defer
 
 from agent.protocol.jobfile import JobFile, step_of
@@ -295,10 +295,9 @@ def _nodes_for(session: Session, job: JobRow, world: World | None) -> Sequence[N
     elsewhere = select(JobMemberRow.node_id).where(
         JobMemberRow.job_id != job.job_id, JobMemberRow.role != MemberRole.SPARE
     )
-    mine = NodeRow.node_id.in_(world.node_ids() if world else ())
-    free = (NodeRow.state != NodeState.GONE) & NodeRow.node_id.not_in(elsewhere)
-    statement = select(NodeRow).where(mine | free).order_by(NodeRow.node_id).limit(NODES_CONSIDERED_MAX)
-    return session.scalars(statement).all()
+    mine = select(NodeRow.node_id).where(NodeRow.node_id.in_(world.node_ids() if world else ()))
+    free = select(NodeRow.node_id).where(NodeRow.state != NodeState.GONE, NodeRow.node_id.not_in(elsewhere))
+    return _by_name(session, mine, free)
 
 
 def _best_nodes_for(session: Session, job: JobRow, world: World | None, spec: JobFile) -> Sequence[NodeRow]:
@@ -309,14 +308,18 @@ def _best_nodes_for(session: Session, job: JobRow, world: World | None, spec: Jo
     members = select(JobMemberRow.node_id).where(
         JobMemberRow.job_id == job.job_id, JobMemberRow.node_id.not_in(elsewhere)
     )
-    mine = NodeRow.node_id.in_(world.node_ids() if world else ()) | (
-        (NodeRow.state != NodeState.GONE) & NodeRow.node_id.in_(members)
-    )
+    mine = select(NodeRow.node_id).where(NodeRow.node_id.in_(world.node_ids() if world else ()))
+    living = select(NodeRow.node_id).where(NodeRow.state != NodeState.GONE, NodeRow.node_id.in_(members))
     free = select(NodeRow.node_id).where(NodeRow.state == NodeState.READY, NodeRow.node_id.not_in(elsewhere))
     if spec.pools:
         free = free.where(NodeRow.pool.in_(spec.pools))
     best = free.order_by(NodeRow.slots.desc(), NodeRow.node_id).limit(spec.nodes.max + NODES_MORE)
-    statement = select(NodeRow).where(mine | NodeRow.node_id.in_(best)).order_by(NodeRow.node_id)
+    return _by_name(session, mine, living, select(best.subquery().c.node_id))
+
+
+def _by_name(session: Session, *names: Select[str]) -> Sequence[NodeRow]:
+    """The nodes that any of these names. Alternatives in one condition would have all nodes read that ever were."""
+    statement = select(NodeRow).where(NodeRow.node_id.in_(union_all(*names))).order_by(NodeRow.node_id)
     return session.scalars(statement.limit(NODES_CONSIDERED_MAX)).all()
 
 

@@ -76,12 +76,14 @@ _COUNT_AGAIN = text(
 
 
 def _oldest(table: str, key: str, at: str, *, only: str = "true") -> TextClause:
-    """Delete of the oldest rows, by a key that grows with time, those from before `before`."""
+    """Delete of the oldest rows, by a key that grows with time, those from before `before`. One is read if none is."""
     return text(
         f"""
-        DELETE FROM {table} WHERE {key} IN (
-            SELECT {key} FROM (SELECT * FROM {table} ORDER BY {key} LIMIT :batch) AS oldest
-             WHERE {at} < :before AND {only})
+        DELETE FROM {table} WHERE ctid = ANY (ARRAY (
+            SELECT place FROM (SELECT ctid AS place, * FROM {table}
+                                WHERE (SELECT {at} < :before FROM {table} ORDER BY {key} LIMIT 1)
+                                ORDER BY {key} LIMIT :batch) AS oldest
+             WHERE {at} < :before AND {only}))
         """
     )
 
@@ -93,9 +95,8 @@ _OLD_DECISIONS = _oldest(
     "decisions",
     "decision_id",
     "decided_at",
-    only="""(EXISTS (SELECT FROM decisions AS newer WHERE newer.job_id = oldest.job_id
-                                           AND newer.decision_id > oldest.decision_id)
-             OR EXISTS (SELECT FROM jobs WHERE jobs.job_id = oldest.job_id AND due_at IS NULL))""",
+    only="""(decision_id < (SELECT max(decision_id) FROM decisions AS newer WHERE newer.job_id = oldest.job_id)
+                  OR (SELECT due_at IS NULL FROM jobs WHERE jobs.job_id = oldest.job_id))""",
 )
 _OLD_NOTICES = text(
     """

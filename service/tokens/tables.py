@@ -38,6 +38,7 @@ class TokenRow(Base):
         CheckConstraint("node_id IS NOT NULL OR role NOT IN ('node_key', 'node')", name="node_bound"),
         CheckConstraint("uses_left >= 0", name="uses_not_negative"),
         Index("ix_tokens_node_id", "node_id"),
+        Index("ix_tokens_working", "created_at", "token_id", postgresql_where="revoked_at IS NULL"),
     )
 
     token_id: Mapped[str] = mapped_column(primary_key=True)

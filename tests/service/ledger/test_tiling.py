@@ -197,7 +197,7 @@ class History:
                     assert row.cause in ("productive", "pause"), (start, end, row.cause)
 
 
-def cost(row: IntervalRow, lease: LeaseRow, prices: list[PoolPriceRow]) -> Decimal:
+def cost(row: Any, lease: LeaseRow, prices: list[PoolPriceRow]) -> Decimal:
     """Second by second, so to speak: the price list of the pool is gone through in order."""
     listed = [price for price in prices if price.pool == lease.pool]
     total = Decimal()
