@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import groupby
+from typing import Any
 
 from sqlalchemy import bindparam, func, select, text
 from sqlalchemy.orm import Session
@@ -53,6 +55,29 @@ _TAILS = (
     )
     .execution_options(populate_existing=True)
 )
+_OPEN = text(
+    """
+    SELECT leases.node_id, leases.lease_id, leases.pool, leases.slots, leases.pauses_due <> '{}' AS owes,
+           place.slot, last.interval_id, last.starts_at, last.ends_at, last.cause, last.job_id, last.generation
+      FROM leases
+     CROSS JOIN LATERAL generate_series(0, leases.slots - 1) AS place (slot)
+      LEFT JOIN LATERAL (
+           SELECT * FROM ledger WHERE ledger.lease_id = leases.lease_id AND ledger.slot = place.slot
+            ORDER BY ends_at DESC LIMIT 1) AS last ON true
+     WHERE leases.node_id = ANY(CAST(:node_ids AS text[])) AND leases.ended_at IS NULL
+     ORDER BY leases.lease_id, place.slot
+    """
+)
+_GROW_ALL = text(
+    """
+    WITH tails AS MATERIALIZED (
+         SELECT ledger.interval_id
+           FROM unnest(CAST(:interval_ids AS bigint[]), CAST(:ended_at AS timestamptz[])) AS said (interval_id, ends_at)
+           JOIN ledger ON ledger.interval_id = said.interval_id AND ledger.ends_at = said.ends_at
+          ORDER BY ledger.interval_id FOR NO KEY UPDATE OF ledger)
+    UPDATE ledger SET ends_at = :until FROM tails WHERE ledger.interval_id = tails.interval_id
+    """
+)
 _WORKED = (Cause.PRODUCTIVE, Cause.RECOMPUTE, Cause.BOOTSTRAP)
 RECAST_MAX = 4_096
 """Intervals that one report may change, the oldest first."""
@@ -68,6 +93,51 @@ class Tails:
     until: datetime
     since: Mapping[int, datetime]
     begun: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last interval of a slot, as it was read."""
+
+    interval_id: int
+    starts_at: datetime
+    ends_at: datetime
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLease:
+    """A node's open lease. `tails`: by slot; none for a slot without an interval. `owes`: pauses are due."""
+
+    pool: str
+    slots: int
+    owes: bool
+    tails: tuple[Tail | None, ...]
+
+
+def open_leases(session: Session, node_ids: Sequence[str]) -> dict[str, OpenLease]:
+    """The open leases of these nodes, by node. Nothing is locked."""
+    rows = session.execute(_OPEN, {"node_ids": list(node_ids)}) if node_ids else ()
+    found = {}
+    for (node_id, *_), slots in groupby(rows, lambda row: (row.node_id, row.lease_id)):
+        of_lease = list(slots)
+        first = of_lease[0]
+        found[node_id] = OpenLease(first.pool, first.slots, first.owes, tuple(_tail(row) for row in of_lease))
+    return found
+
+
+def _tail(row: Any) -> Tail | None:
+    if row.interval_id is None:
+        return None
+    return Tail(row.interval_id, row.starts_at, row.ends_at, Spent(Cause(row.cause), row.job_id, row.generation))
+
+
+def grow(session: Session, tails: Sequence[Tail], *, until: datetime) -> bool:
+    """Let these intervals go on up to `until`; False if one of them is not as it was read."""
+    if not tails:
+        return True
+    values = {"interval_ids": [tail.interval_id for tail in tails], "ended_at": [tail.ends_at for tail in tails]}
+    return session.execute(_GROW_ALL, values | {"until": until}).rowcount == len(tails)
 
 
 def account_all(session: Session, *, lease: LeaseRow, until: datetime, spent: Sequence[Spent]) -> Tails:
