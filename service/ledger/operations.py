@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import groupby
-from typing import Any
 
 from sqlalchemy import bindparam, func, select, text
 from sqlalchemy.orm import Session
@@ -76,6 +75,7 @@ _GROW_ALL = text(
            JOIN ledger ON ledger.interval_id = said.interval_id AND ledger.ends_at = said.ends_at
           ORDER BY ledger.interval_id FOR NO KEY UPDATE OF ledger)
     UPDATE ledger SET ends_at = :until FROM tails WHERE ledger.interval_id = tails.interval_id
+    RETURNING ledger.interval_id
     """
 )
 _WORKED = (Cause.PRODUCTIVE, Cause.RECOMPUTE, Cause.BOOTSTRAP)
@@ -107,12 +107,12 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class OpenLease:
-    """A node's open lease. `tails`: by slot; none for a slot without an interval. `owes`: pauses are due."""
+    """A node's open lease. `tails`: by slot, of those that have one. `owes`: pauses are due."""
 
     pool: str
     slots: int
     owes: bool
-    tails: tuple[Tail | None, ...]
+    tails: tuple[Tail, ...]
 
 
 def open_leases(session: Session, node_ids: Sequence[str]) -> dict[str, OpenLease]:
@@ -122,14 +122,13 @@ def open_leases(session: Session, node_ids: Sequence[str]) -> dict[str, OpenLeas
     for (node_id, *_), slots in groupby(rows, lambda row: (row.node_id, row.lease_id)):
         of_lease = list(slots)
         first = of_lease[0]
-        found[node_id] = OpenLease(first.pool, first.slots, first.owes, tuple(_tail(row) for row in of_lease))
+        tails = tuple(
+            Tail(row.interval_id, row.starts_at, row.ends_at, Spent(Cause(row.cause), row.job_id, row.generation))
+            for row in of_lease
+            if row.interval_id is not None
+        )
+        found[node_id] = OpenLease(first.pool, first.slots, first.owes, tails)
     return found
-
-
-def _tail(row: Any) -> Tail | None:
-    if row.interval_id is None:
-        return None
-    return Tail(row.interval_id, row.starts_at, row.ends_at, Spent(Cause(row.cause), row.job_id, row.generation))
 
 
 def grow(session: Session, tails: Sequence[Tail], *, until: datetime) -> bool:
@@ -137,7 +136,7 @@ def grow(session: Session, tails: Sequence[Tail], *, until: datetime) -> bool:
     if not tails:
         return True
     values = {"interval_ids": [tail.interval_id for tail in tails], "ended_at": [tail.ends_at for tail in tails]}
-    return session.execute(_GROW_ALL, values | {"until": until}).rowcount == len(tails)
+    return len(session.execute(_GROW_ALL, values | {"until": until}).all()) == len(tails)
 
 
 def account_all(session: Session, *, lease: LeaseRow, until: datetime, spent: Sequence[Spent]) -> Tails:

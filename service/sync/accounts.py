@@ -6,7 +6,6 @@ where that is something else, the ledger is put right, also for times that lie f
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
@@ -58,15 +57,13 @@ def account(intake: Intake, lease: LeaseRow, before: Sequence[Mapping[str, Any]]
 def only_grows(intake: Intake, lease: OpenLease) -> bool:
     """Whether all that the report says of the node's slots is that they go on with what they did last. Then the ledger
     has no other interval than before."""
-    spent = spent_now(intake, lease.slots)
-    since: dict[int, datetime] = {}
-    for slot, tail in enumerate(lease.tails):
-        if lease.owes or tail is None or tail.ends_at >= intake.now or tail.spent != spent[slot]:
-            return False
-        since[slot] = tail.starts_at
-    tails = Tails(intake.now, since, frozenset())
+    spent, tails = spent_now(intake, lease.slots), lease.tails
+    if lease.owes or [tail.spent for tail in tails] != spent or any(tail.ends_at >= intake.now for tail in tails):
+        return False
+    since = {slot: tail.starts_at for slot, tail in enumerate(tails)}
+    grown = Tails(intake.now, since, frozenset())
     made = _parts_by_slot(intake, intake.node.node_id, intake.report.steps)
-    return all(slot in since and _is_said_already(parts, slot, tails, spent[slot]) for slot, parts in made.items())
+    return all(slot in since and _is_said_already(parts, slot, grown, spent[slot]) for slot, parts in made.items())
 
 
 def _recast_all(intake: Intake, node_id: str, by_slot: Mapping[int, Sequence[Part]]) -> None:

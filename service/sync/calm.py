@@ -85,8 +85,8 @@ class CalmReports:
         self._gathering: Gathering[CalmAsk, str | None] = Gathering(self._work)
 
     async def answer(self, ask: CalmAsk) -> str | None:
-        """The orders, as JSON. None: nothing is stored, and the report has to be stored alone. Raises 503 where too many
-        others are at work, and never for what a report says."""
+        """The orders, as JSON. None: nothing is stored, and the report has to be stored alone. Raises 503 where too
+        many others are at work, and never for what a report says."""
         return await self._gathering.ask(ask) if may_be_calm(ask.reading.report) else None
 
     async def _work(self, asks: Sequence[CalmAsk]) -> Sequence[str | None]:

@@ -113,8 +113,8 @@ def test_a_gathering_whose_loop_ends_serves_the_next():
 
     gathering = Gathering(doubled)
 
-    async def two() -> list[int]:
+    async def two() -> Sequence[int]:
         return await asyncio.gather(gathering.ask(1), gathering.ask(2))
 
     for _ in range(2):
-        assert asyncio.run(two()) == [2, 4]
+        assert list(asyncio.run(two())) == [2, 4]

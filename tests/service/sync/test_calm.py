@@ -1,7 +1,6 @@
 """Calm reports: they store what others would, wait for no other report of their job, and notice what they overtake."""
 
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -44,7 +43,7 @@ def tries(monkeypatch) -> list[bool]:
 
 
 @pytest.fixture
-def first_waits(monkeypatch) -> Iterator[list[int]]:
+def first_waits(monkeypatch) -> list[int]:
     """The first report at work waits until all others are there; how many were stored together, each time."""
     sizes: list[int] = []
     store_calm, release = calm_reports.store_calm, threading.Event()
