@@ -24,6 +24,7 @@ from service.problems import ProblemError, unknown
 from service.repeats.operations import claim
 from service.settings import ServiceSettings
 from service.sync.answers import KeptOrders
+from service.sync.calm import CalmReports
 from service.tokens.operations import Caller, verify_token
 from service.tokens.recent import RecentNodes
 from service.tokens.sessions import EndedSessions
@@ -55,6 +56,7 @@ class Context:
     listening: Listening = field(init=False)
     agents: Lane = field(init=False)
     people: Lane = field(init=False)
+    calm: CalmReports = field(init=False)
     writing: WriteCheck = field(init=False)
 
     def __post_init__(self) -> None:
@@ -65,6 +67,7 @@ class Context:
         people = Lane(base.readers, places=base.readers_max, wait_s=PEOPLE_WAIT_S, whose="people and scripts")
         object.__setattr__(self, "agents", agents)
         object.__setattr__(self, "people", people)
+        object.__setattr__(self, "calm", CalmReports(agents, self.orders, self.clock, self.settings))
         data_dir = base.embedded.pgdata if base.embedded is not None else None
         object.__setattr__(self, "writing", WriteCheck(base.sessions, data_dir))
 

@@ -1,15 +1,16 @@
 """Who may see and say what of a job: a node that the service gave orders of it. Rows of grants are only ever added."""
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
-from sqlalchemy import DateTime, and_, bindparam, exists, false, func, or_, select, text, true
+from sqlalchemy import DateTime, and_, bindparam, exists, or_, select, text, true
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, defer
 
 from service.db.base import among
-from service.jobs.tables import GenerationRow, HeldFactRow, JobGrantRow, JobMemberRow, JobRow, MemberRole
+from service.jobs.tables import GenerationRow, HeldFactRow, JobGrantRow, JobRow, MemberRole
 
 GRACE_S = 900.0
 """A node that is not needed any more may finish its part for so long: its last steps, logs and handoffs count."""
@@ -37,27 +38,26 @@ _LOCK_GRANTED = (
     .with_for_update(key_share=True, of=JobRow)
     .execution_options(populate_existing=True)
 )
+_PARTS = text(
+    """
+    SELECT wanted.node_id, wanted.job_id, newest.role IS NOT NULL OR coalesce(newest.ends_at > :now, false)
+      FROM (SELECT * FROM unnest(CAST(:namers AS text[]), CAST(:job_ids AS text[]))
+             UNION SELECT node_id, job_id FROM job_members WHERE node_id = ANY(CAST(:node_ids AS text[])))
+           AS wanted (node_id, job_id)
+      LEFT JOIN LATERAL (SELECT role, ends_at FROM job_grants
+                          WHERE job_grants.job_id = wanted.job_id AND job_grants.node_id = wanted.node_id
+                          ORDER BY grant_id DESC LIMIT 1) AS newest ON true
+     ORDER BY wanted.job_id
+    """
+)
 _READ_STANDING = (
-    select(
-        JobRow,
-        GenerationRow,
-        exists().where(HeldFactRow.job_id == JobRow.job_id).label("has_held"),
-        func.coalesce(or_(_newest.c.role.is_not(None), _newest.c.ends_at > _NOW), false()).label("is_granted"),
-    )
-    .select_from(JobRow)
-    .outerjoin(_newest, true())
+    select(JobRow, GenerationRow, exists().where(HeldFactRow.job_id == JobRow.job_id).label("has_held"))
     .outerjoin(
         GenerationRow,
         and_(GenerationRow.job_id == JobRow.job_id, GenerationRow.generation == JobRow.active_generation),
     )
-    .where(
-        or_(
-            among(JobRow.job_id, "job_ids"),
-            JobRow.job_id.in_(select(JobMemberRow.job_id).where(JobMemberRow.node_id == bindparam("node_id"))),
-        )
-    )
+    .where(among(JobRow.job_id, "job_ids"))
     .options(*_BULKY, defer(GenerationRow.roster))
-    .order_by(JobRow.job_id)
 )
 _OF_JOB = text(
     """
@@ -96,10 +96,22 @@ class Standing(NamedTuple):
     is_granted: bool
 
 
-def read_standing(session: Session, node_id: str, job_ids: Iterable[str], *, now: datetime) -> tuple[Standing, ...]:
-    """The given jobs, and those that the node is a member of, in order of id."""
-    found = session.execute(_READ_STANDING, {"node_id": node_id, "job_ids": list(job_ids), "now": now})
-    return tuple(Standing(*row) for row in found)
+def read_standing(
+    session: Session, node_ids: Sequence[str], named: Iterable[tuple[str, str]], *, now: datetime
+) -> dict[str, tuple[Standing, ...]]:
+    """By node, in order of the jobs' ids: those that it is a member of, and those named with it. `named`: (node, job).
+    Jobs that do not exist are left out."""
+    namers, job_ids = zip(*named, strict=True) if (named := list(named)) else ((), ())
+    values = {"node_ids": list(node_ids), "namers": list(namers), "job_ids": list(job_ids), "now": now}
+    parts = session.execute(_PARTS, values).all() if node_ids else ()
+    found_ids = sorted({job_id for _, job_id, _ in parts})
+    rows = session.execute(_READ_STANDING, {"job_ids": found_ids}) if found_ids else ()
+    jobs = {job.job_id: (job, generation, has_held) for job, generation, has_held in rows}
+    found: dict[str, list[Standing]] = defaultdict(list)
+    for node_id, job_id, is_granted in parts:
+        if job_id in jobs:
+            found[node_id].append(Standing(*jobs[job_id], is_granted))
+    return {node_id: tuple(standing) for node_id, standing in found.items()}
 
 
 def lock_granted(session: Session, node_id: str, job_ids: Iterable[str], *, now: datetime) -> Granted:

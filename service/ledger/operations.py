@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import groupby
 
 from sqlalchemy import bindparam, func, select, text
 from sqlalchemy.orm import Session
@@ -54,6 +55,30 @@ _TAILS = (
     )
     .execution_options(populate_existing=True)
 )
+_OPEN = text(
+    """
+    SELECT leases.node_id, leases.lease_id, leases.pool, leases.slots, leases.pauses_due <> '{}' AS owes,
+           place.slot, last.interval_id, last.starts_at, last.ends_at, last.cause, last.job_id, last.generation
+      FROM leases
+     CROSS JOIN LATERAL generate_series(0, leases.slots - 1) AS place (slot)
+      LEFT JOIN LATERAL (
+           SELECT * FROM ledger WHERE ledger.lease_id = leases.lease_id AND ledger.slot = place.slot
+            ORDER BY ends_at DESC LIMIT 1) AS last ON true
+     WHERE leases.node_id = ANY(CAST(:node_ids AS text[])) AND leases.ended_at IS NULL
+     ORDER BY leases.lease_id, place.slot
+    """
+)
+_GROW_ALL = text(
+    """
+    WITH tails AS MATERIALIZED (
+         SELECT ledger.interval_id
+           FROM unnest(CAST(:interval_ids AS bigint[]), CAST(:ended_at AS timestamptz[])) AS said (interval_id, ends_at)
+           JOIN ledger ON ledger.interval_id = said.interval_id AND ledger.ends_at = said.ends_at
+          ORDER BY ledger.interval_id FOR NO KEY UPDATE OF ledger)
+    UPDATE ledger SET ends_at = :until FROM tails WHERE ledger.interval_id = tails.interval_id
+    RETURNING ledger.interval_id
+    """
+)
 _WORKED = (Cause.PRODUCTIVE, Cause.RECOMPUTE, Cause.BOOTSTRAP)
 RECAST_MAX = 4_096
 """Intervals that one report may change, the oldest first."""
@@ -69,6 +94,50 @@ class Tails:
     until: datetime
     since: Mapping[int, datetime]
     begun: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The last interval of a slot, as it was read."""
+
+    interval_id: int
+    starts_at: datetime
+    ends_at: datetime
+    spent: Spent
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLease:
+    """A node's open lease. `tails`: by slot, of those that have one. `owes`: pauses are due."""
+
+    pool: str
+    slots: int
+    owes: bool
+    tails: tuple[Tail, ...]
+
+
+def open_leases(session: Session, node_ids: Sequence[str]) -> dict[str, OpenLease]:
+    """The open leases of these nodes, by node. Nothing is locked."""
+    rows = session.execute(_OPEN, {"node_ids": list(node_ids)}) if node_ids else ()
+    found = {}
+    for (node_id, *_), slots in groupby(rows, lambda row: (row.node_id, row.lease_id)):
+        of_lease = list(slots)
+        first = of_lease[0]
+        tails = tuple(
+            Tail(row.interval_id, row.starts_at, row.ends_at, Spent(Cause(row.cause), row.job_id, row.generation))
+            for row in of_lease
+            if row.interval_id is not None
+        )
+        found[node_id] = OpenLease(first.pool, first.slots, first.owes, tails)
+    return found
+
+
+def grow(session: Session, tails: Sequence[Tail], *, until: datetime) -> bool:
+    """Let these intervals go on up to `until`; False if one of them is not as it was read."""
+    if not tails:
+        return True
+    values = {"interval_ids": [tail.interval_id for tail in tails], "ended_at": [tail.ends_at for tail in tails]}
+    return len(session.execute(_GROW_ALL, values | {"until": until}).all()) == len(tails)
 
 
 def account_all(session: Session, *, lease: LeaseRow, until: datetime, spent: Sequence[Spent]) -> Tails:

@@ -1,31 +1,76 @@
 """Stores what a node reports about itself, and marks a node gone."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import bindparam, select, text
+from pydantic import TypeAdapter
+from sqlalchemy import bindparam, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import set_committed_value
 
 from agent.protocol import errors
 from agent.protocol.errors import FieldProblem, Problem
-from agent.protocol.sync import NodeInfo, SyncReport
+from agent.protocol.sync import NodeInfo, RankStatus, SyncReport
+from service.db.base import among
 from service.leases.queries import open_lease
 from service.ledger.operations import close_lease
 from service.ledger.rules import OVER, Spent
 from service.ledger.tables import Cause
 from service.nodes.rules import announces_its_end
+from service.nodes.skew import Skew, measured
 from service.nodes.tables import IncarnationRow, NodeRow, NodeState
 from service.problems import ProblemError
 
+LOCK_WAIT_TOGETHER = "250ms"
 _LOCK = (
     select(NodeRow)
     .where(NodeRow.node_id == bindparam("node_id"))
     .with_for_update(key_share=True)
     .execution_options(populate_existing=True)
 )
+
+
+_LOCK_FREE = (
+    select(
+        NodeRow,
+        # Seen before any other statement: nobody may hold up the reports of all the others for long.
+        func.set_config("lock_timeout", LOCK_WAIT_TOGETHER, True),
+    )
+    .where(among(NodeRow.node_id, "node_ids"))
+    .order_by(NodeRow.node_id)
+    .with_for_update(key_share=True, skip_locked=True, of=NodeRow)
+    .execution_options(populate_existing=True)
+)
+_RANKS = TypeAdapter(tuple[RankStatus, ...])
+_STORE_HEARD = text(
+    """
+    UPDATE nodes
+       SET report_seq = said.report_seq, last_seen_at = :now, excused_until = NULL,
+           ranks = CAST(said.ranks AS jsonb), clock_ahead_s = said.clock_ahead_s, clock_at = said.clock_at
+      FROM unnest(CAST(:node_ids AS text[]), CAST(:report_seqs AS bigint[]), CAST(:ranks AS text[]),
+                  CAST(:clocks_ahead_s AS float8[]), CAST(:clocks_at AS timestamptz[]))
+           AS said (node_id, report_seq, ranks, clock_ahead_s, clock_at)
+     WHERE nodes.node_id = said.node_id
+    """
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a report changes of a node of which it says nothing new."""
+
+    node_id: str
+    report_seq: int
+    ranks: tuple[RankStatus, ...]
+    clock: Skew
+
+    def show(self, node: NodeRow) -> None:
+        """In a row that was read before, for an answer: what is stored already is not stored again."""
+        set_committed_value(node, "report_seq", self.report_seq)
+        set_committed_value(node, "clock_ahead_s", self.clock.ahead_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +120,46 @@ def store_node(node: NodeRow, report: SyncReport, *, now: datetime) -> bool:
             setattr(node, name, value)
     node.report_seq = report.report_seq
     return before != _matters(node)
+
+
+def lock_free_nodes(session: Session, node_ids: Iterable[str]) -> list[NodeRow]:
+    """Those of these nodes whose rows nobody else has locked; they are locked, in order of id. From here on, the
+    transaction waits for nobody for long."""
+    return [node for node, _ in session.execute(_LOCK_FREE, {"node_ids": list(node_ids)})]
+
+
+def heard_of(node: NodeRow, report: SyncReport, *, arrived: datetime) -> Heard:
+    """What this report changes."""
+    return Heard(node.node_id, report.report_seq, report.ranks, skew_of(node, report, arrived=arrived))
+
+
+def store_heard(session: Session, heard: Sequence[Heard], *, now: datetime) -> None:
+    """Store what reports of locked nodes change, all in one statement."""
+    if heard:
+        values = {
+            "node_ids": [item.node_id for item in heard],
+            "report_seqs": [item.report_seq for item in heard],
+            "ranks": [_RANKS.dump_json(item.ranks).decode() for item in heard],
+            "clocks_ahead_s": [item.clock.ahead_s for item in heard],
+            "clocks_at": [item.clock.at for item in heard],
+        }
+        session.execute(_STORE_HEARD, values | {"now": now})
+
+
+def skew_of(node: NodeRow, report: SyncReport, *, arrived: datetime) -> Skew:
+    """How far the node's clock is ahead, by all that it has reported up to this."""
+    known = None
+    if node.clock_ahead_s is not None and node.clock_at is not None:
+        known = Skew(node.clock_ahead_s, node.clock_at)
+    return measured(known, issued=report.issued_utc, arrived=arrived)
+
+
+def has_changed(node: NodeRow, report: SyncReport) -> bool:
+    """Whether the node says anything of itself that it did not say last time, but how its ranks are."""
+    info = report.node
+    known = node.provider, node.private_address, node.device, node.job_user, node.agent_version
+    said = info.provider.value, info.private_address, info.device, info.job_user, report.agent_version
+    return known != said or differs(node, info)
 
 
 def differs(node: NodeRow, info: NodeInfo) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from agent.protocol.sync import RankStatus, StepRow
 from service.jobs.tables import SourceKind
 from service.leases.tables import LeaseRow
-from service.ledger.operations import Tails, account_all, recast
+from service.ledger.operations import OpenLease, Tails, account_all, recast
 from service.ledger.rules import (
     OVER,
     Origin,
@@ -52,6 +52,18 @@ def account(intake: Intake, lease: LeaseRow, before: Sequence[Mapping[str, Any]]
     for other in sorted({name for name, _ in facts.late_steps}):
         late = (step for name, step in facts.late_steps if name == other)
         _recast_all(intake, other, _parts_by_slot(intake, other, late))
+
+
+def only_grows(intake: Intake, lease: OpenLease) -> bool:
+    """Whether all that the report says of the node's slots is that they go on with what they did last. Then the ledger
+    has no other interval than before."""
+    spent, tails = spent_now(intake, lease.slots), lease.tails
+    if lease.owes or [tail.spent for tail in tails] != spent or any(tail.ends_at >= intake.now for tail in tails):
+        return False
+    since = {slot: tail.starts_at for slot, tail in enumerate(tails)}
+    grown = Tails(intake.now, since, frozenset())
+    made = _parts_by_slot(intake, intake.node.node_id, intake.report.steps)
+    return all(slot in since and _is_said_already(parts, slot, grown, spent[slot]) for slot, parts in made.items())
 
 
 def _recast_all(intake: Intake, node_id: str, by_slot: Mapping[int, Sequence[Part]]) -> None:

@@ -1,74 +1,171 @@
-"""Calm reports: of a node whose ranks stand as they stood, and that says nothing but steps and logs of a world at work.
+"""Calm reports: of nodes whose ranks, if any, stand as they stood, and that say nothing but steps, logs and metrics of
+a world at work. Nearly all are calm, so those of many nodes are stored in one transaction: a statement is one for all.
 
-Nearly all reports are calm. They do not wait for each other at the row of their job, as the nodes of a large job would.
+Whoever says anything else, and whoever would have to be waited for, is left out here and stored alone
+(`service.sync.operations`), with the same result. Locks are taken in the same order: nodes, jobs, steps, ledger.
 """
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
 
 from sqlalchemy import text
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session, sessionmaker
 
 from agent.protocol.sync import SyncReport
+from liver_core.handoff import RankStage
+from service.gathering import Gathering
 from service.jobs.grants import Standing, read_standing
 from service.jobs.tables import JobState
-from service.nodes.operations import differs
+from service.lanes import Lane
+from service.ledger.operations import OpenLease, grow, open_leases
+from service.metrics.operations import store_metrics
+from service.nodes.operations import Heard, has_changed, heard_of, lock_free_nodes, store_heard
+from service.nodes.skew import in_service_time, off_by
 from service.nodes.tables import NodeRow
+from service.problems import ProblemError
+from service.settings import ServiceSettings
+from service.sync.accounts import only_grows
+from service.sync.answers import KeptOrders, answer
+from service.sync.facts import store_rows
 from service.sync.intake import Intake
+from service.sync.reading import Reading
+from service.sync.sifting import is_all_taken
 
+FACTS_MAX = 256
+LOG_CHARS_MAX = 64 * 1024
 _MORE = ("notices", "handoffs", "declined", "checkpoints", "stores", "finished", "answering")
-# A job whose world is another one by now, or has ended, is left alone: what is counted has to be looked at again.
+# A job that is locked by somebody else, whose world is another one by now, or that has ended, is named: what is said of
+# it has to be looked at again.
 _PROGRESS = text(
     """
     WITH made AS (SELECT * FROM unnest(CAST(:job_ids AS text[]), CAST(:generations AS bigint[]),
                                        CAST(:steps AS bigint[])) AS made (job_id, generation, step)),
-         more AS (UPDATE jobs SET last_step = made.step, last_step_at = :now,
-                                  highest_step = greatest(jobs.highest_step, made.step)
-                    FROM made
-                   WHERE jobs.job_id = made.job_id AND jobs.active_generation = made.generation
-                     AND jobs.state = 'running' AND jobs.last_step < made.step
-               RETURNING jobs.job_id)
-    SELECT count(*) FROM made
+         free AS MATERIALIZED (
+              SELECT jobs.job_id, made.step FROM jobs JOIN made ON made.job_id = jobs.job_id
+               WHERE jobs.active_generation = made.generation AND jobs.state = 'running' AND jobs.last_step < made.step
+               ORDER BY jobs.job_id FOR NO KEY UPDATE OF jobs SKIP LOCKED),
+         more AS (UPDATE jobs SET last_step = free.step, last_step_at = :now,
+                                  highest_step = greatest(jobs.highest_step, free.step)
+                    FROM free WHERE jobs.job_id = free.job_id RETURNING jobs.job_id)
+    SELECT job_id FROM made
      WHERE job_id NOT IN (SELECT job_id FROM more)
        AND NOT EXISTS (SELECT FROM jobs
                         WHERE jobs.job_id = made.job_id AND jobs.active_generation = made.generation
                           AND jobs.state = 'running' AND jobs.last_step >= made.step)
     """
 )
+_log = logging.getLogger(__name__)
 
 
 class Unsettled(Exception):
-    """A job of a calm report has changed since it was read: the report has to be stored anew."""
+    """Something has changed since it was read: these reports have to be stored one by one."""
 
 
-def try_calm(intake: Intake, job_ids: Sequence[str]) -> bool:
-    """Whether the report is calm; if so, its jobs are read."""
-    if not _says_nothing_new(intake.node, intake.report):
+class CalmAsk(NamedTuple):
+    """One report that may be calm. `is_gone`: whether nobody waits for the answer any more."""
+
+    reading: Reading
+    arrived: datetime
+    is_gone: Callable[[], bool]
+
+
+class CalmReports:
+    """Those that come while others are stored are stored together, after them."""
+
+    def __init__(
+        self, lane: Lane, orders: KeptOrders, clock: Callable[[], datetime], settings: ServiceSettings
+    ) -> None:
+        self._lane = lane
+        self._orders = orders
+        self._clock = clock
+        self._settings = settings
+        self._gathering: Gathering[CalmAsk, str | None] = Gathering(self._work)
+
+    async def answer(self, ask: CalmAsk) -> str | None:
+        """The orders, as JSON. None: nothing is stored, and the report has to be stored alone. Raises 503 where too
+        many others are at work, and never for what a report says."""
+        return await self._gathering.ask(ask) if may_be_calm(ask.reading.report) else None
+
+    async def _work(self, asks: Sequence[CalmAsk]) -> Sequence[str | None]:
+        try:
+            return await self._lane.run(self._answers, self._lane.sessions, asks)
+        except (SQLAlchemyError, Unsettled) as error:
+            _log.debug("%d reports are stored one by one: %s", len(asks), error)
+        except ProblemError:
+            raise
+        except Exception:
+            # Whoever sent what nobody expected must not hurt the others: alone, it is the only one that fails.
+            _log.exception("%d reports are stored one by one", len(asks))
+        return [None] * len(asks)
+
+    def _answers(self, sessions: sessionmaker[Session], asks: Sequence[CalmAsk]) -> list[str | None]:
+        settings = self._settings
+        limits = {"poll_s": settings.agent_poll_s, "lost_after_s": settings.lost_after_s}
+        with sessions() as session:
+            with session.begin():
+                stored = store_calm(session, asks, silent_after_s=settings.silent_after_s, now=self._clock())
+            # Nobody waits for a lock while orders are made.
+            return [None if intake is None else answer(intake, self._orders, **limits) for intake in stored]
+
+
+def may_be_calm(report: SyncReport) -> bool:
+    """Whether it has no part that never is, and is small: nobody waits for the work of a large one."""
+    if any(getattr(report, part) for part in _MORE):
         return False
-    standing = read_standing(intake.session, intake.node.node_id, job_ids, now=intake.now)
-    by_id = {item.job.job_id: item for item in standing}
-    if not all(_is_at_work(by_id.get(rank.job_id), rank.generation) for rank in intake.report.ranks):
-        return False
-    intake.standing = standing
-    intake.jobs = {job_id: by_id[job_id].job for job_id in job_ids}
-    intake.generations = {
-        (item.job.job_id, item.generation.generation): item.generation
-        for item in standing
-        if item.generation is not None
-    }
-    return True
+    facts = len(report.ranks) + len(report.steps) + len(report.logs) + len(report.metrics)
+    return facts <= FACTS_MAX and sum(len(chunk.text) for chunk in report.logs) <= LOG_CHARS_MAX
 
 
-def store_progress(intake: Intake) -> None:
-    """Raises Unsettled."""
-    made = [(job_id, intake.jobs[job_id].active_generation, step) for job_id, step in sorted(intake.progress.items())]
-    if made:
-        job_ids, generations, steps = (list(part) for part in zip(*made, strict=True))
-        values = {"job_ids": job_ids, "generations": generations, "steps": steps, "now": intake.now}
-        if intake.session.execute(_PROGRESS, values).scalar_one():
-            raise Unsettled
+def store_calm(
+    session: Session, asks: Sequence[CalmAsk], *, silent_after_s: float, now: datetime
+) -> list[Intake | None]:
+    """Store those reports that are calm; None for each that is not. Raises Unsettled, and then nothing is stored."""
+    by_node = {ask.reading.report.node.node_id: ask for ask in asks if not ask.is_gone()}
+    found: list[_Calm] = []
+    for node in lock_free_nodes(session, by_node):
+        ask = by_node[node.node_id]
+        if _says_nothing_new(node, ask.reading.report):
+            heard = heard_of(node, ask.reading.report, arrived=ask.arrived)
+            report = in_service_time(ask.reading.report, off_by(heard.clock.ahead_s))
+            intake = Intake(session, report, node, now, list(ask.reading.refusals), silent_after_s)
+            found.append(_Calm(intake, heard))
+    found = _at_work(session, found, now=now)
+    leases = open_leases(session, [item.node_id for item in found])
+    found = [item for item in found if _goes_on(item.intake, leases.get(item.node_id))]
+    behind = _store_progress(session, found, now=now)
+    found = [item for item in found if not behind & item.intake.jobs.keys()]
+    reports = [item.intake.report for item in found]
+    store_rows(session, _all(reports, "steps"), _all(reports, "logs"), now=now)
+    store_metrics(session, _all(reports, "metrics"))
+    if not grow(session, [tail for item in found for tail in leases[item.node_id].tails], until=now):
+        raise Unsettled("somebody else has written to the ledger of these nodes")
+    store_heard(session, [item.heard for item in found], now=now)
+    for item in found:
+        item.heard.show(item.intake.node)
+    stored = {item.node_id: item.intake for item in found}
+    return [stored.get(ask.reading.report.node.node_id) for ask in asks]
+
+
+class _Calm(NamedTuple):
+    intake: Intake
+    heard: Heard
+
+    @property
+    def node_id(self) -> str:
+        return self.heard.node_id
+
+
+def _all(reports: Sequence[SyncReport], part: str) -> list[Any]:
+    return [item for report in reports for item in getattr(report, part)]
 
 
 def _says_nothing_new(node: NodeRow, report: SyncReport) -> bool:
-    if any(getattr(report, part) for part in _MORE) or differs(node, report.node) or not report.ranks:
+    if node.agent_incarnation != report.agent_incarnation or report.report_seq <= node.report_seq:
+        return False
+    if not may_be_calm(report) or has_changed(node, report):
         return False
     worlds = {(rank.job_id, rank.generation) for rank in report.ranks}
     facts = (*report.steps, *report.logs, *report.metrics)
@@ -76,6 +173,26 @@ def _says_nothing_new(node: NodeRow, report: SyncReport) -> bool:
         return False
     before = {(rank["job_id"], rank["generation"], rank["rank"], rank["slot"], rank["stage"]) for rank in node.ranks}
     return before == {(rank.job_id, rank.generation, rank.rank, rank.slot, rank.stage.value) for rank in report.ranks}
+
+
+def _at_work(session: Session, found: Sequence[_Calm], *, now: datetime) -> list[_Calm]:
+    """Those whose ranks are of worlds at work that their nodes may speak of; their jobs are read."""
+    named = {(item.node_id, rank.job_id) for item in found for rank in item.intake.report.ranks}
+    standing = read_standing(session, [item.node_id for item in found], named, now=now)
+    kept = []
+    for item in found:
+        intake, of_node = item.intake, standing.get(item.node_id, ())
+        by_id = {each.job.job_id: each for each in of_node}
+        if all(_is_at_work(by_id.get(rank.job_id), rank.generation) for rank in intake.report.ranks):
+            intake.standing = of_node
+            intake.jobs = {rank.job_id: by_id[rank.job_id].job for rank in intake.report.ranks}
+            intake.generations = {
+                (each.job.job_id, each.generation.generation): each.generation
+                for each in of_node
+                if each.generation is not None
+            }
+            kept.append(item)
+    return kept
 
 
 def _is_at_work(standing: Standing | None, generation: int) -> bool:
@@ -88,3 +205,30 @@ def _is_at_work(standing: Standing | None, generation: int) -> bool:
         and standing.generation.generation == generation
         and standing.generation.first_step_at is not None
     )
+
+
+def _goes_on(intake: Intake, lease: OpenLease | None) -> bool:
+    """Whether the node may say all this, and its slots go on with what they did."""
+    info = intake.report.node
+    if lease is None or (lease.pool, lease.slots) != (info.pool, info.slots):
+        return False
+    return is_all_taken(intake) and only_grows(intake, lease)
+
+
+def _store_progress(session: Session, found: Sequence[_Calm], *, now: datetime) -> set[str]:
+    """Count the steps of jobs. Returns the jobs of which that has to be looked at again."""
+    made: dict[tuple[str, int], int] = {}
+    for item in found:
+        report = item.intake.report
+        at_work = [rank for rank in report.ranks if rank.step > 0 and rank.stage is not RankStage.STARTING]
+        for fact in (*report.steps, *at_work):
+            key = fact.job_id, fact.generation
+            made[key] = max(fact.step, made.get(key, 0))
+    if not made:
+        return set()
+    values = {
+        "job_ids": [job_id for job_id, _ in made],
+        "generations": [generation for _, generation in made],
+        "steps": list(made.values()),
+    }
+    return set(session.scalars(_PROGRESS, values | {"now": now}))

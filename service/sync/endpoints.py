@@ -19,7 +19,7 @@ from service.context import Context, ContextOf, NodeOf
 from service.db.wake import node_topic
 from service.problems import ProblemError, unavailable
 from service.sync.answers import answer
-from service.sync.calm import Unsettled
+from service.sync.calm import CalmAsk
 from service.sync.operations import apply_report
 from service.sync.reading import Reading, read_report
 from service.tokens.operations import Caller
@@ -28,8 +28,6 @@ from service.turns import LostTurn
 router = APIRouter(prefix="/agent/v1", tags=["agents"])
 BODY_BYTES_MAX = {f"{router.prefix}/sync": REPORT_BYTES_MAX}
 READ_HERE_BYTES_MAX = 64 * 1024
-CALM_TRIES = 2
-"""Another node of the job may store the same step in the same moment."""
 END_LOOK_S = 2.0
 """How often an idle wake stream looks whether the service ends."""
 
@@ -60,7 +58,9 @@ async def sync(
     arrived, gone = context.clock(), asyncio.create_task(_until_gone(request))
     try:
         async with context.turns.of(node_id, gone):
-            orders = await context.agents.run(_sync, context, reading, caller, gone.done, arrived)
+            orders = await context.calm.answer(CalmAsk(reading, arrived, gone.done))
+            if orders is None:
+                orders = await context.agents.run(_sync, context, reading, caller, gone.done, arrived)
     except LostTurn as error:
         context.listening.tried(node_id, context.clock())
         raise ProblemError(unavailable(str(error))) from None
@@ -82,30 +82,13 @@ async def _until_gone(request: Request) -> None:
 def _sync(
     context: Context, reading: Reading, caller: Caller, is_gone: Callable[[], bool], arrived: datetime | None = None
 ) -> str:
-    for _ in range(CALM_TRIES):
-        with suppress(Unsettled):
-            return _store(context, reading, caller, is_gone, arrived, may_be_calm=True)
-    return _store(context, reading, caller, is_gone, arrived, may_be_calm=False)
-
-
-def _store(
-    context: Context,
-    reading: Reading,
-    caller: Caller,
-    is_gone: Callable[[], bool],
-    arrived: datetime | None,
-    *,
-    may_be_calm: bool,
-) -> str:
     with context.agents.sessions.begin() as session:
         session.connection()
         if is_gone():
             raise LostTurn(f"the agent of node {reading.report.node.node_id} has gone before its report was stored")
         now, settings = context.clock(), context.settings
         limit_s = settings.silent_after_s
-        intake = apply_report(
-            session, reading, caller, silent_after_s=limit_s, now=now, arrived=arrived, may_be_calm=may_be_calm
-        )
+        intake = apply_report(session, reading, caller, silent_after_s=limit_s, now=now, arrived=arrived)
         return answer(intake, context.orders, poll_s=settings.agent_poll_s, lost_after_s=settings.lost_after_s)
 
 

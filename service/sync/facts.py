@@ -1,6 +1,7 @@
 """Stores what is said once: steps, logs, metrics, checkpoints and endings. The caller knows that it may be said."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 from sqlalchemy import delete, select, text
@@ -14,7 +15,6 @@ from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.operations import burn, close_generation, set_state
 from service.jobs.tables import ENDED, CheckpointRow, GenerationRow, JobRow, JobState, SourceKind
 from service.metrics.operations import store_metrics
-from service.sync.calm import store_progress
 from service.sync.intake import Intake
 
 # Rows come as one array per column: one statement for any number of rows, compiled and prepared once. Several ranks
@@ -56,6 +56,7 @@ _STEP_COLUMNS = {
     name: name
     for name in ("job_id", "generation", "step", "seconds", "loss", "consumed_samples", "sample_digest", "tokens")
 } | {"finished_at": "finished_utc"}
+_PARTLY_KNOWN = ("loss", "consumed_samples", "sample_digest", "tokens")
 _LOG_COLUMNS = {
     "log_job_id": "job_id",
     "log_generation": "generation",
@@ -80,23 +81,32 @@ def store_facts(intake: Intake, facts: Facts) -> None:
     with intake.session.no_autoflush:
         # The job's row is locked before those of its steps.
         _note_progress(intake, facts.steps)
-        store_progress(intake)
-        _store_rows(intake, facts.steps, facts.logs)
+        store_rows(intake.session, facts.steps, facts.logs, now=intake.now)
     store_metrics(intake.session, facts.metrics)
     _store_checkpoints(intake, facts.checkpoints)
     _store_finished(intake, facts.finished)
 
 
-def _store_rows(intake: Intake, steps: Sequence[StepRow], logs: Sequence[LogChunk]) -> None:
-    """Store steps and logs. If a step comes twice, the later row counts."""
+def store_rows(session: Session, steps: Sequence[StepRow], logs: Sequence[LogChunk], *, now: datetime) -> None:
+    """Store steps and logs. Of a step that comes twice the later row counts, and the earlier one where that says
+    nothing."""
     if steps or logs:
-        unique = {(step.job_id, step.generation, step.step): step for step in steps}
+        unique: dict[tuple[str, int, int], StepRow] = {}
+        for step in steps:
+            key = (step.job_id, step.generation, step.step)
+            unique[key] = _filled(step, unique[key]) if key in unique else step
         # In one order: reports of several nodes at once must not wait for each other in a circle.
         unique = dict(sorted(unique.items()))
         values = {name: [getattr(step, part) for step in unique.values()] for name, part in _STEP_COLUMNS.items()}
         values |= {name: [getattr(chunk, part) for chunk in logs] for name, part in _LOG_COLUMNS.items()}
         values["log_text"] = [chunk.text.replace("\x00", "") for chunk in logs]
-        intake.session.execute(_ADD_ROWS, values | {"now": intake.now})
+        session.execute(_ADD_ROWS, values | {"now": now})
+
+
+def _filled(step: StepRow, earlier: StepRow) -> StepRow:
+    """The step with what only the earlier row of it says."""
+    missing = {name: getattr(earlier, name) for name in _PARTLY_KNOWN if getattr(step, name) is None}
+    return step.model_copy(update=missing) if missing else step
 
 
 def _note_progress(intake: Intake, steps: Sequence[StepRow]) -> None:
@@ -118,9 +128,6 @@ def _note_progress(intake: Intake, steps: Sequence[StepRow]) -> None:
 
 def _advance(intake: Intake, job: JobRow, *, generation: int, step: int) -> None:
     """Record that the job has made `step` in `generation`."""
-    if intake.standing is not None:
-        intake.progress[job.job_id] = max(step, intake.progress.get(job.job_id, 0))
-        return
     if generation != job.active_generation:
         _count_lost(intake, job, generation=generation, step=step)
         return

@@ -26,7 +26,7 @@ class Intake:
     them of which facts wait for a handoff. `changed`: jobs whose orders are different now. `due`: jobs whose reconciler
     should look again. `watched`: jobs with news for their watchers only. `overstepped`: parts refused because the node
     has no right to say them, with an example each; the audit log gets them. `standing`: only where the report is calm
-    (`service.sync.calm`): all that it changes of its jobs is their progress, by job, and their rows are not locked.
+    (`service.sync.calm`): all that it changes of its jobs is their progress, and their rows were not locked to be read.
     """
 
     session: Session
@@ -44,7 +44,6 @@ class Intake:
     generations: dict[tuple[str, int], GenerationRow | None] = field(default_factory=dict)
     worlds: dict[tuple[str, int], KnownWorld | None] = field(default_factory=dict)
     standing: tuple[Standing, ...] | None = None
-    progress: dict[str, int] = field(default_factory=dict)
 
     def generation(self, job_id: str, number: int) -> GenerationRow | None:
         """A generation of a locked job, read once between two changes of the job's worlds."""

