@@ -74,6 +74,8 @@ def _says_nothing_new(node: NodeRow, report: SyncReport) -> bool:
     facts = (*report.steps, *report.logs, *report.metrics)
     if any((fact.job_id, fact.generation) not in worlds for fact in facts):
         return False
+    if not {kept.job_id for kept in report.peer_keys} <= {job_id for job_id, _ in worlds}:
+        return False
     before = {(rank["job_id"], rank["generation"], rank["rank"], rank["slot"], rank["stage"]) for rank in node.ranks}
     return before == {(rank.job_id, rank.generation, rank.rank, rank.slot, rank.stage.value) for rank in report.ranks}
 
