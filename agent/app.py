@@ -84,7 +84,7 @@ class Agent:
             supervisor, stores, zygote = self._supervision()
             for part in (zygote, stores, supervisor):
                 stack.push_async_callback(part.close)
-            peers = PeerClient(self._driver.address_of, now=utc_now)
+            peers = PeerClient(self._driver.address_of, self._driver.keys_of, now=utc_now)
             stack.push_async_callback(peers.close)
             link = self._link(port)
             supervisor.adopt()
@@ -94,7 +94,7 @@ class Agent:
             link.ends_on_first_refusal = not self._driver.jobs
             app = peer_app(
                 node_id=settings.node_id,
-                key_of=self._driver.key_of,
+                keys_of=self._driver.keys_of,
                 take=self._driver.take_envelope,
                 status=self._peer_status,
                 now=utc_now,
@@ -246,6 +246,7 @@ class Agent:
                 finished=outbox.finished.batch(report_seq, share),
                 answering=self._driver.answering(),
                 metrics=outbox.metrics.batch(report_seq, share),
+                peer_keys=self._driver.peer_keys(),
             )
 
         return ServiceLink(

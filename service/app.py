@@ -39,6 +39,7 @@ from service.metrics import endpoints as metrics
 from service.nodes import endpoints as nodes
 from service.nodes.listening import BEAT_S
 from service.notices import endpoints as notices
+from service.peer_keys import endpoints as peer_keys
 from service.reconcilers.runner import Reconcilers
 from service.settings import ServiceSettings
 from service.sync import endpoints as sync
@@ -98,7 +99,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock | None = None, databas
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.
     nouns = (
-        sync, jobs, decisions, metrics, nodes, notices, handoffs, ledger, leases, capacity, tokens, audit,
+        sync, jobs, peer_keys, decisions, metrics, nodes, notices, handoffs, ledger, leases, capacity, tokens, audit,
     )  # fmt: skip
     for noun in nouns:
         app.include_router(noun.router)

@@ -6,12 +6,22 @@ from collections import deque
 from agent.driver.job_driver import JobDriver
 from agent.driver.node_context import Node
 from agent.journal import Table
+from agent.link.kept_orders import peer_keys_of
 from agent.link.log_shipper import LogFile
 from agent.peer.peer_server import PeerRefused
 from agent.protocol.notice_life import Notices, key_of
 from agent.protocol.peer import Envelope
 from agent.protocol.rank import MetricsReport, RankEvent
-from agent.protocol.sync import MetricsRow, NodeAnswers, NoticeFact, RankStatus, Refusal, StoreHosted, SyncOrders
+from agent.protocol.sync import (
+    MetricsRow,
+    NodeAnswers,
+    NoticeFact,
+    PeerKeyKept,
+    RankStatus,
+    Refusal,
+    StoreHosted,
+    SyncOrders,
+)
 from agent.protocol.values import utc
 from agent.supervisor.records import RankState, SlotKey, StoreKey
 from liver_core.handoff import Reason
@@ -59,17 +69,21 @@ class Driver:
 
     # Looking up.
 
-    def key_of(self, job_id: str) -> str | None:
-        """The peer key of a job of this node."""
+    def keys_of(self, job_id: str) -> tuple[str, ...]:
+        """The peer keys of a job of this node, the current one first; none for a job that it has no part in."""
         job = self.jobs.get(job_id)
-        return job.order.peer_key if job is not None and job.order is not None else None
+        if job is None or job.order is None:
+            return ()
+        return tuple(key for key in (job.order.peer_key, job.order.peer_key_before) if key is not None)
 
-    def address_of(self, job_id: str, node_id: str) -> tuple[str, str] | None:
-        """URL and key of another agent of a job."""
+    def address_of(self, job_id: str, node_id: str) -> str | None:
+        """URL of another agent of a job."""
         job = self.jobs.get(job_id)
-        if job is None or job.order is None or node_id not in job.order.peers:
-            return None
-        return job.order.peers[node_id], job.order.peer_key
+        return None if job is None or job.order is None else job.order.peers.get(node_id)
+
+    def peer_keys(self) -> tuple[PeerKeyKept, ...]:
+        """What reports say of keys that change."""
+        return peer_keys_of(job.order for job in self.jobs.values() if job.order is not None)
 
     def statuses(self) -> tuple[RankStatus, ...]:
         """Every rank of this node."""

@@ -258,9 +258,9 @@ class JobDriver:
         self._is_named = True
         self._leases.take_answer(heard_at)
         if order != self.order:
-            self.order = order
             data = order.model_dump(mode="json", by_alias=True)
             await asyncio.to_thread(self._node.journal.put, Table.ORDERS, self.job_id, data)
+            self.order = order  # Only now: reports say that its peer key outlives this process.
         for fact in order.notices:
             self.notices.take(fact, asked_to_lead=False)
         if order.generation is not None:

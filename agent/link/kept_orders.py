@@ -1,11 +1,11 @@
-"""Orders by digest: what a report says of those that the agent has, and the whole of an answer that leaves them out.
+"""What a report says of the orders that the agent has, and the whole of an answer that leaves out what it has.
 
 Pure.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from agent.protocol.sync import NEIGHBOURS_KNOWN_MAX, JobOrder, SyncOrders
+from agent.protocol.sync import NEIGHBOURS_KNOWN_MAX, JobOrder, PeerKeyKept, SyncOrders
 
 
 def known_of(orders: SyncOrders | None) -> dict[str, object]:
@@ -14,6 +14,15 @@ def known_of(orders: SyncOrders | None) -> dict[str, object]:
         return {}
     neighbours = dict.fromkeys(order.neighbours for order in orders.jobs if order.neighbours)
     return {"orders_known": orders.orders_digest, "neighbours_known": tuple(neighbours)[:NEIGHBOURS_KNOWN_MAX]}
+
+
+def peer_keys_of(orders: Iterable[JobOrder]) -> tuple[PeerKeyKept, ...]:
+    """What a report says of keys that change. `orders`: as they are on disk."""
+    return tuple(
+        PeerKeyKept(job_id=order.job_id, number=order.peer_key_number)
+        for order in orders
+        if order.peer_key_before is not None
+    )
 
 
 def whole(orders: SyncOrders, had: SyncOrders | None) -> SyncOrders:

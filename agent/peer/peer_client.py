@@ -7,7 +7,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,21 +61,34 @@ class PeerClock:
         return f"{abs(self.ahead_s):.1f} s {how} this node's: times in messages to it are moved by that"
 
 
+@dataclass(frozen=True, slots=True)
+class PeerCall:
+    """One request to another agent. `body`: where times in it are moved forward by so much."""
+
+    method: str
+    job_id: str
+    node_id: str
+    path: str
+    body: Callable[[float], bytes]
+
+
 class PeerUnreachable(Exception):
     """No answer, or an answer that is an error; the text says what happened."""
 
 
 class PeerClient:
-    """`address_of(job_id, node_id)` gives URL and key, None where they are not known."""
+    """`address_of(job_id, node_id)` gives the URL, None where it is not known; `keys_of(job_id)` the job's valid keys,
+    the current one first."""
 
     def __init__(
         self,
-        address_of: Callable[[str, str], tuple[str, str] | None],
+        address_of: Callable[[str, str], str | None],
+        keys_of: Callable[[str], Sequence[str]],
         *,
         timeout_s: float = TIMEOUT_S,
         now: Clock = time.time,
     ) -> None:
-        self._address_of = address_of
+        self._address_of, self._keys_of = address_of, keys_of
         self._now = now
         self._clocks: dict[str, PeerClock] = {}
         self._client = httpx.AsyncClient(
@@ -102,11 +115,11 @@ class PeerClient:
         def body(ahead_s: float) -> bytes:
             return in_time_of(envelope, ahead_s).model_dump_json(by_alias=True).encode()
 
-        await self._request("POST", envelope.job_id, envelope.receiver, PEER_PATH, body)
+        await self._request(PeerCall("POST", envelope.job_id, envelope.receiver, PEER_PATH, body))
 
     async def status(self, job_id: str, node_id: str) -> dict[str, Any]:
         """The other agent's summary of a job. Raises PeerUnreachable."""
-        return (await self._request("GET", job_id, node_id, STATUS_PATH, lambda _: b"")).json()
+        return (await self._request(PeerCall("GET", job_id, node_id, STATUS_PATH, lambda _: b""))).json()
 
     def unreachable_since(self, job_id: str) -> dict[str, float]:
         """Agents that left several requests unanswered, one of them just now; since when (seconds since 1970).
@@ -153,32 +166,40 @@ class PeerClient:
         finally:
             del self._tasks[key]
 
-    async def _request(
-        self, method: str, job_id: str, node_id: str, path: str, body: Callable[[float], bytes]
-    ) -> httpx.Response:
-        address = self._address_of(job_id, node_id)
-        if address is None:
-            raise PeerUnreachable(f"the address of {node_id} is not known")
-        url, key = address[0].rstrip("/"), address[1]
-        clock = self._clocks.setdefault(node_id, PeerClock())
-        # The second time with what the first answer said of the receiver's clock.
-        for is_last in (False, True):
-            request = Request(method, path, job_id, body(clock.ahead_s))
-            sent, nonce = self._now(), secrets.token_hex(16)
-            headers = sign(request, key, now=sent + clock.measured_s, nonce=nonce)
-            try:
-                response = await self._client.request(method, url + path, content=request.body, headers=headers)
-            except httpx.HTTPError as error:
-                now = self._now()
-                known = self._silences.get((job_id, node_id), Silence(now, now, 0))
-                self._silences[(job_id, node_id)] = Silence(known.since, now, known.tries + 1)
-                raise PeerUnreachable(f"{node_id} at {url}: {type(error).__name__}: {error}") from None
-            told = told_time(request, nonce, key, response.headers)
-            if told is not None and clock.take(told, sent, self._now()):
-                _log.warning("the clock of node %s is %s", node_id, clock)
-            if is_last or told is None or response.status_code != 401:
+    async def _request(self, call: PeerCall) -> httpx.Response:
+        url = self._address_of(call.job_id, call.node_id)
+        if url is None:
+            raise PeerUnreachable(f"the address of {call.node_id} is not known")
+        response = None
+        # An agent that is cut off from the service may know only the key before the current one.
+        for key in self._keys_of(call.job_id):
+            response, has_key = await self._try(call, url.rstrip("/"), key)
+            if response.status_code == 401 and has_key:
+                # Again, with what the answer said of the receiver's clock.
+                response, _ = await self._try(call, url.rstrip("/"), key)
+            if response.status_code != 401 or has_key:
                 break
-        self.mark_reachable(job_id, node_id)
+        if response is None:
+            raise PeerUnreachable(f"no key of job {call.job_id} is known")
+        self.mark_reachable(call.job_id, call.node_id)
         if response.status_code >= 300:
-            raise PeerUnreachable(f"{node_id} at {url} answered {response.status_code}: {response.text[:500]}")
+            raise PeerUnreachable(f"{call.node_id} at {url} answered {response.status_code}: {response.text[:500]}")
         return response
+
+    async def _try(self, call: PeerCall, url: str, key: str) -> tuple[httpx.Response, bool]:
+        """The answer to the call signed with this key, and whether it shows that the receiver has the key."""
+        clock = self._clocks.setdefault(call.node_id, PeerClock())
+        request = Request(call.method, call.path, call.job_id, call.body(clock.ahead_s))
+        sent, nonce = self._now(), secrets.token_hex(16)
+        headers = sign(request, key, now=sent + clock.measured_s, nonce=nonce)
+        try:
+            response = await self._client.request(call.method, url + call.path, content=request.body, headers=headers)
+        except httpx.HTTPError as error:
+            now = self._now()
+            known = self._silences.get((call.job_id, call.node_id), Silence(now, now, 0))
+            self._silences[(call.job_id, call.node_id)] = Silence(known.since, now, known.tries + 1)
+            raise PeerUnreachable(f"{call.node_id} at {url}: {type(error).__name__}: {error}") from None
+        told = told_time(request, nonce, key, response.headers)
+        if told is not None and clock.take(told, sent, self._now()):
+            _log.warning("the clock of node %s is %s", call.node_id, clock)
+        return response, told is not None

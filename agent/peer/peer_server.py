@@ -6,7 +6,7 @@ Every answer is small: an agent sends what its peers should know as messages of 
 import contextlib
 import json
 import socket
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any
 
 import uvicorn
@@ -46,28 +46,25 @@ class PeerRefused(Exception):
     """The driver rejects an envelope; the text is sent back to the sender."""
 
 
-KeyOf = Callable[[str], str | None]
+KeysOf = Callable[[str], Sequence[str]]
 Take = Callable[[Envelope], Awaitable[None]]
 Status = Callable[[str], dict[str, Any]]
 
 
-def peer_app(*, node_id: str, key_of: KeyOf, take: Take, status: Status, now: Clock) -> FastAPI:
-    """`key_of(job_id)` is the job's key, None for a job that this node does not take part in."""
+def peer_app(*, node_id: str, keys_of: KeysOf, take: Take, status: Status, now: Clock) -> FastAPI:
+    """`keys_of(job_id)`: the job's keys that are valid, none for a job that this node does not take part in."""
     app = FastAPI(title="liver peer endpoint", openapi_url=None, docs_url=None, redoc_url=None)
     window = ReplayWindow()
 
     async def answer(request: Request, body: bytes, make: Callable[[str], Awaitable[Response]]) -> Response:
         """What `make` answers to the job's members, and what the time is here."""
         job_id = request.headers.get(JOB_HEADER, "")
-        key = key_of(job_id)
-        if key is None:
-            # The same answer as for a wrong key, so that a caller without a key learns nothing about this node's jobs.
-            return _problem(401, UNAUTHENTICATED, "the signature does not match")
         signed, here = SignedRequest(request.method, request.url.path, job_id, body), now()
         try:
-            window.verify(signed, request.headers, key, here)
+            # A job without keys is answered like a wrong key: a caller without one learns nothing of this node's jobs.
+            key = window.verify(signed, request.headers, keys_of(job_id), here)
         except SignatureStale as error:
-            response = _problem(401, UNAUTHENTICATED, str(error))
+            key, response = error.key, _problem(401, UNAUTHENTICATED, str(error))
         except SignatureRefused as error:
             return _problem(401, UNAUTHENTICATED, str(error))
         else:

@@ -1,13 +1,14 @@
 """Signatures of the peer endpoint: HMAC-SHA256 with the job's key over method, path, job, time, nonce and body.
 
 Pure: time and nonces are arguments. A request is accepted once, within seconds of its signing time. The answer tells
-the time by the receiver's clock, signed for this request: a sender whose clock differs signs again, by that time.
+the time by the receiver's clock, signed for this request with the same key: a sender whose clock differs signs again,
+by that time. While a job's key changes, it has two.
 """
 
 import hashlib
 import hmac
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 JOB_HEADER = "x-liver-job"
@@ -47,7 +48,11 @@ def sign(request: Request, key: str, *, now: float, nonce: str) -> dict[str, str
 
 
 class SignatureStale(SignatureRefused):
-    """It was signed with the job's key, but too long ago or too far ahead."""
+    """It was signed with a key of the job, but too long ago or too far ahead."""
+
+    def __init__(self, text: str, key: str) -> None:
+        super().__init__(text)
+        self.key = key
 
 
 def tell_time(request: Request, nonce: str, key: str, *, now: float) -> dict[str, str]:
@@ -77,19 +82,24 @@ class ReplayWindow:
     def __init__(self) -> None:
         self._nonces: OrderedDict[tuple[str, str], float] = OrderedDict()
 
-    def verify(self, request: Request, headers: Mapping[str, str], key: str, now: float) -> None:
-        """Raises SignatureRefused unless the request is fresh, new and signed with `key`; SignatureStale if only its
-        time is wrong."""
+    def verify(self, request: Request, headers: Mapping[str, str], keys: Sequence[str], now: float) -> str:
+        """The one of `keys` that it is signed with. Raises SignatureRefused unless the request is fresh, new and signed
+        with one; SignatureStale if only its time is wrong."""
         time_ms, nonce = headers.get(TIME_HEADER, ""), headers.get(NONCE_HEADER, "")
         if not time_ms.isdigit() or len(time_ms) > 16 or len(nonce) not in NONCE_CHARS:
             raise SignatureRefused("the signature headers are missing or malformed")
-        expected = _signature(request, key, time_ms, nonce)
-        if not hmac.compare_digest(expected.encode(), headers.get(SIGNATURE_HEADER, "").encode()):
+        given = headers.get(SIGNATURE_HEADER, "").encode()
+        for key in keys:
+            if hmac.compare_digest(_signature(request, key, time_ms, nonce).encode(), given):
+                break
+        else:
             raise SignatureRefused("the signature does not match")
         age_s = now - int(time_ms) / 1_000
         if abs(age_s) > WINDOW_S:
-            raise SignatureStale(f"signed {age_s:.1f} s ago by this node's clock, at most {WINDOW_S:g} s are allowed")
+            text = f"signed {age_s:.1f} s ago by this node's clock, at most {WINDOW_S:g} s are allowed"
+            raise SignatureStale(text, key)
         self._remember((request.job_id, nonce), now)
+        return key
 
     def _remember(self, key: tuple[str, str], now: float) -> None:
         # Keep a nonce for twice the window: a request signed by a clock that is ahead stays fresh for that long.

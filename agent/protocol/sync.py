@@ -259,6 +259,13 @@ class JobFinished(Message):
     failed: Reason | None = None
 
 
+class PeerKeyKept(Message):
+    """The reporting agent keeps orders of the job with this key, also across its own restart."""
+
+    job_id: JobId
+    number: Count
+
+
 class NodeAnswers(Message):
     """A node that the orders name under `probe`: its machine has just accepted a connection from the reporting one."""
 
@@ -299,6 +306,9 @@ class SyncReport(Message):
     finished: tuple[JobFinished, ...] = Field(default=(), max_length=64)
     answering: tuple[NodeAnswers, ...] = Field(default=(), max_length=PROBES_MAX)
     metrics: tuple[MetricsRow, ...] = Field(default=(), max_length=METRICS_PER_REPORT_MAX)
+    peer_keys: tuple[PeerKeyKept, ...] = Field(
+        default=(), max_length=1_000, description="Of jobs whose orders name a key before the current one."
+    )
     orders_known: Digest = Field(default="", description="Digest of the orders that the agent has now; empty: none.")
     neighbours_known: tuple[Digest, ...] = Field(
         default=(), max_length=NEIGHBOURS_KNOWN_MAX, description="Of the rosters and peers in those orders."
@@ -375,12 +385,20 @@ class HandoffOrder(Message):
     reason: Text
 
 
+PeerKey = Annotated[str, Bound(min_length=32, max_length=128)]
+"""Secret of a job's peer endpoints."""
+
+
 class JobOrder(Message):
     """The whole wanted state of one job, as far as this node needs to know it."""
 
     job_id: JobId
     spec: JobFile
-    peer_key: Annotated[str, Field(min_length=32, max_length=128, description="Secret of the job's peer endpoints.")]
+    peer_key: PeerKey = Field(repr=False, description="Secret of the job's peer endpoints. Agents sign with it.")
+    peer_key_before: PeerKey | None = Field(
+        default=None, repr=False, description="The key before it, while some node may not have the current one: valid."
+    )
+    peer_key_number: Count = Field(default=1, description="Of the current key; grows by one with each.")
     desired: DesiredState
     generation: Generation | None = Field(description="Active, or to be started; null before the first.")
     origin_id: UUID | None = Field(

@@ -17,7 +17,7 @@ router = APIRouter(prefix="/api/v1/audit", tags=["audit"], route_class=PeoplesRo
 
 
 class AuditOut(BaseModel):
-    """One change that somebody asked for."""
+    """One change that somebody asked for, or that the service made by itself: then `role` is `service`."""
 
     audit_id: int
     at: datetime

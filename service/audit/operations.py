@@ -8,6 +8,9 @@ from sqlalchemy.orm import Session
 from service.audit.tables import AuditRow
 from service.tokens.operations import Caller
 
+OWN = "service"
+"""For actor and role, where no token is behind a change."""
+
 
 def note(session: Session, caller: Caller, action: str, target: str, *, now: datetime, **detail: Any) -> None:
     """`caller` did `action`, named as in the API description, to `target`. `detail`: JSON, and never a secret."""
@@ -22,3 +25,8 @@ def note(session: Session, caller: Caller, action: str, target: str, *, now: dat
             detail=detail,
         )
     )
+
+
+def note_own(session: Session, action: str, target: str, *, now: datetime, **detail: Any) -> None:
+    """The same of what the service did by itself."""
+    session.add(AuditRow(at=now, actor=OWN, token_id="", role=OWN, action=action, target=target, detail=detail))

@@ -9,7 +9,8 @@ from service.db.base import Base, Json
 
 
 class AuditRow(Base):
-    """One change that somebody asked for. `actor`: the name of the token, which may since have been revoked."""
+    """One change that somebody asked for, or that the service made by itself. `actor`: the name of the token, which may
+    since have been revoked."""
 
     __tablename__ = "audit"
     __table_args__ = (Index("ix_audit_target", "target"),)

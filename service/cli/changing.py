@@ -1,5 +1,5 @@
-"""Verbs of `liver jobs` that change a job: stop, pause, resume, update, delete; and that show what is decided about it
-and measured of it: decisions, plan, metrics.
+"""Verbs of `liver jobs` that change a job: stop, pause, resume, update, delete, rotate-key; and that show what is
+decided about it and measured of it: decisions, plan, metrics.
 """
 
 import csv
@@ -22,6 +22,7 @@ EXAMPLES = {
     "resume": "Example: liver jobs resume gpt-small-1a2b3c4d --steps 10000",
     "update": "Example: liver jobs update gpt-small-1a2b3c4d --nodes-max 8",
     "delete": "Example: liver jobs delete gpt-small-1a2b3c4d --yes",
+    "rotate_key": "Example: liver jobs rotate-key gpt-small-1a2b3c4d",
     "decisions": "Example: liver jobs decisions gpt-small-1a2b3c4d",
     "metrics": "Example: liver jobs metrics gpt-small-1a2b3c4d --name loss --name own/score --csv",
     "plan": "Example: liver jobs plan gpt-small-1a2b3c4d --without node-3",
@@ -122,6 +123,18 @@ def delete(
         raise typer.Exit(1)
     client.delete(f"/api/v1/jobs/{found}")
     typer.echo(f"{found} is deleted")
+
+
+def rotate_key(
+    job_id: JobId, service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False
+) -> None:
+    """Give the agents of a job a new key for what they say to each other.
+
+    The key before stays valid until each node that has a part in the job has the new one; `liver audit` shows when it
+    is dropped. The service does this by itself when a node has no part in the job any more."""
+    client = connect(service_url, token_file)
+    job = client.post(f"/api/v1/jobs/{find_job(client, job_id)}/rotate-key")
+    _say(job, "has a new key; the one before is valid until all its nodes have the new one", as_json=as_json)
 
 
 def decisions(

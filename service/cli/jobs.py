@@ -165,8 +165,8 @@ def _pace(pace: dict[str, float | None]) -> str:
 
 
 for _verb in (
-    changing.stop, changing.pause, changing.resume, changing.update, changing.delete, changing.decisions, changing.plan,
-    changing.metrics,
+    changing.stop, changing.pause, changing.resume, changing.update, changing.delete, changing.rotate_key,
+    changing.decisions, changing.plan, changing.metrics,
 ):  # fmt: skip
     app.command(epilog=changing.EXAMPLES[_verb.__name__])(_verb)
 

@@ -12,9 +12,10 @@ from service.ledger import tables as ledger
 from service.metrics import tables as metrics
 from service.nodes import tables as nodes
 from service.notices import tables as notices
+from service.peer_keys import tables as peer_keys
 from service.tokens import tables as tokens
 
-NOUNS = (audit, capacity, handoffs, jobs, leases, ledger, metrics, nodes, notices, tokens)
+NOUNS = (audit, capacity, handoffs, jobs, leases, ledger, metrics, nodes, notices, peer_keys, tokens)
 
 
 def metadata() -> MetaData:

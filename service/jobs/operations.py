@@ -64,6 +64,7 @@ def submit_job(session: Session, job_file: JobFile, *, now: datetime) -> JobRow:
         name=job_file.name,
         spec=job_file.model_dump(mode="json", exclude_none=True),
         peer_key=secrets.token_urlsafe(32),
+        peer_key_at=now,
         state=JobState.PENDING,
         reason="submitted",
         created_at=now,

@@ -41,7 +41,8 @@ class SourceKind(StrEnum):
 class JobRow(Claimed, Base):
     """One job. `active_generation` changes only by compare-and-set; `due_at` is null once the job has ended.
     `suspended_because`: kept until the job starts again, while `reason` says what it waits for. `paused_because`: who
-    asked for a pause; empty if nobody did. `emptied_at`: when its steps were deleted, long after its end."""
+    asked for a pause; empty if nobody did. `emptied_at`: when its steps were deleted, long after its end.
+    `peer_key_at`: when the current key was made; `peer_key_before` is valid too, until it is dropped."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -68,6 +69,9 @@ class JobRow(Claimed, Base):
     name: Mapped[str]
     spec: Mapped[Json]
     peer_key: Mapped[str]
+    peer_key_before: Mapped[str | None] = mapped_column(default=None)
+    peer_key_number: Mapped[int] = mapped_column(default=1)
+    peer_key_at: Mapped[datetime]
     state: Mapped[str] = mapped_column(index=True)
     reason: Mapped[str] = mapped_column(default="")
     stop_requested_at: Mapped[datetime | None] = mapped_column(default=None)
@@ -165,6 +169,7 @@ class JobGrantRow(Base):
         CheckConstraint("(role IS NULL) = (ends_at IS NOT NULL)", name="ends_without_role"),
         Index("ix_job_grants_newest", "job_id", "node_id", "grant_id"),
         Index("ix_job_grants_node", "node_id"),
+        Index("ix_job_grants_ends", "job_id", "ends_at", postgresql_where="role IS NULL"),
     )
 
     grant_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)

@@ -6,12 +6,13 @@ from collections.abc import Callable
 
 from service.context import Context
 from service.db.outage import is_outage
-from service.reconcilers import jobs
+from service.reconcilers import jobs, keys
 from service.reconcilers.nodes import NodeWatch
 from service.reconcilers.upkeep import Upkeep
 
 UPKEEP_S = 60.0
 BEHIND_S = 1.0
+KEYS_S = 10.0
 AFTER_ERROR_S = 1.0
 _log = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class Reconcilers:
         loops: tuple[tuple[str, Callable[[], int], Callable[[], object]], ...] = (
             ("jobs", lambda: jobs.tick(context), lambda: context.hub.wait_for_reconcilers(period_s)),
             ("nodes", self._watch.tick, lambda: self._stop.wait(period_s)),
+            ("keys", lambda: keys.tick(context), lambda: self._stop.wait(KEYS_S)),
             ("upkeep", self._upkeep.tick, lambda: self._stop.wait(BEHIND_S if self._upkeep.is_behind else UPKEEP_S)),
         )
         for name, tick, wait in loops:

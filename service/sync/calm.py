@@ -36,7 +36,7 @@ from service.sync.sifting import is_all_taken
 
 FACTS_MAX = 256
 LOG_CHARS_MAX = 64 * 1024
-_MORE = ("notices", "handoffs", "declined", "checkpoints", "stores", "finished", "answering")
+_MORE = ("notices", "handoffs", "declined", "checkpoints", "stores", "finished", "answering", "peer_keys")
 # A job that is locked by somebody else, whose world is another one by now, or that has ended, is named: what is said of
 # it has to be looked at again.
 _PROGRESS = text(

@@ -33,6 +33,7 @@ from service.nodes.tables import NodeRow
 from service.notices.operations import record_notice
 from service.notices.queries import known_of_lease
 from service.notices.rules import withdrawn_by
+from service.peer_keys.operations import note_keeps
 from service.sync.accounts import account, spent_now
 from service.sync.facts import store_facts
 from service.sync.intake import Intake
@@ -85,6 +86,7 @@ def apply_report(
     _store_notices(intake, lease, notices)
     facts = sift(intake)
     _store_stores(intake)
+    note_keeps(session, node.node_id, intake.report.peer_keys)
     store_facts(intake, facts)
     session.flush()
     account(intake, lease, before, facts)

@@ -139,6 +139,8 @@ def shared_order(session: Session, job_id: str, *, lost_after_s: float, now: dat
         job_id=job.job_id,
         spec=spec,
         peer_key=job.peer_key,
+        peer_key_before=job.peer_key_before,
+        peer_key_number=job.peer_key_number,
         desired=_DESIRED[JobState(job.state)],
         generation=active.generation if active else None,
         origin_id=UUID(str(active.origin_id)) if active else None,

@@ -31,6 +31,7 @@ _NAMED_BY = {
     "finished": ("job_id", "generation"),
     "answering": ("job_id", "node_id"),
     "metrics": ("job_id", "generation", "step"),
+    "peer_keys": ("job_id",),
 }
 _JSON: TypeAdapter[Any] = TypeAdapter(Any)
 

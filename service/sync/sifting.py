@@ -39,6 +39,7 @@ _OF_JOBS = (
     "finished",
     "answering",
     "metrics",
+    "peer_keys",
 )
 _log = logging.getLogger(__name__)
 

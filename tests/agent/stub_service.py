@@ -73,6 +73,8 @@ class StubService:
         self.checkpoint_asked = 0
         self.nodes: dict[str, NodeInfo] = {}  # as last reported
         self.notice_sources: dict[str, SourceHealth] = {}
+        self.keys: dict[str, tuple[str, str | None, int]] = {}  # by node: its orders name other keys than the first
+        self.kept_keys: dict[str, int] = {}  # by node: the number of the key that it says it keeps
         self.seq = 0
         self._server: ThreadingHTTPServer | None = None
         self._port = 0
@@ -148,6 +150,8 @@ class StubService:
             self.checkpoints += report.checkpoints
             for row in report.steps:
                 self.steps[(row.generation, row.step)] = row.loss or self.steps.get((row.generation, row.step))
+            for kept in report.peer_keys:
+                self.kept_keys[node_id] = kept.number
             for chunk in report.logs:
                 key = (chunk.generation, chunk.rank)
                 self.logs[key] = self.logs.get(key, "")[: chunk.offset] + chunk.text
@@ -166,7 +170,7 @@ class StubService:
                 issued_utc=datetime.now(UTC),
                 accepted_incarnation=report.agent_incarnation,
                 accepted_report_seq=report.report_seq,
-                jobs=(self.order(),) if told else (),
+                jobs=(self.order(node_id),) if told else (),
                 poll_s=0.25,
             )
 
@@ -187,12 +191,15 @@ class StubService:
         """The nodes that a notice moves jobs from."""
         return {fact.node_id for fact in self.notices.moving(datetime.now(UTC))}
 
-    def order(self) -> JobOrder:
+    def order(self, node_id: str = "") -> JobOrder:
+        key, before, number = self.keys.get(node_id, ("p" * 43, None, 1))
         nodes = self.roster.node_ids()
         return JobOrder(
             job_id=JOB_ID,
             spec=self.spec,
-            peer_key="p" * 43,
+            peer_key=key,
+            peer_key_before=before,
+            peer_key_number=number,
             desired=self.desired,
             generation=self.generation,
             origin_id=self.origin,

@@ -6,7 +6,7 @@ from hashlib import sha256
 from typing import Any
 from uuid import UUID, uuid4
 
-from agent.link.kept_orders import known_of, whole
+from agent.link.kept_orders import known_of, peer_keys_of, whole
 from agent.protocol.joining import JOIN_PATH, JoinRequest
 from agent.protocol.sync import (
     HandoffMeasures,
@@ -84,6 +84,7 @@ class FakeAgent:
 
     def report(self, **parts: Any) -> SyncReport:
         self.seq += 1
+        parts.setdefault("peer_keys", peer_keys_of(self.orders.jobs if self.orders is not None else ()))
         return SyncReport(
             agent_version="test",
             agent_incarnation=self.incarnation,

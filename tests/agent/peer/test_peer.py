@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -54,9 +54,12 @@ def envelope(receiver: str = "b", job_id: str = "job", number: int = 0) -> Envel
 
 @asynccontextmanager
 async def endpoint(
-    taken: list[Envelope], take: Callable[[Envelope], Awaitable[None]] | None = None, ahead_s: float = 0.0
+    taken: list[Envelope],
+    take: Callable[[Envelope], Awaitable[None]] | None = None,
+    ahead_s: float = 0.0,
+    keys: Sequence[str] = (KEY,),
 ) -> AsyncIterator[str]:
-    """`ahead_s`: so much its clock is ahead."""
+    """`ahead_s`: so much its clock is ahead. `keys`: those of the job that it has."""
 
     async def keep(message: Envelope) -> None:
         taken.append(message)
@@ -65,7 +68,11 @@ async def endpoint(
         return {"job_id": job_id}
 
     app = peer_app(
-        node_id="b", key_of={"job": KEY}.get, take=take or keep, status=status, now=lambda: time.time() + ahead_s
+        node_id="b",
+        keys_of=lambda job_id: keys if job_id == "job" else (),
+        take=take or keep,
+        status=status,
+        now=lambda: time.time() + ahead_s,
     )
     server, listener = PeerServer(app), bind("127.0.0.1", 0)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -76,8 +83,8 @@ async def endpoint(
         await serving
 
 
-def client_for(url: str, key: str = KEY) -> PeerClient:
-    return PeerClient(lambda job_id, node_id: (url, key))
+def client_for(url: str, *keys: str) -> PeerClient:
+    return PeerClient(lambda job_id, node_id: url, lambda job_id: keys or (KEY,))
 
 
 def test_a_signed_envelope_is_taken_and_status_is_told() -> None:
@@ -159,16 +166,16 @@ def test_a_stale_request_is_refused(offset_s: float) -> None:
     request = Request("POST", PEER_PATH, "job", b"{}")
     headers = sign(request, KEY, now=1_000_000.0 + offset_s, nonce="n" * 32)
     with pytest.raises(SignatureStale, match=r"signed -?6\.0 s ago"):
-        ReplayWindow().verify(request, headers, KEY, 1_000_000.0)
+        ReplayWindow().verify(request, headers, (KEY,), 1_000_000.0)
 
 
 def test_a_nonce_is_remembered_as_long_as_its_request_could_be_fresh() -> None:
     window = ReplayWindow()
     request = Request("POST", PEER_PATH, "job", b"{}")
     headers = sign(request, KEY, now=1_000_004.0, nonce="n" * 32)
-    window.verify(request, headers, KEY, 1_000_000.0)
+    window.verify(request, headers, (KEY,), 1_000_000.0)
     with pytest.raises(SignatureRefused, match="accepted before"):
-        window.verify(request, headers, KEY, 1_000_008.5)
+        window.verify(request, headers, (KEY,), 1_000_008.5)
 
 
 @pytest.mark.parametrize("ahead_s", [-300.0, -7.0, -2.0, 2.0, 7.0, 300.0])
@@ -204,7 +211,7 @@ def test_only_who_has_the_key_is_told_or_can_tell_what_time_it_is() -> None:
     assert told_time(request, nonce, "w" * 43, told) is None
     assert told_time(request, nonce, KEY, {}) is None
     with pytest.raises(SignatureRefused, match="does not match"):
-        ReplayWindow().verify(request, told | {NONCE_HEADER: nonce}, KEY, 1_000_000.5)
+        ReplayWindow().verify(request, told | {NONCE_HEADER: nonce}, (KEY,), 1_000_000.5)
 
     async def scenario() -> None:
         async with endpoint([]) as url, httpx.AsyncClient() as client:
@@ -227,7 +234,7 @@ def test_times_are_moved_by_one_value_until_a_clock_has_clearly_changed() -> Non
 def test_a_changed_body_does_not_match_its_signature() -> None:
     headers = sign(Request("POST", PEER_PATH, "job", b"{}"), KEY, now=1_000.0, nonce="n" * 32)
     with pytest.raises(SignatureRefused, match="does not match"):
-        ReplayWindow().verify(Request("POST", PEER_PATH, "job", b"[]"), headers, KEY, 1_000.0)
+        ReplayWindow().verify(Request("POST", PEER_PATH, "job", b"[]"), headers, (KEY,), 1_000.0)
 
 
 def test_unreadable_and_oversized_messages_and_refusals_name_the_rule() -> None:
@@ -280,3 +287,86 @@ def test_an_agent_is_silent_only_after_several_tries_and_until_it_speaks() -> No
         await client.close()
 
     asyncio.run(scenario())
+
+
+NEW, OLD, OLDER = "n" * 43, "o" * 43, "p" * 43
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, 300.0])
+@pytest.mark.parametrize(
+    ("own", "theirs"),
+    [((NEW, OLD), (OLD,)), ((OLD,), (NEW, OLD)), ((NEW, OLD), (NEW,)), ((NEW,), (NEW, OLD)), ((NEW, OLD), (NEW, OLD))],
+)
+def test_agents_with_one_key_in_common_hear_each_other_and_tell_the_time(
+    own: tuple[str, ...], theirs: tuple[str, ...], ahead_s: float
+) -> None:
+    async def scenario() -> None:
+        taken: list[Envelope] = []
+        async with endpoint(taken, ahead_s=ahead_s, keys=theirs) as url:
+            client = client_for(url, *own)
+            for _ in range(2):
+                await client.send(envelope(number=7))
+            assert (await client.status("job", "b"))["job_id"] == "job"
+            await client.close()
+        assert len(taken) == 2, "each message is taken once"
+        body = taken[0].body
+        assert isinstance(body, NoticeBody)
+        moved_s = (body.notice.first_seen_utc - notice(7).first_seen_utc).total_seconds()
+        assert moved_s == pytest.approx(ahead_s, abs=0.6)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("own", [(OLD,), (OLD, OLDER)])
+@pytest.mark.parametrize("ahead_s", [0.0, 300.0])
+def test_a_key_that_has_been_dropped_opens_nothing(own: tuple[str, ...], ahead_s: float) -> None:
+    async def scenario() -> None:
+        taken: list[Envelope] = []
+        async with endpoint(taken, keys=(NEW,), ahead_s=ahead_s) as url:
+            client = client_for(url, *own)
+            for ask in (lambda: client.send(envelope()), lambda: client.status("job", "b")):
+                with pytest.raises(PeerUnreachable, match=r"401.*signature does not match"):
+                    await ask()
+            assert client.unreachable_since("job") == {}, "it refuses, and so it is there"
+            await client.close()
+        assert taken == []
+
+    asyncio.run(scenario())
+
+
+def test_what_is_refused_for_another_reason_than_the_key_is_not_sent_again_with_another_one() -> None:
+    taken: list[Envelope] = []
+
+    async def refuse(message: Envelope) -> None:
+        taken.append(message)
+        raise PeerRefused("generation: 3 is used up")
+
+    async def scenario() -> None:
+        async with endpoint(taken, refuse, keys=(NEW, OLD)) as url:
+            client = client_for(url, NEW, OLD)
+            with pytest.raises(PeerUnreachable, match="422"):
+                await client.send(envelope())
+            await client.close()
+
+    asyncio.run(scenario())
+    assert len(taken) == 1
+
+
+def test_an_answer_counts_only_if_it_is_signed_with_the_key_of_its_request() -> None:
+    """Who has only the key before cannot tell what time it is to one that asked with the current one."""
+    request = Request("POST", PEER_PATH, "job", b"{}")
+    headers = sign(request, NEW, now=1_000.0, nonce="n" * 32)
+    assert ReplayWindow().verify(request, headers, (NEW, OLD), 1_000.0) == NEW
+    with pytest.raises(SignatureStale) as stale:
+        ReplayWindow().verify(request, sign(request, OLD, now=1.0, nonce="n" * 32), (NEW, OLD), 1_000.0)
+    assert stale.value.key == OLD and OLD not in str(stale.value)
+    told = tell_time(request, "n" * 32, OLD, now=1_000.0)
+    assert told_time(request, "n" * 32, NEW, told) is None
+
+
+def test_a_replayed_request_is_refused_whichever_key_signed_it() -> None:
+    window, request = ReplayWindow(), Request("POST", PEER_PATH, "job", b"{}")
+    headers = sign(request, OLD, now=1_000.0, nonce="n" * 32)
+    assert window.verify(request, headers, (NEW, OLD), 1_000.0) == OLD
+    with pytest.raises(SignatureRefused, match="accepted before"):
+        window.verify(request, headers, (NEW, OLD), 1_000.0)

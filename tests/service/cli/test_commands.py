@@ -36,6 +36,8 @@ def test_a_submitted_job_is_listed_shown_stopped_and_watched_to_its_end(service:
     shown = next(seen for _ in range(100) if "submitted" not in (seen := service.run("jobs", "show", job_id)).stdout)
     assert "0 nodes are ready" in shown.stdout and "no generation yet" in shown.stdout
     assert json.loads(service.run("jobs", "show", job_id, "--json").stdout)["spec"]["name"] == "demo"
+    rotated = service.run("jobs", "rotate-key", job_id)
+    assert rotated.exit_code == 0 and f"{job_id}: has a new key" in rotated.stdout
     stopped = service.run("jobs", "stop", job_id)
     assert stopped.exit_code == 0 and job_id in stopped.stdout
     watched = service.run("jobs", "watch", job_id)

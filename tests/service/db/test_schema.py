@@ -96,7 +96,7 @@ def test_leases_and_prices_of_an_earlier_release_are_taken_over(database):
             ends = None if ends_s is None else START + timedelta(seconds=ends_s)
             connection.execute(text(_LEASE), {"starts": START + timedelta(seconds=starts_s), "ends": ends})
         connection.execute(text("INSERT INTO pool_prices VALUES ('p', now(), 0.1)"))
-        connection.execute(text(_JOB))
+        connection.execute(text(_JOB_AT_FIRST))
         connection.execute(text(_CHARGED))
     upgrade(database.engine)
     with database.sessions() as session:
@@ -106,6 +106,8 @@ def test_leases_and_prices_of_an_earlier_release_are_taken_over(database):
         assert leases[0].ended_at == leases[1].started_at
         assert session.scalars(text("SELECT pause_charged_s FROM handoffs")).all() == [0.25]
         assert session.scalars(text("SELECT CAST(price_usd_per_hour AS text) FROM pool_prices")).all() == ["0.1"]
+        since = session.execute(text("SELECT peer_key_number, peer_key_at = created_at FROM jobs")).one()
+        assert tuple(since) == (1, True), "whoever has left the job since it began may know its key"
 
 
 class TestTheLedgerChain:
@@ -277,10 +279,13 @@ def _interval(lease: LeaseRow, *, starts_s: float, ends_s: float, follows_s: flo
     )
 
 
-_JOB = (
+_JOB_AT_FIRST = (
     "INSERT INTO jobs (job_id, name, spec, peer_key, state, reason, next_generation, failed_starts, last_step,"
     " highest_step, lost_steps, standing_plans, layouts_by_count, plan_digest, orders_seq, created_at,"
     " state_changed_at) VALUES ('j', 'j', '{}', '', 'pending', '', 1, 0, 0, 0, 0, '[]', '[]', '', 0, now(), now())"
+)
+_JOB = _JOB_AT_FIRST.replace("peer_key,", "peer_key, peer_key_number, peer_key_at,").replace(
+    "'', 'p", "'', 1, now(), 'p"
 )
 _NODE = (
     "INSERT INTO nodes (node_id, provider, pool, slots, peer_url, private_address, device, agent_version,"

@@ -23,7 +23,7 @@ def at(seconds: float) -> datetime:
 def session(database: Database) -> Iterator[Session]:
     with database.sessions() as session:
         session.add(JobRow(job_id="j", name="j", spec={}, peer_key="", state="running", created_at=START,
-                           state_changed_at=START, next_generation=9))  # fmt: skip
+                           state_changed_at=START, peer_key_at=START, next_generation=9))  # fmt: skip
         for name, pool in (("a", "p"), ("b", "q")):
             session.add(
                 NodeRow(
