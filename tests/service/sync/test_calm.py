@@ -14,7 +14,7 @@ from service.nodes.tables import NodeRow
 from service.sync import calm as calm_reports
 from tests.service.fake_agent import FakeAgent, step_row
 
-WITHIN_S = 5.0
+WITHIN_S = 20.0
 AT_ONCE = 4
 
 
