@@ -16,7 +16,7 @@ from agent.protocol import errors
 from agent.protocol.errors import Problem
 from service.db.engine import Database
 from service.db.outage import is_outage
-from service.db.wake import WakeHub
+from service.db.wake import TOKENS, WakeHub
 from service.db.writing import WriteCheck
 from service.lanes import AGENTS_WAIT_S, PEOPLE_WAIT_S, Lane
 from service.nodes.listening import Listening
@@ -62,6 +62,7 @@ class Context:
     def __post_init__(self) -> None:
         """Make the lanes of this database; nothing was heard before."""
         object.__setattr__(self, "listening", Listening(self.clock()))
+        self.hub.call_at(TOKENS, self.recent_nodes.forget)
         base = self.database
         agents = Lane(base.sessions, places=base.agents_max, wait_s=AGENTS_WAIT_S, whose="agents")
         people = Lane(base.readers, places=base.readers_max, wait_s=PEOPLE_WAIT_S, whose="people and scripts")
@@ -146,11 +147,11 @@ async def find_caller(context: Context, token: str, lane: Lane) -> Caller:
 
 
 def _verify(context: Context, lane: Lane, token: str) -> Caller | None:
-    now = context.clock()
+    now, seen = context.clock(), context.recent_nodes.times_forgotten
     with lane.sessions() as session:
         caller = verify_token(session, token, now=now)
     if caller is not None:
-        context.recent_nodes.keep(token, caller, now=now)
+        context.recent_nodes.keep(token, caller, now=now, seen=seen)
     return caller
 
 

@@ -20,6 +20,8 @@ CHANNEL = "liver_wake"
 PAYLOAD_CHARS_MAX = 7_500  # PostgreSQL's own limit is 8000 bytes.
 RETRY_S = 1.0
 RECONCILERS = "reconcilers"
+TOKENS = "tokens"
+"""Topic of keys and tokens of nodes that end before their time."""
 
 
 def node_topic(node_id: str) -> str:
@@ -60,6 +62,7 @@ class WakeHub:
         self._is_ending: Callable[[], bool] = lambda: False
         self._reconcilers = threading.Event()
         self._lock = threading.Lock()
+        self._calls: dict[str, Callable[[], None]] = {}
         self._waiters: dict[str, set[tuple[asyncio.AbstractEventLoop, asyncio.Event]]] = defaultdict(set)
         self._thread = threading.Thread(target=self._listen, name="wake-listener", daemon=True)
 
@@ -82,10 +85,16 @@ class WakeHub:
     def wake_all(self) -> None:
         """Wake every waiter: at the end, and after a lost connection, when wake-ups may have been missed."""
         self._reconcilers.set()
+        for call in self._calls.values():
+            call()
         with self._lock:
             waiters = [waiter for group in self._waiters.values() for waiter in group]
         for loop, event in waiters:
             _set_in(loop, event)
+
+    def call_at(self, topic: str, call: Callable[[], None]) -> None:
+        """Call it, in the listener's thread, at every change of the topic. It must not block."""
+        self._calls[topic] = call
 
     def end_streams_with(self, is_ending: Callable[[], bool]) -> None:
         """Streams also end once `is_ending()` is true: a server that stops waits for them before anything else."""
@@ -120,12 +129,21 @@ class WakeHub:
                     while not self._stop.is_set():
                         for notification in connection.notifies(timeout=0.5):
                             self._dispatch(notification.payload)
+                        self._end_streams()
             except psycopg.Error as error:
                 self._outage.begins(error)
                 self._stop.wait(RETRY_S)
+                self._end_streams()
+
+    def _end_streams(self) -> None:
+        if self.stopping:
+            self.wake_all()
 
     def _dispatch(self, payload: str) -> None:
         topics = payload.split(",")
+        for topic in topics:
+            if topic in self._calls:
+                self._calls[topic]()
         if any(not topic.startswith("node/") for topic in topics):
             self._reconcilers.set()
         with self._lock:

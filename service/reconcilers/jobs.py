@@ -26,7 +26,7 @@ from service.settings import ServiceSettings
 BATCH = 32
 LOOK_AGAIN_S = 2.0
 """The longest time between two looks at a live job. A wake-up makes it shorter."""
-LOOK_AT_CALM_S = 10.0
+LOOK_AT_CALM_S = 30.0
 """The same for one that trains, of whose nodes all are heard and none will go: whatever changes that wakes it."""
 AFTER_ERROR_S = 1.0
 PLANS_KEPT_MAX = 1_000

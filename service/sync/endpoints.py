@@ -28,8 +28,8 @@ from service.turns import LostTurn
 router = APIRouter(prefix="/agent/v1", tags=["agents"])
 BODY_BYTES_MAX = {f"{router.prefix}/sync": REPORT_BYTES_MAX}
 READ_HERE_BYTES_MAX = 64 * 1024
-END_LOOK_S = 2.0
-"""How often an idle wake stream looks whether the service ends."""
+END_LOOK_S = 15.0
+"""How often an idle wake stream looks whether the service ends, should nobody wake it then."""
 
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {}}}}
 

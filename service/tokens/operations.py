@@ -14,6 +14,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from service.capacity.operations import release_machine
+from service.db.wake import TOKENS, notify
 from service.jobs.grants import end_grants
 from service.nodes.tables import NodeRow, NodeState
 from service.paging import Pages
@@ -113,6 +114,7 @@ def revoke_token(session: Session, token_id: str, *, now: datetime) -> TokenRow:
         row.revoked_at = now
     if row.role == Role.NODE_KEY:
         session.execute(delete(TokenRow).where(TokenRow.role == Role.NODE, TokenRow.node_id == row.node_id))
+        notify(session, [TOKENS])
     return row
 
 
@@ -175,6 +177,7 @@ def _new_key(session: Session, token: TokenRow, *, node_id: str, secret: str, no
         )
     session.execute(update(TokenRow).where(earlier).values(revoked_at=now).execution_options(synchronize_session=False))
     session.execute(delete(TokenRow).where(TokenRow.role == Role.NODE, TokenRow.node_id == node_id))
+    notify(session, [TOKENS])
     end_grants(session, node_id, now=now)
     release_machine(session, node_id, now=now)
     if token.uses_left is not None:

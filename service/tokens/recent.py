@@ -1,15 +1,19 @@
-"""Caches nodes' tokens for seconds after they were verified: an agent calls every second with the same token. Pure."""
+"""Caches nodes' tokens for a while after they were verified: an agent calls with the same one every few seconds. Pure.
+
+Whoever revokes a key tells every service (`TOKENS` in `service.db.wake`), and all of them forget what they keep.
+"""
 
 import hashlib
 import threading
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from service.tokens.operations import Caller
 from service.tokens.tables import Role
 
-FRESH = timedelta(seconds=5)
-"""The longest time that the token of a node whose key was revoked still works."""
+FRESH = timedelta(seconds=30)
+"""The longest time that the token of a node whose key was revoked still works, where the service cannot be told."""
 KEPT_MAX = 16_384
+_LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 class RecentNodes:
@@ -18,6 +22,7 @@ class RecentNodes:
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Caller, datetime]] = {}
         self._lock = threading.Lock()
+        self.times_forgotten = 0
 
     def find(self, token: str, *, now: datetime) -> Caller | None:
         """The caller with the token; None means that it must be looked up."""
@@ -31,12 +36,21 @@ class RecentNodes:
         caller, _ = self._kept.get(_key(token), (None, None))
         return caller.node_id if caller is not None else None
 
-    def keep(self, token: str, caller: Caller, *, now: datetime) -> None:
-        """The token has just been looked up and is valid."""
+    def forget(self) -> None:
+        """Tokens may have been revoked: each is looked up again."""
+        with self._lock:
+            self.times_forgotten += 1
+            self._kept = {key: (caller, _LONG_AGO) for key, (caller, _) in self._kept.items()}
+
+    def keep(self, token: str, caller: Caller, *, now: datetime, seen: int) -> None:
+        """The token was looked up and is valid. `seen`: `times_forgotten` before that; whatever was revoked since then
+        may be this one."""
         if caller.role is not Role.NODE:
             return
         key = _key(token)
         with self._lock:
+            if seen != self.times_forgotten:
+                return
             self._kept.pop(key, None)
             if len(self._kept) >= KEPT_MAX:
                 del self._kept[next(iter(self._kept))]

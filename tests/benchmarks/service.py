@@ -30,6 +30,7 @@ from tests.service.fake_agent import JOB
 
 NODES_OF_A_JOB = 4
 START_S = 240.0
+JOIN_AT_ONCE = 8
 WARM_PERIODS = 2
 TRIAL_S = 1.0
 READS_PER_S = 100.0
@@ -89,9 +90,7 @@ class Run:
 
     async def __aenter__(self) -> Run:
         """Every node has joined and works for a job."""
-        for agent in self.agents:
-            await agent.join(self.place.token("join"))
-            await agent.sync()
+        await asyncio.gather(*(self._join(self.agents[first::JOIN_AT_ONCE]) for first in range(JOIN_AT_ONCE)))
         for number, agent in enumerate(self.agents):
             self._tasks.append(asyncio.create_task(agent.run(self.case.period_s * number / len(self.agents))))
             self._tasks.append(asyncio.create_task(agent.listen()))
@@ -101,6 +100,11 @@ class Run:
         await pause(WARM_PERIODS * self.case.period_s)
         self.watch.begin()
         return self
+
+    async def _join(self, agents: Sequence[BusyAgent]) -> None:
+        for agent in agents:
+            await agent.join(self.place.token("join"))
+            await agent.sync()
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:

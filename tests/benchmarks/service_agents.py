@@ -331,7 +331,7 @@ class Reader:
 
     async def _ask(self, line: Line, every_s: float, until: float) -> None:
         due, number = time.monotonic(), 0
-        while due < until:
+        while max(due, time.monotonic()) < until:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due - time.monotonic())):
                     await asyncio.Event().wait()

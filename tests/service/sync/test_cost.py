@@ -134,7 +134,7 @@ def test_an_agents_token_is_looked_up_once_in_a_while_and_a_scripts_every_time(t
     assert sum("FROM tokens" in statement for statement in seen) == 3
 
 
-def test_a_revoked_nodes_token_works_for_no_more_than_five_seconds(training, client, context, clock):
+def test_a_nodes_token_whose_end_nobody_tells_works_for_no_more_than_thirty_seconds(training, client, context, clock):
     agents, _ = training
     clock.advance(FRESH.total_seconds())
     agents["a"].sync()
@@ -142,7 +142,7 @@ def test_a_revoked_nodes_token_works_for_no_more_than_five_seconds(training, cli
         for row in session.scalars(select(TokenRow)):
             row.revoked_at = clock()
     assert client.get("/api/v1/jobs").status_code == 401
-    clock.advance(5)
+    clock.advance(30)
     agent = agents["a"]
     report, headers = agent.report().model_dump_json(), agent.headers
     assert client.post("/agent/v1/sync", content=report, headers=headers).status_code == 401

@@ -12,11 +12,11 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AGENT = Caller("id", Role.NODE, "node a", node_id="a")
 
 
-def test_a_token_is_believed_until_its_verification_is_five_seconds_old():
+def test_a_token_is_believed_until_its_verification_is_thirty_seconds_old():
     recent = RecentNodes()
-    recent.keep("secret", AGENT, now=NOW)
-    assert timedelta(seconds=5) == FRESH
-    assert recent.find("secret", now=NOW + timedelta(seconds=4.9)) == AGENT
+    recent.keep("secret", AGENT, now=NOW, seen=0)
+    assert timedelta(seconds=30) == FRESH
+    assert recent.find("secret", now=NOW + timedelta(seconds=29.9)) == AGENT
     assert recent.find("secret", now=NOW + FRESH) is None
     assert recent.find("secret", now=NOW - timedelta(seconds=1)) is None, "the clock was put back"
     assert recent.find("other", now=NOW) is None
@@ -24,7 +24,7 @@ def test_a_token_is_believed_until_its_verification_is_five_seconds_old():
 
 def test_a_token_that_expires_is_not_believed_beyond_that():
     recent = RecentNodes()
-    recent.keep("secret", Caller("id", Role.NODE, "node a", NOW + timedelta(seconds=1)), now=NOW)
+    recent.keep("secret", Caller("id", Role.NODE, "node a", NOW + timedelta(seconds=1)), now=NOW, seen=0)
     assert recent.find("secret", now=NOW + timedelta(seconds=0.9)) is not None
     assert recent.find("secret", now=NOW + timedelta(seconds=1)) is None
 
@@ -32,15 +32,33 @@ def test_a_token_that_expires_is_not_believed_beyond_that():
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.NODE])
 def test_any_other_token_is_never_kept(role):
     recent = RecentNodes()
-    recent.keep("secret", Caller("id", role, "ci"), now=NOW)
+    recent.keep("secret", Caller("id", role, "ci"), now=NOW, seen=0)
     assert recent.find("secret", now=NOW) is None
 
 
 def test_no_more_than_so_many_are_kept_and_the_one_verified_longest_ago_goes():
     recent = RecentNodes()
     for number in range(KEPT_MAX):
-        recent.keep(f"secret {number}", AGENT, now=NOW)
-    recent.keep("secret 0", AGENT, now=NOW)
-    recent.keep("one more", AGENT, now=NOW)
+        recent.keep(f"secret {number}", AGENT, now=NOW, seen=0)
+    recent.keep("secret 0", AGENT, now=NOW, seen=0)
+    recent.keep("one more", AGENT, now=NOW, seen=0)
     assert recent.find("secret 0", now=NOW) == AGENT
     assert recent.find("secret 1", now=NOW) is None
+
+
+def test_after_a_revocation_every_token_is_looked_up_again():
+    recent = RecentNodes()
+    recent.keep("secret", AGENT, now=NOW, seen=0)
+    recent.forget()
+    assert recent.find("secret", now=NOW) is None
+    assert recent.node_of("secret") == "a", "whose it was is still known"
+    recent.keep("secret", AGENT, now=NOW, seen=recent.times_forgotten)
+    assert recent.find("secret", now=NOW) == AGENT
+
+
+def test_a_token_that_was_looked_up_before_a_revocation_is_not_kept_after_it():
+    recent = RecentNodes()
+    seen = recent.times_forgotten
+    recent.forget()
+    recent.keep("secret", AGENT, now=NOW, seen=seen)
+    assert recent.find("secret", now=NOW) is None
