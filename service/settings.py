@@ -81,6 +81,7 @@ class ServiceSettings(BaseSettings):
     logs_kept_days: float = _kept(30, "pieces of logs")
     steps_kept_days: float = _kept(90, "steps, losses and metrics of a job, from when it has ended on")
     notices_kept_days: float = _kept(90, "notices, from when the lease that they are about has ended on")
+    hearings_kept_days: float = _kept(30, "what each channel said of notices, as it was received")
     decisions_kept_days: float = _kept(90, "decisions; the newest of a job that has not ended stays")
     handoffs_kept_days: float = _kept(90, "attempts of handoffs that came to nothing")
     audit_kept_days: float = _kept(400, "audit rows")
