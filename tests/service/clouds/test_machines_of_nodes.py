@@ -26,7 +26,7 @@ def test_a_node_that_learns_later_which_machine_it_is_says_so_then(running, clie
 
 
 def test_a_stranger_does_not_get_the_machine_of_a_node_and_the_rest_of_its_report_stands(on_machines, client, tell):
-    _, a, b = on_machines
+    _, _, b = on_machines
     b.provider_id = "i-a"
     notice = b.notice(deadline_s=100)
     orders = b.sync(notices=(notice,))

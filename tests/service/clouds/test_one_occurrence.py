@@ -82,7 +82,7 @@ def test_a_second_channel_starts_no_second_handoff(training, tell, client, conte
 
 
 def test_what_is_said_again_or_an_hour_late_changes_nothing(on_machines, tell, client, context, clock):
-    _, a, b = on_machines
+    _, _, b = on_machines
     assert tell(in_s=120).disposition is Disposition.ACTS
     before = b.sync()
     assert tell(in_s=120).disposition is Disposition.REPEATED
