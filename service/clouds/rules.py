@@ -41,6 +41,18 @@ class Judgement:
     notice: NoticeFact | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class NodeChannel:
+    """One way by which a notice about a node would be heard. `reason`: why it would not. `asked_at`: when it was last
+    known to work; `heard_at`: when it last said anything of the node."""
+
+    name: str
+    is_alive: bool
+    reason: str
+    asked_at: datetime | None
+    heard_at: datetime | None
+
+
 def judge(fact: CloudFact, machine: Machine | None, now: datetime) -> Judgement:
     """What to do with one fact. `now`: by the service's clock."""
     if machine is None:
