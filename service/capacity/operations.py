@@ -52,7 +52,7 @@ def release_machine(session: Session, node_id: str, *, now: datetime) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class MachineClaim:
     """What a node says of its machine. `refused`: why that is not taken; empty if it is. `is_another`: the node is on
     another machine than before, under the same name."""
 
@@ -60,13 +60,13 @@ class Claim:
     is_another: bool = False
 
 
-def judge_claim(session: Session, info: NodeInfo, *, now: datetime) -> Claim:
+def judge_claim(session: Session, info: NodeInfo, *, now: datetime) -> MachineClaim:
     """Whether the node may say that it is this machine of its provider. One that is known as another node, which is not
     gone, it may not be: it would get that one's notices. Until the end of the transaction nobody else claims it."""
     if info.provider_id is None:
-        return Claim()
+        return MachineClaim()
     if info.provider is Provider.NONE:
-        return Claim(f"a node of no provider is no machine {info.provider_id}")
+        return MachineClaim(f"a node of no provider is no machine {info.provider_id}")
     name = f"{info.provider.value}/{info.provider_id}"
     session.execute(select(func.pg_advisory_xact_lock(LOCK_MACHINES, func.hashtext(name))))
     own = session.scalars(_present(InstanceRow.node_id == info.node_id)).one_or_none()
@@ -76,13 +76,13 @@ def judge_claim(session: Session, info: NodeInfo, *, now: datetime) -> Claim:
     if holder is not None and holder.node_id not in (None, info.node_id):
         state = session.scalars(select(NodeRow.state).where(NodeRow.node_id == holder.node_id)).one()
         if state != NodeState.GONE:
-            return Claim(f"machine {info.provider_id} is node {holder.node_id}, which is not gone")
+            return MachineClaim(f"machine {info.provider_id} is node {holder.node_id}, which is not gone")
         holder.released_at = max(now, holder.known_since)
         session.flush()
         holder = None
     if own is None:
-        return Claim()
-    return Claim(is_another=own.provider_id not in (None, info.provider_id) or holder not in (None, own))
+        return MachineClaim()
+    return MachineClaim(is_another=own.provider_id not in (None, info.provider_id) or holder not in (None, own))
 
 
 def store_claim(session: Session, machine: InstanceRow, info: NodeInfo) -> None:

@@ -10,7 +10,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import REFUSALS_MAX, NoticeFact, SyncReport
-from service.capacity.operations import Claim, judge_claim, release_machine, store_claim
+from service.capacity.operations import MachineClaim, judge_claim, release_machine, store_claim
 from service.capacity.tables import InstanceRow
 from service.clouds.operations import hear_from_agent
 from service.db.wake import RECONCILERS, job_topic, notify
@@ -102,7 +102,7 @@ def apply_report(
     return intake
 
 
-def _claim_of(intake: Intake) -> Claim:
+def _claim_of(intake: Intake) -> MachineClaim:
     """What the node says of its machine, and whether that is taken."""
     info, node = intake.report.node, intake.node
     claim = judge_claim(intake.session, info, now=intake.now)
@@ -114,7 +114,7 @@ def _claim_of(intake: Intake) -> Claim:
     return claim
 
 
-def _lease_of(intake: Intake, claim: Claim, *, was_away: bool) -> LeaseRow:
+def _lease_of(intake: Intake, claim: MachineClaim, *, was_away: bool) -> LeaseRow:
     """The node's open lease. It begins another one if it has none, or comes with other slots, in another pool or on
     another machine: then the time of the present one up to now is accounted, by what the report says, and it ends."""
     session, info, now = intake.session, intake.report.node, intake.now

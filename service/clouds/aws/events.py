@@ -31,7 +31,7 @@ _GOING = {"stopping": FactKind.GOING, "shutting-down": FactKind.GOING, "stopped"
 _EARLIEST, _LATEST = utc(UTC_LEAST), utc(UTC_MOST)
 
 
-class Unreadable(Exception):
+class UnreadEvent(Exception):
     """The message is none of those that are known, or lacks what it must have; the text says what."""
 
 
@@ -68,7 +68,7 @@ def read_message(body: str, message_id: str) -> EventRead:
     """What a message of the queue says. `message_id`: SQS's own, used where the event names none. Never raises."""
     try:
         return _read(body, message_id)
-    except Unreadable as error:
+    except UnreadEvent as error:
         return EventRead(unread=Unread(AWS_QUEUE, message_id, str(error), body))
     except (RecursionError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         return EventRead(unread=Unread(AWS_QUEUE, message_id, f"cannot be read: {type(error).__name__}: {error}", body))
@@ -76,7 +76,7 @@ def read_message(body: str, message_id: str) -> EventRead:
 
 def _read(body: str, message_id: str) -> EventRead:
     if len(body) > BODY_CHARS_MAX:
-        raise Unreadable(f"is longer than {BODY_CHARS_MAX} characters")
+        raise UnreadEvent(f"is longer than {BODY_CHARS_MAX} characters")
     event = _unwrapped(body)
     if str(event.get("Event", "")).endswith("TEST_NOTIFICATION"):
         return EventRead(passed="a test of an Auto Scaling hook")
@@ -86,10 +86,10 @@ def _read(body: str, message_id: str) -> EventRead:
                  "id": event.get("RequestId"), "detail": event}  # fmt: skip
     kind = event.get("detail-type", event.get("detail_type"))
     if not isinstance(kind, str):
-        raise Unreadable("detail-type: is required")
+        raise UnreadEvent("detail-type: is required")
     detail = event.get("detail")
     if not isinstance(detail, dict):
-        raise Unreadable("detail: must be a mapping of fields")
+        raise UnreadEvent("detail: must be a mapping of fields")
     base = CloudFact(
         provider=Provider.AWS,
         provider_id="",
@@ -128,7 +128,7 @@ def _read_event(kind: str, event: dict[str, Any], detail: dict[str, Any], base: 
             return _health(base, event, detail)
         case "Capacity Block Reservation Delivered":
             return EventRead(passed="a capacity block was delivered")
-    raise Unreadable(f"detail-type: {kind[:100]!r} is not one that is known here")
+    raise UnreadEvent(f"detail-type: {kind[:100]!r} is not one that is known here")
 
 
 def _told(base: CloudFact, detail: dict[str, Any], **more: Any) -> EventRead:
@@ -141,7 +141,7 @@ def _state_change(base: CloudFact, detail: dict[str, Any]) -> EventRead:
     if state in ("pending", "running"):
         return EventRead(passed=f"a machine is {state}")
     if state not in _GOING:
-        raise Unreadable(f"detail.state: {str(state)[:40]!r} is not one that is known here")
+        raise UnreadEvent(f"detail.state: {str(state)[:40]!r} is not one that is known here")
     kind = _GOING[state]
     deadline_at = base.said_at if kind is FactKind.GOING else None
     # One event for each state: both may have come of one change.
@@ -151,7 +151,7 @@ def _state_change(base: CloudFact, detail: dict[str, Any]) -> EventRead:
 def _reservation(base: CloudFact, detail: dict[str, Any]) -> EventRead:
     name = detail.get("capacity-reservation-id")
     if not isinstance(name, str) or not _RESERVATION.match(name):
-        raise Unreadable("detail.capacity-reservation-id: must be the id of a reservation, such as cr-0123")
+        raise UnreadEvent("detail.capacity-reservation-id: must be the id of a reservation, such as cr-0123")
     ends_at = _time(detail.get("end-date"), "detail.end-date")
     fact = replace(base, kind=FactKind.MAINTENANCE, deadline_at=ends_at - BLOCK_ENDS_BEFORE)
     return EventRead(reservation=ReservationEnd(name, fact))
@@ -163,7 +163,7 @@ def _hook(base: CloudFact, detail: dict[str, Any]) -> EventRead:
         return EventRead(passed=f"a hook of an Auto Scaling group for {str(transition)[:60]}")
     names = [detail.get(name) for name in ("AutoScalingGroupName", "LifecycleHookName", "LifecycleActionToken")]
     if not all(isinstance(name, str) and 0 < len(name) <= 255 for name in names):
-        raise Unreadable("detail: must name AutoScalingGroupName, LifecycleHookName and LifecycleActionToken")
+        raise UnreadEvent("detail: must name AutoScalingGroupName, LifecycleHookName and LifecycleActionToken")
     group, hook, token = map(str, names)
     machine = _machine(detail.get("EC2InstanceId"), "EC2InstanceId")
     return EventRead(facts=(replace(base, provider_id=machine),), hook=Hook(group, hook, token, machine))
@@ -198,13 +198,13 @@ def _unwrapped(body: str) -> dict[str, Any]:
         try:
             event = json.loads(body)
         except ValueError as error:
-            raise Unreadable(f"must be JSON: {error}") from None
+            raise UnreadEvent(f"must be JSON: {error}") from None
         if not isinstance(event, dict):
-            raise Unreadable("must be a mapping of fields")
+            raise UnreadEvent("must be a mapping of fields")
         if event.get("Type") != "Notification" or not isinstance(event.get("Message"), str):
             return event
         body = event["Message"]
-    raise Unreadable("lies in too many envelopes of SNS")
+    raise UnreadEvent("lies in too many envelopes of SNS")
 
 
 def _name_of(event: dict[str, Any], message_id: str) -> str:
@@ -216,7 +216,7 @@ def _name_of(event: dict[str, Any], message_id: str) -> str:
 
 def _machine(value: Any, field: str) -> str:
     if not isinstance(value, str) or not _INSTANCE.match(value):
-        raise Unreadable(f"detail.{field}: must be the id of a machine, such as i-0123")
+        raise UnreadEvent(f"detail.{field}: must be the id of a machine, such as i-0123")
     return value
 
 
@@ -231,5 +231,5 @@ def _time(value: Any, field: str) -> datetime:
             except ValueError:
                 found = None
     if found is None or found.tzinfo is None or not _EARLIEST < found < _LATEST:
-        raise Unreadable(f"{field}: must be a time with its zone, such as 2030-01-31T12:00:00Z")
+        raise UnreadEvent(f"{field}: must be a time with its zone, such as 2030-01-31T12:00:00Z")
     return found
