@@ -21,6 +21,8 @@ from agent.protocol.sync import SyncReport
 from service import problems
 from service.audit import endpoints as audit
 from service.capacity import endpoints as capacity
+from service.clouds import endpoints as clouds
+from service.clouds.aws.queue_worker import QueueWorker
 from service.console import endpoints as console
 from service.context import PERSON_ONLY, Clock, Context
 from service.db.clock import DatabaseClock
@@ -62,6 +64,7 @@ class Running:
 
     context: Context
     reconcilers: Reconcilers | None
+    hearing: QueueWorker | None
 
 
 def create_app(settings: ServiceSettings, *, clock: Clock | None = None, database: Database | None = None) -> FastAPI:
@@ -99,11 +102,13 @@ def create_app(settings: ServiceSettings, *, clock: Clock | None = None, databas
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.
     nouns = (
-        sync, jobs, peer_keys, decisions, metrics, nodes, notices, handoffs, ledger, leases, capacity, tokens, audit,
+        sync, jobs, peer_keys, decisions, metrics, nodes, notices, clouds, handoffs, ledger, leases, capacity, tokens,
+        audit,
     )  # fmt: skip
     for noun in nouns:
         app.include_router(noun.router)
     app.include_router(leases.leases)
+    app.include_router(clouds.numbers)
     app.include_router(tokens.joining)
     app.include_router(console.router, include_in_schema=False)
     _add_health(app, context)
@@ -126,16 +131,19 @@ def _lifespan(context: Context, *, owned: bool):
         if isinstance(context.clock, DatabaseClock):
             context.clock.start()
         reconcilers = Reconcilers(context) if context.settings.reconcilers else None
-        app.state.running = Running(context, reconcilers)
-        if reconcilers is not None:
+        hearing = QueueWorker(context) if reconcilers is not None else None
+        app.state.running = Running(context, reconcilers, hearing)
+        if reconcilers is not None and hearing is not None:
             reconcilers.start()
+            hearing.start()
         beating = asyncio.create_task(_beat(context)) if reconcilers is not None else None
         try:
             yield
         finally:
             if beating is not None:
                 beating.cancel()
-            if reconcilers is not None:
+            if reconcilers is not None and hearing is not None:
+                await run_in_threadpool(hearing.stop)
                 await run_in_threadpool(reconcilers.stop)
             await run_in_threadpool(context.hub.stop)
             if isinstance(context.clock, DatabaseClock):
@@ -179,8 +187,11 @@ def _add_health(app: FastAPI, context: Context) -> None:
         if detail:
             response.status_code = 503
             return Health(status="unavailable", version=release(), detail=detail)
-        reconcilers = app.state.running.reconcilers
-        return Health(status="ok", version=release(), detail=reconcilers.doubt() if reconcilers is not None else "")
+        running: Running = app.state.running
+        doubts = [running.reconcilers.doubt()] if running.reconcilers is not None else []
+        if running.hearing is not None and running.hearing.trouble:
+            doubts.append(f"the queue of the AWS account cannot be read: {running.hearing.trouble}")
+        return Health(status="ok", version=release(), detail="; ".join(filter(None, doubts)))
 
 
 def _add_description(app: FastAPI) -> None:

@@ -1,4 +1,4 @@
-"""`liver nodes`: list, drain. `liver notices`: list. `liver prices`: list, set."""
+"""`liver nodes`: list, show, drain. `liver notices`: list. `liver prices`: list, set."""
 
 import json
 from datetime import UTC, datetime
@@ -25,6 +25,7 @@ LIST = (
     Column("PROVIDER", below=True),
     Column("POOL", below=True),
     Column("JOBS RUN AS", below=True, label="jobs run as"),
+    Column("NOTICES BY", below=True, label="notices by"),
 )
 
 
@@ -83,10 +84,55 @@ def list_all(
             node["provider"],
             node["pool"],
             node["job_user"] or "the agent's user",
+            _heard_by(node),
         )
         for node in found
     ]
     print_table(LIST, rows, empty="no nodes")
+
+
+@app.command("show", epilog="Example: liver nodes show node-3")
+def show(
+    node_id: Annotated[str, typer.Argument(help="Name of the node; see `liver nodes list`.", metavar="NODE")],
+    service_url: ServiceUrl = DEFAULT_URL,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show one node, and by which channels a notice about it would be heard."""
+    node = connect(service_url, token_file).get(f"/api/v1/nodes/{quote(node_id, safe='')}")
+    if as_json:
+        return print_json(node)
+    machine = f"{node['provider']} {node['provider_id'] or ''} {node['zone'] or ''}".strip()
+    print_details(
+        (
+            ("node", node["node_id"]),
+            ("state", node["state"]),
+            ("machine", machine),
+            ("pool", node["pool"]),
+            ("slots", str(node["slots"])),
+            ("jobs", ", ".join(node["jobs"])),
+            ("heard", since(node["last_seen_at"])),
+            ("notice", _with_remark(_notice(node), _remark(node))),
+            ("notices by", _heard_by(node)),
+            *((item["channel"], _channel(item)) for item in node["channels"]),
+        )
+    )
+
+
+def _heard_by(node: dict[str, Any]) -> str:
+    """The channels that would tell of a notice; deaf if none would."""
+    if node["state"] == "gone":
+        return "-"
+    return "nobody: deaf" if node["deaf"] else ", ".join(item["channel"] for item in node["channels"] if item["alive"])
+
+
+def _channel(channel: dict[str, Any]) -> Value:
+    state = "alive" if channel["alive"] else f"not alive: {channel['reason']}"
+    asked, heard = since(channel["asked_at"]), since(channel["heard_at"])
+    return Cell(
+        f"{state}; asked {shown(asked)}, last spoke of the node {shown(heard)}",
+        f"{state}; asked {whole(asked)}, last spoke of the node {whole(heard)}",
+    )
 
 
 @app.command(epilog="Example: liver nodes drain node-3 --in 120s")
@@ -133,11 +179,16 @@ def list_notices(
             item["state"],
             since(item["first_seen_at"]),
             deadline(item["deadline_at"]),
-            item["source"],
+            ", ".join(_with_lag(channel) for channel in item["channels"]),
         )
         for item in found
     ]
     print_table(NOTICES, rows, empty="no notices")
+
+
+def _with_lag(channel: dict[str, Any]) -> str:
+    taken_back = " (taken back)" if channel["withdrawn_at"] else ""
+    return channel["source"] + (f" +{channel['lag_s']:.1f} s" if channel["lag_s"] else "") + taken_back
 
 
 def _with_remark(notice: Value, remark: str) -> Value:

@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from liver_core.layout.limits import NodeId, ShortText
 from service.audit.operations import note
+from service.clouds.queries import channels_of
 from service.context import PERSON_ONLY, ContextOf, OperatorOf, SessionOf
 from service.db.base import among
 from service.edge.routes import PeoplesRoute
@@ -79,11 +80,13 @@ def describe(context: ContextOf, session: Session, rows) -> list[NodeOut]:
     )
     for node_id, job_id in session.execute(members, {"node_ids": [row.node_id for row in rows]}).all():
         jobs[node_id].append(job_id)
+    channels = channels_of(session, rows, now=context.clock())
     return [
         NodeOut.of(
             row,
             jobs=jobs[row.node_id],
             notices=noticed[row.node_id],
+            channels=channels.get(row.node_id, ()),
         )
         for row in rows
     ]

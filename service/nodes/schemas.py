@@ -1,5 +1,6 @@
 """What the REST API returns about nodes."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -7,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agent.protocol.notice_life import DRAIN
 from agent.protocol.sync import NoticeFact, NoticeKind, Provider, SourceHealth, SourceState
+from service.clouds.rules import NodeChannel
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.rules import earliest_deadline
 
@@ -35,6 +37,16 @@ class NoticeSourceOut(BaseModel):
         )
 
 
+class NodeChannelOut(BaseModel):
+    """One way by which a notice about the node would be heard."""
+
+    channel: str
+    alive: bool
+    reason: str = Field(description="Why nothing would be heard; empty while it is alive.")
+    asked_at: datetime | None = Field(description="When it was last known to work.")
+    heard_at: datetime | None = Field(description="When it last said anything about the node.")
+
+
 class DrainIn(BaseModel):
     """When the node has to be empty."""
 
@@ -59,6 +71,10 @@ class NodeOut(BaseModel):
     deadline_at: datetime | None = Field(description="The earliest deadline of its open notices.")
     drained: bool = Field(description="A person asked for the node to be empty; it stays so until that is undone.")
     notice_source: NoticeSourceOut | None
+    channels: list[NodeChannelOut] = Field(description="Ways by which a notice would be heard, alive or not.")
+    deaf: bool = Field(description="No channel is alive: a notice about the node would not be heard.")
+    provider_id: str | None = Field(description="The provider's own name of the machine; null if not known.")
+    zone: str | None
     jobs: list[str]
     peer_url: str
     private_address: str
@@ -74,8 +90,11 @@ class NodeOut(BaseModel):
     ranks: list[dict[str, Any]]
 
     @classmethod
-    def of(cls, row: NodeRow, *, jobs: list[str], notices: list[NoticeFact]) -> "NodeOut":
-        """From its row and its open notices that take it."""
+    def of(
+        cls, row: NodeRow, *, jobs: list[str], notices: list[NoticeFact], channels: Sequence[NodeChannel] = ()
+    ) -> "NodeOut":
+        """From its row, its open notices that take it, and the channels that would tell of one."""
+        is_here = row.state != NodeState.GONE
         return cls(
             node_id=row.node_id,
             provider=Provider(row.provider),
@@ -88,6 +107,19 @@ class NodeOut(BaseModel):
             deadline_at=earliest_deadline(notices),
             drained=any(notice.source == DRAIN for notice in notices),
             notice_source=NoticeSourceOut.of(row.notice_source) if row.notice_source is not None else None,
+            channels=[
+                NodeChannelOut(
+                    channel=item.name,
+                    alive=item.is_alive,
+                    reason=item.reason,
+                    asked_at=item.asked_at,
+                    heard_at=item.heard_at,
+                )
+                for item in channels
+            ],
+            deaf=is_here and not any(item.is_alive for item in channels),
+            provider_id=row.provider_id,
+            zone=row.zone,
             jobs=jobs,
             peer_url=row.peer_url,
             private_address=row.private_address,

@@ -19,7 +19,8 @@ VERBS = [
     "serve", "demo", "jobs submit", "jobs list", "jobs show", "jobs watch", "jobs logs", "jobs stop", "jobs try",
     "jobs checkpoint", "jobs pause", "jobs resume", "jobs rotate-key", "jobs update", "jobs delete", "jobs export",
     "jobs decisions", "jobs plan", "jobs metrics",
-    "nodes list", "nodes drain", "handoffs list", "handoffs show", "notices list", "prices list", "prices set",
+    "nodes list", "nodes show", "nodes drain", "handoffs list", "handoffs show", "notices list",
+    "prices list", "prices set",
     "ledger show", "ledger check",
     "tokens create", "tokens list", "tokens rotate", "tokens revoke", "audit",
 ]  # fmt: skip

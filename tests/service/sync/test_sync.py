@@ -132,7 +132,7 @@ def test_a_notice_is_deduplicated_by_kind_and_a_changed_deadline_is_another_fact
     agent.sync(notices=(agent.notice(deadline_s=60),))
     agent.sync(notices=(agent.notice(deadline_s=None, kind=NoticeKind.REBALANCE),))
     kinds = [notice["kind"] for notice in client.get("/api/v1/notices").json()]
-    assert sorted(kinds) == ["interruption", "interruption", "rebalance"]
+    assert sorted(kinds) == ["interruption", "rebalance"], "each is one entry, however often it has changed"
     node = client.get("/api/v1/nodes/a").json()
     assert node["leaving"] and node["deadline_at"] == "2026-01-01T12:01:04Z"
 
@@ -147,7 +147,7 @@ def test_a_withdrawn_notice_does_not_count_any_more_and_orders_say_so_until_it_i
     agent.sync(notices=(withdrawn,))
     agent.sync(notices=(fact,))
     assert not client.get("/api/v1/nodes/a").json()["leaving"]
-    assert {notice["state"] for notice in client.get("/api/v1/notices").json()} == {"withdrawn", "over"}
+    assert [notice["state"] for notice in client.get("/api/v1/notices").json()] == ["withdrawn"]
     assert other.sync().jobs[0].notices == (withdrawn,)
     assert other.sync().jobs[0].lead_order == ("a", "b")
     clock.advance((ends_utc(fact) - clock()).total_seconds())
@@ -170,7 +170,7 @@ def test_a_notice_after_a_withdrawn_or_past_one_is_another_notice(running, clien
     third = agent.notice(deadline_s=60)
     agent.sync(notices=(third,))
     assert other.sync().jobs[0].notices == (third,)
-    assert [notice["open"] for notice in client.get("/api/v1/notices").json()] == [True, False, False, False]
+    assert [notice["open"] for notice in client.get("/api/v1/notices").json()] == [True, False, False]
 
 
 def test_a_source_that_no_longer_announces_a_notice_withdraws_it_also_where_the_agent_forgot_it(
