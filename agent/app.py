@@ -19,7 +19,7 @@ from agent.link.link import ServiceLink
 from agent.link.log_shipper import LogShipper
 from agent.link.outbox import Outbox
 from agent.notices.aws import AwsImdsSource
-from agent.notices.gcp import GcpMetadataSource
+from agent.notices.gcp import EVENT_S, EVENT_WITH_GPU_S, GcpMetadataSource
 from agent.notices.source import NoneSource, NoticeSource
 from agent.notices.warning_budget import warning_budget
 from agent.notices.watcher import NoticeWatcher
@@ -343,7 +343,8 @@ def notice_source(settings: AgentSettings) -> NoticeSource:
             )
         case Provider.GCP:
             budget = warning_budget(settings.provider, settings.gcp_notice_s)
-            return GcpMetadataSource(settings.gcp_metadata_url, budget=budget, now=_now)
+            event_s = EVENT_S if settings.device == "cpu" else EVENT_WITH_GPU_S
+            return GcpMetadataSource(settings.gcp_metadata_url, budget=budget, event_s=event_s, now=_now)
         case Provider.NONE:
             return NoneSource()
 
