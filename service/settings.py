@@ -81,6 +81,7 @@ class ServiceSettings(BaseSettings):
     logs_kept_days: float = _kept(30, "pieces of logs")
     steps_kept_days: float = _kept(90, "steps, losses and metrics of a job, from when it has ended on")
     notices_kept_days: float = _kept(90, "notices, from when the lease that they are about has ended on")
+    hearings_kept_days: float = _kept(30, "what each channel said of notices, as it was received")
     decisions_kept_days: float = _kept(90, "decisions; the newest of a job that has not ended stays")
     handoffs_kept_days: float = _kept(90, "attempts of handoffs that came to nothing")
     audit_kept_days: float = _kept(400, "audit rows")
@@ -93,6 +94,22 @@ class ServiceSettings(BaseSettings):
     )
     node_token_s: float = Field(default=3_600.0, gt=0, description="how long a token works that an agent fetches")
     session_s: float = Field(default=12 * 3600.0, gt=0, description="how long a browser session lasts")
+
+    aws_queue_url: str | None = Field(
+        default=None,
+        pattern="^https?://",
+        max_length=1_000,
+        description="the SQS queue to which EventBridge sends the notices of an AWS account; absent: it is not read",
+    )
+    aws_region: str | None = Field(default=None, max_length=63, description="of the queue; absent: as boto3 finds it")
+    aws_endpoint_url: str | None = Field(
+        default=None, pattern="^https?://", max_length=1_000, description="of all of AWS; for emulators"
+    )
+    aws_workers: int = Field(default=3, ge=1, le=32, description="how many messages are asked for at a time, by tens")
+    aws_wait_s: int = Field(default=10, ge=1, le=20, description="how long SQS may wait for a message")
+    aws_visibility_s: int = Field(
+        default=30, ge=5, le=300, description="how long a message is nobody else's; extended while it is worked on"
+    )
 
     @model_validator(mode="after")
     def _certificate_and_key(self) -> Self:

@@ -24,6 +24,7 @@ from liver_core.layout.limits import (
     Digest,
     FilePath,
     Generation,
+    Identifier,
     JobId,
     NodeId,
     Port,
@@ -112,6 +113,12 @@ class NodeInfo(Message):
         default=None, description="The user that code of jobs runs as; none: as the agent's own user."
     )
     notice_source: SourceHealth | None = Field(default=None, description="How the node learns that it will go.")
+    provider_id: Identifier | None = Field(
+        default=None,
+        description="The provider's own name of the machine: an EC2 instance id, the number of a GCP instance; null "
+        "while the agent does not know it. Notices that the cloud tells the service name the machine so.",
+    )
+    zone: Identifier | None = Field(default=None, description="The zone that the machine is in, such as us-east-1b.")
 
 
 class RankStatus(Message):
@@ -282,8 +289,8 @@ def _with_version(schema: dict[str, Any]) -> None:
 class SyncReport(Message):
     """Everything a node says. `report_seq` starts at 1 for each incarnation and grows by one per new report.
 
-    An element of a list that breaks a rule is refused by name (`Refusal`), and so is a wrong `notice_source`; the rest
-    of the report is stored."""
+    An element of a list that breaks a rule is refused by name (`Refusal`), and so is a wrong `notice_source`,
+    `provider_id` or `zone`; the rest of the report is stored."""
 
     model_config = ConfigDict(json_schema_extra=_with_version)
 

@@ -37,6 +37,7 @@ class InstanceOut(BaseModel):
     instance_id: int
     provider: Provider
     provider_id: str | None = Field(description="The provider's own name of the machine; null if not known here.")
+    zone: str | None = Field(description="The provider's zone that it is in; null if not known here.")
     node_id: str | None = Field(description="Null until its agent has reported.")
     pool: str
     known_since: datetime

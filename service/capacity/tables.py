@@ -47,7 +47,7 @@ class InstanceRow(Base):
         CheckConstraint("paid_until IS NULL OR paid_until >= paid_from", name="paid_until_after_from"),
         CheckConstraint("released_at IS NULL OR released_at >= known_since", name="released_after_it_was_known"),
         Index("uq_instances_provider_id", "provider", "provider_id", unique=True,
-              postgresql_where="provider_id IS NOT NULL"),
+              postgresql_where="provider_id IS NOT NULL AND released_at IS NULL"),
         Index("ix_instances_node", "node_id", "instance_id"),
         Index("uq_instances_present_node", "node_id", unique=True, postgresql_where="released_at IS NULL"),
     )  # fmt: skip
@@ -56,6 +56,7 @@ class InstanceRow(Base):
     request_id: Mapped[int] = mapped_column(ForeignKey("capacity_requests.request_id"), index=True)
     provider: Mapped[str]
     provider_id: Mapped[str | None] = mapped_column(default=None)
+    zone: Mapped[str | None] = mapped_column(default=None)
     node_id: Mapped[str | None] = mapped_column(ForeignKey("nodes.node_id"), default=None)
     pool: Mapped[str]
     known_since: Mapped[datetime]

@@ -4,6 +4,7 @@ from sqlalchemy import MetaData
 
 from service.audit import tables as audit
 from service.capacity import tables as capacity
+from service.clouds import tables as clouds
 from service.db.base import Base
 from service.handoffs import tables as handoffs
 from service.jobs import tables as jobs
@@ -15,7 +16,7 @@ from service.notices import tables as notices
 from service.peer_keys import tables as peer_keys
 from service.tokens import tables as tokens
 
-NOUNS = (audit, capacity, handoffs, jobs, leases, ledger, metrics, nodes, notices, peer_keys, tokens)
+NOUNS = (audit, capacity, clouds, handoffs, jobs, leases, ledger, metrics, nodes, notices, peer_keys, tokens)
 
 
 def metadata() -> MetaData:

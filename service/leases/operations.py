@@ -15,14 +15,23 @@ LOCK_POOLS = 0x11FE_0003
 
 
 def begin_lease(
-    session: Session, *, node_id: str, provider: str, pool: str, slots: int, now: datetime, was_away: bool = False
+    session: Session,
+    *,
+    node_id: str,
+    provider: str,
+    pool: str,
+    slots: int,
+    now: datetime,
+    was_away: bool = False,
+    provider_id: str | None = None,
 ) -> LeaseRow:
     """Begin a lease of a node that has none.
 
     `was_away`: the node counted as gone, but its agent has lived on, and so has the machine: the lease begins where the
     one before it ended. The first lease of a machine begins when the machine is paid, as far as that is known.
+    `provider_id`: the provider's name of the machine, if that is known.
     """
-    machine = machine_of(session, node_id=node_id, provider=provider, pool=pool, now=now)
+    machine = machine_of(session, node_id=node_id, provider=provider, pool=pool, now=now, provider_id=provider_id)
     ended_at = session.scalars(
         select(func.max(LeaseRow.ended_at)).where(LeaseRow.instance_id == machine.instance_id)
     ).one()

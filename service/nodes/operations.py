@@ -157,6 +157,8 @@ def skew_of(node: NodeRow, report: SyncReport, *, arrived: datetime) -> Skew:
 def has_changed(node: NodeRow, report: SyncReport) -> bool:
     """Whether the node says anything of itself that it did not say last time, but how its ranks are."""
     info = report.node
+    if info.provider_id is not None and (info.provider_id, info.zone) != (node.provider_id, node.zone):
+        return True
     known = node.provider, node.private_address, node.device, node.job_user, node.agent_version
     said = info.provider.value, info.private_address, info.device, info.job_user, report.agent_version
     return known != said or differs(node, info)

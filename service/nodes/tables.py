@@ -23,7 +23,8 @@ class NodeRow(Base):
     """One node by the name its agent gives. `answered_at`: when another agent last reached its machine, while the
     service did not hear its agent. `tried_at`: when its agent last sent a report that the service did not take, for a
     reason of the service's own. `excused_until`: it fell silent together with many others, and does not count as lost
-    before. `clock_ahead_s`: how far its clock is ahead of the database's, as last confirmed at `clock_at`."""
+    before. `clock_ahead_s`: how far its clock is ahead of the database's, as last confirmed at `clock_at`.
+    `provider_id`: of its machine, as the agent says and as was accepted; null while that is not known."""
 
     __tablename__ = "nodes"
     __table_args__ = (
@@ -55,6 +56,8 @@ class NodeRow(Base):
     clock_at: Mapped[datetime | None] = mapped_column(default=None)
     ranks: Mapped[JsonList] = mapped_column(default=list)
     notice_source: Mapped[Json | None] = mapped_column(default=None)
+    provider_id: Mapped[str | None] = mapped_column(default=None)
+    zone: Mapped[str | None] = mapped_column(default=None)
 
 
 class IncarnationRow(Base):

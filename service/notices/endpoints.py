@@ -1,37 +1,53 @@
 """REST of notices: list."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
-from agent.protocol.notice_life import NoticePhase, phase
+from agent.protocol.notice_life import NoticePhase
 from agent.protocol.sync import NoticeKind
 from liver_core.layout.limits import NodeId
 from service.context import PERSON_ONLY, ContextOf, SessionOf
 from service.edge.routes import PeoplesRoute
-from service.notices.queries import as_fact, list_notices, open_notices
+from service.notices.queries import as_fact, list_occurrences, open_notices
+from service.notices.rules import earliest_deadline, phase_of_all
 from service.notices.tables import NoticeRow
 from service.paging import PagesOf
 
 router = APIRouter(prefix="/api/v1/notices", tags=["notices"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
 
+class ChannelOut(BaseModel):
+    """What one channel said of it."""
+
+    source: str = Field(description="The channel, such as aws-imds at the node or aws-queue at the service.")
+    kind: NoticeKind
+    heard_at: datetime
+    lag_s: float = Field(description="Seconds after the first channel.")
+    deadline_at: datetime | None = Field(description="As this channel says it; null if it says none.")
+    withdrawn_at: datetime | None = Field(description="When this channel took it back.")
+    raw: str
+
+
 class NoticeOut(BaseModel):
-    """What an agent reported of a notice: that it was announced, has come nearer, or is withdrawn."""
+    """One announcement that a node will go, or of advice, whoever said so. `kind`, `source` and `raw`: of the channel
+    that was first."""
 
     notice_id: int
     node_id: str
     kind: NoticeKind
     source: str
-    deadline_at: datetime | None
+    deadline_at: datetime | None = Field(description="The earliest that a channel names which has not taken it back.")
     first_seen_at: datetime
     recorded_at: datetime
     raw: str
-    withdrawn_at: datetime | None
+    withdrawn_at: datetime | None = Field(description="When the last channel took it back; null while one says it.")
     open: bool
     state: NoticePhase
+    channels: list[ChannelOut] = Field(description="Who said so, the first one first.")
 
 
 @router.get("", operation_id="list_notices", summary="List notices, newest first")
@@ -41,31 +57,45 @@ def list_all(
     pages: PagesOf,
     node_id: Annotated[NodeId | None, Query(description="Only of this node.")] = None,
 ) -> list[NoticeOut]:
-    """`open`: this is the newest fact of a notice, and the notice still counts. `state`: heard (jobs leave the node),
-    due (its deadline has passed, the node gets no new rank), withdrawn, or over."""
+    """Each loss that was announced is one entry, with all channels that announced it. `open`: it still counts. `state`:
+    heard (jobs leave the node), due (its deadline has passed, the node gets no new rank), withdrawn, or over."""
     now = context.clock()
-    rows = list_notices(session, pages, node_id=node_id)
-    still_open = {row.notice_id for row in open_notices(session, now=now, node_ids={row.node_id for row in rows})}
+    found = list_occurrences(session, pages, node_id=node_id)
+    nodes = {row.node_id for _, rows in found for row in rows}
+    still_open = {row.notice_id for row in open_notices(session, now=now, node_ids=nodes)}
     return [
-        NoticeOut(
-            notice_id=row.notice_id,
-            node_id=row.node_id,
-            kind=NoticeKind(row.kind),
-            source=row.source,
-            deadline_at=row.deadline_at,
-            first_seen_at=row.first_seen_at,
-            recorded_at=row.recorded_at,
-            raw=row.raw,
-            withdrawn_at=row.withdrawn_at,
-            open=row.notice_id in still_open,
-            state=_state(row, now, is_open=row.notice_id in still_open),
-        )
-        for row in rows
+        _entry(number, rows, now, is_open=any(row.notice_id in still_open for row in rows)) for number, rows in found
     ]
 
 
-def _state(row: NoticeRow, now: datetime, *, is_open: bool) -> NoticePhase:
-    """A fact that a newer one has replaced, or of a node that is gone, is over."""
-    if is_open or row.withdrawn_at is not None:
-        return phase(as_fact(row), now)
-    return NoticePhase.OVER
+def _entry(number: int, rows: Sequence[NoticeRow], now: datetime, *, is_open: bool) -> NoticeOut:
+    facts, first = [as_fact(row) for row in rows], rows[0]
+    withdrawn = [fact.withdrawn_utc for fact in facts if fact.withdrawn_utc is not None]
+    said = [fact for fact in facts if fact.withdrawn_utc is None] or facts
+    # What was said of a node that is gone is over.
+    counts = is_open or len(withdrawn) == len(facts)
+    return NoticeOut(
+        notice_id=number,
+        node_id=first.node_id,
+        kind=NoticeKind(first.kind),
+        source=first.source,
+        deadline_at=earliest_deadline(said),
+        first_seen_at=first.first_seen_at,
+        recorded_at=min(row.recorded_at for row in rows),
+        raw=first.raw,
+        withdrawn_at=max(withdrawn) if len(withdrawn) == len(facts) else None,
+        open=is_open,
+        state=phase_of_all(facts, now) if counts else NoticePhase.OVER,
+        channels=[
+            ChannelOut(
+                source=row.source,
+                kind=NoticeKind(row.kind),
+                heard_at=row.first_seen_at,
+                lag_s=(row.first_seen_at - first.first_seen_at).total_seconds(),
+                deadline_at=row.deadline_at,
+                withdrawn_at=row.withdrawn_at,
+                raw=row.raw,
+            )
+            for row in rows
+        ],
+    )

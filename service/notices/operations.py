@@ -1,5 +1,6 @@
 """Stores the notices that agents report, and what a person asks for in the same way: to drain a node, to undo it."""
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
 from sqlalchemy import select
@@ -13,7 +14,8 @@ from service.jobs.tables import JobMemberRow
 from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow
 from service.nodes.tables import NodeRow
-from service.notices.queries import as_fact
+from service.notices.queries import as_fact, newest_rows
+from service.notices.rules import same_loss
 from service.notices.tables import NoticeRow
 from service.problems import conflict, not_found
 
@@ -34,21 +36,32 @@ def record_notice(
     if notice == known:
         return False
     is_same = newest is not None and newest.first_seen_at == notice.first_seen_utc
-    session.add(
-        NoticeRow(
-            node_id=notice.node_id,
-            lease_id=lease_id,
-            kind=notice.kind.value,
-            source=notice.source,
-            deadline_at=notice.deadline_utc,
-            first_seen_at=notice.first_seen_utc,
-            withdrawn_at=notice.withdrawn_utc,
-            recorded_at=newest.recorded_at if newest is not None and is_same else now,
-            raw=notice.raw,
-        )
+    row = NoticeRow(
+        node_id=notice.node_id,
+        lease_id=lease_id,
+        kind=notice.kind.value,
+        source=notice.source,
+        deadline_at=notice.deadline_utc,
+        first_seen_at=notice.first_seen_utc,
+        withdrawn_at=notice.withdrawn_utc,
+        recorded_at=newest.recorded_at if newest is not None and is_same else now,
+        raw=notice.raw,
+        occurrence_id=newest.occurrence_id
+        if newest is not None and is_same
+        else _occurrence(session, lease_id, notice),
     )
+    session.add(row)
     session.flush()
+    if row.occurrence_id is None:
+        row.occurrence_id = row.notice_id
+        session.flush()
     return True
+
+
+def _occurrence(session: Session, lease_id: int, notice: NoticeFact) -> int | None:
+    """The newest occurrence of the lease that this notice belongs to; None if it is the first to announce the loss."""
+    rows = session.scalars(newest_rows().where(NoticeRow.lease_id == lease_id)).all()
+    return max((row.occurrence_id or row.notice_id for row in rows if same_loss(as_fact(row), notice)), default=None)
 
 
 def _aligned(known: NoticeFact, fact: NoticeFact, within: timedelta) -> NoticeFact:
@@ -93,8 +106,14 @@ def undo_drain(session: Session, node_id: str, *, now: datetime) -> None:
 
 def _take(session: Session, lease: LeaseRow, fact: NoticeFact, *, now: datetime) -> None:
     record_notice(session, fact, lease_id=lease.lease_id, now=now)
-    members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == fact.node_id).order_by(JobMemberRow.job_id)
-    for job_id in session.scalars(members).all():
+    tell_jobs(session, (fact.node_id,), now=now)
+
+
+def tell_jobs(session: Session, node_ids: Iterable[str], *, now: datetime) -> None:
+    """The notices of these nodes have changed: wake the agents of their jobs, which find them in their orders. Locks
+    the jobs, in order of id; whoever calls has locked the nodes."""
+    members = select(JobMemberRow.job_id).where(JobMemberRow.node_id.in_(list(node_ids)))
+    for job_id in session.scalars(members.distinct().order_by(JobMemberRow.job_id)).all():
         job = lock_job(session, job_id)
         refresh_members(session, job, now=now)
         touch(session, job, now=now)

@@ -48,12 +48,24 @@ def newest_rows():
     return select(NoticeRow).where(~is_replaced).order_by(NoticeRow.notice_id)
 
 
-def list_notices(session: Session, pages: Pages, *, node_id: str | None = None) -> Sequence[NoticeRow]:
-    """The facts of all notices or of a node's, that count or not, newest first."""
-    statement = select(NoticeRow)
+def list_occurrences(
+    session: Session, pages: Pages, *, node_id: str | None = None
+) -> Sequence[tuple[int, Sequence[NoticeRow]]]:
+    """What was announced of all nodes or of one, that counts or not, newest first. Each with its number and the newest
+    row of each notice that announces it, in the order in which they were first seen."""
+    first = select(NoticeRow).where(NoticeRow.notice_id == NoticeRow.occurrence_id)
     if node_id is not None:
-        statement = statement.where(NoticeRow.node_id == node_id)
-    return pages.newest(session, statement, NoticeRow.notice_id)
+        first = first.where(NoticeRow.node_id == node_id)
+    heads = [row.notice_id for row in pages.newest(session, first, NoticeRow.notice_id)]
+    newest: dict[int, dict[tuple[str, str], NoticeRow]] = {head: {} for head in heads}
+    rows = select(NoticeRow).where(NoticeRow.occurrence_id.in_(heads)).order_by(NoticeRow.notice_id)
+    for row in session.scalars(rows):
+        assert row.occurrence_id is not None
+        newest[row.occurrence_id][row.kind, row.source] = row
+    return [
+        (head, sorted(found.values(), key=lambda row: (row.first_seen_at, row.notice_id)))
+        for head, found in newest.items()
+    ]
 
 
 def as_fact(row) -> NoticeFact:

@@ -6,8 +6,23 @@ A notice belongs to one lease of a node: the next machine under that name starts
 from collections.abc import Iterable
 from datetime import datetime
 
-from agent.protocol.notice_life import GRACE_AFTER_DEADLINE, TAKES_THE_NODE, WITHOUT_DEADLINE_LASTS, withdraw
-from agent.protocol.sync import NoticeFact, NoticeKind, SourceHealth, SourceState
+from agent.protocol.notice_life import (
+    DRAIN,
+    GRACE_AFTER_DEADLINE,
+    TAKES_THE_NODE,
+    WITHOUT_DEADLINE_LASTS,
+    NoticePhase,
+    ends_utc,
+    phase,
+    withdraw,
+)
+from agent.protocol.sync import NoticeFact, NoticeKind, Provider, SourceHealth, SourceState
+
+AWS_QUEUE, GCP_PUBSUB, GCP_OPERATIONS = "aws-queue", "gcp-pubsub", "gcp-operations"
+"""The channels by which a cloud tells the service of the machines of an account. Each is the source of its notices."""
+ACCOUNT_CHANNELS = {AWS_QUEUE: Provider.AWS, GCP_PUBSUB: Provider.GCP, GCP_OPERATIONS: Provider.GCP}
+SAID_BY_SERVICE = frozenset({DRAIN, *ACCOUNT_CHANNELS})
+"""Agents know such notices from their orders only: what they say of them is no news, and withdraws nothing."""
 
 
 def horizon(now: datetime) -> datetime:
@@ -38,3 +53,25 @@ def withdrawn_by(source: SourceHealth, known: Iterable[NoticeFact], now: datetim
         for notice in known
         if notice.source == source.source and notice.kind not in source.announces and notice.withdrawn_utc is None
     )
+
+
+def same_loss(one: NoticeFact, other: NoticeFact) -> bool:
+    """Whether two notices of one lease announce the same loss, so that they are one occurrence: neither is withdrawn,
+    both take the node or are the same advice, and they name about the same time. What a person asks for is apart."""
+    if DRAIN in (one.source, other.source) and one.source != other.source:
+        return False
+    if one.withdrawn_utc is not None or other.withdrawn_utc is not None:
+        return False
+    if one.kind is not other.kind and not (takes_node(one.kind) and takes_node(other.kind)):
+        return False
+    if one.deadline_utc is not None and other.deadline_utc is not None:
+        return abs(one.deadline_utc - other.deadline_utc) <= GRACE_AFTER_DEADLINE
+    # One of them says no time: it is the same loss if the other was not over when it was heard.
+    first, second = sorted((one, other), key=lambda notice: notice.first_seen_utc)
+    return second.first_seen_utc < max(ends_utc(first), first.first_seen_utc + WITHOUT_DEADLINE_LASTS)
+
+
+def phase_of_all(notices: Iterable[NoticeFact], now: datetime) -> NoticePhase:
+    """Where an occurrence stands: it counts while one of its notices does, and is withdrawn when all of them are."""
+    order = (NoticePhase.HEARD, NoticePhase.DUE, NoticePhase.OVER, NoticePhase.WITHDRAWN)
+    return min((phase(notice, now) for notice in notices), key=order.index)

@@ -13,6 +13,7 @@ class NoticeRow(Base):
     """What became known of a notice about one life of one node. Whether it still counts is derived, never stored.
 
     `first_seen_at` tells a notice from the one before it; `recorded_at` is when the service first heard of it.
+    `occurrence_id`: the first of the rows that announce the same loss, whoever said so.
     """
 
     __tablename__ = "notices"
@@ -28,6 +29,7 @@ class NoticeRow(Base):
             name="uq_notices_fact",
             postgresql_nulls_not_distinct=True,
         ),
+        Index("ix_notices_occurrence", "occurrence_id"),
         Index("ix_notices_newest", "lease_id", "kind", "source", "notice_id"),
     )
 
@@ -41,3 +43,4 @@ class NoticeRow(Base):
     withdrawn_at: Mapped[datetime | None]
     recorded_at: Mapped[datetime] = mapped_column(index=True)
     raw: Mapped[str]
+    occurrence_id: Mapped[int | None] = mapped_column(default=None)

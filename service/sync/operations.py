@@ -10,6 +10,9 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import REFUSALS_MAX, NoticeFact, SyncReport
+from service.capacity.operations import Claim, judge_claim, release_machine, store_claim
+from service.capacity.tables import InstanceRow
+from service.clouds.operations import hear_from_agent
 from service.db.wake import RECONCILERS, job_topic, notify
 from service.handoffs.operations import decline_handoff, name_cause
 from service.jobs.causes import cause_of_rank
@@ -32,7 +35,7 @@ from service.nodes.skew import SAME_WITHIN, in_service_time, off_by
 from service.nodes.tables import NodeRow
 from service.notices.operations import record_notice
 from service.notices.queries import known_of_lease
-from service.notices.rules import withdrawn_by
+from service.notices.rules import SAID_BY_SERVICE, same_loss, withdrawn_by
 from service.peer_keys.operations import note_keeps
 from service.sync.accounts import account, spent_now
 from service.sync.facts import store_facts
@@ -74,7 +77,7 @@ def apply_report(
         intake.changed.update(job_id for job_id in session.scalars(members) if job_id in intake.jobs)
     with session.no_autoflush:
         # Neither call reads the changes made so far; those are written at once, below.
-        lease = _lease_of(intake, was_away=reporter.was_away)
+        lease = _lease_of(intake, _claim_of(intake), was_away=reporter.was_away)
         notices = report.notices
         if node.notice_source != source_before and info.notice_source is not None:
             known = known_of_lease(session, lease.lease_id, now=now)
@@ -99,22 +102,41 @@ def apply_report(
     return intake
 
 
-def _lease_of(intake: Intake, *, was_away: bool) -> LeaseRow:
-    """The node's open lease. It begins another one if it has none, or comes with other slots or in another pool: then
-    the time of the present one up to now is accounted, by what the report says, and it ends."""
+def _claim_of(intake: Intake) -> Claim:
+    """What the node says of its machine, and whether that is taken."""
+    info, node = intake.report.node, intake.node
+    claim = judge_claim(intake.session, info, now=intake.now)
+    if claim.refused:
+        assert info.provider_id is not None
+        intake.overstep("provider_id", info.node_id, info.provider_id, claim.refused)
+    elif info.provider_id is not None:
+        node.provider_id, node.zone = info.provider_id, info.zone
+    return claim
+
+
+def _lease_of(intake: Intake, claim: Claim, *, was_away: bool) -> LeaseRow:
+    """The node's open lease. It begins another one if it has none, or comes with other slots, in another pool or on
+    another machine: then the time of the present one up to now is accounted, by what the report says, and it ends."""
     session, info, now = intake.session, intake.report.node, intake.now
+    provider_id = info.provider_id if not claim.refused else None
     lease = open_lease(session, info.node_id)
-    if lease is not None and (lease.pool, lease.slots) == (info.pool, info.slots):
-        return lease
-    if lease is not None:
-        reason = f"the node came back with {info.slots} slots in pool {info.pool}"
-        close_lease(session, lease=lease, at=now, spent=spent_now(intake, lease.slots), reason=reason)
-        session.flush()
-    what = {"node_id": info.node_id, "provider": info.provider.value, "pool": info.pool, "slots": info.slots}
-    lease = begin_lease(session, **what, now=now, was_away=was_away)
-    # Until here the machine booted; or it was there, and nobody knows yet what it did.
-    cause = Cause.LOST if was_away else Cause.BOOTSTRAP
-    account_all(session, lease=lease, until=now, spent=[Spent(cause)] * lease.slots)
+    is_same = lease is not None and (lease.pool, lease.slots) == (info.pool, info.slots)
+    if lease is None or not is_same or claim.is_another:
+        if lease is not None:
+            reason = f"the node came back with {info.slots} slots in pool {info.pool}"
+            reason = f"the node is machine {provider_id} now" if is_same else reason
+            close_lease(session, lease=lease, at=now, spent=spent_now(intake, lease.slots), reason=reason)
+            session.flush()
+        if claim.is_another:
+            release_machine(session, info.node_id, now=now)
+            was_away = False
+        what = {"node_id": info.node_id, "provider": info.provider.value, "pool": info.pool, "slots": info.slots}
+        lease = begin_lease(session, **what, now=now, was_away=was_away, provider_id=provider_id)
+        # Until here the machine booted; or it was there, and nobody knows yet what it did.
+        cause = Cause.LOST if was_away else Cause.BOOTSTRAP
+        account_all(session, lease=lease, until=now, spent=[Spent(cause)] * lease.slots)
+    if provider_id is not None:
+        store_claim(session, session.get_one(InstanceRow, lease.instance_id), info)
     return lease
 
 
@@ -135,12 +157,17 @@ def _take_out_of_reach(intake: Intake) -> None:
 
 def _store_notices(intake: Intake, lease: LeaseRow, notices: tuple[NoticeFact, ...]) -> None:
     for fact in notices:
+        if fact.source in SAID_BY_SERVICE:
+            continue
         found = lease if fact.node_id == intake.node.node_id else _lease_of_peer(intake, fact)
         is_exact = found is lease and not off_by(intake.node.clock_ahead_s)
         same_within = timedelta(0) if is_exact else SAME_WITHIN
-        if found is not None and record_notice(
-            intake.session, fact, lease_id=found.lease_id, now=intake.now, same_within=same_within
-        ):
+        if found is None:
+            continue
+        known = known_of_lease(intake.session, found.lease_id, now=intake.now)
+        is_first = not any(item.source != fact.source and same_loss(item, fact) for item in known)
+        if record_notice(intake.session, fact, lease_id=found.lease_id, now=intake.now, same_within=same_within):
+            hear_from_agent(intake.session, fact, found, is_first=is_first, now=intake.now)
             members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == fact.node_id)
             intake.changed.update(job_id for job_id in intake.session.scalars(members) if job_id in intake.jobs)
 

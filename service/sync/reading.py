@@ -33,6 +33,8 @@ _NAMED_BY = {
     "metrics": ("job_id", "generation", "step"),
     "peer_keys": ("job_id",),
 }
+_OF_NODE = ("notice_source", "provider_id", "zone")
+"""What of the node itself may be wrong without the rest of its report being so."""
 _JSON: TypeAdapter[Any] = TypeAdapter(Any)
 
 
@@ -96,8 +98,8 @@ def _without_wrong_parts(fields: dict[str, Any], error: ValidationError) -> Read
 def _part_of(place: tuple[int | str, ...]) -> tuple[str | None, int, tuple[int | str, ...]]:
     """The part that an error lies in, the index of its element, and the place in that. No part: the envelope."""
     match place:
-        case ("node", "notice_source", *rest):
-            return "notice_source", _WHOLE, tuple(rest)
+        case ("node", str(part), *rest) if part in _OF_NODE:
+            return part, _WHOLE, tuple(rest)
         case (str(part), int(index), *rest) if part in _NAMED_BY:
             return part, index, tuple(rest)
         case (str(part), *rest) if part in _NAMED_BY:
@@ -106,8 +108,8 @@ def _part_of(place: tuple[int | str, ...]) -> tuple[str | None, int, tuple[int |
 
 
 def _take_out(fields: dict[str, Any], part: str, wrong: set[int]) -> None:
-    if part == "notice_source":
-        fields["node"]["notice_source"] = None
+    if part in _OF_NODE:
+        fields["node"][part] = None
     elif _WHOLE in wrong:
         fields[part] = []
     else:
@@ -115,7 +117,7 @@ def _take_out(fields: dict[str, Any], part: str, wrong: set[int]) -> None:
 
 
 def _key(part: str, index: int, fields: dict[str, Any]) -> str:
-    if part == "notice_source" or index == _WHOLE:
+    if index == _WHOLE:
         return "(whole)"
     element = fields[part][index]
     known = [element[name] for name in _NAMED_BY[part] if name in element] if isinstance(element, dict) else []

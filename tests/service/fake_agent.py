@@ -69,6 +69,8 @@ class FakeAgent:
     seq: int = 0
     notice_source: SourceHealth | None = None
     job_user: str | None = None
+    provider_id: str | None = None
+    zone: str | None = None
     orders: SyncOrders | None = None
     token: str = ""
 
@@ -99,6 +101,8 @@ class FakeAgent:
                 private_address="127.0.0.1",
                 notice_source=self.notice_source,
                 job_user=self.job_user,
+                provider_id=self.provider_id,
+                zone=self.zone,
             ),
             **known_of(self.orders),
             **parts,

@@ -1,0 +1,234 @@
+"""Stores what the clouds tell: hearing, notice and count in one transaction, as the reports of agents are stored.
+
+Lock order as there: nodes by id, then jobs by id; counts come last. Whoever reads a channel deletes a message only
+after the commit. A message that comes again changes nothing.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import case, func, select, tuple_
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.orm import Session
+
+from agent.protocol.sync import NoticeFact, NoticeKind, Provider
+from liver_core.layout.limits import fitting
+from service.capacity.tables import InstanceRow
+from service.clouds.cloud_facts import NAME_CHARS_MAX, RAW_CHARS_MAX, CloudFact, Disposition, Unread
+from service.clouds.rules import Judgement, Machine, judge
+from service.clouds.tables import ChannelRow, HearingCountRow, HearingRow
+from service.leases.tables import LeaseRow
+from service.nodes.tables import NodeRow
+from service.notices.operations import record_notice, tell_jobs
+from service.notices.queries import known_of_lease
+from service.notices.tables import NoticeRow
+
+UNREAD_KEPT_MAX, UNREAD_KEPT_FOR = 1_000, timedelta(hours=1)
+"""So many unreadable messages are kept of one channel in so long; the others are counted."""
+_Name = tuple[Provider, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of one fact. `node_id`: None for a machine that is no node here."""
+
+    fact: CloudFact
+    disposition: Disposition
+    reason: str
+    node_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    node_id: str
+    lease_id: int | None
+
+
+def take_facts(session: Session, facts: Sequence[CloudFact], *, now: datetime) -> tuple[Taken, ...]:
+    """Store these facts, and tell the agents of the nodes whose notices change. What is foreign is only counted."""
+    facts = [fact.bounded() for fact in facts]
+    nodes = _lock_machines(session, {(fact.provider, fact.provider_id) for fact in facts})
+    taken, changed = [], set()
+    for fact in sorted(facts, key=lambda item: item.said_at):
+        found = nodes.get((fact.provider, fact.provider_id))
+        judgement = judge(fact, _machine(session, found, now), now)
+        if found is not None:
+            if judgement.notice is not None and found.lease_id is not None:
+                record_notice(session, judgement.notice, lease_id=found.lease_id, now=now)
+                changed.add(found.node_id)
+            row = _hearing(fact, found, judgement, now)
+            _hear(session, row | {"occurrence_id": _occurrence_of(session, found, judgement)})
+        node_id = found.node_id if found is not None else None
+        taken.append(Taken(fact, judgement.disposition, judgement.reason, node_id))
+    tell_jobs(session, changed, now=now)
+    examples = {(item.fact.channel, item.disposition): f"{item.reason}: {item.fact.raw}" for item in taken}
+    _count(session, Counter((item.fact.channel, item.disposition) for item in taken), examples, now=now)
+    return tuple(taken)
+
+
+def take_unread(session: Session, messages: Iterable[Unread], *, now: datetime) -> None:
+    """Keep and count messages that nobody can read."""
+    counted: Counter[tuple[str, Disposition]] = Counter()
+    examples = {}
+    for message in messages:
+        key = message.channel, Disposition.MALFORMED
+        counted[key] += 1
+        examples[key] = f"{message.reason}: {message.raw}"
+        recent = HearingRow.heard_at > now - UNREAD_KEPT_FOR, HearingRow.disposition == Disposition.MALFORMED
+        kept = select(func.count()).where(HearingRow.channel == message.channel, *recent)
+        if session.execute(kept).scalar_one() < UNREAD_KEPT_MAX:
+            values = {
+                "channel": message.channel,
+                "message_id": fitting(message.message_id, NAME_CHARS_MAX),
+                "heard_at": now,
+                "disposition": Disposition.MALFORMED.value,
+                "reason": fitting(message.reason),
+                "raw": fitting(message.raw, RAW_CHARS_MAX),
+                "kind": "",
+            }
+            _hear(session, values)
+    _count(session, counted, examples, now=now)
+
+
+def count_only(session: Session, channel: str, reasons: Sequence[str], *, now: datetime) -> None:
+    """Messages that say nothing about any machine going, such as that one has started: none of them is kept."""
+    key = channel, Disposition.NOTED
+    if reasons:
+        _count(session, Counter({key: len(reasons)}), {key: reasons[-1]}, now=now)
+
+
+def hear_from_agent(session: Session, fact: NoticeFact, lease: LeaseRow, *, is_first: bool, now: datetime) -> None:
+    """Note what an agent heard itself, beside what the channels of the account tell. `is_first`: no other channel had
+    said so before."""
+    if fact.withdrawn_utc is not None:
+        disposition, reason = Disposition.WITHDRAWS, f"{fact.source} takes it back; what others say stays"
+    elif fact.kind is NoticeKind.REBALANCE:
+        disposition, reason = Disposition.ADVICE, "the cloud may take the machine: no job leaves it for that"
+    elif is_first:
+        disposition, reason = Disposition.ACTS, "the first to say so"
+    else:
+        disposition, reason = Disposition.ADDS, "another channel said so before"
+    times = (fact.first_seen_utc, fact.deadline_utc, fact.withdrawn_utc)
+    values = {
+        "channel": fact.source,
+        "message_id": f"{lease.lease_id}/{fact.kind}/" + "/".join("" if at is None else at.isoformat() for at in times),
+        "node_id": fact.node_id,
+        "lease_id": lease.lease_id,
+        "kind": fact.kind.value,
+        "deadline_at": fact.deadline_utc,
+        "heard_at": now,
+        "disposition": disposition.value,
+        "reason": reason,
+        "raw": fact.raw,
+        "occurrence_id": session.scalars(_newest_of(lease.lease_id, fact.kind, fact.source)).first(),
+    }
+    _hear(session, values)
+
+
+def note_channel(session: Session, channel: str, provider: Provider, *, trouble: str = "", now: datetime) -> None:
+    """A replica has asked the channel: with success, or not and why."""
+    row = {"channel": channel, "provider": provider.value, "trouble": ""}
+    if not trouble:
+        statement = insert(ChannelRow).values(row | {"ok_at": now})
+        ok_at = {"ok_at": func.greatest(ChannelRow.ok_at, now)}
+        session.execute(statement.on_conflict_do_update(index_elements=["channel"], set_=ok_at))
+        return
+    row |= {"trouble": fitting(trouble), "trouble_at": now, "trouble_since": now}
+    goes_on = case(
+        (ChannelRow.trouble_at > func.coalesce(ChannelRow.ok_at, ChannelRow.trouble_since), ChannelRow.trouble_since),
+        (ChannelRow.ok_at.is_(None), func.coalesce(ChannelRow.trouble_since, now)),
+        else_=now,
+    )
+    changed = {"trouble": row["trouble"], "trouble_at": now, "trouble_since": goes_on}
+    session.execute(insert(ChannelRow).values(row).on_conflict_do_update(index_elements=["channel"], set_=changed))
+
+
+def _lock_machines(session: Session, names: set[_Name]) -> dict[_Name, _Found]:
+    """The nodes that these machines are now, locked in order of id, with their open leases."""
+    if not names:
+        return {}
+    wanted = sorted((provider.value, provider_id) for provider, provider_id in names)
+    present = tuple_(InstanceRow.provider, InstanceRow.provider_id).in_(wanted) & InstanceRow.released_at.is_(None)
+    machines = select(InstanceRow.node_id).where(present, InstanceRow.node_id.is_not(None))
+    node_ids = sorted({node_id for node_id in session.scalars(machines) if node_id is not None})
+    if not node_ids:
+        return {}
+    locked = select(NodeRow.node_id).where(NodeRow.node_id.in_(node_ids)).order_by(NodeRow.node_id)
+    session.execute(locked.with_for_update(key_share=True)).all()
+    # Only now: a report that was at work meanwhile may have changed who is which machine.
+    lease = (LeaseRow.instance_id == InstanceRow.instance_id) & LeaseRow.ended_at.is_(None)
+    statement = (
+        select(InstanceRow.provider, InstanceRow.provider_id, InstanceRow.node_id, LeaseRow.lease_id)
+        .outerjoin(LeaseRow, lease)
+        .where(present, InstanceRow.node_id.in_(node_ids))
+    )
+    return {
+        (Provider(row.provider), row.provider_id): _Found(row.node_id, row.lease_id)
+        for row in session.execute(statement)
+    }
+
+
+def _machine(session: Session, found: _Found | None, now: datetime) -> Machine | None:
+    if found is None:
+        return None
+    if found.lease_id is None:
+        return Machine(found.node_id, has_lease=False)
+    return Machine(found.node_id, has_lease=True, known=known_of_lease(session, found.lease_id, now=now))
+
+
+def _hearing(fact: CloudFact, found: _Found, judgement: Judgement, now: datetime) -> dict[str, object]:
+    return {
+        "channel": fact.channel,
+        "message_id": fact.message_id,
+        "provider": fact.provider.value,
+        "provider_id": fact.provider_id,
+        "node_id": found.node_id,
+        "lease_id": found.lease_id,
+        "kind": fact.kind.value,
+        "said_at": fact.said_at,
+        "deadline_at": fact.deadline_at,
+        "heard_at": now,
+        "disposition": judgement.disposition.value,
+        "reason": fitting(judgement.reason),
+        "raw": fact.raw,
+    }
+
+
+def _occurrence_of(session: Session, found: _Found, judgement: Judgement) -> int | None:
+    notice = judgement.notice
+    if notice is None or found.lease_id is None:
+        return None
+    return session.scalars(_newest_of(found.lease_id, notice.kind, notice.source)).first()
+
+
+def _newest_of(lease_id: int, kind: NoticeKind, source: str):
+    of_channel = NoticeRow.lease_id == lease_id, NoticeRow.kind == kind.value, NoticeRow.source == source
+    return select(NoticeRow.occurrence_id).where(*of_channel).order_by(NoticeRow.notice_id.desc()).limit(1)
+
+
+def _hear(session: Session, values: Mapping[str, object]) -> None:
+    session.execute(insert(HearingRow).values(values).on_conflict_do_nothing())
+
+
+def _count(
+    session: Session,
+    counted: Mapping[tuple[str, Disposition], int],
+    examples: Mapping[tuple[str, Disposition], str],
+    *,
+    now: datetime,
+) -> None:
+    """In order of key, at the end of the transaction: many write the same few rows."""
+    for channel, disposition in sorted(counted):
+        key = channel, disposition
+        values = {
+            "channel": channel,
+            "disposition": disposition.value,
+            "heard": counted[key],
+            "last_at": now,
+            "example": fitting(examples[key]),
+        }
+        added = {"heard": HearingCountRow.heard + counted[key], "last_at": now, "example": values["example"]}
+        statement = insert(HearingCountRow).values(values)
+        session.execute(statement.on_conflict_do_update(index_elements=["channel", "disposition"], set_=added))

@@ -1,0 +1,152 @@
+"""What to do with a fact that a cloud told, given what is known of the machine. Pure.
+
+When a notice counts is decided in `agent.protocol.notice_life`; here, whether a fact is one more notice.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from agent.protocol.notice_life import GRACE_AFTER_DEADLINE, WITHOUT_DEADLINE_LASTS, hear, is_open, withdraw
+from agent.protocol.sync import NoticeFact, NoticeKind
+from liver_core.layout.limits import fitting
+from service.clouds.cloud_facts import CloudFact, Disposition, FactKind
+from service.notices.rules import same_loss, takes_node
+
+CHANNEL_LIVES = timedelta(seconds=90)
+"""A channel that nobody could ask for so long is not alive."""
+_KINDS = {
+    FactKind.INTERRUPTION: NoticeKind.INTERRUPTION,
+    FactKind.MAINTENANCE: NoticeKind.MAINTENANCE,
+    FactKind.REBALANCE: NoticeKind.REBALANCE,
+    FactKind.GOING: NoticeKind.INTERRUPTION,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The node that a fact is about. `has_lease`: it is not gone. `known`: the newest of each of its notices."""
+
+    node_id: str
+    has_lease: bool
+    known: tuple[NoticeFact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """`notice`: what has to be stored of it, and told to the agents; None: nothing."""
+
+    disposition: Disposition
+    reason: str
+    notice: NoticeFact | None = None
+
+
+def judge(fact: CloudFact, machine: Machine | None, now: datetime) -> Judgement:
+    """What to do with one fact. `now`: by the service's clock."""
+    if machine is None:
+        what = f"{fact.provider.value} machine {fitting(fact.provider_id, 80)}"
+        return Judgement(Disposition.FOREIGN, f"no node of this installation is {what}")
+    if not machine.has_lease:
+        return Judgement(Disposition.LATE, f"node {machine.node_id} is gone already")
+    fact = by_our_clock(fact, now)
+    said = _as_notice(fact, machine.node_id, now)
+    if said is None:
+        return Judgement(Disposition.NOTED, _of_its_end(machine, now))
+    key = said.kind, said.source
+    known = next((item for item in machine.known if (item.kind, item.source) == key), None)
+    if fact.is_withdrawal:
+        return _judge_withdrawal(fact, said, known)
+    if now >= (ends := over_at(fact)):
+        return Judgement(Disposition.LATE, f"what it announces was over {_ago(now - ends)} before it came")
+    if known is not None and known.withdrawn_utc is not None and fact.said_at <= known.withdrawn_utc:
+        return Judgement(Disposition.REPEATED, f"{fact.channel} said it before it took it back")
+    notice = hear(known, said)
+    if notice is None:
+        return Judgement(Disposition.REPEATED, f"{fact.channel} has said so before")
+    if not takes_node(notice.kind):
+        return Judgement(Disposition.ADVICE, "the cloud may take the machine: no job leaves it for that", notice)
+    return _judge_notice(fact, notice, known, machine, now)
+
+
+def by_our_clock(fact: CloudFact, now: datetime) -> CloudFact:
+    """The fact with its times moved back where it seems to be said after it was heard: the cloud's clock is ahead by at
+    least so much. What it says of the end is as much too late."""
+    ahead = max(fact.said_at - now, timedelta(0))
+    if not ahead:
+        return fact
+    deadline_at = None if fact.deadline_at is None else fact.deadline_at - ahead
+    return replace(fact, said_at=now, deadline_at=deadline_at)
+
+
+def over_at(fact: CloudFact) -> datetime:
+    """From when on a fact announces nothing any more, whoever hears it first then."""
+    if fact.deadline_at is None:
+        return fact.said_at + WITHOUT_DEADLINE_LASTS
+    return fact.deadline_at + GRACE_AFTER_DEADLINE
+
+
+def is_alive(last_ok_at: datetime | None, now: datetime) -> bool:
+    """Whether somebody could ask the channel lately."""
+    return last_ok_at is not None and now - last_ok_at < CHANNEL_LIVES
+
+
+def _as_notice(fact: CloudFact, node_id: str, now: datetime) -> NoticeFact | None:
+    kind = _KINDS.get(fact.kind)
+    if kind is None:
+        return None
+    return NoticeFact(
+        node_id=node_id,
+        kind=kind,
+        source=fact.channel,
+        deadline_utc=fact.deadline_at,
+        first_seen_utc=now,
+        raw=fitting(fact.raw),
+    )
+
+
+def _judge_withdrawal(fact: CloudFact, said: NoticeFact, known: NoticeFact | None) -> Judgement:
+    if known is None:
+        # What it takes back may still come: then it is known not to count.
+        notice = said.model_copy(update={"first_seen_utc": fact.said_at, "withdrawn_utc": fact.said_at})
+        return Judgement(Disposition.WITHDRAWS, f"{fact.channel} takes back what was not heard yet", notice)
+    if known.withdrawn_utc is not None:
+        return Judgement(Disposition.REPEATED, f"{fact.channel} has taken it back before")
+    notice = withdraw(known, max(fact.said_at, known.first_seen_utc))
+    return Judgement(Disposition.WITHDRAWS, f"{fact.channel} takes it back; what others say stays", notice)
+
+
+def _judge_notice(
+    fact: CloudFact, notice: NoticeFact, known: NoticeFact | None, machine: Machine, now: datetime
+) -> Judgement:
+    others = [
+        item
+        for item in machine.known
+        if item is not known and takes_node(item.kind) and is_open(item, now) and same_loss(item, notice)
+    ]
+    if fact.kind is FactKind.GOING and any(takes_node(item.kind) and is_open(item, now) for item in machine.known):
+        return Judgement(Disposition.NOTED, "the machine is being stopped, as was announced")
+    if known is not None and known.withdrawn_utc is None and known.first_seen_utc == notice.first_seen_utc:
+        return Judgement(Disposition.ACTS, f"{fact.channel} names an earlier time than before", notice)
+    if others:
+        first = min(others, key=lambda item: item.first_seen_utc)
+        after_s = max(0.0, (now - first.first_seen_utc).total_seconds())
+        reason = f"{first.source} said so {after_s:.1f} s before{_nearer(notice, others)}"
+        return Judgement(Disposition.ADDS, reason, notice)
+    return Judgement(Disposition.ACTS, "the first to say so", notice)
+
+
+def _nearer(notice: NoticeFact, others: Iterable[NoticeFact]) -> str:
+    known = min((item.deadline_utc for item in others if item.deadline_utc is not None), default=None)
+    if notice.deadline_utc is None or (known is not None and notice.deadline_utc >= known):
+        return ""
+    return "; this one names a time" if known is None else f", and left {_ago(known - notice.deadline_utc)} more"
+
+
+def _of_its_end(machine: Machine, now: datetime) -> str:
+    if any(takes_node(item.kind) and item.withdrawn_utc is None for item in machine.known):
+        return "the machine has ended, as was announced"
+    return "the machine has ended, and nobody had announced it"
+
+
+def _ago(span: timedelta) -> str:
+    return f"{span.total_seconds():.0f} s"
