@@ -20,8 +20,9 @@ from agent.link.log_shipper import LogShipper
 from agent.link.outbox import Outbox
 from agent.notices.aws import AwsImdsSource
 from agent.notices.gcp import EVENT_S, EVENT_WITH_GPU_S, GcpMetadataSource
+from agent.notices.metadata_read import Unreadable
 from agent.notices.shutdown import ShutdownSource, system_is_stopping
-from agent.notices.source import NoneSource, NoticeSource
+from agent.notices.source import MachineName, NoneSource, NoticeSource
 from agent.notices.warning_budget import warning_budget
 from agent.notices.watcher import NoticeWatcher
 from agent.peer.peer_client import PeerClient
@@ -35,13 +36,14 @@ from agent.supervisor.supervisor import Supervisor, SupervisorSettings
 from agent.supervisor.zygote_client import Exited, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
 from agent.wall_clock import WallClock
-from liver_core.service_manager import ServiceManager
 from liver_core.steady_clock import PROCESS_CLOCK, utc_now
+from liver_core.systemd_notify import ServiceManager
 
 INCARNATION_KEY = "last"
 PULSE_CHECK_S = 1.0
 STOP_GRACE_S = 10.0
 SHUTDOWN_CHECK_S = 0.1
+MACHINE_AGAIN_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -64,6 +66,7 @@ class Agent:
         self._incarnation_id = uuid.uuid4()
         self._shipper = LogShipper(settings.run_dir)
         self._health: SourceHealth | None = None
+        self._machine: MachineName | None = None
         self._has_ranks: Callable[[], bool] = lambda: False
         self._shutdown = ShutdownSource(has_work=lambda: self._has_ranks(), now=_now)
         self._ending: asyncio.Task[None] | None = None
@@ -116,7 +119,9 @@ class Agent:
             )
             server = PeerServer(app)
             self._has_ranks = lambda: bool(supervisor.states)
-            watchers = self._watchers(link)
+            source = notice_source(settings)
+            stack.push_async_callback(source.close)
+            watchers = self._watchers(source, link)
             _log.info(
                 "agent of node %s started (start %d), peer endpoint at %s:%d",
                 settings.node_id,
@@ -132,6 +137,7 @@ class Agent:
                 *(watcher.run() for watcher in watchers),
                 self._check_pulses(supervisor),
                 self._show_life(watchers),
+                self._learn_machine(source, link),
             )
             self._manager.stopping("ranks stay and are adopted by the next agent")
 
@@ -253,7 +259,13 @@ class Agent:
                 agent_incarnation=self._incarnation_id,
                 report_seq=report_seq,
                 issued_utc=_now(),
-                node=info.model_copy(update={"notice_source": self._health}),
+                node=info.model_copy(
+                    update={
+                        "notice_source": self._health,
+                        "provider_id": self._machine and self._machine.provider_id,
+                        "zone": self._machine and self._machine.zone,
+                    }
+                ),
                 notices=outbox.notices.batch(report_seq, share),
                 ranks=self._driver.statuses(),
                 steps=outbox.steps.batch(report_seq, share),
@@ -283,14 +295,14 @@ class Agent:
             take_back=self._outbox.take_back,
         )
 
-    def _watchers(self, link: ServiceLink) -> tuple[NoticeWatcher, ...]:
+    def _watchers(self, source: NoticeSource, link: ServiceLink) -> tuple[NoticeWatcher, ...]:
         """Of the provider's metadata, and of the machine's own shutdown if that is wanted."""
 
         def report(health: SourceHealth) -> None:
             self._health = health
             link.sync_soon()
 
-        metadata = self._watcher(notice_source(self._settings), report)
+        metadata = self._watcher(source, report)
         self._health = metadata.health
         if not self._settings.shutdown_inhibitor:
             return (metadata,)
@@ -366,6 +378,21 @@ class Agent:
                 if not self._has_ranks():
                     break
         self.stop()
+
+    async def _learn_machine(self, source: NoticeSource, link: ServiceLink) -> None:
+        """Which machine of the provider this is. Without that, the service cannot tell that a message of the cloud is
+        about this node."""
+        while True:
+            try:
+                self._machine = await source.machine()
+            except Unreadable as error:
+                _log.warning("which machine this is cannot be read: %s", error)
+                await asyncio.sleep(MACHINE_AGAIN_S)
+                continue
+            if self._machine is not None:
+                _log.info("this is machine %s in %s", self._machine.provider_id, self._machine.zone)
+                link.sync_soon()
+            return
 
     async def _show_life(self, watchers: tuple[NoticeWatcher, ...]) -> None:
         """Sign of life for the service manager, for as long as this loop runs and notices are read."""

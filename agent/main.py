@@ -31,7 +31,7 @@ from agent.settings import (
     socket_dir_for,
 )
 from liver_core.layout.limits import NodeId
-from liver_core.service_manager import take_service_manager
+from liver_core.systemd_notify import take_service_manager
 
 EXIT_SETTINGS = 2
 EXIT_REFUSED = 3

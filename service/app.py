@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from agent.protocol import PROTOCOL_VERSION
 from agent.protocol.jobfile import JobFile
 from agent.protocol.sync import SyncReport
-from liver_core.service_manager import ServiceManager
+from liver_core.systemd_notify import ServiceManager
 from service import problems
 from service.audit import endpoints as audit
 from service.capacity import endpoints as capacity

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvicorn
 
-from liver_core.service_manager import take_service_manager
+from liver_core.systemd_notify import take_service_manager
 from service.app import create_app, release
 from service.db.engine import StartError, check_data_dir
 from service.edge.timed_http import TimedH11Protocol

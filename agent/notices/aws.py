@@ -14,7 +14,7 @@ import httpx
 
 from agent.notices.metadata_read import Answer, Unreadable, read
 from agent.notices.planned import aws_events, aws_group_state, merged, parse_json, raw_of
-from agent.notices.source import Announced, Announcement, Nothing, Observation, Unknown, parse_utc
+from agent.notices.source import Announced, Announcement, MachineName, Nothing, Observation, Unknown, parse_utc
 from agent.protocol.sync import NoticeKind
 from agent.protocol.values import shifted
 
@@ -32,6 +32,8 @@ ACTION_PATH = "/latest/meta-data/spot/instance-action"
 TERMINATION_PATH = "/latest/meta-data/spot/termination-time"
 REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
 GROUP_PATH = "/latest/meta-data/autoscaling/target-lifecycle-state"
+INSTANCE_PATH = "/latest/meta-data/instance-id"
+ZONE_PATH = "/latest/meta-data/placement/availability-zone"
 EVENTS_PATH = "/latest/meta-data/events/maintenance/scheduled"
 ACTIONS = ("terminate", "stop", "hibernate")
 
@@ -76,6 +78,17 @@ class AwsImdsSource:
         if problems:
             return Unknown("; ".join(dict.fromkeys(problems)), found)
         return Announced(found) if found else Nothing()
+
+    async def machine(self) -> MachineName | None:
+        """Instance id and availability zone."""
+        self._observes_until = self._monotonic() + OBSERVATION_TIMEOUTS * self._timeout_s
+        found = []
+        for path in (INSTANCE_PATH, ZONE_PATH):
+            body = await self._get(path)
+            if not body:
+                raise Unreadable(f"{path} is not there")
+            found.append(body.strip())
+        return MachineName(*found)
 
     async def close(self) -> None:
         """Close the connection pool."""

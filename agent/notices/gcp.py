@@ -14,7 +14,7 @@ import httpx
 
 from agent.notices.metadata_read import Answer, Unreadable, read
 from agent.notices.planned import gcp_event, gcp_upcoming, merged, raw_of
-from agent.notices.source import Announced, Announcement, Nothing, Observation, Unknown
+from agent.notices.source import Announced, Announcement, MachineName, Nothing, Observation, Unknown
 from agent.notices.warning_budget import WarningBudget
 from agent.protocol.sync import NoticeKind
 
@@ -22,6 +22,8 @@ DEFAULT_URL = "http://169.254.169.254"
 PREEMPTED_PATH = "/computeMetadata/v1/instance/preempted"
 EVENT_PATH = "/computeMetadata/v1/instance/maintenance-event"
 UPCOMING_PATH = "/computeMetadata/v1/instance/upcoming-maintenance"
+ID_PATH = "/computeMetadata/v1/instance/id"
+ZONE_PATH = "/computeMetadata/v1/instance/zone"
 LONG_POLL_S = 5
 """Well below the 30 s of a notice. A poll that hangs hears nothing until it ends, and a deadline is counted from the
 end of the poll before: a longer one would take more from the time that is left."""
@@ -85,6 +87,16 @@ class GcpMetadataSource:
             return Unknown("; ".join(dict.fromkeys(problems)), maintenance)
         self._maintenance = maintenance
         return Announced(maintenance) if maintenance else Nothing()
+
+    async def machine(self) -> MachineName | None:
+        """The number of the instance, which also a machine of the same name does not share, and its zone."""
+        found = []
+        for path in (ID_PATH, ZONE_PATH):
+            answer = await self._get(path, {})
+            if answer.status != 200 or not answer.text.strip():
+                raise Unreadable(f"{path} answered {answer.status}")
+            found.append(answer.text.strip().rpartition("/")[2])
+        return MachineName(*found)
 
     async def close(self) -> None:
         """Close the connection pool."""

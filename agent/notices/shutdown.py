@@ -17,7 +17,7 @@ from dbus_fast import BusType, DBusFastError, Message, MessageType
 from dbus_fast.aio import MessageBus
 
 from agent.notices.metadata_read import Unreadable
-from agent.notices.source import Announced, Announcement, Nothing, Observation, Unknown
+from agent.notices.source import Announced, Announcement, MachineName, Nothing, Observation, Unknown
 from agent.protocol.sync import NoticeKind
 
 LOGIND = "org.freedesktop.login1"
@@ -65,6 +65,10 @@ class ShutdownSource:
             return Announced((self._said,))
         self._wait_s = RETRY_S if problem else QUIET_S
         return Unknown(problem) if problem else Nothing()
+
+    async def machine(self) -> MachineName | None:
+        """logind does not know."""
+        return None
 
     def announce_stop(self, within_s: float) -> None:
         """The system stops, and leaves this process so many seconds."""

@@ -62,7 +62,7 @@ resource "aws_cloudwatch_event_rule" "notices" {
   for_each      = local.rules
   name          = "${var.name}-${each.key}"
   description   = "To the queue of the LiveR control service"
-  event_pattern = file("${path.module}/patterns/${each.key}.json")
+  event_pattern = file("${path.module}/pattern-${each.key}.json")
   tags          = var.tags
 }
 

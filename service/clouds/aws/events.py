@@ -55,8 +55,7 @@ class ReservationEnd:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What one message says. `passed`: why it says nothing of any machine that goes; `unread`: why nobody can read it.
-    """
+    """What one message says. `passed`: why it says nothing of any machine that goes; `unread`: why nobody can read it."""
 
     facts: tuple[CloudFact, ...] = ()
     hook: Hook | None = None

@@ -13,10 +13,10 @@ from agent.notices.aws import ACTION_PATH, EVENTS_PATH, GROUP_PATH, AwsImdsSourc
 from agent.notices.gcp import EVENT_PATH, EVENT_WITH_GPU_S, PREEMPTED_PATH, UPCOMING_PATH, GcpMetadataSource
 from agent.notices.metadata_read import Unreadable
 from agent.notices.planned import AWS_CODES, LEAD, aws_events, aws_group_state, gcp_upcoming, merged
-from agent.notices.source import Announced, Announcement, Nothing, Observation, Unknown
+from agent.notices.source import Announced, Announcement, MachineName, Nothing, Observation, Unknown
 from agent.notices.warning_budget import warning_budget
 from agent.protocol.sync import NoticeKind, Provider
-from deploy.local.metadata_server import ImdsServer
+from deploy.local.metadata_server import ImdsServer, Instance
 from tests.agent.notices.scripted_server import Reply, scripted
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
@@ -105,8 +105,13 @@ def test_the_aws_source_hears_group_and_events_and_of_two_ends_the_nearest() -> 
     async def run() -> list[Observation]:
         source = AwsImdsSource(server.url, monotonic=lambda: 0.0, now=lambda: datetime.now(UTC))
         seen = []
-        for request in ({"do": "group", "state": "InService"}, {"do": "group"}, {"do": "interrupt", "ends_in_s": 90},
-                        {"do": "maintenance", "starts_in_s": 300}):  # fmt: skip
+        requests: list[dict[str, object]] = [
+            {"do": "group", "state": "InService"},
+            {"do": "group"},
+            {"do": "interrupt", "ends_in_s": 90},
+            {"do": "maintenance", "starts_in_s": 300},
+        ]
+        for request in requests:
             assert server.instance.change(request) == ""
             seen.append(await source.observe())
         await source.close()
@@ -254,7 +259,12 @@ def test_the_metadata_server_for_rehearsals_announces_maintenance_as_gcp_does() 
             server.url, budget=warning_budget(Provider.GCP), long_poll_s=0, now=lambda: datetime.now(UTC)
         )
         seen = []
-        for request in ({"do": "clear"}, {"do": "maintenance"}, {"do": "maintenance", "starts_in_s": 30}):
+        requests: list[dict[str, object]] = [
+            {"do": "clear"},
+            {"do": "maintenance"},
+            {"do": "maintenance", "starts_in_s": 30},
+        ]
+        for request in requests:
             assert server.instance.change(request) == ""
             seen.append(await source.observe())
         await source.close()
@@ -265,6 +275,37 @@ def test_the_metadata_server_for_rehearsals_announces_maintenance_as_gcp_does() 
     assert quiet == Nothing()
     assert [item.kind for item in of(far)] == [NoticeKind.REBALANCE]
     assert [item.kind for item in of(near)] == [NoticeKind.MAINTENANCE]
+
+
+def test_both_sources_say_which_machine_this_is() -> None:
+    server = ImdsServer(Instance(instance_id="i-0a1b2c3d", zone="us-east-1b")).start()
+
+    async def run() -> list[MachineName | None]:
+        aws = AwsImdsSource(server.url, monotonic=lambda: 0.0, now=lambda: NOON)
+        gcp = GcpMetadataSource(server.url, budget=warning_budget(Provider.GCP), now=lambda: NOON)
+        found = [await source.machine() for source in (aws, gcp)]
+        await aws.close()
+        await gcp.close()
+        return found
+
+    on_aws, on_gcp = asyncio.run(run())
+    server.stop()
+    assert on_aws == MachineName("i-0a1b2c3d", "us-east-1b")
+    assert on_gcp is not None and on_gcp.provider_id.isdigit() and on_gcp.zone == "us-east-1b"
+
+
+def test_a_machine_whose_name_cannot_be_read_is_unreadable() -> None:
+    async def run(reply: Reply) -> None:
+        async with scripted(lambda asked: Reply(body="t") if "PUT" in asked else reply) as server:
+            aws = AwsImdsSource(server.url, monotonic=lambda: 0.0, now=lambda: NOON)
+            gcp = GcpMetadataSource(server.url, budget=warning_budget(Provider.GCP), now=lambda: NOON)
+            for source in (aws, gcp):
+                with pytest.raises(Unreadable):
+                    await source.machine()
+                await source.close()
+
+    for reply in (Reply(404), Reply(500), Reply(200, "")):
+        asyncio.run(run(reply))
 
 
 ANNOUNCEMENTS = st.lists(

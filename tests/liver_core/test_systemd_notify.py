@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from liver_core.service_manager import ServiceManager, take_service_manager
+from liver_core.systemd_notify import ServiceManager, take_service_manager
 
 
 @pytest.fixture
