@@ -23,6 +23,7 @@ from liver_core.systemd_notify import ServiceManager
 from service import problems
 from service.audit import endpoints as audit
 from service.capacity import endpoints as capacity
+from service.clouds.aws.queue_worker import QueueWorker
 from service.console import endpoints as console
 from service.context import PERSON_ONLY, Clock, Context
 from service.db.clock import DatabaseClock
@@ -66,6 +67,7 @@ class Running:
 
     context: Context
     reconcilers: Reconcilers | None
+    clouds: QueueWorker | None
 
 
 def create_app(
@@ -136,9 +138,11 @@ def _lifespan(context: Context, manager: ServiceManager, *, owned: bool):
         if isinstance(context.clock, DatabaseClock):
             context.clock.start()
         reconcilers = Reconcilers(context) if context.settings.reconcilers else None
-        app.state.running = Running(context, reconcilers)
-        if reconcilers is not None:
+        clouds = QueueWorker(context) if reconcilers is not None else None
+        app.state.running = Running(context, reconcilers, clouds)
+        if reconcilers is not None and clouds is not None:
             reconcilers.start()
+            clouds.start()
         tasks = [asyncio.create_task(_show_life(manager, reconcilers))]
         if reconcilers is not None:
             tasks.append(asyncio.create_task(_beat(context)))
@@ -149,7 +153,8 @@ def _lifespan(context: Context, manager: ServiceManager, *, owned: bool):
             manager.stopping("agents go on by themselves")
             for task in tasks:
                 task.cancel()
-            if reconcilers is not None:
+            if reconcilers is not None and clouds is not None:
+                await run_in_threadpool(clouds.stop)
                 await run_in_threadpool(reconcilers.stop)
             await run_in_threadpool(context.hub.stop)
             if isinstance(context.clock, DatabaseClock):
@@ -204,8 +209,11 @@ def _add_health(app: FastAPI, context: Context) -> None:
         if detail:
             response.status_code = 503
             return Health(status="unavailable", version=release(), detail=detail)
-        reconcilers = app.state.running.reconcilers
-        return Health(status="ok", version=release(), detail=reconcilers.doubt() if reconcilers is not None else "")
+        running: Running = app.state.running
+        doubts = [running.reconcilers.doubt()] if running.reconcilers is not None else []
+        if running.clouds is not None and running.clouds.trouble:
+            doubts.append(f"the queue of the AWS account cannot be read: {running.clouds.trouble}")
+        return Health(status="ok", version=release(), detail="; ".join(filter(None, doubts)))
 
 
 def _add_description(app: FastAPI) -> None:

@@ -38,6 +38,7 @@ class Taken:
     disposition: Disposition
     reason: str
     node_id: str | None = None
+    lease_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,8 @@ def take_facts(session: Session, facts: Sequence[CloudFact], *, now: datetime) -
                 changed.add(found.node_id)
             row = _hearing(fact, found, judgement, now)
             _hear(session, row | {"occurrence_id": _occurrence_of(session, found, judgement)})
-        node_id = found.node_id if found is not None else None
-        taken.append(Taken(fact, judgement.disposition, judgement.reason, node_id))
+        node_id, lease_id = (found.node_id, found.lease_id) if found is not None else (None, None)
+        taken.append(Taken(fact, judgement.disposition, judgement.reason, node_id, lease_id))
     tell_jobs(session, changed, now=now)
     examples = {(item.fact.channel, item.disposition): f"{item.reason}: {item.fact.raw}" for item in taken}
     _count(session, Counter((item.fact.channel, item.disposition) for item in taken), examples, now=now)

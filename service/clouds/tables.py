@@ -7,7 +7,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from agent.protocol.sync import Provider
 from service.clouds.cloud_facts import Disposition
-from service.db.base import Base, one_of
+from service.db.base import Base, Claimed, one_of
 
 
 class HearingRow(Base):
@@ -75,3 +75,23 @@ class ChannelRow(Base):
     trouble: Mapped[str] = mapped_column(default="")
     trouble_at: Mapped[datetime | None] = mapped_column(default=None)
     trouble_since: Mapped[datetime | None] = mapped_column(default=None)
+
+
+class HookRow(Claimed, Base):
+    """An Auto Scaling group that waits with the end of a machine of ours. `due_at`: when to look again, null when it is
+    over. `heartbeats`: how often it was asked to wait longer. `reason`: what was done last, and why."""
+
+    __tablename__ = "termination_hooks"
+    __table_args__ = (Index("ix_termination_hooks_due", "due_at", postgresql_where="due_at IS NOT NULL"),)
+
+    token: Mapped[str] = mapped_column(primary_key=True)
+    group_name: Mapped[str]
+    hook_name: Mapped[str]
+    provider_id: Mapped[str]
+    node_id: Mapped[str] = mapped_column(ForeignKey("nodes.node_id"))
+    lease_id: Mapped[int | None] = mapped_column(ForeignKey("leases.lease_id"), default=None)
+    heard_at: Mapped[datetime]
+    beat_at: Mapped[datetime | None] = mapped_column(default=None)
+    heartbeats: Mapped[int] = mapped_column(default=0)
+    due_at: Mapped[datetime | None]
+    reason: Mapped[str] = mapped_column(default="")

@@ -54,8 +54,8 @@ class ReservationEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """What one message says. `passed`: why it says nothing of any machine that goes; `unread`: why nobody can read it."""
+class EventRead:
+    """What one message says. `passed`: why it says nothing of a machine that goes; `unread`: why nobody can read it."""
 
     facts: tuple[CloudFact, ...] = ()
     hook: Hook | None = None
@@ -64,22 +64,22 @@ class Reading:
     unread: Unread | None = None
 
 
-def read_message(body: str, message_id: str) -> Reading:
+def read_message(body: str, message_id: str) -> EventRead:
     """What a message of the queue says. `message_id`: SQS's own, used where the event names none. Never raises."""
     try:
         return _read(body, message_id)
     except Unreadable as error:
-        return Reading(unread=Unread(AWS_QUEUE, message_id, str(error), body))
+        return EventRead(unread=Unread(AWS_QUEUE, message_id, str(error), body))
     except (RecursionError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        return Reading(unread=Unread(AWS_QUEUE, message_id, f"cannot be read: {type(error).__name__}: {error}", body))
+        return EventRead(unread=Unread(AWS_QUEUE, message_id, f"cannot be read: {type(error).__name__}: {error}", body))
 
 
-def _read(body: str, message_id: str) -> Reading:
+def _read(body: str, message_id: str) -> EventRead:
     if len(body) > BODY_CHARS_MAX:
         raise Unreadable(f"is longer than {BODY_CHARS_MAX} characters")
     event = _unwrapped(body)
     if str(event.get("Event", "")).endswith("TEST_NOTIFICATION"):
-        return Reading(passed="a test of an Auto Scaling hook")
+        return EventRead(passed="a test of an Auto Scaling hook")
     if "LifecycleTransition" in event:
         # The group sends to the queue itself, without EventBridge around it.
         event = {"detail-type": "EC2 Instance-terminate Lifecycle Action", "time": event.get("Time"),
@@ -103,7 +103,7 @@ def _read(body: str, message_id: str) -> Reading:
     return _read_event(kind, event, detail, base)
 
 
-def _read_event(kind: str, event: dict[str, Any], detail: dict[str, Any], base: CloudFact) -> Reading:
+def _read_event(kind: str, event: dict[str, Any], detail: dict[str, Any], base: CloudFact) -> EventRead:
     match kind:
         case "EC2 Spot Instance Interruption Warning":
             # A machine that hibernates begins to at once (EC2 User Guide).
@@ -127,64 +127,64 @@ def _read_event(kind: str, event: dict[str, Any], detail: dict[str, Any], base: 
         case "AWS Health Event":
             return _health(base, event, detail)
         case "Capacity Block Reservation Delivered":
-            return Reading(passed="a capacity block was delivered")
+            return EventRead(passed="a capacity block was delivered")
     raise Unreadable(f"detail-type: {kind[:100]!r} is not one that is known here")
 
 
-def _told(base: CloudFact, detail: dict[str, Any], **more: Any) -> Reading:
+def _told(base: CloudFact, detail: dict[str, Any], **more: Any) -> EventRead:
     # Never from the ARN: where a region would be it has the zone, and in some partitions more parts.
-    return Reading(facts=(replace(base, provider_id=_machine(detail.get("instance-id"), "instance-id"), **more),))
+    return EventRead(facts=(replace(base, provider_id=_machine(detail.get("instance-id"), "instance-id"), **more),))
 
 
-def _state_change(base: CloudFact, detail: dict[str, Any]) -> Reading:
+def _state_change(base: CloudFact, detail: dict[str, Any]) -> EventRead:
     machine, state = _machine(detail.get("instance-id"), "instance-id"), detail.get("state")
     if state in ("pending", "running"):
-        return Reading(passed=f"a machine is {state}")
+        return EventRead(passed=f"a machine is {state}")
     if state not in _GOING:
         raise Unreadable(f"detail.state: {str(state)[:40]!r} is not one that is known here")
     kind = _GOING[state]
     deadline_at = base.said_at if kind is FactKind.GOING else None
     # One event for each state: both may have come of one change.
-    return Reading(facts=(replace(base, provider_id=machine, kind=kind, deadline_at=deadline_at),))
+    return EventRead(facts=(replace(base, provider_id=machine, kind=kind, deadline_at=deadline_at),))
 
 
-def _reservation(base: CloudFact, detail: dict[str, Any]) -> Reading:
+def _reservation(base: CloudFact, detail: dict[str, Any]) -> EventRead:
     name = detail.get("capacity-reservation-id")
     if not isinstance(name, str) or not _RESERVATION.match(name):
         raise Unreadable("detail.capacity-reservation-id: must be the id of a reservation, such as cr-0123")
     ends_at = _time(detail.get("end-date"), "detail.end-date")
     fact = replace(base, kind=FactKind.MAINTENANCE, deadline_at=ends_at - BLOCK_ENDS_BEFORE)
-    return Reading(reservation=ReservationEnd(name, fact))
+    return EventRead(reservation=ReservationEnd(name, fact))
 
 
-def _hook(base: CloudFact, detail: dict[str, Any]) -> Reading:
+def _hook(base: CloudFact, detail: dict[str, Any]) -> EventRead:
     transition = detail.get("LifecycleTransition")
     if transition != "autoscaling:EC2_INSTANCE_TERMINATING":
-        return Reading(passed=f"a hook of an Auto Scaling group for {str(transition)[:60]}")
+        return EventRead(passed=f"a hook of an Auto Scaling group for {str(transition)[:60]}")
     names = [detail.get(name) for name in ("AutoScalingGroupName", "LifecycleHookName", "LifecycleActionToken")]
     if not all(isinstance(name, str) and 0 < len(name) <= 255 for name in names):
         raise Unreadable("detail: must name AutoScalingGroupName, LifecycleHookName and LifecycleActionToken")
     group, hook, token = map(str, names)
     machine = _machine(detail.get("EC2InstanceId"), "EC2InstanceId")
-    return Reading(facts=(replace(base, provider_id=machine),), hook=Hook(group, hook, token, machine))
+    return EventRead(facts=(replace(base, provider_id=machine),), hook=Hook(group, hook, token, machine))
 
 
-def _health(base: CloudFact, event: dict[str, Any], detail: dict[str, Any]) -> Reading:
+def _health(base: CloudFact, event: dict[str, Any], detail: dict[str, Any]) -> EventRead:
     if detail.get("service") != "EC2" or detail.get("eventTypeCategory") != "scheduledChange":
-        return Reading(passed="an event of AWS Health that is no scheduled change of EC2")
+        return EventRead(passed="an event of AWS Health that is no scheduled change of EC2")
     starts_at = _time(detail["startTime"], "detail.startTime") if detail.get("startTime") else None
     entities = detail.get("affectedEntities") or []
     names = [item.get("entityValue") for item in entities if isinstance(item, dict)] or _resources(event)
     machines = [name for name in dict.fromkeys(names) if isinstance(name, str) and _INSTANCE.match(name)]
     if not machines:
-        return Reading(passed="an event of AWS Health that names no machine")
+        return EventRead(passed="an event of AWS Health that names no machine")
     fact = replace(
         base,
         kind=FactKind.MAINTENANCE,
         deadline_at=starts_at,
         is_withdrawal=detail.get("statusCode") == "closed",
     )
-    return Reading(facts=tuple(replace(fact, provider_id=name) for name in machines[:ENTITIES_MAX]))
+    return EventRead(facts=tuple(replace(fact, provider_id=name) for name in machines[:ENTITIES_MAX]))
 
 
 def _resources(event: dict[str, Any]) -> list[Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.clouds.aws.events import Hook, Reading, read_message
+from service.clouds.aws.events import EventRead, Hook, read_message
 
 GOLDEN = Path(__file__).with_name("aws_events.json")
 SPOT = json.loads(GOLDEN.read_text())["spot interruption"]["event"]
@@ -18,7 +18,7 @@ def at(text: str) -> datetime:
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
-def summary(reading: Reading) -> dict:
+def summary(reading: EventRead) -> dict:
     """What a golden file says of a reading."""
     facts = reading.facts + ((reading.reservation.fact,) if reading.reservation else ())
     found = {
