@@ -7,7 +7,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import datetime
 from typing import Any
 
@@ -19,8 +19,10 @@ from agent.link.link import ServiceLink
 from agent.link.log_shipper import LogShipper
 from agent.link.outbox import Outbox
 from agent.notices.aws import AwsImdsSource
-from agent.notices.gcp import GcpMetadataSource
-from agent.notices.source import NoneSource, NoticeSource
+from agent.notices.gcp import EVENT_S, EVENT_WITH_GPU_S, GcpMetadataSource
+from agent.notices.metadata_read import Unreadable
+from agent.notices.shutdown import ShutdownSource, system_is_stopping
+from agent.notices.source import MachineName, NoneSource, NoticeSource
 from agent.notices.warning_budget import warning_budget
 from agent.notices.watcher import NoticeWatcher
 from agent.peer.peer_client import PeerClient
@@ -35,10 +37,13 @@ from agent.supervisor.zygote_client import Exited, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
 from agent.wall_clock import WallClock
 from liver_core.steady_clock import PROCESS_CLOCK, utc_now
+from liver_core.systemd_notify import ServiceManager
 
 INCARNATION_KEY = "last"
 PULSE_CHECK_S = 1.0
 STOP_GRACE_S = 10.0
+SHUTDOWN_CHECK_S = 0.1
+MACHINE_AGAIN_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -49,8 +54,9 @@ class PortInUse(Exception):
 class Agent:
     """`run` returns after `stop`; ranks, stores and zygote keep running. `stop_ranks` ends those instead."""
 
-    def __init__(self, settings: AgentSettings) -> None:
+    def __init__(self, settings: AgentSettings, manager: ServiceManager | None = None) -> None:
         self._settings = settings
+        self._manager = manager or ServiceManager()
         self._journal = Journal(settings.run_dir)
         self._stopping = asyncio.Event()
         self._fatal: Exception | None = None
@@ -60,10 +66,21 @@ class Agent:
         self._incarnation_id = uuid.uuid4()
         self._shipper = LogShipper(settings.run_dir)
         self._health: SourceHealth | None = None
+        self._machine: MachineName | None = None
+        self._has_ranks: Callable[[], bool] = lambda: False
+        self._shutdown = ShutdownSource(has_work=lambda: self._has_ranks(), now=_now)
+        self._ending: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
         """Make `run` return soon."""
         self._stopping.set()
+
+    def terminate(self) -> None:
+        """As `stop`; but where the whole system stops, first have the ranks move to other nodes, in the time that is
+        left. A second call stops at once."""
+        if self._ending is not None:
+            return self.stop()
+        self._ending = asyncio.get_running_loop().create_task(self._end())
 
     async def run(self) -> None:
         """Raises JournalError, PortInUse, LinkRefused."""
@@ -86,6 +103,7 @@ class Agent:
                 stack.push_async_callback(part.close)
             peers = PeerClient(self._driver.address_of, self._driver.keys_of, now=utc_now)
             stack.push_async_callback(peers.close)
+            stack.push_async_callback(self._shutdown.close)
             link = self._link(port)
             supervisor.adopt()
             stores.adopt()
@@ -100,7 +118,10 @@ class Agent:
                 now=utc_now,
             )
             server = PeerServer(app)
-            watcher = self._watcher(link)
+            self._has_ranks = lambda: bool(supervisor.states)
+            source = notice_source(settings)
+            stack.push_async_callback(source.close)
+            watchers = self._watchers(source, link)
             _log.info(
                 "agent of node %s started (start %d), peer endpoint at %s:%d",
                 settings.node_id,
@@ -109,12 +130,16 @@ class Agent:
                 port,
             )
             _log.info("%s", _who_runs_jobs(settings.job_user))
+            self._manager.ready(f"watches node {settings.node_id}")
             await self._serve(
                 server.serve(sockets=[listener]),
                 _link_once_ready(link, zygote, is_new=not supervisor.states),
-                watcher.run(),
+                *(watcher.run() for watcher in watchers),
                 self._check_pulses(supervisor),
+                self._show_life(watchers),
+                self._learn_machine(source, link),
             )
+            self._manager.stopping("ranks stay and are adopted by the next agent")
 
     async def stop_ranks(self) -> None:
         """End every rank, every store and the zygote of the run directory. Works without the service."""
@@ -234,7 +259,13 @@ class Agent:
                 agent_incarnation=self._incarnation_id,
                 report_seq=report_seq,
                 issued_utc=_now(),
-                node=info.model_copy(update={"notice_source": self._health}),
+                node=info.model_copy(
+                    update={
+                        "notice_source": self._health,
+                        "provider_id": self._machine and self._machine.provider_id,
+                        "zone": self._machine and self._machine.zone,
+                    }
+                ),
                 notices=outbox.notices.batch(report_seq, share),
                 ranks=self._driver.statuses(),
                 steps=outbox.steps.batch(report_seq, share),
@@ -264,7 +295,20 @@ class Agent:
             take_back=self._outbox.take_back,
         )
 
-    def _watcher(self, link: ServiceLink) -> NoticeWatcher:
+    def _watchers(self, source: NoticeSource, link: ServiceLink) -> tuple[NoticeWatcher, ...]:
+        """Of the provider's metadata, and of the machine's own shutdown if that is wanted."""
+
+        def report(health: SourceHealth) -> None:
+            self._health = health
+            link.sync_soon()
+
+        metadata = self._watcher(source, report)
+        self._health = metadata.health
+        if not self._settings.shutdown_inhibitor:
+            return (metadata,)
+        return metadata, self._watcher(self._shutdown, lambda _: None)
+
+    def _watcher(self, source: NoticeSource, report: Callable[[SourceHealth], None]) -> NoticeWatcher:
         async def on_fact(fact: NoticeFact) -> None:
             what = "announces" if fact.withdrawn_utc is None else "has withdrawn"
             _log.warning(
@@ -277,23 +321,29 @@ class Agent:
             self._driver.forget_notice(fact)
 
         async def on_health(health: SourceHealth) -> None:
-            level = logging.INFO if health.state is SourceState.WATCHING else logging.WARNING
+            is_fine = health.state is SourceState.WATCHING or source is self._shutdown
             reason = f": {health.reason}" * bool(health.reason)
-            _log.log(level, "notice source %s is %s%s", health.source, health.state, reason)
-            self._health = health
-            link.sync_soon()
+            _log.log(
+                logging.INFO if is_fine else logging.WARNING,
+                "notice source %s is %s%s",
+                health.source,
+                health.state,
+                reason,
+            )
+            report(health)
 
-        watcher = NoticeWatcher(
-            notice_source(self._settings),
+        # What a source told that is not watched any more, the other one sees end.
+        apart = {self._shutdown.name} if self._settings.shutdown_inhibitor else set()
+        is_apart = source.name in apart
+        return NoticeWatcher(
+            source,
             node_id=self._settings.node_id,
-            known=self._driver.own_notices(),
+            known=[fact for fact in self._driver.own_notices() if (fact.source in apart) == is_apart],
             on_fact=on_fact,
             on_over=on_over,
             on_health=on_health,
             now=_now,
         )
-        self._health = watcher.health
-        return watcher
 
     # Callbacks of the parts.
 
@@ -316,6 +366,44 @@ class Agent:
     def _peer_status(self, job_id: str) -> dict:
         job = self._driver.jobs.get(job_id)
         return {} if job is None else job.summary()
+
+    async def _end(self) -> None:
+        """Stop; while the whole system stops, only once no rank is here any more or the time is over."""
+        if self._settings.shutdown_inhibitor and self._has_ranks() and await system_is_stopping():
+            limit_s = self._settings.shutdown_s
+            _log.warning("the system stops: ranks have %.0f s to go to other nodes", limit_s)
+            self._shutdown.announce_stop(limit_s)
+            for _ in range(round(limit_s / SHUTDOWN_CHECK_S)):
+                await asyncio.sleep(SHUTDOWN_CHECK_S)
+                if not self._has_ranks():
+                    break
+        self.stop()
+
+    async def _learn_machine(self, source: NoticeSource, link: ServiceLink) -> None:
+        """Which machine of the provider this is. Without that, the service cannot tell that a message of the cloud is
+        about this node."""
+        while True:
+            try:
+                self._machine = await source.machine()
+            except Unreadable as error:
+                _log.warning("which machine this is cannot be read: %s", error)
+                await asyncio.sleep(MACHINE_AGAIN_S)
+                continue
+            if self._machine is not None:
+                _log.info("this is machine %s in %s", self._machine.provider_id, self._machine.zone)
+                link.sync_soon()
+            return
+
+    async def _show_life(self, watchers: tuple[NoticeWatcher, ...]) -> None:
+        """Sign of life for the service manager, for as long as this loop runs and notices are read."""
+        while self._manager.ping_s:
+            stuck = [watcher.health.source for watcher in watchers if watcher.is_stuck()]
+            if stuck:
+                _log.error("notice source %s is stuck: the service manager may restart this agent", stuck[0])
+            else:
+                self._manager.alive()
+            await asyncio.sleep(self._manager.ping_s)
+        await asyncio.Event().wait()
 
     async def _check_pulses(self, supervisor: Supervisor) -> None:
         wall_clock = WallClock(PROCESS_CLOCK)
@@ -343,7 +431,8 @@ def notice_source(settings: AgentSettings) -> NoticeSource:
             )
         case Provider.GCP:
             budget = warning_budget(settings.provider, settings.gcp_notice_s)
-            return GcpMetadataSource(settings.gcp_metadata_url, budget=budget, now=_now)
+            event_s = EVENT_S if settings.device == "cpu" else EVENT_WITH_GPU_S
+            return GcpMetadataSource(settings.gcp_metadata_url, budget=budget, event_s=event_s, now=_now)
         case Provider.NONE:
             return NoneSource()
 

@@ -31,6 +31,7 @@ from agent.settings import (
     socket_dir_for,
 )
 from liver_core.layout.limits import NodeId
+from liver_core.systemd_notify import take_service_manager
 
 EXIT_SETTINGS = 2
 EXIT_REFUSED = 3
@@ -41,6 +42,7 @@ example:
       --provider aws --pool p4d-us-east-1a --host 10.0.1.17
 
 SIGTERM ends the agent, but not its ranks: they keep training, and the next agent with the same --run-dir adopts them.
+Where systemd stops the whole system, ranks first move to other nodes.
 `liver-agent --stop-ranks --run-dir DIR` ends the ranks.
 
 environment: LIVER_AGENT_SERVICE_URL, LIVER_AGENT_TOKEN_FILE, LIVER_AGENT_NODE_ID, LIVER_AGENT_SLOTS,
@@ -48,7 +50,9 @@ environment: LIVER_AGENT_SERVICE_URL, LIVER_AGENT_TOKEN_FILE, LIVER_AGENT_NODE_I
   LIVER_AGENT_TLS_CA, LIVER_AGENT_JOB_USER, LIVER_AGENT_JOB_SECRETS_DIR, LIVER_AGENT_JOB_SECRETS_ENV
   set the options of the same names.
   LIVER_AGENT_AWS_IMDS_URL, LIVER_AGENT_GCP_METADATA_URL: another metadata address.
-  LIVER_AGENT_GCP_NOTICE_S=120: the instance has preemptionNoticeDuration.
+  LIVER_AGENT_GCP_NOTICE_S=120: the instance has preemptionNoticeDuration, which its metadata do not show.
+  LIVER_AGENT_SHUTDOWN=off: do not hear of the machine's own shutdown from logind and systemd (on).
+  LIVER_AGENT_SHUTDOWN_S: seconds that ranks have to leave once systemd stops the system (25); less than TimeoutStopSec.
   LIVER_AGENT_NOTICE_INTERVAL_S: seconds between two polls of the metadata (1).
 """
 
@@ -76,13 +80,13 @@ def _run(settings: AgentSettings, *, stop_ranks: bool) -> int:
     from agent.link.link import LinkRefused
 
     async def serve() -> None:
-        agent = Agent(settings)
+        agent = Agent(settings, take_service_manager(os.environ))
         if stop_ranks:
             await agent.stop_ranks()
             return
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, agent.stop)
+        loop.add_signal_handler(signal.SIGTERM, agent.terminate)
+        loop.add_signal_handler(signal.SIGINT, agent.stop)
         await agent.run()
 
     try:
@@ -135,6 +139,8 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentS
         gcp_metadata_url=environ.get("LIVER_AGENT_GCP_METADATA_URL") or gcp.DEFAULT_URL,
         gcp_notice_s=_integer("LIVER_AGENT_GCP_NOTICE_S", environ.get("LIVER_AGENT_GCP_NOTICE_S", "0"), 0, 3_600),
         notice_interval_s=_seconds(environ, "LIVER_AGENT_NOTICE_INTERVAL_S", aws.INTERVAL_S),
+        shutdown_inhibitor=_switch(environ, "LIVER_AGENT_SHUTDOWN"),
+        shutdown_s=_seconds(environ, "LIVER_AGENT_SHUTDOWN_S", 25.0),
     )
 
 
@@ -226,6 +232,13 @@ def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
     if not 0.05 <= value <= 60.0:
         raise SettingsError(f"{name} must be in 0.05..60, is {value:g}")
     return value
+
+
+def _switch(environ: Mapping[str, str], name: str) -> bool:
+    text = environ.get(name) or "on"
+    if text not in ("on", "off"):
+        raise SettingsError(f"{name} must be on or off, is {text!r}")
+    return text == "on"
 
 
 def _fail(status: int, text: str) -> int:

@@ -52,6 +52,8 @@ class AgentSettings:
     gcp_metadata_url: str = gcp.DEFAULT_URL
     gcp_notice_s: int = 0
     notice_interval_s: float = aws.INTERVAL_S
+    shutdown_inhibitor: bool = True
+    shutdown_s: float = 25.0
     tls_ca: str | None = None
     job_user: JobUser | None = None
     secret_places: SecretPlaces = NO_SECRETS

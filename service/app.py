@@ -1,6 +1,7 @@
 """Makes the application: database, schema, first tokens, wake hub, reconcilers, routes."""
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from agent.protocol import PROTOCOL_VERSION
 from agent.protocol.jobfile import JobFile
 from agent.protocol.sync import SyncReport
+from liver_core.systemd_notify import ServiceManager
 from service import problems
 from service.audit import endpoints as audit
 from service.capacity import endpoints as capacity
@@ -48,6 +50,8 @@ from service.sync import endpoints as sync
 from service.tokens import endpoints as tokens
 from service.tokens.operations import ensure_first_tokens
 
+_log = logging.getLogger(__name__)
+
 
 class Health(BaseModel):
     """Whether the service works, and its release."""
@@ -67,11 +71,17 @@ class Running:
     hearing: QueueWorker | None
 
 
-def create_app(settings: ServiceSettings, *, clock: Clock | None = None, database: Database | None = None) -> FastAPI:
+def create_app(
+    settings: ServiceSettings,
+    *,
+    clock: Clock | None = None,
+    database: Database | None = None,
+    manager: ServiceManager | None = None,
+) -> FastAPI:
     """The application. The database is opened here, so that an error comes before the first request.
 
     Raises StartError. `clock`: the database's, unless tests give another. `database`: given by tests, which then also
-    close it.
+    close it. `manager`: who is told that the service is ready and alive.
     """
     owned = database is None
     database = database or open_database(settings)
@@ -88,7 +98,7 @@ def create_app(settings: ServiceSettings, *, clock: Clock | None = None, databas
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
-        lifespan=_lifespan(context, owned=owned),
+        lifespan=_lifespan(context, manager or ServiceManager(), owned=owned),
         generate_unique_id_function=lambda route: route.name,
         openapi_tags=[
             {"name": "jobs"}, {"name": "nodes"}, {"name": "notices"}, {"name": "handoffs"}, {"name": "ledger"},
@@ -124,7 +134,7 @@ def release() -> str:
         return "0.0.0"
 
 
-def _lifespan(context: Context, *, owned: bool):
+def _lifespan(context: Context, manager: ServiceManager, *, owned: bool):
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         context.hub.start()
@@ -136,12 +146,16 @@ def _lifespan(context: Context, *, owned: bool):
         if reconcilers is not None and hearing is not None:
             reconcilers.start()
             hearing.start()
-        beating = asyncio.create_task(_beat(context)) if reconcilers is not None else None
+        tasks = [asyncio.create_task(_show_life(manager, reconcilers))]
+        if reconcilers is not None:
+            tasks.append(asyncio.create_task(_beat(context)))
+        manager.ready(f"liver {release()} serves")
         try:
             yield
         finally:
-            if beating is not None:
-                beating.cancel()
+            manager.stopping("agents go on by themselves")
+            for task in tasks:
+                task.cancel()
             if reconcilers is not None and hearing is not None:
                 await run_in_threadpool(hearing.stop)
                 await run_in_threadpool(reconcilers.stop)
@@ -159,6 +173,17 @@ async def _beat(context: Context) -> None:
     while True:
         context.listening.beat(context.clock())
         await asyncio.sleep(BEAT_S)
+
+
+async def _show_life(manager: ServiceManager, reconcilers: Reconcilers | None) -> None:
+    """Sign of life for the service manager, for as long as this loop answers requests and the reconcilers turn."""
+    while manager.ping_s:
+        stuck = "" if reconcilers is None else reconcilers.stuck()
+        if stuck:
+            _log.error("%s: the service manager may restart this service", stuck)
+        else:
+            manager.alive()
+        await asyncio.sleep(manager.ping_s)
 
 
 def _write_first_tokens(context: Context) -> None:

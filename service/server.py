@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import logging
+import os
 import signal
 import socket
 import ssl
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import uvicorn
 
+from liver_core.systemd_notify import take_service_manager
 from service.app import create_app, release
 from service.db.engine import StartError, check_data_dir
 from service.edge.timed_http import TimedH11Protocol
@@ -33,7 +35,8 @@ def serve(settings: ServiceSettings, *, say: Callable[[str], None] = _log.info) 
     # The port comes first, so that a second service on the same port starts and writes nothing.
     listener = bind(settings.host, settings.port)
     try:
-        app = create_app(settings)
+        manager = take_service_manager(os.environ)
+        app = create_app(settings, manager=manager)
         host, port = listener.getsockname()[:2]
         config = uvicorn.Config(
             app,

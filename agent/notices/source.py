@@ -49,6 +49,14 @@ class Unknown:
 Observation = Nothing | Announced | Unknown
 
 
+@dataclass(frozen=True, slots=True)
+class MachineName:
+    """What the provider calls this machine, and the zone that it is in."""
+
+    provider_id: str
+    zone: str
+
+
 class NoticeSource(Protocol):
     """One way to learn of an interruption. `observe` may wait for the source's own timeout."""
 
@@ -66,6 +74,10 @@ class NoticeSource(Protocol):
         """Read the source once. A network error becomes `Unknown`, never an exception."""
         ...
 
+    async def machine(self) -> MachineName | None:
+        """Which machine this is; None for a source that names none. Raises Unreadable."""
+        ...
+
     async def close(self) -> None:
         """Release connections."""
         ...
@@ -80,6 +92,10 @@ class NoneSource:
     async def observe(self) -> Observation:
         """Nothing, always."""
         return Nothing()
+
+    async def machine(self) -> MachineName | None:
+        """No provider, no name."""
+        return None
 
     async def close(self) -> None:
         """Nothing to release."""

@@ -4,6 +4,7 @@ What a fact means, and which announcement is another notice, is decided in `agen
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 
@@ -12,6 +13,8 @@ from agent.protocol.notice_life import ends_utc, hear, withdraw
 from agent.protocol.sync import NoticeFact, NoticeKind, SourceHealth, SourceState
 
 REASON_CHARS_MAX = 500
+STUCK_S = 60.0
+"""Twice what the slowest source waits."""
 
 
 class NoticeWatcher:
@@ -37,6 +40,7 @@ class NoticeWatcher:
         self._on_health = on_health
         self._now = now
         self._known = {(fact.source, fact.kind): fact for fact in known}
+        self._turned_at = time.monotonic()
         self.health = SourceHealth(
             source=source.name,
             state=SourceState.STARTING,
@@ -55,9 +59,13 @@ class NoticeWatcher:
         """Read the source until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
-            started = loop.time()
+            started, self._turned_at = loop.time(), time.monotonic()
             await self.take(await self._source.observe())
             await asyncio.sleep(max(0.0, self._source.interval_s - (loop.time() - started)))
+
+    def is_stuck(self) -> bool:
+        """Whether one observation takes far longer than any source may."""
+        return time.monotonic() - self._turned_at > self._source.interval_s + STUCK_S
 
     async def take(self, observation: Observation) -> None:
         """Report what one observation changes. One that is `Unknown` withdraws nothing."""

@@ -1,4 +1,4 @@
-"""A loopback HTTP server for IMDSv2 and for GCP's `instance/preempted`: one server is the metadata of one instance.
+"""A loopback HTTP server for IMDSv2 and GCP's metadata: one server is the metadata of one instance.
 
 For the demo, rehearsals and tests outside a cloud. Not a mock: the agent uses real HTTP, and token rules, long polls,
 status codes and bodies are the clouds'. An `/admin` path, which no cloud has, schedules the announcements.
@@ -29,7 +29,9 @@ HANG_S = 30.0
 ADMIN_BODY_MAX = 4_096
 META_DATA = "/latest/meta-data/"
 GCP_DATA = "/computeMetadata/"
-GCP_PREEMPTED = GCP_DATA + "v1/instance/preempted"
+GCP_INSTANCE = GCP_DATA + "v1/instance/"
+GCP_PREEMPTED = GCP_INSTANCE + "preempted"
+GCP_NO_MAINTENANCE = json.dumps({"error": "no notifications have been received yet, try again later"})
 GCP_FLAVOR = {"Metadata-Flavor": "Google"}
 
 
@@ -54,6 +56,8 @@ class Instance:
     announced_at: float = 0.0
     ends_at: float = 0.0
     rebalance_at: float = 0.0
+    group_state: str = ""
+    maintenance_at: float = 0.0
     tokens: dict[str, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     changed: threading.Condition = field(default_factory=threading.Condition)
@@ -84,8 +88,10 @@ class Instance:
                 return ends
             case "events/recommendations/rebalance" if 0 < self.rebalance_at <= now:
                 return json.dumps({"noticeTime": _rfc3339(self.rebalance_at)})
+            case "autoscaling/target-lifecycle-state" if self.group_state:
+                return self.group_state
             case "events/maintenance/scheduled":
-                return "[]"
+                return json.dumps([self._scheduled_event()] if self.maintenance_at else [])
             case "instance-id":
                 return self.instance_id
             case "instance-type":
@@ -96,6 +102,30 @@ class Instance:
                 return self.zone
             case "placement/region":
                 return self.zone.rstrip("abcdef")
+            case _:
+                return None
+
+    def _scheduled_event(self) -> dict[str, str]:
+        begins, ends = (_http_date(self.maintenance_at + after_s) for after_s in (0.0, 7_200.0))
+        return {"NotBefore": begins, "NotAfter": ends, "Code": "system-reboot", "Description": "scheduled reboot",
+                "EventId": "instance-event-0d59937288b749b32", "State": "active"}  # fmt: skip
+
+    def read_gcp(self, key: str) -> str | None:
+        """The body of one key under `instance/` that nobody waits for, None for 404."""
+        match key:
+            case "maintenance-event":
+                return "TERMINATE_ON_HOST_MAINTENANCE" if 0 < self.maintenance_at <= time.time() + 60 else "NONE"
+            case "upcoming-maintenance" if self.maintenance_at:
+                status = "ONGOING" if self.maintenance_at <= time.time() else "PENDING"
+                window = {"windowStartTime": _rfc3339(self.maintenance_at),
+                          "windowEndTime": _rfc3339(self.maintenance_at + 7_200.0)}  # fmt: skip
+                return json.dumps({"type": "SCHEDULED", "canReschedule": False, "maintenanceStatus": status, **window})
+            case "upcoming-maintenance":
+                return GCP_NO_MAINTENANCE
+            case "id":
+                return str(int.from_bytes(self.instance_id.encode()[-7:], "big"))
+            case "zone":
+                return f"projects/123456789012/zones/{self.zone}"
             case _:
                 return None
 
@@ -129,15 +159,25 @@ class Instance:
                 self.action = str(action)
             case "rebalance":
                 self.rebalance_at = time.time()
+            case "maintenance":
+                starts_in_s = _number(request, "starts_in_s", 3_600.0)
+                if starts_in_s is None:
+                    return "maintenance needs a number starts_in_s"
+                self.maintenance_at = time.time() + starts_in_s
+            case "group":
+                self.group_state = str(request.get("state", "Terminated"))
             case "clear":
-                self.action, self.rebalance_at = "", 0.0
+                self.action, self.rebalance_at, self.maintenance_at = "", 0.0, 0.0
+                self.group_state = "InService" if self.group_state else ""
             case "drop_tokens":
                 with self.lock:
                     self.tokens.clear()
             case "mode" if request.get("mode") in list(Mode):
                 self.mode = Mode(str(request["mode"]))
             case _:
-                return f"do must be interrupt, rebalance, clear, drop_tokens or mode ({', '.join(Mode)})"
+                return (
+                    f"do must be interrupt, rebalance, maintenance, group, clear, drop_tokens, mode ({', '.join(Mode)})"
+                )
         return ""
 
 
@@ -214,7 +254,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(403)
         asked = urlsplit(self.path)
         if asked.path != GCP_PREEMPTED:
-            return self._answer(404, headers=GCP_FLAVOR)
+            body = self.server.instance.read_gcp(asked.path.removeprefix(GCP_INSTANCE))
+            return self._answer(404 if body is None else 200, body or "", GCP_FLAVOR)
         query = {name: values[-1] for name, values in parse_qs(asked.query).items()}
         waits_s = query.get("timeout_sec", "") if query.get("wait_for_change") == "true" else "0"
         if waits_s and not waits_s.isdigit():
@@ -287,6 +328,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _number(request: dict[str, object], name: str, default: float) -> float | None:
     value = request.get(name, default)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _http_date(seconds: float) -> str:
+    moment = datetime.fromtimestamp(0, UTC) + timedelta(seconds=seconds)
+    return moment.strftime("%d %b %Y %H:%M:%S GMT")
 
 
 def _rfc3339(seconds: float) -> str:

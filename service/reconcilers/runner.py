@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 
 from service.context import Context
@@ -14,6 +15,9 @@ UPKEEP_S = 60.0
 BEHIND_S = 1.0
 KEYS_S = 10.0
 AFTER_ERROR_S = 1.0
+STUCK_S = 120.0
+"""A turn of these loops takes seconds, and a statement of the database is ended long before."""
+WATCHED = ("jobs", "nodes")
 _log = logging.getLogger(__name__)
 
 
@@ -24,6 +28,7 @@ class Reconcilers:
         self._context = context
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._turned_at: dict[str, float] = {}
         self._watch = NodeWatch(context)
         self._upkeep = Upkeep(context)
 
@@ -52,12 +57,21 @@ class Reconcilers:
         """Whether every loop still runs."""
         return all(thread.is_alive() for thread in self._threads)
 
+    def stuck(self) -> str:
+        """Which loop has ended or hangs in one turn; empty while all that nobody can wait for turn."""
+        if not self.alive():
+            return "a reconciler has ended"
+        now = time.monotonic()
+        late = [name for name in WATCHED if now - self._turned_at.get(name, now) > STUCK_S]
+        return f"reconciler {late[0]} hangs" if late else ""
+
     def doubt(self) -> str:
         """Why some nodes that are not heard do not count as lost; empty while there are none."""
         return self._watch.doubt
 
     def _run(self, name: str, tick: Callable[[], int], wait: Callable[[], object]) -> None:
         while not self._stop.is_set():
+            self._turned_at[name] = time.monotonic()
             try:
                 tick()
                 self._context.database.outage.ends()

@@ -1,5 +1,6 @@
 """The command: every wrong setting and every refusal is one clear line and an exit status."""
 
+import os
 import socket
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent.settings import SettingsError, read_token, socket_dir_for
+from deploy.local.metadata_server import ImdsServer
 from tests.agent.stub_service import TOKEN, StubService
 from tests.agent.waiting import fake_job
 
@@ -84,6 +86,38 @@ def test_a_wrong_token_ends_the_agent_with_the_words_of_the_service(tmp_path: Pa
     assert ended.returncode == 3
     assert f"{service.url}: the service refuses the token: 401 no such token" in ended.stderr
     assert "imports took" not in ended.stderr, "the token is looked at after seconds of imports only"
+
+
+@pytest.mark.parametrize("provider", ["aws", "none"])
+def test_systemd_hears_that_the_agent_is_ready_alive_and_stopping(tmp_path: Path, provider: str) -> None:
+    service = StubService(fake_job(tmp_path), ("a",)).start()
+    metadata = ImdsServer().start()
+    command = [sys.executable, "-m", "agent.main", *options(tmp_path, service_url=service.url, provider=provider)]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(40)
+        environ = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"}
+        environ["LIVER_AGENT_AWS_IMDS_URL"] = metadata.url
+        agent = subprocess.Popen(command, cwd=ROOT, env=environ, stderr=subprocess.DEVNULL)
+        try:
+            heard = [manager.recv(1_000).decode() for _ in range(3)]
+            assert heard == ["READY=1\nSTATUS=watches node a", "WATCHDOG=1", "WATCHDOG=1"]
+            agent.terminate()
+            assert agent.wait(timeout=30) == 0
+            while (said := manager.recv(1_000).decode()) == "WATCHDOG=1":
+                pass
+            assert said.startswith("STOPPING=1")
+        finally:
+            agent.kill()
+            agent.wait()
+            service.stop()
+            metadata.stop()
+            run("--stop-ranks", "--run-dir", str(tmp_path / "run"))
+
+
+def test_a_switch_for_the_shutdown_is_on_or_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIVER_AGENT_SHUTDOWN", "maybe")
+    assert "LIVER_AGENT_SHUTDOWN must be on or off, is 'maybe'" in run(*options(tmp_path)).stderr
 
 
 def test_the_version_is_told_without_any_setting() -> None:

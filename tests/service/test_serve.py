@@ -1,6 +1,7 @@
 """The running service: start errors that name their cause, streams that wake, a clean end."""
 
 import json
+import os
 import re
 import signal
 import socket
@@ -192,3 +193,20 @@ def test_a_service_that_is_asked_to_end_ends_with_status_0(tmp_path, number):
     finally:
         service.kill()
         service.wait()
+
+
+def test_systemd_hears_that_the_service_is_ready_and_alive(tmp_path):
+    command = [sys.executable, "-m", "service.cli.main", "serve", "--data-dir", str(tmp_path / "data"), "--port", "0"]
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(40)
+        environ = {**os.environ, "NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "300000"}
+        service = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            heard = [manager.recv(1_000).decode().splitlines()[0] for _ in range(3)]
+            assert heard == ["READY=1", "WATCHDOG=1", "WATCHDOG=1"]
+            service.terminate()
+            assert service.wait(30) == 0
+        finally:
+            service.kill()
+            service.wait()

@@ -10,31 +10,42 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 
 from agent.notices import gcp
-from agent.notices.gcp import PREEMPTED_PATH, GcpMetadataSource
+from agent.notices.gcp import EVENT_PATH, PREEMPTED_PATH, UPCOMING_PATH, GcpMetadataSource
 from agent.notices.metadata_read import BODY_BYTES_MAX
 from agent.notices.source import Announced, Nothing, Observation, Unknown
 from agent.notices.warning_budget import warning_budget
 from agent.protocol.sync import Provider
-from deploy.local.metadata_server import ImdsServer
+from deploy.local.metadata_server import GCP_NO_MAINTENANCE, ImdsServer
 from tests.agent.notices.scripted_server import Reply, scripted
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 GOOGLE = {"Metadata-Flavor": "Google"}
 
 
+QUIET = {
+    EVENT_PATH: Reply(body="NONE", headers=GOOGLE),
+    UPCOMING_PATH: Reply(503, GCP_NO_MAINTENANCE, GOOGLE),
+}
+
+
 def look(
     *replies: Reply, long_poll_s: float = 5, now: Callable[[], datetime] = lambda: NOON
 ) -> tuple[list[Observation], list[str]]:
-    """What the source makes of these answers, and which ETags it asked with."""
+    """What the source makes of these answers to the long poll, and which ETags it asked with."""
     waiting = list(replies)
 
+    def answer(asked: str) -> Reply:
+        path = urlparse(asked.split()[1]).path
+        return waiting.pop(0) if path == PREEMPTED_PATH else QUIET[path]
+
     async def run() -> tuple[list[Observation], list[str]]:
-        async with scripted(lambda _: waiting.pop(0)) as server:
+        async with scripted(answer) as server:
             budget = warning_budget(Provider.GCP)
             source = GcpMetadataSource(server.url, budget=budget, long_poll_s=long_poll_s, now=now)
             seen = [await source.observe() for _ in replies]
             await source.close()
-            return seen, [parse_qs(urlparse(asked.split()[1]).query)["last_etag"][0] for asked in server.asked]
+            asked = [parse_qs(urlparse(line.split()[1]).query) for line in server.asked if PREEMPTED_PATH in line]
+            return seen, [query["last_etag"][0] for query in asked]
 
     return asyncio.run(run())
 
@@ -80,11 +91,12 @@ def test_a_notice_that_is_withdrawn_is_read_as_nothing_and_the_next_one_is_heard
         return Reply(body=value, headers={**GOOGLE, "ETag": etag})
 
     replies = (said("TRUE", "e1"), said("TRUE", "e1"), said("FALSE", "e2"), said("TRUE", "e3"))
-    moments = iter((NOON, NOON + timedelta(minutes=5)))
-    seen, asked = look(*replies, now=lambda: next(moments))
+    clock = iter(range(0, 1_000, 1))
+    seen, asked = look(*replies, now=lambda: NOON + timedelta(seconds=next(clock)))
     assert [type(item) for item in seen] == [Announced, Announced, Nothing, Announced]
     heard = [item.announcements[0] for item in seen if isinstance(item, Announced)]
-    assert [item.deadline_utc for item in heard] == [NOON + timedelta(seconds=after_s) for after_s in (30, 30, 330)]
+    assert heard[0].deadline_utc == heard[1].deadline_utc, "an estimate is made once"
+    assert heard[2].deadline_utc is not None and heard[2].deadline_utc > NOON + timedelta(seconds=30)
     assert all(item.is_estimate for item in heard), "the key names no time"
     assert asked == ["NONE", "e1", "e1", "e2"]
 
@@ -109,7 +121,7 @@ def test_what_is_asked_names_its_waiting_time_and_the_url_may_end_with_a_slash()
     assert isinstance(seen, Announced) and seen.announcements[0].raw == f"{PREEMPTED_PATH}: TRUE"
     url = urlparse(asked.split()[1])
     assert url.path == PREEMPTED_PATH
-    assert parse_qs(url.query) == {"wait_for_change": ["true"], "last_etag": ["NONE"], "timeout_sec": ["10"]}
+    assert parse_qs(url.query) == {"wait_for_change": ["true"], "last_etag": ["NONE"], "timeout_sec": ["5"]}
 
 
 def test_what_cannot_be_read_is_said_by_status_and_by_value() -> None:
@@ -135,7 +147,7 @@ def test_a_body_that_trickles_ends_at_the_limit_of_the_whole_read(monkeypatch: p
 
 
 def test_a_poll_that_nobody_answers_ends_well_inside_a_notice_of_30_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gcp.LONG_POLL_S + gcp.GRACE_S <= 15
+    assert gcp.LONG_POLL_S + gcp.GRACE_S + gcp.READ_S <= 10
     monkeypatch.setattr(gcp, "GRACE_S", 0.2)
 
     async def run(url: str) -> Observation:

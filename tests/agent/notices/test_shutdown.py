@@ -1,0 +1,205 @@
+"""The last trigger, against a real D-Bus daemon of the test's own, with a double of logind on it."""
+
+import asyncio
+import contextlib
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from dbus_fast import Message, MessageType, Variant
+from dbus_fast.aio import MessageBus
+
+from agent.notices.shutdown import LOGIND, LOGIND_PATH, MANAGER, SIGNAL, ShutdownSource, system_is_stopping
+from agent.notices.source import Announced, Nothing, Observation, Unknown
+from agent.protocol.sync import NoticeKind
+from tests.agent.waiting import eventually
+from tests.debian import needs
+
+NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+DELAY_S = 30
+pytestmark = pytest.mark.timeout(300)
+
+
+class Logind:
+    """Answers as systemd-logind does, and knows which delay locks are held: a lock is a pipe, given back by closing."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.preparing = False
+        self.refuses = False
+        self._bus: MessageBus | None = None
+        self._locks: list[int] = []
+
+    async def start(self, address: str) -> None:
+        self._bus = await MessageBus(bus_address=address, negotiate_unix_fd=True).connect()
+        self._bus.add_message_handler(self._answer)
+        await self._bus.request_name(LOGIND)
+
+    def stop(self) -> None:
+        assert self._bus is not None
+        self._bus.disconnect()
+        for lock in self._locks:
+            os.close(lock)
+
+    @property
+    def held(self) -> int:
+        """Locks whose other end is still open."""
+        return sum(not _is_at_end(lock) for lock in self._locks)
+
+    async def prepare(self, is_shutdown: bool) -> None:
+        """Tell everyone that a shutdown begins, or that none comes."""
+        assert self._bus is not None
+        self.preparing = is_shutdown
+        signal = Message(message_type=MessageType.SIGNAL, path=LOGIND_PATH, interface=MANAGER, member=SIGNAL,
+                         signature="b", body=[is_shutdown])  # fmt: skip
+        await self._bus.send(signal)
+
+    def _answer(self, message: Message) -> Message | None:
+        if message.message_type is not MessageType.METHOD_CALL or message.path != LOGIND_PATH:
+            return None
+        if self.refuses:
+            return Message.new_error(message, "org.freedesktop.DBus.Error.AccessDenied", "not for you")
+        if message.member == "Get":
+            values = {"InhibitDelayMaxUSec": Variant("t", DELAY_S * 10**6),
+                      "PreparingForShutdown": Variant("b", self.preparing)}  # fmt: skip
+            return Message.new_method_return(message, "v", [values[message.body[1]]])
+        self.asked.append(tuple(message.body))
+        kept, given = os.pipe()
+        os.set_blocking(kept, False)
+        self._locks.append(kept)
+        asyncio.get_running_loop().call_later(1.0, os.close, given)
+        return Message.new_method_return(message, "h", [0], unix_fds=[given])
+
+
+def _is_at_end(lock: int) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        return os.read(lock, 1) == b""
+    return False
+
+
+@pytest.fixture
+def bus(tmp_path: Path) -> Iterator[str]:
+    """The address of a D-Bus daemon that only this test knows."""
+    address = f"unix:path={tmp_path / 'bus'}"
+    command = [needs("dbus-daemon", "dbus-daemon"), "--session", "--nofork", "--print-address", f"--address={address}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout is not None and daemon.stdout.readline().startswith("unix:path=")
+        yield address
+        daemon.terminate()
+
+
+@contextlib.asynccontextmanager
+async def watched(address: str, logind: Logind, work: list[str]) -> AsyncIterator[ShutdownSource]:
+    """A source beside logind; it has something to do while `work` is not empty."""
+    await logind.start(address)
+    source = ShutdownSource(has_work=lambda: bool(work), now=lambda: NOON, address=address)
+    try:
+        yield source
+    finally:
+        await source.close()
+        logind.stop()
+
+
+async def announced(source: ShutdownSource) -> Observation:
+    """What is seen next."""
+    async with asyncio.timeout(20):
+        return await source.observe()
+
+
+def test_a_shutdown_is_announced_with_the_time_that_logind_leaves_and_waits_until_no_rank_is_here(bus: str) -> None:
+    logind, work = Logind(), ["a rank"]
+
+    async def run() -> None:
+        async with watched(bus, logind, work) as source:
+            assert await announced(source) == Nothing()
+            ((what, who, why, mode),) = logind.asked
+            assert (what, who, mode) == ("shutdown", "liver-agent", "delay") and why
+            await eventually(lambda: logind.held == 1, "the lock is held")
+            await logind.prepare(True)
+            seen = await announced(source)
+            assert isinstance(seen, Announced)
+            (heard,) = seen.announcements
+            assert heard.kind is NoticeKind.INTERRUPTION
+            assert heard.deadline_utc == NOON + timedelta(seconds=DELAY_S)
+            assert await announced(source) == seen and logind.held == 1, "while a rank is here logind has to wait"
+            work.clear()
+            assert await announced(source) == seen
+            await eventually(lambda: logind.held == 0, "the lock is given back")
+            assert len(logind.asked) == 1, "no other lock is taken while the machine goes down"
+
+    asyncio.run(run())
+
+
+def test_a_shutdown_that_is_called_off_is_withdrawn_and_the_next_one_is_waited_for(bus: str) -> None:
+    logind = Logind()
+
+    async def run() -> None:
+        async with watched(bus, logind, ["a rank"]) as source:
+            await announced(source)
+            await logind.prepare(True)
+            assert isinstance(await announced(source), Announced)
+            await logind.prepare(False)
+
+            async def is_quiet() -> bool:
+                return await announced(source) == Nothing()
+
+            await eventually(is_quiet, "the withdrawal")
+            assert len(logind.asked) == 2
+            await eventually(lambda: logind.held == 1, "only the second lock is held")
+
+    asyncio.run(run())
+
+
+def test_a_shutdown_that_had_begun_before_the_agent_is_due_at_once(bus: str) -> None:
+    logind = Logind()
+    logind.preparing = True
+
+    async def run() -> Observation:
+        async with watched(bus, logind, ["a rank"]) as source:
+            return await announced(source)
+
+    seen = asyncio.run(run())
+    assert isinstance(seen, Announced) and seen.announcements[0].deadline_utc == NOON
+
+
+def test_a_logind_that_refuses_is_unknown_with_its_words(bus: str) -> None:
+    logind = Logind()
+    logind.refuses = True
+
+    async def run() -> Observation:
+        async with watched(bus, logind, []) as source:
+            return await announced(source)
+
+    seen = asyncio.run(run())
+    assert isinstance(seen, Unknown) and "AccessDenied" in seen.reason
+
+
+def test_without_a_bus_or_without_logind_on_it_nothing_is_harmed(bus: str, tmp_path: Path) -> None:
+    async def run(address: str) -> list[Observation]:
+        source = ShutdownSource(has_work=lambda: True, now=lambda: NOON, address=address)
+        first = await announced(source)
+        source.announce_stop(20)
+        second = await announced(source)
+        await source.close()
+        return [first, second]
+
+    for address in (f"unix:path={tmp_path / 'nobody'}", bus):
+        first, second = asyncio.run(run(address))
+        assert isinstance(first, Unknown) and first.reason.startswith("logind does not announce shutdowns here: ")
+        assert isinstance(second, Announced), "SIGTERM is heard even so"
+        assert second.announcements[0].deadline_utc == NOON + timedelta(seconds=20)
+
+
+@pytest.mark.parametrize(("said", "is_stopping"), [("stopping", True), ("running", False), ("degraded", False)])
+def test_whether_the_whole_system_stops_is_asked_of_systemd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, is_stopping: bool
+) -> None:
+    double = tmp_path / "systemctl"
+    double.write_text(f'#!/bin/sh\n[ "$1" = is-system-running ] && echo {said}\nexit 1\n')
+    double.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert asyncio.run(system_is_stopping(tmp_path)) is is_stopping
+    assert asyncio.run(system_is_stopping(tmp_path / "not-booted-by-systemd")) is False
