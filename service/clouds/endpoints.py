@@ -95,7 +95,7 @@ def list_heard(
     return [HearingOut.of(row) for row in list_hearings(session, pages, node_id=node_id)]
 
 
-@numbers.get("/metrics", include_in_schema=False)
+@numbers.get("/api/v1/metrics", include_in_schema=False)
 def show_numbers(context: ContextOf, session: SessionOf) -> Response:
     """For Prometheus. No label grows with the number of machines or messages."""
     now = context.clock()

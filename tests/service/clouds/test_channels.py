@@ -72,7 +72,7 @@ def test_numbers_for_prometheus_name_channels_and_never_machines(on_machines, te
     asked(context, clock)
     tell()
     tell("i-stranger")
-    answer = client.get("/metrics")
+    answer = client.get("/api/v1/metrics")
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/plain; version=0.0.4")
     lines = answer.text.splitlines()
     assert 'liver_notice_messages_total{channel="aws-queue",disposition="acts"} 1' in lines
@@ -80,7 +80,7 @@ def test_numbers_for_prometheus_name_channels_and_never_machines(on_machines, te
     assert 'liver_notice_channel_alive{channel="aws-queue"} 1' in lines
     assert "liver_nodes_deaf 0" in lines and 'liver_nodes{state="ready"} 2' in lines
     assert "i-a" not in answer.text and "stranger" not in answer.text
-    assert client.get("/metrics", headers={"Authorization": "none"}).status_code == 401
+    assert client.get("/api/v1/metrics", headers={"Authorization": "none"}).status_code == 401
 
 
 def test_every_message_about_a_node_is_kept_as_it_was_received(on_machines, tell, client):
