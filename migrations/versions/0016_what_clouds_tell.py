@@ -35,6 +35,9 @@ def upgrade() -> None:
         """
     )
     op.create_index("ix_notices_occurrence", "notices", ["occurrence_id"])
+    of_occurrence = sa.text("notice_id = occurrence_id")
+    op.create_index("ix_notices_first", "notices", ["notice_id"], postgresql_where=of_occurrence)
+    op.create_index("ix_notices_first_of_node", "notices", ["node_id", "notice_id"], postgresql_where=of_occurrence)
     op.create_table(
         "notice_hearings",
         sa.Column("hearing_id", sa.BigInteger(), sa.Identity(always=True), nullable=False),
@@ -95,6 +98,8 @@ def downgrade() -> None:
     op.drop_table("cloud_channels")
     op.drop_table("notice_hearing_counts")
     op.drop_table("notice_hearings")
+    op.drop_index("ix_notices_first_of_node", "notices")
+    op.drop_index("ix_notices_first", "notices")
     op.drop_index("ix_notices_occurrence", "notices")
     op.drop_column("notices", "occurrence_id")
     op.drop_index("uq_instances_provider_id", "instances")

@@ -30,6 +30,8 @@ class NoticeRow(Base):
             postgresql_nulls_not_distinct=True,
         ),
         Index("ix_notices_occurrence", "occurrence_id"),
+        Index("ix_notices_first", "notice_id", postgresql_where="notice_id = occurrence_id"),
+        Index("ix_notices_first_of_node", "node_id", "notice_id", postgresql_where="notice_id = occurrence_id"),
         Index("ix_notices_newest", "lease_id", "kind", "source", "notice_id"),
     )
 

@@ -65,7 +65,7 @@ def test_a_wider_terminal_has_the_reason_in_the_line():
 
 def test_where_not_even_the_words_fit_each_row_becomes_a_block():
     assert text_of(
-        NODES, [("a.long.node.name", "ready", "1", "5affa977", "1 s ago", "-", "aws", "pool", "nobody")], 30
+        NODES, [("a.long.node.name", "ready", "1", "5affa977", "1 s ago", "-", "aws", "pool", "nobody", "aws-imds")], 30
     ) == golden("""
 NODE         a.long.node.name
 STATE        ready
@@ -76,6 +76,7 @@ NOTICE       -
 PROVIDER     aws
 POOL         pool
 JOBS RUN AS  nobody
+NOTICES BY   aws-imds
 """)
 
 

@@ -37,7 +37,7 @@ _COPIES = {
     "capacity_requests": {"request_id": "-n"},
     "instances": {"instance_id": "-n", "request_id": "-n", "node_id": "'old-' || n", "released_at": "known_since"},
     "leases": {"lease_id": "-n", "instance_id": "-n", "node_id": "'old-' || n", "ended_at": "started_at"},
-    "notices": {"notice_id": "-n", "lease_id": "-n", "node_id": "'old-' || n"},
+    "notices": {"notice_id": "-n", "lease_id": "-n", "node_id": "'old-' || n", "occurrence_id": "-n"},
     "agent_incarnations": {"incarnation": "gen_random_uuid()", "node_id": "'old-' || n"},
     "ledger": {"interval_id": "-n", "lease_id": "-n", "job_id": "'old-' || n", "rolled": "true", "follows": "null"},
     "tokens": {"token_id": "'old' || n", "revoked_at": "created_at", "created_at": "created_at - n * interval '1 s'"},
