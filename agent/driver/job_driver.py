@@ -16,6 +16,7 @@ from uuid import UUID
 
 from agent.driver.lead import Lead
 from agent.driver.lifecycle import Births
+from agent.driver.mirrors import relay_of
 from agent.driver.node_context import Node
 from agent.driver.notice_response import NoticeResponse
 from agent.driver.participants import JobSlots
@@ -27,7 +28,7 @@ from agent.link.step_leases import StepLeases
 from agent.peer.peer_client import PeerUnreachable
 from agent.peer.peer_server import PeerRefused
 from agent.peer.probe import Probes, Reached, answer_of
-from agent.protocol.peer import Envelope, NoticeBody, OrderBody, RankMeasures, ReportBody
+from agent.protocol.peer import Envelope, FactsBody, NoticeBody, OrderBody, RankMeasures, ReportBody
 from agent.protocol.rank import Checkpointed, Finished, Hello, RankEvent, StageReport, StepLease, StepReport
 from agent.protocol.sync import (
     CheckpointFact,
@@ -78,6 +79,7 @@ class JobDriver:
             uses_store=self.spare.use,
         )
         self.notices = NoticeResponse(node, job_id, self.slots, self.lead, lambda: self._pulse().median_step_s)
+        self.relay = relay_of(node, job_id)
         self.births = Births(node, job_id, self.slots, self._host, self.lead)
         self.probes = Probes()
         self._leases = StepLeases(
@@ -114,12 +116,8 @@ class JobDriver:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        await self.lead.close()
-        await self.spare.close()
-        await self.notices.close()
-        await self.probes.close()
-        await self._leases.close()
-        await self._host.close()
+        for part in (self.lead, self.spare, self.notices, self.relay, self.probes, self._leases, self._host):
+            await part.close()
 
     def forget(self) -> None:
         """Nothing of the job is left on this node."""
@@ -247,6 +245,7 @@ class JobDriver:
             await self.births.consider(self.order, self._lost)
             if self.order.desired is DesiredState.RUN:
                 await self.notices.consider(self.order)
+            self.relay.tick(*self.notices.who_stays(self.order))
         await self._keep_spare_store()
         await self._tidy_stores()
         if self.order is not None and self._is_named:
@@ -293,6 +292,8 @@ class JobDriver:
                 return lambda: self.lead.take_report(report, measured)
             case NoticeBody(notice=fact, step_s=step_s):
                 return lambda: self._take_peers_notice(fact, step_s)
+            case FactsBody() as facts:
+                return self.relay.work_of(facts)
 
     async def _take_order(self, slot: int, order: Order) -> None:
         await self.slots.take_order(slot, order)

@@ -9,11 +9,28 @@ from agent.driver.journal_records import keep_mirror
 from agent.driver.node_context import Node
 from agent.driver.progress import Progress, from_mirror
 from agent.journal import Table
+from agent.link.relay import Relay
+from agent.peer.peer_client import PeerUnreachable
+from agent.protocol.peer import FactsBody
 from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState
 from liver_core.handoff import HandoffId, ProposerRecord
 
 ENDED_MAX = 8
+
+
+def relay_of(node: Node, job_id: str) -> Relay:
+    """What passes facts of this job on to peers, this node's mirrors among them."""
+
+    async def send(name: str, facts: FactsBody) -> bool:
+        try:
+            await node.peers.send(node.envelope(job_id, name, facts))
+        except PeerUnreachable:
+            return False
+        return True
+
+    there, parts = node.service_is_there, (node.node_id, job_id, node.outbox, node.journal)
+    return Relay(*parts, send=send, keep=keep_mirror, service_is_there=there, now=node.now)
 
 
 class Mirrors:

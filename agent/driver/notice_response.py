@@ -47,6 +47,7 @@ class NoticeResponse:
         self._told: dict[str, float] = {}
         self._heard_of_us: set[str] = set()
         self._proposed_at: dict[str, float] = {}
+        self._newest: Roster | None = None
 
     def take(self, fact: NoticeFact, *, asked_to_lead: bool) -> None:
         """Remember it. `asked_to_lead`: a peer says so because it is this node's turn. Advice moves nobody."""
@@ -89,6 +90,15 @@ class NoticeResponse:
         if active is None and order.roster is not None and self._node.node_id not in order.roster.node_ids():
             return order.roster
         return active
+
+    def who_stays(self, order: JobOrder) -> tuple[tuple[str, ...], bool]:
+        """The nodes of the newest world that is known here, but for those that will go, the first to lead first; and
+        whether this node will go."""
+        promised = self._slots.promised_order()
+        self._newest = promised.target if promised is not None else self._slots.active() or self._newest or order.roster
+        going = {fact.node_id for fact in self._notices.moving(utc(self._node.now()))}
+        nodes = () if self._newest is None else lead_candidates(order, self._newest, going)
+        return nodes, self._node.node_id in going
 
     async def close(self) -> None:
         """Stop telling others."""

@@ -133,11 +133,12 @@ def lead_candidates(order: JobOrder, active: Roster, leaving: Iterable[str]) -> 
 
 
 def _nodes_that_come(order: JobOrder, active: Roster, leaving: set[str]) -> tuple[str, ...]:
-    """By what the service proposes now, else by its plan for the loss of exactly these."""
+    """By what the service proposes now, else by its plan for the loss of exactly these, else the spares."""
     if order.handoff is not None and order.handoff.parent == active.generation:
         return order.handoff.target.node_ids()
     plans = (plan for plan in order.standing_plans if (plan.parent, {*plan.leaving}) == (active.generation, leaving))
-    return next((plan.target.node_ids() for plan in plans if plan.target is not None), ())
+    spares = tuple(dict.fromkeys(member.node_id for member in order.spares))
+    return next((plan.target.node_ids() for plan in plans if plan.target is not None), spares)
 
 
 def plan_loss(
@@ -151,7 +152,7 @@ def plan_loss(
     barred: frozenset[str] = frozenset(),
 ) -> Plan | Wait | NoPlan:
     """The world without these nodes: the standing plan for exactly them that takes none of the `barred`, or one made
-    from the layouts by count, which takes no new node."""
+    from the layouts by count, which takes spares for what goes."""
     for plan in order.standing_plans:
         takes_barred = plan.target is not None and barred & set(plan.target.node_ids())
         if plan.parent == active.generation and frozenset(plan.leaving) == leaving and not takes_barred:
@@ -162,7 +163,7 @@ def plan_loss(
     wait_s = min(SERVICE_WAIT_S, SERVICE_WAIT_SHARE * left_s) if len(leaving) > 1 else 0.0
     if service_is_there and waited_s < wait_s:
         return Wait(f"no standing plan covers the loss of {_names(leaving)}; the service is asked")
-    return _plan_by_count(order, active, leaving)
+    return _plan_by_count(order, active, leaving, barred)
 
 
 def estimate_parameters(model: ModelShape) -> int:
@@ -274,21 +275,36 @@ def ladder_inputs(
     )
 
 
-def _plan_by_count(order: JobOrder, active: Roster, leaving: frozenset[str]) -> Plan | NoPlan:
+def _plan_by_count(order: JobOrder, active: Roster, leaving: frozenset[str], barred: frozenset[str]) -> Plan | NoPlan:
+    """With spares in the place of what goes, as many as there are; where no layout is known for so many, with fewer."""
     staying = tuple(member for member in active.members if member.node_id not in leaving)
-    nodes = len({member.node_id for member in staying})
+    members = set(active.node_ids())
+    spares = [member for member in order.spares if member.node_id not in members | leaving | barred]
+    free = list(dict.fromkeys(member.node_id for member in spares))[: len(members & leaving)]
+    for taken in range(len(free), 0, -1):
+        come = tuple(member for member in spares if member.node_id in free[:taken])
+        plan = _plan_of_nodes(order, leaving, staying, come)
+        if isinstance(plan, Plan) and set(free[:taken]) <= {member.node_id for member in plan.members}:
+            return plan
+    return _plan_of_nodes(order, leaving, staying, ())
+
+
+def _plan_of_nodes(
+    order: JobOrder, leaving: frozenset[str], staying: tuple[Member, ...], come: tuple[Member, ...]
+) -> Plan | NoPlan:
+    nodes, without = len({member.node_id for member in (*staying, *come)}), f"without {_names(leaving)}"
     if nodes < order.spec.nodes.min:
-        return NoPlan(f"{nodes} nodes stay without {_names(leaving)}, the job needs {order.spec.nodes.min}")
+        return NoPlan(f"{nodes} nodes stay {without}, the job needs {order.spec.nodes.min}")
     choice = next((choice for choice in order.layouts_by_count.choices if choice.nodes == nodes), None)
     if choice is None:
         return NoPlan(f"no layout is known for {nodes} nodes")
     if choice.layout is None:
         return NoPlan(f"nothing feasible on {nodes} nodes: {choice.reason}")
-    layout = choice.layout
-    if layout.world_size > len(staying):
-        return NoPlan(f"{layout} needs {layout.world_size} slots, {len(staying)} stay without {_names(leaving)}")
+    layout, slots = choice.layout, len(staying) + len(come)
+    if layout.world_size > slots:
+        return NoPlan(f"{layout} needs {layout.world_size} slots, {slots} stay {without}")
     reason = f"layout for {nodes} nodes, made without the service: {choice.reason}"
-    return Plan(layout, seat(layout, staying, ()), "", reason)
+    return Plan(layout, seat(layout, staying, come), "", reason)
 
 
 def _names(nodes: Iterable[str]) -> str:

@@ -60,6 +60,14 @@ class Queue(Generic[FactT]):
                     "%d %s dropped so far: more than %d wait for the service", self.dropped, self._name, self._facts_max
                 )
 
+    def waiting(self) -> tuple[tuple[object, FactT], ...]:
+        """What is not acknowledged, by key, oldest first."""
+        return tuple(self._facts.items())
+
+    def get(self, key: object) -> FactT | None:
+        """The fact that waits under this key."""
+        return self._facts.get(key)
+
     def batch(self, report_seq: int, share: float = 1.0) -> tuple[FactT, ...]:
         """The oldest facts, as many as fit into one report, or that share of them. They count as sent with this
         report."""

@@ -11,14 +11,17 @@ from uuid import UUID
 from pydantic import Field
 
 from agent.protocol.notice_life import moved
-from agent.protocol.sync import NoticeFact
+from agent.protocol.sync import CheckpointFact, HandoffMirror, MetricsRow, NoticeFact, StepRow
 from agent.protocol.values import Message, Utc
 from liver_core.handoff import PROTOCOL_VERSION, MessageError, Order, Report
 from liver_core.layout.limits import Checked, JobId, NodeId, Seconds, ShortText, Slot
 
 PEER_PATH = "/peer/v1/messages"
 ENVELOPE_BYTES_MAX = 4 * 1024 * 1024
+ROWS_PASSED_MAX, MIRRORS_PASSED_MAX = 500, 4
+"""In one message: the roster of a large world is long, and a step may have many numbers."""
 MessageT = TypeVar("MessageT", Order, Report)
+FactT = TypeVar("FactT", HandoffMirror, CheckpointFact, StepRow, MetricsRow)
 
 
 class RankMeasures(Message):
@@ -62,7 +65,17 @@ class NoticeBody(Message):
     step_s: Seconds = 0.0
 
 
-PeerBody = Annotated[OrderBody | ReportBody | NoticeBody, Field(discriminator="kind")]
+class FactsBody(Message):
+    """What the sender knows and the service does not yet: the receiver tells it too, since the sender may be gone."""
+
+    kind: Literal["facts"] = "facts"
+    handoffs: tuple[HandoffMirror, ...] = Field(default=(), max_length=MIRRORS_PASSED_MAX)
+    checkpoints: tuple[CheckpointFact, ...] = Field(default=(), max_length=ROWS_PASSED_MAX)
+    steps: tuple[StepRow, ...] = Field(default=(), max_length=ROWS_PASSED_MAX)
+    metrics: tuple[MetricsRow, ...] = Field(default=(), max_length=ROWS_PASSED_MAX)
+
+
+PeerBody = Annotated[OrderBody | ReportBody | NoticeBody | FactsBody, Field(discriminator="kind")]
 
 
 class Envelope(Message):
@@ -92,7 +105,17 @@ def in_time_of(envelope: Envelope, ahead_s: float) -> Envelope:
             body = body.model_copy(update={"report": _moved(report, ahead_s), "measured": measured})
         case NoticeBody(notice=notice) as body:
             body = body.model_copy(update={"notice": moved(notice, ahead)})
+        case FactsBody() as body:
+            parts = ("handoffs", "checkpoints", "steps", "metrics")
+            body = body.model_copy(
+                update={part: tuple(_fact_moved(fact, ahead) for fact in getattr(body, part)) for part in parts}
+            )
     return envelope.model_copy(update={"body": body, "issued_utc": envelope.issued_utc + ahead})
+
+
+def _fact_moved(fact: FactT, ahead: timedelta) -> FactT:
+    times = {name: value for name, value in fact if name.endswith("_utc") and value is not None}
+    return fact.model_copy(update={name: value + ahead for name, value in times.items()})
 
 
 def _moved(message: MessageT, by_s: float) -> MessageT:

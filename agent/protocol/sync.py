@@ -14,10 +14,11 @@ from pydantic import ConfigDict, Field
 from agent.protocol.jobfile import JobFile
 from agent.protocol.values import Amount, HandoffCause, HandoffState, Message, MetricValues, Placement, Step, Url, Utc
 from liver_core.handoff import PROTOCOL_VERSION, Decision, RankStage, Reason, Rung, StoreAddress
-from liver_core.layout import ParallelLayout, Roster
+from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.layout.limits import (
     GENERATION_MAX,
     NODES_MAX,
+    RANKS_MAX,
     SLOTS_MAX,
     Bound,
     Count,
@@ -423,6 +424,9 @@ class JobOrder(Message):
     lead_order: tuple[NodeId, ...] = Field(default=(), max_length=NODES_MAX)
     standing_plans: tuple[StandingPlan, ...] = Field(default=(), max_length=NODES_MAX)
     layouts_by_count: LayoutByCount = Field(default_factory=LayoutByCount)
+    spares: tuple[Member, ...] = Field(
+        default=(), max_length=RANKS_MAX, description="Free slots that a plan made without the service may take."
+    )
     handoff: HandoffOrder | None = None
     checkpoint_asked: Count = Field(default=0, description="Number of a request not answered yet, 0 without one.")
     saves_at_end: bool = Field(default=False, description="Ranks write a checkpoint before they end: give them time.")

@@ -13,7 +13,8 @@ HAS_MEMBERS = (JobState.STARTING, JobState.RUNNING, JobState.SUSPENDING, JobStat
 
 
 def refresh_members(session: Session, job: JobRow, *, now: datetime) -> None:
-    """Store the members: nodes of the active world, targets of an open handoff, spares of the standing plans.
+    """Store the members: nodes of the active world, targets of an open handoff, spares of the standing plans and those
+    for losses that follow each other.
 
     A job that has ended or is suspended has no members, so that other jobs may use the nodes.
     """
@@ -26,6 +27,7 @@ def refresh_members(session: Session, job: JobRow, *, now: datetime) -> None:
     spares = [
         member["node_id"] for plan in job.standing_plans for member in (plan.get("target") or {}).get("members", ())
     ]
+    spares += job.spares
     roles = member_roles(
         members=roster_of(active).node_ids() if active else (),
         targets=placement_of(handoff).node_ids() if handoff else (),

@@ -90,6 +90,7 @@ class JobRow(Claimed, Base):
     checkpoints_answered: Mapped[int] = mapped_column(default=0)
     standing_plans: Mapped[JsonList] = mapped_column(default=list)
     layouts_by_count: Mapped[JsonList] = mapped_column(default=list)
+    spares: Mapped[JsonList] = mapped_column(default=list)
     plan_digest: Mapped[str] = mapped_column(default="")
     orders_seq: Mapped[int] = mapped_column(default=0)
     created_at: Mapped[datetime] = mapped_column(index=True)

@@ -15,6 +15,8 @@ GAIN_MIN = 0.03
 
 STANDING_PLANS_MAX = 10_000
 ALTERNATIVES_MAX, COUNTS_SHOWN_MAX = 16, 32
+SPARES_MAX = 4
+"""So many free nodes the agents of a job know, for losses in a row that the service does not hear of."""
 
 
 def decide(inputs: PlanInputs) -> PlannerDecision:
@@ -64,6 +66,13 @@ def standing_plans(inputs: PlanInputs) -> tuple[StandingPlan, ...]:
             )
         )
     return tuple(plans)
+
+
+def spares(inputs: PlanInputs) -> tuple[str, ...]:
+    """Free nodes that agents may take by themselves, the first choice first: at most as many as the world has nodes."""
+    members = inputs.world.node_ids() if inputs.world is not None else ()
+    free = tuple(node.node_id for node in _preferred(inputs) if node.node_id not in members)
+    return free[: min(SPARES_MAX, len(members))]
 
 
 def layouts_by_count(inputs: PlanInputs) -> tuple[LayoutForCount, ...]:

@@ -20,7 +20,7 @@ from service.jobs.operations import close_generation, new_birth, set_state, star
 from service.jobs.queries import Situation, situation
 from service.jobs.rules import Action, Do, JobLimits, next_action
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
-from service.planner.decision import layouts_by_count, standing_plans
+from service.planner.decision import layouts_by_count, spares, standing_plans
 from service.settings import ServiceSettings
 
 BATCH = 32
@@ -52,6 +52,7 @@ class Plans:
 
     standing: list
     by_count: list
+    spares: list
     digest: str
 
 
@@ -170,7 +171,7 @@ def _start(session: Session, job: JobRow, action: Action, *, now: datetime) -> N
     source = SourceKind.CHECKPOINT if action.checkpoint else SourceKind.INIT
     birth = new_birth(source, action.reason, checkpoint=action.checkpoint, lost_steps=action.lost_steps)
     start_generation(session, job, action.target, birth, now=now)
-    job.standing_plans = []
+    job.standing_plans, job.spares = [], []
 
 
 def _drop_open(session: Session, job: JobRow, reason: str, *, now: datetime) -> None:
@@ -216,6 +217,7 @@ def _made_plans(facts: Situation, going: tuple[str, ...], digest: str) -> Plans:
     return Plans(
         standing=[plan.model_dump(mode="json") for plan in standing],
         by_count=[choice.model_dump(mode="json") for choice in by_count],
+        spares=list(spares(facts.inputs)),
         digest=digest,
     )
 
@@ -224,11 +226,11 @@ def _store_plans(session: Session, job: JobRow, plans: Plans, *, now: datetime) 
     """Store the plans and wake the agents if more than reasons changed: the seconds predicted there always change."""
     if job.state not in (JobState.STARTING, JobState.RUNNING):
         return
-    if _without_reasons(plans.standing) == _without_reasons(job.standing_plans) and _without_reasons(
-        plans.by_count
-    ) == _without_reasons(job.layouts_by_count):
+    pairs = (plans.standing, job.standing_plans), (plans.by_count, job.layouts_by_count)
+    if plans.spares == job.spares and all(_without_reasons(new) == _without_reasons(old) for new, old in pairs):
         return
     job.standing_plans, job.layouts_by_count, job.plan_digest = plans.standing, plans.by_count, plans.digest
+    job.spares = plans.spares
     refresh_members(session, job, now=now)
     due_at = job.due_at
     touch(session, job, now=now)

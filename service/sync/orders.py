@@ -25,6 +25,7 @@ from agent.protocol.sync import (
 )
 from agent.protocol.values import HandoffCause
 from liver_core.handoff import StoreAddress
+from liver_core.layout import Member, Roster
 from liver_core.layout.limits import NODES_MAX
 from service.db.parsed import Parsed
 from service.handoffs.queries import open_handoff, placement_of
@@ -60,7 +61,7 @@ _GENERATION = (
 # One row for each member of a job, and for each notice about it that may count: its newest row says all of it.
 _MEMBERS = text(
     """
-    SELECT nodes.node_id, nodes.peer_url, nodes.state, notices.notice_id, notices.kind, notices.source,
+    SELECT nodes.node_id, nodes.peer_url, nodes.state, nodes.slots, notices.notice_id, notices.kind, notices.source,
            notices.deadline_at, notices.first_seen_at, notices.withdrawn_at, notices.raw
       FROM (SELECT node_id FROM job_members WHERE job_id = :job_id
             UNION ALL SELECT unnest(CAST(:node_ids AS text[]))) AS members
@@ -91,6 +92,7 @@ class Neighbour:
     node_id: str
     peer_url: str
     state: str
+    slots: int
     notices: list[NoticeFact] = field(default_factory=list)
 
 
@@ -155,6 +157,7 @@ def shared_order(session: Session, job_id: str, *, lost_after_s: float, now: dat
             plan for plan in _PLANS.of(job.job_id, job.standing_plans) if plan.parent == job.active_generation
         ),
         layouts_by_count=_LAYOUTS.of(job.job_id, job.layouts_by_count),
+        spares=_spares([name for name in job.spares if name in nodes and name not in going], nodes, roster),
         handoff=_handoff_order(handoff) if handoff is not None and handoff.proposer == "service" else None,
         checkpoint_asked=job.checkpoints_asked if job.awaits_checkpoint else 0,
         saves_at_end=job.state in (JobState.STOPPING, JobState.SUSPENDING) and spec.checkpoint is not None,
@@ -186,7 +189,7 @@ def _members(
     nodes: dict[str, Neighbour] = {}
     for row in session.execute(_MEMBERS, values):
         if row.node_id not in nodes:
-            nodes[row.node_id] = Neighbour(row.node_id, row.peer_url, row.state)
+            nodes[row.node_id] = Neighbour(row.node_id, row.peer_url, row.state, row.slots)
         if row.kind is not None and now < ends_utc(fact := as_fact(row)):
             nodes[row.node_id].notices.append(fact)
     return nodes
@@ -196,6 +199,12 @@ def _lead_order(members: Sequence[str], nodes: _Nodes, going: set[str]) -> tuple
     """The order in which nodes lead: ready members that stay, in rank order; then ready members that will go."""
     ready = [node_id for node_id in members if node_id in nodes and nodes[node_id].state == NodeState.READY]
     return tuple(sorted(ready, key=lambda node_id: node_id in going))
+
+
+def _spares(names: Sequence[str], nodes: _Nodes, roster: Roster | None) -> tuple[Member, ...]:
+    """Their slots. A node that has joined the world meanwhile is none any more."""
+    busy = set(roster.node_ids()) if roster is not None else set()
+    return tuple(Member(name, slot) for name in names if name not in busy for slot in range(nodes[name].slots))
 
 
 def _source(active: GenerationRow) -> GenerationSource:

@@ -16,6 +16,9 @@ from liver_core.layout import to_json
 HOLDS = frozenset({"steps", "logs", "checkpoints", "finished", "metrics"})
 """What is said once, and must not be lost because the handoff that explains it is reported later."""
 
+PASSED_ON = frozenset({"checkpoints", "steps", "metrics"})
+"""What nodes of an earlier world tell those of the present one while the service is away."""
+
 Seats = Mapping[str, frozenset[tuple[int, int]]]
 """The ranks of each node, as (rank, slot)."""
 
@@ -88,13 +91,14 @@ def ruling(part: str, item: Any, node_id: str, job: JobFacts) -> Ruling:
 
 def _has_a_part(part: str, node_id: str, world: KnownWorld, job: JobFacts) -> bool:
     """Of a world that the node has no rank in: ranks that are given up before they begin, the store that it started for
-    it as a node of the world before, and the last checkpoint of a rank that has gone on."""
+    it as a node of the world before, and what nodes that have gone passed on to those that came."""
     if part == "ranks":
         return not world.is_settled
     if part == "stores":
         return node_id == world.store_node
     active = job.world(job.active) if job.active else None
-    return part == "checkpoints" and active is not None and node_id in active.seats
+    is_over = part == "checkpoints" or world.is_settled
+    return part in PASSED_ON and is_over and active is not None and node_id in active.seats
 
 
 def _none_of(node_id: str, generation: int) -> Ruling:
