@@ -35,7 +35,7 @@ class GoogleAnswer:
     date: str
 
 
-class Caller(Protocol):
+class GoogleCaller(Protocol):
     """Whoever asks Google."""
 
     def __call__(
@@ -45,7 +45,7 @@ class Caller(Protocol):
         ...
 
 
-def make_caller() -> Caller:
+def make_caller() -> GoogleCaller:
     """By the ordinary chain: GOOGLE_APPLICATION_CREDENTIALS, gcloud's own, the machine's account. May be used by
     several threads. Raises DefaultCredentialsError where there are none."""
     # Takes its time, and is not needed where nothing of Google is read.

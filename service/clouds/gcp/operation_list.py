@@ -96,7 +96,7 @@ def since_of(inserted_until: datetime | None, now: datetime) -> datetime:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class ListProgress:
     """What follows from a list. `new`: not read before. `inserted_until`, `recent`: what the cursor says then."""
 
     new: tuple[Mapping[str, Any], ...]
@@ -106,7 +106,7 @@ class Progress:
 
 def advance(
     operations: Iterable[Mapping[str, Any]], *, inserted_until: datetime | None, recent: Sequence[str], is_whole: bool
-) -> Progress:
+) -> ListProgress:
     """How far the list was read. `is_whole`: nothing is missing; else the cursor stays, and only `recent` grows."""
     known = {name.partition(" ")[2]: name for name in recent}
     new = []
@@ -121,7 +121,7 @@ def advance(
         until = max(times) if inserted_until is None else max(*times, inserted_until)
     oldest = "" if until is None else (until - OVERLAP).astimezone(UTC).isoformat()
     kept = sorted(name for name in known.values() if name >= oldest or not is_whole)
-    return Progress(tuple(new), until, tuple(kept[-RECENT_MAX:]))
+    return ListProgress(tuple(new), until, tuple(kept[-RECENT_MAX:]))
 
 
 class OperationWorker(ChannelWorker):

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from service.clouds.channel_worker import MessageWorker
-from service.clouds.gcp.google_calls import PUBSUB, AnswerTooLong, Caller, endpoint, make_caller
+from service.clouds.gcp.google_calls import PUBSUB, AnswerTooLong, GoogleCaller, endpoint, make_caller
 from service.clouds.gcp.log_entries import LogRead, read_pulled
 from service.clouds.operations import count_only, take_facts, take_unread
 from service.context import Context
@@ -34,10 +34,10 @@ class SubscriptionWorker(MessageWorker[LogRead]):
 
     EXTEND_MOST = 100
 
-    def __init__(self, context: Context, *, caller: Callable[[], Caller] = make_caller) -> None:
+    def __init__(self, context: Context, *, caller: Callable[[], GoogleCaller] = make_caller) -> None:
         super().__init__(context, GCP_PUBSUB, "the subscription of the GCP project")
         self._make_caller = caller
-        self._caller: Caller | None = None
+        self._caller: GoogleCaller | None = None
         self._most = BATCH
 
     def start(self) -> None:
@@ -53,7 +53,7 @@ class SubscriptionWorker(MessageWorker[LogRead]):
         )
 
     def receive(self) -> Mapping[str, Any]:
-        """Messages once there are some, or none after a time. Raises what `Caller` raises."""
+        """Messages once there are some, or none after a time. Raises what `GoogleCaller` raises."""
         most, self._most = self._most, BATCH
         try:
             answer = self._call("pull", {"maxMessages": most}, timeout_s=self._settings.gcp_wait_s)
@@ -74,7 +74,7 @@ class SubscriptionWorker(MessageWorker[LogRead]):
         store(session, readings, GCP_PUBSUB, now=now)
 
     def let_go(self, handles: Sequence[str]) -> None:
-        """Acknowledge. Raises what `Caller` raises; then they come again, and are known."""
+        """Acknowledge. Raises what `GoogleCaller` raises; then they come again, and are known."""
         self._call("acknowledge", {"ackIds": list(handles)}, timeout_s=CALL_S)
 
     def extend(self, handles: Sequence[str]) -> None:
