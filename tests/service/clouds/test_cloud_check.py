@@ -1,4 +1,4 @@
-"""The look for what is missing between each cloud and the service, against an emulator of AWS and a double of Google."""
+"""The look for what is missing between each cloud and the service: an emulator of AWS, a double of Google."""
 
 import json
 from datetime import UTC, datetime
