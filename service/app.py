@@ -24,7 +24,9 @@ from service import problems
 from service.audit import endpoints as audit
 from service.capacity import endpoints as capacity
 from service.clouds import endpoints as clouds
-from service.clouds.aws.queue_worker import QueueWorker
+from service.clouds.gcp import push
+from service.clouds.gcp.push_tokens import GoogleKeys
+from service.clouds.hearing import AccountChannels
 from service.console import endpoints as console
 from service.context import PERSON_ONLY, Clock, Context
 from service.db.clock import DatabaseClock
@@ -68,7 +70,7 @@ class Running:
 
     context: Context
     reconcilers: Reconcilers | None
-    hearing: QueueWorker | None
+    hearing: AccountChannels | None
 
 
 def create_app(
@@ -108,7 +110,9 @@ def create_app(
         ],
     )  # fmt: skip
     app.state.context = context
-    app.add_middleware(Gate, context=context, body_bytes_max={**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX})
+    app.state.google_keys = GoogleKeys(settings.gcp_certs_url)
+    body_bytes_max = {**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX, **push.BODY_BYTES_MAX}
+    app.add_middleware(Gate, context=context, body_bytes_max=body_bytes_max)
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.
     nouns = (
@@ -119,6 +123,7 @@ def create_app(
         app.include_router(noun.router)
     app.include_router(leases.leases)
     app.include_router(clouds.numbers)
+    app.include_router(push.router)
     app.include_router(tokens.joining)
     app.include_router(console.router, include_in_schema=False)
     _add_health(app, context)
@@ -141,7 +146,7 @@ def _lifespan(context: Context, manager: ServiceManager, *, owned: bool):
         if isinstance(context.clock, DatabaseClock):
             context.clock.start()
         reconcilers = Reconcilers(context) if context.settings.reconcilers else None
-        hearing = QueueWorker(context) if reconcilers is not None else None
+        hearing = AccountChannels(context) if reconcilers is not None else None
         app.state.running = Running(context, reconcilers, hearing)
         if reconcilers is not None and hearing is not None:
             reconcilers.start()
@@ -214,8 +219,8 @@ def _add_health(app: FastAPI, context: Context) -> None:
             return Health(status="unavailable", version=release(), detail=detail)
         running: Running = app.state.running
         doubts = [running.reconcilers.doubt()] if running.reconcilers is not None else []
-        if running.hearing is not None and running.hearing.trouble:
-            doubts.append(f"the queue of the AWS account cannot be read: {running.hearing.trouble}")
+        if running.hearing is not None:
+            doubts += running.hearing.doubts()
         return Health(status="ok", version=release(), detail="; ".join(filter(None, doubts)))
 
 

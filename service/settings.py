@@ -111,6 +111,46 @@ class ServiceSettings(BaseSettings):
         default=30, ge=5, le=300, description="how long a message is nobody else's; extended while it is worked on"
     )
 
+    gcp_subscription: str | None = Field(
+        default=None,
+        pattern="^projects/[A-Za-z0-9:.-]{1,100}/subscriptions/[A-Za-z0-9._~%+-]{3,255}$",
+        description="the Pub/Sub subscription of a GCP project's system events; absent: it is not pulled",
+    )
+    gcp_push_audience: str | None = Field(
+        default=None, min_length=1, max_length=1_000, description="of the token that comes with each push of Pub/Sub"
+    )
+    gcp_push_account: str | None = Field(
+        default=None, min_length=3, max_length=320, description="e-mail of the service account of that token"
+    )
+    gcp_certs_url: str = Field(
+        default="https://www.googleapis.com/oauth2/v1/certs",
+        pattern="^https?://",
+        max_length=1_000,
+        description="where Google publishes the keys of such tokens; for emulators",
+    )
+    gcp_project: str | None = Field(
+        default=None,
+        pattern="^[A-Za-z0-9:.-]{1,100}$",
+        description="the project whose operations are listed; absent: they are not",
+    )
+    gcp_endpoint_url: str | None = Field(
+        default=None, pattern="^https?://", max_length=1_000, description="of all of Google's interfaces; for emulators"
+    )
+    gcp_workers: int = Field(default=3, ge=1, le=32, description="how many pulls wait for messages at a time")
+    gcp_wait_s: float = Field(
+        default=100.0, ge=1, le=600, description="how long Pub/Sub may take to say that there is no message"
+    )
+    gcp_ack_deadline_s: int = Field(
+        default=30, ge=10, le=600, description="how long a message is nobody else's; extended while it is worked on"
+    )
+    gcp_operations_every_s: float = Field(default=5.0, ge=1, le=60, description="how often operations are listed")
+
+    @model_validator(mode="after")
+    def _audience_and_account(self) -> Self:
+        if (self.gcp_push_audience is None) != (self.gcp_push_account is None):
+            raise ValueError("gcp_push_audience and gcp_push_account come together")
+        return self
+
     @model_validator(mode="after")
     def _certificate_and_key(self) -> Self:
         if (self.tls_certificate is None) != (self.tls_key is None):

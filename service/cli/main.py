@@ -29,6 +29,7 @@ app.add_typer(nodes.notices, name="notices")
 app.add_typer(nodes.prices, name="prices")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(access.app, name="tokens")
+app.add_typer(nodes.clouds, name="cloud")
 app.command("audit", epilog=access.AUDIT_EXAMPLE)(access.audit)
 app.command("serve", epilog=serve.EXAMPLE)(serve.serve)
 for _command in entry_points(group=PLUGGED_COMMANDS):

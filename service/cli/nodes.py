@@ -270,3 +270,31 @@ def _notice(node: dict[str, Any]) -> Value:
         return "watching"
     at = datetime.fromisoformat(health["since_at"]).astimezone(UTC)
     return f"{health['state']} since {at:%H:%M:%S} UTC, because {health['reason']}"
+
+
+clouds = typer.Typer(help="Channels by which clouds tell the service of machines.", no_args_is_help=True)
+CLOUDS = (Column("CHANNEL"), Column("STATE"), Column("WHAT"), Column("WHY", below=True), Column("MEND", below=True))
+
+
+@clouds.callback()
+def of_clouds() -> None:
+    """What the verbs of clouds share."""
+
+
+@clouds.command(epilog="Example: liver cloud check")
+def check(service_url: ServiceUrl = DEFAULT_URL, token_file: TokenFile = None, as_json: AsJson = False) -> None:
+    """Let the service look at each configured cloud. Exit status 1 if something is missing. Needs an admin's token."""
+    found = connect(service_url, token_file).get("/api/v1/channels/check")
+    if as_json:
+        print_json(found)
+    else:
+        rows = []
+        for one in found:
+            rows += [
+                (one["channel"], item["weight"], item["what"], item["why"], item["mend"]) for item in one["findings"]
+            ]
+            if not one["findings"]:
+                rows.append((one["channel"], "works" if one["on"] else "off", one["turn_on"] or "-", "-", "-"))
+        print_table(CLOUDS, rows, empty="there is no channel")
+    if any(item["weight"] == "missing" for one in found for item in one["findings"]):
+        raise typer.Exit(1)

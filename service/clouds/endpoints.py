@@ -1,5 +1,6 @@
 """REST of what channels told: the channels of accounts, messages as received, and numbers for Prometheus."""
 
+import threading
 from datetime import datetime
 from typing import Annotated
 
@@ -10,13 +11,16 @@ from sqlalchemy import select
 from agent.protocol.sync import Provider
 from liver_core.layout.limits import NodeId
 from service.clouds.cloud_facts import Disposition
+from service.clouds.hearing import look_at_all
+from service.clouds.lacks import ChannelCheck
 from service.clouds.queries import channels_of, list_channels, list_hearings
 from service.clouds.rules import is_alive
 from service.clouds.tables import HearingRow
-from service.context import PERSON_ONLY, ContextOf, SessionOf
+from service.context import ADMIN_ONLY, PERSON_ONLY, ContextOf, SessionOf
 from service.edge.routes import PeoplesRoute
 from service.nodes.tables import NodeRow, NodeState
 from service.paging import PagesOf
+from service.problems import conflict
 
 router = APIRouter(prefix="/api/v1", tags=["notices"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 numbers = APIRouter(dependencies=[PERSON_ONLY])
@@ -34,6 +38,22 @@ class AccountChannelOut(BaseModel):
     trouble: str = Field(description="Why it cannot be asked; empty while it can.")
     trouble_since: datetime | None
     counts: dict[str, int] = Field(description="Messages, by what was done with them.")
+
+
+_CHECKING = threading.Lock()
+
+
+@router.get(
+    "/channels/check", operation_id="check_channels", summary="Look for what is missing", dependencies=[ADMIN_ONLY]
+)
+def check_channels(context: ContextOf) -> list[ChannelCheck]:
+    """Asks each cloud that is configured, with the service's own credentials. Changes nothing there."""
+    if not _CHECKING.acquire(blocking=False):
+        raise conflict("the clouds are being looked at already; try again in a moment")
+    try:
+        return look_at_all(context.settings, context.clock())
+    finally:
+        _CHECKING.release()
 
 
 class HearingOut(BaseModel):

@@ -3,6 +3,7 @@
 from datetime import datetime
 
 from sqlalchemy import ForeignKey, Identity, Index
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from agent.protocol.sync import Provider
@@ -95,3 +96,15 @@ class HookRow(Claimed, Base):
     heartbeats: Mapped[int] = mapped_column(default=0)
     due_at: Mapped[datetime | None]
     reason: Mapped[str] = mapped_column(default="")
+
+
+class OperationCursorRow(Claimed, Base):
+    """How far the list of operations of a project was read. `inserted_until`: by the cloud's clock, null at first.
+    `recent`: time and id of those read of the last minutes, which are read again. `due_at`: when to ask next."""
+
+    __tablename__ = "operation_cursors"
+
+    project: Mapped[str] = mapped_column(primary_key=True)
+    inserted_until: Mapped[datetime | None] = mapped_column(default=None)
+    recent: Mapped[list[str]] = mapped_column(JSONB(none_as_null=True))
+    due_at: Mapped[datetime]

@@ -71,6 +71,7 @@ class FakeAgent:
     job_user: str | None = None
     provider_id: str | None = None
     zone: str | None = None
+    provider: Provider = Provider.AWS
     orders: SyncOrders | None = None
     token: str = ""
 
@@ -94,7 +95,7 @@ class FakeAgent:
             issued_utc=self.clock(),
             node=NodeInfo(
                 node_id=self.node_id,
-                provider=Provider.AWS,
+                provider=self.provider,
                 pool=self.pool,
                 slots=self.slots,
                 peer_url=f"http://{self.node_id}.test:9000",

@@ -97,6 +97,7 @@ resource "aws_iam_policy" "service" {
   tags        = var.tags
   policy = templatefile("${path.module}/service-policy.json", {
     queue_arn = aws_sqs_queue.notices.arn
+    rule_arns = jsonencode([for rule in aws_cloudwatch_event_rule.notices : rule.arn])
   })
 }
 

@@ -157,12 +157,20 @@ resource "google_pubsub_subscription_iam_member" "service_pulls" {
   member       = google_service_account.service.member
 }
 
+# `liver cloud check` sees whether the subscription has what it needs.
+resource "google_pubsub_subscription_iam_member" "service_looks" {
+  project      = var.project
+  subscription = google_pubsub_subscription.notices.name
+  role         = "roles/pubsub.viewer"
+  member       = google_service_account.service.member
+}
+
 # The list of operations shows preemptions also where the log is late.
 resource "google_project_iam_custom_role" "operations" {
   project     = var.project
   role_id     = "${replace(var.name, "-", "_")}_operations"
   title       = "LiveR: read operations of Compute Engine"
-  permissions = ["compute.globalOperations.list", "compute.zoneOperations.list"]
+  permissions = ["compute.globalOperations.list", "compute.zoneOperations.list", "logging.sinks.list"]
 }
 
 resource "google_project_iam_member" "service_reads_operations" {

@@ -22,7 +22,7 @@ VERBS = [
     "nodes list", "nodes show", "nodes drain", "handoffs list", "handoffs show", "notices list",
     "prices list", "prices set",
     "ledger show", "ledger check",
-    "tokens create", "tokens list", "tokens rotate", "tokens revoke", "audit",
+    "tokens create", "tokens list", "tokens rotate", "tokens revoke", "audit", "cloud check",
 ]  # fmt: skip
 HEAVY = ("torch", "httpx", "sqlalchemy", "fastapi", "megatron", "numpy")
 
