@@ -140,6 +140,10 @@ def look(place: StormPlace) -> Found:
     )
 
 
+def _say(line: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
+
+
 async def play(options: argparse.Namespace) -> dict[str, Any]:
     """One storm, and its report."""
     machines = machines_of(options.messages)
@@ -152,15 +156,18 @@ async def play(options: argparse.Namespace) -> dict[str, Any]:
     report = hardware("tests.benchmarks.storm")
     with storm_place(case.settings() | {"AWS_VISIBILITY_S": str(options.visibility)}) as place:
         report["emulator_ms"] = _spread(await asyncio.to_thread(emulator_ms, place.account, options.probes))
+        _say(f"{case.agents} nodes join, of which {machines} will go")
         async with Run(place.host, case) as run:
             told = Told()
             run.watch.take_orders = told.take
             with four_ranks() if options.calm else nullcontext():
                 await pause(options.settle)
                 named = [f"i-{node}" for node in _taken(run)][:machines]
+                _say(f"{options.messages} messages in {options.seconds:g} s")
                 faults = Faults(place, kills=kills, away_s=away_s, first_in_s=options.seconds / 10)
                 faults.start()
                 sent = await _send(place, options, named)
+                _say("all are sent")
                 await _until_known(place, faults, told, expected=machines)
         messages = storm(options.messages, named, seconds=options.seconds, seed=options.seed)
         left, dlq = place.account.left(), place.account.left(place.account.dlq_url)
