@@ -13,8 +13,6 @@ from typing import Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
 
-import psutil
-
 from service.settings import ServiceSettings
 from tests.benchmarks.service_host import Host
 from tests.cluster.real_service import real_service, service_folder
@@ -68,9 +66,7 @@ class StormPlace:
 
     def pause_database(self, seconds: float) -> None:
         """Its processes are stopped, as where a machine stands still: it answers nobody and closes nothing."""
-        postmaster = int((self._folder / "postgres" / "postmaster.pid").read_text().splitlines()[0])
-        server = psutil.Process(postmaster)
-        stopped = [server.pid, *(child.pid for child in server.children(recursive=True))]
+        stopped = self.host.database_pids()
         for pid in stopped:
             _send(pid, signal.SIGSTOP)
         try:
