@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim mutants chaos fuzz-api bench bench-handoff bench-notice bench-service clean distclean
+.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim mutants chaos fuzz-api bench bench-handoff bench-notice bench-service storm clean distclean
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
@@ -34,6 +34,8 @@ BENCH_ARGS ?=
 # forgets them, NOTICE_ARGS='--for-s 600' begins no run after ten minutes.
 RUNS ?= 100
 NOTICE_ARGS ?=
+# More arguments for the storm of messages; for example: make storm STORM_ARGS='--calm --messages 500'
+STORM_ARGS ?=
 
 # A suite starts hundreds of interpreters; they would all compile the tree anew where bytecode may not be kept.
 export PYTHONDONTWRITEBYTECODE :=
@@ -48,7 +50,7 @@ REAL = -n $(REAL_WORKERS) --dist loadfile --no-loadscope-reorder
 TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/fuzz tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
-	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, PACKAGES, SEED, TRIALS, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS)"
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, PACKAGES, SEED, TRIALS, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS, STORM_ARGS)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
@@ -107,6 +109,9 @@ bench-notice: setup ## Measure what a notice costs, over RUNS notices of 3 s to 
 
 bench-service: setup ## Measure what agents cost the service (minutes; BENCH_ARGS='--agents 50 --seconds 20'); writes build/reports/service.json.
 	$(BIN)/python -m tests.benchmarks.service --report $(REPORTS)/service.json $(BENCH_ARGS)
+
+storm: setup ## Send 2,000 messages of an AWS account within ten seconds, kill the service twice and take its database away; STORM_ARGS=--calm: without faults, beside four ranks (minutes); writes build/reports/storm.json.
+	$(BIN)/python -m tests.benchmarks.storm --report $(REPORTS)/storm.json $(STORM_ARGS)
 
 clean: ## Remove build results and caches; keep the environments.
 	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -4,6 +4,7 @@ import os
 import re
 import sys
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,11 +38,20 @@ class LocalNode:
 
 
 class Cluster:
-    """`folder` gets everything: database, tokens, run directories, logs. `service_nice`: the service's priority."""
+    """`folder` gets everything: database, tokens, run directories, logs. `service_nice`: the service's priority;
+    `service_environment`: its settings, LIVER_SERVICE_*, beside those of the demo."""
 
-    def __init__(self, folder: Path, processes: Processes, *, service_nice: int = SERVICE_NICE) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        processes: Processes,
+        *,
+        service_nice: int = SERVICE_NICE,
+        service_environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self._service_nice = service_nice
+        self._service_environment = SERVICE_ENVIRONMENT | dict(service_environment or {})
         self._processes = processes
         self.nodes: dict[str, LocalNode] = {}
         self.url = ""
@@ -59,7 +69,7 @@ class Cluster:
     def start_service(self) -> None:
         """A real `liver serve` on a free port of loopback."""
         command = [sys.executable, "-m", "service.cli.main", "serve", "--port", "0", "--data-dir", str(self.folder)]
-        self.service = self._processes.start(SERVICE, "service", command, SERVICE_ENVIRONMENT)
+        self.service = self._processes.start(SERVICE, "service", command, self._service_environment)
 
     def await_service(self) -> Api:
         """Its API once it answers."""

@@ -21,8 +21,7 @@ from service.clouds.rules import Judgement, Machine, judge
 from service.clouds.tables import ChannelRow, HearingCountRow, HearingRow
 from service.leases.tables import LeaseRow
 from service.nodes.tables import NodeRow
-from service.notices.operations import record_notice, tell_jobs
-from service.notices.queries import known_of_lease
+from service.notices.operations import LeaseNotices, notices_of_leases, store_added, tell_jobs
 from service.notices.tables import NoticeRow
 
 UNREAD_KEPT_MAX, UNREAD_KEPT_FOR = 1_000, timedelta(hours=1)
@@ -51,18 +50,21 @@ def take_facts(session: Session, facts: Sequence[CloudFact], *, now: datetime) -
     """Store these facts, and tell the agents of the nodes whose notices change. What is foreign is only counted."""
     facts = [fact.bounded() for fact in facts]
     nodes = _lock_machines(session, {(fact.provider, fact.provider_id) for fact in facts})
-    taken, changed = [], set()
+    leases = {found.lease_id for found in nodes.values() if found.lease_id is not None}
+    notices = notices_of_leases(session, leases)
+    taken, heard, changed = [], [], set()
     for fact in sorted(facts, key=lambda item: item.said_at):
         found = nodes.get((fact.provider, fact.provider_id))
-        judgement = judge(fact, _machine(session, found, now), now)
+        judgement = judge(fact, _machine(notices, found, now), now)
         if found is not None:
             if judgement.notice is not None and found.lease_id is not None:
-                record_notice(session, judgement.notice, lease_id=found.lease_id, now=now)
+                notices[found.lease_id].add(judgement.notice, lease_id=found.lease_id, now=now)
                 changed.add(found.node_id)
-            row = _hearing(fact, found, judgement, now)
-            _hear(session, row | {"occurrence_id": _occurrence_of(session, found, judgement)})
+            heard.append((fact, found, judgement))
         node_id, lease_id = (found.node_id, found.lease_id) if found is not None else (None, None)
         taken.append(Taken(fact, judgement.disposition, judgement.reason, node_id, lease_id))
+    store_added(session, notices.values())
+    _hear(session, [_hearing(fact, found, judgement, notices, now) for fact, found, judgement in heard])
     tell_jobs(session, changed, now=now)
     examples = {(item.fact.channel, item.disposition): f"{item.reason}: {item.fact.raw}" for item in taken}
     _count(session, Counter((item.fact.channel, item.disposition) for item in taken), examples, now=now)
@@ -72,24 +74,29 @@ def take_facts(session: Session, facts: Sequence[CloudFact], *, now: datetime) -
 def take_unread(session: Session, messages: Iterable[Unread], *, now: datetime) -> None:
     """Keep and count messages that nobody can read."""
     counted: Counter[tuple[str, Disposition]] = Counter()
-    examples = {}
+    examples, kept, rows = {}, {}, []
     for message in messages:
         key = message.channel, Disposition.MALFORMED
         counted[key] += 1
         examples[key] = f"{message.reason}: {message.raw}"
-        recent = HearingRow.heard_at > now - UNREAD_KEPT_FOR, HearingRow.disposition == Disposition.MALFORMED
-        kept = select(func.count()).where(HearingRow.channel == message.channel, *recent)
-        if session.execute(kept).scalar_one() < UNREAD_KEPT_MAX:
-            values = {
-                "channel": message.channel,
-                "message_id": fitting(message.message_id, NAME_CHARS_MAX),
-                "heard_at": now,
-                "disposition": Disposition.MALFORMED.value,
-                "reason": fitting(message.reason),
-                "raw": fitting(message.raw, RAW_CHARS_MAX),
-                "kind": "",
-            }
-            _hear(session, values)
+        if message.channel not in kept:
+            recent = HearingRow.heard_at > now - UNREAD_KEPT_FOR, HearingRow.disposition == Disposition.MALFORMED
+            of_channel = select(func.count()).where(HearingRow.channel == message.channel, *recent)
+            kept[message.channel] = session.execute(of_channel).scalar_one()
+        if kept[message.channel] < UNREAD_KEPT_MAX:
+            kept[message.channel] += 1
+            rows.append(
+                {
+                    "channel": message.channel,
+                    "message_id": fitting(message.message_id, NAME_CHARS_MAX),
+                    "heard_at": now,
+                    "disposition": Disposition.MALFORMED.value,
+                    "reason": fitting(message.reason),
+                    "raw": fitting(message.raw, RAW_CHARS_MAX),
+                    "kind": "",
+                }
+            )
+    _hear(session, rows)
     _count(session, counted, examples, now=now)
 
 
@@ -125,7 +132,7 @@ def hear_from_agent(session: Session, fact: NoticeFact, lease: LeaseRow, *, is_f
         "raw": fact.raw,
         "occurrence_id": session.scalars(_newest_of(lease.lease_id, fact.kind, fact.source)).first(),
     }
-    _hear(session, values)
+    _hear(session, [values])
 
 
 def note_channel(session: Session, channel: str, provider: Provider, *, trouble: str = "", now: datetime) -> None:
@@ -171,15 +178,20 @@ def _lock_machines(session: Session, names: set[_Name]) -> dict[_Name, _Found]:
     }
 
 
-def _machine(session: Session, found: _Found | None, now: datetime) -> Machine | None:
+def _machine(notices: Mapping[int, LeaseNotices], found: _Found | None, now: datetime) -> Machine | None:
     if found is None:
         return None
     if found.lease_id is None:
         return Machine(found.node_id, has_lease=False)
-    return Machine(found.node_id, has_lease=True, known=known_of_lease(session, found.lease_id, now=now))
+    return Machine(found.node_id, has_lease=True, known=notices[found.lease_id].known(now))
 
 
-def _hearing(fact: CloudFact, found: _Found, judgement: Judgement, now: datetime) -> dict[str, object]:
+def _hearing(
+    fact: CloudFact, found: _Found, judgement: Judgement, notices: Mapping[int, LeaseNotices], now: datetime
+) -> dict[str, object]:
+    notice, row = judgement.notice, None
+    if notice is not None and found.lease_id is not None:
+        row = notices[found.lease_id].row_of(notice)
     return {
         "channel": fact.channel,
         "message_id": fact.message_id,
@@ -194,14 +206,8 @@ def _hearing(fact: CloudFact, found: _Found, judgement: Judgement, now: datetime
         "disposition": judgement.disposition.value,
         "reason": fitting(judgement.reason),
         "raw": fact.raw,
+        "occurrence_id": None if row is None else row.occurrence_id,
     }
-
-
-def _occurrence_of(session: Session, found: _Found, judgement: Judgement) -> int | None:
-    notice = judgement.notice
-    if notice is None or found.lease_id is None:
-        return None
-    return session.scalars(_newest_of(found.lease_id, notice.kind, notice.source)).first()
 
 
 def _newest_of(lease_id: int, kind: NoticeKind, source: str):
@@ -209,8 +215,9 @@ def _newest_of(lease_id: int, kind: NoticeKind, source: str):
     return select(NoticeRow.occurrence_id).where(*of_channel).order_by(NoticeRow.notice_id.desc()).limit(1)
 
 
-def _hear(session: Session, values: Mapping[str, object]) -> None:
-    session.execute(insert(HearingRow).values(values).on_conflict_do_nothing())
+def _hear(session: Session, rows: Sequence[Mapping[str, object]]) -> None:
+    if rows:
+        session.execute(insert(HearingRow).values(list(rows)).on_conflict_do_nothing())
 
 
 def _count(
@@ -221,15 +228,19 @@ def _count(
     now: datetime,
 ) -> None:
     """In order of key, at the end of the transaction: many write the same few rows."""
-    for channel, disposition in sorted(counted):
-        key = channel, disposition
-        values = {
+    rows = [
+        {
             "channel": channel,
             "disposition": disposition.value,
-            "heard": counted[key],
+            "heard": counted[channel, disposition],
             "last_at": now,
-            "example": fitting(examples[key]),
+            "example": fitting(examples[channel, disposition]),
         }
-        added = {"heard": HearingCountRow.heard + counted[key], "last_at": now, "example": values["example"]}
-        statement = insert(HearingCountRow).values(values)
-        session.execute(statement.on_conflict_do_update(index_elements=["channel", "disposition"], set_=added))
+        for channel, disposition in sorted(counted)
+    ]
+    if not rows:
+        return
+    statement = insert(HearingCountRow).values(rows)
+    new = statement.excluded
+    added = {"heard": HearingCountRow.heard + new.heard, "last_at": new.last_at, "example": new.example}
+    session.execute(statement.on_conflict_do_update(index_elements=["channel", "disposition"], set_=added))

@@ -72,6 +72,8 @@ def judge(fact: CloudFact, machine: Machine | None, now: datetime) -> Judgement:
         return Judgement(Disposition.LATE, f"what it announces was over {_ago(now - ends)} before it came")
     if known is not None and known.withdrawn_utc is not None and fact.said_at <= known.withdrawn_utc:
         return Judgement(Disposition.REPEATED, f"{fact.channel} said it before it took it back")
+    if known is not None and _is_of_known_loss(fact, known):
+        return Judgement(Disposition.REPEATED, f"{fact.channel} said it before the end that it named since")
     notice = hear(known, said)
     if notice is None:
         return Judgement(Disposition.REPEATED, f"{fact.channel} has said so before")
@@ -114,6 +116,14 @@ def _as_notice(fact: CloudFact, node_id: str, now: datetime) -> NoticeFact | Non
         first_seen_utc=now,
         raw=fitting(fact.raw),
     )
+
+
+def _is_of_known_loss(fact: CloudFact, known: NoticeFact) -> bool:
+    """Whether it was said before the end that is known, and overtaken by what named that: a machine that is stopped
+    already has no later end, however late its warning comes."""
+    if known.withdrawn_utc is not None or known.deadline_utc is None or fact.deadline_at is None:
+        return False
+    return fact.said_at <= known.deadline_utc <= fact.deadline_at
 
 
 def _judge_withdrawal(fact: CloudFact, said: NoticeFact, known: NoticeFact | None) -> Judgement:

@@ -1,6 +1,6 @@
 """Stores the notices that agents report, and what a person asks for in the same way: to drain a node, to undo it."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from datetime import datetime, timedelta
 
 from sqlalchemy import select
@@ -8,16 +8,100 @@ from sqlalchemy.orm import Session
 
 from agent.protocol.notice_life import DRAIN, hear, merge, withdraw
 from agent.protocol.sync import NoticeFact, NoticeKind
-from service.jobs.membership import refresh_members
-from service.jobs.operations import lock_job, touch
+from service.jobs.operations import touch_all
 from service.jobs.tables import JobMemberRow
 from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow
 from service.nodes.tables import NodeRow
-from service.notices.queries import as_fact, newest_rows
+from service.notices.queries import as_fact, may_count, newest_rows
 from service.notices.rules import same_loss
 from service.notices.tables import NoticeRow
 from service.problems import conflict, not_found
+
+
+class LeaseNotices:
+    """The notices of one lease, the newest row of each: as stored, and as added since. The lease's node is locked, so
+    that no other row comes in between. `store_added` writes what was added."""
+
+    def __init__(self, rows: Iterable[NoticeRow] = ()) -> None:
+        self._newest = {(row.kind, row.source): row for row in rows}
+        self._first: dict[NoticeRow, NoticeRow | int] = {}
+        self.added: list[NoticeRow] = []
+
+    def known(self, now: datetime) -> tuple[NoticeFact, ...]:
+        """What is known of every notice that may still count."""
+        facts = (as_fact(row) for row in self._newest.values())
+        return tuple(fact for fact in facts if may_count(fact, now))
+
+    def row_of(self, notice: NoticeFact) -> NoticeRow | None:
+        """The newest row of its kind and source."""
+        return self._newest.get((notice.kind.value, notice.source))
+
+    def add(self, fact: NoticeFact, *, lease_id: int, now: datetime, same_within: timedelta = timedelta(0)) -> bool:
+        """As `record_notice`, which says what is what."""
+        newest = self.row_of(fact)
+        known = None if newest is None else as_fact(newest)
+        if known is not None:
+            fact = _aligned(known, fact, same_within)
+        notice = merge(known, fact)
+        if notice == known:
+            return False
+        is_same = newest is not None and newest.first_seen_at == notice.first_seen_utc
+        row = NoticeRow(
+            node_id=notice.node_id,
+            lease_id=lease_id,
+            kind=notice.kind.value,
+            source=notice.source,
+            deadline_at=notice.deadline_utc,
+            first_seen_at=notice.first_seen_utc,
+            withdrawn_at=notice.withdrawn_utc,
+            recorded_at=newest.recorded_at if newest is not None and is_same else now,
+            raw=notice.raw,
+        )
+        # The newest occurrence that it belongs to; its own if it is the first to announce the loss.
+        same = [item for item in self._newest.values() if same_loss(as_fact(item), notice)]
+        self._first[row] = (
+            self._occurrence(newest)
+            if newest is not None and is_same
+            else max((self._occurrence(item) for item in same), key=self._age, default=row)
+        )
+        self._newest[row.kind, row.source] = row
+        self.added.append(row)
+        return True
+
+    def number(self) -> None:
+        """Once the rows that were added have their numbers: give each the one of its occurrence."""
+        for row in self.added:
+            first = self._first[row]
+            row.occurrence_id = first if isinstance(first, int) else first.notice_id
+        self.added = []
+
+    def _occurrence(self, row: NoticeRow) -> NoticeRow | int:
+        """Its number, or the row that begins it, which has none yet."""
+        return self._first.get(row, row.occurrence_id or row.notice_id)
+
+    def _age(self, occurrence: NoticeRow | int) -> tuple[bool, int]:
+        if isinstance(occurrence, int):
+            return False, occurrence
+        return True, self.added.index(occurrence)
+
+
+def notices_of_leases(session: Session, lease_ids: Collection[int]) -> dict[int, LeaseNotices]:
+    """Of each of these leases."""
+    rows: dict[int, list[NoticeRow]] = {lease_id: [] for lease_id in lease_ids}
+    for row in session.scalars(newest_rows().where(NoticeRow.lease_id.in_(list(lease_ids)))) if lease_ids else ():
+        rows[row.lease_id].append(row)
+    return {lease_id: LeaseNotices(found) for lease_id, found in rows.items()}
+
+
+def store_added(session: Session, notices: Iterable[LeaseNotices]) -> None:
+    """Write what was added, all of it at once."""
+    changed = [item for item in notices if item.added]
+    session.add_all([row for item in changed for row in item.added])
+    session.flush()
+    for item in changed:
+        item.number()
+    session.flush()
 
 
 def record_notice(
@@ -28,40 +112,11 @@ def record_notice(
 
     The lease's node is locked, so that no other row comes in between.
     """
-    newest = _newest(session, lease_id, kind=fact.kind, source=fact.source)
-    known = None if newest is None else as_fact(newest)
-    if known is not None:
-        fact = _aligned(known, fact, same_within)
-    notice = merge(known, fact)
-    if notice == known:
-        return False
-    is_same = newest is not None and newest.first_seen_at == notice.first_seen_utc
-    row = NoticeRow(
-        node_id=notice.node_id,
-        lease_id=lease_id,
-        kind=notice.kind.value,
-        source=notice.source,
-        deadline_at=notice.deadline_utc,
-        first_seen_at=notice.first_seen_utc,
-        withdrawn_at=notice.withdrawn_utc,
-        recorded_at=newest.recorded_at if newest is not None and is_same else now,
-        raw=notice.raw,
-        occurrence_id=newest.occurrence_id
-        if newest is not None and is_same
-        else _occurrence(session, lease_id, notice),
-    )
-    session.add(row)
-    session.flush()
-    if row.occurrence_id is None:
-        row.occurrence_id = row.notice_id
-        session.flush()
-    return True
-
-
-def _occurrence(session: Session, lease_id: int, notice: NoticeFact) -> int | None:
-    """The newest occurrence of the lease that this notice belongs to; None if it is the first to announce the loss."""
-    rows = session.scalars(newest_rows().where(NoticeRow.lease_id == lease_id)).all()
-    return max((row.occurrence_id or row.notice_id for row in rows if same_loss(as_fact(row), notice)), default=None)
+    notices = notices_of_leases(session, [lease_id])[lease_id]
+    is_news = notices.add(fact, lease_id=lease_id, now=now, same_within=same_within)
+    if is_news:
+        store_added(session, [notices])
+    return is_news
 
 
 def _aligned(known: NoticeFact, fact: NoticeFact, within: timedelta) -> NoticeFact:
@@ -112,11 +167,10 @@ def _take(session: Session, lease: LeaseRow, fact: NoticeFact, *, now: datetime)
 def tell_jobs(session: Session, node_ids: Iterable[str], *, now: datetime) -> None:
     """The notices of these nodes have changed: wake the agents of their jobs, which find them in their orders. Locks
     the jobs, in order of id; whoever calls has locked the nodes."""
-    members = select(JobMemberRow.job_id).where(JobMemberRow.node_id.in_(list(node_ids)))
-    for job_id in session.scalars(members.distinct().order_by(JobMemberRow.job_id)).all():
-        job = lock_job(session, job_id)
-        refresh_members(session, job, now=now)
-        touch(session, job, now=now)
+    wanted = list(node_ids)
+    if wanted:
+        members = select(JobMemberRow.job_id).where(JobMemberRow.node_id.in_(wanted)).distinct()
+        touch_all(session, session.scalars(members).all(), now=now)
 
 
 def _lease_of(session: Session, node_id: str) -> LeaseRow:

@@ -81,6 +81,14 @@ def as_fact(row) -> NoticeFact:
     )
 
 
+def may_count(fact: NoticeFact, now: datetime) -> bool:
+    """The same as the condition below, of a fact."""
+    since = horizon(now)
+    if fact.source == DRAIN and (fact.withdrawn_utc is None or fact.withdrawn_utc > since):
+        return True
+    return fact.first_seen_utc > since or (fact.deadline_utc is not None and fact.deadline_utc > since)
+
+
 def _may_count(now: datetime):
     since = horizon(now)
     is_drain = (NoticeRow.source == DRAIN) & (NoticeRow.withdrawn_at.is_(None) | (NoticeRow.withdrawn_at > since))

@@ -53,6 +53,7 @@ class Case:
     seconds: float
     steps_per_s: float
     trials: int
+    is_on_aws: bool = False
 
     def settings(self) -> dict[str, str]:
         """The service's own defaults are for a period of one second."""
@@ -83,7 +84,14 @@ class Run:
         self.place, self.case, self.watch = place, case, Watch()
         self.pace = Pace(case.period_s, case.steps_per_s)
         self.agents = [
-            BusyAgent(f"n{number:05}", place.url, slots=case.ranks_per_node, watch=self.watch, pace=self.pace)
+            BusyAgent(
+                f"n{number:05}",
+                place.url,
+                slots=case.ranks_per_node,
+                watch=self.watch,
+                pace=self.pace,
+                machine=f"i-n{number:05}" if case.is_on_aws else None,
+            )
             for number in range(case.agents)
         ]
         self._tasks: list[asyncio.Task[None]] = []

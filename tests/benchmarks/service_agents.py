@@ -108,6 +108,8 @@ class Watch:
     asked_at: dict[str, float] = field(default_factory=dict)
     wakes_ms: list[float] = field(default_factory=list)
     order_bytes: list[int] = field(default_factory=list)
+    take_orders: Callable[[BusyAgent], None] | None = None
+    """Called when an agent has got new orders."""
 
     def begin(self) -> None:
         """Another part begins."""
@@ -132,10 +134,13 @@ class Pace:
 
 
 class BusyAgent:
-    """The agent of one node with some slots. `place` of 0 to 1: when in its period it reports."""
+    """The agent of one node with some slots. `machine`: its id at AWS; None: it is of no cloud."""
 
-    def __init__(self, node_id: str, url: str, *, slots: int, watch: Watch, pace: Pace) -> None:
+    def __init__(
+        self, node_id: str, url: str, *, slots: int, watch: Watch, pace: Pace, machine: str | None = None
+    ) -> None:
         self.node_id = node_id
+        self._machine = machine
         self.orders: SyncOrders | None = None
         self._url, self._slots, self._watch, self._pace = url, slots, watch, pace
         self._line = Line(url)
@@ -231,6 +236,8 @@ class BusyAgent:
         self._note_orders()
 
     def _note_orders(self) -> None:
+        if self._watch.take_orders is not None:
+            self._watch.take_orders(self)
         now = time.monotonic()
         job = self.job()
         for fact in job.notices if job is not None else ():
@@ -260,7 +267,8 @@ class BusyAgent:
             issued_utc=datetime.now(UTC),
             node=NodeInfo(
                 node_id=self.node_id,
-                provider=Provider.NONE,
+                provider=Provider.NONE if self._machine is None else Provider.AWS,
+                provider_id=self._machine,
                 slots=self._slots,
                 peer_url=f"http://{self.node_id}.test:9000",
                 private_address="127.0.0.1",

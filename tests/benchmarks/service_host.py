@@ -61,6 +61,11 @@ class Host(RealService):
             at_s=time.monotonic(),
         )
 
+    def database_pids(self) -> list[int]:
+        """The embedded PostgreSQL and its processes."""
+        postmaster = int(self._postmaster().read_text().splitlines()[0])
+        return [postmaster, *_children(postmaster)]
+
     def rss_mb(self) -> float:
         """Memory of the service, without its database."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -89,11 +94,19 @@ def _cpu_s(pid: int, *, with_ended: bool = False) -> float:
 def _database_cpu_s(postmaster: int) -> float:
     """Of the server, its processes, and those that have ended."""
     total_s = _cpu_s(postmaster, with_ended=True)
+    for pid in _children(postmaster):
+        with contextlib.suppress(OSError):
+            total_s += _cpu_s(pid)
+    return total_s
+
+
+def _children(pid: int) -> list[int]:
+    found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            if int(stat.read_text().rpartition(")")[2].split()[1]) == postmaster:
-                total_s += _cpu_s(int(stat.parent.name))
-    return total_s
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
 
 
 def _count_statements(path: Path) -> None:

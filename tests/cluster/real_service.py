@@ -51,11 +51,12 @@ def service_folder() -> Iterator[Path]:
 def real_service(
     kind: type[ServiceT], folder: Path, arguments: Sequence[str], settings: Mapping[str, str]
 ) -> Iterator[ServiceT]:
-    """Starts `python ARGUMENTS` and ends it. `settings`: LIVER_SERVICE_* by the rest of the name."""
+    """Starts `python ARGUMENTS` and ends it. `settings`: LIVER_SERVICE_* by the rest of the name; without PORT it
+    takes a free one."""
     log = folder / "serve.log"
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("LIVER_")}
-    given = {f"LIVER_SERVICE_{name}": value for name, value in settings.items()}
-    given |= {"LIVER_SERVICE_DATA_DIR": str(folder), "LIVER_SERVICE_PORT": "0", "PYTHONUNBUFFERED": "1"}
+    given = {f"LIVER_SERVICE_{name}": value for name, value in ({"PORT": "0"} | dict(settings)).items()}
+    given |= {"LIVER_SERVICE_DATA_DIR": str(folder), "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as output:
         command = [sys.executable, *arguments]
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=inherited | given)

@@ -74,7 +74,7 @@ class Account:
 def moto_server(folder: Path) -> Iterator[str]:
     """Its address, until the end of the block."""
     log = folder / "moto.log"
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    command = [sys.executable, "-m", "tests.service.clouds.moto_process", "-H", "127.0.0.1", "-p", "0"]
     with log.open("w") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, env={**os.environ, **CREDENTIALS, "PYTHONUNBUFFERED": "1"}

@@ -158,6 +158,17 @@ def test_a_machine_that_is_stopped_without_a_notice_is_one(on_machines, tell, cl
     assert (going.disposition, going.reason) == (Disposition.NOTED, "the machine is being stopped, as was announced")
 
 
+def test_a_warning_that_the_stop_of_its_machine_has_overtaken_is_no_second_loss(on_machines, tell, client, clock):
+    """A queue does not keep the order: what one reader holds when it dies comes back after what was said later."""
+    assert tell(kind=FactKind.GOING, in_s=0).disposition is Disposition.ACTS
+    clock.advance(20)
+    assert tell(in_s=80, ago_s=40).disposition is Disposition.REPEATED
+    (entry,) = notices(client)
+    assert len(entry["channels"]) == 1
+    clock.advance(20)
+    assert tell(in_s=110, ago_s=10).disposition is Disposition.ACTS  # The machine was started again, and goes again.
+
+
 def test_two_losses_far_apart_are_two_occurrences(on_machines, tell, client):
     tell(kind=FactKind.MAINTENANCE, in_s=3 * 86_400)
     tell(in_s=120)
