@@ -141,6 +141,8 @@ class Scene:
                 supervisor=SimpleNamespace(states={}),
                 stores=SimpleNamespace(hosted=()),
                 outbox=self.outbox,
+                journal=None,
+                service_is_there=lambda: True,
                 sync_soon=lambda: None,
                 look_for_service=lambda: None,
                 now=lambda: self.now,

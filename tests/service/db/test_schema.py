@@ -284,8 +284,11 @@ _JOB_AT_FIRST = (
     " highest_step, lost_steps, standing_plans, layouts_by_count, plan_digest, orders_seq, created_at,"
     " state_changed_at) VALUES ('j', 'j', '{}', '', 'pending', '', 1, 0, 0, 0, 0, '[]', '[]', '', 0, now(), now())"
 )
-_JOB = _JOB_AT_FIRST.replace("peer_key,", "peer_key, peer_key_number, peer_key_at,").replace(
-    "'', 'p", "'', 1, now(), 'p"
+_JOB = (
+    _JOB_AT_FIRST.replace("peer_key,", "peer_key, peer_key_number, peer_key_at,")
+    .replace("'', 'p", "'', 1, now(), 'p")
+    .replace("plan_digest,", "spares, plan_digest,")
+    .replace("'[]', '[]', ''", "'[]', '[]', '[]', ''")
 )
 _NODE = (
     "INSERT INTO nodes (node_id, provider, pool, slots, peer_url, private_address, device, agent_version,"
