@@ -141,6 +141,42 @@ def test_a_standing_plan_that_takes_a_node_which_will_go_is_not_used(tmp_path: P
     assert [member.node_id for member in found.members] == ["a", "c", "d"]
 
 
+def test_spares_take_the_place_of_what_goes_in_a_world_that_the_service_has_not_heard_of(order: JobOrder) -> None:
+    """Seen: a minute without the service, two losses in a row, and a spare stood idle beside a job that ended."""
+    need = order.spec.nodes.model_copy(update={"min": 4})
+    order = order.model_copy(
+        update={"spec": order.spec.model_copy(update={"nodes": need}), "spares": members_of(("e", "f"))}
+    )
+    newer = roster_of(2, ("b", "c", "d", "e"))  # The service's plan for the loss of a took e.
+
+    def without(*leaving: str, barred: frozenset[str] = frozenset()) -> Plan | Wait | NoPlan:
+        where = (order, newer, frozenset(leaving))
+        return plan_loss(*where, left_s=105.0, waited_s=9.0, service_is_there=False, barred=barred)
+
+    found = without("b")
+    assert isinstance(found, Plan)
+    assert [member.node_id for member in found.members] == ["c", "d", "e", "f"]
+    assert without("b", barred=frozenset({"f"})) == NoPlan("3 nodes stay without b, the job needs 4")
+    assert without("b", "c") == NoPlan("2 nodes stay without b, c, the job needs 4")
+
+
+def test_no_more_spares_are_taken_than_nodes_go_and_none_where_no_layout_is_known_for_so_many(order: JobOrder) -> None:
+    order = order.model_copy(update={"standing_plans": (), "spares": members_of(("e", "f"))})
+    found = plan(order, "b")
+    assert isinstance(found, Plan) and {member.node_id for member in found.members} == {*"acde"}
+    three = LayoutForCount(nodes=3, layout=ParallelLayout(pp=3), reason="fits")
+    found = plan(by_count(order, three), "b")
+    assert isinstance(found, Plan) and {member.node_id for member in found.members} == {*"acd"}
+
+
+def test_where_every_member_goes_and_no_plan_says_who_comes_spares_lead(order: JobOrder) -> None:
+    order = order.model_copy(update={"standing_plans": (), "spares": members_of(("e", "f"))})
+    assert lead_candidates(order, ACTIVE, {*FOUR}) == ("e", "f")
+    assert lead_candidates(order, ACTIVE, {*FOUR, "e"}) == ("f",)
+    found = plan(order, *FOUR, service_is_there=False)
+    assert isinstance(found, Plan) and [member.node_id for member in found.members] == ["e", "f"]
+
+
 def test_too_few_nodes_make_no_plan_and_say_so(order: JobOrder) -> None:
     few = order.model_copy(
         update={"spec": order.spec.model_copy(update={"nodes": order.spec.nodes.model_copy(update={"min": 3})})}

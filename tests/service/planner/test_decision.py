@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.protocol.jobfile import JobFile, parse_layout
 from liver_core.layout import Member, ParallelLayout
-from service.planner.decision import decide, layouts_by_count, place, standing_plans
+from service.planner.decision import SPARES_MAX, decide, layouts_by_count, place, spares, standing_plans
 from service.planner.feasibility import candidates, violations
 from service.planner.inputs import LayoutUse, PlanInputs, PlannerVerdict, PlanNode, World
 from service.planner.score import predict, score
@@ -253,8 +253,19 @@ def test_layouts_by_count_go_from_the_least_to_the_nodes_that_are_there_or_the_m
     assert [choice.nodes for choice in choices] == counts
 
 
-def test_a_job_that_runs_nowhere_has_no_standing_plans():
+def test_a_job_that_runs_nowhere_has_no_standing_plans_and_no_spares():
     assert standing_plans(PlanInputs(job(), nodes("a", "b"))) == ()
+    assert spares(PlanInputs(job(), nodes("a", "b"))) == ()
+
+
+def test_spares_are_free_nodes_for_losses_in_a_row_and_no_more_than_the_world_has_nodes():
+    few = started(PlanInputs(job(nodes={"min": 2, "max": 2}), nodes(*"abcde")))
+    assert few.world is not None and set(few.world.node_ids()) == {"a", "b"}
+    assert spares(few) == ("c", "d")
+    many = started(PlanInputs(job(nodes={"min": 2, "max": 8}), nodes(*"abcdefghijklmnopq")))
+    assert many.world is not None
+    found = spares(many)
+    assert len(found) == SPARES_MAX and not set(found) & set(many.world.node_ids())
 
 
 def test_layouts_by_count_know_the_slots_of_nodes_of_different_sizes():

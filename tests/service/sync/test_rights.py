@@ -67,6 +67,17 @@ def rule(**changes: Any):
     return mirror_ruling(told, **given)
 
 
+@pytest.mark.parametrize("part", ["steps", "metrics"])
+def test_a_node_of_the_present_world_reports_what_nodes_of_an_earlier_one_passed_on(part):
+    fact = step_row("j", 1, 5, NOW)
+    assert ruling(part, fact, "c", JOB) == TAKE
+    assert ruling(part, fact, "z", JOB).verdict is Treatment.REFUSE
+    opened = WORLDS | {3: KnownWorld({"z": frozenset({(0, 0)})}, is_settled=False)}
+    ahead = JobFacts(active=2, world=opened.get, checkpoints="/c/d", last_step=100)
+    assert ruling(part, step_row("j", 3, 5, NOW), "c", ahead).verdict is Treatment.REFUSE
+    assert ruling("logs", fact.model_copy(update={"rank": 0}), "c", JOB).verdict is Treatment.REFUSE
+
+
 def test_a_handoff_is_reported_by_its_nodes():
     assert rule() == rule(node_id="b") == rule(parent=None) == TAKE
     assert rule(node_id="c").reason == "node c is neither in its source nor in its target"
