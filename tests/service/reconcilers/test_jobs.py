@@ -60,6 +60,21 @@ def test_orders_carry_a_standing_plan_for_the_loss_of_every_single_node(fleet: F
     assert counts == {2: "TP2xPP1xDP1", 3: "TP1xPP3xDP1", 4: "TP2xPP1xDP2"}
 
 
+def test_orders_name_free_nodes_as_spares_for_losses_in_a_row_and_these_have_a_part_in_the_job(fleet: Fleet):
+    fleet.run()
+    fleet.add("e", "f", "g")
+    for _ in range(3):
+        fleet.round()
+    order = fleet.agents["a"].job_order()
+    assert [member.node_id for member in order.spares] == ["e", "f", "g"]
+    assert {"e", "f", "g"} <= order.peers.keys()
+    assert fleet.agents["g"].job_order().peer_key == order.peer_key
+    fleet.round(parts={"f": {"notices": (fleet.agents["f"].notice(),)}})
+    for _ in range(3):
+        fleet.round()
+    assert [member.node_id for member in fleet.agents["a"].job_order().spares] == ["e", "g"]
+
+
 def test_the_agents_have_their_chance_before_the_service_answers_a_notice(fleet: Fleet):
     fleet.run()
     fleet.round(seconds=0.5, parts={"b": {"notices": (fleet.agents["b"].notice(),)}})
