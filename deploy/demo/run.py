@@ -28,6 +28,8 @@ FIRST_NODES = ("node-a", "node-b", "node-c", "node-d")
 EXIT_FAILED = 1
 EXIT_BOUND = 3
 EXIT_INTERRUPTED = 130
+SERVICE_NICE = 15
+"""In a fleet the service has its own machine. Here it shares the cores with the ranks, so it runs at low priority."""
 
 
 def run_demo(*, report: Path | None, keep: bool, plain: bool) -> int:
@@ -64,7 +66,7 @@ def run_demo(*, report: Path | None, keep: bool, plain: bool) -> int:
 
 def _play(folder: Path, processes: Processes, display: Display) -> dict[str, Any]:
     began = time.monotonic()
-    cluster = Cluster(folder, processes)
+    cluster = Cluster(folder, processes, service_nice=SERVICE_NICE)
     api, data_prefix = _set_up(cluster, processes, display)
     acts = Acts(cluster, api, display)
     acts.start(demo_job.job_file(data_prefix))

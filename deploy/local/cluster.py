@@ -21,8 +21,6 @@ CORPUS_S = 120.0
 CORPUS_BYTES = 2_000_000
 SERVICE = "service"
 POOL = "demo-spot"
-# In a fleet the service has its own machine. Here it shares two cores with the ranks, so it runs at low priority.
-SERVICE_NICE = 15
 # The demo grows onto a new node sooner than the default: here no fleet has to settle.
 SERVICE_ENVIRONMENT = {"LIVER_SERVICE_GROW_SETTLE_S": "1"}
 
@@ -38,15 +36,16 @@ class LocalNode:
 
 
 class Cluster:
-    """`folder` gets everything: database, tokens, run directories, logs. `service_nice`: the service's priority;
-    `service_environment`: its settings, LIVER_SERVICE_*, beside those of the demo."""
+    """`folder` gets everything: database, tokens, run directories, logs. `service_nice`: of the service; above 0 it
+    gets next to no processor time while anything else on the machine wants it. `service_environment`: its settings,
+    LIVER_SERVICE_*, beside those of the demo."""
 
     def __init__(
         self,
         folder: Path,
         processes: Processes,
         *,
-        service_nice: int = SERVICE_NICE,
+        service_nice: int = 0,
         service_environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder

@@ -28,6 +28,8 @@ from tests.agent.waiting import fake_job, quick_directory
 FAKE_RANKS = ("tests.agent.fake_rank,tests.agent.fake_store", "tests.agent.fake_rank:run", "tests.agent.fake_store:run")
 REAL_RANKS = (DEFAULT_PRELOAD, DEFAULT_RANK_ENTRY, DEFAULT_STORE_ENTRY)
 """What a node imports once, the entry of a rank and that of a store."""
+START_S = 120.0
+ANSWER_S = 45.0
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -102,7 +104,7 @@ class Cluster:
         """What the node's agents wrote."""
         return (self.directory / f"{name}.log").read_text()
 
-    def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = 45.0) -> Any:
+    def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = ANSWER_S) -> Any:
         """The first true value; fails with the end of every agent's log."""
         limit = time.monotonic() + timeout_s
         waiter = _Pause()
@@ -114,13 +116,15 @@ class Cluster:
         return value
 
     def wait_training(self, generation: int, names: tuple[str, ...]) -> None:
-        """Every node's rank steps in this generation."""
+        """Every node's rank steps in this generation. Before the first the agents import what ranks need, which takes
+        most of a minute on a machine whose disk is cold."""
 
         def stepping() -> bool:
             ranks = [self.rank(name) for name in names]
             return all(rank and rank.generation == generation and rank.stage == "training" for rank in ranks)
 
-        self.wait(stepping, f"training in generation {generation} on {', '.join(names)}")
+        what = f"training in generation {generation} on {', '.join(names)}"
+        self.wait(stepping, what, START_S if generation == 1 else ANSWER_S)
 
     def wait_handoff(self, state: HandoffState, number: int = 1) -> HandoffMirror:
         """The newest handoff in this state, once there are so many."""

@@ -13,6 +13,7 @@ import asyncio
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ import httpx
 
 from tests.benchmarks.circumstances import hardware
 from tests.benchmarks.notice_report import percentile
-from tests.benchmarks.service_agents import BusyAgent, Line, Pace, Reader, Watch, submit
+from tests.benchmarks.service_agents import ANSWER_S, BusyAgent, Line, Pace, Reader, Watch, submit
 from tests.benchmarks.service_host import Host, Used, host
 from tests.benchmarks.service_rows import add_intervals, unsummed
 from tests.service.fake_agent import JOB
@@ -94,6 +95,7 @@ class Run:
             )
             for number in range(case.agents)
         ]
+        self.unnamed = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Run:
@@ -138,11 +140,18 @@ class Run:
             del self.watch.asked_at[job_id]
 
     async def time_notices(self) -> None:
-        """A node reports a notice; how long until the other members have orders that name it."""
-        first = {job.job_id: agent for agent in self.agents[::-1] if (job := agent.job()) is not None}
+        """A node reports a notice; how long until the other members have orders that name it. What takes longer than
+        `ANSWER_S` is counted, not timed."""
+        members = [(job.job_id, agent) for agent in self.agents[::-1] if (job := agent.job()) is not None]
+        first, sizes = dict(members), Counter(job_id for job_id, _ in members)
         for job_id in self._jobs():
+            known = len(self.watch.notices_ms) + sizes[job_id] - 1
             fact = first[job_id].report_notice()
+            ends_s = time.monotonic() + ANSWER_S
             await pause(TRIAL_S)
+            while len(self.watch.notices_ms) < known and time.monotonic() < ends_s:
+                await pause(TRIAL_S / 10)
+            self.unnamed += max(0, known - len(self.watch.notices_ms))
             first[job_id].withdraw(fact)
 
     def _jobs(self) -> list[str]:
@@ -195,6 +204,7 @@ async def _measured(run: Run) -> dict[str, Any]:
         "sync_ms": _spread(syncs_ms),
         "wake_ms": _round(percentile(sorted(run.watch.wakes_ms), 50)),
         "notice_to_order_ms": _spread(sorted(run.watch.notices_ms)),
+        "notices_without_order": run.unnamed,
         "cpu_ms_per_agent_period": {
             "service": _round((after.service_cpu_s - before.service_cpu_s) * 1e3 / count),
             "database": _round((after.database_cpu_s - before.database_cpu_s) * 1e3 / count),

@@ -9,8 +9,9 @@ from tests.benchmarks.service import main
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # It starts two services, one after the other.
 
 CASE = {
-    "agents", "jobs", "ranks_per_node", "hz", "sync_ms", "wake_ms", "notice_to_order_ms", "cpu_ms_per_agent_period",
-    "statements_per_sync", "rss_mb", "wal_bytes_per_sync", "syncs_per_s", "answer_bytes", "not_taken",
+    "agents", "jobs", "ranks_per_node", "hz", "sync_ms", "wake_ms", "notice_to_order_ms", "notices_without_order",
+    "cpu_ms_per_agent_period", "statements_per_sync", "rss_mb", "wal_bytes_per_sync", "syncs_per_s", "answer_bytes",
+    "not_taken",
 }  # fmt: skip
 
 
@@ -25,6 +26,7 @@ def test_the_benchmark_of_the_service_measures_what_it_is_to_measure(tmp_path):
     assert (small["agents"], small["jobs"], large["agents"], large["jobs"]) == (8, 2, 8, 1)
     for case in (small, large):
         assert case["not_taken"] == {}
+        assert case["notices_without_order"] == 0
         for times in (case["sync_ms"], case["notice_to_order_ms"]):
             assert 0 < times["p50"] <= times["p99"]
         assert case["wake_ms"] > 0

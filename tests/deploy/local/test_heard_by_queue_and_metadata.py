@@ -95,7 +95,7 @@ class Scene:
         self.wait(60, lambda: leaver not in self.job()["nodes"] and self.job()["state"] == "running", "the handoff")
         self.trains_on()
         new = self.handoffs()[done:]
-        assert [(item["state"], item["leaving"]) for item in new] == [("active", [leaver])], new
+        assert [(item["state"], item["leaving"]) for item in new] == [("active", [leaver])], json.dumps(new, indent=1)
         (notice,) = self.notices(leaver)
         return leaver, notice
 
