@@ -28,7 +28,7 @@ from service.jobs.operations import Birth, activate, add_generation, burn, set_s
 from service.jobs.queries import active_row
 from service.jobs.rules import Action, accepts_active, deadline_of, seconds, went_through
 from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState, SourceKind
-from service.leases.queries import open_lease
+from service.leases.queries import lease_since
 from service.ledger.egress import note_egress
 from service.ledger.operations import charge_pause
 from service.nodes.tables import NodeRow, NodeState
@@ -322,7 +322,7 @@ def _charge_pause(session: Session, row: HandoffRow, mirror: HandoffMirror) -> N
     if mirror.state is not HandoffState.ACTIVE or pause_s is None or pause_s <= row.pause_charged_s:
         return
     more_s, row.pause_charged_s = pause_s - row.pause_charged_s, pause_s
-    leases = {node_id: open_lease(session, node_id) for node_id in mirror.target.node_ids()}
+    leases = {node_id: lease_since(session, node_id, mirror.opened_utc) for node_id in mirror.target.node_ids()}
     # In a fixed order, so that two reports that charge the same slots cannot wait for each other.
     for member in sorted(mirror.target.members, key=lambda item: (item.node_id, item.slot)):
         lease = leases[member.node_id]

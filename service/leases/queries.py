@@ -18,6 +18,13 @@ def open_lease(session: Session, node_id: str) -> LeaseRow | None:
     return session.scalars(_OPEN, {"node_id": node_id}).one_or_none()
 
 
+def lease_since(session: Session, node_id: str, at: datetime) -> LeaseRow | None:
+    """The node's open lease, or else its last one if that ended after `at`."""
+    last = select(LeaseRow).where(LeaseRow.node_id == node_id).order_by(LeaseRow.lease_id.desc()).limit(1)
+    lease = session.scalars(last).one_or_none()
+    return lease if lease is not None and (lease.ended_at is None or lease.ended_at > at) else None
+
+
 def list_leases(session: Session, pages: Pages, *, node_id: str | None = None) -> Sequence[LeaseRow]:
     """All or a node's, newest first, also those that have ended."""
     statement = select(LeaseRow)

@@ -165,7 +165,7 @@ def account_all(session: Session, *, lease: LeaseRow, until: datetime, spent: Se
                 until = max(until, tail.ends_at)
         session.flush()
     if lease.pauses_due:
-        _charge_due(session, lease)
+        charge_due(session, lease)
     return Tails(until, since, frozenset(begun))
 
 
@@ -244,7 +244,8 @@ def charge_pause(session: Session, *, lease: LeaseRow, slot: int, seconds: float
     return found
 
 
-def _charge_due(session: Session, lease: LeaseRow) -> None:
+def charge_due(session: Session, lease: LeaseRow) -> None:
+    """Charge the pauses that are due as far as the lease has time now that its slots worked."""
     due = {}
     for key, seconds in lease.pauses_due.items():
         slot, job_id = key.split("/", 1)

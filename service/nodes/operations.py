@@ -19,6 +19,7 @@ from service.leases.queries import open_lease
 from service.ledger.operations import close_lease
 from service.ledger.rules import OVER, Spent
 from service.ledger.tables import Cause
+from service.ledger.witnesses import settle_gone
 from service.nodes.rules import announces_its_end
 from service.nodes.skew import Skew, measured
 from service.nodes.tables import IncarnationRow, NodeRow, NodeState
@@ -213,7 +214,7 @@ def note_tries(session: Session, tried: Mapping[str, datetime]) -> None:
 
 def mark_gone(session: Session, node: NodeRow, *, reason: str, now: datetime) -> None:
     """Mark the node gone: its lease ends, and the time since its last report is accounted as lost, to the jobs of its
-    ranks. What its ranks turn out to have done meanwhile is put right if its agent reports again."""
+    ranks. Where others say that it worked, that counts; the rest is put right if its agent reports again."""
     lost = {rank["slot"]: Spent(Cause.LOST, rank["job_id"], rank["generation"]) for rank in _alive(node)}
     node.state = NodeState.GONE
     node.ranks = []
@@ -221,6 +222,8 @@ def mark_gone(session: Session, node: NodeRow, *, reason: str, now: datetime) ->
     if lease is not None:
         spent = [lost.get(slot, Spent(Cause.LOST)) for slot in range(lease.slots)]
         close_lease(session, lease=lease, at=now, spent=spent, reason=reason)
+        session.flush()
+        settle_gone(session, [node.node_id], since=node.last_seen_at)
 
 
 def _alive(node: NodeRow) -> list[dict[str, Any]]:

@@ -6,11 +6,13 @@ where that is something else, the ledger is put right, also for times that lie f
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
+from sqlalchemy import select
+
 from agent.protocol.sync import RankStatus, StepRow
-from service.jobs.tables import SourceKind
 from service.leases.tables import LeaseRow
 from service.ledger.operations import OpenLease, Tails, account_all, recast
 from service.ledger.rules import (
@@ -26,6 +28,8 @@ from service.ledger.rules import (
     start_of,
 )
 from service.ledger.tables import Cause
+from service.ledger.witnesses import origin_of, settle_gone
+from service.nodes.tables import NodeRow, NodeState
 from service.sync.facts import Facts
 from service.sync.intake import Intake
 
@@ -52,18 +56,42 @@ def account(intake: Intake, lease: LeaseRow, before: Sequence[Mapping[str, Any]]
     for other in sorted({name for name, _ in facts.late_steps}):
         late = (step for name, step in facts.late_steps if name == other)
         _recast_all(intake, other, _parts_by_slot(intake, other, late))
+    _account_gone(intake, facts)
 
 
 def only_grows(intake: Intake, lease: OpenLease) -> bool:
     """Whether all that the report says of the node's slots is that they go on with what they did last. Then the ledger
     has no other interval than before."""
     spent, tails = spent_now(intake, lease.slots), lease.tails
-    if lease.owes or [tail.spent for tail in tails] != spent or any(tail.ends_at >= intake.now for tail in tails):
+    if (
+        _old_steps(intake)
+        or lease.owes
+        or [tail.spent for tail in tails] != spent
+        or any(tail.ends_at >= intake.now for tail in tails)
+    ):
         return False
     since = {slot: tail.starts_at for slot, tail in enumerate(tails)}
     grown = Tails(intake.now, since, frozenset())
     made = _parts_by_slot(intake, intake.node.node_id, intake.report.steps)
     return all(slot in since and _is_said_already(parts, slot, grown, spent[slot]) for slot, parts in made.items())
+
+
+def _account_gone(intake: Intake, facts: Facts) -> None:
+    """Steps that ended a while ago may have been made by nodes, too, that are gone since, and cannot say so."""
+    old = [*_old_steps(intake), *(step for _, step in facts.late_steps)]
+    worlds = [intake.world(*key) for key in {(step.job_id, step.generation) for step in old}]
+    others = set().union(*(world.seats for world in worlds if world is not None)) - {intake.node.node_id}
+    if not others:
+        return
+    is_gone = NodeRow.node_id.in_(sorted(others)), NodeRow.state == NodeState.GONE
+    begun_at = min(step.finished_utc - timedelta(seconds=step.seconds) for step in old)
+    settle_gone(intake.session, intake.session.scalars(select(NodeRow.node_id).where(*is_gone)).all(), since=begun_at)
+
+
+def _old_steps(intake: Intake) -> list[StepRow]:
+    """Those that ended so long ago that a node which was part of them may count as gone by now."""
+    before = intake.now - timedelta(seconds=intake.silent_after_s)
+    return [step for step in intake.report.steps if step.finished_utc < before]
 
 
 def _recast_all(intake: Intake, node_id: str, by_slot: Mapping[int, Sequence[Part]]) -> None:
@@ -102,15 +130,7 @@ def _by_stage(intake: Intake, rank: RankStatus) -> Spent:
 
 
 def _origin(intake: Intake, job_id: str, generation: int) -> Origin:
-    row = intake.generation(job_id, generation)
-    if row is None:
-        return Origin()
-    return Origin(
-        is_handoff=row.source_kind == SourceKind.HANDOFF,
-        from_checkpoint=row.checkpoint_path is not None,
-        repeats_until=row.repeats_until,
-        known=generation,
-    )
+    return origin_of(intake.generation(job_id, generation))
 
 
 def _without_rows(intake: Intake, rank: RankStatus, last: Mapping[str, Any] | None, spent: Spent) -> Spent:

@@ -166,7 +166,8 @@ class FakeAgent:
 
 
 def step_row(job_id: str, generation: int, step: int, at: datetime, **more: Any) -> StepRow:
-    return StepRow(job_id=job_id, generation=generation, step=step, seconds=0.5, finished_utc=at, **more)
+    values = {"seconds": 0.5, "finished_utc": at} | more
+    return StepRow(job_id=job_id, generation=generation, step=step, **values)
 
 
 def roster(job_id: str, generation: int, layout: ParallelLayout, *nodes: str) -> Roster:

@@ -100,6 +100,76 @@ def test_what_ranks_did_while_their_node_counted_as_gone_is_put_right(running, c
     assert causes[-3:] == [(0, "lost", 0.5), (0, "productive", 39.5), (1, "productive", 20.0)]
 
 
+def made(job_id: str, generation: int, clock, *, first: int, count: int, ended_s_ago: float = 0.0):
+    """Steps of a second each, the last of which ended some time ago."""
+    at = [clock() - timedelta(seconds=ended_s_ago + count - 1 - n) for n in range(count)]
+    return tuple(step_row(job_id, generation, first + n, when, seconds=1.0) for n, when in enumerate(at))
+
+
+@pytest.mark.parametrize("is_gone_first", [True, False])
+def test_what_a_node_did_that_is_gone_is_known_from_the_steps_that_others_report(
+    running, context, clock, book, is_gone_first
+):
+    """The service was away; b died meanwhile, ten seconds before the end."""
+    job_id, agent, other = running
+    for each in (agent, other):
+        each.sync(ranks=(each.rank(each.job_order(), step=1),), steps=made(job_id, 1, clock, first=1, count=1))
+    clock.advance(40)
+    rows = made(job_id, 1, clock, first=2, count=30, ended_s_ago=10)
+    if is_gone_first:
+        gone(context, clock, "b")
+        assert book("b")[-1][2:] == ("lost", 40.0)
+    agent.sync(ranks=(agent.rank(agent.job_order(), step=31),), steps=rows)
+    if not is_gone_first:
+        gone(context, clock, "b")
+    assert [(cause, seconds) for *_, cause, seconds in book("b")[-2:]] == [("productive", 30.0), ("lost", 10.0)]
+    assert sum(seconds for *_, cause, seconds in book("b") if cause == "lost") == 10.0
+
+
+@pytest.mark.parametrize("is_gone_first", [True, False])
+def test_nodes_of_worlds_that_came_and_went_without_the_service_are_accounted_by_what_others_pass_on(
+    running, context, make_agent, grant, clock, book, client, is_gone_first
+):
+    """a and b train; then b and c; then c and d. Only c and d are left to tell, with all pauses."""
+    job_id, a, b = running
+    for each in (a, b):
+        each.sync(ranks=(each.rank(each.job_order(), step=1),), steps=made(job_id, 1, clock, first=1, count=1))
+    c, d = make_agent("c"), make_agent("d")
+    for newcomer in (c, d):
+        newcomer.sync()
+        grant(job_id, newcomer.node_id)
+    second, third = (roster(job_id, n, ParallelLayout(pp=2), *names) for n, names in ((2, "bc"), (3, "cd")))
+    opened = clock()
+    clock.advance(60)
+    news = {
+        "handoffs": (
+            mirror(a.roster(), second, opened, measures=HandoffMeasures(pause_s=0.25)),
+            mirror(second, third, opened, measures=HandoffMeasures(pause_s=0.5)),
+        ),
+        "steps": (
+            *made(job_id, 1, clock, first=2, count=20, ended_s_ago=40),
+            *made(job_id, 2, clock, first=22, count=20, ended_s_ago=20),
+            *made(job_id, 3, clock, first=42, count=20),
+        ),
+    }
+    if is_gone_first:
+        for name in "ab":
+            gone(context, clock, name)
+    c.sync(**news)
+    d.sync(steps=made(job_id, 3, clock, first=42, count=20))
+    for each in (c, d):
+        each.sync()
+    if not is_gone_first:
+        for name in "ab":
+            gone(context, clock, name)
+    assert [(cause, seconds) for *_, cause, seconds in book("a")[-2:]] == [("productive", 20.0), ("lost", 40.0)]
+    of_b = {cause: sum(seconds for *_, kind, seconds in book("b") if kind == cause) for cause in ("pause", "lost")}
+    assert of_b == {"pause": 0.25, "lost": 20.0}
+    causes = client.get("/api/v1/ledger", params={"job_id": job_id}).json()["causes"]
+    found = {item["cause"]: item["slot_seconds"] for item in causes}
+    assert found["pause"] == 2 * 0.25 + 2 * 0.5
+
+
 def test_the_lost_time_of_a_node_is_that_of_the_job_it_worked_for(running, context, clock, client):
     job_id, agent, _ = running
     agent.sync(ranks=(agent.rank(agent.job_order(), step=1),))
