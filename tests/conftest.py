@@ -4,7 +4,11 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+# How long an example takes says more of the machine that runs it than of the example.
+settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("here")
 # Every process that runs Megatron on a CPU sets it; here it halves what collecting the tests takes.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 

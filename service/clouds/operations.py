@@ -17,7 +17,7 @@ from agent.protocol.sync import NoticeFact, NoticeKind, Provider
 from liver_core.layout.limits import fitting
 from service.capacity.tables import InstanceRow
 from service.clouds.cloud_facts import NAME_CHARS_MAX, RAW_CHARS_MAX, CloudFact, Disposition, Unread
-from service.clouds.rules import Judgement, Machine, judge
+from service.clouds.rules import ADVICE_MEANS, Judgement, Machine, judge
 from service.clouds.tables import ChannelRow, HearingCountRow, HearingRow
 from service.leases.tables import LeaseRow
 from service.nodes.tables import NodeRow
@@ -113,7 +113,7 @@ def hear_from_agent(session: Session, fact: NoticeFact, lease: LeaseRow, *, is_f
     if fact.withdrawn_utc is not None:
         disposition, reason = Disposition.WITHDRAWS, f"{fact.source} takes it back; what others say stays"
     elif fact.kind is NoticeKind.REBALANCE:
-        disposition, reason = Disposition.ADVICE, "the cloud may take the machine: no job leaves it for that"
+        disposition, reason = Disposition.ADVICE, ADVICE_MEANS
     elif is_first:
         disposition, reason = Disposition.ACTS, "the first to say so"
     else:

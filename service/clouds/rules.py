@@ -15,6 +15,7 @@ from service.notices.rules import same_loss, takes_node
 
 CHANNEL_LIVES = timedelta(seconds=90)
 """A channel that nobody could ask for so long is not alive."""
+ADVICE_MEANS = "the cloud may take the machine: no job leaves it for that, but the planner chooses others before it"
 _KINDS = {
     FactKind.INTERRUPTION: NoticeKind.INTERRUPTION,
     FactKind.MAINTENANCE: NoticeKind.MAINTENANCE,
@@ -78,7 +79,7 @@ def judge(fact: CloudFact, machine: Machine | None, now: datetime) -> Judgement:
     if notice is None:
         return Judgement(Disposition.REPEATED, f"{fact.channel} has said so before")
     if not takes_node(notice.kind):
-        return Judgement(Disposition.ADVICE, "the cloud may take the machine: no job leaves it for that", notice)
+        return Judgement(Disposition.ADVICE, ADVICE_MEANS, notice)
     return _judge_notice(fact, notice, known, machine, now)
 
 

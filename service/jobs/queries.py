@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session, defer
 
 from agent.protocol.jobfile import JobFile, step_of
 from agent.protocol.notice_life import bars_ranks, moves_jobs
+from agent.protocol.sync import NoticeKind
 from liver_core.handoff import RankStage
 from liver_core.layout import Roster, from_json
 from service.db.parsed import Parsed
@@ -33,6 +34,7 @@ from service.jobs.tables import RankLogRow as LogRow
 from service.nodes.rules import announces_its_end, answers
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import as_fact, open_notices
+from service.notices.rules import takes_node
 from service.notices.tables import NoticeRow
 from service.paging import Pages
 from service.planner.decision import decide
@@ -219,13 +221,14 @@ def _usable_of(
     noticed = tuple(item for item in still_open if moves_jobs(as_fact(item), now))
     barred = {item.node_id for item in still_open if bars_ranks(as_fact(item), now)}
     barred |= {node.node_id for node in nodes if announces_its_end(node.notice_source)}
+    at_risk = {item.node_id for item in still_open if not takes_node(NoticeKind(item.kind))}
     # A member whose notice no longer moves the job keeps its ranks; nobody else gets any there.
     going = {item.node_id for item in noticed} | (barred - set(world.node_ids() if world else ()))
     spec = job_file_of(job)
     inputs = PlanInputs(
         job=spec,
         nodes=tuple(
-            PlanNode(node.node_id, node.slots)
+            PlanNode(node.node_id, node.slots, is_at_risk=node.node_id in at_risk)
             for node in nodes
             if node.node_id not in going and _usable(node, spec, world)
         ),

@@ -27,6 +27,7 @@ def decide(inputs: PlanInputs) -> PlannerDecision:
     layout, nodes, expected = best
     target = Placement(layout=layout, members=place(layout, nodes, inputs))
     choice = f"{layout} on {len(target.node_ids())} of {len(inputs.nodes)} nodes, {_seconds(expected)} per step"
+    choice += _at_risk(inputs, target)
     world = inputs.world
     if world is None:
         return PlannerDecision(PlannerVerdict.START, f"start {choice}", target)
@@ -159,9 +160,17 @@ def _history(inputs: PlanInputs, count: int) -> tuple[LayoutUse, ...]:
 
 
 def _preferred(inputs: PlanInputs) -> tuple[PlanNode, ...]:
-    """Nodes of the present world first, in rank order; then the others, larger ones and then by name."""
+    """Nodes of the present world first, in rank order; then the others: larger ones, of those the ones that no cloud
+    has warned of, then by name. That a member may be taken moves no job."""
     order = {node_id: index for index, node_id in enumerate(inputs.world.node_ids())} if inputs.world else {}
-    return tuple(sorted(inputs.nodes, key=lambda n: (order.get(n.node_id, len(order)), -n.slots, n.node_id)))
+    new = len(order)
+    return tuple(sorted(inputs.nodes, key=lambda n: (order.get(n.node_id, new), -n.slots, n.is_at_risk, n.node_id)))
+
+
+def _at_risk(inputs: PlanInputs, target: Placement) -> str:
+    """The target's nodes that a cloud has warned of, for a reason."""
+    named = {node.node_id for node in inputs.nodes if node.is_at_risk} & set(target.node_ids())
+    return f" (the cloud may soon take {', '.join(sorted(named)[:8])})" if named else ""
 
 
 def _nodes_used(layout: ParallelLayout, nodes: tuple[PlanNode, ...]) -> int:

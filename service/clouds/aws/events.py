@@ -140,7 +140,7 @@ def _state_change(base: CloudFact, detail: dict[str, Any]) -> EventRead:
     machine, state = _machine(detail.get("instance-id"), "instance-id"), detail.get("state")
     if state in ("pending", "running"):
         return EventRead(passed=f"a machine is {state}")
-    if state not in _GOING:
+    if not isinstance(state, str) or state not in _GOING:
         raise UnreadEvent(f"detail.state: {str(state)[:40]!r} is not one that is known here")
     kind = _GOING[state]
     deadline_at = base.said_at if kind is FactKind.GOING else None

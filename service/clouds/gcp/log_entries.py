@@ -79,7 +79,7 @@ def read_operation(operation: Mapping[str, Any]) -> LogRead:
     name = _text(operation.get("id"), _text(operation.get("name"), ""))
     try:
         kind = operation.get("operationType")
-        if kind not in ENDS:
+        if not isinstance(kind, str) or kind not in ENDS:
             return LogRead(passed=f"an operation of type {str(kind)[:80]}")
         said_at = _time(operation.get("insertTime"), "insertTime")
         return _told(kind, _machine(operation.get("targetId"), "targetId"), said_at, GCP_OPERATIONS, name, raw)

@@ -112,7 +112,8 @@ def advance(
     new = []
     for one in operations:
         name, at = str(one.get("id") or one.get("name")), inserted_at(one)
-        if one.get("operationType") in ENDS and name not in known:
+        kind = one.get("operationType")
+        if isinstance(kind, str) and kind in ENDS and name not in known:
             known[name] = f"{(at or datetime.min.replace(tzinfo=UTC)).astimezone(UTC).isoformat()} {name}"
             new.append(one)
     times = [at for one in new if (at := inserted_at(one)) is not None]

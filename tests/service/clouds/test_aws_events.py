@@ -64,6 +64,13 @@ def test_the_machine_is_never_taken_from_the_arn():
     assert reading.unread is not None and reading.unread.reason.startswith("detail.instance-id: must be the id")
 
 
+def test_a_state_that_is_no_word_is_refused_with_a_reason():
+    stopped = {"detail-type": "EC2 Instance State-change Notification", "source": "aws.ec2"}
+    detail = {"instance-id": SPOT["detail"]["instance-id"], "state": ["stopped"]}
+    reading = read_message(json.dumps({**SPOT, **stopped, "detail": detail}), "sqs-1")
+    assert reading.unread is not None and reading.unread.reason.startswith("detail.state: ")
+
+
 @pytest.mark.parametrize("absent", ["account", "region", "version", "resources", "id"])
 def test_what_emulators_and_some_partitions_leave_out_is_not_needed(absent):
     (fact,) = read_message(json.dumps({name: SPOT[name] for name in SPOT if name != absent}), "sqs-1").facts

@@ -74,6 +74,10 @@ def test_whatever_a_message_has_in_it_it_is_read_or_refused_with_a_reason(data):
         assert fact.said_at.tzinfo is not None and fact.provider_id.isdigit()
 
 
+def test_an_operation_whose_type_is_no_word_is_none_of_ours():
+    assert read_operation({"id": "1", "operationType": ["compute.instances.preempted"]}).passed
+
+
 @given(st.binary(max_size=200))
 def test_any_body_of_a_push_is_read_or_refused_with_a_reason(body):
     reading = read_push(body, "digest")

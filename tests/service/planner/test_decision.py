@@ -38,6 +38,19 @@ def test_with_enough_nodes_a_job_starts_on_all_of_them():
     assert decision.target.node_ids() == ("a", "b", "c", "d")
 
 
+def test_a_node_that_the_cloud_may_take_is_chosen_last_of_its_size_and_no_member_leaves_for_it():
+    two = job(nodes={"min": 2, "max": 2}, layouts={"allowed": ["PP2"]})
+    warned = (PlanNode("a", 1, is_at_risk=True), *nodes("b", "c", "d"))
+    first = started(PlanInputs(two, warned))
+    assert first.world is not None and first.world.node_ids() == ("b", "c")
+    assert spares(first) == ("d", "a")
+    member = replace(first, nodes=(*nodes("a", "d"), PlanNode("b", 1, is_at_risk=True), PlanNode("c", 1)))
+    assert decide(member).verdict is PlannerVerdict.STAY
+    without_c = decide(replace(member, nodes=tuple(node for node in member.nodes if node.node_id != "c")))
+    assert without_c.target is not None and without_c.target.node_ids() == ("b", "a")
+    assert "(the cloud may soon take b)" in without_c.reason
+
+
 def test_too_few_nodes_suspend_with_the_numbers():
     decision = decide(PlanInputs(job(), nodes("a")))
     assert (decision.verdict, decision.reason) == (
