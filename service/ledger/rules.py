@@ -45,24 +45,27 @@ class StepTime:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """How a generation began. `repeats_until`: as in `SlotFacts`. `known`: its number, where the service has a row of
-    it."""
+    """How a generation began. `begun_at`: the step of the checkpoint that it was started from, 0 without one.
+    `repeats_until`: as in `SlotFacts`. `known`: its number, where the service has a row of it."""
 
     is_handoff: bool = True
     from_checkpoint: bool = False
+    begun_at: int = 0
     repeats_until: int = 0
     known: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """What a report contains about one slot. `stage` is None if no rank runs on it. `repeats_until`: the step that the
-    job had reached before its generation began; that other ranks are a step further repeats nothing."""
+    """What a report contains about one slot. `stage` is None if no rank runs on it. `has_stepped`: its world has made a
+    step, or goes on where a handoff left off. `repeats_until`: the step that the job had reached before its generation
+    began; that other ranks are a step further repeats nothing."""
 
     stage: RankStage | None
     generation: int | None
     active_generation: int | None
     from_checkpoint: bool = False
+    has_stepped: bool = True
     step: int = 0
     repeats_until: int = 0
 
@@ -71,13 +74,14 @@ def cause_of(slot: SlotFacts) -> Cause:
     """The cause of the time since the previous report.
 
     A rank that prepares a handoff still trains, so its time is productive; the handoff's measured pause is accounted
-    separately. A rank of a generation that is not active yet is a newcomer that starts.
+    separately. A rank of a generation that is not active yet is a newcomer that starts. A started world may train, and
+    has nothing to show for it before its first step ends: what that took is counted once it is reported.
     """
     if slot.stage is None or slot.stage in ENDED:
         return Cause.IDLE
     if slot.stage in LOST:
         return Cause.LOST
-    if slot.stage is RankStage.STARTING:
+    if slot.stage is RankStage.STARTING or (not slot.has_stepped and slot.generation == slot.active_generation):
         return Cause.FALLBACK_RESTART if slot.from_checkpoint else Cause.BOOTSTRAP
     if slot.generation != slot.active_generation:
         return Cause.BOOTSTRAP

@@ -27,6 +27,7 @@ def origin_of(row: GenerationRow | None) -> Origin:
     return Origin(
         is_handoff=row.source_kind == SourceKind.HANDOFF,
         from_checkpoint=row.checkpoint_path is not None,
+        begun_at=row.checkpoint_step or 0,
         repeats_until=row.repeats_until,
         known=row.generation,
     )

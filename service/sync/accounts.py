@@ -122,6 +122,7 @@ def _by_stage(intake: Intake, rank: RankStatus) -> Spent:
         generation=rank.generation,
         active_generation=intake.jobs[rank.job_id].active_generation,
         from_checkpoint=origin.from_checkpoint,
+        has_stepped=origin.is_handoff or rank.step > origin.begun_at,
         step=rank.step,
         repeats_until=origin.repeats_until,
     )

@@ -14,17 +14,17 @@ from tests.cluster.real_ranks_model import build_corpus
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(360)]
 
-MICRO_BATCHES, MICRO_BATCH_S = 48, 0.35
-"""Some twenty-six seconds a step: each of its parts fills and drains the pipeline of two."""
-NOTICE_S = 24.0
-"""Less than a step and what a live handoff needs besides, and three times what a drop needs here: the rest is for a
+MICRO_BATCHES, MICRO_BATCH_S = 72, 0.35
+"""Some forty seconds a step: each of its parts fills and drains the pipeline of two."""
+NOTICE_S = 38.0
+"""Less than a step and what a live handoff needs besides, and five times what a drop needs here: the rest is for a
 machine that other tests keep busy."""
 
 
 def test_the_ladder_drops_a_long_step_and_the_next_world_does_its_batch(tmp_path: Path) -> None:
     with cluster("a", "b", job=slow_job(build_corpus(tmp_path)), spares=("c",), ranks=REAL_RANKS) as nodes:
         nodes.service.spares = ("c",)
-        nodes.wait(lambda: (1, 2) in nodes.service.steps, "two steps", 240)
+        nodes.wait(lambda: (1, 1) in nodes.service.steps, "a step", 240)
         nodes.announce("b", NOTICE_S)
         done = nodes.wait_retired()
         assert (done.rung, done.decision) == (Rung.DROP_STEP, Decision.GO_REDO)

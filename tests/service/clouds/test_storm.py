@@ -87,7 +87,7 @@ def test_a_machine_that_nobody_acted_on_or_was_told_of_is_lost():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 def test_nothing_is_lost_or_done_twice_while_the_service_is_killed_and_the_database_away(tmp_path):
     path = tmp_path / "storm.json"
     size = ["--messages", str(COUNT), "--seconds", "3", "--kills", "1", "--away", "2", "--visibility", "5"]

@@ -170,6 +170,19 @@ def test_nodes_of_worlds_that_came_and_went_without_the_service_are_accounted_by
     assert found["pause"] == 2 * 0.25 + 2 * 0.5
 
 
+def test_a_started_world_has_worked_only_from_the_begin_of_its_first_step(running, clock, book):
+    """Its ranks train from the first moment on, and their first step may take long."""
+    job_id, agent, _ = running
+    for after in (2, 3):
+        clock.advance(after)
+        agent.sync(ranks=(agent.rank(agent.job_order(), step=0),))
+    assert {cause for *_, cause, _ in book("a")} <= {"idle", "bootstrap"}
+    clock.advance(4)
+    first = step_row(job_id, 1, 1, clock(), seconds=6.0)
+    agent.sync(ranks=(agent.rank(agent.job_order(), step=1),), steps=(first,))
+    assert sum(seconds for *_, cause, seconds in book("a") if cause == "productive") == 6.0
+
+
 def test_the_lost_time_of_a_node_is_that_of_the_job_it_worked_for(running, context, clock, client):
     job_id, agent, _ = running
     agent.sync(ranks=(agent.rank(agent.job_order(), step=1),))
