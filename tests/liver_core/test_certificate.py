@@ -13,7 +13,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from liver_core.certificate import CHUNK, MASK, WEYL, CertificatePlan, chained_sums
+from liver_core.certificate import MASK, CertificatePlan, chained_sums
+from liver_core.certificate.mixing import WEYL
+from liver_core.certificate.on_host import CHUNK
 from liver_core.layout import Box, ResidentBox, flat_range_to_boxes
 
 SHAPES = {"w": (6, 10, 4), "b": (24,), "emb": (40, 12)}

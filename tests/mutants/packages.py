@@ -24,7 +24,10 @@ PACKAGES = {
         tuple(f"tests/liver_core/streaming/test_{name}.py" for name in _STREAMING),
     ),
     "handoff": Package(("liver_core/handoff",), ("tests/liver_core/handoff",)),
-    "certificate": Package(("liver_core/certificate.py",), ("tests/liver_core/test_certificate.py",)),
+    "certificate": Package(
+        ("liver_core/certificate",),
+        ("tests/liver_core/test_certificate.py", "tests/liver_core/test_certificate_on_device.py"),
+    ),
     # What else is in the folder starts processes and waits for them; its tests do so too.
     "driver": Package(tuple(f"agent/driver/{name}.py" for name in _DRIVER), ("tests/agent/driver",)),
     "notices": Package(("agent/notices",), ("tests/agent/notices",)),

@@ -1,0 +1,80 @@
+"""The arithmetic for regions on a device, run here on regions in host memory: bit for bit what numpy finds there."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from liver_core.certificate import certificate_plan as plans
+from liver_core.certificate.mixing import MASK
+from liver_core.certificate.on_device import WORDS_AT_ONCE, device_totals
+from liver_core.certificate.on_host import CHUNK, host_totals
+from liver_core.certificate.slabs import Slab, in_pairs, slabs_of
+from liver_core.layout import Box, ResidentBox
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.uint8)
+words = st.integers(0, MASK)
+
+
+def random_region(numel: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    """Any bits, also those of NaN."""
+    size = torch.empty(0, dtype=dtype).element_size()
+    bits = torch.randint(0, 256, (numel * size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return bits.view(dtype)
+
+
+@st.composite
+def boxes_in(draw) -> tuple[Box, tuple[int, ...]]:
+    shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=4)))
+    edges = [sorted((draw(st.integers(0, size)), draw(st.integers(0, size)))) for size in shape]
+    starts = tuple(min(start, size - 1) for (start, _), size in zip(edges, shape, strict=True))
+    stops = tuple(max(stop, start + 1) for (_, stop), start in zip(edges, starts, strict=True))
+    return Box(starts, stops), shape
+
+
+@given(
+    case=boxes_in(), dtype=st.sampled_from(DTYPES), key=words, padding=st.integers(0, 3), most=st.integers(1, 20),
+    seed=st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_any_box_of_any_dtype_has_the_sum_that_numpy_finds(case, dtype, key, padding, most, seed):
+    box, shape = case
+    slabs = list(slabs_of(ResidentBox("w", box, padding), shape, 0))
+    numel = sum(slab.rows * slab.width for slab in slabs)
+    region = random_region(padding + numel + 2, dtype, seed)
+    assert device_totals(region, slabs, (key,), most) == host_totals(region, slabs, (key,))
+
+
+@given(
+    rows=st.integers(1, 9), width=st.integers(1, 6), start=st.integers(0, 50), between=st.integers(0, 5), key=words,
+    begin=st.integers(0, 2), most=st.integers(1, 20), seed=st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_pairs_too_wherever_the_region_begins(rows, width, start, between, key, begin, most, seed):
+    slab = in_pairs(Slab(0, False, 2, 2 * start, rows, 2 * width, 2 * (width + between)))
+    region = random_region(begin + 2 + 2 * rows * width + 1, torch.float32, seed)[begin:]
+    assert device_totals(region, [slab], (key,), most) == host_totals(region, [slab], (key,))
+
+
+@pytest.mark.parametrize("width", [1, CHUNK - 1, CHUNK + 1, 3 * CHUNK])
+def test_large_regions_of_several_parameters_have_the_same_sums_at_once(width):
+    rows = -(-WORDS_AT_ONCE // width) + 1 if width == 3 * CHUNK else 40
+    slabs = [Slab(1, False, 0, 5, rows, width, width + 3), Slab(0, False, rows * width, 0, 1, width, 0)]
+    region = random_region((rows + 1) * width, torch.float32, width)
+    keys = (MASK - 3, 0x9E3779B97F4A7C15, 7)
+    found = device_totals(region, slabs, keys)
+    assert found == host_totals(region, slabs, keys) and found[2] == 0
+
+
+def test_no_slab_is_a_sum_of_zero():
+    assert device_totals(torch.zeros(0), [], (1, 2)) == [0, 0]
+
+
+def test_a_region_that_is_not_in_host_memory_stays_where_it_is(monkeypatch):
+    """Only the numbers are read."""
+    asked = []
+    monkeypatch.setattr(plans, "device_totals", lambda region, slabs, keys: asked.append(region.device.type) or [5])
+    monkeypatch.setattr(plans, "host_totals", lambda *_: pytest.fail("it would be copied to the host"))
+    plan = plans.CertificatePlan([ResidentBox("w", Box((0,), (8,)), 0)], {"w": (8,)}, {"w": 3})
+    assert plan.sums(torch.empty(8, device="meta"), "master").tolist() == [15]
+    assert asked == ["meta"]
