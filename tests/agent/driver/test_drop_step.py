@@ -12,13 +12,12 @@ from tests.agent.cluster import REAL_RANKS, cluster
 from tests.agent.waiting import real_job
 from tests.cluster.real_ranks_model import build_corpus
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(360)]
 
 MICRO_BATCHES, MICRO_BATCH_S = 72, 0.35
 """Some forty seconds a step: each of its parts fills and drains the pipeline of two."""
 NOTICE_S = 38.0
-"""Less than a step and what a live handoff needs besides, and five times what a drop needs here: the rest is for a
-machine that other tests keep busy."""
+"""Less than a step and what a live handoff needs besides, and five times what a drop needs here."""
 
 
 def test_the_ladder_drops_a_long_step_and_the_next_world_does_its_batch(tmp_path: Path) -> None:
