@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 MASK = 2**64 - 1
 WEYL = 0x9E3779B97F4A7C15
-MIX_FIRST, MIX_SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-SHIFT_FIRST, SHIFT_SECOND = 32, 29
-"""Constants of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)."""
+ROUNDS = ((0xBF58476D1CE4E5B9, 32), (0x94D049BB133111EB, 29))
+"""What a word is multiplied by, and by how much it is then shifted to be mixed with itself.
+Constants of splitmix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014)."""
 PAIR_BYTES = 8
 """Bytes of a word of two elements."""
 

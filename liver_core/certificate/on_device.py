@@ -9,15 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from liver_core.certificate.mixing import (
-    MASK,
-    MIX_FIRST,
-    MIX_SECOND,
-    PAIR_BYTES,
-    SHIFT_FIRST,
-    SHIFT_SECOND,
-    WEYL,
-)
+from liver_core.certificate.mixing import MASK, PAIR_BYTES, ROUNDS, WEYL
 from liver_core.certificate.slabs import Slab
 
 WORDS_AT_ONCE = 4 * 2**20
@@ -72,7 +64,7 @@ def _chunks(
 def _mixed_sum(words: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """As on the host; `positions` is used up."""
     mixed = positions.bitwise_xor_(words)
-    for shift, factor in ((SHIFT_FIRST, MIX_FIRST), (SHIFT_SECOND, MIX_SECOND)):
+    for factor, shift in ROUNDS:
         mixed *= _signed(factor)
         mixed ^= (mixed >> shift) & (MASK >> shift)
     return mixed.sum()

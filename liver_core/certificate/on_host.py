@@ -8,23 +8,12 @@ from functools import cache
 import numpy as np
 import torch
 
-from liver_core.certificate.mixing import (
-    MASK,
-    MIX_FIRST,
-    MIX_SECOND,
-    PAIR_BYTES,
-    SHIFT_FIRST,
-    SHIFT_SECOND,
-    WEYL,
-)
+from liver_core.certificate.mixing import MASK, PAIR_BYTES, ROUNDS, WEYL
 from liver_core.certificate.slabs import Slab
 
 CHUNK = 16384
 """Words hashed at a time: three arrays of 128 KiB stay in the L2 cache while ten passes run over them."""
-_ROUNDS = (
-    (np.uint64(MIX_FIRST), np.uint64(SHIFT_FIRST)),
-    (np.uint64(MIX_SECOND), np.uint64(SHIFT_SECOND)),
-)
+_ROUNDS = tuple((np.uint64(factor), np.uint64(shift)) for factor, shift in ROUNDS)
 
 
 def host_totals(region: torch.Tensor, slabs: Sequence[Slab], keys: Sequence[int]) -> list[int]:

@@ -1,5 +1,6 @@
 """Writes the ledger, always inside the transaction that stores the fact it accounts for."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -195,6 +196,15 @@ def recast(session: Session, *, node_id: str, slots: Iterable[int], parts: Seque
         known = [part for part in parts if row.job_id in (None, part.spent.job_id)]
         _split(session, row, painted(_part_of(row), known))
     session.flush()
+
+
+def recast_slots(session: Session, *, node_id: str, by_slot: Mapping[int, Sequence[Part]]) -> None:
+    """Recast each of these slots of a node. Those that did the same share one statement."""
+    alike: dict[tuple[Part, ...], list[int]] = defaultdict(list)
+    for slot, parts in by_slot.items():
+        alike[tuple(parts)].append(slot)
+    for parts, slots in alike.items():
+        recast(session, node_id=node_id, slots=slots, parts=parts)
 
 
 def _split(session: Session, row: IntervalRow, parts: Sequence[Part]) -> None:

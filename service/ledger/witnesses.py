@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from service.jobs.tables import GenerationRow, JobGrantRow, JobStepRow, SourceKind
 from service.leases.tables import LeaseRow
-from service.ledger.operations import charge_due, recast
+from service.ledger.operations import charge_due, recast_slots
 from service.ledger.rules import Origin, Part, StepTime, parts_of
 
 
@@ -46,8 +46,8 @@ def settle_gone(session: Session, node_ids: Collection[str], *, since: datetime)
     for world in _worlds(session, session.scalars(jobs).all(), since=since):
         worlds[world.row.job_id].append(world)
     for job_id, of_job in sorted(worlds.items()):
-        for node_id, slots, parts in _work(job_id, of_job, gone):
-            recast(session, node_id=node_id, slots=slots, parts=parts)
+        for node_id, by_slot in _work(job_id, of_job, gone).items():
+            recast_slots(session, node_id=node_id, by_slot=by_slot)
     for lease in leases:
         if lease.pauses_due:
             charge_due(session, lease)
@@ -73,17 +73,15 @@ def _worlds(session: Session, job_ids: Collection[str], *, since: datetime) -> l
     return [_World(row, tuple(times[key])) for key, row in sorted(rows.items())]
 
 
-def _work(
-    job_id: str, worlds: Collection[_World], node_ids: Collection[str]
-) -> list[tuple[str, list[int], tuple[Part, ...]]]:
-    """What each of these nodes did: (node, slots that did the same, parts)."""
+def _work(job_id: str, worlds: Collection[_World], node_ids: Collection[str]) -> dict[str, dict[int, list[Part]]]:
+    """What each of these nodes did, by node and slot."""
     origins = {world.row.generation: origin_of(world.row) for world in worlds}
     times: dict[tuple[str, int], list[StepTime]] = defaultdict(list)
     for world in worlds:
         for member in world.row.roster["members"]:
             if member["node_id"] in node_ids:
                 times[member["node_id"], member["slot"]] += world.times
-    alike: dict[tuple[str, tuple[Part, ...]], list[int]] = defaultdict(list)
+    found: dict[str, dict[int, list[Part]]] = defaultdict(dict)
     for (node_id, slot), made in sorted(times.items()):
-        alike[node_id, tuple(parts_of(job_id, made, origins.__getitem__))].append(slot)
-    return [(node_id, slots, parts) for (node_id, parts), slots in alike.items()]
+        found[node_id][slot] = parts_of(job_id, made, origins.__getitem__)
+    return found

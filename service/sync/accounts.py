@@ -14,7 +14,7 @@ from sqlalchemy import select
 
 from agent.protocol.sync import RankStatus, StepRow
 from service.leases.tables import LeaseRow
-from service.ledger.operations import OpenLease, Tails, account_all, recast
+from service.ledger.operations import OpenLease, Tails, account_all, recast_slots
 from service.ledger.rules import (
     OVER,
     Origin,
@@ -52,10 +52,10 @@ def account(intake: Intake, lease: LeaseRow, before: Sequence[Mapping[str, Any]]
         parts = [*_start(intake, parts, slot, tails, last.get(slot)), *parts]
         if not _is_said_already(parts, slot, tails, spent[slot]):
             news[slot] = parts
-    _recast_all(intake, node_id, news)
+    recast_slots(intake.session, node_id=node_id, by_slot=news)
     for other in sorted({name for name, _ in facts.late_steps}):
         late = (step for name, step in facts.late_steps if name == other)
-        _recast_all(intake, other, _parts_by_slot(intake, other, late))
+        recast_slots(intake.session, node_id=other, by_slot=_parts_by_slot(intake, other, late))
     _account_gone(intake, facts)
 
 
@@ -92,15 +92,6 @@ def _old_steps(intake: Intake) -> list[StepRow]:
     """Those that ended so long ago that a node which was part of them may count as gone by now."""
     before = intake.now - timedelta(seconds=intake.silent_after_s)
     return [step for step in intake.report.steps if step.finished_utc < before]
-
-
-def _recast_all(intake: Intake, node_id: str, by_slot: Mapping[int, Sequence[Part]]) -> None:
-    """Slots that did the same share one statement."""
-    alike: dict[tuple[Part, ...], list[int]] = defaultdict(list)
-    for slot, parts in by_slot.items():
-        alike[tuple(parts)].append(slot)
-    for parts, slots in alike.items():
-        recast(intake.session, node_id=node_id, slots=slots, parts=parts)
 
 
 def spent_now(intake: Intake, slots: int) -> list[Spent]:
