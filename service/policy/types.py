@@ -70,7 +70,7 @@ class PoolView:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class StandingWorld:
     """What the job runs on. `use`: nodes by pool, those that will be lost left out. `is_whole`: all of its nodes stay,
     so that it may go on in its layout."""
 
@@ -126,7 +126,7 @@ class PolicyInputs:
     candidates: tuple[Candidate, ...]
     usd_per_hour_on_demand: float
     had: tuple[tuple[float, float], ...] = ()
-    standing: Standing | None = None
+    standing: StandingWorld | None = None
     served_s: float = inf
     goal: Goal = Goal()
     knobs: PolicyKnobs = PolicyKnobs()

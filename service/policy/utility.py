@@ -1,10 +1,8 @@
 """What an option is worth in USD per hour: the value of its tokens, less prices, moves and what losses will cost. Pure.
 
-U(x) = V T(x) (L - c) / L  -  prices of held nodes  -  moves / L  -  V (losses expected per hour) x (tokens of one loss)
-
-V is worth of a token, L the expected time until the capacity changes, c the training time that the change to x loses.
-A loss of m nodes that touches the job's nodes costs a change; where it takes more than the spares, the job runs on
-fewer until others are bought.
+U(x) = V T(x) (L - c) / L - prices - moves / L - V x tokens lost by losses; V: worth of a token, L: expected time until
+the capacity changes, c: training time that the change to x loses. A loss that touches the job's nodes costs a change;
+where it takes more than the spares, the job runs on fewer until others are bought.
 """
 
 from bisect import bisect_right
