@@ -35,8 +35,11 @@ def _refused() -> dict[str, str]:
     from liver_core.state.step_counts import UnsupportedState
 
     def said(optimizer: dict, ddp: dict, model: dict) -> str:
-        shape = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
-        parts = (OptimizerConfig(), DistributedDataParallelConfig(), TransformerConfig(**shape))
+        parts = (
+            OptimizerConfig(),
+            DistributedDataParallelConfig(),
+            TransformerConfig(num_layers=2, hidden_size=64, num_attention_heads=4),
+        )
         for part, changes in zip(parts, (optimizer, ddp, model), strict=True):
             for name, value in changes.items():
                 assert name in {field.name for field in fields(part)}, f"Megatron has no {name}"
