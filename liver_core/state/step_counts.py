@@ -66,6 +66,7 @@ def _probed(optimizer: torch.optim.Optimizer) -> OptimizerForm:
     counted: set[str] = set()
     for group in groups:
         probe = _probe(optimizer, group, attributes)
+        own = _attributes(probe)
         # What a first step makes, a second one counts on.
         for _ in range(2):
             before, own = _copied(probe.param_groups[0]), _attributes(probe)

@@ -36,7 +36,8 @@ class GroupCountJob(GptJob):
 
     def build(self, world: Any) -> Any:
         state = _exchanged(super().build(world), FusedAdam, {"betas": (0.9, 0.999)})
-        distributed_optimizer(state.optimizer).optimizer.adam_w_mode = 0
+        inner: Any = distributed_optimizer(state.optimizer).optimizer
+        inner.adam_w_mode = 0
         return state
 
 
