@@ -11,6 +11,7 @@ import torch
 
 from liver_core.certificate.mixing import MASK, PAIR_BYTES, ROUNDS, WEYL
 from liver_core.certificate.slabs import Slab
+from liver_core.device import read
 
 WORDS_AT_ONCE = 4 * 2**20
 """Three tensors of 32 MiB at most are made beside the region; a pass over one takes far longer than to launch it."""
@@ -34,7 +35,7 @@ def device_totals(
             if kept and not slab.paired:
                 words &= kept
             totals[slab.index] += _mixed_sum(words, positions)
-    return [total & MASK for total in totals.tolist()]
+    return [total & MASK for total in read(totals)]
 
 
 def _pairs(region: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from liver_core.device.threads import background
 from liver_core.handoff.messages import Order, PreparePhase, RankStage, Reason, Rung
 from liver_core.handoff.ready_tag import NOTHING_WANTED, Agreement, BoundaryPhase, agreed, drop_word, ready_tag
 from liver_core.layout import Member
@@ -316,7 +317,7 @@ class PendingHandoff:
             self._in_background(self.preparation, before)
 
     def _in_background(self, preparation: Preparation, before: NextWorld | None) -> None:
-        threading.Thread(target=self._run, args=(preparation, before), name="prepare", daemon=True).start()
+        background(self._run, args=(preparation, before), name="prepare").start()
 
     def _run(self, preparation: Preparation, before: NextWorld | None) -> Preparation | None:
         """Build the newest revision, after dropping `before`, the world of an older one. Returns the preparation whose
@@ -373,7 +374,7 @@ class PendingHandoff:
 
     def _drop_beside_training(self, following: NextWorld | None, reason: Reason) -> None:
         self._to_report(following, reason)
-        self._dropper = threading.Thread(target=self._drop, args=(following, reason), name="drop", daemon=True)
+        self._dropper = background(self._drop, args=(following, reason), name="drop")
         self._dropper.start()
 
     def _to_report(self, following: NextWorld | None, reason: Reason) -> None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from liver_core.device import Wait, settle
+from liver_core.device.placement import own_device
 from liver_core.handoff.messages import Order, PreparePhase, RankStage, Rung, StoreAddress
 from liver_core.layout import Manifest, Member, ParameterSpec, from_json, to_json
 from liver_core.rank.active_world import ActiveWorld, Verdict, rank_in, source_certificate_plan, target_certificate_plan
@@ -44,6 +46,7 @@ from liver_core.state.megatron_optimizer import (
 )
 from liver_core.state.step_counts import form_of
 from liver_core.steady_clock import PROCESS_CLOCK
+from liver_core.streaming.counters import UnorderedStores
 from liver_core.streaming.memory_budget import BudgetRefused, derive
 from liver_core.streaming.ring import SourceRing
 from liver_core.training.job import TrainingJob
@@ -137,6 +140,7 @@ class Preparation:
         try:
             made = self._connect()
             self._do(made, self._steps(made))
+            settle(Wait.PREPARED, own_device())
             return made
         except Cancelled:
             self._drop()
@@ -238,11 +242,11 @@ class Preparation:
                 depth_wanted=self.settings.stream.ring_depth,
                 staged_kinds=made.placement.staged_kinds,
             )
-        except BudgetRefused as refused:
+            ring = SourceRing(numel, sizes.depth, version=0, device=region.device)
+        except (BudgetRefused, UnorderedStores) as refused:
             propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, f"source rank {made.source_rank}: {refused}"))
             made.exchange.post(f"ring/{made.source_rank}", 0)
             return {}
-        ring = SourceRing(numel, sizes.depth, version=0, device=region.device)
         made.measures |= {"ring_bytes": float(ring.bytes), "ring_depth": float(ring.depth)}
         made.account.take(ring.bytes)
         made.account.report_budgets()
