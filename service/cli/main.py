@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli import access, handoffs, jobs, ledger, nodes, serve
+from service.cli import access, handoffs, jobs, ledger, nodes, planning, serve
 from service.cli.client import TRUST, Trust
 
 PLUGGED_COMMANDS = "liver.commands"
@@ -28,6 +28,7 @@ app.add_typer(handoffs.app, name="handoffs")
 app.add_typer(nodes.notices, name="notices")
 app.add_typer(nodes.prices, name="prices")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(planning.app, name="plan")
 app.add_typer(access.app, name="tokens")
 app.add_typer(nodes.clouds, name="cloud")
 app.command("audit", epilog=access.AUDIT_EXAMPLE)(access.audit)

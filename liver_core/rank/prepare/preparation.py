@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from liver_core.handoff.messages import Order, PreparePhase, RankStage, Rung, StoreAddress
 from liver_core.layout import Manifest, Member, ParameterSpec, from_json, to_json
+from liver_core.memory.memory_budget import BudgetRefused, derive
 from liver_core.rank.active_world import ActiveWorld, Verdict, rank_in, source_certificate_plan, target_certificate_plan
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.cancellable import cancellable
@@ -43,7 +44,6 @@ from liver_core.state.megatron_optimizer import (
     merge_manifest,
 )
 from liver_core.steady_clock import PROCESS_CLOCK
-from liver_core.streaming.memory_budget import BudgetRefused, derive
 from liver_core.streaming.ring import SourceRing
 from liver_core.training.job import TrainingJob
 from liver_core.transport.protocol import Transport
