@@ -24,8 +24,8 @@ from liver_core.memory.memory_placement import (
     least_streaming,
     place,
 )
-from liver_core.memory.model_shape import ModelShape, activation_bytes, manifest_of
 from liver_core.memory.overheads import DeviceOverheads
+from liver_core.memory.transformer_shape import TransformerShape, activation_bytes, manifest_of
 
 HOST_BYTES_UNLIMITED = 2**60
 
@@ -35,7 +35,7 @@ class TrainingShape:
     """A model, and how a step cuts its batch. `activations`: measured bytes of them on one rank, instead of an
     estimate; None: estimate."""
 
-    model: ModelShape
+    model: TransformerShape
     micro_batch: int
     global_batch: int
     activations: int | None = None

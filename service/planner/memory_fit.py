@@ -3,8 +3,8 @@
 from agent.protocol.jobfile import DEFAULT_ENTRYPOINT, JobFile
 from liver_core.layout import BucketRule, ParallelLayout
 from liver_core.memory.device_memory import TrainingShape, rank_memory
-from liver_core.memory.model_shape import ModelShape
 from liver_core.memory.overheads import DeviceOverheads
+from liver_core.memory.transformer_shape import TransformerShape
 
 BUCKET_ELEMENTS, BUCKET_ELEMENTS_PER_DP = 40_000_000, 1_000_000
 """Megatron's own size of a bucket, where gradients are reduced during the backward pass."""
@@ -16,7 +16,7 @@ def training_shape(job: JobFile) -> TrainingShape:
     args, is_reference = job.job_args(), job.entrypoint == DEFAULT_ENTRYPOINT
     precision = args.get("precision", "fp32" if is_reference else "bf16")
     model = job.model
-    shape = ModelShape(
+    shape = TransformerShape(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,

@@ -43,6 +43,7 @@ from liver_core.state.megatron_optimizer import (
     fill_initial,
     merge_manifest,
 )
+from liver_core.state.step_counts import form_of
 from liver_core.steady_clock import PROCESS_CLOCK
 from liver_core.streaming.ring import SourceRing
 from liver_core.training.job import TrainingJob
@@ -433,6 +434,8 @@ class Preparation:
         assert made.world is not None and made.state is not None and made.manifest is not None
         with released():
             made.live = adopt(made.state.model, made.state.optimizer, made.manifest, made.world)
+        # Found here, beside training, so that the pause need not.
+        form_of(made.live.optimizer.optimizer)
         if self.request.source is not None and made.live.device_bytes != made.placement.world_bytes:
             text = f"{made.live.device_bytes} bytes on the device, estimated were {made.placement.world_bytes}"
             raise StateMismatch(f"next world of rank {made.target_rank}: {text}")

@@ -24,8 +24,9 @@ from liver_core.rank.store_exchange import Exchange
 from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.reshard import RankPlan
 from liver_core.state.live_state import LiveState, state_kinds
-from liver_core.state.megatron_optimizer import GRAD, UnsupportedState
+from liver_core.state.megatron_optimizer import GRAD
 from liver_core.state.replay_check import check_replay, replayer
+from liver_core.state.step_counts import UnsupportedState
 from liver_core.streaming.follow import Follower
 from liver_core.streaming.header import HeaderError, StepHeader
 from liver_core.streaming.reader import Following, StreamEnd, StreamResult, TargetStream

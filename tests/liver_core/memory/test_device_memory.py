@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from liver_core.layout import ParallelLayout
 from liver_core.memory.device_memory import TrainingShape, handoff_memory, rank_memory
 from liver_core.memory.memory_placement import areas
-from liver_core.memory.model_shape import ModelShape, activation_bytes, manifest_of
 from liver_core.memory.overheads import NCCL_UNSHARED_BYTES, DeviceOverheads
+from liver_core.memory.transformer_shape import TransformerShape, activation_bytes, manifest_of
 
 GB = 10**9
 H100_80 = 81_559 * 2**20
-SEVEN = TrainingShape(ModelShape(32, 4096, 32, 32, 11008, 32000, 4096), 1, 96)
-SEVENTY = TrainingShape(ModelShape(80, 8192, 64, 8, 28672, 32000, 4096), 1, 1344)
+SEVEN = TrainingShape(TransformerShape(32, 4096, 32, 32, 11008, 32000, 4096), 1, 96)
+SEVENTY = TrainingShape(TransformerShape(80, 8192, 64, 8, 28672, 32000, 4096), 1, 1344)
 # Worked out by hand from the sizes of Llama 2: GB of weights, gradients and optimizer; of a slot; of activations and
 # context; of the next world; of all without NCCL, with a ring of two slots.
 BY_HAND = [

@@ -16,7 +16,7 @@ _KINDS = tuple(StateKind(name, "float32", 4) for name in (MASTER, "exp_avg", "ex
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class TransformerShape:
     """Sizes by Megatron's names. `dtype`: of the weights, "float32" or "bfloat16". `is_tied`: one embedding serves as
     output layer too. `keeps_scores`: attention keeps its scores for the backward pass (no fused attention, no selective
     recompute). `is_sequence_parallel`: what tensor parallelism does not split is split over the sequence. `buckets`:
@@ -37,7 +37,7 @@ class ModelShape:
 
 
 @lru_cache(maxsize=64)
-def manifest_of(shape: ModelShape) -> Manifest:
+def manifest_of(shape: TransformerShape) -> Manifest:
     """Every parameter of the model, with Adam's moments."""
     hidden, ffn = shape.hidden_size, shape.ffn_hidden_size
     channels = hidden // shape.num_attention_heads
@@ -63,7 +63,7 @@ def manifest_of(shape: ModelShape) -> Manifest:
 
 
 def activation_bytes(
-    shape: ModelShape, layout: ParallelLayout, *, stage: int, micro_batch: int, micro_batches: int
+    shape: TransformerShape, layout: ParallelLayout, *, stage: int, micro_batch: int, micro_batches: int
 ) -> int:
     """What a rank of a stage keeps of its forward passes for the backward ones, at most.
 
