@@ -35,13 +35,12 @@ def woken(monkeypatch):
 def test_a_node_is_woken_for_a_loss_that_is_new_nearer_or_over_and_for_nothing_else(
     on_machines, tell, context, clock, woken
 ):
-    job_id, a, b = on_machines
-    context_seq = []
+    numbers: list[int] = []
 
     def orders_changed() -> bool:
         with context.sessions() as session:
-            context_seq.append(session.scalars(select(JobRow.orders_seq)).one())
-        return len(context_seq) < 2 or context_seq[-1] > context_seq[-2]
+            numbers.append(session.scalars(select(JobRow.orders_seq)).one())
+        return len(numbers) < 2 or numbers[-1] > numbers[-2]
 
     steps = (
         ("advice", {"kind": FactKind.REBALANCE, "in_s": None}, True, False),
