@@ -1,6 +1,7 @@
 """Whoever stores a report locks nodes, then jobs, then the ledger. The watch of nodes does the same: neither waits for
 the other in a circle."""
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -24,7 +25,7 @@ def await_a_wait(context: Context) -> None:
             if session.scalars(waits).one():
                 return
         assert time.monotonic() < deadline, "nobody waits for a lock"
-        time.sleep(0.05)
+        threading.Event().wait(0.05)
 
 
 def until_b_is_gone(fleet: Fleet) -> None:
