@@ -27,7 +27,7 @@ class _Ask(Generic[ReadingT]):
 
 
 class StoredTogether(Generic[ReadingT]):
-    """`commit` stores what it gets in one transaction, or raises and has stored nothing. One thread at a time is in it."""
+    """`commit` stores what it gets in one transaction, or raises and has stored nothing; called once at a time."""
 
     def __init__(self, commit: Callable[[Sequence[ReadingT]], None], *, most: int = MOST) -> None:
         self._commit = commit

@@ -1,7 +1,7 @@
 """What changes a job: submitting, stopping, starting a generation, activating one by compare-and-set."""
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
@@ -165,6 +165,11 @@ def lock_job(session: Session, job_id: str) -> JobRow:
     return job
 
 
+def lock_jobs(session: Session, job_ids: Collection[str]) -> Sequence[JobRow]:
+    """The rows of these jobs, without their plans, locked in order of id. One that is deleted is left out."""
+    return session.scalars(_LOCK_MANY, {"job_ids": sorted(job_ids)}).all()
+
+
 def set_state(job: JobRow, state: JobState, reason: str, *, now: datetime) -> None:
     """Set the state and its reason. An ended job is never due again."""
     if job.state != state:
@@ -189,7 +194,7 @@ def touch_all(session: Session, urgent: Mapping[str, bool], *, now: datetime) ->
     not `urgent`, agents find the change in the answer to their next report, and the reconcilers look `SOON` after."""
     if not urgent:
         return
-    jobs = session.scalars(_LOCK_MANY, {"job_ids": sorted(urgent)}).all()
+    jobs = lock_jobs(session, urgent.keys())
     numbers = select(ORDERS_SEQUENCE.next_value()).select_from(func.generate_series(1, len(jobs)))
     for job, number in zip(jobs, session.scalars(numbers).all(), strict=True):
         job.orders_seq = number

@@ -1,4 +1,4 @@
-"""Readers that store together: each is answered after a commit that holds all of its own, and fails for its own only."""
+"""Readers that store together: each is answered after a commit that holds all its own, and fails for its own only."""
 
 import threading
 from collections.abc import Sequence

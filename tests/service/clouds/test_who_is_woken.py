@@ -1,4 +1,4 @@
-"""Agents are woken for losses that are new, nearer or over. Everything else is in their next answer, and wakes nobody."""
+"""Agents are woken for losses that are new, nearer or over. All else is in their next answer, and wakes nobody."""
 
 from datetime import UTC, datetime, timedelta
 
