@@ -103,9 +103,9 @@ class CalmReports:
         for _ in range(BUSY_TRIES):
             found = await self._gathering.ask(ask)
             if found is not Left.BUSY:
-                break
+                return None if isinstance(found, Left) else found
             await asyncio.sleep(BUSY_WAIT_S)
-        return None if isinstance(found, Left) else found
+        return None
 
     async def _work(self, asks: Sequence[CalmAsk]) -> Sequence[str | Left]:
         try:
