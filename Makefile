@@ -44,6 +44,8 @@ BIN := .venv/bin
 SERVICE_BIN := .venv-service/bin
 REPORTS := build/reports
 PYTEST := python -m pytest --durations=25
+# The same for `make test`: a few that fail run once more, alone, and are named (tests/run_suite.py).
+SUITE := python -m tests.run_suite
 REAL = -n $(REAL_WORKERS) --dist loadfile --no-loadscope-reorder
 # Runs where torch is not installed, and only there: the service, the wire contract, and the proof that importing
 # the pure half loads nothing heavy.
@@ -62,15 +64,15 @@ demo: setup ## Run a real Megatron job through real spot notices; writes build/r
 test: test-fast test-service test-real ## Run every test: fast suite, service without torch, real processes.
 
 test-fast: setup ## Run the tests of core and agent that start no torch process.
-	$(BIN)/$(PYTEST) -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS:%=--ignore=%) $(PYTEST_ARGS)
+	$(BIN)/$(SUITE) fast --durations=25 -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS:%=--ignore=%) $(PYTEST_ARGS)
 
 test-service: .venv-service/stamp ## Run the tests of the service in .venv-service, which has no torch.
 	@if $(SERVICE_BIN)/python -c 'import torch' 2>/dev/null; then \
 	    echo "error: torch is installed in .venv-service; remove that folder and run make again" >&2; exit 1; fi
-	$(SERVICE_BIN)/$(PYTEST) -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS) $(PYTEST_ARGS)
+	$(SERVICE_BIN)/$(SUITE) service --durations=25 -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS) $(PYTEST_ARGS)
 
 test-real: setup ## Run the tests with real processes and torch (minutes).
-	$(BIN)/$(PYTEST) $(REAL) -m "(real or slow) and not alone" $(PYTEST_ARGS)
+	$(BIN)/$(SUITE) real --durations=25 $(REAL) -m "(real or slow) and not alone" $(PYTEST_ARGS)
 	@# Status 5: PYTEST_ARGS choose none of them.
 	$(BIN)/$(PYTEST) -m alone $(PYTEST_ARGS) || test $$? -eq 5
 

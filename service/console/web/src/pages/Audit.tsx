@@ -1,0 +1,1 @@
+export default function Audit() { return <h1>Audit</h1> }

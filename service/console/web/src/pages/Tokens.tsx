@@ -1,0 +1,1 @@
+export default function Tokens() { return <h1>Tokens</h1> }

@@ -1,0 +1,1 @@
+export default function Node() { return <h1>Node</h1> }

@@ -1,0 +1,1 @@
+export default function Handoff() { return <h1>Handoff</h1> }

@@ -1,0 +1,1 @@
+export default function Handoffs() { return <h1>Handoffs</h1> }

@@ -1,0 +1,1 @@
+export default function Incident() { return <h1>Incident</h1> }

@@ -1,0 +1,1 @@
+export default function Incidents() { return <h1>Incidents</h1> }

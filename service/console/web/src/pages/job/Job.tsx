@@ -1,0 +1,1 @@
+export default function Job() { return <h1>Job</h1> }

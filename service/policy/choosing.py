@@ -1,0 +1,257 @@
+"""LiveR's policy: weigh every option by its utility and change only where that gains enough. Pure.
+
+An option is a place, a layout and a number of spares. What the job runs on next must be up already; what it should
+hold may have to be bought first, while it trains.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import inf
+
+from service.policy.types import (
+    Candidate,
+    Market,
+    PolicyDecision,
+    PolicyInputs,
+    PolicyVerdict,
+    PoolView,
+    ScoredOption,
+)
+from service.policy.utility import Curve, curve_of, horizon_s, share_of_time, tokens_of_one_loss, value_of_token
+
+ALTERNATIVES_SHOWN_MAX = 16
+TIES = 1e-9
+_Option = tuple[ScoredOption, Candidate]
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """What every option of one decision is weighed with."""
+
+    inputs: PolicyInputs
+    curve: Curve
+    usd_per_token: float
+    must_run: bool
+
+    def utility(self, candidate: Candidate, place: str, pools: list[tuple[PoolView, int]], spares: int) -> float:
+        """USD per hour; see `service.policy.utility`."""
+        knobs, standing = self.inputs.knobs, self.inputs.standing
+        used = [pool for pool, count in pools if count]
+        is_same = standing is not None and standing.place == place and standing.is_whole
+        is_same = is_same and standing is not None and standing.layout == candidate.layout
+        horizon = horizon_s(self.inputs, used)
+        change_s = candidate.change_s
+        if standing is None or standing.place != place:
+            change_s = max(change_s, knobs.start_s)
+        share = 1.0 if is_same else max(0.0, horizon - change_s) / horizon
+        worth = self.usd_per_token * candidate.tokens_per_s * 3_600.0 * share
+        prices = sum(pool.usd_per_hour * count for pool, count in pools)
+        moves = 0.0 if is_same else max((pool.move_usd for pool in used), default=0.0) * 3_600.0 / horizon
+        losses = sum(
+            tokens_of_one_loss(self.curve, candidate, spares, pool) * 3_600.0 / pool.life_s
+            for pool in used
+            if pool.market is Market.SPOT and pool.life_s < inf
+        )
+        return worth - prices - moves - self.usd_per_token * losses
+
+
+class UtilityPolicy:
+    """The policy that the service runs."""
+
+    name = "liver"
+
+    def decide(self, inputs: PolicyInputs) -> PolicyDecision:
+        return decide(inputs)
+
+
+def decide(inputs: PolicyInputs) -> PolicyDecision:
+    """What the job should run on next and what it should hold."""
+    curve = curve_of(_allowed(inputs))
+    usd_per_token, why = value_of_token(inputs, curve)
+    goal = inputs.goal
+    must_run = _must_run(inputs, curve)
+    weighing = Weighing(inputs, curve, usd_per_token, must_run)
+    options = sorted(_options(weighing, up_only=False), key=_rank)
+    now = sorted(_options(weighing, up_only=True), key=_rank)
+    shown = tuple(option for option, _ in options[:ALTERNATIVES_SHOWN_MAX])
+    alert = _alert(inputs, curve, must_run)
+    if goal.budget_left_usd <= 0:
+        return PolicyDecision(PolicyVerdict.PAUSE, "the budget is spent", alternatives=shown, alert=alert)
+    if not options or (options[0][0].utility_usd_per_hour <= 0 and not must_run):
+        reason = f"nothing that could be had is worth its price: {why}" if options else "no layout fits what can be had"
+        return PolicyDecision(PolicyVerdict.PAUSE, reason, alternatives=shown, alert=alert)
+    best = options[0][0]
+    current = _current(weighing)
+    if current is not None and not _gains_enough(inputs, best, current):
+        best = current
+    run = best if _is_up(inputs, best) else _run_meanwhile(now, best, current, inputs)
+    chosen = replace(run, hold=best.hold) if run is not None else replace(best, nodes=0, tokens_per_s=0.0)
+    verdict = _verdict(inputs, chosen, run)
+    return PolicyDecision(verdict, _reason(verdict, chosen, current, why), chosen, shown, alert)
+
+
+def _allowed(inputs: PolicyInputs) -> tuple[Candidate, ...]:
+    standing = inputs.standing
+    if not inputs.knobs.is_reproducible or standing is None:
+        return inputs.candidates
+    degree = tensor_degree(standing.layout)
+    return tuple(each for each in inputs.candidates if tensor_degree(each.layout) == degree)
+
+
+def tensor_degree(layout: str) -> str:
+    """`TP2` of `TP2xPP3`; TP1 where the layout does not name it."""
+    return next((part for part in layout.split("x") if part.startswith("TP")), "TP1")
+
+
+def _options(weighing: Weighing, *, up_only: bool) -> Iterator[_Option]:
+    """Every option on what is up, or on what could be had."""
+    inputs = weighing.inputs
+    for place in sorted({pool.place for pool in inputs.pools}):
+        pools = sorted(
+            (pool for pool in inputs.pools if pool.place == place and _may_buy(pool, inputs)),
+            key=lambda pool: (pool.usd_per_hour, pool.pool),
+        )
+        there = sum(_capacity(pool, up_only) for pool in pools)
+        for candidate in weighing.curve.best:
+            if candidate.nodes > there:
+                break
+            for spares in range(min(inputs.knobs.spares_max, there - candidate.nodes) + 1):
+                if filled := _filled(pools, candidate.nodes, spares, up_only=up_only):
+                    yield _scored(weighing, candidate, place, filled, spares), candidate
+
+
+def _may_buy(pool: PoolView, inputs: PolicyInputs) -> bool:
+    return pool.market is Market.SPOT or inputs.knobs.on_demand or pool.held > 0
+
+
+def _capacity(pool: PoolView, up_only: bool) -> int:
+    return pool.held if up_only else pool.held + pool.coming + pool.offered
+
+
+def _filled(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) -> list[tuple[PoolView, int]] | None:
+    """Nodes from the cheapest pools first; spares are spot nodes. None where spares would have to be on-demand."""
+    filled: list[tuple[PoolView, int]] = []
+    left = nodes + spares
+    for pool in pools:
+        most = _capacity(pool, up_only)
+        wanted = left if pool.market is Market.SPOT else max(0, left - spares)
+        taken = min(most, wanted)
+        filled.append((pool, taken))
+        left -= taken
+    return filled if left == 0 else None
+
+
+def _scored(
+    weighing: Weighing, candidate: Candidate, place: str, filled: list[tuple[PoolView, int]], spares: int
+) -> ScoredOption:
+    inputs = weighing.inputs
+    if not inputs.knobs.releases:
+        filled = [(pool, max(count, pool.held + pool.coming)) for pool, count in filled]
+    return ScoredOption(
+        layout=candidate.layout,
+        place=place,
+        nodes=candidate.nodes,
+        hold=tuple((pool.pool, count) for pool, count in filled if count),
+        tokens_per_s=candidate.tokens_per_s,
+        usd_per_hour=sum(pool.usd_per_hour * count for pool, count in filled),
+        utility_usd_per_hour=weighing.utility(candidate, place, filled, spares),
+    )
+
+
+def _rank(option: _Option) -> tuple[float, float, int, str, str]:
+    scored = option[0]
+    return (-scored.utility_usd_per_hour, scored.usd_per_hour, scored.nodes, scored.place, scored.layout)
+
+
+def _current(weighing: Weighing) -> ScoredOption | None:
+    """What the job runs on, with as many spares as are worth it; None where it cannot go on."""
+    inputs = weighing.inputs
+    standing = inputs.standing
+    if standing is None or not standing.is_whole:
+        return None
+    candidate = next((each for each in inputs.candidates if each.layout == standing.layout), None)
+    if candidate is None:
+        return None
+    pools = [pool for pool in inputs.pools if pool.place == standing.place]
+    pools.sort(key=lambda pool: (pool.usd_per_hour, pool.pool))
+    used = dict(standing.use)
+    found: list[ScoredOption] = []
+    for spares in range(inputs.knobs.spares_max + 1):
+        filled, left = [], spares
+        for pool in pools:
+            base = used.get(pool.pool, 0)
+            room = _capacity(pool, False) - base if pool.market is Market.SPOT else 0
+            extra = min(left, max(0, room))
+            filled.append((pool, base + extra))
+            left -= extra
+        if left:
+            break
+        found.append(_scored(weighing, candidate, standing.place, filled, spares))
+    return max(found, key=lambda each: (each.utility_usd_per_hour, -each.usd_per_hour), default=None)
+
+
+def _gains_enough(inputs: PolicyInputs, best: ScoredOption, current: ScoredOption) -> bool:
+    if best.layout == current.layout and best.place == current.place:
+        return best.utility_usd_per_hour > current.utility_usd_per_hour + TIES
+    if _is_on_demand(inputs, current) and not _is_on_demand(inputs, best) and inputs.served_s < inputs.knobs.patience_s:
+        return False
+    least = inputs.knobs.gain_min * abs(current.utility_usd_per_hour)
+    return best.utility_usd_per_hour > current.utility_usd_per_hour + max(least, TIES)
+
+
+def _is_on_demand(inputs: PolicyInputs, option: ScoredOption) -> bool:
+    bought = {pool.pool for pool in inputs.pools if pool.market is Market.ON_DEMAND}
+    return any(pool in bought for pool, _ in option.hold)
+
+
+def _is_up(inputs: PolicyInputs, option: ScoredOption) -> bool:
+    up = {pool.pool: pool.held for pool in inputs.pools}
+    missing = sum(max(0, count - up.get(pool, 0)) for pool, count in option.hold)
+    return missing <= option.spares
+
+
+def _run_meanwhile(
+    now: list[_Option], best: ScoredOption, current: ScoredOption | None, inputs: PolicyInputs
+) -> ScoredOption | None:
+    """What to run until all of the nodes of the best option are up."""
+    if current is not None and (not now or not _gains_enough(inputs, now[0][0], current)):
+        return current
+    return now[0][0] if now and now[0][0].utility_usd_per_hour > 0 else None
+
+
+def _verdict(inputs: PolicyInputs, chosen: ScoredOption, run: ScoredOption | None) -> PolicyVerdict:
+    standing = inputs.standing
+    if standing is None:
+        return PolicyVerdict.START
+    if run is None:
+        return PolicyVerdict.PAUSE if not standing.is_whole else PolicyVerdict.STAY
+    is_same = standing.is_whole and standing.layout == run.layout and standing.place == run.place
+    return PolicyVerdict.STAY if is_same else PolicyVerdict.MOVE
+
+
+def _must_run(inputs: PolicyInputs, curve: Curve) -> bool:
+    """The safety net: so little time is left that only running without a break ends in time."""
+    goal = inputs.goal
+    if not curve.best or goal.deadline_in_s == inf or goal.tokens_left == inf:
+        return False
+    needs_s = goal.tokens_left / curve.best[-1].tokens_per_s
+    return goal.deadline_in_s < needs_s + 2 * inputs.knobs.start_s
+
+
+def _alert(inputs: PolicyInputs, curve: Curve, must_run: bool) -> str:
+    goal = inputs.goal
+    if goal.budget_left_usd <= 0:
+        return "the budget is spent and the job is not done"
+    if must_run and share_of_time(goal, curve.best[-1].tokens_per_s) > 1:
+        return "the deadline cannot be met, even on all nodes without a break"
+    return ""
+
+
+def _reason(verdict: PolicyVerdict, chosen: ScoredOption, current: ScoredOption | None, why: str) -> str:
+    spares = f" and {chosen.spares} spares" if chosen.nodes and chosen.spares > 0 else ""
+    what = f"{chosen.layout} on {chosen.nodes} nodes{spares} in {chosen.place}: {chosen.utility_usd_per_hour:.4g} USD/h"
+    if verdict is PolicyVerdict.STAY:
+        return f"{what}, and nothing gains enough over it; {why}"
+    if current is not None:
+        return f"{what} instead of {current.utility_usd_per_hour:.4g} USD/h in {current.layout}; {why}"
+    return f"{what}; {why}"

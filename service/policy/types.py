@@ -1,0 +1,180 @@
+"""What a policy is asked and what it answers: frozen inputs in, one decision with alternatives and reason out. Pure.
+
+A `PoolView` is capacity of one price in one place. Nodes of pools in the same place can be in one world; a job is in
+one place at a time. Money is in USD, time in seconds, rates as the names say.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+from typing import Protocol
+
+POOLS_MAX, CANDIDATES_MAX = 256, 4_096
+
+
+class Market(StrEnum):
+    """How capacity is sold: spot may be taken back at any time."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on_demand"
+
+
+class PolicyVerdict(StrEnum):
+    """What should happen. Pause: hold nothing until it is worth something again."""
+
+    START = "start"
+    STAY = "stay"
+    MOVE = "move"
+    PAUSE = "pause"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A layout that fits the job and fills `nodes` nodes. `step_error`: how far off `step_time_s` may be, as a share of
+    it; 0 where it was measured. `change_s`: training time lost when the job changes to it from what it runs on now."""
+
+    layout: str
+    nodes: int
+    step_time_s: float
+    tokens_per_step: int
+    step_error: float = 0.0
+    is_measured: bool = False
+    change_s: float = 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens_per_step / self.step_time_s
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """Capacity of one price in one place, as seen now.
+
+    `held`: nodes that are up and will stay as far as is known (those with a notice do not count). `coming`: bought and
+    not up yet. `offered`: further nodes that could be bought, up after `acquire_s`. `life_s`: expected time to the next
+    loss in this pool, given how long its capacity has lasted. `group_sizes`: how many nodes go at once, with shares
+    that sum to 1. `move_usd`: egress and start-up fees of bringing the job here; 0 where it is.
+    """
+
+    pool: str
+    place: str
+    market: Market
+    usd_per_hour: float
+    held: int = 0
+    coming: int = 0
+    offered: int = 0
+    acquire_s: float = 0.0
+    life_s: float = inf
+    group_sizes: tuple[tuple[int, float], ...] = ((1, 1.0),)
+    move_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StandingWorld:
+    """What the job runs on. `use`: nodes by pool, those that will be lost left out. `is_whole`: all of its nodes stay,
+    so that it may go on in its layout."""
+
+    layout: str
+    nodes: int
+    place: str
+    use: tuple[tuple[str, int], ...]
+    is_whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What the job is for. Without a deadline or a value, a token is worth what it would cost on on-demand nodes."""
+
+    usd_per_mtok: float | None = None
+    tokens_left: float = inf
+    tokens_done: float = 0.0
+    elapsed_s: float = 0.0
+    deadline_in_s: float = inf
+    budget_left_usd: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyKnobs:
+    """What a user may set. Every knob is explained in docs/policy.md.
+
+    `gain_min`: the share of the present utility by which another option must be better. `spares_max`: nodes held beyond
+    those used, at most. `releases`: whether nodes that buy nothing are given back. `on_demand`: whether on-demand nodes
+    may be bought at all. `patience_s`: on-demand nodes are not given back for spot before they have served so long.
+    `start_s`: time from nothing, or from another place, to the first step. `is_reproducible`: only layouts whose TP
+    degree is that of the present one (PP-only and DP-only changes).
+    """
+
+    gain_min: float = 0.0
+    spares_max: int = 4
+    releases: bool = True
+    on_demand: bool = True
+    patience_s: float = 0.0
+    start_s: float = 0.0
+    horizon_min_s: float = 60.0
+    horizon_max_s: float = 24 * 3_600.0
+    is_reproducible: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyInputs:
+    """Everything a decision depends on. `usd_per_hour_on_demand`: of one node, whether or not such nodes may be bought:
+    the yardstick of what a token is worth. `had`: (price of one node, share of the past time at which the job's nodes
+    could be had at this price or less), cheapest first; shares grow. `served_s`: how long the job has been on what it
+    runs on."""
+
+    pools: tuple[PoolView, ...]
+    candidates: tuple[Candidate, ...]
+    usd_per_hour_on_demand: float
+    had: tuple[tuple[float, float], ...] = ()
+    standing: StandingWorld | None = None
+    served_s: float = inf
+    goal: Goal = Goal()
+    knobs: PolicyKnobs = PolicyKnobs()
+
+    def __post_init__(self) -> None:
+        if len(self.pools) > POOLS_MAX:
+            raise ValueError(f"pools: at most {POOLS_MAX}, are {len(self.pools)}")
+        if len(self.candidates) > CANDIDATES_MAX:
+            raise ValueError(f"candidates: at most {CANDIDATES_MAX}, are {len(self.candidates)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredOption:
+    """One option that was weighed: where, in which layout, on how many nodes of which pools, and what it is worth in
+    USD per hour. `hold` counts spares, `nodes` does not."""
+
+    layout: str
+    place: str
+    nodes: int
+    hold: tuple[tuple[str, int], ...]
+    tokens_per_s: float
+    usd_per_hour: float
+    utility_usd_per_hour: float
+
+    @property
+    def spares(self) -> int:
+        return sum(count for _, count in self.hold) - self.nodes
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDecision:
+    """What to do, why, and what it was chosen from (the best first). `hold`: how many nodes of each pool to have; what
+    is held beyond that is given back, what is missing is bought. `alert`: what a person should know, or empty."""
+
+    verdict: PolicyVerdict
+    reason: str
+    option: ScoredOption | None = None
+    alternatives: tuple[ScoredOption, ...] = field(default=())
+    alert: str = ""
+
+    @property
+    def hold(self) -> tuple[tuple[str, int], ...]:
+        return self.option.hold if self.option is not None else ()
+
+
+class Policy(Protocol):
+    """Decides from frozen inputs alone: the same inputs, the same decision."""
+
+    name: str
+
+    def decide(self, inputs: PolicyInputs) -> PolicyDecision: ...

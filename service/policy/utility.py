@@ -1,0 +1,99 @@
+"""What an option is worth in USD per hour: the value of its tokens, less prices, moves and what losses will cost. Pure.
+
+U(x) = V T(x) (L - c) / L - prices - moves / L - V x tokens lost by losses; V: worth of a token, L: expected time until
+the capacity changes, c: training time that the change to x loses. A loss that touches the job's nodes costs a change;
+where it takes more than the spares, the job runs on fewer until others are bought.
+"""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import lru_cache
+from math import comb, inf
+
+from service.policy.types import Candidate, Goal, PolicyInputs, PoolView
+
+HOUR_S = 3_600.0
+BEHIND_FACTOR = 1.02
+"""A job that must run for more than this share of the time left, by its own count, is behind: it counts what it cannot
+know, such as starts that take longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The best candidate for each number of nodes, and those that are worth their nodes: more nodes, more tokens."""
+
+    counts: tuple[int, ...]
+    best: tuple[Candidate, ...]
+
+    def tokens_per_s(self, nodes: int) -> float:
+        """Of the best candidate on so many nodes or fewer."""
+        at = bisect_right(self.counts, nodes)
+        return self.best[at - 1].tokens_per_s if at else 0.0
+
+
+@lru_cache(maxsize=256)
+def curve_of(candidates: tuple[Candidate, ...]) -> Curve:
+    """Only candidates that no other one beats on as many nodes or fewer, by number of nodes."""
+    kept: list[Candidate] = []
+    for found in sorted(candidates, key=lambda each: (each.nodes, -each.tokens_per_s, each.layout)):
+        if not kept or found.tokens_per_s > kept[-1].tokens_per_s:
+            kept.append(found)
+    return Curve(tuple(each.nodes for each in kept), tuple(kept))
+
+
+def value_of_token(inputs: PolicyInputs, curve: Curve) -> tuple[float, str]:
+    """USD for one token, and why. The user's own value; with a deadline what the slack allows; else what the token
+    would cost on on-demand nodes, in the layout that makes it cheapest there."""
+    goal = inputs.goal
+    if goal.usd_per_mtok is not None:
+        return goal.usd_per_mtok / 1e6, f"a token is worth what the job says, {goal.usd_per_mtok:g} USD per million"
+    if not curve.best:
+        return 0.0, "no layout fits"
+    cheapest = min(curve.best, key=lambda each: each.nodes / each.tokens_per_s)
+    per_token_at = cheapest.nodes / cheapest.tokens_per_s / HOUR_S
+    on_demand = inputs.usd_per_hour_on_demand * per_token_at
+    if goal.deadline_in_s == inf or goal.tokens_left == inf:
+        return on_demand, "a token is worth what it costs on on-demand nodes"
+    share = share_of_time(goal, curve.best[-1].tokens_per_s)
+    for price, had in inputs.had:
+        if had >= share * BEHIND_FACTOR:
+            return price * per_token_at, (
+                f"the job must run for {share:.0%} of the time left; nodes were to be had at {price:g} USD per hour or "
+                f"less for {had:.0%} of the time"
+            )
+    return on_demand, f"the job must run for {share:.0%} of the time left: any price up to on-demand is right"
+
+
+def share_of_time(goal: Goal, tokens_per_s: float) -> float:
+    """The share of the time left for which the job must run at this rate to be done in time; may be above 1."""
+    return goal.tokens_left / tokens_per_s / goal.deadline_in_s if goal.deadline_in_s > 0 else inf
+
+
+@lru_cache(maxsize=100_000)
+def victims_among(held: int, of: int, lost: int) -> tuple[float, ...]:
+    """The chance that a loss of `lost` of `of` nodes, each as likely, takes 0, 1, 2 ... of the `held` ones."""
+    lost = min(lost, of)
+    ways = comb(of, lost)
+    return tuple(comb(held, taken) * comb(of - held, lost - taken) / ways for taken in range(min(held, lost) + 1))
+
+
+def tokens_of_one_loss(curve: Curve, candidate: Candidate, spares: int, pool: PoolView) -> float:
+    """Tokens that the next loss of the pool is expected to cost an option that has its nodes there."""
+    there = max(pool.held + pool.coming + pool.offered, candidate.nodes + spares)
+    held, lost_tokens = candidate.nodes + spares, 0.0
+    for size, chance in pool.group_sizes:
+        touched = 1.0 - victims_among(candidate.nodes, there, size)[0]
+        lost_tokens += chance * touched * candidate.change_s * candidate.tokens_per_s
+        for taken, likely in enumerate(victims_among(held, there, size)):
+            missing = taken - spares
+            # Where no free node is left, nothing that is decided now helps.
+            if missing > 0 and there - held - (size - taken) > 0:
+                fewer = candidate.tokens_per_s - curve.tokens_per_s(candidate.nodes - missing)
+                lost_tokens += chance * likely * fewer * (pool.acquire_s + candidate.change_s)
+    return lost_tokens
+
+
+def horizon_s(inputs: PolicyInputs, used: list[PoolView]) -> float:
+    """L: the expected time until the capacity that an option uses changes, within the knobs' bounds."""
+    expected = min((pool.life_s for pool in used), default=inf)
+    return min(max(expected, inputs.knobs.horizon_min_s), inputs.knobs.horizon_max_s)
