@@ -7,7 +7,7 @@ from agent.protocol.values import Placement
 from liver_core.layout import Member, ParallelLayout
 from service.planner.feasibility import candidates
 from service.planner.inputs import Alternative, LayoutUse, PlanInputs, PlannerDecision, PlannerVerdict, PlanNode
-from service.planner.placement import Room, place, preferred
+from service.planner.placement import NodeChoice, place, preferred
 from service.planner.score import Score, score
 
 GAIN_MIN = 0.03
@@ -153,8 +153,8 @@ def _possible(inputs: PlanInputs, most: int) -> list[_Choice]:
     return found
 
 
-def _room(inputs: PlanInputs, most: int) -> Room:
-    return Room(preferred(inputs), inputs.job.nodes.min, most)
+def _room(inputs: PlanInputs, most: int) -> NodeChoice:
+    return NodeChoice(preferred(inputs), inputs.job.nodes.min, most)
 
 
 def _lies_whole(layout: ParallelLayout, members: tuple[Member, ...]) -> bool:

@@ -35,7 +35,7 @@ def preferred(inputs: PlanInputs) -> tuple[PlanNode, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class NodeChoice:
     """The nodes that a job may use, the preferred first, and how many of them it must and may use."""
 
     nodes: tuple[PlanNode, ...]
@@ -65,7 +65,7 @@ class Room:
         return self._groups[size]
 
 
-def place(layout: ParallelLayout, room: Room, world: Sequence[Member] = ()) -> tuple[Member, ...] | None:
+def place(layout: ParallelLayout, room: NodeChoice, world: Sequence[Member] = ()) -> tuple[Member, ...] | None:
     """The member of each rank; None where the layout cannot lie there. `world`: the members that hold state now, in
     rank order. They keep their order and as many of their places as the rules above allow."""
     if not room.holds(layout):
@@ -74,12 +74,12 @@ def place(layout: ParallelLayout, room: Room, world: Sequence[Member] = ()) -> t
     return None if ranks is None else _seated(layout, room, ranks, world)
 
 
-def _kept(room: Room, world: Sequence[Member]) -> Counter[str]:
+def _kept(room: NodeChoice, world: Sequence[Member]) -> Counter[str]:
     slots = {node.node_id: node.slots for node in room.nodes}
     return Counter(member.node_id for member in world if member.slot < slots.get(member.node_id, 0))
 
 
-def _ranks_by_node(layout: ParallelLayout, room: Room, kept: Counter[str]) -> dict[str, int] | None:
+def _ranks_by_node(layout: ParallelLayout, room: NodeChoice, kept: Counter[str]) -> dict[str, int] | None:
     """How many ranks each node gets, with as many whole TP groups as can be."""
     size, world = layout.tp, layout.world_size
     if room.keeps_groups(layout):
@@ -94,7 +94,7 @@ def _ranks_by_node(layout: ParallelLayout, room: Room, kept: Counter[str]) -> di
     return None
 
 
-def _groups_by_node(room: Room, size: int, groups: int, least: int, kept: Counter[str]) -> dict[str, int] | None:
+def _groups_by_node(room: NodeChoice, size: int, groups: int, least: int, kept: Counter[str]) -> dict[str, int] | None:
     """Whole groups only, on at least `least` nodes: those with state keep what they have, the first get the rest."""
     picked = _picked(room.nodes, lambda node: node.slots // size, need=groups, least=least, most=room.most)
     if picked is None or len(picked) > groups:
@@ -109,7 +109,7 @@ def _groups_by_node(room: Room, size: int, groups: int, least: int, kept: Counte
     return given
 
 
-def _with_singles(room: Room, size: int, whole: int, singles: int, kept: Counter[str]) -> dict[str, int] | None:
+def _with_singles(room: NodeChoice, size: int, whole: int, singles: int, kept: Counter[str]) -> dict[str, int] | None:
     """`whole` groups on one node each, and `singles` ranks of groups that are spread."""
     groups = _groups_by_node(room, size, whole, max(0, room.least - singles), kept) if whole else {}
     if groups is None:
@@ -162,7 +162,9 @@ def _largest(sizes: Counter[int], count: int) -> int:
     return total
 
 
-def _seated(layout: ParallelLayout, room: Room, ranks: dict[str, int], world: Sequence[Member]) -> tuple[Member, ...]:
+def _seated(
+    layout: ParallelLayout, room: NodeChoice, ranks: dict[str, int], world: Sequence[Member]
+) -> tuple[Member, ...]:
     """The members on each node that hold state come first, in rank order, then its free slots."""
     left, kept = dict(ranks), []
     slots = {node.node_id: node.slots for node in room.nodes}
