@@ -20,6 +20,7 @@ from liver_core.rank.store_exchange import ExchangeTimeout
 from liver_core.state.buckets import collect_gradients
 from liver_core.state.megatron_optimizer import GRAD
 from liver_core.state.optimizer_step import measure_gradients
+from liver_core.state.small_state import count_sums, optimizer_counts
 from liver_core.worlds.groups import limited, plainly
 
 IN_PAUSE_POLL_S = 0.002
@@ -173,7 +174,8 @@ class SourceSide:
         following = self._following
         assert following.source_certificate is not None
         if not following.streams:
-            return hashed(following.source_certificate, self._active.live.regions, kinds)
+            live, plan = self._active.live, following.source_certificate
+            return torch.cat([hashed(plan, live.regions, kinds), words(count_sums(live, plan, optimizer_counts(live)))])
         assert following.source_stream is not None and following.verdict is not None
         try:
             return word(following.source_stream.chain(following.verdict.version, version, self._pause.until))
@@ -210,6 +212,11 @@ def hashed(plan: CertificatePlan, regions: Mapping[str, torch.Tensor], kinds: Se
     return torch.cat([torch.from_numpy(plan.sums(regions[kind], kind).view("int64")) for kind in kinds])
 
 
+def words(values: Sequence[int]) -> torch.Tensor:
+    """int64 with the bits of unsigned 64-bit numbers."""
+    return torch.tensor([value - 2**64 if value >= 2**63 else value for value in values], dtype=torch.int64)
+
+
 def word(value: int) -> torch.Tensor:
-    """int64 [1] with the bits of an unsigned 64-bit number."""
-    return torch.tensor([value - 2**64 if value >= 2**63 else value], dtype=torch.int64)
+    """One of `words`."""
+    return words([value])

@@ -7,13 +7,13 @@ import time
 from liver_core.handoff.messages import Order
 from liver_core.layout import Manifest
 from liver_core.layout.shards import region_numel
+from liver_core.memory.memory_budget import DEPTH_LEAST, ring_bytes
+from liver_core.memory.memory_placement import MemoryPlacement, Room, areas, least_streaming, place, world_bytes
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.memory_account import MemoryAccount
 from liver_core.rank.next_world import NextWorld
 from liver_core.state.host_memory import move_in
 from liver_core.state.live_state import LiveState, free
-from liver_core.streaming.memory_budget import DEPTH_LEAST, ring_bytes
-from liver_core.streaming.memory_placement import MemoryPlacement, Room, areas, least_streaming, place, world_bytes
 
 
 def plan_memory(

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from liver_core.handoff.messages import Order, PreparePhase, RankStage, Rung, StoreAddress
 from liver_core.layout import Manifest, Member, ParameterSpec, from_json, to_json
+from liver_core.memory.memory_budget import BudgetRefused, derive
 from liver_core.rank.active_world import ActiveWorld, Verdict, rank_in, source_certificate_plan, target_certificate_plan
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.cancellable import cancellable
@@ -42,8 +43,8 @@ from liver_core.state.megatron_optimizer import (
     fill_initial,
     merge_manifest,
 )
+from liver_core.state.step_counts import form_of
 from liver_core.steady_clock import PROCESS_CLOCK
-from liver_core.streaming.memory_budget import BudgetRefused, derive
 from liver_core.streaming.ring import SourceRing
 from liver_core.training.job import TrainingJob
 from liver_core.transport.protocol import Transport
@@ -433,6 +434,8 @@ class Preparation:
         assert made.world is not None and made.state is not None and made.manifest is not None
         with released():
             made.live = adopt(made.state.model, made.state.optimizer, made.manifest, made.world)
+        # Found here, beside training, so that the pause need not.
+        form_of(made.live.optimizer.optimizer)
         if self.request.source is not None and made.live.device_bytes != made.placement.world_bytes:
             text = f"{made.live.device_bytes} bytes on the device, estimated were {made.placement.world_bytes}"
             raise StateMismatch(f"next world of rank {made.target_rank}: {text}")

@@ -19,6 +19,7 @@ from liver_core.rank.store_exchange import Exchange, ExchangeTimeout
 from liver_core.state.live_state import LiveState, state_kinds
 from liver_core.state.megatron_optimizer import distributed_optimizer, element_scalars, has_stepped
 from liver_core.state.optimizer_step import hyper_parameters
+from liver_core.state.small_state import count_sums, optimizer_counts
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.ring import SourceRing
 from liver_core.worlds.released_storage import discard
@@ -144,7 +145,8 @@ class SourceStream:
             return max(0.0, self._stands_since + STANDING_SHARE * self._usual_step_s - time.monotonic())
 
     def chain(self, after: int, upto: int, until: float) -> int:
-        """One number over the gradients of the steps after `after` up to `upto`, summed modulo 2^64 over this rank.
+        """One number over the gradients of the steps after `after` up to `upto`, and the optimizer's present counts,
+        summed modulo 2^64 over this rank. For the main thread, at version `upto`.
 
         Waits until `until` (time.monotonic seconds) for the last of them to be hashed, then raises TimeoutError. Raises
         it at once if the stream has failed.
@@ -158,7 +160,8 @@ class SourceStream:
                 raise TimeoutError(
                     f"the gradients of steps {after + 1} to {upto} were not hashed: {self.failure or 'late'}"
                 )
-            return chained_sums({version: self._sums[version] for version in wanted})
+            gradients = chained_sums({version: self._sums[version] for version in wanted})
+        return gradients + sum(count_sums(self._live, self._plan, optimizer_counts(self._live))) & MASK
 
     def close(self) -> None:
         """End the threads. The ring stays readable as long as its endpoint is open."""

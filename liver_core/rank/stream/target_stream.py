@@ -16,18 +16,19 @@ from typing import Any
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
 from liver_core.handoff.messages import Order, PreparePhase
 from liver_core.layout import Manifest
+from liver_core.memory.memory_budget import BudgetRefused, derive, replay_bytes
+from liver_core.memory.memory_placement import MemoryPlacement
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.memory_account import MemoryAccount
 from liver_core.rank.store_exchange import Exchange
 from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.reshard import RankPlan
 from liver_core.state.live_state import LiveState, state_kinds
-from liver_core.state.megatron_optimizer import GRAD, UnsupportedState
+from liver_core.state.megatron_optimizer import GRAD
 from liver_core.state.replay_check import check_replay, replayer
+from liver_core.state.step_counts import UnsupportedState
 from liver_core.streaming.follow import Follower
 from liver_core.streaming.header import HeaderError, StepHeader
-from liver_core.streaming.memory_budget import BudgetRefused, derive, replay_bytes
-from liver_core.streaming.memory_placement import MemoryPlacement
 from liver_core.streaming.reader import Following, StreamEnd, StreamResult, TargetStream
 from liver_core.streaming.tiles import LOCAL, Span, cut_tiles
 from liver_core.streaming.window_step import Replayer

@@ -7,8 +7,8 @@ from itertools import combinations
 
 from liver_core.layout import Manifest, Member, ParallelLayout, from_json
 from liver_core.layout.shards import region_numel
-from liver_core.streaming.memory_budget import DEPTH_LEAST, TILE_ELEMENTS_LEAST, replay_bytes, ring_bytes
-from liver_core.streaming.memory_placement import areas
+from liver_core.memory.memory_budget import DEPTH_LEAST, TILE_ELEMENTS_LEAST, replay_bytes, ring_bytes
+from liver_core.memory.memory_placement import areas
 from tests.cluster.rank_cluster import Cluster, RankSetup
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from liver_core.streaming.header import HEADER_BYTES
-
 BYTES_PER_ELEMENT = 4
+HEADER_BYTES = 16384
+"""What describes a step in a slot, beside its gradients (`liver_core.streaming.header`)."""
 TEMPORARIES = 4
 """Tile-sized fp32 temporaries of a replayed step: the clipped product, and up to three inside a foreach optimizer."""
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liver_core.streaming.header import HEADER_BYTES, HeaderError, StepHeader
-from liver_core.streaming.memory_budget import (
+from liver_core.memory.memory_budget import (
     DEPTH_LEAST,
     TILE_ELEMENTS_LEAST,
     BudgetRefused,
@@ -16,6 +15,7 @@ from liver_core.streaming.memory_budget import (
     replay_bytes,
     ring_bytes,
 )
+from liver_core.streaming.header import HEADER_BYTES, HeaderError, StepHeader
 
 
 @given(st.integers(0, 2**31), st.integers(0, 2**30), st.integers(0, 2**26), st.integers(0, 2**26))

@@ -12,10 +12,10 @@ from itertools import product
 
 from liver_core.layout import Manifest, ParallelLayout
 from liver_core.layout.shards import stage_buckets
-from liver_core.streaming.memory_budget import BYTES_PER_ELEMENT, TILE_ELEMENTS_LEAST, replay_bytes
+from liver_core.memory.memory_budget import BYTES_PER_ELEMENT, TILE_ELEMENTS_LEAST, replay_bytes
 
 MASTER, GRAD, WEIGHTS = "master", "grad", "weights"
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class PlacementRefused(MemoryError):
@@ -93,7 +93,7 @@ def areas(manifest: Manifest, layout: ParallelLayout, stage: int) -> tuple[Area,
     padded = sum(bucket.padded_numel for bucket in buckets)
     region = padded // layout.shards * BYTES_PER_ELEMENT
     dtype = manifest.parameters[0].dtype
-    weights, gradients = padded * _DTYPE_BYTES[dtype], padded * BYTES_PER_ELEMENT
+    weights, gradients = padded * DTYPE_BYTES[dtype], padded * BYTES_PER_ELEMENT
     moments = [Area(kind.name, region, region, (kind.name,)) for kind in manifest.kinds if kind.name not in _NO_MOMENTS]
     grad = Area(GRAD, gradients, region, (GRAD,))
     if dtype == "float32" and (len(buckets) == 1 or layout.shards == 1):

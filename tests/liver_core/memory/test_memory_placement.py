@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from liver_core.layout import BucketRule, Manifest, ParallelLayout, StateKind
-from liver_core.streaming.memory_budget import replay_bytes
-from liver_core.streaming.memory_placement import (
+from liver_core.memory.memory_budget import replay_bytes
+from liver_core.memory.memory_placement import (
     Area,
     MemoryPlacement,
     PlacementRefused,
