@@ -1,7 +1,7 @@
 """What changes a job: submitting, stopping, starting a generation, activating one by compare-and-set."""
 
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID, uuid4
@@ -164,6 +164,11 @@ def lock_job(session: Session, job_id: str) -> JobRow:
     return job
 
 
+def lock_jobs(session: Session, job_ids: Collection[str]) -> Sequence[JobRow]:
+    """The rows of these jobs, without their plans, locked in order of id. One that is deleted is left out."""
+    return session.scalars(_LOCK_MANY, {"job_ids": sorted(job_ids)}).all()
+
+
 def set_state(job: JobRow, state: JobState, reason: str, *, now: datetime) -> None:
     """Set the state and its reason. An ended job is never due again."""
     if job.state != state:
@@ -187,14 +192,13 @@ def touch_all(session: Session, job_ids: Collection[str], *, now: datetime) -> N
     """As `touch`, for any number of jobs with as many statements as for one. Locks them, in order of id."""
     if not job_ids:
         return
-    wanted = {"job_ids": sorted(job_ids)}
-    jobs = session.scalars(_LOCK_MANY, wanted).all()
+    jobs = lock_jobs(session, job_ids)
     numbers = select(ORDERS_SEQUENCE.next_value()).select_from(func.generate_series(1, len(jobs)))
     for job, number in zip(jobs, session.scalars(numbers).all(), strict=True):
         job.orders_seq = number
         if job.state not in ENDED:
             job.due_at = now
-    nodes = session.scalars(_MEMBERS, wanted).all()
+    nodes = session.scalars(_MEMBERS, {"job_ids": sorted(job_ids)}).all()
     notify(session, [*(job_topic(job.job_id) for job in jobs), *(node_topic(node_id) for node_id in nodes)])
 
 

@@ -104,9 +104,10 @@ class CalmReports:
     def _answers(self, sessions: sessionmaker[Session], asks: Sequence[CalmAsk]) -> list[str | None]:
         settings = self._settings
         limits = {"poll_s": settings.agent_poll_s, "lost_after_s": settings.lost_after_s}
+        silences = {"silent_after_s": settings.silent_after_s, "gone_after_s": settings.gone_after_s}
         with sessions() as session:
             with session.begin():
-                stored = store_calm(session, asks, silent_after_s=settings.silent_after_s, now=self._clock())
+                stored = store_calm(session, asks, **silences, now=self._clock())
             # Nobody waits for a lock while orders are made.
             return [None if intake is None else answer(intake, self._orders, **limits) for intake in stored]
 
@@ -120,7 +121,7 @@ def may_be_calm(report: SyncReport) -> bool:
 
 
 def store_calm(
-    session: Session, asks: Sequence[CalmAsk], *, silent_after_s: float, now: datetime
+    session: Session, asks: Sequence[CalmAsk], *, silent_after_s: float, gone_after_s: float, now: datetime
 ) -> list[Intake | None]:
     """Store those reports that are calm; None for each that is not. Raises Unsettled, and then nothing is stored."""
     by_node = {ask.reading.report.node.node_id: ask for ask in asks if not ask.is_gone()}
@@ -130,7 +131,7 @@ def store_calm(
         if _says_nothing_new(node, ask.reading.report):
             heard = heard_of(node, ask.reading.report, arrived=ask.arrived)
             report = in_service_time(ask.reading.report, off_by(heard.clock.ahead_s))
-            intake = Intake(session, report, node, now, list(ask.reading.refusals), silent_after_s)
+            intake = Intake(session, report, node, now, list(ask.reading.refusals), silent_after_s, gone_after_s)
             found.append(_Calm(intake, heard))
     found = _at_work(session, found, now=now)
     leases = open_leases(session, [item.node_id for item in found])

@@ -52,14 +52,16 @@ def apply_report(
     caller: Caller,
     *,
     silent_after_s: float,
+    gone_after_s: float,
     now: datetime,
     arrived: datetime | None = None,
 ) -> Intake:
     """Store what could be read of a report, and what the node may say. Raises 409 for an agent start that has been
-    replaced. `silent_after_s`: as in ServiceSettings. `arrived`: when the report did, if not now."""
+    replaced. `silent_after_s`, `gone_after_s`: as in ServiceSettings. `arrived`: when the report did, if not now."""
     reporter = lock_node(session, reading.report, now=now)
     node = reporter.node
-    intake = Intake(session, reading.report, node, now, list(reading.refusals[:REFUSALS_MAX]), silent_after_s)
+    refusals = list(reading.refusals[:REFUSALS_MAX])
+    intake = Intake(session, reading.report, node, now, refusals, silent_after_s, gone_after_s)
     with session.no_autoflush:
         keep_granted(intake)
     if not reporter.is_news:

@@ -137,6 +137,19 @@ def test_a_job_that_ends_while_a_calm_report_is_stored_is_looked_at_again(runnin
     assert (last_step, steps[-1][0]) == (6, 6)
 
 
+@pytest.mark.parametrize(("late_s", "is_calm"), [(25, True), (35, False)])
+def test_steps_that_come_late_are_calm_while_no_node_that_was_part_of_them_can_be_gone(
+    training, clock, tries, late_s, is_calm
+):
+    """A service that is slow must not be slower for what comes late."""
+    agents, parts = training
+    said = parts("a", 6)
+    clock.advance(late_s)
+    del tries[:]
+    agents["a"].sync(**said)
+    assert tries == [is_calm]
+
+
 @pytest.mark.parametrize("part", ["notices", "checkpoints", "finished", "another world", "another rank"])
 def test_a_report_with_anything_else_is_not_calm(running, clock, tries, part):
     _, agent, other = running

@@ -89,7 +89,7 @@ def test_reports_that_come_at_once_take_the_statements_of_one(training, context,
         for name, agent in agents.items()
     ]
     with statements(context) as seen, context.sessions.begin() as session:
-        stored = store_calm(session, asks, silent_after_s=6.0, now=clock())
+        stored = store_calm(session, asks, silent_after_s=6.0, gone_after_s=30.0, now=clock())
     assert None not in stored
     assert len(seen) <= STEADY, "\n".join(seen)
 
