@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -47,6 +46,7 @@ from service.nodes.listening import BEAT_S
 from service.notices import endpoints as notices
 from service.peer_keys import endpoints as peer_keys
 from service.reconcilers.runner import Reconcilers
+from service.sessions import endpoints as sessions
 from service.settings import ServiceSettings
 from service.sync import endpoints as sync
 from service.tokens import endpoints as tokens
@@ -89,7 +89,7 @@ def create_app(
     database = database or open_database(settings)
     upgrade(database.engine)
     clock = clock or DatabaseClock(database.engine)
-    context = Context(settings, database, WakeHub(database.engine.url, database.outage), clock, secrets.token_bytes(32))
+    context = Context(settings, database, WakeHub(database.engine.url, database.outage), clock)
     _write_first_tokens(context)
     app = FastAPI(
         title="LiveR",
@@ -105,7 +105,7 @@ def create_app(
         openapi_tags=[
             {"name": "jobs"}, {"name": "nodes"}, {"name": "notices"}, {"name": "handoffs"}, {"name": "ledger"},
             {"name": "leases"}, {"name": "capacity"}, {"name": "pools"},
-            {"name": "tokens", "description": "Only for admins."}, {"name": "audit"},
+            {"name": "tokens", "description": "Only for admins."}, {"name": "session"}, {"name": "audit"},
             {"name": "agents", "description": "Only for agents' tokens."}, {"name": "health"},
         ],
     )  # fmt: skip
@@ -125,9 +125,11 @@ def create_app(
     app.include_router(clouds.numbers)
     app.include_router(push.router)
     app.include_router(tokens.joining)
-    app.include_router(console.router, include_in_schema=False)
+    app.include_router(sessions.router)
     _add_health(app, context)
     _add_description(app)
+    # The last one: it answers every address that belongs to nobody else.
+    app.include_router(console.router, include_in_schema=False)
     return app
 
 

@@ -275,6 +275,12 @@ class JobFile(JobPart):
     drop_step: DropStepRule | None = Field(
         default=None, description="Not given: a step is never dropped, and costs nothing more."
     )
+    device_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**50,
+        description="Memory of the smallest device. No layout is chosen that needs more by estimate; not given: any.",
+    )
     extra_bytes_max: int | None = Field(
         default=None, ge=1, le=2**50, description="What a handoff may add to the device of a rank."
     )

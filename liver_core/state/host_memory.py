@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 import torch
 
 from liver_core.device import Wait, settle
+from liver_core.memory.memory_placement import GRAD, WEIGHTS, Area
 from liver_core.state.live_state import LiveState
-from liver_core.streaming.memory_placement import GRAD, WEIGHTS, Area
 from liver_core.worlds.released_storage import discard, pin, restore
 
 

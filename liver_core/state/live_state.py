@@ -10,7 +10,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from liver_core.device import Wait, settle, settle_all
 from liver_core.layout import Manifest, ParallelLayout, RankShards, ResidentBox, resident_boxes
-from liver_core.streaming.memory_placement import GRAD, MASTER
+from liver_core.memory.memory_placement import GRAD, MASTER
 from liver_core.worlds.released_storage import discard, restore
 
 

@@ -26,10 +26,10 @@ from liver_core.layout import (
     local_parameters,
     shard_ranges,
 )
+from liver_core.memory.memory_placement import GRAD, MASTER
 from liver_core.state.buckets import one_view, pieces, region_over
 from liver_core.state.live_state import LiveState
 from liver_core.state.step_counts import UnsupportedState, as_kept, form_of
-from liver_core.streaming.memory_placement import GRAD, MASTER
 from liver_core.worlds.megatron import MegatronWorld
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}

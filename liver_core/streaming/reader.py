@@ -16,6 +16,7 @@ from enum import StrEnum
 import torch
 
 from liver_core.device import Wait, host_zeros, settle
+from liver_core.memory.memory_placement import GRAD
 from liver_core.reshard.copy_runs import join_runs
 from liver_core.reshard.plan import CopyRuns
 from liver_core.streaming.follow import (
@@ -41,7 +42,6 @@ from liver_core.streaming.follow import (
     TileRead,
 )
 from liver_core.streaming.header import HEADER_BYTES, HeaderError, StepHeader, same_step
-from liver_core.streaming.memory_placement import GRAD
 from liver_core.streaming.ring import COUNTER, HEADERS, SLOTS, ring_kind, slot_of
 from liver_core.streaming.tiles import LOCAL, Span, Tile
 from liver_core.transport.protocol import Read, Transport, TransportError

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from agent.protocol.errors import PROBLEM_MEDIA_TYPE, Problem
+from service.edge.credentials import REASON, REASON_CHARS_MAX
 from service.edge.routes import KEY, KEY_PATTERN
 
 _COMPONENT = "#/components/schemas/{model}"
@@ -38,6 +39,12 @@ _KEY = {
     "schema": {"type": "string", "pattern": KEY_PATTERN},
     "description": "Sent again under it by the same token within 24 hours, the same request is not carried out again: "
     "it gets the answer of the first one. One that failed has changed nothing, and is tried again.",
+}
+_WHY = {
+    "name": REASON,
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": f"Why, in at most {REASON_CHARS_MAX} characters, percent-encoded UTF-8: it stands in the audit log.",
 }
 _KNOWN = {
     "name": "If-None-Match",
@@ -66,8 +73,9 @@ def describe(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> dict[str, A
     names = _add_schemas(schemas, [*bodies.values(), Problem])
     components["responses"] = {f"Problem{status}": _response(status, names[Problem]) for status in _MEANINGS}
     for path, method, operation in _operations(described):
-        if method == "post" and path.startswith("/api/"):
-            operation.setdefault("parameters", []).append(_KEY)
+        if method != "get" and path.startswith("/api/") and "security" in operation:
+            more = [_KEY, _WHY] if method == "post" else [_WHY]
+            operation.setdefault("parameters", []).extend(more)
         if model := bodies.get(operation["operationId"]):
             for content in operation["requestBody"]["content"].values():
                 content["schema"] = {"$ref": _COMPONENT.format(model=names[model])}
@@ -97,7 +105,7 @@ def _reads_one(operation: dict[str, Any]) -> bool:
 
 def _statuses(path: str, operation: dict[str, Any]) -> list[int]:
     found = [400, 429, 500, 503]
-    if "security" in operation:
+    if "security" in operation or path.startswith("/api/"):
         found += [401, 403]
     if "{" in path:
         found += [409]

@@ -40,16 +40,18 @@ class LeaseRow(Base):
 
 
 class PoolPriceRow(Base):
-    """What one node of a pool costs an hour from a moment on, and what a gigabyte (10^9 bytes) costs that leaves it;
-    null where that is not known."""
+    """What one node of a pool costs an hour from a moment on, and what a gigabyte (10^9 bytes) costs that leaves it,
+    and what such a node would cost on demand; null where that is not known."""
 
     __tablename__ = "pool_prices"
     __table_args__ = (
         CheckConstraint("price_usd_per_hour >= 0", name="price_not_negative"),
         CheckConstraint("egress_usd_per_gb >= 0", name="egress_not_negative"),
+        CheckConstraint("on_demand_usd_per_hour >= 0", name="on_demand_not_negative"),
     )
 
     pool: Mapped[str] = mapped_column(primary_key=True)
     effective_from: Mapped[datetime] = mapped_column(primary_key=True)
     price_usd_per_hour: Mapped[Decimal] = mapped_column(Numeric())
     egress_usd_per_gb: Mapped[Decimal | None] = mapped_column(Numeric(), default=None)
+    on_demand_usd_per_hour: Mapped[Decimal | None] = mapped_column(Numeric(), default=None)

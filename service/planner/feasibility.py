@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from agent.protocol.jobfile import JobFile, parse_layout
 from liver_core.layout import ParallelLayout
 from service.planner.inputs import LayoutUse, Violation
+from service.planner.memory_fit import too_large
 
 TENSOR_PARALLEL_MAX = 64
 CANDIDATES_MAX = 4_096
@@ -40,11 +41,14 @@ def violations(job: JobFile, layout: ParallelLayout) -> tuple[Violation, ...]:
         ("model.padded_vocab_size", model.padded_vocab_size, layout.tp, "TP"),
         ("global_batch", job.global_batch // job.micro_batch, layout.dp, "micro_batch x DP"),
     )
-    return tuple(
+    uneven = tuple(
         Violation(field, f"{value} must be divisible by {by} {size} of layout {layout}")
         for field, value, size, by in checks
         if value % size
     )
+    if not uneven and (why := too_large(job, layout)):
+        return (Violation("device_bytes", why),)
+    return uneven
 
 
 def rule_violations(job: JobFile) -> tuple[Violation, ...]:

@@ -31,13 +31,15 @@ _TOKEN_ID = re.compile("[0-9a-f]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is calling, as proved by a token. `node_id`: the only node it may speak for."""
+    """Who is calling, as proved by a token. `node_id`: the only node it may speak for. `why`: why it asks for a change,
+    as it says."""
 
     token_id: str
     role: Role
     name: str
     expires_at: datetime | None = None
     node_id: str | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from liver_core.streaming.header import HEADER_BYTES
-
 BYTES_PER_ELEMENT = 4
+HEADER_BYTES = 16384
+"""What describes a step in a slot, beside its gradients (`liver_core.streaming.header`)."""
 TEMPORARIES = 4
 """Tile-sized fp32 temporaries of a replayed step: the clipped product, and up to three inside a foreach optimizer."""
 
@@ -14,6 +14,8 @@ TILE_ELEMENTS_LEAST = 1 << 16
 TILE_ELEMENTS_MOST = 1 << 24
 DEPTH_LEAST = 2
 """With one slot a gradient could be read only until the next step's is published, and never while it is."""
+DEPTH_IN_HOST_MEMORY = 4
+"""More slots let a reader be late by more steps."""
 
 
 class BudgetRefused(MemoryError):

@@ -12,10 +12,10 @@ from itertools import product
 
 from liver_core.layout import Manifest, ParallelLayout
 from liver_core.layout.shards import stage_buckets
-from liver_core.streaming.memory_budget import BYTES_PER_ELEMENT, TILE_ELEMENTS_LEAST, replay_bytes
+from liver_core.memory.memory_budget import BYTES_PER_ELEMENT, TILE_ELEMENTS_LEAST, replay_bytes
 
 MASTER, GRAD, WEIGHTS = "master", "grad", "weights"
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class PlacementRefused(MemoryError):
@@ -93,7 +93,7 @@ def areas(manifest: Manifest, layout: ParallelLayout, stage: int) -> tuple[Area,
     padded = sum(bucket.padded_numel for bucket in buckets)
     region = padded // layout.shards * BYTES_PER_ELEMENT
     dtype = manifest.parameters[0].dtype
-    weights, gradients = padded * _DTYPE_BYTES[dtype], padded * BYTES_PER_ELEMENT
+    weights, gradients = padded * DTYPE_BYTES[dtype], padded * BYTES_PER_ELEMENT
     moments = [Area(kind.name, region, region, (kind.name,)) for kind in manifest.kinds if kind.name not in _NO_MOMENTS]
     grad = Area(GRAD, gradients, region, (GRAD,))
     if dtype == "float32" and (len(buckets) == 1 or layout.shards == 1):
@@ -143,15 +143,14 @@ def _fits(placement: MemoryPlacement, room: Room, streaming: Streaming | None) -
 def _needed(placement: MemoryPlacement, room: Room, streaming: Streaming | None) -> int:
     """Most bytes on the device at any time, beside what the present world holds.
 
-    While the world is built, each of its allocations is made for a moment. At the cutover the present world goes
-    first, so that what is there is most when all has come.
+    The build of the world takes none. At the cutover the present world goes first, so that what is there is most when
+    all has come.
     """
-    passing = max((area.device_bytes for area in (*placement.on_device, *placement.on_host)), default=0)
     waiting = placement.device_bytes
     if streaming is not None:
         waiting += streaming.ring_bytes + replay_bytes(streaming.tile_elements, placement.staged_kinds)
     after = placement.world_bytes - room.held_bytes if placement.on_host else 0
-    return max(passing, waiting, after)
+    return max(waiting, after)
 
 
 def _refusal(wanted: Sequence[Area], room: Room, rank: int) -> str:
