@@ -1,12 +1,12 @@
 """Where tensors live and when what was queued there has happened.
 
 A GPU works later than the host that tells it to. `waits` is the only place where the two are made to agree, `threads`
-gives each background thread a queue of its own, and `placement` says which device a rank uses.
+gives each background thread a queue of its own, and `rank_device` says which device a rank uses.
 """
 
 from liver_core.device.waits import (
+    DeviceWait,
     Event,
-    Wait,
     await_event,
     follow,
     host_zeros,
@@ -18,8 +18,8 @@ from liver_core.device.waits import (
 )
 
 __all__ = [
+    "DeviceWait",
     "Event",
-    "Wait",
     "await_event",
     "follow",
     "host_zeros",

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from liver_core.device.placement import own_device
-from liver_core.device.waits import Wait, mark, streams_of
+from liver_core.device.rank_device import own_device
+from liver_core.device.waits import DeviceWait, mark, streams_of
 
 
 def background(
@@ -38,5 +38,5 @@ class _OnOwnQueue:
     def __call__(self, *args: Any) -> None:
         streams = streams_of(self._device)
         with streams.own(self._device):
-            streams.follow(Wait.STARTED, self._after)
+            streams.follow(DeviceWait.STARTED, self._after)
             self._action(*args)

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 
-class Wait(StrEnum):
+class DeviceWait(StrEnum):
     """Why something waits for a device."""
 
     ALLOCATED = "memory is zeroed before a read may land in it"
@@ -46,10 +46,10 @@ class Streams(Protocol):
     """What a kind of device can do. `own`: the queue of the calling thread, for its block."""
 
     def mark(self, device: torch.device) -> Event: ...
-    def await_event(self, why: Wait, event: Event) -> None: ...
-    def follow(self, why: Wait, event: Event) -> None: ...
-    def settle(self, why: Wait, device: torch.device) -> None: ...
-    def settle_all(self, why: Wait, device: torch.device) -> None: ...
+    def await_event(self, why: DeviceWait, event: Event) -> None: ...
+    def follow(self, why: DeviceWait, event: Event) -> None: ...
+    def settle(self, why: DeviceWait, device: torch.device) -> None: ...
+    def settle_all(self, why: DeviceWait, device: torch.device) -> None: ...
     def own(self, device: torch.device) -> AbstractContextManager[Any]: ...
     def read(self, tensor: torch.Tensor) -> list[Any]: ...
     def host_zeros(self, elements: int, dtype: torch.dtype) -> torch.Tensor: ...
@@ -66,16 +66,16 @@ class _Host:
     def mark(self, device: torch.device) -> Event:
         return _PAST
 
-    def await_event(self, why: Wait, event: Event) -> None:
+    def await_event(self, why: DeviceWait, event: Event) -> None:
         return
 
-    def follow(self, why: Wait, event: Event) -> None:
+    def follow(self, why: DeviceWait, event: Event) -> None:
         return
 
-    def settle(self, why: Wait, device: torch.device) -> None:
+    def settle(self, why: DeviceWait, device: torch.device) -> None:
         return
 
-    def settle_all(self, why: Wait, device: torch.device) -> None:
+    def settle_all(self, why: DeviceWait, device: torch.device) -> None:
         return
 
     def own(self, device: torch.device) -> AbstractContextManager[Any]:
@@ -103,18 +103,18 @@ class _Cuda(_Host):
     def mark(self, device: torch.device) -> Event:
         return _CudaEvent(device)
 
-    def await_event(self, why: Wait, event: Event) -> None:
+    def await_event(self, why: DeviceWait, event: Event) -> None:
         if isinstance(event, _CudaEvent):
             event.event.synchronize()
 
-    def follow(self, why: Wait, event: Event) -> None:
+    def follow(self, why: DeviceWait, event: Event) -> None:
         if isinstance(event, _CudaEvent):
             torch.cuda.current_stream(event.device).wait_event(event.event)
 
-    def settle(self, why: Wait, device: torch.device) -> None:
+    def settle(self, why: DeviceWait, device: torch.device) -> None:
         self.await_event(why, self.mark(device))
 
-    def settle_all(self, why: Wait, device: torch.device) -> None:
+    def settle_all(self, why: DeviceWait, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
     def own(self, device: torch.device) -> AbstractContextManager[Any]:
@@ -153,22 +153,22 @@ def mark(device: torch.device) -> Event:
     return streams_of(device).mark(device)
 
 
-def await_event(why: Wait, device: torch.device, event: Event) -> None:
+def await_event(why: DeviceWait, device: torch.device, event: Event) -> None:
     """Have the host wait."""
     streams_of(device).await_event(why, event)
 
 
-def follow(why: Wait, device: torch.device, event: Event) -> None:
+def follow(why: DeviceWait, device: torch.device, event: Event) -> None:
     """Have what this thread queues from now on wait. The host does not."""
     streams_of(device).follow(why, event)
 
 
-def settle(why: Wait, device: torch.device) -> None:
+def settle(why: DeviceWait, device: torch.device) -> None:
     """Have the host wait for all that this thread has queued."""
     streams_of(device).settle(why, device)
 
 
-def settle_all(why: Wait, device: torch.device) -> None:
+def settle_all(why: DeviceWait, device: torch.device) -> None:
     """Have the host wait for all that any thread has queued until now. Not where training waits."""
     streams_of(device).settle_all(why, device)
 

@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from liver_core.device import DeviceWait, settle
+from liver_core.device.rank_device import own_device
 from liver_core.device.threads import background
 from liver_core.handoff.messages import Order, PreparePhase, RankStage, Reason, Rung
 from liver_core.handoff.ready_tag import NOTHING_WANTED, Agreement, BoundaryPhase, agreed, drop_word, ready_tag
@@ -341,6 +343,7 @@ class PendingHandoff:
         self.report_stage(preparation, RankStage.PREPARING)
         try:
             made = preparation.run()
+            settle(DeviceWait.PREPARED, own_device())
             # Here and not in the pause, since finding the clients among all open files takes milliseconds.
             expect_quick_answers(preparation.request.store)
             return made, None

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 import torch
 
-from liver_core.device import Wait, host_zeros, settle
+from liver_core.device import DeviceWait, host_zeros, settle
 from liver_core.memory.memory_placement import GRAD
 from liver_core.reshard.copy_runs import join_runs
 from liver_core.reshard.plan import CopyRuns
@@ -299,7 +299,7 @@ class TargetStream:
             case Replay(header=header, tiles=tiles):
                 self._hold(tiles)
                 self._replay(self._held, header)
-                settle(Wait.REPLAYED, self._following.device)
+                settle(DeviceWait.REPLAYED, self._following.device)
                 answer = Replayed(self._clock() - started)
             case Hash(version=version):
                 self._on_hash(version)
@@ -351,7 +351,7 @@ class TargetStream:
             if peer == LOCAL:
                 copy_runs(Read(peer, kind, runs), self._following.local[kind], self._landings[kind])
         if len(remote) < len(wanted):
-            settle(Wait.LOCAL_COPIED, self._following.device)
+            settle(DeviceWait.LOCAL_COPIED, self._following.device)
         return moved
 
     def _hold(self, tiles: tuple[int, ...]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from liver_core.certificate import MASK, CertificatePlan
-from liver_core.device import Event, Wait, await_event, host_zeros, is_host, mark, settle
+from liver_core.device import DeviceWait, Event, await_event, host_zeros, is_host, mark, settle
 from liver_core.streaming.counters import HostCounters
 from liver_core.streaming.header import HEADER_BYTES, StepHeader
 
@@ -76,7 +76,7 @@ class SourceRing:
         self._rings = tuple(torch.zeros(region_numel, dtype=torch.float32, device=device) for _ in range(depth))
         self._late: deque[_Late] = deque()
         self._lock = threading.Lock()
-        settle(Wait.RING_MADE, device)
+        settle(DeviceWait.RING_MADE, device)
 
     @property
     def regions(self) -> dict[str, torch.Tensor]:
@@ -110,7 +110,7 @@ class SourceRing:
             for window, part in zip(self._rings[slot].split(sizes), gradients, strict=True):
                 window.copy_(part, non_blocking=True)
         self._header_bytes[slot * HEADER_BYTES : (slot + 1) * HEADER_BYTES] = np.frombuffer(encoded, dtype=np.uint8)
-        self._put_late(Wait.SLOT_FILLED, mark(self.device), self._slots, slot, 2 * header.version)
+        self._put_late(DeviceWait.SLOT_FILLED, mark(self.device), self._slots, slot, 2 * header.version)
 
     def stepping(self, version: int) -> None:
         """The step from `version` begins: from here on the live regions change. Nothing of it is launched yet."""
@@ -126,7 +126,7 @@ class SourceRing:
             raise ValueError(f"stepped to version {version} from {self.version}")
         self.version = version
         self.standing = mark(self.device)
-        self._put_late(Wait.STEP_APPLIED, self.standing, self._counter, 0, 2 * version)
+        self._put_late(DeviceWait.STEP_APPLIED, self.standing, self._counter, 0, 2 * version)
 
     def settle_next(self) -> bool:
         """Wait for the device and write the counter that is due next. False if none is. For any thread."""
@@ -138,7 +138,7 @@ class SourceRing:
         self._write_if_first(late)
         return True
 
-    def _put_late(self, why: Wait, event: Event, counters: HostCounters, at: int, value: int) -> None:
+    def _put_late(self, why: DeviceWait, event: Event, counters: HostCounters, at: int, value: int) -> None:
         late = _Late(why, event, counters, at, value)
         with self._lock:
             self._late.append(late)
@@ -178,7 +178,7 @@ class SourceRing:
 class _Late:
     """A counter that becomes `value` once `event` has passed."""
 
-    why: Wait
+    why: DeviceWait
     event: Event
     counters: HostCounters
     at: int

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from liver_core.device import Wait, settle
+from liver_core.device import DeviceWait, settle
 from liver_core.device.threads import background
 from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads
@@ -227,7 +227,7 @@ class TorchDistributedTransport:
             except TransportError as error:
                 failure = failure or error
         for device in {self._regions.targets[read.kind].device for read in reads}:
-            settle(Wait.LANDED, device)
+            settle(DeviceWait.LANDED, device)
         if failure:
             raise failure
         peers = tuple(reports[peer] for peer in sorted(reports))

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from liver_core.certificate import CertificatePlan
-from liver_core.device import Wait, settle
+from liver_core.device import DeviceWait, settle
 from liver_core.handoff.messages import Reason
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.next_world import NextWorld
@@ -111,7 +111,7 @@ class SourceSide:
     def publish_boundary(self) -> None:
         """Publish that the boundary is reached. Raises Lost."""
         self.boundary = self._boundary_of()
-        settle(Wait.BOUNDARY, self._active.live.device)
+        settle(DeviceWait.BOUNDARY, self._active.live.device)
         self._publish("boundary", self.boundary)
 
     def publish_state(self, version: int, kinds: Sequence[str]) -> None:
@@ -152,7 +152,7 @@ class SourceSide:
         self.boundary["norm"] = norm
 
     def _settle_gradients(self) -> None:
-        settle(Wait.GRADIENTS, self._active.live.device)
+        settle(DeviceWait.GRADIENTS, self._active.live.device)
 
     def finish_certificate(self) -> None:
         """Finish the sum in progress, if any, and publish the certificate to newcomers. Raises Lost."""

@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from liver_core.device import Wait, settle
-from liver_core.device.placement import own_device
 from liver_core.handoff.messages import Order, PreparePhase, RankStage, Rung, StoreAddress
 from liver_core.layout import Manifest, Member, ParameterSpec, from_json, to_json
 from liver_core.memory.memory_budget import DEPTH_IN_HOST_MEMORY, DEPTH_LEAST, BudgetRefused, derive
@@ -140,7 +138,6 @@ class Preparation:
         try:
             made = self._connect()
             self._do(made, self._steps(made))
-            settle(Wait.PREPARED, own_device())
             return made
         except Cancelled:
             self._drop()
@@ -439,8 +436,7 @@ class Preparation:
         assert made.world is not None and made.state is not None and made.manifest is not None
         with released():
             made.live = adopt(made.state.model, made.state.optimizer, made.manifest, made.world)
-        # Found here, beside training, so that the pause need not.
-        form_of(made.live.optimizer.optimizer)
+        form_of(made.live.optimizer.optimizer)  # Found beside training, so that the pause need not.
         if self.request.source is not None and made.live.device_bytes != made.placement.world_bytes:
             text = f"{made.live.device_bytes} bytes on the device, estimated were {made.placement.world_bytes}"
             raise StateMismatch(f"next world of rank {made.target_rank}: {text}")

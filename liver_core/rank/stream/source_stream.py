@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
-from liver_core.device import Wait, follow, is_host
+from liver_core.device import DeviceWait, follow, is_host
 from liver_core.device.threads import background
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.store_exchange import Exchange, ExchangeTimeout
@@ -255,7 +255,7 @@ class SourceStream:
             return None
         try:
             self._probe("hash source")
-            follow(Wait.STANDS, self.ring.device, standing)
+            follow(DeviceWait.STANDS, self.ring.device, standing)
             kinds = state_kinds(self._live.manifest)
             return [int(part) for kind in kinds for part in self._plan.sums(self._live.regions[kind], kind)]
         finally:
