@@ -42,7 +42,7 @@ class PlanOut(BaseModel):
     verdict_reason: str
     layout: str | None = Field(description="Where it would go; null where it stays or can go nowhere.")
     nodes: list[str]
-    alternatives: list[AlternativeOut] = Field(description="The best first: on most nodes, then by score.")
+    alternatives: list[AlternativeOut] = Field(description="The best first.")
     inputs_digest: str
     action: Do | None = Field(description="What the service does next. Null where nodes are taken away in thought.")
     reason: str

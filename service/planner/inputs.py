@@ -13,11 +13,12 @@ from liver_core.layout import Member, ParallelLayout
 @dataclass(frozen=True, slots=True)
 class PlanNode:
     """A node the job may use. Nodes that will go are not among the planner's nodes. `is_at_risk`: the cloud has said
-    that it may take the machine (a rebalance recommendation), which is advice."""
+    that it may take the machine (a rebalance recommendation), which is advice. `zone`: empty where not known."""
 
     node_id: str
     slots: int
     is_at_risk: bool = False
+    zone: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,8 +30,12 @@ class Score:
     measured: bool
 
 
-def predict(job: JobFile, layout: ParallelLayout, prior: Prior | None = None) -> float:
-    """Seconds per step by the formula alone."""
+BETWEEN_NODES = 8.0
+"""So many times slower are the all-reduces of a TP group that does not lie on one node."""
+
+
+def predict(job: JobFile, layout: ParallelLayout, prior: Prior | None = None, *, whole: bool = True) -> float:
+    """Seconds per step by the formula alone. `whole`: each TP group lies on one node."""
     rate = prior or Prior()
     model = job.model
     ffn = model.ffn_hidden_size or 4 * model.hidden_size
@@ -43,6 +47,7 @@ def predict(job: JobFile, layout: ParallelLayout, prior: Prior | None = None) ->
     head_s = 6 * tokens * model.hidden_size * model.padded_vocab_size / layout.tp / rate.flops_per_s
     activation_s = 4 * tokens * model.hidden_size / rate.bytes_per_s
     tensor_s = 8 * (layout.tp - 1) / layout.tp * activation_s * model.num_layers / layout.pp
+    tensor_s *= 1.0 if whole else BETWEEN_NODES
     compute = (micro_batches - 1 + layout.pp) * (stage_s + tensor_s) + micro_batches * head_s
     pipeline = 2 * (micro_batches - 1 + layout.pp) * activation_s if layout.pp > 1 else 0.0
     stage_parameters = layer_parameters * model.num_layers / (layout.pp * layout.tp)
@@ -51,10 +56,12 @@ def predict(job: JobFile, layout: ParallelLayout, prior: Prior | None = None) ->
     return compute + pipeline + gradient + launches
 
 
-def score(job: JobFile, layout: ParallelLayout, measured: tuple[tuple[str, float], ...]) -> Score:
+def score(
+    job: JobFile, layout: ParallelLayout, measured: tuple[tuple[str, float], ...], *, whole: bool = True
+) -> Score:
     """The measured step time of the layout; else the prediction, scaled by measured over predicted of other layouts."""
     known = dict(measured)
     if str(layout) in known:
         return Score(known[str(layout)], measured=True)
     ratios = [seconds / predict(job, parse_layout(name)) for name, seconds in measured if seconds > 0]
-    return Score(predict(job, layout) * (median(ratios) if ratios else 1.0), measured=False)
+    return Score(predict(job, layout, whole=whole) * (median(ratios) if ratios else 1.0), measured=False)
