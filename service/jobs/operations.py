@@ -220,7 +220,7 @@ def end_part(session: Session, node_id: str, *, now: datetime) -> None:
             job.standing_plans, job.spares = plans, spares
     end_grants(session, node_id, now=now)
     session.execute(delete(JobMemberRow).where(JobMemberRow.node_id == node_id))
-    touch_all(session, job_ids, now=now)
+    touch_all(session, dict.fromkeys(job_ids, True), now=now)
 
 
 def _names(plan: Json, node_id: str) -> bool:

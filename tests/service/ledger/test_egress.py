@@ -3,7 +3,7 @@ become known."""
 
 from uuid import UUID
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -40,6 +40,10 @@ events = st.one_of(
     st.tuples(st.just("priced"), pools, seconds, st.integers(0, 100) | st.none()),
     st.tuples(st.just("summed"), seconds, st.integers(1, 9)),
 )
+SUMMED = [
+    ("priced", "p", 3_000, 1), ("moved", 1, 10**9, 1_000, "p"), ("moved", 2, 10**9, 3_500, "p"),
+    ("moved", 3, 10**9, 8_000, "p"), ("summed", 9_999, 9),
+]  # fmt: skip
 
 
 def moved(session: Session, number: int, count: int, at_s: int, pool: str | None) -> None:
@@ -76,6 +80,10 @@ def check(session: Session, spans=SPANS, jobs=JOBS) -> None:
     max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(history=st.lists(events, min_size=1, max_size=12))
+# What is summed gets another price from its middle on, one before the first, and is measured anew.
+@example([*SUMMED, ("priced", "p", 4_000, 7)])
+@example([*SUMMED, ("priced", "p", 0, 7), ("summed", 9_999, 9), ("priced", "p", 2_000, 9)])
+@example([*SUMMED, ("moved", 1, 5 * 10**9, 9_000, "q")])
 def test_sums_come_to_what_the_rows_come_to(session, history):
     with session.begin_nested() as savepoint:
         for name, *what in history:
