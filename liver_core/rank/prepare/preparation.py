@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from liver_core.handoff.messages import Order, PreparePhase, RankStage, Rung, StoreAddress
 from liver_core.layout import Manifest, Member, ParameterSpec, from_json, to_json
-from liver_core.memory.memory_budget import BudgetRefused, derive
+from liver_core.memory.memory_budget import DEPTH_IN_HOST_MEMORY, DEPTH_LEAST, BudgetRefused, derive
 from liver_core.rank.active_world import ActiveWorld, Verdict, rank_in, source_certificate_plan, target_certificate_plan
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.cancellable import cancellable
@@ -235,7 +235,8 @@ class Preparation:
                 taken_bytes=made.account.device_bytes,
                 source_numel=numel,
                 target_numel=0 if made.live is None else made.live.shards.region_numel,
-                depth_wanted=self.settings.stream.ring_depth,
+                depth_wanted=self.settings.stream.ring_depth
+                or (DEPTH_LEAST if region.is_cuda else DEPTH_IN_HOST_MEMORY),
                 staged_kinds=made.placement.staged_kinds,
             )
         except BudgetRefused as refused:

@@ -48,11 +48,12 @@ PATIENCE = 0.25
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
     """`tile_elements`: the maximum. A tile of a few MB is read in milliseconds, so a step seldom happens during a read.
-    `ring_depth`: slots of a source's ring, if the budget allows. `share`: the largest share of time that a target's
+    `ring_depth`: slots of a source's ring, if the budget allows; None: two on a GPU, where a slot is dear, four in host
+    memory. `share`: the largest share of time that a target's
     thread may work, above 0 and at most 1."""
 
     tile_elements: int = 1 << 20
-    ring_depth: int = 4
+    ring_depth: int | None = None
     share: float = 1.0
 
 
