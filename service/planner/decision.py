@@ -8,7 +8,7 @@ from liver_core.layout import Member, ParallelLayout
 from service.planner.feasibility import candidates
 from service.planner.inputs import Alternative, LayoutUse, PlanInputs, PlannerDecision, PlannerVerdict, PlanNode
 from service.planner.placement import NodeChoice, place, preferred
-from service.planner.step_time import StepTime, StepTimes
+from service.planner.step_time import StepEstimate, StepTimes
 
 GAIN_MIN = 0.03
 """The least predicted gain for which a job moves: predictions are not more accurate than this."""
@@ -24,7 +24,7 @@ class _Choice:
     """A layout that the job could run in. `most`: on at most so many nodes. `whole`: each TP group lies on one node."""
 
     layout: ParallelLayout
-    step: StepTime
+    step: StepEstimate
     most: int
     whole: bool
 
@@ -207,7 +207,7 @@ def _too_few_ranks(inputs: PlanInputs) -> str:
     return f"{layout} has {layout.world_size} ranks, too few to use nodes.min {job.nodes.min} nodes"
 
 
-def _seconds(value: StepTime) -> str:
+def _seconds(value: StepEstimate) -> str:
     if value.measured:
         return f"{value.seconds:.3g} s measured"
     return f"{value.seconds:.3g} s (+-{value.error:.0%}) predicted"

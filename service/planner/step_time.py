@@ -76,7 +76,7 @@ class StepShape:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
+class StepEstimate:
     """Seconds of a step. `error`: by how much of itself the number may be off, 0 where it was measured."""
 
     seconds: float
@@ -85,7 +85,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedStep:
     """A layout that ran, and the median of its steps."""
 
     layout: ParallelLayout
@@ -138,7 +138,7 @@ def terms(shape: StepShape, layout: ParallelLayout, rates: DeviceRates, whole: b
     )
 
 
-def fitted(shape: StepShape, observed: tuple[Observed, ...], rates: DeviceRates) -> StepTimeModel:
+def fitted(shape: StepShape, observed: tuple[ObservedStep, ...], rates: DeviceRates) -> StepTimeModel:
     """The model after these observations: each counts by its relative error, and the terms that they say nothing of
     keep the common scale of all."""
     seen = [item for item in observed[-OBSERVATIONS_MAX:] if item.seconds > 0]
@@ -168,20 +168,20 @@ class StepTimes:
         """Of a job. `measured`: the median step by layout."""
         return cls(StepShape.of(job), rates_of(device), measured)
 
-    def of_layout(self, layout: ParallelLayout, *, whole: bool = True) -> StepTime:
+    def of_layout(self, layout: ParallelLayout, *, whole: bool = True) -> StepEstimate:
         """The step in this layout. `whole`: each TP group lies on one node."""
         seconds = dict(self.measured).get(str(layout))
         if seconds is not None and seconds > 0:
-            return StepTime(seconds, 0.0, measured=True)
+            return StepEstimate(seconds, 0.0, measured=True)
         return self.predicted(layout, whole=whole)
 
-    def predicted(self, layout: ParallelLayout, *, whole: bool = True) -> StepTime:
+    def predicted(self, layout: ParallelLayout, *, whole: bool = True) -> StepEstimate:
         """As if this layout had never run."""
         others = tuple((name, seconds) for name, seconds in self.measured if name != str(layout))
         model = _fitted_to(self.shape, others, self.rates)
-        return StepTime(model.predict(layout, whole=whole), model.error)
+        return StepEstimate(model.predict(layout, whole=whole), model.error)
 
 
 @lru_cache(maxsize=256)
 def _fitted_to(shape: StepShape, measured: tuple[tuple[str, float], ...], rates: DeviceRates) -> StepTimeModel:
-    return fitted(shape, tuple(Observed(parse_layout(name), seconds) for name, seconds in measured), rates)
+    return fitted(shape, tuple(ObservedStep(parse_layout(name), seconds) for name, seconds in measured), rates)

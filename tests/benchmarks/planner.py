@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from liver_core.layout import ParallelLayout
-from service.planner.step_time import DeviceRates, Observed, StepShape, fitted
+from service.planner.step_time import DeviceRates, ObservedStep, StepShape, fitted
 
 SIZES = {"gpt-1.5b": (48, 1600, 50304), "gpt-6.7b": (32, 4096, 50304), "bert": (24, 1024, 30592)}
 """Layers, hidden size and vocabulary of the models of the table."""
@@ -20,9 +20,9 @@ V100_10GBPS = DeviceRates(flops_per_s=30e12, bytes_per_s=1.2e9, near_bytes_per_s
 DRAWS, SEED = 100, 7
 
 
-def tables(path: Path) -> dict[str, tuple[StepShape, list[Observed]]]:
+def tables(path: Path) -> dict[str, tuple[StepShape, list[ObservedStep]]]:
     """By model: its shape and every measured step."""
-    found: dict[str, tuple[StepShape, list[Observed]]] = {}
+    found: dict[str, tuple[StepShape, list[ObservedStep]]] = {}
     with path.open(newline="") as file:
         for row in csv.DictReader(file):
             name = next((key for key in SIZES if row["model"].startswith(key)), "")
@@ -32,11 +32,11 @@ def tables(path: Path) -> dict[str, tuple[StepShape, list[Observed]]]:
             sizes = layers, hidden, 8 * hidden // 3, vocabulary, int(row["seq_length"])
             shape = StepShape(*sizes, int(row["micro_batch"]), int(row["global_batch"]), cuts_head=True)
             layout = ParallelLayout(dp=int(row["dp"]), pp=int(row["pp"]))
-            found.setdefault(row["model"], (shape, []))[1].append(Observed(layout, float(row["step_ms"]) / 1000))
+            found.setdefault(row["model"], (shape, []))[1].append(ObservedStep(layout, float(row["step_ms"]) / 1000))
     return found
 
 
-def regret(observed: list[Observed], seen: set[ParallelLayout], predict) -> float:
+def regret(observed: list[ObservedStep], seen: set[ParallelLayout], predict) -> float:
     """Over every number of nodes: how much slower the chosen layout is than the best measured one."""
     losses = []
     for nodes in sorted({item.layout.world_size for item in observed}):

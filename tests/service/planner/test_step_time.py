@@ -12,9 +12,9 @@ from liver_core.layout import ParallelLayout
 from service.planner.least_squares import non_negative, predictor_leverages
 from service.planner.step_time import (
     DeviceRates,
-    Observed,
+    ObservedStep,
+    StepEstimate,
     StepShape,
-    StepTime,
     StepTimes,
     fitted,
     rates_of,
@@ -86,7 +86,7 @@ layouts = st.builds(
 def test_a_machine_that_is_so_many_times_slower_is_learned_from_one_step(slower, seen, layout):
     """The data sheet may be wrong by any factor: the ratios of its terms stand until observations differ."""
     raw = fitted(SHAPE, (), DeviceRates())
-    model = fitted(SHAPE, tuple(Observed(item, slower * raw.predict(item)) for item in seen), DeviceRates())
+    model = fitted(SHAPE, tuple(ObservedStep(item, slower * raw.predict(item)) for item in seen), DeviceRates())
     assert model.predict(layout) == pytest.approx(slower * raw.predict(layout), rel=1e-6)
 
 
@@ -137,7 +137,9 @@ def test_hidden_constants_are_found_again_from_noisy_steps_and_the_error_that_is
     off, claimed = [], []
     for _ in range(20):
         seen = chance.sample(every, 8)
-        model = fitted(shape, tuple(Observed(item, steps[item] * (1 + chance.gauss(0, 0.02))) for item in seen), rates)
+        model = fitted(
+            shape, tuple(ObservedStep(item, steps[item] * (1 + chance.gauss(0, 0.02))) for item in seen), rates
+        )
         rest = [item for item in every if item not in seen]
         off.append(mean(abs(model.predict(item) / steps[item] - 1) for item in rest))
         claimed.append(model.error)
@@ -147,7 +149,7 @@ def test_hidden_constants_are_found_again_from_noisy_steps_and_the_error_that_is
 def test_what_was_measured_stands_and_what_was_predicted_of_it_can_still_be_asked():
     job, here, there = JobFile.model_validate(JOB), ParallelLayout(pp=2), ParallelLayout(pp=4)
     times = StepTimes.of(job, ((str(here), 0.5), (str(there), 0.3)))
-    assert times.of_layout(here) == StepTime(0.5, 0.0, measured=True)
+    assert times.of_layout(here) == StepEstimate(0.5, 0.0, measured=True)
     from_the_other = StepTimes.of(job, ((str(there), 0.3),)).of_layout(here)
     assert times.predicted(here) == from_the_other and not from_the_other.measured
     assert from_the_other.error > 0, "no prediction without its error"
