@@ -72,7 +72,7 @@ def measured(path: Path, *, draws: int = DRAWS, counts: tuple[int, ...] = (1, 2,
 
 def main() -> None:
     """Print the records of a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Hold the step-time model against tables of measured steps.")
     parser.add_argument("table", type=Path)
     for record in measured(parser.parse_args().table):
         print(
