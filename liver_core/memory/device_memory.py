@@ -88,7 +88,8 @@ class HandoffMemory:
         return self.stream.ring_bytes if self.stream else 0
 
     def device_bytes(self, waits: MemoryPlacement) -> int:
-        """The most on the device before the cutover, and after it, where so much waits there."""
+        """The most on the device before the cutover, and after it, where so much waits there. The communicators of the
+        world that trained are there for a while afterwards."""
         tiles = replay_bytes(self.stream.tile_elements, waits.staged_kinds) if self.stream else 0
         extra = self.following.nccl + self.ring + tiles + self.certificate
         return max(self.present.total + extra + waits.device_bytes, self.following.total + self.present.nccl)
@@ -144,11 +145,12 @@ def handoff_memory(
     wanted = areas(manifest_of(training.model), target, following.stage)
     ring = ring_bytes(present.region // BYTES_PER_ELEMENT, DEPTH_LEAST)
     stream = least_streaming(ring, following.region // BYTES_PER_ELEMENT)
-    left = device_bytes - present.total - following.nccl - overheads.certificate
-    room = Room(max(0, left), host_bytes, held_bytes=present.state, stream=stream)
+    training_bytes = present.total + following.nccl + overheads.certificate
+    room = Room(device_bytes - training_bytes, host_bytes, held_bytes=present.state, stream=stream)
     found = HandoffMemory(present, following, stream, overheads.certificate, in_turn(wanted))
-    if following.total > device_bytes:
-        return replace(found, refusal=f"{target} needs {following.total} bytes on a rank by itself")
+    for layout, alone in ((source, training_bytes), (target, following.total + present.nccl)):
+        if alone > device_bytes:
+            return replace(found, refusal=f"{layout} alone needs {alone} bytes on a rank, a device has {device_bytes}")
     try:
         waits = place(wanted, room, 0)
     except PlacementRefused as refused:

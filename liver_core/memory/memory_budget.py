@@ -14,6 +14,8 @@ TILE_ELEMENTS_LEAST = 1 << 16
 TILE_ELEMENTS_MOST = 1 << 24
 DEPTH_LEAST = 2
 """With one slot a gradient could be read only until the next step's is published, and never while it is."""
+DEPTH_IN_HOST_MEMORY = 4
+"""More slots let a reader be late by more steps."""
 
 
 class BudgetRefused(MemoryError):

@@ -143,15 +143,14 @@ def _fits(placement: MemoryPlacement, room: Room, streaming: Streaming | None) -
 def _needed(placement: MemoryPlacement, room: Room, streaming: Streaming | None) -> int:
     """Most bytes on the device at any time, beside what the present world holds.
 
-    While the world is built, each of its allocations is made for a moment. At the cutover the present world goes
-    first, so that what is there is most when all has come.
+    The build of the world takes none. At the cutover the present world goes first, so that what is there is most when
+    all has come.
     """
-    passing = max((area.device_bytes for area in (*placement.on_device, *placement.on_host)), default=0)
     waiting = placement.device_bytes
     if streaming is not None:
         waiting += streaming.ring_bytes + replay_bytes(streaming.tile_elements, placement.staged_kinds)
     after = placement.world_bytes - room.held_bytes if placement.on_host else 0
-    return max(passing, waiting, after)
+    return max(waiting, after)
 
 
 def _refusal(wanted: Sequence[Area], room: Room, rank: int) -> str:

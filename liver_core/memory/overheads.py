@@ -35,5 +35,18 @@ class DeviceOverheads:
         return self.nccl_per_world if world_size > 1 else 0
 
 
+def default_budget(free_bytes: int, total_bytes: int, world_size: int, overheads: DeviceOverheads | None = None) -> int:
+    """What a handoff may add to a device of which `free_bytes` of `total_bytes` are free, where no limit is given.
+
+    Free is what the driver says while the present world trains: what its steps need at their peak is not free. Left out
+    are the communicators of the next world, the certificate, and a part of the device that its allocator may lose
+    between blocks.
+    """
+    overheads = overheads or DeviceOverheads()
+    return max(0, free_bytes - overheads.nccl(world_size) - overheads.certificate - total_bytes // SCATTERED_SHARE)
+
+
+SCATTERED_SHARE = 64
+"""One part of so many of a device."""
 NCCL_UNSHARED_BYTES = 7_000_000_000
 """Of one world whose groups share no communicator."""

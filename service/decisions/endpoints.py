@@ -32,6 +32,8 @@ class AlternativeOut(BaseModel):
     nodes: int
     step_s: float = Field(description="Seconds of a step.")
     measured: bool = Field(description="Whether this job has run so; else it is predicted.")
+    step_error: float | None = Field(default=None, description="By how much of itself step_s may be off; measured: 0.")
+    predicted_s: float | None = Field(default=None, description="What is predicted of it from the other layouts.")
 
 
 class PlanOut(BaseModel):
@@ -42,7 +44,7 @@ class PlanOut(BaseModel):
     verdict_reason: str
     layout: str | None = Field(description="Where it would go; null where it stays or can go nowhere.")
     nodes: list[str]
-    alternatives: list[AlternativeOut] = Field(description="The best first: on most nodes, then by score.")
+    alternatives: list[AlternativeOut] = Field(description="The best first.")
     inputs_digest: str
     action: Do | None = Field(description="What the service does next. Null where nodes are taken away in thought.")
     reason: str

@@ -1,9 +1,9 @@
 """What changes a job: submitting, stopping, starting a generation, activating one by compare-and-set."""
 
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
 from sqlalchemy import bindparam, delete, func, select, update
@@ -34,6 +34,7 @@ from service.nodes.tables import NodeRow
 from service.planner.feasibility import rule_violations
 from service.problems import conflict, invalid, not_found
 
+SOON = timedelta(seconds=2)
 _LOCK = (
     select(JobRow)
     .where(JobRow.job_id == bindparam("job_id"))
@@ -164,6 +165,11 @@ def lock_job(session: Session, job_id: str) -> JobRow:
     return job
 
 
+def lock_jobs(session: Session, job_ids: Collection[str]) -> Sequence[JobRow]:
+    """The rows of these jobs, without their plans, locked in order of id. One that is deleted is left out."""
+    return session.scalars(_LOCK_MANY, {"job_ids": sorted(job_ids)}).all()
+
+
 def set_state(job: JobRow, state: JobState, reason: str, *, now: datetime) -> None:
     """Set the state and its reason. An ended job is never due again."""
     if job.state != state:
@@ -183,18 +189,20 @@ def touch(session: Session, job: JobRow, *, now: datetime) -> None:
     notify(session, [job_topic(job.job_id), *(node_topic(node_id) for node_id in nodes)])
 
 
-def touch_all(session: Session, job_ids: Collection[str], *, now: datetime) -> None:
-    """As `touch`, for any number of jobs with as many statements as for one. Locks them, in order of id."""
-    if not job_ids:
+def touch_all(session: Session, urgent: Mapping[str, bool], *, now: datetime) -> None:
+    """As `touch`, for any number of jobs with as many statements as for one. Locks them, in order of id. Where it is
+    not `urgent`, agents find the change in the answer to their next report, and the reconcilers look `SOON` after."""
+    if not urgent:
         return
-    wanted = {"job_ids": sorted(job_ids)}
-    jobs = session.scalars(_LOCK_MANY, wanted).all()
+    jobs = lock_jobs(session, urgent.keys())
     numbers = select(ORDERS_SEQUENCE.next_value()).select_from(func.generate_series(1, len(jobs)))
     for job, number in zip(jobs, session.scalars(numbers).all(), strict=True):
         job.orders_seq = number
         if job.state not in ENDED:
-            job.due_at = now
-    nodes = session.scalars(_MEMBERS, wanted).all()
+            due_at = now if urgent[job.job_id] else now + SOON
+            job.due_at = due_at if job.due_at is None else min(job.due_at, due_at)
+    woken = [job.job_id for job in jobs if urgent[job.job_id]]
+    nodes = session.scalars(_MEMBERS, {"job_ids": woken}).all() if woken else ()
     notify(session, [*(job_topic(job.job_id) for job in jobs), *(node_topic(node_id) for node_id in nodes)])
 
 

@@ -1,7 +1,7 @@
 """Stores the notices that agents report, and what a person asks for in the same way: to drain a node, to undo it."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from sqlalchemy import select
@@ -171,16 +171,20 @@ def undo_drain(session: Session, node_id: str, *, now: datetime) -> None:
 
 def _take(session: Session, lease: LeaseRow, fact: NoticeFact, *, now: datetime) -> None:
     record_notice(session, fact, lease_id=lease.lease_id, now=now)
-    tell_jobs(session, (fact.node_id,), now=now)
+    tell_jobs(session, {fact.node_id: True}, now=now)
 
 
-def tell_jobs(session: Session, node_ids: Iterable[str], *, now: datetime) -> None:
-    """The notices of these nodes have changed: wake the agents of their jobs, which find them in their orders. Locks
-    the jobs, in order of id; whoever calls has locked the nodes."""
-    wanted = list(node_ids)
-    if wanted:
-        members = select(JobMemberRow.job_id).where(JobMemberRow.node_id.in_(wanted)).distinct()
-        touch_all(session, session.scalars(members).all(), now=now)
+def tell_jobs(session: Session, nodes: Mapping[str, bool], *, now: datetime) -> None:
+    """The notices of these nodes have changed: the agents of their jobs find them in their orders, and are woken where
+    it is urgent, as `is_urgent` says of each node. Locks the jobs, in order of id; whoever calls has locked the
+    nodes."""
+    if not nodes:
+        return
+    members = select(JobMemberRow.job_id, JobMemberRow.node_id).where(JobMemberRow.node_id.in_(list(nodes)))
+    urgent: dict[str, bool] = {}
+    for job_id, node_id in session.execute(members):
+        urgent[job_id] = urgent.get(job_id, False) or nodes[node_id]
+    touch_all(session, urgent, now=now)
 
 
 def _lease_of(session: Session, node_id: str) -> LeaseRow:

@@ -22,8 +22,6 @@ from service.sync.orders import OwnPart, SharedOrder, own_part, shared_order
 
 MADE_AGAIN_AFTER = timedelta(seconds=30)
 """However sure it seems that nothing has changed."""
-TIMED_FOR = timedelta(seconds=1)
-"""Orders that change with time alone, since they name notices."""
 BUILDERS = 64
 _NEIGHBOURS = {"roster", "peers"}
 _OWN = {"standing_plans", "probe"}
@@ -91,8 +89,9 @@ class KeptOrders:
         kept = self._kept.get(str(key[0]))
         if kept is None or kept.key != key:
             return None
-        lasts = TIMED_FOR if kept.rendered.shared.changes_with_time else MADE_AGAIN_AFTER
-        return kept.rendered if timedelta(0) <= now - kept.made_at < lasts else None
+        changes_at = kept.rendered.shared.changes_at
+        is_over = changes_at is not None and now >= changes_at
+        return kept.rendered if timedelta(0) <= now - kept.made_at < MADE_AGAIN_AFTER and not is_over else None
 
     def _keep(self, job_id: str, kept: _Kept) -> None:
         with self._lock:
@@ -172,7 +171,7 @@ def _in_node_time(rendered: Rendered, ahead: timedelta) -> Rendered:
     if not ahead or (not order.notices and order.handoff is None):
         return rendered
     shared = rendered.shared
-    return render(SharedOrder(in_node_time(order, ahead), shared.ready, shared.silent, shared.changes_with_time))
+    return render(SharedOrder(in_node_time(order, ahead), shared.ready, shared.silent, shared.changes_at))
 
 
 def _text(rendered: Rendered, own: str, known: tuple[str, ...]) -> str:

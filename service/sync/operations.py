@@ -52,14 +52,16 @@ def apply_report(
     caller: Caller,
     *,
     silent_after_s: float,
+    gone_after_s: float,
     now: datetime,
     arrived: datetime | None = None,
 ) -> Intake:
     """Store what could be read of a report, and what the node may say. Raises 409 for an agent start that has been
-    replaced. `silent_after_s`: as in ServiceSettings. `arrived`: when the report did, if not now."""
+    replaced. `silent_after_s`, `gone_after_s`: as in ServiceSettings. `arrived`: when the report did, if not now."""
     reporter = lock_node(session, reading.report, now=now)
     node = reporter.node
-    intake = Intake(session, reading.report, node, now, list(reading.refusals[:REFUSALS_MAX]), silent_after_s)
+    refusals = list(reading.refusals[:REFUSALS_MAX])
+    intake = Intake(session, reading.report, node, now, refusals, silent_after_s, gone_after_s)
     with session.no_autoflush:
         keep_granted(intake)
     if not reporter.is_news:
@@ -73,8 +75,7 @@ def apply_report(
     info = report.node
     if (node.state, node.peer_url) != seen_as:
         # The orders of its jobs say where it is reached, and whether it is heard.
-        members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == node.node_id)
-        intake.changed.update(job_id for job_id in session.scalars(members) if job_id in intake.jobs)
+        _change_orders_of(intake, node.node_id)
     with session.no_autoflush:
         # Neither call reads the changes made so far; those are written at once, below.
         lease = _lease_of(intake, _claim_of(intake), was_away=reporter.was_away)
@@ -127,6 +128,8 @@ def _lease_of(intake: Intake, claim: MachineClaim, *, was_away: bool) -> LeaseRo
             reason = f"the node is machine {provider_id} now" if is_same else reason
             close_lease(session, lease=lease, at=now, spent=spent_now(intake, lease.slots), reason=reason)
             session.flush()
+            # What was announced of the machine before is in no order any more.
+            _change_orders_of(intake, info.node_id)
         if claim.is_another:
             release_machine(session, info.node_id, now=now)
             was_away = False
@@ -168,8 +171,13 @@ def _store_notices(intake: Intake, lease: LeaseRow, notices: tuple[NoticeFact, .
         is_first = not any(item.source != fact.source and same_loss(item, fact) for item in known)
         if record_notice(intake.session, fact, lease_id=found.lease_id, now=intake.now, same_within=same_within):
             hear_from_agent(intake.session, fact, found, is_first=is_first, now=intake.now)
-            members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == fact.node_id)
-            intake.changed.update(job_id for job_id in intake.session.scalars(members) if job_id in intake.jobs)
+            _change_orders_of(intake, fact.node_id)
+
+
+def _change_orders_of(intake: Intake, node_id: str) -> None:
+    """The orders of all jobs of this node that the reporting one may speak of say something else now."""
+    members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == node_id)
+    intake.changed.update(job_id for job_id in intake.session.scalars(members) if job_id in intake.jobs)
 
 
 def _lease_of_peer(intake: Intake, fact: NoticeFact) -> LeaseRow | None:

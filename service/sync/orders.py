@@ -102,13 +102,13 @@ _Nodes = dict[str, Neighbour]
 @dataclass(frozen=True, slots=True)
 class SharedOrder:
     """What all nodes of a job are told. `order` has every standing plan, and no probes: `own_part` is of one node.
-    `ready`: the first few nodes that are heard, `silent`: those that are not. `changes_with_time`: not with rows only.
-    """
+    `ready`: the first few nodes that are heard, `silent`: those that are not. `changes_at`: when a notice in it is over
+    next, which changes it while the rows stay; None: never."""
 
     order: JobOrder
     ready: tuple[str, ...]
     silent: tuple[str, ...]
-    changes_with_time: bool
+    changes_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ def shared_order(session: Session, job_id: str, *, lost_after_s: float, now: dat
         order,
         ready=tuple(sorted(name for name, node in nodes.items() if node.state == NodeState.READY)[:PROBING_NODES]),
         silent=tuple(sorted(name for name, node in nodes.items() if node.state == NodeState.SILENT)[:PROBES_MAX]),
-        changes_with_time=bool(noticed),
+        changes_at=min((ends_utc(fact) for fact in noticed), default=None),
     )
 
 

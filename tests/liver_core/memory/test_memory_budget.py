@@ -15,6 +15,7 @@ from liver_core.memory.memory_budget import (
     replay_bytes,
     ring_bytes,
 )
+from liver_core.memory.overheads import DeviceOverheads, default_budget
 from liver_core.streaming.header import HEADER_BYTES, HeaderError, StepHeader
 
 
@@ -109,3 +110,11 @@ def test_a_header_that_does_not_fit_is_refused_with_numbers():
     long = StepHeader(3, 1.0, 1.0, ({"key": "x" * HEADER_BYTES},), {}, False)
     with pytest.raises(HeaderError, match=f"at most {HEADER_BYTES}"):
         long.encode()
+
+
+def test_what_a_device_has_free_is_not_all_given_to_a_handoff():
+    overheads = DeviceOverheads()
+    whole = default_budget(40 * 10**9, 80 * 10**9, 8)
+    assert whole == 40 * 10**9 - overheads.nccl_per_world - overheads.certificate - 80 * 10**9 // 64
+    assert default_budget(40 * 10**9, 80 * 10**9, 1) - whole == overheads.nccl_per_world
+    assert default_budget(10**9, 80 * 10**9, 8) == 0
