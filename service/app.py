@@ -130,12 +130,10 @@ def create_app(
     )  # fmt: skip
     for noun in nouns:
         app.include_router(noun.router)
-    app.include_router(leases.leases)
-    app.include_router(clouds.numbers)
-    app.include_router(incidents.of_handoffs)
-    app.include_router(push.router)
-    app.include_router(tokens.joining)
-    app.include_router(sessions.router)
+    for router in (
+        leases.leases, clouds.numbers, incidents.of_handoffs, push.router, tokens.joining, sessions.router,
+    ):  # fmt: skip
+        app.include_router(router)
     _add_health(app, context)
     _add_description(app)
     # The last one: it answers every address that belongs to nobody else.

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.context import Context
 from service.events.queries import Seen, look
-from service.events.rules import Event, Ring
+from service.events.rules import Ring, StreamEvent
 from service.problems import ProblemError, unavailable
 from service.tokens.operations import Caller
 
@@ -117,7 +117,7 @@ class Stream:
         self._place = self._feed.ring.newest
         return True
 
-    def next(self) -> list[tuple[str, Event]]:
+    def next(self) -> list[tuple[str, StreamEvent]]:
         """What is new, each with its id."""
         found = self._feed.ring.behind(self._place, self._job_ids)
         self._place = self._feed.ring.newest

@@ -9,7 +9,7 @@ CHARS_MAX = 8 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StreamEvent:
     """`job_id`: only for those who asked for this job; None: for all."""
 
     number: int
@@ -23,14 +23,14 @@ class Ring:
 
     def __init__(self, run: str) -> None:
         self._run = run
-        self._events: deque[Event] = deque()
+        self._events: deque[StreamEvent] = deque()
         self._chars = 0
         self.newest = 0
 
     def add(self, name: str, data: str, job_id: str | None = None) -> None:
         """One more. The oldest go where there are too many."""
         self.newest += 1
-        self._events.append(Event(self.newest, name, data, job_id))
+        self._events.append(StreamEvent(self.newest, name, data, job_id))
         self._chars += len(data)
         while len(self._events) > EVENTS_MAX or self._chars > CHARS_MAX:
             self._chars -= len(self._events.popleft().data)
@@ -51,7 +51,7 @@ class Ring:
         oldest = self._events[0].number if self._events else self.newest + 1
         return oldest - 1 <= number <= self.newest
 
-    def behind(self, number: int, job_ids: Iterable[str]) -> list[Event]:
+    def behind(self, number: int, job_ids: Iterable[str]) -> list[StreamEvent]:
         """What came after it, of that what somebody wants who watches these jobs."""
         wanted = {None, *job_ids}
         return [event for event in self._events if event.number > number and event.job_id in wanted]

@@ -14,7 +14,7 @@ from agent.protocol.notice_life import DRAIN
 from agent.protocol.sync import NoticeKind
 from agent.protocol.values import HandoffState
 from service.handoffs.tables import HandoffRow
-from service.incidents.rules import BEFORE_S, HANDOFFS_MAX, TAIL_S, Attempt, Facts, Outcome, outcome
+from service.incidents.rules import BEFORE_S, HANDOFFS_MAX, TAIL_S, Attempt, IncidentFacts, IncidentOutcome, outcome
 from service.jobs.tables import ENDED, JobRow
 from service.leases.tables import LeaseRow
 from service.ledger.queries import by_generation
@@ -83,7 +83,7 @@ _COSTS = text(
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class StartedAgain:
     """A start of a job in place of a world that had a rank on the node."""
 
     job_id: str
@@ -121,8 +121,8 @@ class Incident:
     is_open: bool
     jobs: tuple[str, ...]
     handoffs: Sequence[HandoffRow]
-    restarts: Sequence[Restart]
-    outcome: Outcome
+    restarts: Sequence[StartedAgain]
+    outcome: IncidentOutcome
     reason: str
     costs: Costs
 
@@ -149,7 +149,7 @@ def incidents_of(
     for number, rows in occurrences:
         is_open = any(row.notice_id in still_open for row in rows)
         became, why = outcome(
-            Facts(
+            IncidentFacts(
                 phase=phase_of_all([as_fact(row) for row in rows], now),
                 takes_node=any(takes_node(NoticeKind(row.kind)) for row in rows),
                 jobs=len(jobs[number]),
@@ -208,10 +208,10 @@ def _handoffs(session: Session, spans: Mapping[str, list[object]]) -> Mapping[in
     return found
 
 
-def _restarts(session: Session, spans: Mapping[str, list[object]]) -> Mapping[int, list[Restart]]:
-    found: dict[int, list[Restart]] = defaultdict(list)
+def _restarts(session: Session, spans: Mapping[str, list[object]]) -> Mapping[int, list[StartedAgain]]:
+    found: dict[int, list[StartedAgain]] = defaultdict(list)
     for number, *rest in session.execute(_RESTARTS, spans) if spans["numbers"] else ():
-        found[number].append(Restart(*rest))
+        found[number].append(StartedAgain(*rest))
     return found
 
 
@@ -224,7 +224,7 @@ def _ended(session: Session, jobs: set[str]) -> set[str]:
 
 
 def _costs_of(
-    session: Session, handoffs: Mapping[int, list[HandoffRow]], restarts: Mapping[int, list[Restart]]
+    session: Session, handoffs: Mapping[int, list[HandoffRow]], restarts: Mapping[int, list[StartedAgain]]
 ) -> Mapping[int, Costs]:
     ids = {row.handoff_id for rows in handoffs.values() for row in rows}
     found = session.execute(_COSTS, {"handoff_ids": list(ids)}) if ids else ()

@@ -17,7 +17,7 @@ BEFORE_S = 5.0
 """Clocks of nodes differ: a handoff may seem to begin this much before the notice that it answers."""
 
 
-class Outcome(StrEnum):
+class IncidentOutcome(StrEnum):
     """What became of an incident."""
 
     OPEN = "open"
@@ -41,7 +41,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class IncidentFacts:
     """All that the outcome follows from. `restarts`: why the jobs of the node were started again. `gone`: its lease has
     ended. `ended`: all of the jobs that were on it have."""
 
@@ -54,32 +54,32 @@ class Facts:
     ended: bool
 
 
-def outcome(facts: Facts) -> tuple[Outcome, str]:
+def outcome(facts: IncidentFacts) -> tuple[IncidentOutcome, str]:
     """What became of it, and why one says so."""
     moved = [item for item in facts.attempts if item.state is HandoffState.ACTIVE]
     if any(is_open(item.state) for item in facts.attempts):
-        return Outcome.MOVING, f"handing over to {facts.attempts[-1].target_layout}"
+        return IncidentOutcome.MOVING, f"handing over to {facts.attempts[-1].target_layout}"
     if moved:
         last = moved[-1]
-        return Outcome.MOVED, f"handed over from {last.source_layout or 'nothing'} to {last.target_layout}"
+        return IncidentOutcome.MOVED, f"handed over from {last.source_layout or 'nothing'} to {last.target_layout}"
     if facts.restarts:
-        return Outcome.RESTARTED, facts.restarts[-1]
+        return IncidentOutcome.RESTARTED, facts.restarts[-1]
     if facts.phase is NoticePhase.WITHDRAWN:
-        return Outcome.WITHDRAWN, "every channel that announced it took it back"
+        return IncidentOutcome.WITHDRAWN, "every channel that announced it took it back"
     if facts.jobs == 0:
-        return Outcome.NOTHING, "no job was on the node"
+        return IncidentOutcome.NOTHING, "no job was on the node"
     if not facts.takes_node:
-        return Outcome.NOTHING, "advice only: it moves no running job"
+        return IncidentOutcome.NOTHING, "advice only: it moves no running job"
     if facts.phase in (NoticePhase.HEARD, NoticePhase.DUE) and not facts.gone:
-        return Outcome.OPEN, "no handoff has begun yet"
+        return IncidentOutcome.OPEN, "no handoff has begun yet"
     if facts.ended:
-        return Outcome.NOTHING, "the job had ended"
+        return IncidentOutcome.NOTHING, "the job had ended"
     failed = [item for item in facts.attempts if not item.superseded] or list(facts.attempts)
     if failed:
-        return Outcome.FAILED, failed[-1].reason or f"a handoff is {failed[-1].state}"
+        return IncidentOutcome.FAILED, failed[-1].reason or f"a handoff is {failed[-1].state}"
     if not facts.gone:
-        return Outcome.NOTHING, "the node stayed"
-    return Outcome.FAILED, "the node went, and no handoff had begun"
+        return IncidentOutcome.NOTHING, "the node stayed"
+    return IncidentOutcome.FAILED, "the node went, and no handoff had begun"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from agent.protocol.notice_life import NoticePhase
 from agent.protocol.sync import NoticeKind
 from service.decisions.endpoints import DecisionOut
 from service.handoffs.schemas import HandoffOut
-from service.incidents.rules import Outcome, Picture
+from service.incidents.rules import IncidentOutcome, Picture
 from service.jobs.schemas import GenerationOut
 from service.leases.endpoints import LeaseOut
 from service.notices.endpoints import ChannelOut
@@ -65,7 +65,7 @@ class IncidentSummary(BaseModel):
     state: NoticePhase
     jobs: list[str] = Field(description="That the node worked for when it came.")
     handoff_ids: list[UUID]
-    outcome: Outcome
+    outcome: IncidentOutcome
     outcome_reason: str
     pause_s: float | None = Field(description="Of the handoffs that answered it; null while none has happened.")
     lost_steps: int = Field(description="That were made again after a restart.")

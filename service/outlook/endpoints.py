@@ -18,13 +18,13 @@ from service.nodes.tables import NodeState
 from service.notices.queries import as_fact
 from service.notices.rules import earliest_deadline
 from service.outlook.queries import (
-    World,
+    WorldNow,
     first_error,
     generations_with_errors,
     outlook_of,
     world_of,
 )
-from service.outlook.rules import Level
+from service.outlook.rules import Mood
 from service.problems import not_found
 from service.reconcilers.jobs import limits_of
 
@@ -36,7 +36,7 @@ class OutlookOut(BaseModel):
 
     job_id: str
     state: JobState
-    level: Level = Field(description="good, busy (it moves by itself), waiting (for nodes or somebody), bad, ended.")
+    level: Mood = Field(description="good, busy (it moves by itself), waiting (for nodes or somebody), bad, ended.")
     now: str
     next: str
     since: datetime = Field(description="Since when it has been in this state.")
@@ -189,7 +189,7 @@ def show_first_error(
     )
 
 
-def _ranks(found: World, job_id: str) -> list[RankOut]:
+def _ranks(found: WorldNow, job_id: str) -> list[RankOut]:
     said = {
         (node_id, rank["rank"]): rank
         for node_id, node in found.nodes.items()
@@ -213,7 +213,7 @@ def _ranks(found: World, job_id: str) -> list[RankOut]:
     return shown
 
 
-def _nodes(found: World, row: JobRow) -> list[WorldNodeOut]:
+def _nodes(found: WorldNow, row: JobRow) -> list[WorldNodeOut]:
     plans = {plan["leaving"][0]: plan for plan in row.standing_plans if len(plan["leaving"]) == 1}
     ranks: dict[str, list[int]] = {node_id: [] for node_id in found.roster.node_ids()}
     for number, member in enumerate(found.roster.members):

@@ -21,7 +21,7 @@ from service.nodes.tables import NodeRow
 from service.notices.queries import as_fact, open_notices
 from service.notices.rules import earliest_deadline, takes_node
 from service.notices.tables import NoticeRow
-from service.outlook.rules import JobNow, Open, Sentence, sentence
+from service.outlook.rules import JobNow, OpenMove, Sentence, sentence
 
 STALE_S, STALE_STEPS = 15.0, 5.0
 """A job has stopped making steps after so long, and so many times its usual step."""
@@ -80,7 +80,7 @@ def outlook_of(session: Session, row: JobRow, limits: JobLimits, *, poll_s: floa
             leaving=[(node, earliest_deadline(map(as_fact, rows))) for node, rows in going.items()],
             handoff=None
             if handoff is None or target is None
-            else Open(
+            else OpenMove(
                 HandoffState(handoff.state), handoff.source_layout, handoff.target_layout, len(target.node_ids())
             ),
             paused=bool(row.paused_because),
@@ -117,7 +117,7 @@ def _stale_s(row: JobRow, pace: JobPace, now: datetime) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class WorldNow:
     """The ranks of a job's world, and its nodes with what is announced of them."""
 
     generation: int
@@ -126,7 +126,7 @@ class World:
     going: Mapping[str, list[NoticeRow]]
 
 
-def world_of(session: Session, row: JobRow, *, now: datetime) -> World | None:
+def world_of(session: Session, row: JobRow, *, now: datetime) -> WorldNow | None:
     """Of the active generation; None while there is none."""
     active = queries.active_row(session, row)
     if active is None or row.active_generation is None:
@@ -134,7 +134,7 @@ def world_of(session: Session, row: JobRow, *, now: datetime) -> World | None:
     roster = queries.roster_of(active)
     statement = select(NodeRow).where(NodeRow.node_id.in_(roster.node_ids()))
     nodes = {node.node_id: node for node in session.scalars(statement)}
-    return World(row.active_generation, roster, nodes, _going(session, roster, now))
+    return WorldNow(row.active_generation, roster, nodes, _going(session, roster, now))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from service.jobs.tables import JobState
 NAMES_SHOWN = 3
 
 
-class Level(StrEnum):
+class Mood(StrEnum):
     """How much a person should care. Good: it trains. Busy: it is being moved or started, by itself. Waiting: it needs
     nodes, or somebody. Bad: it lost its world or has failed. Ended: nothing more will come."""
 
@@ -27,7 +27,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenMove:
     """The job's open handoff."""
 
     state: HandoffState
@@ -49,7 +49,7 @@ class JobNow:
     stop_steps: int
     remaining_s: float | None
     leaving: Sequence[tuple[str, datetime | None]]
-    handoff: Open | None
+    handoff: OpenMove | None
     paused: bool
     planned: str
     stale_s: float | None
@@ -60,7 +60,7 @@ class JobNow:
 class Sentence:
     """Two halves."""
 
-    level: Level
+    level: Mood
     now: str
     next: str
 
@@ -79,21 +79,21 @@ def sentence(job: JobNow) -> Sentence:
     steps = f"step {job.last_step} of {job.stop_steps}"
     match job.state:
         case JobState.FINISHED:
-            return Sentence(Level.ENDED, f"Finished at {steps}.", "Nothing more will happen.")
+            return Sentence(Mood.ENDED, f"Finished at {steps}.", "Nothing more will happen.")
         case JobState.STOPPED:
-            return Sentence(Level.ENDED, f"Stopped at {steps}.", "It stays so until somebody resumes it.")
+            return Sentence(Mood.ENDED, f"Stopped at {steps}.", "It stays so until somebody resumes it.")
         case JobState.FAILED:
-            return Sentence(Level.BAD, f"Failed at {steps}: {job.reason}.", "It stays so until somebody resumes it.")
+            return Sentence(Mood.BAD, f"Failed at {steps}: {job.reason}.", "It stays so until somebody resumes it.")
         case JobState.STOPPING:
-            return Sentence(Level.BUSY, f"Stopping at {steps}.", "It ends once its ranks have.")
+            return Sentence(Mood.BUSY, f"Stopping at {steps}.", "It ends once its ranks have.")
         case JobState.SUSPENDING:
-            return Sentence(Level.BUSY, f"Its ranks end after {steps}.", _after_suspension(job))
+            return Sentence(Mood.BUSY, f"Its ranks end after {steps}.", _after_suspension(job))
         case JobState.PENDING | JobState.SUSPENDED if job.paused:
-            return Sentence(Level.WAITING, f"Paused at {steps}.", "It stands until somebody resumes it.")
+            return Sentence(Mood.WAITING, f"Paused at {steps}.", "It stands until somebody resumes it.")
         case JobState.PENDING | JobState.SUSPENDED:
-            return Sentence(Level.WAITING, f"Not running, at {steps}.", f"{_capital(job.planned or job.reason)}.")
+            return Sentence(Mood.WAITING, f"Not running, at {steps}.", f"{_capital(job.planned or job.reason)}.")
         case JobState.STARTING:
-            return Sentence(Level.BUSY, f"Starting in {job.layout} on {_nodes(job.nodes)}.", _of_planned(job))
+            return Sentence(Mood.BUSY, f"Starting in {job.layout} on {_nodes(job.nodes)}.", _of_planned(job))
         case JobState.RUNNING:
             return _running(job, steps)
 
@@ -101,14 +101,14 @@ def sentence(job: JobNow) -> Sentence:
 def _running(job: JobNow, steps: str) -> Sentence:
     where = f"in {job.layout} on {_nodes(job.nodes)}, {steps}"
     now = f"Training {where}." if job.stale_s is None else f"No step for {span(job.stale_s)}, {where}."
-    level = Level.GOOD if job.stale_s is None else Level.BAD
+    level = Mood.GOOD if job.stale_s is None else Mood.BAD
     going = _going(job)
     if job.handoff is not None:
         move = f"The handoff to {job.handoff.target_layout} on {_nodes(job.handoff.nodes)} {_DOING[job.handoff.state]}."
-        return Sentence(level if level is Level.BAD else Level.BUSY, now, f"{going} {move}".strip())
+        return Sentence(level if level is Mood.BAD else Mood.BUSY, now, f"{going} {move}".strip())
     if going:
-        return Sentence(level if level is Level.BAD else Level.BUSY, now, f"{going} {_of_planned(job)}")
-    if level is Level.BAD:
+        return Sentence(level if level is Mood.BAD else Mood.BUSY, now, f"{going} {_of_planned(job)}")
+    if level is Mood.BAD:
         return Sentence(level, now, _of_planned(job))
     if job.remaining_s is None:
         return Sentence(level, now, _of_planned(job))

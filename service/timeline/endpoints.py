@@ -19,7 +19,7 @@ from service.jobs.tables import JobRow, SourceKind
 from service.ledger.tables import Cause
 from service.notices.queries import notices_behind
 from service.problems import invalid, not_found
-from service.timeline.queries import Bucket, Mark, buckets_of, marks_of, points_of, span_of
+from service.timeline.queries import Mark, Spending, buckets_of, marks_of, points_of, span_of
 
 router = APIRouter(prefix="/api/v1/jobs", tags=["jobs"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 POINTS_MAX = 2_000
@@ -136,7 +136,7 @@ def show(
 class _Spent:
     """Dollars up to a moment: within a bucket they grow evenly."""
 
-    def __init__(self, buckets: Sequence[Bucket]) -> None:
+    def __init__(self, buckets: Sequence[Spending]) -> None:
         self._buckets = buckets
         self._begins = [bucket.starts_at for bucket in buckets]
         self._before, total = [], 0.0

@@ -94,7 +94,7 @@ _BY_HOUR = text(
 
 
 @dataclass(slots=True)
-class Bucket:
+class Spending:
     """What a part of the span was spent on, by cause."""
 
     starts_at: datetime
@@ -119,13 +119,13 @@ def points_of(session: Session, job_id: str, since: datetime, until: datetime, p
     return session.execute(_POINTS, values).all()[-points:]
 
 
-def buckets_of(session: Session, job_id: str, since: datetime, until: datetime) -> list[Bucket]:
+def buckets_of(session: Session, job_id: str, since: datetime, until: datetime) -> list[Spending]:
     """The span in equal parts that it fills; hours for a long one, of which the newest count."""
     if until - since <= FINE_MAX:
         width = max((until - since) / FINE_BUCKETS, timedelta(seconds=1))
         number = max(1, -(-(until - since) // width))
         found = [
-            Bucket(since + place * width, min(until, since + (place + 1) * width), {}, {}) for place in range(number)
+            Spending(since + place * width, min(until, since + (place + 1) * width), {}, {}) for place in range(number)
         ]
         values = {"job_id": job_id, "since": since, "until": until, "width": width, "buckets": number}
         for row in session.execute(_FINE, values):
@@ -133,7 +133,9 @@ def buckets_of(session: Session, job_id: str, since: datetime, until: datetime) 
             found[row.number].dollars[row.cause] = float(row.dollars)
         return found
     first, end = max(hour_of(since), hour_from(until) - HOURS_MAX * HOUR), hour_from(until)
-    found = [Bucket(first + place * HOUR, first + (place + 1) * HOUR, {}, {}) for place in range((end - first) // HOUR)]
+    found = [
+        Spending(first + place * HOUR, first + (place + 1) * HOUR, {}, {}) for place in range((end - first) // HOUR)
+    ]
     for row in session.execute(_BY_HOUR, {"job_id": job_id, "since": first, "until": end}):
         bucket = found[(row.hour - first) // HOUR]
         bucket.slot_seconds[row.cause] = float(row.slot_seconds)
