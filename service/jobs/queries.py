@@ -229,7 +229,9 @@ def _usable_of(
     inputs = PlanInputs(
         job=spec,
         nodes=tuple(
-            PlanNode(node.node_id, node.slots, is_at_risk=node.node_id in at_risk, zone=node.zone or "")
+            PlanNode(
+                node.node_id, node.slots, is_at_risk=node.node_id in at_risk, zone=node.zone or "", device=node.device
+            )
             for node in nodes
             if node.node_id not in going and _usable(node, spec, world)
         ),
