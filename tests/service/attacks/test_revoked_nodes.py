@@ -94,6 +94,7 @@ def test_a_report_that_was_on_its_way_when_the_key_was_revoked_brings_nothing_ba
     reading = read_report(report.model_dump_json().encode())
     with context.sessions() as session:
         caller = verify_token(session, a.token, now=context.clock())
+    assert caller is not None
     revoke("a")
     with pytest.raises(ProblemError) as refused, context.sessions.begin() as session:
         apply_report(session, reading, caller, silent_after_s=6.0, gone_after_s=30.0, now=context.clock())
