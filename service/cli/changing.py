@@ -192,7 +192,7 @@ def plan(
             layout(item["layout"]),
             str(item["nodes"]),
             seconds(item["step_s"]),
-            "measured" if item["measured"] else "predicted",
+            "measured" if item["measured"] else f"predicted, +-{item['step_error'] or 0:.0%}",
         )
         for item in found["alternatives"]
     ]

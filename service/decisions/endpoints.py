@@ -32,6 +32,8 @@ class AlternativeOut(BaseModel):
     nodes: int
     step_s: float = Field(description="Seconds of a step.")
     measured: bool = Field(description="Whether this job has run so; else it is predicted.")
+    step_error: float | None = Field(default=None, description="By how much of itself step_s may be off; measured: 0.")
+    predicted_s: float | None = Field(default=None, description="What is predicted of it from the other layouts.")
 
 
 class PlanOut(BaseModel):

@@ -8,7 +8,7 @@ from liver_core.layout import Member, ParallelLayout
 from service.planner.feasibility import candidates
 from service.planner.inputs import Alternative, LayoutUse, PlanInputs, PlannerDecision, PlannerVerdict, PlanNode
 from service.planner.placement import NodeChoice, place, preferred
-from service.planner.score import Score, score
+from service.planner.step_time import StepEstimate, StepTimes
 
 GAIN_MIN = 0.03
 """The least predicted gain for which a job moves: predictions are not more accurate than this."""
@@ -24,7 +24,7 @@ class _Choice:
     """A layout that the job could run in. `most`: on at most so many nodes. `whole`: each TP group lies on one node."""
 
     layout: ParallelLayout
-    score: Score
+    step: StepEstimate
     most: int
     whole: bool
 
@@ -35,7 +35,7 @@ def decide(inputs: PlanInputs) -> PlannerDecision:
     if best is None:
         return PlannerDecision(PlannerVerdict.SUSPEND, _why_nothing(inputs))
     choice, members = best
-    layout, expected = choice.layout, choice.score
+    layout, expected = choice.layout, choice.step
     target = Placement(layout=layout, members=members)
     named = f"{layout} on {len(target.node_ids())} of {len(inputs.nodes)} nodes, {_seconds(expected)} per step"
     named += _at_risk(inputs, target) + ("" if choice.whole else "; no nodes can hold each TP group whole")
@@ -48,7 +48,7 @@ def decide(inputs: PlanInputs) -> PlannerDecision:
         return PlannerDecision(PlannerVerdict.MOVE, f"without {', '.join(lost[:8])}: {named}", target)
     if str(layout) == str(world.layout):
         return PlannerDecision(PlannerVerdict.STAY, f"{world.layout} on its nodes is still the best choice", None)
-    now = score(inputs.job, world.layout, inputs.step_seconds, whole=_lies_whole(world.layout, world.members))
+    now = _step_times(inputs).of_layout(world.layout, whole=_lies_whole(world.layout, world.members))
     gains = expected.seconds <= now.seconds * (1 - GAIN_MIN)
     same_nodes = len(target.node_ids()) == len(world.node_ids())
     if same_nodes and (inputs.job.layouts.pinned or not gains):
@@ -106,7 +106,7 @@ def _layout_for_count(inputs: PlanInputs, sizes: list[int], count: int) -> Layou
         without = replace(inputs, nodes=alone, world=None)
         best = next(iter(_choices(without)), None)
         if best is not None and (not pinned or best.most == count):
-            reason = f"{best.layout}{which}, {_seconds(best.score)} per step"
+            reason = f"{best.layout}{which}, {_seconds(best.step)} per step"
             return LayoutForCount(nodes=count, layout=best.layout, reason=reason)
         if best is None:
             why = _too_few_ranks(without)
@@ -115,11 +115,12 @@ def _layout_for_count(inputs: PlanInputs, sizes: list[int], count: int) -> Layou
 
 def alternatives(inputs: PlanInputs) -> tuple[Alternative, ...]:
     """What the decision was made among, the best first."""
-    found = []
+    found, times = [], _step_times(inputs)
     for choice in _choices(inputs)[:ALTERNATIVES_MAX]:
         members = place(choice.layout, _room(inputs, choice.most), inputs.world.members if inputs.world else ())
         nodes = len({member.node_id for member in members or ()})
-        found.append(Alternative(str(choice.layout), nodes, choice.score.seconds, choice.score.measured))
+        step, predicted = choice.step, times.predicted(choice.layout, whole=choice.whole)
+        found.append(Alternative(str(choice.layout), nodes, step.seconds, step.measured, step.error, predicted.seconds))
     return tuple(found)
 
 
@@ -136,7 +137,7 @@ def _best(inputs: PlanInputs) -> tuple[_Choice, tuple[Member, ...]] | None:
 def _choices(inputs: PlanInputs) -> list[_Choice]:
     """The layouts that can run, the best first: pinned ones by the number of nodes, others by the seconds of a step."""
     if not inputs.job.layouts.pinned:
-        return sorted(_possible(inputs, min(len(inputs.nodes), inputs.job.nodes.max)), key=lambda c: c.score.seconds)
+        return sorted(_possible(inputs, min(len(inputs.nodes), inputs.job.nodes.max)), key=lambda c: c.step.seconds)
     counts = range(min(len(inputs.nodes), inputs.job.nodes.max), inputs.job.nodes.min - 1, -1)
     pinned = {pin.nodes for pin in inputs.job.layouts.pinned}
     return [choice for count in counts if count in pinned for choice in _possible(inputs, count)]
@@ -144,13 +145,18 @@ def _choices(inputs: PlanInputs) -> list[_Choice]:
 
 def _possible(inputs: PlanInputs, most: int) -> list[_Choice]:
     """The layouts that may run on at most so many nodes."""
-    job, room = inputs.job, _room(inputs, most)
+    job, room, times = inputs.job, _room(inputs, most), _step_times(inputs)
     found = []
     for layout in candidates(job, nodes=most, slots=room.slots(), history=_history(inputs, most)):
         if room.holds(layout):
             whole = room.keeps_groups(layout)
-            found.append(_Choice(layout, score(job, layout, inputs.step_seconds, whole=whole), most, whole))
+            found.append(_Choice(layout, times.of_layout(layout, whole=whole), most, whole))
     return found
+
+
+def _step_times(inputs: PlanInputs) -> StepTimes:
+    device = next((node.device for node in inputs.nodes if node.device), "")
+    return StepTimes.of(inputs.job, inputs.step_seconds, device)
 
 
 def _room(inputs: PlanInputs, most: int) -> NodeChoice:
@@ -201,5 +207,7 @@ def _too_few_ranks(inputs: PlanInputs) -> str:
     return f"{layout} has {layout.world_size} ranks, too few to use nodes.min {job.nodes.min} nodes"
 
 
-def _seconds(value: Score) -> str:
-    return f"{value.seconds:.3g} s {'measured' if value.measured else 'predicted'}"
+def _seconds(value: StepEstimate) -> str:
+    if value.measured:
+        return f"{value.seconds:.3g} s measured"
+    return f"{value.seconds:.3g} s (+-{value.error:.0%}) predicted"

@@ -13,12 +13,13 @@ from liver_core.layout import Member, ParallelLayout
 @dataclass(frozen=True, slots=True)
 class PlanNode:
     """A node the job may use. Nodes that will go are not among the planner's nodes. `is_at_risk`: the cloud has said
-    that it may take the machine (a rebalance recommendation), which is advice. `zone`: empty where not known."""
+    that it may take the machine (a rebalance recommendation), which is advice. `zone`, `device`: empty if unknown."""
 
     node_id: str
     slots: int
     is_at_risk: bool = False
     zone: str = ""
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +108,15 @@ class PlannerDecision:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """A layout that a job could run in, on how many nodes, and its score: the seconds of a step."""
+    """A layout that a job could run in, on how many nodes, and its score: the seconds of a step, and by how much of
+    itself that may be off. `predicted_s`: what is or would be predicted from the other layouts that ran."""
 
     layout: str
     nodes: int
     step_s: float
     measured: bool
+    step_error: float = 0.0
+    predicted_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

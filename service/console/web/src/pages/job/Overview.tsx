@@ -16,7 +16,7 @@ import { Money } from './Money'
 import { Ranks } from './Ranks'
 
 const Timeline = lazy(() => import('../../charts/Timeline'))
-const TIMELINE_PX = 478
+const TIMELINE_PX = 456
 const AXES: readonly (readonly [Axis, string])[] = [['time', 'Time'], ['step', 'Steps'], ['dollars', 'Dollars']]
 
 export function Overview({ job }: { job: JobOut }) {
@@ -40,8 +40,8 @@ export function Overview({ job }: { job: JobOut }) {
         title="Timeline" of={timeline} lines={10}
         tools={<>
           <Segments label="Over" value={axis} choices={AXES} onChoose={value => change({ x: value === 'time' ? undefined : value })} />
-          <CsvButton name={`${job.job_id} steps`} columns={STEP_COLUMNS} rows={() => stepRows(timeline.data)} />
-          <CsvButton name={`${job.job_id} goodput`} columns={['starts_at', 'ends_at', ...CAUSES.map(cause => `${cause}_slot_s`), 'dollars_until']} rows={() => bucketRows(timeline.data)} />
+          <CsvButton title="CSV of steps" name={`${job.job_id} steps`} columns={STEP_COLUMNS} rows={() => stepRows(timeline.data)} />
+          <CsvButton title="CSV of goodput" name={`${job.job_id} goodput`} columns={['starts_at', 'ends_at', ...CAUSES.map(cause => `${cause}_slot_s`), 'dollars_until']} rows={() => bucketRows(timeline.data)} />
         </>}
         note={timeline.data?.thinned && <span className="quiet small">thinned; CSV has what is drawn</span>}
       >
