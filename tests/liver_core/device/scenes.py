@@ -180,7 +180,11 @@ def replay(device: LateDevice) -> None:
     master, landing = torch.zeros(N), torch.zeros(N)
     device.finish()
     following = Following((), {}, {"master": master, "grad": landing}, ("master",))
-    stream = TargetStream(None, following, NOTHING, lambda spans, header: master.add_(landing))
+
+    def step(spans: Any, header: StepHeader) -> None:
+        master.add_(landing)
+
+    stream = TargetStream(None, following, NOTHING, step)
     with device.own(CPU):
         for version in (1, 2, 3):
             land(landing, float(version))
