@@ -27,25 +27,28 @@ _SLICES = f"""
           WHERE NOT rolled AND (CAST(:job_id AS text) IS NULL OR job_id = CAST(:job_id AS text))
           {{edges}}),
     slices AS (
-         SELECT raw.cause, raw.generation, prices.usd, raw.slots,
+         SELECT raw.cause, raw.generation, prices.usd, prices.on_demand, raw.slots,
                 CAST(1000000 * extract(epoch FROM least(raw.ends_at, prices.until)
                                        - greatest(raw.starts_at, prices.since)) AS bigint) AS micros
            FROM raw LEFT JOIN prices ON prices.pool = raw.pool
                                     AND prices.since < raw.ends_at AND prices.until > raw.starts_at
           WHERE raw.ends_at > raw.starts_at
           UNION ALL
-         SELECT ledger_sums.cause, ledger_sums.generation, prices.usd, ledger_sums.slots, ledger_sums.micros
+         SELECT ledger_sums.cause, ledger_sums.generation, prices.usd, prices.on_demand, ledger_sums.slots,
+                ledger_sums.micros
            FROM ledger_sums LEFT JOIN prices ON prices.pool = ledger_sums.pool AND prices.since = ledger_sums.price_from
           WHERE ledger_sums.job_id = coalesce(CAST(:job_id AS text), '')
             AND ledger_sums.hour >= CAST(:first_hour AS timestamptz)
             AND ledger_sums.hour < CAST(:end_hour AS timestamptz)),
     exact AS (
          SELECT {{by}}, sum(micros) AS micros, sum(micros * usd) / slots AS paid,
-                sum(micros) FILTER (WHERE usd IS NULL) AS unpriced
+                sum(micros) FILTER (WHERE usd IS NULL) AS unpriced, sum(micros * (on_demand - usd)) / slots AS saved,
+                sum(micros) FILTER (WHERE on_demand IS NULL OR usd IS NULL) AS uncompared
            FROM slices WHERE {{where}} GROUP BY {{by}}, slots),
     sums AS (
          SELECT {{by}}, sum(micros) * 0.000001 AS slot_seconds, coalesce(sum(paid), 0) / 3600000000 AS dollars,
-                coalesce(sum(unpriced), 0) * 0.000001 AS unpriced
+                coalesce(sum(unpriced), 0) * 0.000001 AS unpriced, coalesce(sum(saved), 0) / 3600000000 AS saved,
+                coalesce(sum(uncompared), 0) * 0.000001 AS uncompared
            FROM exact GROUP BY {{by}})
     SELECT * FROM sums WHERE slot_seconds > 0
 """
@@ -74,12 +77,15 @@ _EGRESS = text(
 
 @dataclass(frozen=True, slots=True)
 class CauseSum:
-    """Slot seconds and dollars of one cause. `unpriced`: of how many of the seconds no price is known."""
+    """Slot seconds and dollars of one cause. `unpriced`: of how many of the seconds no price is known. `saved`: dollars
+    that the rest would have cost more on demand; `uncompared`: seconds of which one of the two prices is not known."""
 
     cause: Cause
     slot_seconds: float
     dollars: float
     unpriced: float = 0.0
+    saved: float = 0.0
+    uncompared: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +177,23 @@ def egress(
 
 
 def _sum(row: Any) -> CauseSum:
-    return CauseSum(Cause(row.cause), float(row.slot_seconds), float(row.dollars), float(row.unpriced))
+    numbers = (row.slot_seconds, row.dollars, row.unpriced, row.saved, row.uncompared)
+    return CauseSum(Cause(row.cause), *map(float, numbers))
+
+
+INTERRUPTIONS = (Cause.PAUSE, Cause.RECOMPUTE, Cause.LOST, Cause.FALLBACK_RESTART)
+"""What slots do because nodes came or went, and bought nothing with. Newcomers that start are not among it."""
+
+
+def interruptions_usd(sums: Sequence[CauseSum], moved: Egress) -> float:
+    """What interruptions cost: the slots, and what was moved over the network, as far as its price is known."""
+    return sum(item.dollars for item in sums if item.cause in INTERRUPTIONS) + (moved.dollars or 0.0)
+
+
+def saved_usd(sums: Sequence[CauseSum]) -> float | None:
+    """What was paid less than on demand; None where no price on demand is known."""
+    compared = sum(item.slot_seconds - item.uncompared for item in sums)
+    return sum(item.saved for item in sums) if compared > 0 else None
 
 
 def goodput(sums: Sequence[CauseSum]) -> float | None:

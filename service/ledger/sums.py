@@ -25,7 +25,7 @@ LOCK_PRICES = 0x11FE_0004
 # nothing otherwise. An interval is cut where the price changes.
 PRICES = """
     prices AS (
-         SELECT pool, price_usd_per_hour AS usd,
+         SELECT pool, price_usd_per_hour AS usd, on_demand_usd_per_hour AS on_demand,
                 CASE WHEN lag(effective_from) OVER by_time IS NULL THEN '-infinity' ELSE effective_from END AS since,
                 coalesce(lead(effective_from) OVER by_time, 'infinity') AS until
            FROM pool_prices WINDOW by_time AS (PARTITION BY pool ORDER BY effective_from))
