@@ -6,6 +6,7 @@ are made anew when the job's number is another, when time alone may have changed
 
 import hashlib
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
@@ -13,12 +14,13 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from agent.protocol.sync import SyncOrders
 from service.jobs.queries import LIST_MAX
 from service.nodes.skew import in_node_time, off_by
 from service.sync.intake import Intake
-from service.sync.orders import OwnPart, SharedOrder, own_part, shared_order
+from service.sync.orders import OwnPart, SharedOrder, own_part, shared_orders
 
 MADE_AGAIN_AFTER = timedelta(seconds=30)
 """However sure it seems that nothing has changed."""
@@ -76,14 +78,23 @@ class KeptOrders:
             found = self._find(key, intake.now)
             if found is not None:
                 return found
-            shared = shared_order(intake.session, standing.job_id, lost_after_s=lost_after_s, now=intake.now)
-            if shared is None:
+            only = (standing.job_id,)
+            made = shared_orders(intake.session, only, lost_after_s=lost_after_s, now=intake.now)
+            if not made:
                 return None
-            rendered = render(shared)
+            rendered = render(made[standing.job_id])
             # What this transaction has changed is nobody else's before it is committed.
             if standing.job_id not in intake.changed:
                 self._keep(standing.job_id, _Kept(key, intake.now, rendered))
             return rendered
+
+    def make(self, session: Session, intakes: Iterable[Intake], *, lost_after_s: float, now: datetime) -> None:
+        """Make what is not kept of the jobs of these nodes, all of it together. None of them has changed any."""
+        standing = {row.job_id: row for intake in intakes for row in _standing(intake)}
+        keys = {job_id: (*row, lost_after_s) for job_id, row in standing.items()}
+        wanted = [job_id for job_id, key in keys.items() if self._find(key, now) is None]
+        for job_id, shared in shared_orders(session, wanted, lost_after_s=lost_after_s, now=now).items():
+            self._keep(job_id, _Kept(keys[job_id], now, render(shared)))
 
     def _find(self, key: tuple[object, ...], now: datetime) -> Rendered | None:
         kept = self._kept.get(str(key[0]))
