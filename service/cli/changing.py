@@ -201,7 +201,7 @@ def plan(
     print_table(ALTERNATIVES, rows, empty="no layout fits")
     if losses := [(item["what"], layout(item["layout"]), item["reason"]) for item in found["losses"]]:
         typer.echo("")
-        print_table(LOSSES, losses)
+        print_table(LOSSES, losses, empty="")
 
 
 def metrics(
