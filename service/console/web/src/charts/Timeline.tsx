@@ -108,7 +108,7 @@ function MarkCard({ mark, left }: { mark: Mark; left: number }) {
   const side = left > 60 ? { right: `${100 - left}%`, marginRight: 10 } : { left: `${left}%`, marginLeft: 10 }
   return (
     <div className="hover-card" style={{ top: 22, ...side }} role="status">
-      <strong>{words(mark.kind)}: {layoutName(mark.from)} → {layoutName(mark.to)}</strong>
+      <strong>{words(mark.kind)}: {mark.source_layout ? `${layoutName(mark.source_layout)} → ` : ''}{layoutName(mark.target_layout)}</strong>
       <table><tbody>
         <tr><td>cause</td><td>{words(mark.cause)}</td></tr>
         <tr><td>state</td><td>{words(mark.state)}</td></tr>
@@ -122,7 +122,7 @@ function MarkCard({ mark, left }: { mark: Mark; left: number }) {
 }
 
 const markLevel = (mark: Mark) => mark.state === 'aborted' || mark.state === 'broken' || mark.lost_steps > 0 ? 'bad' : mark.kind === 'handoff' ? 'good' : 'info'
-const markText = (mark: Mark) => `${words(mark.kind)} ${mark.from} to ${mark.to}, cause ${words(mark.cause)}, ${mark.state}, pause ${seconds(mark.pause_s)}, ${plural(mark.lost_steps, 'step')} lost`
+const markText = (mark: Mark) => `${words(mark.kind)} ${mark.source_layout ? `${mark.source_layout} to ` : ''}${mark.target_layout}, cause ${words(mark.cause)}, ${mark.state}, pause ${seconds(mark.pause_s)}, ${plural(mark.lost_steps, 'step')} lost`
 
 function drawMarks(plot: uPlot, of: Drawn): void {
   const { ctx, bbox } = plot

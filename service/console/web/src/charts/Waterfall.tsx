@@ -1,22 +1,23 @@
 // Phases of a handoff over its time. The critical path is drawn heavier and named.
 import { Fragment } from 'react'
-import type { Waterfall as Of } from '../api/types'
-import { bytes, seconds, utcTime } from '../parts/format'
+import type { WaterfallOut } from '../api/types'
+import { seconds, utcTime } from '../parts/format'
 
-export function Waterfall({ of, isOpen }: { of: Of; isOpen?: boolean }) {
+export function Waterfall({ of, isOpen }: { of: WaterfallOut; isOpen?: boolean }) {
   if (of.bars.length === 0) return <p className="empty">No phase is reported yet.</p>
   const whole = Math.max(of.total_s, ...of.bars.map(bar => bar.starts_s + bar.seconds), 1e-9)
   const labels = new Map(of.bars.map(bar => [bar.name, bar.label]))
+  const criticalS = of.bars.reduce((sum, bar) => sum + (bar.critical ? bar.seconds : 0), 0)
   const path = of.critical_path.map(name => labels.get(name) ?? name)
   return (
     <figure className="stack">
       <figcaption className="small">
         <span className="soft">Critical path: </span>
-        {path.length === 0 ? <span className="quiet">not known yet</span> : <><strong>{path.join(' → ')}</strong> <span className="soft">({seconds(of.critical_s)} of {seconds(of.total_s)})</span></>}
+        {path.length === 0 ? <span className="quiet">not known yet</span> : <><strong>{path.join(' → ')}</strong> <span className="soft">({seconds(criticalS)} of {seconds(of.total_s)})</span></>}
       </figcaption>
       <div className="waterfall" role="table" aria-label="Phases">
         {of.bars.map((bar, at) => {
-          const what = `${bar.label}: from ${seconds(bar.starts_s)}, for ${seconds(bar.seconds)}${bar.bytes === null ? '' : `, ${bytes(bar.bytes)}`}${bar.critical ? ', on the critical path' : ''}`
+          const what = `${bar.label}: from ${seconds(bar.starts_s)}, for ${seconds(bar.seconds)}${bar.critical ? ', on the critical path' : ''}`
           return (
             <Fragment key={bar.name}>
               <div role="row" style={{ display: 'contents' }} title={what}>
@@ -24,7 +25,7 @@ export function Waterfall({ of, isOpen }: { of: Of; isOpen?: boolean }) {
                 <span role="cell" className="lane" aria-label={what}>
                   <b className={`${bar.critical ? 'critical' : ''} ${bar.group === 'pause' ? 'pause' : ''} ${isOpen && at === of.bars.length - 1 ? 'open' : ''}`} style={{ left: `${(bar.starts_s / whole) * 100}%`, width: `${(bar.seconds / whole) * 100}%` }} />
                 </span>
-                <span role="cell" className="took">{seconds(bar.seconds)}{bar.bytes !== null && <span className="quiet small"> {bytes(bar.bytes)}</span>}</span>
+                <span role="cell" className="took">{seconds(bar.seconds)}</span>
               </div>
             </Fragment>
           )

@@ -21,20 +21,21 @@ export const summary: T.JobSummary = (({ job_id, name, state, paused, reason, la
   ({ job_id, name, state, paused, reason, layout, nodes, last_step, stop_steps, lost_steps, active_generation, created_at, state_changed_at }))(job)
 const failed: T.JobSummary = { ...summary, job_id: 'moe-small', name: 'moe-small', state: 'failed', layout: null, nodes: [], last_step: 40, stop_steps: 1000, reason: 'rank 3 on b-1 ended with exit code 1 three times in a row' }
 
-export const costs: readonly T.JobCostOut[] = [
-  { job_id: 'gpt-7b', name: 'GPT 7B, run 4', state: 'running', slot_seconds: 320_000, dollars: 211.4, goodput: 0.962, interruptions_dollars: 4.31, saved_dollars: 389.2 },
-  { job_id: 'moe-small', name: 'moe-small', state: 'failed', slot_seconds: 4_000, dollars: 2.1, goodput: 0.31, interruptions_dollars: 1.2, saved_dollars: null },
+const NO_COST = { causes: [], egress: { bytes: 0, dollars: null }, saved_unknown_slot_seconds: 0, unpriced_slot_seconds: 0 }
+export const costs: readonly T.LedgerJobOut[] = [
+  { ...NO_COST, job_id: 'gpt-7b', name: 'GPT 7B, run 4', state: 'running', slot_seconds: 320_000, dollars: 211.4, goodput: 0.962, interruptions_dollars: 4.31, saved_dollars: 389.2 },
+  { ...NO_COST, job_id: 'moe-small', name: 'moe-small', state: 'failed', slot_seconds: 4_000, dollars: 2.1, goodput: 0.31, interruptions_dollars: 1.2, saved_dollars: null },
 ]
 
 const hours = Array.from({ length: 48 }, (_, hour) => (hour % 11 === 3 ? 2 : hour % 17 === 5 ? 1 : 0))
 const pool = (name: string, more: Partial<T.PoolOut>): T.PoolOut => ({
   pool: name, ready: 2, silent: 0, leaving: 0, busy: 16, slots: 16, price_usd_per_hour: 9.83, on_demand_usd_per_hour: 27.4, price_since: at(20_000), usd_per_hour: 19.66,
-  interruptions: { since: at(40_000 - 48 * 3600), hours, total: 12, unannounced: hours.map((_, hour) => (hour === 30 ? 1 : 0)) }, ...more,
+  since: at(40_000 - 48 * 3600), interruptions: hours, unannounced: hours.map((_, hour) => (hour === 30 ? 1 : 0)), ...more,
 })
 export const pending: T.PendingOut = { incident_id: 7, node_id: 'b-2', pool: 'b', kind: 'interruption', source: 'imds', first_seen_at: at(39_970), deadline_at: at(40_090), state: 'heard', drained: false, jobs: ['gpt-7b'], handoff_id: '018f7a3e-0000-7000-8000-000000000007', handoff_state: 'streaming' }
 export const fleet: T.FleetOut = {
-  at: at(40_000), nodes: { ready: 4, silent: 1, leaving: 1, idle: 0, deaf: 0, slots: 32 }, usd_per_hour: 39.32, unpriced_nodes: 0,
-  pools: [pool('a', {}), pool('b', { leaving: 1, silent: 1, on_demand_usd_per_hour: null }), pool('c-on-demand', { ready: 0, busy: 0, slots: 0, usd_per_hour: 0, price_usd_per_hour: null, price_since: null, interruptions: { since: at(0), hours: hours.map(() => 0), total: 0, unannounced: hours.map(() => 0) } })],
+  at: at(40_000), nodes: { ready: 4, silent: 1, leaving: 1, idle: 0, slots: 32 }, usd_per_hour: 39.32, unpriced_nodes: 0,
+  pools: [pool('a', {}), pool('b', { leaving: 1, silent: 1, on_demand_usd_per_hour: null }), pool('c-on-demand', { ready: 0, busy: 0, slots: 0, usd_per_hour: 0, price_usd_per_hour: null, price_since: null, interruptions: hours.map(() => 0), unannounced: hours.map(() => 0) })],
   pending: [pending],
 }
 
@@ -53,8 +54,8 @@ export const outlook: T.OutlookOut = {
 }
 
 export const ranks: T.RanksOut = {
-  job_id: 'gpt-7b', generation: 6, layout: 'TP2xPP2xDP2', sizes: { tp: 2, pp: 2, dp: 2, cp: 1, ep: 1 },
-  ranks: Array.from({ length: 8 }, (_, rank) => ({ rank, node_id: nodeIds[rank >> 1]!, slot: rank % 2, coordinates: { tp: rank % 2, dp: (rank >> 1) % 2, pp: rank >> 2 }, stage: rank === 6 ? 'streaming' : 'training', step: 1999 })),
+  job_id: 'gpt-7b', generation: 6, layout: 'TP2xPP2xDP2', sizes: { tp: 2, pp: 2, dp: 2, cp: 1 },
+  ranks: Array.from({ length: 8 }, (_, rank) => ({ rank, node_id: nodeIds[rank >> 1]!, slot: rank % 2, coordinates: { tp: rank % 2, dp: (rank >> 1) % 2, pp: rank >> 2, cp: 0 }, stage: rank === 6 ? 'streaming' : 'training', step: 1999 })),
   nodes: nodeIds.slice(0, 4).map((node_id, index) => ({
     node_id, pool: node_id[0]!, state: 'ready', leaving: node_id === 'b-2', deadline_at: node_id === 'b-2' ? at(40_090) : null, incident_id: node_id === 'b-2' ? 7 : null, ranks: [index * 2, index * 2 + 1],
     if_gone: index === 0 ? null : { layout: 'TP2xPP1xDP3', nodes: nodeIds.slice(0, 3), reason: 'three nodes stay, all hold whole tensor groups; a step of 24.1 s is predicted' },
@@ -63,17 +64,17 @@ export const ranks: T.RanksOut = {
 
 const handoffIds = [1, 2, 3, 7].map(number => `018f7a3e-0000-7000-8000-00000000000${number}`)
 const mark = (index: number, more: Partial<T.TimelineOut['marks'][number]>): T.TimelineOut['marks'][number] => ({
-  kind: 'handoff', handoff_id: handoffIds[index]!, generation: index + 2, at: at(9000 * (index + 1)), step: 450 * (index + 1), dollars: 47 * (index + 1), cause: 'notice', state: 'active', from: 'TP2xPP2xDP2', to: 'TP2xPP1xDP3',
+  kind: 'handoff', handoff_id: handoffIds[index]!, generation: index + 2, at: at(9000 * (index + 1)), step: 450 * (index + 1), dollars: 47 * (index + 1), cause: 'notice', state: 'active', source_layout: 'TP2xPP2xDP2', target_layout: 'TP2xPP1xDP3',
   pause_s: 0.31, lost_steps: 0, reason: '', incident_id: index + 1, ...more,
 })
 export const timeline: T.TimelineOut = {
   job_id: 'gpt-7b', since: at(0), until: at(40_000), thinned: true,
-  points: Array.from({ length: 600 }, (_, index) => ({ at: at(600 + index * 65), step: 1 + index * 3, generation: 1 + Math.floor(index / 150), seconds: 19.8, loss: 10.8 * Math.exp(-index / 130) + 2.4 + 0.06 * Math.sin(index * 1.7), tokens_per_s: index % 150 < 4 ? 21_000 : 52_000 + 900 * Math.sin(index), dollars: (index * 211) / 600 })),
+  points: Array.from({ length: 600 }, (_, index) => ({ at: at(600 + index * 65), step: 1 + index * 3, steps: 3, generation: 1 + Math.floor(index / 150), seconds: 19.8, loss: 10.8 * Math.exp(-index / 130) + 2.4 + 0.06 * Math.sin(index * 1.7), tokens_per_s: index % 150 < 4 ? 21_000 : 52_000 + 900 * Math.sin(index), dollars: (index * 211) / 600 })),
   buckets: Array.from({ length: 80 }, (_, index) => {
     const bad = index % 20 === 18
-    return { starts_at: at(index * 500), ends_at: at(index * 500 + 500), slot_seconds: (index === 0 ? { bootstrap: 3000, idle: 1000 } : { productive: bad ? 3100 : 3960, pause: bad ? 120 : 0, recompute: bad ? 500 : 0, lost: bad ? 280 : 0, idle: 40 }) as Record<string, number>, dollars: { productive: 2.64 }, dollars_until: ((index + 1) * 211) / 80, last_step: Math.min(1798, (index + 1) * 23) }
+    return { starts_at: at(index * 500), ends_at: at(index * 500 + 500), slot_seconds: (index === 0 ? { bootstrap: 3000, idle: 1000 } : { productive: bad ? 3100 : 3960, pause: bad ? 120 : 0, recompute: bad ? 500 : 0, lost: bad ? 280 : 0, idle: 40 }) as Record<string, number>, dollars: { productive: 2.64 }, dollars_until: ((index + 1) * 211) / 80 }
   }),
-  marks: [mark(0, { kind: 'start', handoff_id: null, incident_id: null, cause: 'start', from: '', to: 'TP2xPP2xDP2', at: at(600), step: 1, dollars: 0, pause_s: null, reason: 'started from scratch' }), mark(1, {}), mark(2, { state: 'aborted', reason: 'superseded: b-1 will go too' }), mark(3, { lost_steps: 12, kind: 'restart', cause: 'checkpoint', reason: 'b-1 was lost without a notice' })],
+  marks: [mark(0, { kind: 'start', handoff_id: null, incident_id: null, cause: 'start', source_layout: null, target_layout: 'TP2xPP2xDP2', at: at(600), step: 1, dollars: 0, pause_s: null, reason: 'started from scratch' }), mark(1, {}), mark(2, { state: 'aborted', reason: 'superseded: b-1 will go too' }), mark(3, { lost_steps: 12, kind: 'restart', cause: 'checkpoint', reason: 'b-1 was lost without a notice' })],
 }
 
 export const handoff: T.HandoffOut = {
@@ -85,16 +86,16 @@ export const handoff: T.HandoffOut = {
 } as T.HandoffOut
 export const done: T.HandoffOut = { ...handoff, handoff_id: handoffIds[1]!, state: 'active', stage: 'active', decision: 'go', pause_s: 0.312, pause_steps: 0.016, lost_s: 2.1, cutover_step: 902, certificate: 'xor:5be1c0de77aa0913', bytes_moved: 84.2e9, notice_to_safe_s: 41.3, notice_to_active_s: 40.9, leaving: ['a-2'], deadline_at: at(18_120), opened_at: at(18_001), changed_at: at(18_041) }
 
-export const waterfall: T.Waterfall = {
-  handoff_id: done.handoff_id, from_at: at(18_000), total_s: 41.3, critical_path: ['decide', 'world', 'stream', 'replay', 'switch'], critical_s: 40.6,
+export const waterfall: T.WaterfallOut = {
+  handoff_id: done.handoff_id, from_at: at(18_000), total_s: 41.3, critical_path: ['decide', 'world', 'stream', 'replay', 'switch'], incident_id: 2,
   bars: [
-    { name: 'decide', label: 'decide', group: 'control', starts_s: 0, seconds: 0.9, critical: true, bytes: null },
-    { name: 'plan', label: 'plan the transfer', group: 'control', starts_s: 0.9, seconds: 0.6, critical: false, bytes: null },
-    { name: 'world', label: 'build the new world', group: 'prepare', starts_s: 0.9, seconds: 9.4, critical: true, bytes: null },
-    { name: 'register', label: 'register memory', group: 'prepare', starts_s: 1.5, seconds: 3.2, critical: false, bytes: null },
-    { name: 'stream', label: 'stream state', group: 'stream', starts_s: 10.3, seconds: 26.1, critical: true, bytes: 84.2e9 },
-    { name: 'replay', label: 'replay gradients', group: 'stream', starts_s: 36.4, seconds: 3.9, critical: true, bytes: 2.1e9 },
-    { name: 'switch', label: 'switch', group: 'pause', starts_s: 40.3, seconds: 0.312, critical: true, bytes: null },
+    { name: 'decide', label: 'decide', group: 'control', starts_s: 0, seconds: 0.9, critical: true },
+    { name: 'plan', label: 'plan the transfer', group: 'control', starts_s: 0.9, seconds: 0.6, critical: false },
+    { name: 'world', label: 'build the new world', group: 'prepare', starts_s: 0.9, seconds: 9.4, critical: true },
+    { name: 'register', label: 'register memory', group: 'prepare', starts_s: 1.5, seconds: 3.2, critical: false },
+    { name: 'stream', label: 'stream state', group: 'stream', starts_s: 10.3, seconds: 26.1, critical: true },
+    { name: 'replay', label: 'replay gradients', group: 'stream', starts_s: 36.4, seconds: 3.9, critical: true },
+    { name: 'switch', label: 'switch', group: 'pause', starts_s: 40.3, seconds: 0.312, critical: true },
   ],
 }
 
@@ -106,7 +107,7 @@ const decision: T.DecisionOut = {
 export const incident: T.IncidentOut = {
   incident_id: 2, node_id: 'a-2', pool: 'a', kind: 'interruption', source: 'imds', drained: false, first_seen_at: at(18_000), deadline_at: at(18_120), withdrawn_at: null, open: false, state: 'over', jobs: ['gpt-7b'], handoff_ids: [done.handoff_id],
   outcome: 'moved', outcome_reason: 'handed over live', pause_s: 0.312, lost_steps: 0, dollars: 0.021, bytes_moved: 84.2e9, notice_to_safe_s: 41.3,
-  lease: { lease_id: 4, started_at: at(0), ended_at: at(18_121), end_reason: 'the provider took it back' },
+  lease: { lease_id: 4, started_at: at(0), ended_at: at(18_121), end_reason: 'the provider took it back', instance_id: 3, node_id: 'a-2', pool: 'a', slots: 8 },
   channels: [
     { source: 'imds', kind: 'interruption', heard_at: at(18_000), deadline_at: at(18_120), lag_s: 0, raw: '{"action":"terminate","time":"2026-11-24T13:02:00Z"}', withdrawn_at: null },
     { source: 'eventbridge', kind: 'interruption', heard_at: at(18_003.2), deadline_at: at(18_120), lag_s: 3.2, raw: '{"detail-type":"EC2 Spot Instance Interruption Warning","detail":{"instance-id":"i-0abc1"}}', withdrawn_at: null },
@@ -127,7 +128,7 @@ export const ledger: T.LedgerOut = {
   ],
 }
 const restarts: T.RestartsOut = { job_id: 'gpt-7b', handoffs: 3, handoffs_slot_seconds: 30, slot_seconds: 21_600, dollars: 14.3, save_s: 12.5, start_s: 210, estimate: 'A save and a start for each move, at the medians of this job; steps done again are left out.' }
-export const firstError: T.FirstErrorOut = { job_id: 'gpt-7b', generation: 4, rank: 5, node_id: 'b-1', log_id: 42, offset: 0, at: at(27_000), line: 'RuntimeError: NCCL error: remote process exited or there was a network error', excerpt: [], cause: null, searched_ranks: 8, searched_chars: 1_204_113 }
+export const firstError: T.FirstErrorOut = { job_id: 'gpt-7b', generation: 4, rank: 5, node_id: 'b-1', log_id: 42, offset: 0, at: at(27_000), line: 'RuntimeError: NCCL error: remote process exited or there was a network error', excerpt: [], cause: null, generations: [4, 5, 6] }
 const logs: readonly T.LogOut[] = Array.from({ length: 60 }, (_, index) => ({ log_id: index + 1, generation: 6, rank: index % 8, offset: index * 100, text: index === 41 ? 'Traceback (most recent call last):\nRuntimeError: NCCL error: remote process exited or there was a network error\n' : `step ${index}: loss 2.41, lr 3e-4, grad norm 0.91\n` }))
 const audit: readonly T.AuditOut[] = [
   { audit_id: 12, at: at(30_000), actor: 'ines', token_id: 't1', role: 'operator', action: 'job.checkpoint', target: 'gpt-7b', detail: { why: 'before the weekend' } },
@@ -165,7 +166,7 @@ export function answer(path: string, query: URLSearchParams): unknown {
     case 'nodes/x': return nodes.find(each => each.node_id === id)
     case 'handoffs': return [handoff, done].filter(each => query.getAll('state').length === 0 || query.getAll('state').includes(each.state))
     case 'handoffs/x': return [handoff, done].find(each => each.handoff_id === id)
-    case 'handoffs/x/waterfall': return id === done.handoff_id ? waterfall : { ...waterfall, handoff_id: id, total_s: 28, critical_path: ['decide', 'world', 'stream'], critical_s: 28, bars: waterfall.bars.slice(0, 5).map(bar => (bar.name === 'stream' ? { ...bar, seconds: 17.7, bytes: 51e9 } : bar)) }
+    case 'handoffs/x/waterfall': return id === done.handoff_id ? waterfall : { ...waterfall, handoff_id: id, total_s: 28, critical_path: ['decide', 'world', 'stream'], bars: waterfall.bars.slice(0, 5).map(bar => (bar.name === 'stream' ? { ...bar, seconds: 17.7 } : bar)) }
     case 'incidents': return summaries.filter(each => (!isFailed || each.outcome === 'failed' || each.outcome === 'restarted') && (query.get('open') !== 'true' || each.open))
     case 'incidents/x': return id === '2' ? incident : id === '7' ? { ...incident, ...summaries[0], lease: null, handoffs: [{ handoff, waterfall: answer(`/api/v1/handoffs/${handoff.handoff_id}/waterfall`, query) }] } : undefined
     case 'audit': return audit

@@ -29,7 +29,7 @@ export default function Handoff() {
         {!isOver(of) && of.deadline_at && <Countdown until={of.deadline_at} />}
       </div>
       <Panel title="What happened"><HandoffStory of={of} /></Panel>
-      <Panel title="Phases" of={waterfall} lines={8} tools={<CsvButton name={`handoff ${shortId(of.handoff_id)} phases`} columns={['phase', 'starts_s', 'seconds', 'critical', 'bytes']} rows={() => (waterfall.data?.bars ?? []).map(bar => [bar.name, bar.starts_s, bar.seconds, bar.critical, bar.bytes])} />}>
+      <Panel title="Phases" of={waterfall} lines={8} tools={<CsvButton name={`handoff ${shortId(of.handoff_id)} phases`} columns={['phase', 'starts_s', 'seconds', 'critical']} rows={() => (waterfall.data?.bars ?? []).map(bar => [bar.name, bar.starts_s, bar.seconds, bar.critical])} />}>
         {() => <Waterfall of={waterfall.data!} isOpen={!isOver(of)} />}
       </Panel>
       <div className="grid-2">

@@ -71,9 +71,11 @@ function Report({ of }: { of: IncidentOut }) {
   )
 }
 
-function costWords(costs: Record<string, number>): string {
-  const parts = Object.entries(costs).filter(([, value]) => value > 0)
-  return parts.map(([name, value]) => `${CAUSE_WORDS[name as keyof typeof CAUSE_WORDS] ?? name} ${dollars(value)}`).join(', ') || 'nothing beyond the usual'
+const OTHER_COSTS: Record<string, string> = { egress: 'traffic between zones' }
+
+function costWords(costs: IncidentOut['costs']): string {
+  const parts = Object.entries(costs).filter(([, value]) => (value ?? 0) > 0)
+  return parts.map(([name, value]) => `${CAUSE_WORDS[name as keyof typeof CAUSE_WORDS] ?? OTHER_COSTS[name] ?? name} ${dollars(value)}`).join(', ') || 'nothing beyond the usual'
 }
 
 function DecisionBlock({ of }: { of: DecisionOut }) {
