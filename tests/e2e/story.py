@@ -35,7 +35,7 @@ SETTINGS = {
 }
 WAIT_S = 60.0
 STEP_S = 0.5
-TRACE = 'step 3\nTraceback (most recent call last):\n  File "job.py", line 7, in step\nRuntimeError: the data loader gave up\n'
+TRACE = 'Traceback (most recent call last):\n  File "job.py", line 7, in step\nRuntimeError: the data loader gave up\n'
 
 
 def until(what: str, found: Callable[[], Any], *, within_s: float = WAIT_S) -> Any:
@@ -73,6 +73,7 @@ class Story:
         for name in ("node-a", "node-b", "node-c", "node-d"):
             pool = "spot-a" if name < "node-c" else "spot-b"
             self.agents[name] = FakeAgent(name, self.client, join, lambda: datetime.now(UTC), pool=pool)
+            self.agents[name].watch()
             self.agents[name].sync()
         spec = JOB | {"name": "gpt-1.5b"}
         self.job_id = self.client.post("/api/v1/jobs", json=spec).raise_for_status().json()["job_id"]
@@ -109,7 +110,7 @@ class Story:
             )  # fmt: skip
             values = tuple(
                 MetricsRow(job_id=self.job_id, generation=world.generation, step=row.step, at_utc=row.finished_utc,
-                           values={"loss": row.loss, "learning_rate": 1e-3 / row.step, "gradient_norm": 1.0 + 1 / row.step})
+                           values={"loss": row.loss, "learning_rate": 1e-3 / row.step, "gradient_norm": 1.5})
                 for row in rows
             )  # fmt: skip
             self.step, self.at = numbers[-1], now
