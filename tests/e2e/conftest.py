@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-sync_api = pytest.importorskip("playwright.sync_api")
+pytest.importorskip("playwright")
+
+from playwright import sync_api
 
 from tests.cluster.real_service import RealService, real_service, service_folder
 from tests.debian import needs
@@ -54,7 +56,7 @@ def story(service: RealService) -> Iterator[Story]:
 
 
 class Visitor:
-    """One browser of one person. `errors`: what its console said that should not be there; `clicks`: how many it made."""
+    """One browser of one person. `errors`: what its console should not say; `clicks`: how many were made."""
 
     def __init__(self, browser: Any, url: str, token: str, **options: Any) -> None:
         self.url = url
