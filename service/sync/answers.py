@@ -13,7 +13,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from pydantic import TypeAdapter
-from sqlalchemy import text
+from sqlalchemy import DateTime, bindparam, text
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import SyncOrders
@@ -33,11 +33,14 @@ _STANDING = text(
     SELECT job_id, orders_seq, next_generation, active_generation, state, checkpoints_asked, checkpoints_answered,
            reason
       FROM jobs
+      JOIN LATERAL (SELECT role, ends_at FROM job_grants
+                     WHERE job_grants.job_id = jobs.job_id AND job_grants.node_id = :node_id
+                     ORDER BY grant_id DESC LIMIT 1) AS newest ON newest.role IS NOT NULL OR newest.ends_at > :now
      WHERE job_id IN (SELECT unnest(CAST(:job_ids AS text[]))
                       UNION SELECT job_id FROM job_members WHERE node_id = :node_id)
      ORDER BY job_id
     """
-)
+).bindparams(bindparam("now", type_=DateTime(timezone=True)))
 _OWN_PART = TypeAdapter(OwnPart)
 
 
@@ -155,14 +158,14 @@ class StandingNow(NamedTuple):
 
 
 def _standing(intake: Intake) -> tuple[StandingNow, ...]:
-    """Of each job that the node is a member of, or reports ranks of."""
+    """Of each job that the node is a member of, or reports ranks of. It needs a grant for the one as for the other."""
     if intake.standing is not None:
         # What was committed since then wakes the agent once more.
-        jobs = [item.job for item in intake.standing]
+        jobs = [item.job for item in intake.standing if item.is_granted]
         return tuple(StandingNow(*(getattr(job, name) for name in StandingNow._fields)) for job in jobs)
     job_ids = list({rank.job_id for rank in intake.report.ranks})
-    found = intake.session.execute(_STANDING, {"node_id": intake.node.node_id, "job_ids": job_ids})
-    return tuple(StandingNow(*row) for row in found)
+    values = {"node_id": intake.node.node_id, "job_ids": job_ids, "now": intake.now}
+    return tuple(StandingNow(*row) for row in intake.session.execute(_STANDING, values))
 
 
 def render(shared: SharedOrder) -> Rendered:
