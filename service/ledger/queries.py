@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import TextClause, text
 from sqlalchemy.orm import Session
 
-from service.ledger.sums import PRICES, SUMMED_WITHIN, check_whole_hours, hour_from, hour_of
+from service.ledger.prices import PRICES
+from service.ledger.sums import SUMMED_WITHIN, check_whole_hours, hour_from, hour_of
 from service.ledger.tables import Cause
 
 ALL_TIME_ENDS = "0001-01-01T00:00:00Z"
@@ -58,21 +59,34 @@ _EDGE = f"""
       FROM ({SUMMED_WITHIN}) AS within
      WHERE CAST(:job_id AS text) IS NULL OR job_id = CAST(:job_id AS text)
 """
-_EGRESS = text(
-    """
-    SELECT coalesce(sum(bytes), 0) AS bytes, sum(bytes * price.usd) / 1000000000 AS dollars,
-           count(*) FILTER (WHERE price.usd IS NULL AND bytes > 0) AS unpriced
-      FROM ledger_egress
-      LEFT JOIN LATERAL (
-           SELECT egress_usd_per_gb AS usd FROM pool_prices
-            WHERE pool_prices.pool = ledger_egress.pool
-            ORDER BY (effective_from <= ledger_egress.at) DESC,
-                     CASE WHEN effective_from <= ledger_egress.at THEN effective_from END DESC, effective_from
-            LIMIT 1) AS price ON true
-     WHERE (CAST(:job_id AS text) IS NULL OR job_id = CAST(:job_id AS text))
-       AND at >= coalesce(CAST(:since AS timestamptz), at) AND at < coalesce(CAST(:until AS timestamptz), 'infinity')
-    """
-)
+# As for intervals: rows that are in no sum yet, sums of whole hours or of all time, and the rows of hours that lie only
+# partly in the time asked for.
+_EGRESS = f"""
+    WITH {PRICES},
+    raw AS (
+         SELECT pool, at, bytes FROM ledger_egress
+          WHERE NOT rolled AND at >= coalesce(CAST(:since AS timestamptz), '-infinity')
+            AND at < coalesce(CAST(:until AS timestamptz), 'infinity')
+            AND (CAST(:job_id AS text) IS NULL OR job_id = CAST(:job_id AS text))
+          {{edges}}),
+    moved AS (
+         SELECT raw.bytes, prices.egress_usd_per_gb AS usd
+           FROM raw LEFT JOIN prices ON prices.pool = raw.pool AND prices.since <= raw.at AND raw.at < prices.until
+          UNION ALL
+         SELECT sums.bytes, prices.egress_usd_per_gb
+           FROM ledger_egress_sums AS sums
+           LEFT JOIN prices ON prices.pool = sums.pool AND prices.since = sums.price_from
+          WHERE sums.job_id = coalesce(CAST(:job_id AS text), '')
+            AND sums.hour >= CAST(:first_hour AS timestamptz) AND sums.hour < CAST(:end_hour AS timestamptz))
+    SELECT coalesce(sum(bytes), 0) AS bytes, sum(bytes * usd) / 1000000000 AS dollars,
+           coalesce(sum(bytes) FILTER (WHERE usd IS NULL), 0) > 0 AS unpriced
+      FROM moved
+"""
+_EGRESS_EDGE = """
+    SELECT pool, at, bytes FROM ledger_egress
+     WHERE rolled AND at >= CAST(:begins AS timestamptz) AND at < CAST(:ends AS timestamptz)
+       AND (CAST(:job_id AS text) IS NULL OR job_id = CAST(:job_id AS text))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +164,19 @@ def whole_hours(since: datetime | None, until: datetime | None) -> Span:
 
 @cache
 def _sums_of(by: str, edges: int, where: str = "true") -> TextClause:
-    more = (
-        _EDGE.replace(":begins", f":begins_{number}").replace(":ends", f":ends_{number}") for number in range(edges)
+    return text(_SLICES.format(by=by, where=where, edges=_for_each(_EDGE, edges)))
+
+
+@cache
+def _egress_with(edges: int) -> TextClause:
+    return text(_EGRESS.format(edges=_for_each(_EGRESS_EDGE, edges)))
+
+
+def _for_each(edge: str, edges: int) -> str:
+    numbered = (
+        edge.replace(":begins", f":begins_{number}").replace(":ends", f":ends_{number}") for number in range(edges)
     )
-    return text(_SLICES.format(by=by, where=where, edges="".join(f" UNION ALL {edge}" for edge in more)))
+    return "".join(f" UNION ALL {each}" for each in numbered)
 
 
 def by_generation(session: Session, job_id: str, generations: Sequence[int]) -> dict[int, list[CauseSum]]:
@@ -172,7 +195,9 @@ def egress(
     session: Session, *, job_id: str | None = None, since: datetime | None = None, until: datetime | None = None
 ) -> Egress:
     """What handoffs moved, of one job or of all."""
-    row = session.execute(_EGRESS, {"job_id": job_id, "since": since, "until": until}).one()
+    span = whole_hours(since, until)
+    values = {"job_id": job_id, "since": since, "until": until} | span.values()
+    row = session.execute(_egress_with(len(span.edges)), values).one()
     return Egress(int(row.bytes), None if row.unpriced else float(row.dollars or 0))
 
 

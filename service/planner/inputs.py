@@ -120,6 +120,20 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
+class LossPlan:
+    """What a job would run in after a loss of so many nodes, and how many times longer a step would take than now; None
+    where nothing is left to run on."""
+
+    what: str
+    nodes_lost: int
+    layout: str | None
+    step_s: float | None
+    step_error: float | None
+    times_slower: float | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Violation:
     """One rule a layout breaks, with the field of the job file it comes from."""
 

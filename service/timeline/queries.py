@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session, defer
 
 from service.handoffs.tables import HandoffRow
 from service.jobs.tables import GenerationRow, JobRow, SourceKind
-from service.ledger.sums import HOUR, PRICES, hour_from, hour_of
+from service.ledger.prices import PRICES
+from service.ledger.sums import HOUR, hour_from, hour_of
 
 FINE_MAX = timedelta(hours=6)
 """A longer span is told by the hour."""
