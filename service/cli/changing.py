@@ -38,6 +38,13 @@ DECISIONS = (
 SHOWN = 20
 ROWS_MAX = 1_000_000
 LOSSES = (Column("IF LOST"), Column("LAYOUT"), Column("PLAN"))
+WEIGHED = (
+    Column("NODES", right=True),
+    Column("LAYOUT"),
+    Column("STEP", right=True),
+    Column("USD/H", right=True),
+    Column("WORTH USD/H", right=True),
+)
 ALTERNATIVES = (Column("LAYOUT"), Column("NODES", right=True), Column("STEP", right=True), Column("KNOWN BY"))
 
 
@@ -199,6 +206,17 @@ def plan(
     ]
     typer.echo("")
     print_table(ALTERNATIVES, rows, empty="no layout fits")
+    if weighed := [
+        (
+            str(item["nodes"]),
+            layout(item["layout"]),
+            seconds(item["step_s"]),
+            *("-" if item[name] is None else f"{item[name]:.2f}" for name in ("usd_per_hour", "usd_per_hour_worth")),
+        )
+        for item in found["options"]
+    ]:
+        typer.echo("")
+        print_table(WEIGHED, weighed, empty="")
     if losses := [(item["what"], layout(item["layout"]), item["reason"]) for item in found["losses"]]:
         typer.echo("")
         print_table(LOSSES, losses, empty="")

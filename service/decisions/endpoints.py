@@ -8,15 +8,17 @@ from pydantic import BaseModel, Field
 from sqlalchemy import select
 
 from agent.protocol.errors import FieldProblem
+from agent.protocol.jobfile import PolicyRules
 from liver_core.layout.limits import JobId, NodeId
 from service.context import PERSON_ONLY, ContextOf, SessionOf
-from service.decisions.rules import considered
+from service.decisions.rules import OPTIONS_MAX, considered, made_from
 from service.decisions.tables import DecisionRow
 from service.edge.routes import PeoplesRoute
 from service.jobs.queries import situation
 from service.jobs.rules import Do, next_action
 from service.jobs.tables import ENDED, JobRow
 from service.paging import PagesOf
+from service.planner.goals import Alert
 from service.planner.inputs import PlannerVerdict
 from service.planner.losses import loss_plans
 from service.problems import conflict, invalid, not_found
@@ -35,6 +37,65 @@ class AlternativeOut(BaseModel):
     measured: bool = Field(description="Whether this job has run so; else it is predicted.")
     step_error: float | None = Field(default=None, description="By how much of itself step_s may be off; measured: 0.")
     predicted_s: float | None = Field(default=None, description="What is predicted of it from the other layouts.")
+
+
+class OptionOut(BaseModel):
+    """A number of nodes that was weighed, in its best layout."""
+
+    nodes: int
+    layout: str
+    step_s: float
+    usd_per_hour: float | None = Field(description="Of the nodes; null where a price is not known.")
+    usd_per_hour_worth: float | None = Field(
+        description="What its tokens bring beyond what it costs; null where policy.usd_per_mtok is not given."
+    )
+
+
+class NodeKindOut(BaseModel):
+    """Nodes that are alike."""
+
+    nodes: int
+    slots: int
+    pool: str = ""
+    zone: str = ""
+    device: str = ""
+    is_at_risk: bool = False
+    usd_per_hour: float | None = Field(default=None, description="Of one; null where not known or not asked for.")
+
+
+class WorldBefore(BaseModel):
+    """What the job ran on."""
+
+    generation: int
+    layout: str
+    nodes: int
+
+
+class MeasuredStep(BaseModel):
+    """The median step of a layout that ran."""
+
+    layout: str
+    step_s: float
+
+
+class RemainingOut(BaseModel):
+    """What was left, to three digits. Null where the job file sets no such bound."""
+
+    steps: int
+    deadline_in_s: float | None = None
+    usd: float | None = None
+
+
+class MadeFrom(BaseModel):
+    """What a decision was made from, beside the job's model."""
+
+    nodes: list[NodeKindOut] = []
+    nodes_min: int = 0
+    nodes_max: int = 0
+    policy: PolicyRules = PolicyRules()
+    world: WorldBefore | None = None
+    steps: list[MeasuredStep] = []
+    remaining: RemainingOut | None = None
 
 
 class LossOut(BaseModel):
@@ -58,6 +119,9 @@ class PlanOut(BaseModel):
     layout: str | None = Field(description="Where it would go; null where it stays or can go nowhere.")
     nodes: list[str]
     alternatives: list[AlternativeOut] = Field(description="The best first.")
+    options: list[OptionOut] = Field(description="Numbers of nodes that were weighed by price, budget or deadline.")
+    alerts: list[Alert] = Field(description="What a person should know; the reason says it in words.")
+    made_from: MadeFrom
     inputs_digest: str
     action: Do | None = Field(description="What the service does next. Null where nodes are taken away in thought.")
     reason: str
@@ -78,6 +142,9 @@ class DecisionOut(BaseModel):
     layout: str | None
     nodes: list[str]
     alternatives: list[AlternativeOut]
+    options: list[OptionOut] = Field(description="Numbers of nodes that were weighed by price, budget or deadline.")
+    alerts: list[Alert] = Field(description="What a person should know; the reason says it in words.")
+    made_from: MadeFrom = Field(validation_alias="inputs")
     inputs_digest: str = Field(description="The same for the same inputs.")
 
 
@@ -119,6 +186,9 @@ def show_plan(
         layout=found.layout,
         nodes=list(found.nodes),
         alternatives=[AlternativeOut.model_validate(item, from_attributes=True) for item in found.alternatives()],
+        options=[OptionOut.model_validate(item, from_attributes=True) for item in found.decision.options[:OPTIONS_MAX]],
+        alerts=list(found.decision.alerts),
+        made_from=MadeFrom.model_validate(made_from(found.inputs)),
         inputs_digest=found.inputs.digest(),
         action=action.do if action else None,
         reason=action.reason if action else "",

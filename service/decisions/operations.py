@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from liver_core.layout.limits import fitting
 from service.audit.tables import AuditRow
 from service.db.base import among
-from service.decisions.rules import Decided
+from service.decisions.rules import OPTIONS_MAX, Decided, made_from
 from service.decisions.tables import DecisionRow
 from service.jobs.tables import JobRow
 
@@ -50,6 +50,9 @@ def record(session: Session, job: JobRow, decided: Decided | None, *, now: datet
             layout=considered.layout,
             nodes=list(considered.nodes),
             alternatives=[asdict(item) for item in considered.alternatives()],
+            inputs=made_from(considered.inputs),
+            options=[asdict(item) for item in considered.decision.options[:OPTIONS_MAX]],
+            alerts=list(considered.decision.alerts),
             inputs_digest=considered.inputs.digest(),
             what_sha256=decided.digest(),
         )

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from liver_core.layout.limits import fitting
 from service.jobs.queries import Situation
@@ -12,6 +14,7 @@ from service.planner.decision import alternatives, decide
 from service.planner.inputs import Alternative, PlanInputs, PlannerDecision
 
 BY_ITSELF = "the service"
+KINDS_MAX, OPTIONS_MAX, STEPS_MAX = 64, 64, 64
 STOP, PAUSE, BEGIN = ("stop_job",), ("pause_job",), ("submit_job", "resume_job")
 """Names of the audit log: the newest row of these says who asked."""
 
@@ -52,6 +55,7 @@ class Decided:
         """The same for what means the same: reasons, which name seconds that always change, do not count."""
         action, considered = self.action, self.considered
         what = [action.do, action.state, considered.decision.verdict, considered.layout, *considered.nodes]
+        what += considered.decision.alerts
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
     def by(self, actor: str | None) -> str:
@@ -59,6 +63,29 @@ class Decided:
         if self.asked and actor:
             return actor
         return fitting(f"notice of {', '.join(self.noticed[:8])}") if self.noticed else BY_ITSELF
+
+
+def made_from(inputs: PlanInputs) -> dict[str, Any]:
+    """What a decision depended on, beside the job file: nodes that are alike are one entry with their number, the most
+    first, at most KINDS_MAX of them."""
+    world, job = inputs.world, inputs.job
+    kinds = Counter(replace(node, node_id="") for node in inputs.nodes)
+    nodes = [{"nodes": count} | _without_name(asdict(node)) for node, count in kinds.most_common(KINDS_MAX)]
+    return {
+        "nodes": nodes,
+        "nodes_min": job.nodes.min,
+        "nodes_max": job.nodes.max,
+        "policy": job.policy.model_dump(mode="json") if job.policy else {},
+        "world": {"generation": world.generation, "layout": str(world.layout), "nodes": len(world.node_ids())}
+        if world
+        else None,
+        "steps": [{"layout": layout, "step_s": seconds} for layout, seconds in inputs.step_seconds[-STEPS_MAX:]],
+        "remaining": asdict(inputs.remaining) if inputs.remaining else None,
+    }
+
+
+def _without_name(node: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in node.items() if name != "node_id"}
 
 
 def considered(facts: Situation, without: tuple[str, ...] = ()) -> Considered:

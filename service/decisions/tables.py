@@ -5,12 +5,13 @@ from datetime import datetime
 from sqlalchemy import ForeignKey, Identity, Index
 from sqlalchemy.orm import Mapped, mapped_column
 
-from service.db.base import Base, JsonList
+from service.db.base import Base, Json, JsonList
 
 
 class DecisionRow(Base):
     """One decision. `action`: what was done; `verdict`: what the planner wanted; `layout`, `nodes`: where.
-    `what_sha256`: by which the next one differs or not."""
+    `inputs`: what it was made from, nodes that are alike as one; `options`: the numbers of nodes that were weighed.
+    `alerts`: what a person should know. `what_sha256`: by which the next one differs or not."""
 
     __tablename__ = "decisions"
     __table_args__ = (Index("ix_decisions_job", "job_id", "decision_id"),)
@@ -26,5 +27,8 @@ class DecisionRow(Base):
     layout: Mapped[str | None]
     nodes: Mapped[JsonList]
     alternatives: Mapped[JsonList]
+    inputs: Mapped[Json] = mapped_column(default=dict)
+    options: Mapped[JsonList] = mapped_column(default=list)
+    alerts: Mapped[JsonList] = mapped_column(default=list)
     inputs_digest: Mapped[str]
     what_sha256: Mapped[str]

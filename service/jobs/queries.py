@@ -33,6 +33,7 @@ from service.jobs.tables import (
 )
 from service.jobs.tables import RankLogRow as LogRow
 from service.leases.queries import price_of
+from service.ledger.queries import egress, summary
 from service.nodes.rules import announces_its_end, answers
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import as_fact, open_notices
@@ -40,6 +41,7 @@ from service.notices.rules import takes_node
 from service.notices.tables import NoticeRow
 from service.paging import Pages
 from service.planner.decision import decide
+from service.planner.goals import Remaining, overspent
 from service.planner.inputs import LayoutUse, OtherNodes, PlanInputs, PlanNode, World
 
 LIST_MAX = 1_000
@@ -53,6 +55,7 @@ NODES_MORE = 16
 """So many free nodes more than a job uses are looked at: some may be about to go."""
 STEPS_FOR_MEDIAN = 500
 STEPS_FOR_PACE = 25
+REMAINING_DIGITS = 3
 
 _STEP_SECONDS = text(
     """
@@ -194,12 +197,14 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
     roster = roster_of(row) if row is not None else None
     world = World(roster.generation, roster.layout, roster.members) if roster and has_ranks else None
     spec = job_file_of(job)
+    spent_usd = _spent_usd(session, job) if spec.budget_usd is not None else 0.0
+    remaining = _remaining(job, spec, spent_usd, now=now)
     # No more than the job could use are read, unless too many of those cannot be used, or a reason names the others.
     usable = _usable_of(session, job, world, _best_nodes_for(session, job, world, spec), now=now)
     ready, left_out = len(usable.restart.nodes), len(usable.nodes) >= spec.nodes.max + NODES_MORE
     if ready <= spec.nodes.min or (ready < spec.nodes.max and left_out):
         usable = _usable_of(session, job, world, _nodes_for(session, job, world), now=now)
-    inputs, restart = usable.inputs, usable.restart
+    inputs, restart = (replace(item, remaining=remaining) for item in (usable.inputs, usable.restart))
     handoff = handoffs.open_handoff(session, job.job_id)
     if len(restart.nodes) <= spec.nodes.min:
         # A reason for having too few nodes says where the others are.
@@ -212,7 +217,7 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
         session, job, inputs, restart, nodes=usable.nodes, noticed=usable.noticed, row=row, handoff=handoff, now=now
     )
     heard_since = now - timedelta(seconds=max(OVERDUE_S, OVERDUE_POLLS * poll_s))
-    view = replace(view, unheard=_unheard(usable.nodes, heard_since))
+    view = replace(view, unheard=_unheard(usable.nodes, heard_since), overspent=overspent(spent_usd, spec.budget_usd))
     return Situation(job.job_id, view, inputs, restart, handoff.handoff_id if handoff else None)
 
 
@@ -227,7 +232,7 @@ def _usable_of(
     # A member whose notice no longer moves the job keeps its ranks; nobody else gets any there.
     going = {item.node_id for item in noticed} | (barred - set(world.node_ids() if world else ()))
     spec = job_file_of(job)
-    weighs = spec.policy is not None and spec.policy.usd_per_mtok is not None
+    weighs = spec.budget_usd is not None or (spec.policy is not None and spec.policy.usd_per_mtok is not None)
     prices = _prices(session, {node.pool for node in nodes}, now=now) if weighs else {}
     inputs = PlanInputs(
         job=spec,
@@ -255,6 +260,29 @@ def _prices(session: Session, pools: set[str], *, now: datetime) -> dict[str, fl
     """USD for an hour of a node, of the pools whose price is known."""
     found = ((pool, price_of(session, pool, now=now)) for pool in sorted(pools)[:POOLS_MAX])
     return {pool: float(row.price_usd_per_hour) for pool, row in found if row is not None}
+
+
+def _spent_usd(session: Session, job: JobRow) -> float:
+    """What the job has cost so far, as far as prices are known."""
+    sums, moved = summary(session, job_id=job.job_id), egress(session, job_id=job.job_id)
+    return sum(item.dollars for item in sums) + (moved.dollars or 0.0)
+
+
+def _remaining(job: JobRow, spec: JobFile, spent_usd: float, *, now: datetime) -> Remaining | None:
+    """Rounded: plans are made anew for other inputs only."""
+    if spec.budget_usd is None and spec.deadline is None:
+        return None
+    time_s = (spec.deadline - now).total_seconds() if spec.deadline is not None else None
+    usd = spec.budget_usd - spent_usd if spec.budget_usd is not None else None
+    return Remaining(
+        steps=int(_rounded(spec.stop.steps - job.last_step)),
+        deadline_in_s=None if time_s is None else _rounded(time_s),
+        usd=None if usd is None else _rounded(usd),
+    )
+
+
+def _rounded(value: float) -> float:
+    return float(f"{max(0.0, value):.{REMAINING_DIGITS}g}")
 
 
 def _view(

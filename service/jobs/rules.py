@@ -105,7 +105,8 @@ class JobView:
     ranks already train, but whose handoff no agent has reported yet; `step_s`: seconds of a usual step, 0 if not known;
     `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one has been asked for; `suspended_because`:
     why the job was suspended, empty if it was not; `listening_since`: before, the service could not hear of any step.
-    `paused_because`: who asked that it stands until it is resumed, empty if nobody did.
+    `paused_because`: who asked that it stands until it is resumed, empty if nobody did. `overspent`: its budget is
+    spent; empty if it is not, or if there is none.
     """
 
     state: JobState
@@ -144,6 +145,7 @@ class JobView:
     suspended_because: str = ""
     listening_since: datetime | None = None
     paused_because: str = ""
+    overspent: str = ""
 
 
 class Do(StrEnum):
@@ -195,21 +197,23 @@ def next_action(view: JobView, limits: JobLimits) -> Action:
             return _end_when_quiet(view, limits, JobState.SUSPENDED, _why_suspended(view) or "too few nodes")
         case JobState.PENDING | JobState.SUSPENDED if view.paused_because:
             return Action(Do.NOTHING, f"paused because {view.paused_because}; waiting for somebody to resume it")
+        case JobState.PENDING | JobState.SUSPENDED if view.overspent:
+            return Action(Do.NOTHING, f"{view.overspent}; it goes on when budget_usd is raised")
         case JobState.PENDING | JobState.SUSPENDED:
             return _start_if_possible(view)
-        case JobState.STARTING | JobState.RUNNING if view.paused_because:
-            return _pause(view, limits)
+        case JobState.STARTING | JobState.RUNNING if because := view.paused_because or view.overspent:
+            return _pause(view, limits, because)
         case JobState.STARTING | JobState.RUNNING:
             return _keep_running(view, limits)
 
 
-def _pause(view: JobView, limits: JobLimits) -> Action:
+def _pause(view: JobView, limits: JobLimits, why: str) -> Action:
     """Whatever the job was about to do, its ranks end; with a checkpoint, where the world still lives."""
     if view.ahead is not None:
         return _keep_running(view, limits)
     loss = _why_lost(view, limits)
-    reason = f"{loss.reason}; not started again, since {view.paused_because}" if loss else view.paused_because
-    because = fitting(view.paused_because, SUSPENDED_BECAUSE_CHARS_MAX)
+    reason = f"{loss.reason}; not started again, since {why}" if loss else why
+    because = fitting(why, SUSPENDED_BECAUSE_CHARS_MAX)
     return Action(Do.SUSPEND, reason, suspended_because=because, cause=loss.cause if loss else None)
 
 

@@ -1,5 +1,7 @@
 """The planner: a target layout and its members, or why not. Pure."""
 
+from dataclasses import replace
+
 from agent.protocol.jobfile import PolicyRules
 from agent.protocol.values import Placement
 from liver_core.layout import Member
@@ -17,7 +19,7 @@ from service.planner.choices import (
 from service.planner.inputs import Alternative, PlanInputs, PlannerDecision, PlannerVerdict
 from service.planner.placement import place
 from service.planner.step_time import StepEstimate
-from service.planner.worth import worth_their_price
+from service.planner.worth import Weighed, weighed
 
 ALTERNATIVES_MAX = 16
 
@@ -26,8 +28,18 @@ def decide(inputs: PlanInputs, known: Candidates | None = None) -> PlannerDecisi
     """What the job should run on, given the nodes it may use. `inputs.nodes` must not contain nodes that will go.
     `known`: the candidates of inputs with these nodes or more, where there are some already."""
     known = known or Candidates.of(inputs)
-    available, worth = len(inputs.nodes), worth_their_price(inputs, known)
-    inputs = inputs if worth is None else worth.inputs
+    found = weighed(inputs, known)
+    decision = _decided(inputs, known, found)
+    if found is None:
+        return decision
+    reason = "; ".join((decision.reason, *(text for _, text in found.alerts)))
+    alerts = tuple(alert for alert, _ in found.alerts)
+    return replace(decision, reason=reason, alerts=alerts, options=found.options)
+
+
+def _decided(inputs: PlanInputs, known: Candidates, found: Weighed | None) -> PlannerDecision:
+    available = len(inputs.nodes)
+    inputs = inputs if found is None else found.inputs
     best = _placed(inputs, known)
     if best is None:
         return PlannerDecision(PlannerVerdict.SUSPEND, _why_nothing(inputs))
@@ -36,8 +48,8 @@ def decide(inputs: PlanInputs, known: Candidates | None = None) -> PlannerDecisi
     target = Placement(layout=layout, members=members)
     named = f"{layout} on {len(target.node_ids())} of {available} nodes, {seconds_of(expected)} per step"
     named += _at_risk(inputs, target) + ("" if choice.whole else "; no nodes can hold each TP group whole")
-    if worth is not None:
-        named += f"; {worth.reason}"
+    if found is not None and found.reason:
+        named += f"; {found.reason}"
     world = inputs.world
     if world is None:
         return PlannerDecision(PlannerVerdict.START, f"start {named}", target)
@@ -46,19 +58,15 @@ def decide(inputs: PlanInputs, known: Candidates | None = None) -> PlannerDecisi
     if lost:
         return PlannerDecision(PlannerVerdict.MOVE, f"without {', '.join(lost[:8])}: {named}", target)
     if str(layout) == str(world.layout):
-        return PlannerDecision(PlannerVerdict.STAY, f"{world.layout} on its nodes is still the best choice", None)
+        return PlannerDecision(PlannerVerdict.STAY, f"{world.layout} on its nodes is still the best choice")
     now = step_times(inputs).of_layout(world.layout, whole=lies_whole(world.layout, world.members))
     policy = inputs.job.policy or PolicyRules()
     gains = expected.seconds <= now.seconds * (1 - policy.gain_min)
     same_nodes = len(target.node_ids()) == len(world.node_ids())
     if same_nodes and (inputs.job.layouts.pinned or not gains):
-        return PlannerDecision(
-            PlannerVerdict.STAY, f"{layout} on as many nodes gains too little over {world.layout}", None
-        )
+        return PlannerDecision(PlannerVerdict.STAY, f"{layout} on as many nodes gains too little over {world.layout}")
     if not inputs.job.layouts.pinned and not gains:
-        return PlannerDecision(
-            PlannerVerdict.STAY, f"{named} is no gain over {seconds_of(now)} in {world.layout}", None
-        )
+        return PlannerDecision(PlannerVerdict.STAY, f"{named} is no gain over {seconds_of(now)} in {world.layout}")
     pinned = "" if gains else "; no faster, but pinned for so many nodes"
     return PlannerDecision(
         PlannerVerdict.MOVE, f"{named} instead of {world.layout} at {seconds_of(now)}{pinned}", target

@@ -8,6 +8,7 @@ from enum import StrEnum
 from agent.protocol.jobfile import JobFile
 from agent.protocol.values import Placement
 from liver_core.layout import Member, ParallelLayout
+from service.planner.goals import Alert, CountOption, Remaining
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,8 @@ class LayoutUse:
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
     """Everything a decision depends on. `step_seconds`: median measured step time by layout, `history` oldest first.
-    `others` is for the reason only and not part of the digest."""
+    `remaining`: None where the job has neither deadline nor budget. `others` is for the reason only and not part of the
+    digest."""
 
     job: JobFile
     nodes: tuple[PlanNode, ...]
@@ -76,6 +78,7 @@ class PlanInputs:
     step_seconds: tuple[tuple[str, float], ...] = ()
     history: tuple[LayoutUse, ...] = field(default=())
     others: OtherNodes = field(default=OtherNodes())
+    remaining: Remaining | None = None
 
     def digest(self) -> str:
         """Same inputs, same digest, in every process."""
@@ -88,6 +91,8 @@ class PlanInputs:
             "step_seconds": [[layout, round(seconds, 2)] for layout, seconds in self.step_seconds],
             "history": [asdict(use) for use in self.history],
         }
+        if self.remaining is not None:
+            content["remaining"] = asdict(self.remaining)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -102,11 +107,14 @@ class PlannerVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlannerDecision:
-    """The verdict, its reason, and the target (unless the verdict is stay or suspend)."""
+    """The verdict, its reason, and the target (unless the verdict is stay or suspend). `alerts`: what a person should
+    know, which the reason says in words. `options`: the numbers of nodes that were weighed, where any were."""
 
     verdict: PlannerVerdict
     reason: str
     target: Placement | None = None
+    alerts: tuple[Alert, ...] = ()
+    options: tuple[CountOption, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

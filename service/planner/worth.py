@@ -1,17 +1,27 @@
-"""How many nodes are worth their price to a job that says what a token is worth. Pure.
+"""How many nodes a job should use of those it may: by what its tokens are worth, its budget and its deadline. Pure.
 
-The policy weighs the best layout for each number of nodes by what its tokens bring and its nodes cost. It decides on
-measured steps only: before the first, and wherever a price is not known, a job takes all nodes that make it faster.
+The best layout for each number of nodes is weighed on measured steps only: before the first, a job takes all nodes that
+make it faster. So it does where a price is not known, which nothing can be weighed without. It is never stopped here.
 """
 
 from collections import Counter
 from dataclasses import dataclass, replace
 
 from service.planner.choices import Candidates, best_choice, lies_whole, most_nodes, step_times
+from service.planner.goals import Alert, CountOption, Within, within_goals
 from service.planner.inputs import PlanInputs, PlanNode
 from service.planner.placement import preferred
 from service.policy.choosing import UtilityPolicy
-from service.policy.types import Candidate, Goal, Market, PolicyInputs, PolicyKnobs, PoolView, StandingWorld
+from service.policy.types import (
+    Candidate,
+    Goal,
+    Market,
+    PolicyDecision,
+    PolicyInputs,
+    PolicyKnobs,
+    PoolView,
+    StandingWorld,
+)
 
 COUNTS_MAX = 32
 """So many numbers of nodes are weighed, evenly spread where there are more."""
@@ -20,45 +30,101 @@ PLACE = "here"
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
-    """The inputs with the nodes that are worth their price, and why these."""
+class Weighed:
+    """The inputs with the nodes that the job should use, and why these; what is wrong; what was weighed."""
 
     inputs: PlanInputs
-    reason: str
+    reason: str = ""
+    alerts: tuple[tuple[Alert, str], ...] = ()
+    options: tuple[CountOption, ...] = ()
 
 
-def worth_their_price(inputs: PlanInputs, known: Candidates) -> Worth | None:
-    """None where the job does not ask, or where it cannot be said."""
-    policy = inputs.job.policy
-    if policy is None or policy.usd_per_mtok is None or not inputs.step_seconds:
-        return None
+def weighed(inputs: PlanInputs, known: Candidates) -> Weighed | None:
+    """None where the job asks for nothing, or nothing can be said."""
+    value, left = _usd_per_mtok(inputs), inputs.remaining
     ranked = preferred(inputs)
-    prices = {node.pool: node.usd_per_hour for node in ranked if node.usd_per_hour is not None}
-    if len(ranked) < inputs.job.nodes.min or any(node.usd_per_hour is None for node in ranked):
+    unpriced = sorted({node.pool for node in ranked if node.usd_per_hour is None})
+    alerts: tuple[tuple[Alert, str], ...] = ()
+    if left is not None and left.usd is not None and unpriced:
+        alerts = ((Alert.UNPRICED, f"its budget is not planned with: pool {unpriced[0]} has no price"),)
+    asks = left is not None or (value is not None and not unpriced)
+    if not asks or not inputs.step_seconds or len(ranked) < inputs.job.nodes.min:
+        return Weighed(inputs, alerts=alerts) if alerts else None
+    candidates = _candidates(inputs, ranked, known)
+    if not candidates:
         return None
+    by_price = value is not None and not unpriced
+    options = _options(candidates, sorted(ranked, key=lambda node: node.usd_per_hour or 0.0) if by_price else ranked)
+    within = Within(frozenset(option.nodes for option in options))
+    if left is not None:
+        within = within_goals(options, left, len(inputs.world.node_ids()) if inputs.world else None)
+    alerts += within.alerts
+    if by_price and value is not None:
+        allowed = tuple(each for each in candidates if each.nodes in within.counts)
+        decision = UtilityPolicy().decide(_asked(inputs, ranked, allowed, value))
+        found = _by_price(inputs, ranked, decision, value)
+        if found is not None:
+            return replace(found, alerts=alerts, options=_with_worth(options, decision))
+    best = min((each for each in options if each.nodes in within.counts), key=lambda each: (each.step_s, each.nodes))
+    if within.counts == {option.nodes for option in options} or best.nodes == len(ranked):
+        reason = f"no number of nodes is worth its price at {value:g} USD per million tokens" if by_price else ""
+        return Weighed(inputs, reason and f"{reason}, and the job goes on", alerts, options)
+    reason = f"{best.nodes} of {len(ranked)} nodes by what is left of its time and its budget"
+    return Weighed(replace(inputs, nodes=ranked[: best.nodes]), reason, alerts, options)
+
+
+def _usd_per_mtok(inputs: PlanInputs) -> float | None:
+    return inputs.job.policy.usd_per_mtok if inputs.job.policy else None
+
+
+def _asked(
+    inputs: PlanInputs, ranked: tuple[PlanNode, ...], candidates: tuple[Candidate, ...], value: float
+) -> PolicyInputs:
+    """What the policy is asked, of nodes whose prices are known."""
+    prices = {node.pool: node.usd_per_hour or 0.0 for node in ranked}
     held = Counter(node.pool for node in ranked)
-    pools = tuple(PoolView(pool, PLACE, Market.SPOT, prices[pool], held=held[pool]) for pool in sorted(held))
-    decision = UtilityPolicy().decide(
-        PolicyInputs(
-            pools=pools,
-            candidates=_candidates(inputs, ranked, known),
-            usd_per_hour_on_demand=max(prices.values()),
-            standing=_standing(inputs),
-            goal=Goal(usd_per_mtok=policy.usd_per_mtok),
-            knobs=PolicyKnobs(gain_min=policy.gain_min, spares_max=0),
-        )
+    policy = inputs.job.policy
+    return PolicyInputs(
+        pools=tuple(PoolView(pool, PLACE, Market.SPOT, prices[pool], held=held[pool]) for pool in sorted(held)),
+        candidates=candidates,
+        usd_per_hour_on_demand=max(prices.values()),
+        standing=_standing(inputs),
+        goal=Goal(usd_per_mtok=value),
+        knobs=PolicyKnobs(gain_min=policy.gain_min if policy else 0.0, spares_max=0),
     )
-    at = f"at {policy.usd_per_mtok:g} USD per million tokens"
+
+
+def _by_price(
+    inputs: PlanInputs, ranked: tuple[PlanNode, ...], decision: PolicyDecision, value: float
+) -> Weighed | None:
+    """The nodes that the policy holds; None where none are worth their price."""
+    at = f"at {value:g} USD per million tokens"
     if decision.option is None or decision.option.nodes < inputs.job.nodes.min:
-        return Worth(inputs, f"no number of nodes is worth its price {at}, and the job goes on")
+        return None
     left, kept = Counter(dict(decision.option.hold)), []
     for node in ranked:
         if left[node.pool] > 0:
             kept.append(node)
             left[node.pool] -= 1
     if len(kept) == len(ranked):
-        return Worth(inputs, f"all of them are worth their price {at}")
-    return Worth(replace(inputs, nodes=tuple(kept)), f"{len(kept)} of {len(ranked)} nodes are worth their price {at}")
+        return Weighed(inputs, f"all of them are worth their price {at}")
+    return Weighed(replace(inputs, nodes=tuple(kept)), f"{len(kept)} of {len(ranked)} nodes are worth their price {at}")
+
+
+def _options(candidates: tuple[Candidate, ...], nodes: list[PlanNode] | tuple[PlanNode, ...]) -> tuple[CountOption, ...]:
+    """The fastest for each number of nodes, which are the first of `nodes`."""
+    found: dict[int, CountOption] = {}
+    for each in candidates:
+        prices = [node.usd_per_hour for node in nodes[: each.nodes]]
+        usd = None if None in prices else sum(price for price in prices if price is not None)
+        if each.nodes not in found or each.step_time_s < found[each.nodes].step_s:
+            found[each.nodes] = CountOption(each.nodes, each.layout, each.step_time_s, usd)
+    return tuple(found[count] for count in sorted(found))
+
+
+def _with_worth(options: tuple[CountOption, ...], decision: PolicyDecision) -> tuple[CountOption, ...]:
+    worth = {(each.layout, each.nodes): each.utility_usd_per_hour for each in reversed(decision.alternatives)}
+    return tuple(replace(each, usd_per_hour_worth=worth.get((each.layout, each.nodes))) for each in options)
 
 
 def _candidates(inputs: PlanInputs, ranked: tuple[PlanNode, ...], known: Candidates) -> tuple[Candidate, ...]:

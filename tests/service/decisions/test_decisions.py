@@ -133,3 +133,30 @@ def test_alternatives_are_ordered_as_the_planner_chooses_and_bounded():
         inputs.job, inputs.nodes, World(1, ParallelLayout(), ()), step_seconds=((found[-1].layout, 0.25),)
     )
     assert {item.step_s for item in alternatives(measured) if item.measured} == {0.25}
+
+
+def test_a_job_whose_budget_is_spent_stands_until_the_budget_is_raised(fleet: Fleet):
+    fleet.add("a", "b", "c", "d")
+    fleet.client.put("/api/v1/pools/spot-a/price", json={"price_usd_per_hour": 36.0})
+    fleet.submit(budget_usd=1.0)
+    for _ in range(4):
+        fleet.round()
+    assert fleet.job()["state"] == "running"
+    # Four nodes cost 4 cents a second.
+    for _ in range(8):
+        fleet.round(seconds=5.0)
+    job = fleet.job()
+    assert job["state"] == "suspended" and "of its budget_usd 1" in job["suspended_because"], job
+    spent = decisions(fleet)[-1]
+    assert "it goes on when budget_usd is raised" in spent["reason"] and "budget" in spent["alerts"][0]
+    left = spent["made_from"]["remaining"]
+    assert left["usd"] == 0 and 0 < left["steps"] and left["deadline_in_s"] is None
+    assert spent["made_from"]["nodes"][0]["usd_per_hour"] == 36.0 and spent["made_from"]["nodes"][0]["nodes"] == 4
+    changed = fleet.client.patch(f"/api/v1/jobs/{fleet.job_id}", json={"budget_usd": 100.0})
+    assert changed.status_code == 200, changed.text
+    for _ in range(5):
+        fleet.round()
+    assert fleet.job()["state"] == "running"
+    plan = fleet.client.get(f"/api/v1/jobs/{fleet.job_id}/plan").json()
+    assert plan["alerts"] == [] and {option["nodes"] for option in plan["options"]} == {2, 3, 4}
+    assert all(option["usd_per_hour"] == 36.0 * option["nodes"] for option in plan["options"])
