@@ -72,13 +72,14 @@ class PoolView:
 @dataclass(frozen=True, slots=True)
 class StandingWorld:
     """What the job runs on. `use`: nodes by pool, those that will be lost left out. `is_whole`: all of its nodes stay,
-    so that it may go on in its layout."""
+    so that it may go on in its layout. `starting_s`: time until its first step."""
 
     layout: str
     nodes: int
     place: str
     use: tuple[tuple[str, int], ...]
     is_whole: bool = True
+    starting_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,8 @@ class PolicyKnobs:
     those used, at most. `releases`: whether nodes that buy nothing are given back. `on_demand`: whether on-demand nodes
     may be bought at all. `patience_s`: on-demand nodes are not given back for spot before they have served so long.
     `start_s`: time from nothing, or from another place, to the first step. `is_reproducible`: only layouts whose TP
-    degree is that of the present one (PP-only and DP-only changes).
+    degree is that of the present one (PP-only and DP-only changes). `decides_every_s`: the longest time to the next
+    decision, which a deadline must survive.
     """
 
     gain_min: float = 0.0
@@ -113,6 +115,7 @@ class PolicyKnobs:
     horizon_min_s: float = 60.0
     horizon_max_s: float = 24 * 3_600.0
     is_reproducible: bool = False
+    decides_every_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import comb, inf
 
-from service.policy.types import Candidate, Goal, PolicyInputs, PoolView
+from service.policy.types import Candidate, PolicyInputs, PoolView
 
 HOUR_S = 3_600.0
-BEHIND_FACTOR = 1.02
-"""A job that must run for more than this share of the time left, by its own count, is behind: it counts what it cannot
-know, such as starts that take longer."""
+STARTS_KEPT = 4
+"""A job with a deadline keeps time for so many starts: what is not needed in the end was never dear."""
+WAIT_FACTOR = 1.03
+"""Waiting for capacity that is cheaper by less than this is not worth the time that it takes from the slack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +55,21 @@ def value_of_token(inputs: PolicyInputs, curve: Curve) -> tuple[float, str]:
     on_demand = inputs.usd_per_hour_on_demand * per_token_at
     if goal.deadline_in_s == inf or goal.tokens_left == inf:
         return on_demand, "a token is worth what it costs on on-demand nodes"
-    share = share_of_time(goal, curve.best[-1].tokens_per_s)
+    share = share_of_time(inputs, curve.best[-1].tokens_per_s)
     for price, had in inputs.had:
-        if had >= share * BEHIND_FACTOR:
-            return price * per_token_at, (
-                f"the job must run for {share:.0%} of the time left; nodes were to be had at {price:g} USD per hour or "
-                f"less for {had:.0%} of the time"
+        if had >= share:
+            return price * WAIT_FACTOR * per_token_at, (
+                f"the job must run for {share:.0%} of the time left; nodes were to be had at {price:.4g} USD per hour "
+                f"or less for {had:.0%} of the time"
             )
     return on_demand, f"the job must run for {share:.0%} of the time left: any price up to on-demand is right"
 
 
-def share_of_time(goal: Goal, tokens_per_s: float) -> float:
+def share_of_time(inputs: PolicyInputs, tokens_per_s: float) -> float:
     """The share of the time left for which the job must run at this rate to be done in time; may be above 1."""
-    return goal.tokens_left / tokens_per_s / goal.deadline_in_s if goal.deadline_in_s > 0 else inf
+    goal = inputs.goal
+    needs_s = goal.tokens_left / tokens_per_s + STARTS_KEPT * inputs.knobs.start_s
+    return needs_s / goal.deadline_in_s if goal.deadline_in_s > 0 else inf
 
 
 @lru_cache(maxsize=100_000)
