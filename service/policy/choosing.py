@@ -17,7 +17,15 @@ from service.policy.types import (
     PoolView,
     ScoredOption,
 )
-from service.policy.utility import HOUR_S, Curve, curve_of, horizon_s, tokens_of_one_loss, value_of_token
+from service.policy.utility import (
+    HOUR_S,
+    Curve,
+    curve_of,
+    horizon_s,
+    tokens_of_one_gain,
+    tokens_of_one_loss,
+    value_of_token,
+)
 
 ALTERNATIVES_SHOWN_MAX = 16
 TIES = 1e-9
@@ -60,6 +68,11 @@ class Weighing:
             for pool in used
             if pool.market is Market.SPOT and pool.life_s < inf
         )
+        losses -= sum(
+            tokens_of_one_gain(self.curve, candidate, spares, pool) * HOUR_S / pool.grows_in_s
+            for pool in used
+            if pool.grows_in_s < inf and pool.acquire_s
+        )
         return worth - prices - moved_usd * HOUR_S / horizon - self.usd_per_token * losses
 
     def is_safe(self, candidate: Candidate, place: str, pools: list[tuple[PoolView, int]]) -> bool:
@@ -100,7 +113,7 @@ def decide(inputs: PolicyInputs) -> PolicyDecision:
     if inputs.goal.budget_left_usd <= 0:
         return PolicyDecision(PolicyVerdict.PAUSE, "the budget is spent", alternatives=shown, alert=alert)
     if not options:
-        return PolicyDecision(PolicyVerdict.PAUSE, "no layout fits what can be had", alert=alert)
+        return _wait(weighing, alert)
     best, current = options[0][0], _current(weighing)
     if current is not None and not _gains_enough(inputs, best, current):
         best = current
@@ -108,9 +121,28 @@ def decide(inputs: PolicyInputs) -> PolicyDecision:
         reason = f"nothing that could be had is worth its price: {why}"
         return PolicyDecision(PolicyVerdict.PAUSE, reason, alternatives=shown, alert=alert)
     run = best if _is_up(inputs, best) else _run_meanwhile(weighing, current)
-    chosen = replace(run, hold=best.hold) if run is not None else best
+    chosen = best if run is None or run is best else replace(run, hold=_both(run, best))
     verdict = _verdict(inputs, chosen, run)
     return PolicyDecision(verdict, _reason(verdict, chosen, current, why), chosen, shown, alert)
+
+
+def _wait(weighing: Weighing, alert: str) -> PolicyDecision:
+    """No layout fits. Nodes that are up are kept where more are to be had sooner than it takes to buy these again."""
+    inputs = weighing.inputs
+    reason = "no layout fits what can be had"
+    if not weighing.curve.best:
+        return PolicyDecision(PolicyVerdict.PAUSE, reason, alert=alert)
+    usd_per_hour = sum(pool.usd_per_hour * pool.held for pool in inputs.pools)
+    grows_in_s = min((pool.grows_in_s for pool in inputs.pools), default=inf)
+    again_s = max((pool.acquire_s for pool in inputs.pools), default=0.0)
+    worth_again = weighing.usd_per_token * weighing.curve.best[0].tokens_per_s * HOUR_S * again_s
+    if inputs.knobs.releases and usd_per_hour * grows_in_s > worth_again:
+        reason = f"{reason}; holding nodes until more come costs more than buying them again"
+        return PolicyDecision(PolicyVerdict.PAUSE, reason, alert=alert)
+    counts = ((pool.pool, _capacity(pool, False) if pool.market is Market.SPOT else pool.held) for pool in inputs.pools)
+    hold = tuple((pool, count) for pool, count in counts if count)
+    option = ScoredOption("", "", 0, hold, 0.0, usd_per_hour, -usd_per_hour)
+    return PolicyDecision(PolicyVerdict.PAUSE, f"{reason}; the nodes are kept until more come", option, alert=alert)
 
 
 def _allowed(inputs: PolicyInputs) -> tuple[Candidate, ...]:
@@ -130,18 +162,30 @@ def _options(weighing: Weighing, *, up_only: bool) -> Iterator[_Option]:
     """Every option on what is up, or on what could be had."""
     inputs = weighing.inputs
     for place in sorted({pool.place for pool in inputs.pools}):
-        pools = sorted(
-            (pool for pool in inputs.pools if pool.place == place and _may_buy(pool, inputs)),
-            key=lambda pool: (pool.usd_per_hour, pool.pool),
-        )
+        pools = [pool for pool in inputs.pools if pool.place == place and _may_buy(pool, inputs)]
         there = sum(_capacity(pool, up_only) for pool in pools)
         for candidate in weighing.curve.best:
             if candidate.nodes > there:
                 break
-            for spares in range(min(inputs.knobs.spares_max, there - candidate.nodes) + 1):
-                filled = _filled(pools, candidate.nodes, spares, up_only=up_only)
-                if filled is not None and weighing.is_safe(candidate, place, filled):
-                    yield _scored(weighing, candidate, place, filled, spares), candidate
+            for spares in _spares(there - candidate.nodes, inputs):
+                for filled in _fillings(pools, candidate.nodes, spares, up_only=up_only):
+                    if weighing.is_safe(candidate, place, filled):
+                        yield _scored(weighing, candidate, place, filled, spares), candidate
+
+
+def _fillings(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) -> list[list[tuple[PoolView, int]]]:
+    """Nodes from the cheapest pools first; and, where a place has several, from those that last longest."""
+    orders = [sorted(pools, key=lambda pool: (pool.usd_per_hour, pool.pool))]
+    if len(pools) > 1:
+        orders.append(sorted(pools, key=lambda pool: (-pool.life_s, pool.usd_per_hour, pool.pool)))
+    found = [_filled(order, nodes, spares, up_only=up_only) for order in orders]
+    return [filled for filled in found if filled is not None]
+
+
+def _spares(most: int, inputs: PolicyInputs) -> list[int]:
+    """How many spares are weighed: up to the knob, and all that there are."""
+    counts = list(range(min(most, inputs.knobs.spares_max) + 1))
+    return counts if most < len(counts) else [*counts, most]
 
 
 def _may_buy(pool: PoolView, inputs: PolicyInputs) -> bool:
@@ -153,7 +197,7 @@ def _capacity(pool: PoolView, up_only: bool) -> int:
 
 
 def _filled(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) -> list[tuple[PoolView, int]] | None:
-    """Nodes from the cheapest pools first; spares are spot nodes. None where spares would have to be on-demand."""
+    """Nodes from the pools in their order; spares are spot nodes. None where spares would have to be on-demand."""
     filled: list[tuple[PoolView, int]] = []
     left = nodes + spares
     for pool in pools:
@@ -170,7 +214,7 @@ def _scored(
 ) -> ScoredOption:
     inputs = weighing.inputs
     if not inputs.knobs.releases:
-        filled = [(pool, max(count, pool.held + pool.coming)) for pool, count in filled]
+        filled = [(pool, max(count, _capacity(pool, pool.market is Market.ON_DEMAND))) for pool, count in filled]
     return ScoredOption(
         layout=candidate.layout,
         place=place,
@@ -200,17 +244,16 @@ def _current(weighing: Weighing) -> ScoredOption | None:
     pools.sort(key=lambda pool: (pool.usd_per_hour, pool.pool))
     used = dict(standing.use)
     found: list[ScoredOption] = []
-    for spares in range(inputs.knobs.spares_max + 1):
+    room = sum(max(0, _capacity(pool, False) - used.get(pool.pool, 0)) for pool in pools if pool.market is Market.SPOT)
+    for spares in _spares(room, inputs):
         filled, left = [], spares
         for pool in pools:
             base = used.get(pool.pool, 0)
-            room = _capacity(pool, False) - base if pool.market is Market.SPOT else 0
-            extra = min(left, max(0, room))
+            extra = min(left, max(0, _capacity(pool, False) - base)) if pool.market is Market.SPOT else 0
             filled.append((pool, base + extra))
             left -= extra
-        if left or not weighing.is_safe(candidate, standing.place, filled):
-            break
-        found.append(_scored(weighing, candidate, standing.place, filled, spares))
+        if weighing.is_safe(candidate, standing.place, filled):
+            found.append(_scored(weighing, candidate, standing.place, filled, spares))
     return max(found, key=lambda each: (each.utility_usd_per_hour, -each.usd_per_hour), default=None)
 
 
@@ -240,6 +283,16 @@ def _run_meanwhile(weighing: Weighing, current: ScoredOption | None) -> ScoredOp
     if current is not None and (now is None or not _gains_enough(weighing.inputs, now[0], current)):
         return current
     return now[0] if now is not None and now[0].utility_usd_per_hour > 0 else None
+
+
+def _both(run: ScoredOption, best: ScoredOption) -> tuple[tuple[str, int], ...]:
+    """What the best option needs, and until it is up what the job runs on; the spares are those of the best option."""
+    hold, spare = dict(best.hold), run.spares
+    for pool, count in run.hold:
+        used = max(0, count - spare)
+        spare -= count - used
+        hold[pool] = max(hold.get(pool, 0), used)
+    return tuple((pool, count) for pool, count in hold.items() if count)
 
 
 def _verdict(inputs: PolicyInputs, chosen: ScoredOption, run: ScoredOption | None) -> PolicyVerdict:

@@ -92,9 +92,9 @@ def volatility(losses_h_ago: Sequence[float], *, expected_per_hour: float) -> fl
     return min(max(1.0, *ratios), VOLATILITY_MAX)
 
 
-class LossEvents:
-    """Losses of nodes of one pool: how often they come and how many nodes go at once. A node that goes within three
-    minutes of the one before belongs to the same event."""
+class ChangeEvents:
+    """Losses of nodes of one pool, or gains: how often they come and of how many nodes at once. A node that goes within
+    three minutes of the one before belongs to the same event."""
 
     def __init__(self, *, prior_events: float = 1.0, prior_hours: float = 1.0) -> None:
         self._sizes: deque[int] = deque(maxlen=GROUPS_KEPT)
@@ -110,7 +110,7 @@ class LossEvents:
         """It had none until then: nothing was at risk."""
         self._watched_to_s = max(self._watched_to_s, until_s)
 
-    def lose(self, at_s: float, nodes: int) -> None:
+    def count(self, at_s: float, nodes: int) -> None:
         if self._sizes and at_s - self._last_loss_s <= GROUP_WITHIN_S:
             self._sizes[-1] += nodes
         else:

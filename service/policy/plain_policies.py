@@ -32,7 +32,9 @@ class ReactivePolicy:
             usd = sum(pool.usd_per_hour * (pool.held + pool.coming) for pool in spot if pool.place == place)
             option = ScoredOption(best.layout, place, best.nodes, hold, best.tokens_per_s, usd, 0.0)
             return PolicyDecision(_verdict(inputs, option), f"the fastest layout on {up} nodes", option, (option,))
-        return PolicyDecision(PolicyVerdict.PAUSE, "no layout fits what is up")
+        hold = tuple((pool.pool, pool.held + pool.coming + pool.offered) for pool in spot)
+        waiting = ScoredOption("", "", 0, hold, 0.0, sum(pool.usd_per_hour * pool.held for pool in spot), 0.0)
+        return PolicyDecision(PolicyVerdict.PAUSE, "no layout fits what is up", waiting)
 
 
 class UniformProgressPolicy:

@@ -52,8 +52,9 @@ class PoolView:
 
     `held`: nodes that are up and will stay as far as is known (those with a notice do not count). `coming`: bought and
     not up yet. `offered`: further nodes that could be bought, up after `acquire_s`. `life_s`: expected time to the next
-    loss in this pool, given how long its capacity has lasted. `group_sizes`: how many nodes go at once, with shares
-    that sum to 1. `move_usd`: egress and start-up fees of bringing the job here; 0 where it is.
+    loss in this pool, given how long its capacity has lasted; `grows_in_s`: to the next nodes that it offers.
+    `group_sizes`: how many nodes go at once, with shares that sum to 1. `move_usd`: egress and start-up fees of
+    bringing the job here; 0 where it is.
     """
 
     pool: str
@@ -65,6 +66,7 @@ class PoolView:
     offered: int = 0
     acquire_s: float = 0.0
     life_s: float = inf
+    grows_in_s: float = inf
     group_sizes: tuple[tuple[int, float], ...] = ((1, 1.0),)
     move_usd: float = 0.0
 
@@ -84,7 +86,8 @@ class StandingWorld:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the job is for. Without a deadline or a value, a token is worth what it would cost on on-demand nodes."""
+    """What the job is for. Without a deadline or a value, a token is worth a multiple of what
+    it costs on on-demand nodes."""
 
     usd_per_mtok: float | None = None
     tokens_left: float = inf

@@ -152,7 +152,8 @@ class _Replay:
         decision = self._policy.decide(self._inputs(tick, elapsed))
         if decision.verdict is PolicyVerdict.PAUSE or decision.option is None:
             return None
-        return decision.option.place
+        # A place is gone to at once: what is paid for there starts the job.
+        return next((pool for pool, _ in decision.hold if pool != self._at), decision.option.place)
 
     def _inputs(self, tick: int, elapsed: float) -> PolicyInputs:
         series, job = self._series, self._job

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 NODES_MAX, EVENTS_MAX, TEXT_BYTES_MAX = 10_000, 200_000, 64 * 1024 * 1024
@@ -173,7 +174,7 @@ def _of_pairs(name: str, pairs: Sequence[tuple[float, int]]) -> CapacityTrace:
     begin = pairs[0][0]
     if any(count < 0 for _, count in pairs):
         raise TraceError(f"{name}: a count of nodes is below 0")
-    if any(later[0] < earlier[0] for earlier, later in zip(pairs, pairs[1:], strict=False)):
+    if any(later[0] < earlier[0] for earlier, later in pairwise(pairs)):
         raise TraceError(f"{name}: times must not go back")
     last: dict[float, int] = {at - begin: count for at, count in pairs}
     return of_counts(name, last.items(), pairs[-1][0] - begin + 60.0)
@@ -182,6 +183,6 @@ def _of_pairs(name: str, pairs: Sequence[tuple[float, int]]) -> CapacityTrace:
 def _checked(name: str, events: list[TraceEvent]) -> tuple[TraceEvent, ...]:
     if len(events) > EVENTS_MAX:
         raise TraceError(f"{name}: at most {EVENTS_MAX} events, are {len(events)}")
-    if any(later.at_s <= earlier.at_s for earlier, later in zip(events, events[1:], strict=False)):
+    if any(later.at_s <= earlier.at_s for earlier, later in pairwise(events)):
         raise TraceError(f"{name}: times must not go back")
     return tuple(events)
