@@ -72,9 +72,7 @@ test-service: .venv-service/stamp ## Run the tests of the service in .venv-servi
 	$(SERVICE_BIN)/$(SUITE) service --durations=25 -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS) $(PYTEST_ARGS)
 
 test-real: setup ## Run the tests with real processes and torch (minutes).
-	$(BIN)/$(SUITE) real --durations=25 $(REAL) -m "(real or slow) and not alone" $(PYTEST_ARGS)
-	@# Status 5: PYTEST_ARGS choose none of them.
-	$(BIN)/$(PYTEST) -m alone $(PYTEST_ARGS) || test $$? -eq 5
+	$(BIN)/$(SUITE) real --durations=25 $(REAL) -m "real or slow" $(PYTEST_ARGS)
 
 test-thorough: setup ## Run the whole of what `make test` takes a sample of: random live handoffs, every pair by every rung (tens of minutes).
 	$(BIN)/$(PYTEST) $(REAL) -m thorough --thorough $(PYTEST_ARGS)

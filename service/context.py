@@ -20,14 +20,14 @@ from service.db.wake import TOKENS, WakeHub
 from service.db.writing import WriteCheck
 from service.lanes import AGENTS_WAIT_S, PEOPLE_WAIT_S, Lane
 from service.nodes.listening import Listening
-from service.problems import ProblemError, unknown
+from service.problems import ProblemError, unauthenticated, unknown
 from service.repeats.operations import claim
+from service.sessions.operations import find_session
 from service.settings import ServiceSettings
 from service.sync.answers import KeptOrders
 from service.sync.calm import CalmReports
 from service.tokens.operations import Caller, verify_token
 from service.tokens.recent import RecentNodes
-from service.tokens.sessions import EndedSessions
 from service.tokens.tables import PEOPLE, Role
 from service.turns import Turns
 
@@ -42,16 +42,14 @@ def utc_now() -> datetime:
 @dataclass(frozen=True, slots=True)
 class Context:
     """One per application. `agents` and `people`: whose threads and connections a request uses. `listening`: when it
-    could not serve. `ended`: browser sessions that people have ended."""
+    could not serve."""
 
     settings: ServiceSettings
     database: Database
     hub: WakeHub
     clock: Clock
-    session_key: bytes
     recent_nodes: RecentNodes = field(default_factory=RecentNodes)
     turns: Turns = field(default_factory=Turns)
-    ended: EndedSessions = field(default_factory=EndedSessions)
     orders: KeptOrders = field(default_factory=KeptOrders)
     listening: Listening = field(init=False)
     agents: Lane = field(init=False)
@@ -135,15 +133,21 @@ async def find_caller(context: Context, token: str, lane: Lane) -> Caller:
     if caller is None:
         caller = await lane.run(_verify, context, lane, token)
     if caller is None:
-        raise ProblemError(
-            Problem(
-                title="Not authenticated",
-                status=401,
-                code=errors.UNAUTHENTICATED,
-                detail="send 'Authorization: Bearer TOKEN' with a token that is neither expired nor revoked",
-            )
-        )
+        raise unauthenticated("send 'Authorization: Bearer TOKEN' with a token that is neither expired nor revoked")
     return caller
+
+
+async def find_visitor(context: Context, secret: str) -> Caller:
+    """The caller whose browser has this cookie. Raises 401 if its session, or the token behind it, has ended."""
+    caller = await context.people.run(_visitor, context, secret)
+    if caller is None:
+        raise unauthenticated("this browser session has ended: log in again")
+    return caller
+
+
+def _visitor(context: Context, secret: str) -> Caller | None:
+    with context.people.sessions() as session:
+        return find_session(session, secret, now=context.clock())
 
 
 def _verify(context: Context, lane: Lane, token: str) -> Caller | None:

@@ -105,7 +105,7 @@ class ServiceSettings(BaseSettings):
     aws_endpoint_url: str | None = Field(
         default=None, pattern="^https?://", max_length=1_000, description="of all of AWS; for emulators"
     )
-    aws_workers: int = Field(default=3, ge=1, le=32, description="how many messages are asked for at a time, by tens")
+    aws_workers: int = Field(default=8, ge=1, le=32, description="how many messages are asked for at a time, by tens")
     aws_wait_s: int = Field(default=10, ge=1, le=20, description="how long SQS may wait for a message")
     aws_visibility_s: int = Field(
         default=30, ge=5, le=300, description="how long a message is nobody else's; extended while it is worked on"

@@ -10,7 +10,14 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = ("torch", "megatron", "nixl", "numpy")
-PURE = ("liver_core", "liver_core.layout", "liver_core.reshard", "liver_core.handoff", "agent.protocol")
+PURE = (
+    "liver_core",
+    "liver_core.layout",
+    "liver_core.reshard",
+    "liver_core.memory",
+    "liver_core.handoff",
+    "agent.protocol",
+)
 
 IMPORT_AND_TELL = """
 import importlib, sys

@@ -31,6 +31,9 @@ TEXT_SUFFIXES = {
     ".sh",
     ".svg",
     ".tf",
+    ".ts",
+    ".tsx",
+    ".mjs",
     "",
 }
 
@@ -94,6 +97,8 @@ SAME_FILE_IN_MANY_PLACES = {
 }
 SAME_CLASS_IN_TWO_PLACES: dict[str, str] = {}
 GROWS_BY_ONE_FILE_A_CHANGE = ("migrations/versions",)
+# The browser half of the console, and what its build makes, are laid out as its tools expect.
+OTHER_TREES = ("service/console/web/", "service/console/static/app/")
 FOLDER_MODULES_MAX = 14
 FOLDER_DEPTH_MAX = 3
 
@@ -395,7 +400,7 @@ def product_folders() -> dict[str, list[str]]:
     """Folder -> paths of the files in it, and one for each folder in it that has files."""
     folders: dict[str, set[str]] = {}
     for path in files():
-        if path.split("/")[0] in PACKAGES:
+        if path.split("/")[0] in PACKAGES and not path.startswith(OTHER_TREES):
             for inner in Path(path).parents:
                 outer = inner.parent.as_posix()
                 if inner.as_posix() != ".":

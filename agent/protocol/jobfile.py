@@ -225,6 +225,17 @@ class StopRule(JobPart):
     steps: int = Field(ge=1, le=2**40)
 
 
+class PolicyRules(JobPart):
+    """How the planner weighs changes (docs/planner.md)."""
+
+    gain_min: float = Field(
+        default=0.03, ge=0, le=10, description="A job moves of itself only for a step that is shorter by this share."
+    )
+    keep_tp: bool = Field(
+        default=False, description="Only changes of PP and DP, so that what TP splits is summed in the same order."
+    )
+
+
 EXAMPLE: dict[str, Any] = {
     "name": "gpt-small",
     "global_batch": 16,
@@ -275,6 +286,12 @@ class JobFile(JobPart):
     drop_step: DropStepRule | None = Field(
         default=None, description="Not given: a step is never dropped, and costs nothing more."
     )
+    device_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        le=2**50,
+        description="Memory of the smallest device. No layout is chosen that needs more by estimate; not given: any.",
+    )
     extra_bytes_max: int | None = Field(
         default=None, ge=1, le=2**50, description="What a handoff may add to the device of a rank."
     )
@@ -288,6 +305,7 @@ class JobFile(JobPart):
         default=OnNonfinite.STOP, description="stop: the job fails before a step with a loss or norm of NaN is applied."
     )
     stop: StopRule
+    policy: PolicyRules | None = Field(default=None, description="How changes are weighed; not given: the defaults.")
     budget_usd: float | None = Field(default=None, gt=0)
     deadline: Utc | None = Field(default=None, description="When the job should be done, with time zone.")
     pools: tuple[Identifier, ...] = Field(default=(), max_length=64, description="Pools it may use; empty means all.")
@@ -379,6 +397,7 @@ __all__ = [
     "NodeBounds",
     "OnNonfinite",
     "PinnedLayout",
+    "PolicyRules",
     "SecretReference",
     "StopRule",
     "job_file_schema",

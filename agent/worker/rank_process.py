@@ -30,9 +30,9 @@ from liver_core.rank.droppable_step import DropRule
 from liver_core.rank.loop import RankLoop
 from liver_core.rank.prepare.preparation import PrepareSettings
 from liver_core.rank.step_boundary import StepTotals
-from liver_core.state.megatron_optimizer import UnsupportedState
 from liver_core.state.replay_check import check_replay
 from liver_core.state.small_state import TrainingProgress
+from liver_core.state.step_counts import UnsupportedState
 from liver_core.steady_clock import PROCESS_CLOCK, utc_now
 from liver_core.streaming.header import HeaderError
 from liver_core.training.entrypoint import load_job

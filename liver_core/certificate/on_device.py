@@ -11,17 +11,20 @@ import torch
 
 from liver_core.certificate.mixing import MASK, PAIR_BYTES, ROUNDS, WEYL
 from liver_core.certificate.slabs import Slab
+from liver_core.device import read
+from liver_core.memory.overheads import CERTIFICATE_WORDS
 
-WORDS_AT_ONCE = 4 * 2**20
-"""Three tensors of 32 MiB at most are made beside the region; a pass over one takes far longer than to launch it."""
 _UNSIGNED = {1: (torch.uint8, 0xFF), 2: (torch.int16, 0xFFFF), 4: (torch.int32, 0xFFFFFFFF), 8: (torch.int64, 0)}
 """By bytes of an element: as what its bits are read, and what is left of them once they have become an int64."""
 
 
 def device_totals(
-    region: torch.Tensor, slabs: Sequence[Slab], keys: Sequence[int], words_at_once: int = WORDS_AT_ONCE
+    region: torch.Tensor, slabs: Sequence[Slab], keys: Sequence[int], words_at_once: int = CERTIFICATE_WORDS
 ) -> list[int]:
-    """As `on_host.host_totals`. Waits for the device once, at the end, on the current stream."""
+    """As `on_host.host_totals`. Waits for the device once, at the end, on the current stream.
+
+    Beside the region three tensors of `words_at_once` words are made, five where the rows are short.
+    """
     kind, kept = _UNSIGNED[region.element_size()]
     bits = region.view(kind)
     pairs = _pairs(region) if any(slab.paired for slab in slabs) else bits
@@ -33,8 +36,12 @@ def device_totals(
             words = values.to(torch.int64)
             if kept and not slab.paired:
                 words &= kept
-            totals[slab.index] += _mixed_sum(words, positions)
-    return [total & MASK for total in totals.tolist()]
+            # A copy serves as scratch memory; what the region itself holds is only read.
+            scratch = torch.empty_like(positions) if words is values else words
+            totals[slab.index] += _mixed_sum(words, positions, scratch)
+            # Gone before the next ones are made.
+            del values, words, positions, scratch
+    return [total & MASK for total in read(totals)]
 
 
 def _pairs(region: torch.Tensor) -> torch.Tensor:
@@ -61,12 +68,13 @@ def _chunks(
             yield whole[row : row + count, column : column + width], base[:, None] + ramp[:width]
 
 
-def _mixed_sum(words: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """As on the host; `positions` is used up."""
+def _mixed_sum(words: torch.Tensor, positions: torch.Tensor, scratch: torch.Tensor) -> torch.Tensor:
+    """As on the host; `positions` and `scratch` are used up."""
     mixed = positions.bitwise_xor_(words)
     for factor, shift in ROUNDS:
         mixed *= _signed(factor)
-        mixed ^= (mixed >> shift) & (MASK >> shift)
+        torch.bitwise_right_shift(mixed, shift, out=scratch)
+        mixed ^= scratch.bitwise_and_(MASK >> shift)
     return mixed.sum()
 
 

@@ -205,9 +205,9 @@ class RankLoop:
             following, version = self.pending.enter(request)
         except NoPartInHandoff as dropped:
             raise Ended(Ending.ABORTED, dropped.reason) from dropped
-        if following.request.rescues:
-            # The rescue may outlast the deadline. Report now that the boundary is past, or the agent would abort it.
-            self._reporter.cutting_over(following.request)
+        # The first step of this world, or the rescue, may outlast the deadline. Report now that the boundary is past:
+        # otherwise the agent would abort it.
+        self._reporter.cutting_over(following.request)
         boundary = BoundaryAgreed(version, dropped=bool(following.boundary.get("dropped")))
         self._finish_cutover(self._cutover(following, boundary).run(), None, 0.0)
 

@@ -10,6 +10,7 @@ from typing import Any
 from liver_core.certificate import CertificatePlan
 from liver_core.handoff.messages import Order, Reason, Rung
 from liver_core.layout import Manifest
+from liver_core.memory.memory_placement import MemoryPlacement
 from liver_core.rank.active_world import Verdict
 from liver_core.rank.memory_account import MemoryAccount
 from liver_core.rank.rescue.saved_state import Rescue
@@ -18,7 +19,6 @@ from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.rank.stream.target_stream import LiveTarget
 from liver_core.reshard import RankPlan
 from liver_core.state.live_state import LiveState, free
-from liver_core.streaming.memory_placement import MemoryPlacement
 from liver_core.training.job import TrainState
 from liver_core.transport.protocol import Read, Transport
 from liver_core.worlds.megatron import MegatronWorld, retire

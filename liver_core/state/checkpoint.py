@@ -74,11 +74,16 @@ _Writer.write_preloaded_data_multiproc = staticmethod(_write_in_this_thread)  # 
 
 
 def _metadata(world: MegatronWorld) -> dict[str, Any]:
-    return {"distrib_optim_sharding_type": ANY_LAYOUT, "dp_cp_group": world.collection.dp_cp}
+    return {
+        "distrib_optim_sharding_type": ANY_LAYOUT,
+        # Gathers through host memory, onto one data-parallel rank. Else each bucket is gathered on every device.
+        "distrib_optim_fully_reshardable_mem_efficient": True,
+        "dp_cp_group": world.collection.dp_cp,
+    }
 
 
 def snapshot(world: MegatronWorld, state: TrainState) -> dict[str, Any]:
-    """The sharded state dict at this boundary, with every tensor copied, so training can go on during the write.
+    """The sharded state dict at this boundary, copied to host memory, so training can go on during the write.
 
     A collective of the world: it gathers weights and optimizer state over data-parallel ranks. Main thread only.
     """
@@ -86,8 +91,9 @@ def snapshot(world: MegatronWorld, state: TrainState) -> dict[str, Any]:
     module = unwrapped(state.model)
     model = module.sharded_state_dict(metadata=_metadata(world))
     optimizer = _sharded_optimizer(distributed_optimizer(state.optimizer), model, _metadata(world))
-    copied: Any = dict_list_map_inplace(_copied, {"model": model, "optimizer": optimizer})
-    return copied
+    copied: Any = dict_list_map_inplace(_copied, {"model": model})
+    # Megatron has gathered the optimizer's state into tensors of its own.
+    return copied | {"optimizer": optimizer}
 
 
 def _sharded_optimizer(optimizer: Any, model: dict[str, Any], metadata: dict[str, Any], **how: Any) -> Any:
@@ -100,6 +106,8 @@ def _sharded_optimizer(optimizer: Any, model: dict[str, Any], metadata: dict[str
     if metadata["distrib_optim_sharding_type"] != ANY_LAYOUT:
         parts = []
     counted = [part.numel_unpadded for part in parts]
+    # A group of ours has gloo for host memory, whatever it has for devices.
+    optimizer.data_parallel_group_gloo = metadata["dp_cp_group"]
     try:
         for part in parts:
             part.numel_unpadded = part.grad_data.numel()
@@ -111,7 +119,7 @@ def _sharded_optimizer(optimizer: Any, model: dict[str, Any], metadata: dict[str
 
 def _copied(value: Any) -> Any:
     if isinstance(value, ShardedTensor | ShardedTensorFactory) and value.data is not None:
-        return replace(value, data=value.data.detach().clone())
+        return replace(value, data=value.data.detach().to("cpu", copy=True))
     return value
 
 

@@ -23,6 +23,7 @@ from liver_core.state.megatron_arguments import megatron_arguments
 from liver_core.state.megatron_export import COUNTED_IN_SAMPLES, SCHEDULE
 from liver_core.state.megatron_optimizer import distributed_optimizer, element_scalars, unwrapped
 from liver_core.state.optimizer_step import hyper_parameters
+from liver_core.state.step_counts import form_of
 from liver_core.training.job import TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld
 
@@ -146,10 +147,11 @@ class MegatronCheckpoint:
         with weights."""
         optimizer = distributed_optimizer(state.optimizer)
         groups = [{**group} for group in optimizer.optimizer.param_groups]
+        counted = form_of(optimizer.optimizer).counted
         weights = {name: value.detach().cpu().clone() for name, value in unwrapped(state.model).named_parameters()}
         yield
         for group, before in zip(optimizer.optimizer.param_groups, groups, strict=True):
-            kept = {name: group[name] for name in ("params", *_OF_A_GROUP) if name in group}
+            kept = {name: group[name] for name in ("params", *_OF_A_GROUP, *counted) if name in group}
             group.clear()
             group.update({**before, **kept})
         with torch.no_grad():

@@ -26,9 +26,10 @@ from liver_core.layout import (
     local_parameters,
     shard_ranges,
 )
+from liver_core.memory.memory_placement import GRAD, MASTER
 from liver_core.state.buckets import one_view, pieces, region_over
 from liver_core.state.live_state import LiveState
-from liver_core.streaming.memory_placement import GRAD, MASTER
+from liver_core.state.step_counts import UnsupportedState, as_kept, form_of
 from liver_core.worlds.megatron import MegatronWorld
 
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
@@ -36,10 +37,6 @@ _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 class StateMismatch(RuntimeError):
     """The live state of a rank differs from the pure layout function. The text names parameter and numbers."""
-
-
-class UnsupportedState(RuntimeError):
-    """The job uses something whose state we cannot move. The text names it and what to change."""
 
 
 def distributed_optimizer(optimizer: Any) -> DistributedOptimizer:
@@ -151,21 +148,10 @@ _PLACES = ("first", "layer", "last")
 def discover_kinds(optimizer: DistributedOptimizer) -> tuple[StateKind, ...]:
     """master, every moment that the optimizer's class keeps per element, and grad.
 
-    Steps one tiny parameter with the job's class and settings to find the moments, so the code names no optimizer.
+    The moments are found by a step of the job's own class (`form_of`), so the code names no optimizer.
     """
-    moments = [name for name, value in _probe(optimizer).items() if torch.is_tensor(value) and value.shape == (3,)]
-    names = (MASTER, *sorted(moments), GRAD)
+    names = (MASTER, *form_of(optimizer.optimizer).moments, GRAD)
     return tuple(StateKind(name=name, dtype="float32", bytes_per_element=4) for name in names)
-
-
-def _probe(optimizer: DistributedOptimizer) -> Mapping[str, Any]:
-    inner = optimizer.optimizer
-    parameter = torch.nn.Parameter(torch.zeros(3))
-    parameter.grad = torch.zeros(3)
-    group = {key: value for key, value in inner.param_groups[0].items() if key != "params"}
-    probe = type(inner)([{"params": [parameter], **group}])
-    probe.step()
-    return probe.state[parameter]
 
 
 def adopt(model: Any, optimizer: Any, manifest: Manifest, world: MegatronWorld) -> LiveState:
@@ -282,12 +268,13 @@ def attach_moments(live: LiveState, scalars: Mapping[str, Any]) -> None:
     """
     live.settled = True
     regions = {kind: live.regions[kind] for kind in live.moments}
+    kept = form_of(live.optimizer.optimizer).scalars
     for shard, window in live.windows:
         state = live.optimizer.optimizer.state[shard]
         for kind, region in regions.items():
             state[kind] = region[window]
         for name, value in scalars.items():
-            state[name] = torch.tensor(value) if isinstance(value, float) else value
+            state[name] = as_kept(kept, name, value)
 
 
 def settle_moments(live: LiveState) -> None:
@@ -302,15 +289,25 @@ def element_scalars(live: LiveState) -> dict[str, Any]:
     Tensors become floats; JSON keeps fp32 counts exactly. Empty before the first step.
     """
     moments = set(live.moments)
-    found: dict[str, Any] = {}
+    kept: dict[str, list[Any]] = {}
     for state in live.optimizer.optimizer.state.values():
         for name, value in state.items():
-            if name in moments:
-                continue
-            plain = float(value) if torch.is_tensor(value) else value
-            if found.setdefault(name, plain) != plain:
-                raise UnsupportedState(f"optimizer state {name}: {found[name]} and {plain} differ between parameters")
+            if name not in moments:
+                kept.setdefault(name, []).append(value)
+    found: dict[str, Any] = {}
+    for name, values in kept.items():
+        plain = _read(values)
+        found[name] = plain[0]
+        if other := [value for value in plain if value != plain[0]]:
+            raise UnsupportedState(f"optimizer state {name}: {plain[0]} and {other[0]} differ between parameters")
     return found
+
+
+def _read(values: list[Any]) -> list[Any]:
+    """Tensors as floats. What lies on a device is read at once, since each read waits for it."""
+    if all(torch.is_tensor(value) and value.device.type != "cpu" for value in values):
+        return torch.stack([value.reshape(()).to(torch.float64) for value in values]).tolist()
+    return [float(value) if torch.is_tensor(value) else value for value in values]
 
 
 def has_stepped(live: LiveState) -> bool:
@@ -320,8 +317,8 @@ def has_stepped(live: LiveState) -> bool:
 
 def probe_scalars(optimizer: DistributedOptimizer) -> dict[str, Any]:
     """What the optimizer's class keeps per parameter besides moments, with its values before the first step."""
-    stepped = {name: value for name, value in _probe(optimizer).items() if not (torch.is_tensor(value) and value.dim())}
-    return {name: 0.0 if torch.is_tensor(value) else value for name, value in stepped.items()}
+    kept = form_of(optimizer.optimizer).scalars
+    return {name: 0.0 if torch.is_tensor(value) else value for name, value in kept.items()}
 
 
 def readopt_moments(live: LiveState) -> None:

@@ -6,13 +6,14 @@ Megatron's order of operations, so old and new world compute the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from liver_core.state.megatron_optimizer import distributed_optimizer
+from liver_core.state.step_counts import counts_of, form_of, set_counts
 
 if TYPE_CHECKING:
     from liver_core.training.job import TrainState
@@ -70,25 +71,39 @@ def _gather_in_next_forward(state: TrainState) -> None:
         group.param_gather_dispatched = False
 
 
-# Megatron puts `step` into groups only when it loads a checkpoint. The true one is in the element state.
+# Megatron puts `step` into groups also where the class does not count there: when it loads a checkpoint.
 _NOT_CONTENT = ("params", "lr", "weight_decay", "step")
 
 
 def hyper_parameters(state: TrainState) -> list[dict[str, Any]]:
-    """Learning rate and weight decay of each parameter group, keyed by the group's content, not by its index."""
-    groups = distributed_optimizer(state.optimizer).optimizer.param_groups
-    return [{"key": _content(group), "lr": group["lr"], "weight_decay": group["weight_decay"]} for group in groups]
+    """Learning rate and weight decay of each parameter group, keyed by the group's content, not by its index; and, of
+    a class that counts in its groups, these `counts`."""
+    return group_values(distributed_optimizer(state.optimizer).optimizer)
+
+
+def group_values(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """`hyper_parameters` of Megatron's inner optimizer."""
+    counted = form_of(optimizer).counted
+    return [
+        {"key": group_key(group, counted), "lr": group["lr"], "weight_decay": group["weight_decay"]}
+        | ({"counts": counts_of(group, counted)} if counted else {})
+        for group in optimizer.param_groups
+    ]
 
 
 def set_hyper_parameters(state: TrainState, groups: list[dict[str, Any]]) -> None:
-    """Set learning rate and weight decay. Raises KeyError naming a group that the other world did not have."""
+    """Set learning rate, weight decay and counts. Raises KeyError naming a group that the other world did not have."""
     known = {group["key"]: group for group in groups}
-    for group in distributed_optimizer(state.optimizer).optimizer.param_groups:
-        key = _content(group)
+    optimizer = distributed_optimizer(state.optimizer).optimizer
+    counted = form_of(optimizer).counted
+    for group in optimizer.param_groups:
+        key = group_key(group, counted)
         if key not in known:
             raise KeyError(f"no hyper-parameters for the parameter group {key}; the other world had {sorted(known)}")
         group["lr"], group["weight_decay"] = known[key]["lr"], known[key]["weight_decay"]
+        set_counts(group, known[key].get("counts", {}), counted)
 
 
-def _content(group: Mapping[str, Any]) -> str:
-    return ";".join(f"{key}={group[key]!r}" for key in sorted(group) if key not in _NOT_CONTENT)
+def group_key(group: Mapping[str, Any], counted: Collection[str]) -> str:
+    """What a group is known by in every world: its settings, without what a schedule sets or a step changes."""
+    return ";".join(f"{key}={group[key]!r}" for key in sorted(group) if key not in _NOT_CONTENT and key not in counted)

@@ -13,8 +13,9 @@ import torch
 from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
 
 from liver_core.state.live_state import LiveState
-from liver_core.state.megatron_optimizer import MASTER, UnsupportedState
-from liver_core.state.optimizer_step import _content
+from liver_core.state.megatron_optimizer import MASTER
+from liver_core.state.optimizer_step import group_key
+from liver_core.state.step_counts import UnsupportedState, counts_of, form_of
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.window_step import Clip, GroupSpan, Replayer, StepRule
 
@@ -33,7 +34,16 @@ def clip(parameters: list[torch.nn.Parameter], limit: float, norm: float) -> Non
 def step_rule(optimizer: torch.optim.Optimizer, moments: tuple[str, ...], *, clip: Clip = clip) -> StepRule:
     """The job's optimizer class and settings, from its live inner optimizer."""
     groups = tuple({key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups)
-    return StepRule(type(optimizer), groups, tuple(_content(group) for group in groups), moments, clip)
+    form = form_of(optimizer)
+    return StepRule(
+        type(optimizer),
+        groups,
+        tuple(group_key(group, form.counted) for group in groups),
+        moments,
+        clip,
+        counted=form.counted,
+        attributes=form.attributes,
+    )
 
 
 def replayer(live: LiveState, *, window_elements: int) -> Replayer:
@@ -74,13 +84,13 @@ def check_replay(live: LiveState) -> None:
     Runs once per process for each optimizer class, settings and device. Rates change every step and are left out.
     """
     rule, device = step_rule(live.optimizer.optimizer, live.moments), live.device
-    passed = (rule.optimizer, rule.keys, device)
+    passed = (rule.optimizer, rule.keys, tuple(sorted(rule.attributes.items())), device)
     if passed not in _PASSED:
         check_rule(rule, device)
         _PASSED.add(passed)
 
 
-_PASSED: set[tuple[type, tuple[str, ...], torch.device]] = set()
+_PASSED: set[tuple[type, tuple[str, ...], tuple[tuple[str, Any], ...], torch.device]] = set()
 
 
 def check_rule(rule: StepRule, device: torch.device) -> None:
@@ -107,14 +117,16 @@ def _difference(rule: StepRule, number: int, device: torch.device) -> str:
     regions = {kind: torch.zeros(CHECK_ELEMENTS, device=device) for kind in ("master", "grad", *rule.moments)}
     regions["master"].copy_(start)
     whole = torch.nn.Parameter(start.clone().to(device))
-    settings = {**rule.groups[number], "lr": 1e-2, "weight_decay": rule.groups[number].get("weight_decay", 0.0)}
-    make: Any = rule.optimizer
-    optimizer = make([{**settings, "params": [whole]}])
+    # From empty state, so without the counts of a live optimizer.
+    settings = {name: value for name, value in rule.groups[number].items() if name not in rule.counted}
+    settings |= {"lr": 1e-2, "weight_decay": settings.get("weight_decay", 0.0)}
+    optimizer = rule.make([{**settings, "params": [whole]}])
     replaying = Replayer(rule, regions, [GroupSpan(0, CHECK_ELEMENTS, number)], window_elements=CHECK_ELEMENTS // 2)
     for version in range(1, CHECK_STEPS + 1):
         gradients = torch.randn(CHECK_ELEMENTS, generator=generator) * 10.0**-version
         rates = {"lr": 1e-2 / version, "weight_decay": settings["weight_decay"]}
-        header = _header(rule, number, version, rates, optimizer.state.get(whole, {}))
+        counts = counts_of(optimizer.param_groups[0], rule.counted)
+        header = _header(rule, number, version, {**rates, "counts": counts}, optimizer.state.get(whole, {}))
         optimizer.param_groups[0].update(rates)
         whole.grad = gradients.clone().to(device)
         rule.clip([whole], header.clip, header.norm)
@@ -131,7 +143,7 @@ def _difference(rule: StepRule, number: int, device: torch.device) -> str:
 
 
 def _header(
-    rule: StepRule, number: int, version: int, rates: Mapping[str, float], state: Mapping[str, Any]
+    rule: StepRule, number: int, version: int, rates: Mapping[str, Any], state: Mapping[str, Any]
 ) -> StepHeader:
     """The header as a source writes it, encoded and decoded once."""
     scalars = {

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from liver_core.certificate import MASK, CertificatePlan
 from liver_core.state.live_state import LiveState
 from liver_core.state.megatron_optimizer import attach_moments, element_scalars, has_stepped
-from liver_core.state.optimizer_step import hyper_parameters, set_hyper_parameters
+from liver_core.state.optimizer_step import group_key, group_values, hyper_parameters, set_hyper_parameters
+from liver_core.state.step_counts import digest_of, form_of
 from liver_core.training.cursor import DataCursor
 from liver_core.training.job import TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld, seed_streams
@@ -36,6 +38,7 @@ def collect(job: TrainingJob, state: TrainState, live: LiveState, progress: Trai
         "scheduler": None if state.scheduler is None else state.scheduler.state_dict(),
         "hyper_parameters": hyper_parameters(state),
         "element_scalars": element_scalars(live),
+        "stepped": has_stepped(live),
         "job": dict(job.small_state(state)),
     }
 
@@ -44,7 +47,9 @@ def install(
     small: Mapping[str, Any], job: TrainingJob, state: TrainState, live: LiveState, world: MegatronWorld
 ) -> TrainingProgress:
     """Set the small state of a world that already has masters and moments. Returns how far the job is."""
-    if small["element_scalars"] and not has_stepped(live):
+    # Not every optimizer counts: momentum alone is state too. Checkpoints from before this was kept have counts.
+    stepped = small.get("stepped", bool(small["element_scalars"]))
+    if stepped and not has_stepped(live):
         attach_moments(live, small["element_scalars"])
     if state.scheduler is not None and small["scheduler"] is not None:
         if hasattr(state.scheduler, "num_steps"):
@@ -56,6 +61,37 @@ def install(
     reseed(job, world, small["step"])
     cursor = DataCursor(small["consumed_samples"], job.global_batch, job.micro_batch)
     return TrainingProgress(small["step"], cursor, small["sample_digest"])
+
+
+def optimizer_counts(live: LiveState) -> dict[str, Any]:
+    """What `collect` says of this rank's optimizer: the part of the small state that is under the certificate."""
+    return {
+        "hyper_parameters": group_values(live.optimizer.optimizer),
+        "element_scalars": element_scalars(live),
+        "stepped": has_stepped(live),
+    }
+
+
+def count_sums(live: LiveState, plan: CertificatePlan, small: Mapping[str, Any]) -> list[int]:
+    """The counts of `small` as a certificate: of each parameter of `plan` a number modulo 2^64. The sums over all ranks
+    of two worlds are equal if every element has the same counts in both.
+
+    A source adds its own counts (`optimizer_counts`), a target those that it will install.
+    """
+    optimizer = live.optimizer.optimizer
+    counted = form_of(optimizer).counted
+    counts = {group["key"]: group.get("counts", {}) for group in small["hyper_parameters"]}
+    beside = [small["element_scalars"], small["stepped"]]
+    places = {part.region_offset: part.name for part in live.shards.parameters if part.numel}
+    names = {id(parameter): places[window.start] for parameter, window in live.windows}
+    digests = {
+        names[id(parameter)]: digest
+        for group in optimizer.param_groups
+        for digest in [digest_of([counts.get(group_key(group, counted)), *beside])]
+        for parameter in group["params"]
+    }
+    sizes = zip(plan.parameters, plan.counted, strict=True)
+    return [digests.get(name, 0) * elements & MASK for name, elements in sizes]
 
 
 def reseed(job: TrainingJob, world: MegatronWorld, step: int) -> None:

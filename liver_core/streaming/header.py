@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-HEADER_BYTES = 16384
+from liver_core.memory.memory_budget import HEADER_BYTES
+
 _TIMES = struct.Struct("<2d")
 """Before the JSON: step_s and usual_step_s, which each source measures for itself."""
 

@@ -8,7 +8,7 @@ Megatron: clipping is handed in (`liver_core.state.replay_check`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -36,7 +36,8 @@ class GroupSpan:
 @dataclass(frozen=True, slots=True)
 class StepRule:
     """The job's optimizer: class, settings of each group without "params", the content keys of the groups, the names of
-    its moments, and how it clips. `master` and `grad` are the kinds of the regions that hold these."""
+    its moments, and how it clips. `master` and `grad` are the kinds of the regions that hold these. `counted`: the
+    values of a group that a step changes. `attributes`: settings that the optimizer has on itself."""
 
     optimizer: type[torch.optim.Optimizer]
     groups: tuple[Mapping[str, Any], ...]
@@ -45,6 +46,16 @@ class StepRule:
     clip: Clip
     master: str = "master"
     grad: str = "grad"
+    counted: tuple[str, ...] = ()
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    def make(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """An optimizer like the job's over other parameters."""
+        kind: Any = self.optimizer
+        made = kind(groups)
+        for name, value in self.attributes.items():
+            setattr(made, name, value)
+        return made
 
 
 class Replayer:
@@ -91,7 +102,7 @@ class Replayer:
         rates = {group["key"]: group for group in header.groups}
         for part in self._parts:
             part.fetch()
-            part.set_up(rates, header, self._templates)
+            part.set_up(rates, header, self._templates, self._rule.counted)
             if header.clip > 0.0:
                 self._rule.clip([window.parameter for window in part.windows], header.clip, header.norm)
             part.optimizer.step()
@@ -159,8 +170,7 @@ class _Part:
             {**rule.groups[number], "params": [window.parameter for window in windows if window.group == number]}
             for number in numbers
         ]
-        make: Any = rule.optimizer
-        return _Part(make(groups), windows, [rule.keys[number] for number in numbers])
+        return _Part(rule.make(groups), windows, [rule.keys[number] for number in numbers])
 
     def fetch(self) -> None:
         """Copy to the device what lies in host memory."""
@@ -177,13 +187,20 @@ class _Part:
                     lies.copy_(stage, non_blocking=True)
 
     def set_up(
-        self, rates: Mapping[str, Mapping[str, Any]], header: StepHeader, templates: Sequence[Mapping[str, Any]]
+        self,
+        rates: Mapping[str, Mapping[str, Any]],
+        header: StepHeader,
+        templates: Sequence[Mapping[str, Any]],
+        counted: Sequence[str],
     ) -> None:
-        """Rates, and the state before the step: moments are windows, or absent where the source had none yet."""
+        """Rates and counts, and the state before the step: moments are windows, or absent where the source had none."""
         for group, key in zip(self.optimizer.param_groups, self.keys, strict=True):
             if key not in rates:
                 raise ReplayError(f"parameter group {key}: the header of version {header.version} has {sorted(rates)}")
             group["lr"], group["weight_decay"] = rates[key]["lr"], rates[key]["weight_decay"]
+            for name in counted:
+                group.pop(name, None)
+            group.update(rates[key].get("counts", {}))
         for window in self.windows:
             self.optimizer.state.pop(window.parameter, None)
             if header.stepped:
@@ -233,8 +250,7 @@ def _scalar_template(rule: StepRule, group: int, device: torch.device) -> dict[s
     """The state that is no moment, as the class makes it in its first step: which of it are tensors, of what type."""
     parameter = torch.nn.Parameter(torch.zeros(3, device=device))
     parameter.grad = torch.zeros(3, device=device)
-    make: Any = rule.optimizer
-    probe = make([{**rule.groups[group], "params": [parameter]}])
+    probe = rule.make([{**rule.groups[group], "params": [parameter]}])
     probe.step()
     return {name: value for name, value in probe.state[parameter].items() if name not in rule.moments}
 

@@ -20,8 +20,9 @@ from liver_core.rank.droppable_step import DropRule, do_step
 from liver_core.state.built_state import tied_embeddings
 from liver_core.state.checkpoint import CheckpointError, read_small_state
 from liver_core.state.megatron_checkpoint import read_megatron_checkpoint
-from liver_core.state.megatron_optimizer import UnsupportedState, distributed_optimizer, has_stepped
+from liver_core.state.megatron_optimizer import distributed_optimizer, has_stepped
 from liver_core.state.replay_check import check_replay
+from liver_core.state.step_counts import UnsupportedState
 from liver_core.streaming.header import HeaderError
 from liver_core.training.cursor import DataCursor
 from liver_core.training.entrypoint import find_class, import_user_module, make_job

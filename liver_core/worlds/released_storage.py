@@ -1,7 +1,7 @@
 """Released storage: build modules, buffers and optimizers that have structure but no memory.
 
-While `released()` is active on a thread, tensors made there keep shape, dtype and views, but their storage is freed at
-once. Writes into freed storage are skipped. `restore` allocates the memory when it is needed.
+While `released()` is active on a thread, tensors made there have shape, dtype and views, but their storage holds no
+bytes. Writes into such storage are skipped. `restore` allocates the memory when it is needed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,19 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 _KEEP_BYTES = 4096
 # Storage address -> its bytes when it was released. If an address is reused, its next release overwrites the entry.
 _SIZES: dict[int, int] = {}
 _PINNED: set[int] = set()
 """Addresses of pinned storages in host memory."""
+_COPIES = ("clone", "_to_copy")
+_FACTORIES = frozenset(
+    f"{new}{name}{like}"
+    for name in ("empty", "empty_strided", "zeros", "ones", "full")
+    for new, like in (("", ""), ("new_", ""), ("", "_like"))
+)
 _ALIASING = ("view", "_unsafe_view", "alias", "detach", "slice", "select", "expand", "t", "transpose", "as_strided")
 
 
@@ -117,8 +124,8 @@ def released() -> Iterator[_ReleaseMode]:
     """Within this block, on this thread, new tensors above 4 KiB have no memory and writes to them are skipped. Tensors
     from before the block keep theirs.
 
-    So the peak memory of a build is its largest single tensor (allocated, then freed), not the sum of all tensors.
-    Small tensors keep their memory: the build computes with step counters and scales.
+    So a build takes no memory: its tensors never had any, except for results of operations on tensors that have memory.
+    Small tensors keep theirs: the build computes with step counters and scales.
     """
     mode = _ReleaseMode()
     with mode:
@@ -126,7 +133,8 @@ def released() -> Iterator[_ReleaseMode]:
 
 
 class _ReleaseMode(TorchDispatchMode):
-    """Skips operations on released tensors and releases new tensors. `peak_bytes` is the largest tensor so far."""
+    """Makes tensors without memory and skips operations on them. `peak_bytes` is the largest tensor so far that had
+    memory for a moment."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,28 +148,21 @@ class _ReleaseMode(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         touched = _tensors_in(args, kwargs)
-        hollow = any(storage_is_released(tensor) for tensor in touched)
-        if not hollow:
-            # A result may be a view of an argument, or the argument itself: the world that trains owns that memory.
-            aliased = [] if _is_fresh(func) else touched
-            before = {storage._cdata for storage in _storages(aliased) if storage.nbytes()}
-            return self._after(func(*args, **kwargs), before)
-        if _is_view(func):
-            return self._viewed(func, args, kwargs, touched)
-        if touched and _is_in_place(func):
-            return touched[0]
-        return self._after(_hollow_result(func, args, kwargs), set())
-
-    def _viewed(self, func, args, kwargs, touched: list[torch.Tensor]):
-        """Torch checks a view against its storage's size. Restore the storage for this call; nothing writes to it."""
-        storages = _storages(tensor for tensor in touched if storage_is_released(tensor))
-        for storage in storages:
-            storage.resize_(_SIZES[storage._cdata])
-        try:
-            return func(*args, **kwargs)
-        finally:
-            for storage in storages:
-                storage.resize_(0)
+        if any(storage_is_released(tensor) for tensor in touched):
+            if _is_view(func):
+                return _hollow_views(func, args, kwargs)
+            if _is_in_place(func):
+                return touched[0]
+            return _hollow_result(func, args, kwargs)
+        if _is_factory(func) and not kwargs.get("pin_memory"):
+            meta = _on_meta(func, args, kwargs | {"device": torch.device("meta")})
+            if meta.untyped_storage().nbytes() > _KEEP_BYTES:
+                device = kwargs.get("device") or (touched[0].device if touched else "cpu")
+                return _hollow(meta.shape, meta.stride(), meta.dtype, device)
+        # A result may be a view of an argument, or the argument itself: the world that trains owns that memory.
+        aliased = [] if _is_fresh(func) else touched
+        before = {storage._cdata for storage in _storages(aliased) if storage.nbytes()}
+        return self._after(func(*args, **kwargs), before)
 
     def _after(self, result, before: set[int]):
         """Release the new tensors in `result`: those whose storage is not one of `before`."""
@@ -172,6 +173,59 @@ class _ReleaseMode(TorchDispatchMode):
                 _SIZES[storage._cdata] = storage.nbytes()
                 storage.resize_(0)
         return result
+
+
+def _hollow(shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: Any) -> torch.Tensor:
+    """A new tensor, without memory if it is not small."""
+    empty = torch.empty(0, dtype=dtype, device=device)
+    elements = 0 if 0 in shape else 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+    if elements * empty.element_size() <= _KEEP_BYTES:
+        return torch.empty_strided(tuple(shape), tuple(stride), dtype=dtype, device=device)
+    _SIZES[empty.untyped_storage()._cdata] = elements * empty.element_size()
+    return _placed(empty, shape, stride, 0, dtype)
+
+
+def _hollow_views(func, args, kwargs):
+    """The views that a view operation makes of a tensor without memory, worked out from geometry alone."""
+
+    def view(meta: torch.Tensor) -> torch.Tensor:
+        return _placed(base, meta.shape, meta.stride(), int(meta.storage_offset()), meta.dtype)
+
+    base = next(tensor for tensor in _tensors_in(args, kwargs) if storage_is_released(tensor))
+    return tree_map_only(torch.Tensor, view, _on_meta(func, args, kwargs))
+
+
+def _on_meta(func, args, kwargs) -> Any:
+    """What the operation makes of tensors that have geometry only."""
+    return func(*tree_map_only(torch.Tensor, _twin, args), **tree_map_only(torch.Tensor, _twin, kwargs))
+
+
+def _twin(tensor: torch.Tensor) -> torch.Tensor:
+    size = _SIZES.get(tensor.untyped_storage()._cdata, 0) if storage_is_released(tensor) else 0
+    offset = int(tensor.storage_offset())
+    elements = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1 + offset
+    elements = max(elements, size // tensor.element_size())
+    whole = torch.empty(elements, dtype=tensor.dtype, device="meta")
+    return whole.as_strided(tensor.shape, tensor.stride(), offset)
+
+
+def _placed(
+    base: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """A tensor of this geometry over the storage of `base`, which holds no bytes.
+
+    Torch refuses a tensor that is larger than its storage, except by the function that its CUDA graphs use. Without a
+    GPU the storage is large for a moment: nothing is written to it, so the system gives it no memory.
+    """
+    storage = base.untyped_storage()
+    construct = getattr(torch._C, "_construct_CUDA_Tensor_From_Storage_And_Metadata", None)
+    if base.is_cuda and construct is not None:
+        whole = {"size": tuple(shape), "stride": tuple(stride), "storage_offset": offset, "dtype": dtype}
+        return construct(whole, storage)
+    made = torch.empty(0, dtype=dtype, device=base.device)
+    made.set_(storage, offset, tuple(shape), tuple(stride))
+    storage.resize_(0)
+    return made
 
 
 def _tensors_in(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -191,6 +245,12 @@ def _is_in_place(func) -> bool:
 
 
 @functools.cache
+def _is_factory(func) -> bool:
+    """Whether it makes a tensor of which only the geometry depends on its arguments. A random one draws numbers."""
+    return func._schema.name.removeprefix("aten::") in _FACTORIES
+
+
+@functools.cache
 def _is_fresh(func) -> bool:
     """Whether it returns its argument because that was made just now: the last part of `torch.tensor`."""
     return func._schema.name.removeprefix("aten::") == "lift_fresh"
@@ -205,12 +265,13 @@ def _hollow_result(func, args, kwargs):
     """The result of a functional operation on released inputs: it has the right shape and dtype, and no content."""
     source = _tensors_in(args, kwargs)[0]
     name = func._schema.name.removeprefix("aten::")
-    if name not in ("clone", "_to_copy", "zeros_like", "empty_like", "ones_like"):
+    if name not in _COPIES and not _is_factory(func):
         raise RuntimeError(
             f"aten::{name} on a tensor without memory: a next world is built without it, so build must not compute "
             "with parameters nor initialise them (perform_initialization=False)"
         )
-    return torch.empty(source.shape, dtype=kwargs.get("dtype") or source.dtype, device=source.device)
+    meta = _on_meta(func, args, kwargs | {"device": torch.device("meta")} if name != "clone" else kwargs)
+    return _hollow(meta.shape, meta.stride(), meta.dtype, kwargs.get("device") or source.device)
 
 
 def _storages(tensors: Iterable[torch.Tensor]) -> list[torch.UntypedStorage]:

@@ -13,7 +13,10 @@ OWN = "service"
 
 
 def note(session: Session, caller: Caller, action: str, target: str, *, now: datetime, **detail: Any) -> None:
-    """`caller` did `action`, named as in the API description, to `target`. `detail`: JSON, and never a secret."""
+    """`caller` did `action`, named as in the API description, to `target`. `detail`: JSON, and never a secret. Why, as
+    the caller says, stands there too."""
+    if caller.why:
+        detail["why"] = caller.why
     session.add(
         AuditRow(
             at=now,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli import changing, try_job
+from service.cli import changing
 from service.cli.client import (
     DEFAULT_URL,
     LISTED,
@@ -24,6 +24,7 @@ from service.cli.client import (
     fail,
 )
 from service.cli.columns import Column
+from service.cli.offline import try_job
 from service.cli.output import layout, names, print_details, print_json, print_table, seconds, since
 from service.cli.watching import Lines, Screen, View
 from service.cli.which import ENDED, JobId, find_job, short_jobs

@@ -8,6 +8,7 @@ import typer
 
 from service.cli import access, handoffs, jobs, ledger, nodes, serve
 from service.cli.client import TRUST, Trust
+from service.cli.offline import plan_memory
 
 PLUGGED_COMMANDS = "liver.commands"
 """Entry points of this group are functions that take `app` and add a command to it, as the demo does."""
@@ -28,6 +29,7 @@ app.add_typer(handoffs.app, name="handoffs")
 app.add_typer(nodes.notices, name="notices")
 app.add_typer(nodes.prices, name="prices")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(plan_memory.app, name="plan")
 app.add_typer(access.app, name="tokens")
 app.add_typer(nodes.clouds, name="cloud")
 app.command("audit", epilog=access.AUDIT_EXAMPLE)(access.audit)

@@ -31,7 +31,7 @@ def serve(
         str | None, typer.Option(help="debug, info, warning or error. [default: info]", metavar="LEVEL")
     ] = None,
 ) -> None:
-    """Run the control service: API, agent endpoints, status page.
+    """Run the control service: API, agent endpoints, web console.
 
     Keeps an embedded PostgreSQL under the data directory, unless LIVER_SERVICE_DATABASE_URL names a server. Further
     settings are environment variables LIVER_SERVICE_*; options win over them. It logs to standard error.

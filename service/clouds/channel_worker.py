@@ -1,5 +1,5 @@
-"""What every reader of an account's channel shares: threads that ask, store what they get, and let go of a message only
-after the commit.
+"""What every reader of an account's channel shares: threads that ask, what they get stored together, and a message let
+go of only after the commit.
 
 Whatever fails, the service goes on, and the channel says why it is not heard. A message that cannot be stored is left
 to the queue, which shows it again and at last puts it where its own rules say.
@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy.orm import Session
 
 from service.clouds.operations import note_channel
+from service.clouds.stored_together import StoredTogether
 from service.context import Context
 from service.db.outage import is_outage
 from service.notices.rules import ACCOUNT_CHANNELS
@@ -117,6 +118,7 @@ class MessageWorker(ChannelWorker, ABC, Generic[ReadingT]):
     def __init__(self, context: Context, channel: str, what: str) -> None:
         super().__init__(context, channel, what)
         self._held: set[str] = set()
+        self._stored = StoredTogether(self._commit_all)
 
     @abstractmethod
     def receive(self) -> Mapping[str, Any]:
@@ -149,11 +151,12 @@ class MessageWorker(ChannelWorker, ABC, Generic[ReadingT]):
         try:
             self.say_alive()
             done = self._store([(handle, self.meaning(message)) for handle, message in found.items()])
+            # Held up to here: a cloud that takes long to let go of messages must not give them to somebody else.
+            if done:
+                self.let_go(done)
         finally:
             with self._lock:
                 self._held -= set(found)
-        if done:
-            self.let_go(done)
 
     def _store(self, messages: Sequence[tuple[str, ReadingT]]) -> list[str]:
         """Those of the messages that are stored, together if that goes, or else one by one."""
@@ -161,7 +164,7 @@ class MessageWorker(ChannelWorker, ABC, Generic[ReadingT]):
             return []
         try:
             readings = [self.completed(reading) for _, reading in messages]
-            self.commit(lambda session, now: self.write(session, readings, now))
+            self._stored.store(readings)
             return [handle for handle, _ in messages]
         except Exception as error:
             if len(messages) == 1:
@@ -169,6 +172,9 @@ class MessageWorker(ChannelWorker, ABC, Generic[ReadingT]):
                 self.say_trouble(error)
                 return []
         return [done for item in messages for done in self._store([item])]
+
+    def _commit_all(self, readings: Sequence[ReadingT]) -> None:
+        self.commit(lambda session, now: self.write(session, readings, now))
 
     def _extend_all(self, every_s: float) -> None:
         """While messages are worked on nobody else gets them."""

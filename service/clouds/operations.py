@@ -22,6 +22,7 @@ from service.clouds.tables import ChannelRow, HearingCountRow, HearingRow
 from service.leases.tables import LeaseRow
 from service.nodes.tables import NodeRow
 from service.notices.operations import LeaseNotices, notices_of_leases, store_added, tell_jobs
+from service.notices.rules import is_urgent
 from service.notices.tables import NoticeRow
 
 UNREAD_KEPT_MAX, UNREAD_KEPT_FOR = 1_000, timedelta(hours=1)
@@ -47,25 +48,28 @@ class _Found:
 
 
 def take_facts(session: Session, facts: Sequence[CloudFact], *, now: datetime) -> tuple[Taken, ...]:
-    """Store these facts, and tell the agents of the nodes whose notices change. What is foreign is only counted."""
+    """Store these facts, and wake the agents of jobs that have to leave a node because of them. What is foreign is only
+    counted."""
     facts = [fact.bounded() for fact in facts]
     nodes = _lock_machines(session, {(fact.provider, fact.provider_id) for fact in facts})
     leases = {found.lease_id for found in nodes.values() if found.lease_id is not None}
     notices = notices_of_leases(session, leases)
-    taken, heard, changed = [], [], set()
+    before = {lease_id: found.known(now) for lease_id, found in notices.items()}
+    taken, heard, changed = [], [], {}
     for fact in sorted(facts, key=lambda item: item.said_at):
         found = nodes.get((fact.provider, fact.provider_id))
         judgement = judge(fact, _machine(notices, found, now), now)
         if found is not None:
             if judgement.notice is not None and found.lease_id is not None:
                 notices[found.lease_id].add(judgement.notice, lease_id=found.lease_id, now=now)
-                changed.add(found.node_id)
+                changed[found.node_id] = found.lease_id
             heard.append((fact, found, judgement))
         node_id, lease_id = (found.node_id, found.lease_id) if found is not None else (None, None)
         taken.append(Taken(fact, judgement.disposition, judgement.reason, node_id, lease_id))
     store_added(session, notices.values())
     _hear(session, [_hearing(fact, found, judgement, notices, now) for fact, found, judgement in heard])
-    tell_jobs(session, changed, now=now)
+    urgent = {node: is_urgent(before[lease], notices[lease].known(now), now) for node, lease in changed.items()}
+    tell_jobs(session, urgent, now=now)
     examples = {(item.fact.channel, item.disposition): f"{item.reason}: {item.fact.raw}" for item in taken}
     _count(session, Counter((item.fact.channel, item.disposition) for item in taken), examples, now=now)
     return tuple(taken)
@@ -217,7 +221,8 @@ def _newest_of(lease_id: int, kind: NoticeKind, source: str):
 
 def _hear(session: Session, rows: Sequence[Mapping[str, object]]) -> None:
     if rows:
-        session.execute(insert(HearingRow).values(list(rows)).on_conflict_do_nothing())
+        # As one statement with so many rows its text would be made anew for each number of rows.
+        session.execute(insert(HearingRow).on_conflict_do_nothing(), list(rows))
 
 
 def _count(

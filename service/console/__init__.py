@@ -1,1 +1,1 @@
-"""The status page: server-rendered, one style sheet, no build."""
+"""The web console: static files that a browser runs as a client of the API, and the page /docs."""

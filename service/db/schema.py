@@ -14,9 +14,10 @@ from service.metrics import tables as metrics
 from service.nodes import tables as nodes
 from service.notices import tables as notices
 from service.peer_keys import tables as peer_keys
+from service.sessions import tables as sessions
 from service.tokens import tables as tokens
 
-NOUNS = (audit, capacity, clouds, handoffs, jobs, leases, ledger, metrics, nodes, notices, peer_keys, tokens)
+NOUNS = (audit, capacity, clouds, handoffs, jobs, leases, ledger, metrics, nodes, notices, peer_keys, sessions, tokens)
 
 
 def metadata() -> MetaData:

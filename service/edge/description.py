@@ -5,7 +5,7 @@ documented with the one error body.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from agent.protocol.errors import PROBLEM_MEDIA_TYPE, Problem
+from service.edge.credentials import REASON, REASON_CHARS_MAX
 from service.edge.routes import KEY, KEY_PATTERN
 
 _COMPONENT = "#/components/schemas/{model}"
@@ -39,6 +40,12 @@ _KEY = {
     "description": "Sent again under it by the same token within 24 hours, the same request is not carried out again: "
     "it gets the answer of the first one. One that failed has changed nothing, and is tried again.",
 }
+_WHY = {
+    "name": REASON,
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": f"Why, in at most {REASON_CHARS_MAX} characters, percent-encoded UTF-8: it stands in the audit log.",
+}
 _KNOWN = {
     "name": "If-None-Match",
     "in": "header",
@@ -53,8 +60,11 @@ _NEXT_PAGE = {"schema": {"type": "string"}, "description": 'The next page, with 
 _HEADERS = {401: "WWW-Authenticate", 429: "Retry-After", 503: "Retry-After"}
 
 
-def describe(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
-    """The whole description. `bodies`: by operation id, what a route reads out of its body by itself."""
+def describe(
+    app: FastAPI, bodies: Mapping[str, type[BaseModel]], events: Sequence[type[BaseModel]] = ()
+) -> dict[str, Any]:
+    """The whole description. `bodies`: by operation id, what a route reads out of its body by itself. `events`: what a
+    stream sends."""
     described = get_openapi(
         title=app.title, version=app.version, summary=app.summary, description=app.description, routes=app.routes,
         tags=app.openapi_tags,
@@ -64,10 +74,12 @@ def describe(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> dict[str, A
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     names = _add_schemas(schemas, [*bodies.values(), Problem])
+    _add_sent(schemas, events)
     components["responses"] = {f"Problem{status}": _response(status, names[Problem]) for status in _MEANINGS}
     for path, method, operation in _operations(described):
-        if method == "post" and path.startswith("/api/"):
-            operation.setdefault("parameters", []).append(_KEY)
+        if method != "get" and path.startswith("/api/") and "security" in operation:
+            more = [_KEY, _WHY] if method == "post" else [_WHY]
+            operation.setdefault("parameters", []).extend(more)
         if model := bodies.get(operation["operationId"]):
             for content in operation["requestBody"]["content"].values():
                 content["schema"] = {"$ref": _COMPONENT.format(model=names[model])}
@@ -97,7 +109,7 @@ def _reads_one(operation: dict[str, Any]) -> bool:
 
 def _statuses(path: str, operation: dict[str, Any]) -> list[int]:
     found = [400, 429, 500, 503]
-    if "security" in operation:
+    if "security" in operation or path.startswith("/api/"):
         found += [401, 403]
     if "{" in path:
         found += [409]
@@ -135,6 +147,13 @@ def _add_schemas(schemas: dict[str, Any], models: list[type[BaseModel]]) -> dict
         text = text.replace(_ref(name), _ref(name + "Input"))
     schemas.update({name + "Input" * (name in clashing): schema for name, schema in json.loads(text).items()})
     return {model: model.__name__ + "Input" * (model.__name__ in clashing) for model in models}
+
+
+def _add_sent(schemas: dict[str, Any], models: Sequence[type[BaseModel]]) -> None:
+    """Add what is only sent, and what it is made of, where it is not there."""
+    _, found = models_json_schema([(model, "serialization") for model in models], ref_template=_COMPONENT)
+    for name, schema in found.get("$defs", {}).items():
+        schemas.setdefault(name, schema)
 
 
 def _ref(name: str) -> str:

@@ -7,20 +7,22 @@ import logging
 import math
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from time import monotonic
 
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import cookie_parser
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent.protocol import errors
 from agent.protocol.errors import Problem
-from service.context import CALLER, Context, find_caller
+from service.context import CALLER, Context, find_caller, find_visitor
 from service.edge.budgets import Buckets
+from service.edge.credentials import SESSION_PATH, bearer_of, check_origin, cookie_of, reason_of
+from service.lanes import Lane
 from service.problems import ProblemError, response_to, response_to_database, unexpected
-from service.tokens import sessions
+from service.tokens.operations import Caller
 from service.tokens.tables import PEOPLE
 
 BODY_BYTES_MAX = 64 * 1024
@@ -28,6 +30,7 @@ BODY_BYTES_MAX = 64 * 1024
 BODY_S_MAX = 30.0
 _OF_AGENTS = "/agent/"
 _NEEDS_TOKEN = ("/api/", _OF_AGENTS)
+_LOGIN = ("POST", SESSION_PATH)
 _CLOSE = {"Connection": "close"}
 _log = logging.getLogger(__name__)
 
@@ -65,13 +68,12 @@ class Gate:
     async def _admit(self, scope: Scope, body: "_Body") -> None:
         headers = Headers(scope=scope)
         _check_form(scope, headers)
-        if scope["path"].startswith(_NEEDS_TOKEN):
-            kind, _, token = headers.get("authorization", "").partition(" ")
+        if scope["path"].startswith(_NEEDS_TOKEN) and (scope["method"], scope["path"]) != _LOGIN:
+            token = bearer_of(headers)
             lane = self._context.agents if scope["path"].startswith(_OF_AGENTS) else self._context.people
-            token = token.strip() if kind.lower() == "bearer" else ""
             try:
-                caller = await find_caller(self._context, token, lane)
-                scope[CALLER] = caller
+                caller = await self._caller(scope, token, lane)
+                scope[CALLER] = caller if lane is self._context.agents else replace(caller, why=reason_of(headers))
                 budget = self._others if caller.role in PEOPLE else self._agents
                 self._take(budget, f"token {caller.token_id}")
             except (SQLAlchemyError, ProblemError) as error:
@@ -79,7 +81,7 @@ class Gate:
                     self._note_try(token)
                 raise
         else:
-            self._take(self._others, self._session(headers) or f"address {(scope.get('client') or ('',))[0]}")
+            self._take(self._others, f"address {(scope.get('client') or ('',))[0]}")
         body.check_length(headers)
 
     def _note_try(self, token: str) -> None:
@@ -88,10 +90,13 @@ class Gate:
         if node_id is not None:
             self._context.listening.tried(node_id, self._context.clock())
 
-    def _session(self, headers: Headers) -> str:
-        cookie = cookie_parser(headers.get("cookie", "")).get(sessions.COOKIE, "")
-        found = sessions.read(cookie, now_unix_s=self._context.clock().timestamp(), key=self._context.session_key)
-        return f"session {found.token_id}" if found else ""
+    async def _caller(self, scope: Scope, token: str, lane: Lane) -> Caller:
+        secret = cookie_of(scope) if lane is self._context.people else ""
+        if not secret:
+            return await find_caller(self._context, token, lane)
+        caller = await find_visitor(self._context, secret)
+        check_origin(scope)
+        return caller
 
     def _take(self, budget: Buckets, caller: str) -> None:
         wait_s = budget.wait_s(caller, now_s=monotonic())

@@ -43,7 +43,9 @@ def _once(handle: Handler) -> Handler:
             return await handle(request)
         if not re.fullmatch(KEY_PATTERN, key):
             raise invalid(FieldProblem(field=KEY, rule="must be 1 to 255 characters of ASCII without spaces"))
-        caller: Caller = request.scope[CALLER]
+        caller: Caller | None = request.scope.get(CALLER)
+        if caller is None:
+            return await handle(request)  # A login, which is never kept.
         ask = request.scope[ASK] = Ask(caller.token_id, _digest(key.encode()), await _digest_of(request))
         try:
             response = await handle(request)

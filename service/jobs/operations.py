@@ -1,9 +1,9 @@
 """What changes a job: submitting, stopping, starting a generation, activating one by compare-and-set."""
 
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
 from sqlalchemy import bindparam, delete, func, select, update
@@ -15,15 +15,16 @@ from agent.protocol.jobfile import JobFile
 from agent.protocol.values import Placement
 from liver_core.handoff.generations import next_start
 from liver_core.layout import Roster, to_json
-from service.db.base import ORDERS_SEQUENCE, among
+from service.db.base import ORDERS_SEQUENCE, Json, among
 from service.db.wake import job_topic, node_topic, notify
 from service.jobs.causes import FirstCause
-from service.jobs.grants import follow_members
+from service.jobs.grants import end_grants, follow_members
 from service.jobs.rules import Checkpoint
 from service.jobs.tables import (
     ENDED,
     RANDOM_PART_CHARS,
     GenerationRow,
+    JobGrantRow,
     JobMemberRow,
     JobRow,
     JobState,
@@ -34,6 +35,7 @@ from service.nodes.tables import NodeRow
 from service.planner.feasibility import rule_violations
 from service.problems import conflict, invalid, not_found
 
+SOON = timedelta(seconds=2)
 _LOCK = (
     select(JobRow)
     .where(JobRow.job_id == bindparam("job_id"))
@@ -164,6 +166,11 @@ def lock_job(session: Session, job_id: str) -> JobRow:
     return job
 
 
+def lock_jobs(session: Session, job_ids: Collection[str]) -> Sequence[JobRow]:
+    """The rows of these jobs, without their plans, locked in order of id. One that is deleted is left out."""
+    return session.scalars(_LOCK_MANY, {"job_ids": sorted(job_ids)}).all()
+
+
 def set_state(job: JobRow, state: JobState, reason: str, *, now: datetime) -> None:
     """Set the state and its reason. An ended job is never due again."""
     if job.state != state:
@@ -183,19 +190,42 @@ def touch(session: Session, job: JobRow, *, now: datetime) -> None:
     notify(session, [job_topic(job.job_id), *(node_topic(node_id) for node_id in nodes)])
 
 
-def touch_all(session: Session, job_ids: Collection[str], *, now: datetime) -> None:
-    """As `touch`, for any number of jobs with as many statements as for one. Locks them, in order of id."""
-    if not job_ids:
+def touch_all(session: Session, urgent: Mapping[str, bool], *, now: datetime) -> None:
+    """As `touch`, for any number of jobs with as many statements as for one. Locks them, in order of id. Where it is
+    not `urgent`, agents find the change in the answer to their next report, and the reconcilers look `SOON` after."""
+    if not urgent:
         return
-    wanted = {"job_ids": sorted(job_ids)}
-    jobs = session.scalars(_LOCK_MANY, wanted).all()
+    jobs = lock_jobs(session, urgent.keys())
     numbers = select(ORDERS_SEQUENCE.next_value()).select_from(func.generate_series(1, len(jobs)))
     for job, number in zip(jobs, session.scalars(numbers).all(), strict=True):
         job.orders_seq = number
         if job.state not in ENDED:
-            job.due_at = now
-    nodes = session.scalars(_MEMBERS, wanted).all()
+            due_at = now if urgent[job.job_id] else now + SOON
+            job.due_at = due_at if job.due_at is None else min(job.due_at, due_at)
+    woken = [job.job_id for job in jobs if urgent[job.job_id]]
+    nodes = session.scalars(_MEMBERS, {"job_ids": woken}).all() if woken else ()
     notify(session, [*(job_topic(job.job_id) for job in jobs), *(node_topic(node_id) for node_id in nodes)])
+
+
+def end_part(session: Session, node_id: str, *, now: datetime) -> None:
+    """The node has no part in any job from now on: it gets no orders, and nothing is believed that it says. Locks the
+    jobs that it had a part in, and wakes them."""
+    granted = select(JobGrantRow.job_id).where(JobGrantRow.node_id == node_id, JobGrantRow.role.is_not(None))
+    member = select(JobMemberRow.job_id).where(JobMemberRow.node_id == node_id)
+    job_ids = set(session.scalars(granted.union(member)))
+    for job in lock_jobs(session, job_ids):
+        plans = [plan for plan in job.standing_plans if not _names(plan, node_id)]
+        spares = [name for name in job.spares if name != node_id]
+        if (plans, spares) != (job.standing_plans, job.spares):
+            job.standing_plans, job.spares = plans, spares
+    end_grants(session, node_id, now=now)
+    session.execute(delete(JobMemberRow).where(JobMemberRow.node_id == node_id))
+    touch_all(session, dict.fromkeys(job_ids, True), now=now)
+
+
+def _names(plan: Json, node_id: str) -> bool:
+    members = (plan.get("target") or {}).get("members", ())
+    return any(member["node_id"] == node_id for member in members)
 
 
 def start_generation(session: Session, job: JobRow, target: Placement, birth: Birth, *, now: datetime) -> GenerationRow:

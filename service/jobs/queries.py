@@ -18,6 +18,7 @@ from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
 from service.jobs.crashes import Crashes, RankError
+from service.jobs.grants import cut_off
 from service.jobs.rules import Checkpoint, JobView, Leaving
 from service.jobs.tables import (
     RANDOM_PART_CHARS,
@@ -228,7 +229,9 @@ def _usable_of(
     inputs = PlanInputs(
         job=spec,
         nodes=tuple(
-            PlanNode(node.node_id, node.slots, is_at_risk=node.node_id in at_risk)
+            PlanNode(
+                node.node_id, node.slots, is_at_risk=node.node_id in at_risk, zone=node.zone or "", device=node.device
+            )
             for node in nodes
             if node.node_id not in going and _usable(node, spec, world)
         ),
@@ -270,6 +273,7 @@ def _view(
         last_handoff_at=ended.recorded_at if ended else None,
         declined=handoffs.as_declined(ended, active=job.active_generation),
         leaving=_leaving(noticed, members),
+        revoked=tuple(sorted(cut_off(session, job.job_id, members, since=row.created_at))) if row else (),
         silent=by_state[NodeState.SILENT],
         gone=by_state[NodeState.GONE],
         answering=tuple(node.node_id for node in nodes if _may_live(node, now)),

@@ -16,7 +16,8 @@ from service.edge.tags import PreconditionOf, version_of
 from service.leases.operations import lock_pool, set_price
 from service.leases.queries import current_prices, list_leases, price_of, prices_of
 from service.leases.tables import LeaseRow, PoolPriceRow
-from service.ledger.sums import Unsplittable, move_to_price
+from service.ledger.repricing import move_to_price
+from service.ledger.sums import Unsplittable
 from service.paging import PagesOf
 from service.problems import invalid, not_found
 
@@ -56,6 +57,9 @@ class PriceIn(BaseModel):
     egress_usd_per_gb: float | None = Field(
         default=None, ge=0, le=1_000, description="Of 10^9 bytes that leave the pool; as before, if absent."
     )
+    on_demand_usd_per_hour: float | None = Field(
+        default=None, ge=0, le=100_000, description="Of such a node on demand; as before, if absent."
+    )
     effective_from: WrittenUtc | None = Field(default=None, description="Now, if absent.")
 
 
@@ -65,16 +69,18 @@ class PriceOut(BaseModel):
     pool: str
     price_usd_per_hour: float = Field(description="Of one node.")
     egress_usd_per_gb: float | None = Field(description="Of 10^9 bytes that leave the pool; null if not known.")
+    on_demand_usd_per_hour: float | None = Field(description="Of such a node on demand; null if not known.")
     effective_from: datetime
 
     @classmethod
     def of(cls, row: PoolPriceRow) -> "PriceOut":
         """From its row."""
-        egress = row.egress_usd_per_gb
+        egress, on_demand = row.egress_usd_per_gb, row.on_demand_usd_per_hour
         return cls(
             pool=row.pool,
             price_usd_per_hour=float(row.price_usd_per_hour),
             egress_usd_per_gb=None if egress is None else float(egress),
+            on_demand_usd_per_hour=None if on_demand is None else float(on_demand),
             effective_from=row.effective_from,
         )
 
@@ -137,4 +143,4 @@ def put(
 
 
 def _version(row: PoolPriceRow) -> str:
-    return version_of(row.price_usd_per_hour, row.egress_usd_per_gb, row.effective_from)
+    return version_of(row.price_usd_per_hour, row.egress_usd_per_gb, row.on_demand_usd_per_hour, row.effective_from)

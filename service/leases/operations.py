@@ -64,16 +64,18 @@ def set_price(
     price_usd_per_hour: float,
     effective_from: datetime,
     egress_usd_per_gb: float | None = None,
+    on_demand_usd_per_hour: float | None = None,
 ) -> PoolPriceRow:
     """Append a price; a second price for the same moment replaces the first. Without a price of what leaves the pool,
-    that one stays."""
+    or of a node on demand, that one stays."""
     before = price_of(session, pool, now=effective_from)
     # As it was written: 0.1 is a tenth of a dollar, and not the binary fraction next to it.
-    egress = Decimal(str(egress_usd_per_gb)) if egress_usd_per_gb is not None else None
-    values = {
-        "price_usd_per_hour": Decimal(str(price_usd_per_hour)),
-        "egress_usd_per_gb": before.egress_usd_per_gb if egress is None and before is not None else egress,
-    }
+    values: dict[str, Decimal | None] = {"price_usd_per_hour": Decimal(str(price_usd_per_hour))}
+    for name, given in (
+        ("egress_usd_per_gb", egress_usd_per_gb),
+        ("on_demand_usd_per_hour", on_demand_usd_per_hour),
+    ):
+        values[name] = getattr(before, name, None) if given is None else Decimal(str(given))
     statement = insert(PoolPriceRow).values(pool=pool, effective_from=effective_from, **values)
     session.execute(statement.on_conflict_do_update(index_elements=["pool", "effective_from"], set_=values))
     return session.get_one(PoolPriceRow, (pool, effective_from), populate_existing=True)

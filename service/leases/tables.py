@@ -26,6 +26,7 @@ class LeaseRow(Base):
         ),
         Index("uq_leases_open_node", "node_id", unique=True, postgresql_where="ended_at IS NULL"),
         Index("ix_leases_node_started", "node_id", "started_at"),
+        Index("ix_leases_ended", "ended_at", postgresql_where="ended_at IS NOT NULL"),
     )
 
     lease_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
@@ -40,16 +41,18 @@ class LeaseRow(Base):
 
 
 class PoolPriceRow(Base):
-    """What one node of a pool costs an hour from a moment on, and what a gigabyte (10^9 bytes) costs that leaves it;
-    null where that is not known."""
+    """What one node of a pool costs an hour from a moment on, and what a gigabyte (10^9 bytes) costs that leaves it,
+    and what such a node would cost on demand; null where that is not known."""
 
     __tablename__ = "pool_prices"
     __table_args__ = (
         CheckConstraint("price_usd_per_hour >= 0", name="price_not_negative"),
         CheckConstraint("egress_usd_per_gb >= 0", name="egress_not_negative"),
+        CheckConstraint("on_demand_usd_per_hour >= 0", name="on_demand_not_negative"),
     )
 
     pool: Mapped[str] = mapped_column(primary_key=True)
     effective_from: Mapped[datetime] = mapped_column(primary_key=True)
     price_usd_per_hour: Mapped[Decimal] = mapped_column(Numeric())
     egress_usd_per_gb: Mapped[Decimal | None] = mapped_column(Numeric(), default=None)
+    on_demand_usd_per_hour: Mapped[Decimal | None] = mapped_column(Numeric(), default=None)

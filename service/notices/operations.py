@@ -1,6 +1,7 @@
 """Stores the notices that agents report, and what a person asks for in the same way: to drain a node, to undo it."""
 
-from collections.abc import Collection, Iterable
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 
 from sqlalchemy import select
@@ -9,7 +10,7 @@ from sqlalchemy.orm import Session
 from agent.protocol.notice_life import DRAIN, hear, merge, withdraw
 from agent.protocol.sync import NoticeFact, NoticeKind
 from service.jobs.operations import touch_all
-from service.jobs.tables import JobMemberRow
+from service.jobs.tables import JobMemberRow, MemberRole
 from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow
 from service.nodes.tables import NodeRow
@@ -97,7 +98,16 @@ def notices_of_leases(session: Session, lease_ids: Collection[int]) -> dict[int,
 def store_added(session: Session, notices: Iterable[LeaseNotices]) -> None:
     """Write what was added, all of it at once."""
     changed = [item for item in notices if item.added]
-    session.add_all([row for item in changed for row in item.added])
+    added = [row for item in changed for row in item.added]
+    if not added:
+        return
+    members = select(JobMemberRow.node_id, JobMemberRow.job_id).where(JobMemberRow.role != MemberRole.SPARE)
+    jobs = defaultdict(list)
+    for node_id, job_id in session.execute(members.where(JobMemberRow.node_id.in_([row.node_id for row in added]))):
+        jobs[node_id].append(job_id)
+    for row in added:
+        row.job_ids = jobs[row.node_id]
+    session.add_all(added)
     session.flush()
     for item in changed:
         item.number()
@@ -161,16 +171,20 @@ def undo_drain(session: Session, node_id: str, *, now: datetime) -> None:
 
 def _take(session: Session, lease: LeaseRow, fact: NoticeFact, *, now: datetime) -> None:
     record_notice(session, fact, lease_id=lease.lease_id, now=now)
-    tell_jobs(session, (fact.node_id,), now=now)
+    tell_jobs(session, {fact.node_id: True}, now=now)
 
 
-def tell_jobs(session: Session, node_ids: Iterable[str], *, now: datetime) -> None:
-    """The notices of these nodes have changed: wake the agents of their jobs, which find them in their orders. Locks
-    the jobs, in order of id; whoever calls has locked the nodes."""
-    wanted = list(node_ids)
-    if wanted:
-        members = select(JobMemberRow.job_id).where(JobMemberRow.node_id.in_(wanted)).distinct()
-        touch_all(session, session.scalars(members).all(), now=now)
+def tell_jobs(session: Session, nodes: Mapping[str, bool], *, now: datetime) -> None:
+    """The notices of these nodes have changed: the agents of their jobs find them in their orders, and are woken where
+    it is urgent, as `is_urgent` says of each node. Locks the jobs, in order of id; whoever calls has locked the
+    nodes."""
+    if not nodes:
+        return
+    members = select(JobMemberRow.job_id, JobMemberRow.node_id).where(JobMemberRow.node_id.in_(list(nodes)))
+    urgent: dict[str, bool] = {}
+    for job_id, node_id in session.execute(members):
+        urgent[job_id] = urgent.get(job_id, False) or nodes[node_id]
+    touch_all(session, urgent, now=now)
 
 
 def _lease_of(session: Session, node_id: str) -> LeaseRow:

@@ -7,12 +7,14 @@ from collections.abc import Iterable
 from datetime import datetime
 
 from agent.protocol.notice_life import (
+    DEADLINE_DRIFT,
     DRAIN,
     GRACE_AFTER_DEADLINE,
     TAKES_THE_NODE,
     WITHOUT_DEADLINE_LASTS,
     NoticePhase,
     ends_utc,
+    moves_jobs,
     phase,
     withdraw,
 )
@@ -69,6 +71,24 @@ def same_loss(one: NoticeFact, other: NoticeFact) -> bool:
     # One of them says no time: it is the same loss if the other was not over when it was heard.
     first, second = sorted((one, other), key=lambda notice: notice.first_seen_utc)
     return second.first_seen_utc < max(ends_utc(first), first.first_seen_utc + WITHOUT_DEADLINE_LASTS)
+
+
+def is_urgent(before: Iterable[NoticeFact], after: Iterable[NoticeFact], now: datetime) -> bool:
+    """Whether agents have to hear at once of a change in the notices of one node: jobs have to leave it now, or sooner
+    than they knew, or not any more. All else, such as advice or one more channel that says the same, changes nothing
+    that they do; they find it in the answer to their next report."""
+    was, comes = _end_of_moving(before, now), _end_of_moving(after, now)
+    if was is None or comes is None:
+        return was is not comes
+    return comes < was - DEADLINE_DRIFT
+
+
+def _end_of_moving(notices: Iterable[NoticeFact], now: datetime) -> datetime | None:
+    """By when jobs have to have left the node; None if nothing takes it."""
+    moving = [notice for notice in notices if moves_jobs(notice, now)]
+    return min(
+        (notice.deadline_utc or notice.first_seen_utc + WITHOUT_DEADLINE_LASTS for notice in moving), default=None
+    )
 
 
 def phase_of_all(notices: Iterable[NoticeFact], now: datetime) -> NoticePhase:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from agent.protocol.jobfile import JobFile, parse_layout
 from liver_core.layout import ParallelLayout
 from service.planner.inputs import LayoutUse, Violation
+from service.planner.memory_fit import too_large
 
 TENSOR_PARALLEL_MAX = 64
 CANDIDATES_MAX = 4_096
@@ -40,11 +41,14 @@ def violations(job: JobFile, layout: ParallelLayout) -> tuple[Violation, ...]:
         ("model.padded_vocab_size", model.padded_vocab_size, layout.tp, "TP"),
         ("global_batch", job.global_batch // job.micro_batch, layout.dp, "micro_batch x DP"),
     )
-    return tuple(
+    uneven = tuple(
         Violation(field, f"{value} must be divisible by {by} {size} of layout {layout}")
         for field, value, size, by in checks
         if value % size
     )
+    if not uneven and (why := too_large(job, layout)):
+        return (Violation("device_bytes", why),)
+    return uneven
 
 
 def rule_violations(job: JobFile) -> tuple[Violation, ...]:
@@ -60,6 +64,11 @@ def rule_violations(job: JobFile) -> tuple[Violation, ...]:
             found.append(Violation(field, f"nodes {nodes} must be within nodes {job.nodes.min}..{job.nodes.max}"))
         if nodes is not None and layout.world_size < nodes:
             found.append(Violation(field, f"{layout} has {layout.world_size} ranks, too few to use {nodes} nodes"))
+    if job.policy is not None and job.policy.keep_tp:
+        sizes = sorted({parse_layout(text).tp for _, text, _ in named})
+        if len(sizes) > 1:
+            several = " and ".join(f"TP{size}" for size in sizes)
+            found.append(Violation("policy.keep_tp", f"all layouts named must have one TP, layouts have {several}"))
     return tuple(found)
 
 

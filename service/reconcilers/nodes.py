@@ -9,8 +9,8 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session, aliased
 
 from service.context import Context
-from service.jobs.operations import lock_job, touch
-from service.jobs.tables import ENDED, JobMemberRow, MemberRole
+from service.jobs.operations import lock_jobs, touch
+from service.jobs.tables import ENDED, JobMemberRow, JobRow, MemberRole
 from service.nodes.operations import mark_gone, note_tries
 from service.nodes.rules import DEAF_MOST_S, TOGETHER_S, answers, are_many, heard_until, state_of
 from service.nodes.tables import NodeRow, NodeState
@@ -64,7 +64,6 @@ class NodeWatch:
 
     def _look(self, now: datetime) -> int:
         settings = self._context.settings
-        changed = 0
         with self._context.sessions.begin() as session:
             note_tries(session, self._listening.take_tried())
             horizon = now - timedelta(seconds=settings.silent_after_s)
@@ -77,20 +76,20 @@ class NodeWatch:
             self._say_deaf(until < now, nodes)
             found = self._silences(session, now, until, horizon)
             self._excuse(session, found, heard=heard, now=now)
-            due: set[str] = set()
-            for silence in found:
-                state = self._state_of(silence, now)
-                if state in (silence.node.state, NodeState.READY):
-                    continue
-                name, last_at = silence.node.node_id, silence.node.last_seen_at.isoformat()
-                _log.warning("node %s is %s, last report %s", name, state, last_at)
-                changed += 1
-                due |= self._apply(session, silence.node, state, now)
-            for job_id in sorted(due):
-                job = lock_job(session, job_id)
+            judged = [(item.node, self._state_of(item, now)) for item in found]
+            fallen = [(node, state) for node, state in judged if state not in (node.state, NodeState.READY)]
+            # Before the ledger, as whoever stores a report does: else each could wait for the other.
+            jobs = _jobs_of(session, [node.node_id for node, _ in fallen])
+            for node, state in fallen:
+                _log.warning("node %s is %s, last report %s", node.node_id, state, node.last_seen_at.isoformat())
+                if state is NodeState.GONE:
+                    mark_gone(session, node, reason=f"no report since {node.last_seen_at.isoformat()}", now=now)
+                else:
+                    node.state = state
+            for job in jobs:
                 if job.state not in ENDED:
                     touch(session, job, now=now)
-        return changed
+        return len(fallen)
 
     def _silences(self, session: Session, now: datetime, until: datetime, horizon: datetime) -> list[Unheard]:
         # Whom nothing can happen to yet does not stand before others.
@@ -150,12 +149,13 @@ class NodeWatch:
             self.doubt = ""
         self._is_deaf = is_deaf
 
-    def _apply(self, session: Session, node: NodeRow, state: NodeState, now: datetime) -> set[str]:
-        if state is NodeState.GONE:
-            mark_gone(session, node, reason=f"no report since {node.last_seen_at.isoformat()}", now=now)
-        else:
-            node.state = state
-        return set(session.scalars(select(JobMemberRow.job_id).where(JobMemberRow.node_id == node.node_id)))
+
+def _jobs_of(session: Session, node_ids: Sequence[str]) -> Sequence[JobRow]:
+    """The jobs that these nodes have a part in, locked."""
+    if not node_ids:
+        return ()
+    members = select(JobMemberRow.job_id).where(JobMemberRow.node_id.in_(node_ids))
+    return lock_jobs(session, set(session.scalars(members)))
 
 
 def _excused(session: Session, now: datetime) -> bool:

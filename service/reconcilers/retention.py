@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from service.decisions.operations import trim_decisions
 from service.ledger import sums
 from service.repeats.operations import trim
+from service.sessions.operations import expire_sessions
 from service.settings import ServiceSettings
 from service.sync import held
 
@@ -195,5 +196,6 @@ TASKS = (
     Task("steps, metrics and grants of jobs that ended long ago", _old_jobs),
     Task("old intervals", _old_intervals),
     Task("facts that waited too long", lambda session, settings, now: held.expire(session.connection(), now=now)),
+    Task("browser sessions", lambda session, settings, now: expire_sessions(session, now=now, most=BATCH)),
     Task("answers kept for repeats", lambda session, settings, now: trim(session, now=now)),
 )

@@ -89,8 +89,10 @@ def _account_gone(intake: Intake, facts: Facts) -> None:
 
 
 def _old_steps(intake: Intake) -> list[StepRow]:
-    """Those that ended so long ago that a node which was part of them may count as gone by now."""
-    before = intake.now - timedelta(seconds=intake.silent_after_s)
+    """Those that ended so long ago that a node which was part of them, and was heard then, may count as gone by now.
+
+    Fewer seconds would be many reports where the service is slow: it must not be slower for that."""
+    before = intake.now - timedelta(seconds=intake.gone_after_s)
     return [step for step in intake.report.steps if step.finished_utc < before]
 
 

@@ -1,13 +1,15 @@
 """Calm reports: of nodes whose ranks, if any, stand as they stood, and that say nothing but steps, logs and metrics of
 a world at work. Nearly all are calm, so those of many nodes are stored in one transaction: a statement is one for all.
 
-Whoever says anything else, and whoever would have to be waited for, is left out here and stored alone
-(`service.sync.operations`), with the same result. Locks are taken in the same order: nodes, jobs, steps, ledger.
+Whoever says anything else is left out here and stored alone (`service.sync.operations`), with the same result. So is
+whoever would have to be waited for, if that lasts. Locks are taken in the same order: nodes, jobs, steps, ledger.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from enum import Enum, auto
 from typing import Any, NamedTuple
 
 from sqlalchemy import text
@@ -38,7 +40,7 @@ FACTS_MAX = 256
 LOG_CHARS_MAX = 64 * 1024
 _MORE = ("notices", "handoffs", "declined", "checkpoints", "stores", "finished", "answering", "peer_keys")
 # A job that is locked by somebody else, whose world is another one by now, or that has ended, is named: what is said of
-# it has to be looked at again.
+# it has to be looked at again. `is_busy`: only the lock is in the way.
 _PROGRESS = text(
     """
     WITH made AS (SELECT * FROM unnest(CAST(:job_ids AS text[]), CAST(:generations AS bigint[]),
@@ -50,18 +52,27 @@ _PROGRESS = text(
          more AS (UPDATE jobs SET last_step = free.step, last_step_at = :now,
                                   highest_step = greatest(jobs.highest_step, free.step)
                     FROM free WHERE jobs.job_id = free.job_id RETURNING jobs.job_id)
-    SELECT job_id FROM made
-     WHERE job_id NOT IN (SELECT job_id FROM more)
-       AND NOT EXISTS (SELECT FROM jobs
-                        WHERE jobs.job_id = made.job_id AND jobs.active_generation = made.generation
-                          AND jobs.state = 'running' AND jobs.last_step >= made.step)
+    SELECT made.job_id, jobs.job_id IS NOT NULL AS is_busy
+      FROM made LEFT JOIN jobs ON jobs.job_id = made.job_id AND jobs.active_generation = made.generation
+                              AND jobs.state = 'running'
+     WHERE made.job_id NOT IN (SELECT job_id FROM more) AND (jobs.job_id IS NULL OR jobs.last_step < made.step)
     """
 )
+BUSY_TRIES, BUSY_WAIT_S = 8, 0.03
+"""Who changes a job has it for some milliseconds, and then all of its nodes report at the same time. One that is stored
+alone keeps it from the others, which would be stored alone then as well, one after the other."""
 _log = logging.getLogger(__name__)
 
 
 class Unsettled(Exception):
     """Something has changed since it was read: these reports have to be stored one by one."""
+
+
+class Left(Enum):
+    """Why a report is not stored with others. Not calm: it never will be. Busy: somebody else has its node or job."""
+
+    NOT_CALM = auto()
+    BUSY = auto()
 
 
 class CalmAsk(NamedTuple):
@@ -82,14 +93,21 @@ class CalmReports:
         self._orders = orders
         self._clock = clock
         self._settings = settings
-        self._gathering: Gathering[CalmAsk, str | None] = Gathering(self._work)
+        self._gathering: Gathering[CalmAsk, str | Left] = Gathering(self._work)
 
     async def answer(self, ask: CalmAsk) -> str | None:
         """The orders, as JSON. None: nothing is stored, and the report has to be stored alone. Raises 503 where too
         many others are at work, and never for what a report says."""
-        return await self._gathering.ask(ask) if may_be_calm(ask.reading.report) else None
+        if not may_be_calm(ask.reading.report):
+            return None
+        for _ in range(BUSY_TRIES):
+            found = await self._gathering.ask(ask)
+            if found is not Left.BUSY:
+                return None if isinstance(found, Left) else found
+            await asyncio.sleep(BUSY_WAIT_S)
+        return None
 
-    async def _work(self, asks: Sequence[CalmAsk]) -> Sequence[str | None]:
+    async def _work(self, asks: Sequence[CalmAsk]) -> Sequence[str | Left]:
         try:
             return await self._lane.run(self._answers, self._lane.sessions, asks)
         except (SQLAlchemyError, Unsettled) as error:
@@ -99,16 +117,20 @@ class CalmReports:
         except Exception:
             # Whoever sent what nobody expected must not hurt the others: alone, it is the only one that fails.
             _log.exception("%d reports are stored one by one", len(asks))
-        return [None] * len(asks)
+        return [Left.NOT_CALM] * len(asks)
 
-    def _answers(self, sessions: sessionmaker[Session], asks: Sequence[CalmAsk]) -> list[str | None]:
+    def _answers(self, sessions: sessionmaker[Session], asks: Sequence[CalmAsk]) -> list[str | Left]:
         settings = self._settings
         limits = {"poll_s": settings.agent_poll_s, "lost_after_s": settings.lost_after_s}
+        silences = {"silent_after_s": settings.silent_after_s, "gone_after_s": settings.gone_after_s}
         with sessions() as session:
+            now = self._clock()
             with session.begin():
-                stored = store_calm(session, asks, silent_after_s=settings.silent_after_s, now=self._clock())
+                stored = store_calm(session, asks, **silences, now=now)
             # Nobody waits for a lock while orders are made.
-            return [None if intake is None else answer(intake, self._orders, **limits) for intake in stored]
+            intakes = [item for item in stored if isinstance(item, Intake)]
+            self._orders.make(session, intakes, lost_after_s=settings.lost_after_s, now=now)
+            return [item if isinstance(item, Left) else answer(item, self._orders, **limits) for item in stored]
 
 
 def may_be_calm(report: SyncReport) -> bool:
@@ -120,23 +142,32 @@ def may_be_calm(report: SyncReport) -> bool:
 
 
 def store_calm(
-    session: Session, asks: Sequence[CalmAsk], *, silent_after_s: float, now: datetime
-) -> list[Intake | None]:
-    """Store those reports that are calm; None for each that is not. Raises Unsettled, and then nothing is stored."""
+    session: Session, asks: Sequence[CalmAsk], *, silent_after_s: float, gone_after_s: float, now: datetime
+) -> list[Intake | Left]:
+    """Store those reports that are calm. Raises Unsettled, and then nothing is stored."""
     by_node = {ask.reading.report.node.node_id: ask for ask in asks if not ask.is_gone()}
     found: list[_Calm] = []
+    # The first report of an agent may be the first of its node, whose row nobody can have.
+    outcome: dict[str, Intake | Left] = {
+        name: Left.BUSY for name, ask in by_node.items() if ask.reading.report.report_seq > 1
+    }
     for node in lock_free_nodes(session, by_node):
         ask = by_node[node.node_id]
+        outcome[node.node_id] = Left.NOT_CALM
         if _says_nothing_new(node, ask.reading.report):
             heard = heard_of(node, ask.reading.report, arrived=ask.arrived)
             report = in_service_time(ask.reading.report, off_by(heard.clock.ahead_s))
-            intake = Intake(session, report, node, now, list(ask.reading.refusals), silent_after_s)
+            intake = Intake(session, report, node, now, list(ask.reading.refusals), silent_after_s, gone_after_s)
             found.append(_Calm(intake, heard))
     found = _at_work(session, found, now=now)
     leases = open_leases(session, [item.node_id for item in found])
     found = [item for item in found if _goes_on(item.intake, leases.get(item.node_id))]
     behind = _store_progress(session, found, now=now)
-    found = [item for item in found if not behind & item.intake.jobs.keys()]
+    for item in found:
+        in_the_way = [is_busy for job_id, is_busy in behind.items() if job_id in item.intake.jobs]
+        if in_the_way and all(in_the_way):
+            outcome[item.node_id] = Left.BUSY
+    found = [item for item in found if not behind.keys() & item.intake.jobs.keys()]
     reports = [item.intake.report for item in found]
     store_rows(session, _all(reports, "steps"), _all(reports, "logs"), now=now)
     store_metrics(session, _all(reports, "metrics"))
@@ -145,8 +176,8 @@ def store_calm(
     store_heard(session, [item.heard for item in found], now=now)
     for item in found:
         item.heard.show(item.intake.node)
-    stored = {item.node_id: item.intake for item in found}
-    return [stored.get(ask.reading.report.node.node_id) for ask in asks]
+    outcome |= {item.node_id: item.intake for item in found}
+    return [outcome.get(ask.reading.report.node.node_id, Left.NOT_CALM) for ask in asks]
 
 
 class _Calm(NamedTuple):
@@ -215,8 +246,8 @@ def _goes_on(intake: Intake, lease: OpenLease | None) -> bool:
     return is_all_taken(intake) and only_grows(intake, lease)
 
 
-def _store_progress(session: Session, found: Sequence[_Calm], *, now: datetime) -> set[str]:
-    """Count the steps of jobs. Returns the jobs of which that has to be looked at again."""
+def _store_progress(session: Session, found: Sequence[_Calm], *, now: datetime) -> dict[str, bool]:
+    """Count the steps of jobs. Returns those that have to be looked at again, and whether they are just busy."""
     made: dict[tuple[str, int], int] = {}
     for item in found:
         report = item.intake.report
@@ -225,10 +256,10 @@ def _store_progress(session: Session, found: Sequence[_Calm], *, now: datetime) 
             key = fact.job_id, fact.generation
             made[key] = max(fact.step, made.get(key, 0))
     if not made:
-        return set()
+        return {}
     values = {
         "job_ids": [job_id for job_id, _ in made],
         "generations": [generation for _, generation in made],
         "steps": list(made.values()),
     }
-    return set(session.scalars(_PROGRESS, values | {"now": now}))
+    return {row.job_id: row.is_busy for row in session.execute(_PROGRESS, values | {"now": now})}

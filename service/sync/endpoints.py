@@ -87,8 +87,8 @@ def _sync(
         if is_gone():
             raise LostTurn(f"the agent of node {reading.report.node.node_id} has gone before its report was stored")
         now, settings = context.clock(), context.settings
-        limit_s = settings.silent_after_s
-        intake = apply_report(session, reading, caller, silent_after_s=limit_s, now=now, arrived=arrived)
+        silences = {"silent_after_s": settings.silent_after_s, "gone_after_s": settings.gone_after_s}
+        intake = apply_report(session, reading, caller, **silences, now=now, arrived=arrived)
         return answer(intake, context.orders, poll_s=settings.agent_poll_s, lost_after_s=settings.lost_after_s)
 
 

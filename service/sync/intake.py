@@ -22,11 +22,12 @@ _SEATS: dict[tuple[str, int, str], Seats] = {}
 
 @dataclass(slots=True)
 class Intake:
-    """`silent_after_s`: as in ServiceSettings. `jobs`: those that the node may speak of, locked. `with_held`: those of
-    them of which facts wait for a handoff. `changed`: jobs whose orders are different now. `due`: jobs whose reconciler
-    should look again. `watched`: jobs with news for their watchers only. `overstepped`: parts refused because the node
-    has no right to say them, with an example each; the audit log gets them. `standing`: only where the report is calm
-    (`service.sync.calm`): all that it changes of its jobs is their progress, and their rows were not locked to be read.
+    """`silent_after_s`, `gone_after_s`: as in ServiceSettings. `jobs`: those that the node may speak of, locked.
+    `with_held`: those of them of which facts wait for a handoff. `changed`: jobs whose orders are different now. `due`:
+    jobs whose reconciler should look again. `watched`: jobs with news for their watchers only. `overstepped`: parts
+    refused because the node has no right to say them, with an example each; the audit log gets them. `standing`: only
+    where the report is calm (`service.sync.calm`): all that it changes of its jobs is their progress, and their rows
+    were not locked to be read.
     """
 
     session: Session
@@ -34,7 +35,8 @@ class Intake:
     node: NodeRow
     now: datetime
     refusals: list[Refusal]
-    silent_after_s: float = 6.0
+    silent_after_s: float
+    gone_after_s: float
     jobs: dict[str, JobRow] = field(default_factory=dict)
     with_held: set[str] = field(default_factory=set)
     changed: set[str] = field(default_factory=set)

@@ -32,7 +32,7 @@ from service.ledger.rules import LOST, OVER, Spent
 from service.ledger.tables import Cause
 from service.nodes.operations import lock_node, note_answers, skew_of, store_node
 from service.nodes.skew import SAME_WITHIN, in_service_time, off_by
-from service.nodes.tables import NodeRow
+from service.nodes.tables import NodeRow, NodeState
 from service.notices.operations import record_notice
 from service.notices.queries import known_of_lease
 from service.notices.rules import SAID_BY_SERVICE, same_loss, withdrawn_by
@@ -43,7 +43,7 @@ from service.sync.intake import Intake
 from service.sync.reach import Reach, within_reach
 from service.sync.reading import Reading
 from service.sync.sifting import keep_granted, note_oversteps, sift, take_mirrors
-from service.tokens.operations import Caller
+from service.tokens.operations import Caller, check_still_valid
 
 
 def apply_report(
@@ -52,14 +52,19 @@ def apply_report(
     caller: Caller,
     *,
     silent_after_s: float,
+    gone_after_s: float,
     now: datetime,
     arrived: datetime | None = None,
 ) -> Intake:
     """Store what could be read of a report, and what the node may say. Raises 409 for an agent start that has been
-    replaced. `silent_after_s`: as in ServiceSettings. `arrived`: when the report did, if not now."""
+    replaced. `silent_after_s`, `gone_after_s`: as in ServiceSettings. `arrived`: when the report did, if not now."""
     reporter = lock_node(session, reading.report, now=now)
     node = reporter.node
-    intake = Intake(session, reading.report, node, now, list(reading.refusals[:REFUSALS_MAX]), silent_after_s)
+    if node.state == NodeState.GONE:
+        # It is not taken back on the word of a token that was revoked while this report was on its way.
+        check_still_valid(session, caller, now=now)
+    refusals = list(reading.refusals[:REFUSALS_MAX])
+    intake = Intake(session, reading.report, node, now, refusals, silent_after_s, gone_after_s)
     with session.no_autoflush:
         keep_granted(intake)
     if not reporter.is_news:
@@ -73,8 +78,7 @@ def apply_report(
     info = report.node
     if (node.state, node.peer_url) != seen_as:
         # The orders of its jobs say where it is reached, and whether it is heard.
-        members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == node.node_id)
-        intake.changed.update(job_id for job_id in session.scalars(members) if job_id in intake.jobs)
+        _change_orders_of(intake, node.node_id)
     with session.no_autoflush:
         # Neither call reads the changes made so far; those are written at once, below.
         lease = _lease_of(intake, _claim_of(intake), was_away=reporter.was_away)
@@ -127,6 +131,8 @@ def _lease_of(intake: Intake, claim: MachineClaim, *, was_away: bool) -> LeaseRo
             reason = f"the node is machine {provider_id} now" if is_same else reason
             close_lease(session, lease=lease, at=now, spent=spent_now(intake, lease.slots), reason=reason)
             session.flush()
+            # What was announced of the machine before is in no order any more.
+            _change_orders_of(intake, info.node_id)
         if claim.is_another:
             release_machine(session, info.node_id, now=now)
             was_away = False
@@ -168,8 +174,13 @@ def _store_notices(intake: Intake, lease: LeaseRow, notices: tuple[NoticeFact, .
         is_first = not any(item.source != fact.source and same_loss(item, fact) for item in known)
         if record_notice(intake.session, fact, lease_id=found.lease_id, now=intake.now, same_within=same_within):
             hear_from_agent(intake.session, fact, found, is_first=is_first, now=intake.now)
-            members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == fact.node_id)
-            intake.changed.update(job_id for job_id in intake.session.scalars(members) if job_id in intake.jobs)
+            _change_orders_of(intake, fact.node_id)
+
+
+def _change_orders_of(intake: Intake, node_id: str) -> None:
+    """The orders of all jobs of this node that the reporting one may speak of say something else now."""
+    members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == node_id)
+    intake.changed.update(job_id for job_id in intake.session.scalars(members) if job_id in intake.jobs)
 
 
 def _lease_of_peer(intake: Intake, fact: NoticeFact) -> LeaseRow | None:

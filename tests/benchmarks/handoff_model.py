@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from liver_core.layout import ParallelLayout
-from liver_core.streaming.memory_budget import replay_bytes, ring_bytes
+from liver_core.memory.memory_budget import replay_bytes, ring_bytes
 
 BYTES_PER_PARAMETER = 16
 CHECKPOINT_BYTES_PER_PARAMETER = 12

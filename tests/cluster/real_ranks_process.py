@@ -309,6 +309,8 @@ class Recorder:
                 whole = {spec.name for spec in made.manifest.parameters if spec.tp_dim is None}
                 part = next(part for part in made.live.shards.parameters if part.name in whole and part.numel)
                 made.live.regions["exp_avg"].view(-1)[part.region_offset] += 1.0
+            case "corrupt counts":
+                self.loop.following.boundary["small"]["element_scalars"]["step"] += 1.0
             case "corrupt gradients":
                 made = self.loop.following or self.loop.preparation.made
                 made.live.regions["grad"].view(-1)[3] += 1.0

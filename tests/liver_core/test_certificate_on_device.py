@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from liver_core.certificate import certificate_plan as plans
 from liver_core.certificate.mixing import MASK
-from liver_core.certificate.on_device import WORDS_AT_ONCE, device_totals
+from liver_core.certificate.on_device import device_totals
 from liver_core.certificate.on_host import CHUNK, host_totals
 from liver_core.certificate.slabs import Slab, in_pairs, slabs_of
 from liver_core.layout import Box, ResidentBox
+from liver_core.memory.overheads import CERTIFICATE_TENSORS, CERTIFICATE_WORDS
+from tests.liver_core.peak_memory import PeakMemory
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int32, torch.uint8)
 words = st.integers(0, MASK)
@@ -58,7 +60,7 @@ def test_pairs_too_wherever_the_region_begins(rows, width, start, between, key, 
 
 @pytest.mark.parametrize("width", [1, CHUNK - 1, CHUNK + 1, 3 * CHUNK])
 def test_large_regions_of_several_parameters_have_the_same_sums_at_once(width):
-    rows = -(-WORDS_AT_ONCE // width) + 1 if width == 3 * CHUNK else 40
+    rows = -(-CERTIFICATE_WORDS // width) + 1 if width == 3 * CHUNK else 40
     slabs = [Slab(1, False, 0, 5, rows, width, width + 3), Slab(0, False, rows * width, 0, 1, width, 0)]
     region = random_region((rows + 1) * width, torch.float32, width)
     keys = (MASK - 3, 0x9E3779B97F4A7C15, 7)
@@ -78,3 +80,14 @@ def test_a_region_that_is_not_in_host_memory_stays_where_it_is(monkeypatch):
     plan = plans.CertificatePlan([ResidentBox("w", Box((0,), (8,)), 0)], {"w": (8,)}, {"w": 3})
     assert plan.sums(torch.empty(8, device="meta"), "master").tolist() == [15]
     assert asked == ["meta"]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width", "tensors"), [(1, 8 * CHUNK, 3), (8 * CHUNK // 64, 64, 3), (8 * CHUNK, 1, 5)])
+def test_no_more_memory_is_taken_beside_the_region_than_is_planned(dtype, rows, width, tensors):
+    region = random_region(rows * width, dtype, 7)
+    slab = Slab(0, False, 0, 0, rows, width, width + 1)
+    with PeakMemory(known=[region]) as peak:
+        device_totals(region, [slab], [12345], CHUNK)
+    assert tensors <= CERTIFICATE_TENSORS
+    assert peak.peak <= 8 * CHUNK * (tensors + 0.1)

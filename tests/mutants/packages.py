@@ -12,7 +12,7 @@ class Package:
 
 
 _DRIVER = ("planning", "progress", "handoff_measures", "lead", "mirrors", "notice_response", "participants")
-_STREAMING = ("tiles", "follow", "header", "memory_budget", "memory_placement", "pace", "ring")
+_STREAMING = ("tiles", "follow", "header", "pace", "ring")
 PACKAGES = {
     "layout": Package(
         ("liver_core/layout",), ("tests/liver_core/layout", "tests/liver_core/reshard/test_scenarios.py")
@@ -23,6 +23,7 @@ PACKAGES = {
         tuple(f"liver_core/streaming/{name}.py" for name in _STREAMING),
         tuple(f"tests/liver_core/streaming/test_{name}.py" for name in _STREAMING),
     ),
+    "memory": Package(("liver_core/memory",), ("tests/liver_core/memory",)),
     "handoff": Package(("liver_core/handoff",), ("tests/liver_core/handoff",)),
     "certificate": Package(
         ("liver_core/certificate",),

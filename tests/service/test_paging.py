@@ -176,15 +176,3 @@ def test_a_list_of_jobs_takes_as_many_statements_for_one_as_for_many(client, con
         with counted() as many:
             assert len(client.get(f"{path}?limit=5").json()) == 5
         assert len(one) == len(many) <= 4, many
-
-
-def test_the_status_page_turns_pages_of_jobs(client, settings, full, clock):
-    for number in range(20):
-        clock.advance(1)
-        client.post("/api/v1/jobs", json=JOB | {"name": f"later-{number}"})
-    client.post("/login", data={"token": bearer(settings, "operator")["Authorization"].removeprefix("Bearer ")})
-    first = client.get("/").text
-    older = first.partition('href="/?cursor=')[2].partition('"')[0]
-    assert "later-19" in first and "job-1-" not in first and older
-    second = client.get(f"/?cursor={older}").text
-    assert "job-1-" in second and "later-19" not in second and "older" not in second

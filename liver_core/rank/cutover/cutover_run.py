@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from liver_core.certificate import MASK
 from liver_core.handoff.cutover import (
     ApplyStepInSource,
     ApplyStepInTarget,
@@ -45,13 +46,14 @@ from liver_core.handoff.cutover import (
 )
 from liver_core.handoff.messages import Decision, Reason
 from liver_core.rank.active_world import ActiveWorld
-from liver_core.rank.cutover.source_side import Lost, Pause, SourceSide, hashed, word
+from liver_core.rank.cutover.source_side import Lost, Pause, SourceSide, hashed, word, words
 from liver_core.rank.cutover.vote import Counted, count
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.store_exchange import ExchangeTimeout, StoreGone
 from liver_core.rank.stream.target_stream import StreamFailed
 from liver_core.state.live_state import state_kinds
 from liver_core.state.megatron_optimizer import GRAD
+from liver_core.state.small_state import count_sums
 from liver_core.streaming.tiles import LOCAL
 from liver_core.transport.protocol import Read, TransportError
 from liver_core.transport.regions import copy_runs
@@ -296,12 +298,13 @@ class CutoverRun:
         """Parameter/kind pairs whose sums over the target world differ from the source world's."""
         following = self.following
         assert following.manifest is not None
+        kinds, grad_kinds = self._kinds()
         state, gradients = (
             [f"{spec.name}/{kind}" for kind in kinds for spec in following.manifest.parameters]
-            for kinds in self._kinds()
+            for kinds in ((*kinds, "step counts"), grad_kinds)
         )
         if following.streams:
-            state = ["gradients of the steps streamed"]
+            state = ["gradients of the steps streamed, or step counts"]
         return counted.differing(state, gradients)
 
     def _counted(self) -> Counted:
@@ -346,11 +349,14 @@ class CutoverRun:
     def _target_state(self) -> torch.Tensor:
         """As a target: this rank's part of the certificate of the state that arrived."""
         following = self.following
-        assert following.certificate is not None and following.live is not None
+        live, plan, small = following.live, following.certificate, self.boundary.get("small")
+        assert plan is not None and live is not None
+        counts = [0] * len(plan.parameters) if small is None else count_sums(live, plan, small)
         if not following.streams:
-            return hashed(following.certificate, following.live.regions, self._kinds()[0])
+            return torch.cat([hashed(plan, live.regions, self._kinds()[0]), words(counts)])
         assert following.target_stream is not None and following.verdict is not None
-        return word(following.target_stream.chain(following.verdict.version, self._version))
+        chain = following.target_stream.chain(following.verdict.version, self._version)
+        return word(chain + sum(counts) & MASK)
 
     def _barrier(self, level: Level, until: float) -> BarrierPassed | BarrierFailed:
         assert self.following.world is not None

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from liver_core.certificate import CertificatePlan
+from liver_core.device import DeviceWait, settle
 from liver_core.handoff.messages import Reason
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.next_world import NextWorld
@@ -20,6 +21,7 @@ from liver_core.rank.store_exchange import ExchangeTimeout
 from liver_core.state.buckets import collect_gradients
 from liver_core.state.megatron_optimizer import GRAD
 from liver_core.state.optimizer_step import measure_gradients
+from liver_core.state.small_state import count_sums, optimizer_counts
 from liver_core.worlds.groups import limited, plainly
 
 IN_PAUSE_POLL_S = 0.002
@@ -109,6 +111,7 @@ class SourceSide:
     def publish_boundary(self) -> None:
         """Publish that the boundary is reached. Raises Lost."""
         self.boundary = self._boundary_of()
+        settle(DeviceWait.BOUNDARY, self._active.live.device)
         self._publish("boundary", self.boundary)
 
     def publish_state(self, version: int, kinds: Sequence[str]) -> None:
@@ -134,6 +137,7 @@ class SourceSide:
         norm = self._collective("gradient norm", lambda: measure_gradients(self._active.state))
         # All gradients are reduced. If they are read in place, targets need not wait for their hash.
         if stay:
+            self._settle_gradients()
             self._publish("norm", norm)
         started = pause.clock()
         collect_gradients(self._active.live)
@@ -143,8 +147,12 @@ class SourceSide:
         self._start_sum("gradients", part)
         if not stay:
             self.finish_certificate()
+            self._settle_gradients()
             self._publish("norm", norm)
         self.boundary["norm"] = norm
+
+    def _settle_gradients(self) -> None:
+        settle(DeviceWait.GRADIENTS, self._active.live.device)
 
     def finish_certificate(self) -> None:
         """Finish the sum in progress, if any, and publish the certificate to newcomers. Raises Lost."""
@@ -173,7 +181,8 @@ class SourceSide:
         following = self._following
         assert following.source_certificate is not None
         if not following.streams:
-            return hashed(following.source_certificate, self._active.live.regions, kinds)
+            live, plan = self._active.live, following.source_certificate
+            return torch.cat([hashed(plan, live.regions, kinds), words(count_sums(live, plan, optimizer_counts(live)))])
         assert following.source_stream is not None and following.verdict is not None
         try:
             return word(following.source_stream.chain(following.verdict.version, version, self._pause.until))
@@ -210,6 +219,11 @@ def hashed(plan: CertificatePlan, regions: Mapping[str, torch.Tensor], kinds: Se
     return torch.cat([torch.from_numpy(plan.sums(regions[kind], kind).view("int64")) for kind in kinds])
 
 
+def words(values: Sequence[int]) -> torch.Tensor:
+    """int64 with the bits of unsigned 64-bit numbers."""
+    return torch.tensor([value - 2**64 if value >= 2**63 else value for value in values], dtype=torch.int64)
+
+
 def word(value: int) -> torch.Tensor:
-    """int64 [1] with the bits of an unsigned 64-bit number."""
-    return torch.tensor([value - 2**64 if value >= 2**63 else value], dtype=torch.int64)
+    """One of `words`."""
+    return words([value])

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import time
 
+import torch
+
 from liver_core.handoff.messages import Order
 from liver_core.layout import Manifest
 from liver_core.layout.shards import region_numel
+from liver_core.memory.memory_budget import DEPTH_LEAST, ring_bytes
+from liver_core.memory.memory_placement import MemoryPlacement, Room, areas, least_streaming, place, world_bytes
+from liver_core.memory.overheads import default_budget
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.memory_account import MemoryAccount
 from liver_core.rank.next_world import NextWorld
 from liver_core.state.host_memory import move_in
 from liver_core.state.live_state import LiveState, free
-from liver_core.streaming.memory_budget import DEPTH_LEAST, ring_bytes
-from liver_core.streaming.memory_placement import MemoryPlacement, Room, areas, least_streaming, place, world_bytes
 
 
 def plan_memory(
@@ -26,11 +29,14 @@ def plan_memory(
     """Where the parts of this rank's next world wait. `present`: the rank's state in the world in which it trains, None
     for a newcomer. Raises PlacementRefused with numbers.
 
-    If host memory is allowed, the device budget of a newcomer grows by one world: its device does not hold one yet.
+    Without a limit a GPU says how much it has. With a limit, and where host memory is
+    allowed, the budget of a newcomer's device grows by one world: it does not hold one yet.
     """
     assert request.source is not None
     source, target = request.source.layout, request.target.layout
-    if account.device_bytes_max is not None and account.host_bytes_max and present is None:
+    if account.device_bytes_max is None:
+        account.device_bytes_max = _free_for_a_handoff(target.world_size)
+    elif account.host_bytes_max and present is None:
         account.device_bytes_max += world_bytes(manifest, source)
     ring = 0 if present is None else ring_bytes(present.shards.region_numel, DEPTH_LEAST)
     room = Room(
@@ -40,6 +46,14 @@ def plan_memory(
         stream=least_streaming(ring, region_numel(manifest, target, target_rank)) if request.streams else None,
     )
     return place(areas(manifest, target, target.coordinates(target_rank).pp), room, target_rank)
+
+
+def _free_for_a_handoff(ranks: int) -> int | None:
+    """What this rank's GPU has room for; None, which is no limit, without one."""
+    if not torch.cuda.is_available():
+        return None
+    free_bytes, total_bytes = torch.cuda.mem_get_info()
+    return default_budget(free_bytes, total_bytes, ranks)
 
 
 def take_place(following: NextWorld, old: ActiveWorld | None) -> None:

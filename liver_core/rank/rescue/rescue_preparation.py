@@ -13,6 +13,7 @@ import torch
 from liver_core.certificate import CertificatePlan
 from liver_core.handoff.messages import PreparePhase
 from liver_core.layout import Manifest, ResidentBox, Roster
+from liver_core.memory.memory_placement import MemoryPlacement, areas
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.preparation import Preparation, Steps
 from liver_core.rank.rescue.saved_state import KEPT, Rescue
@@ -26,7 +27,6 @@ from liver_core.reshard import (
     plan_rescue,
 )
 from liver_core.state.live_state import LiveState, state_kinds
-from liver_core.streaming.memory_placement import MemoryPlacement, areas
 from liver_core.worlds.groups import plainly
 
 FAILED = "rescue/failed"

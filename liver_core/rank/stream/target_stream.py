@@ -14,20 +14,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
+from liver_core.device.threads import background
 from liver_core.handoff.messages import Order, PreparePhase
 from liver_core.layout import Manifest
+from liver_core.memory.memory_budget import BudgetRefused, derive, replay_bytes
+from liver_core.memory.memory_placement import MemoryPlacement
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.memory_account import MemoryAccount
 from liver_core.rank.store_exchange import Exchange
 from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.reshard import RankPlan
 from liver_core.state.live_state import LiveState, state_kinds
-from liver_core.state.megatron_optimizer import GRAD, UnsupportedState
+from liver_core.state.megatron_optimizer import GRAD
 from liver_core.state.replay_check import check_replay, replayer
+from liver_core.state.step_counts import UnsupportedState
 from liver_core.streaming.follow import Follower
 from liver_core.streaming.header import HeaderError, StepHeader
-from liver_core.streaming.memory_budget import BudgetRefused, derive, replay_bytes
-from liver_core.streaming.memory_placement import MemoryPlacement
 from liver_core.streaming.reader import Following, StreamEnd, StreamResult, TargetStream
 from liver_core.streaming.tiles import LOCAL, Span, cut_tiles
 from liver_core.streaming.window_step import Replayer
@@ -47,11 +49,12 @@ PATIENCE = 0.25
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
     """`tile_elements`: the maximum. A tile of a few MB is read in milliseconds, so a step seldom happens during a read.
-    `ring_depth`: slots of a source's ring, if the budget allows. `share`: the largest share of time that a target's
+    `ring_depth`: slots of a source's ring, if the budget allows; None: two on a GPU, where a slot is dear, four in host
+    memory. `share`: the largest share of time that a target's
     thread may work, above 0 and at most 1."""
 
     tile_elements: int = 1 << 20
-    ring_depth: int = 4
+    ring_depth: int | None = None
     share: float = 1.0
 
 
@@ -169,7 +172,7 @@ class LiveTarget:
         )
         self._started = time.monotonic()
         self.converge_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="target-stream", daemon=True)
+        self._thread = background(self._run, name="target-stream")
         self._thread.start()
 
     @property

@@ -102,10 +102,14 @@ def test_the_leaver_dies_after_the_drop_and_the_next_world_does_the_batch_all_th
         trio.begin()
         trio.arm(LEAVER, "state read", "hold")
         trio.arm(SURVIVOR, "state read", "tell")
-        request, newcomer = trio.dropping(Fault("state read", "tell"))
+        request, newcomer = trio.dropping(Fault("state read", "tell"), Fault("part 1", "hold"))
         for member in (LEAVER, SURVIVOR, newcomer):
             trio.await_passage(member, "state read")
         trio.kill(LEAVER)
+        # The newcomer stands in its first step, which may outlast every deadline: its agent has to know before.
+        trio.await_stage([newcomer], request, "cutting_over", 40)
+        assert not trio.steps(newcomer)
+        trio.command([newcomer], "release")
         trio.await_stage(request.target.members, request, "active", 40)
         trio.await_death(LEAVER)
         assert trio.steps(newcomer)[0][1] == trio.steps(LEAVER)[-1][1] + 1

@@ -19,11 +19,13 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 def test_only_an_optimizer_whose_parts_step_like_the_whole_may_be_replayed():
     found = run_alone(_checked)
     assert {name for name, text in found.items() if not text} == {
-        *("adamw for-loop", "adamw foreach", "adam", "adam amsgrad", "sgd", "sgd momentum", "lion")
+        *("adamw for-loop", "adamw foreach", "adam", "adam amsgrad", "sgd", "sgd momentum", "lion"),
+        *("fused adam", "fused adam, decay in the gradient", "counts in the group"),
     }
     assert found["fused adamw"].startswith("optimizer AdamW with") and "'fused': True" in found["fused adamw"]
     assert "optimizer MeanScaled" in found["depends on the whole"] and "differs" in found["depends on the whole"]
-    assert "optimizer CountsInGroup" in found["state in the group"]
+    assert "a step changes steps of the optimizer itself" in found["counts on itself"]
+    assert "a step changes step of the parameter group, a Tensor" in found["counts in a tensor of the group"]
 
 
 def test_our_clip_in_tests_is_megatrons():
@@ -131,8 +133,8 @@ def _checked() -> dict[str, str]:
     from liver_core.worlds import cpu_compat
 
     cpu_compat.apply()
-    from liver_core.state.megatron_optimizer import UnsupportedState
     from liver_core.state.replay_check import check_rule, step_rule
+    from liver_core.state.step_counts import UnsupportedState
     from tests.liver_core.streaming.optimizers import OPTIMIZERS
 
     class MeanScaled(torch.optim.SGD):
@@ -152,11 +154,24 @@ def _checked() -> dict[str, str]:
                     assert parameter.grad is not None
                     parameter.add_(parameter.grad, alpha=-group["lr"] / group["count"])
 
+    class CountsOnItself(torch.optim.SGD):
+        steps = 0
+
+        def step(self, closure=None):
+            self.steps += 1
+
+    class CountsInTensor(torch.optim.SGD):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                group.setdefault("step", torch.zeros(1)).add_(1)
+
     cases = {
         **OPTIMIZERS,
         "fused adamw": (torch.optim.AdamW, {"fused": True}, ("exp_avg", "exp_avg_sq")),
         "depends on the whole": (MeanScaled, {}, ()),
-        "state in the group": (CountsInGroup, {}, ()),
+        "counts in the group": (CountsInGroup, {}, ()),
+        "counts on itself": (CountsOnItself, {}, ()),
+        "counts in a tensor of the group": (CountsInTensor, {}, ()),
     }
     found = {}
     for name, (kind, settings, moments) in cases.items():

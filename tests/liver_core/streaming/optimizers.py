@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from liver_core.state.step_counts import counts_of, form_of
 from liver_core.streaming.header import StepHeader
 from liver_core.streaming.window_step import StepRule
 
@@ -32,6 +33,48 @@ class Lion(torch.optim.Optimizer):
                 state["ema"].mul_(second).add_(parameter.grad, alpha=1 - second)
 
 
+class FusedAdam(torch.optim.Optimizer):
+    """As Transformer Engine's and Apex's: steps are counted in the parameter group, which has no count before the first
+    step; whether decay is decoupled is a setting of the optimizer itself; parameters lie on the device."""
+
+    device_type = "cpu"
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        adam_w_mode: bool = True,
+    ):
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        self.adam_w_mode = int(adam_w_mode)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        for group in self.param_groups:
+            if not group["params"]:
+                continue
+            group["step"] = group.get("step", 0) + 1
+            first, second = group["betas"]
+            corrections = [1 - beta ** group["step"] for beta in group["betas"]]
+            for parameter in group["params"]:
+                if parameter.device.type != self.device_type:
+                    raise RuntimeError("FusedAdam is for parameters on the device only")
+                state, gradient = self.state[parameter], parameter.grad
+                if not state:
+                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+                if not self.adam_w_mode:
+                    gradient = gradient.add(parameter, alpha=group["weight_decay"])
+                state["exp_avg"].mul_(first).add_(gradient, alpha=1 - first)
+                state["exp_avg_sq"].mul_(second).addcmul_(gradient, gradient, value=1 - second)
+                divisor = (state["exp_avg_sq"] / corrections[1]).sqrt_().add_(group["eps"])
+                if self.adam_w_mode:
+                    parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.addcdiv_(state["exp_avg"], divisor, value=-group["lr"] / corrections[0])
+
+
 OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], tuple[str, ...]]] = {
     "adamw for-loop": (torch.optim.AdamW, {"foreach": False}, ("exp_avg", "exp_avg_sq")),
     "adamw foreach": (torch.optim.AdamW, {"foreach": True}, ("exp_avg", "exp_avg_sq")),
@@ -39,6 +82,12 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any], tuple[s
     "adam amsgrad": (torch.optim.Adam, {"amsgrad": True}, ("exp_avg", "exp_avg_sq", "max_exp_avg_sq")),
     "sgd": (torch.optim.SGD, {}, ()),
     "sgd momentum": (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}, ("momentum_buffer",)),
+    "fused adam": (FusedAdam, {"weight_decay": 0.1}, ("exp_avg", "exp_avg_sq")),
+    "fused adam, decay in the gradient": (
+        FusedAdam,
+        {"weight_decay": 0.1, "adam_w_mode": False},
+        ("exp_avg", "exp_avg_sq"),
+    ),
     "lion": (Lion, {"weight_decay": 0.1}, ("ema",)),
 }
 
@@ -61,7 +110,8 @@ def rule(name: str) -> StepRule:
     make: Any = kind
     made = [make([torch.nn.Parameter(torch.zeros(1))], **{"lr": 0.1, **settings, **more}) for more in ({}, NO_DECAY)]
     groups = tuple({k: v for k, v in each.param_groups[0].items() if k != "params"} for each in made)
-    return StepRule(kind, groups, KEYS, moments, clip)
+    form = form_of(made[0])
+    return StepRule(kind, groups, KEYS, moments, clip, counted=form.counted, attributes=form.attributes)
 
 
 NO_DECAY = {"weight_decay": 0.0}
@@ -83,8 +133,7 @@ class Whole:
             self.parameters.append(parameter)
             self.spans.append((at, at + size))
             at += size
-        make: Any = self.rule.optimizer
-        self.optimizer = make(
+        self.optimizer = self.rule.make(
             [
                 {**settings, "params": self.parameters[number::2]}
                 for number, settings in enumerate(self.rule.groups)
@@ -99,6 +148,7 @@ class Whole:
             group["lr"] = 0.01 * (number + 1) / version
         groups = tuple(
             {"key": KEYS[number], "lr": group["lr"], "weight_decay": group["weight_decay"]}
+            | {"counts": counts_of(group, self.rule.counted)}
             for number, group in enumerate(self.optimizer.param_groups)
         )
         return StepHeader(version, norm, CLIP, groups, self._scalars(), bool(self.optimizer.state), 0.01)

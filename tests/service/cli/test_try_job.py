@@ -132,7 +132,7 @@ def test_json_holds_the_same_for_programs(tmp_path: Path):
 
 
 def test_on_a_terminal_lines_are_wrapped_and_lined_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("service.cli.try_job.terminal_width", lambda: 80)
+    monkeypatch.setattr("service.cli.offline.try_job.terminal_width", lambda: 80)
     monkeypatch.setenv("NO_COLOR", "1")
     script = interpreter(tmp_path, does=says(found("replay", "warning", "stop-and-copy because " + "word " * 20)))
     lines = attempt(tmp_path, python=script).output.splitlines()

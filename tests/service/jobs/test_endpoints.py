@@ -9,7 +9,6 @@ from sqlalchemy import func, select
 from liver_core.layout import ParallelLayout
 from service.jobs.operations import activate, add_generation, lock_job, new_birth
 from service.jobs.tables import JobRow, JobStepRow, SourceKind
-from tests.service.conftest import bearer
 from tests.service.fake_agent import JOB, roster
 
 
@@ -300,33 +299,3 @@ def test_every_operation_of_the_description_has_a_unique_id_and_a_summary(client
     ids = [operation["operationId"] for operation in operations]
     assert len(ids) == len(set(ids)) and {"submit_job", "sync", "wake", "show_ledger", "list_handoffs"} <= set(ids)
     assert all(operation.get("summary") for operation in operations)
-
-
-def test_the_status_page_asks_for_a_token_and_keeps_a_signed_cookie(client, settings):
-    anonymous = {"Authorization": ""}
-    assert "Log in" in client.get("/", headers=anonymous).text
-    token = bearer(settings, "operator")["Authorization"].removeprefix("Bearer ")
-    assert client.post("/login", data={"token": "liver_x_y"}, follow_redirects=False).status_code == 401
-    agent = bearer(settings, "join")["Authorization"].removeprefix("Bearer ")
-    assert client.post("/login", data={"token": agent}, follow_redirects=False).status_code == 401
-    answer = client.post("/login", data={"token": token}, follow_redirects=False)
-    cookie = answer.headers["set-cookie"]
-    assert answer.status_code == 303 and "HttpOnly" in cookie and "SameSite=strict" in cookie
-    assert token.split("_", 2)[2] not in cookie
-    job_id = client.post("/api/v1/jobs", json=JOB).json()["job_id"]
-    page = client.get("/", headers=anonymous)
-    assert job_id in page.text and "default-src 'none'" in page.headers["content-security-policy"]
-    assert "demo" in client.get(f"/jobs/{job_id}", headers=anonymous).text
-    client.cookies.set("liver_session", client.cookies["liver_session"][:-1] + "x")
-    assert "Log in" in client.get("/", headers=anonymous).text
-
-
-def test_the_status_page_tells_a_deadline_that_has_passed_from_one_to_come(client, settings, make_agent, clock):
-    agent = make_agent("a")
-    agent.sync(notices=(agent.notice(deadline_s=95),))
-    client.post("/login", data={"token": bearer(settings, "operator")["Authorization"].removeprefix("Bearer ")})
-    assert "goes in 95 s" in client.get("/").text
-    clock.advance(155)
-    agent.sync()
-    page = client.get("/").text
-    assert "was due 60 s ago" in page and "goes in" not in page

@@ -6,8 +6,11 @@ import pytest
 
 from agent.protocol.jobfile import JobFile
 from liver_core.layout import ParallelLayout
+from liver_core.memory.device_memory import rank_memory
+from liver_core.memory.overheads import DeviceOverheads
 from service.planner.feasibility import candidates, fits, rule_violations, violations
 from service.planner.inputs import LayoutUse, Violation
+from service.planner.memory_fit import training_shape
 from tests.service.fake_agent import JOB
 
 
@@ -130,3 +133,16 @@ def test_pinned_layouts_of_a_count_take_turns_after_the_last_one_used_there():
     assert names(candidates(pinned, nodes=3, slots=4, history=tuple(used))) == ["TP1xPP3xDP1"]
     assert candidates(pinned, nodes=4, slots=3, history=()) == (), "has too few slots"
     assert candidates(pinned, nodes=1, slots=8, history=()) == (), "is pinned for other counts only"
+
+
+def test_a_layout_that_no_device_of_the_job_can_hold_is_no_candidate():
+    large = job({"hidden_size": 1536})
+    every = candidates(large, nodes=2, slots=4, history=())
+    measured = {layout: rank_memory(training_shape(large), layout, DeviceOverheads()).total for layout in every}
+    limit = sorted(measured.values())[len(measured) // 2]
+    small = large.model_copy(update={"device_bytes": limit})
+    left = candidates(small, nodes=2, slots=4, history=())
+    assert set(left) == {layout for layout, needed in measured.items() if needed <= limit}
+    [refused, *_] = [layout for layout in every if layout not in left]
+    [broken] = violations(small, refused)
+    assert broken.field == "device_bytes" and str(refused) in broken.rule

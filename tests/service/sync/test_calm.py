@@ -35,7 +35,7 @@ def tries(monkeypatch) -> list[bool]:
 
     def noted(*arguments, **named):
         stored = store_calm(*arguments, **named)
-        found.extend(intake is not None for intake in stored)
+        found.extend(not isinstance(item, calm_reports.Left) for item in stored)
         return stored
 
     monkeypatch.setattr(calm_reports, "store_calm", noted)
@@ -114,6 +114,38 @@ def test_a_calm_report_does_not_wait_for_a_job_that_another_one_has_locked(runni
     assert tries[-1]
 
 
+def test_a_calm_report_comes_again_to_be_stored_with_others_where_somebody_changes_its_job(
+    running, context, clock, monkeypatch
+):
+    """Alone it would wait for the job, and then keep it from the other nodes of the job."""
+    job_id, agent, other = running
+    for step in (2, 4):
+        agent.sync(**work(agent, step, clock))
+        other.sync(**work(other, step, clock))
+    found: list[object] = []
+    store_calm, was_busy = calm_reports.store_calm, threading.Event()
+
+    def noted(*arguments, **named):
+        stored = store_calm(*arguments, **named)
+        found.extend(item if isinstance(item, calm_reports.Left) else None for item in stored)
+        if calm_reports.Left.BUSY in found:
+            was_busy.set()
+        return stored
+
+    monkeypatch.setattr(calm_reports, "store_calm", noted)
+    monkeypatch.setattr(calm_reports, "BUSY_TRIES", 1_000)
+    clock.advance(1)
+    with ThreadPoolExecutor(1) as pool:
+        with context.sessions.begin() as session:
+            session.execute(text("SELECT 1 FROM jobs WHERE job_id = :job_id FOR NO KEY UPDATE"), {"job_id": job_id})
+            taken = pool.submit(other.sync, **work(other, 6, clock))
+            assert was_busy.wait(WITHIN_S)
+        assert taken.result(timeout=WITHIN_S).accepted_report_seq == other.seq
+    assert set(found[:-1]) == {calm_reports.Left.BUSY} and found[-1] is None
+    (_, last_step, *_), *_ = stored(context)
+    assert last_step == 6
+
+
 def test_a_job_that_ends_while_a_calm_report_is_stored_is_looked_at_again(running, context, client, clock, monkeypatch):
     job_id, agent, other = running
     for step in (2, 4):
@@ -122,7 +154,7 @@ def test_a_job_that_ends_while_a_calm_report_is_stored_is_looked_at_again(runnin
     overtaken = []
     store_progress = calm_reports._store_progress
 
-    def late(*arguments, **named) -> set[str]:
+    def late(*arguments, **named) -> dict[str, bool]:
         overtaken.append(client.post(f"/api/v1/jobs/{job_id}/stop").status_code)
         with context.sessions.begin() as session:
             session.get_one(JobRow, job_id).state = JobState.STOPPING
@@ -132,9 +164,22 @@ def test_a_job_that_ends_while_a_calm_report_is_stored_is_looked_at_again(runnin
     monkeypatch.setattr(calm_reports, "_store_progress", late)
     clock.advance(1)
     assert agent.sync(**work(agent, 6, clock)).jobs[0].desired == "stop"
-    assert overtaken == [200, {job_id}]
+    assert overtaken == [200, {job_id: False}]
     (_, last_step, *_), steps, *_ = stored(context)
     assert (last_step, steps[-1][0]) == (6, 6)
+
+
+@pytest.mark.parametrize(("late_s", "is_calm"), [(25, True), (35, False)])
+def test_steps_that_come_late_are_calm_while_no_node_that_was_part_of_them_can_be_gone(
+    training, clock, tries, late_s, is_calm
+):
+    """A service that is slow must not be slower for what comes late."""
+    agents, parts = training
+    said = parts("a", 6)
+    clock.advance(late_s)
+    del tries[:]
+    agents["a"].sync(**said)
+    assert tries == [is_calm]
 
 
 @pytest.mark.parametrize("part", ["notices", "checkpoints", "finished", "another world", "another rank"])

@@ -5,7 +5,6 @@ from datetime import timedelta
 
 from sqlalchemy import select
 
-from service.tokens import sessions
 from service.tokens.operations import create_token, ensure_first_tokens, verify_token
 from service.tokens.tables import Role, TokenRow
 
@@ -41,26 +40,3 @@ def test_the_first_tokens_are_written_once_to_files_that_only_their_owner_reads(
         files[0].unlink()
         again = ensure_first_tokens(session, folder=folder, now=clock())
         assert [path.read_text() for path in again] == contents[1:]
-
-
-def test_a_session_cookie_is_only_read_while_it_lasts_and_if_we_signed_it():
-    session = sessions.BrowserSession("abc", "1f2e", 100)
-    cookie = sessions.sign(session, key=b"k")
-    assert sessions.read(cookie, now_unix_s=99, key=b"k") == session
-    assert sessions.read(cookie, now_unix_s=100, key=b"k") is None
-    assert sessions.read(cookie, now_unix_s=99, key=b"other") is None
-    assert sessions.read(cookie.replace("abc", "abd"), now_unix_s=99, key=b"k") is None
-    assert sessions.read("", now_unix_s=99, key=b"k") is None
-
-
-def test_so_many_ended_sessions_are_known_and_none_of_them_ever_counts_again(monkeypatch):
-    monkeypatch.setattr(sessions, "ENDED_MAX", 10)
-    ended = sessions.EndedSessions()
-    old = [sessions.BrowserSession("abc", f"s{number}", 100 + number) for number in range(30)]
-    for session in old:
-        ended.add(session, now_unix_s=50)
-    assert all(session in ended for session in old)
-    assert sessions.BrowserSession("abc", "another", 200) not in ended
-    for number in range(30):
-        ended.add(sessions.BrowserSession("abc", f"n{number}", 1_000), now_unix_s=500)
-    assert sessions.BrowserSession("abc", "another", 1_001) not in ended

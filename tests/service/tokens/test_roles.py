@@ -131,34 +131,6 @@ def test_a_token_that_cannot_be_made_is_refused_by_field(client, admin, wanted, 
     assert (answer.status_code, [item["field"] for item in answer.json()["errors"]]) == (422, [field])
 
 
-def test_a_browser_session_ends_with_its_token(client, token_of, admin, clock):
-    token = token_of(Role.VIEWER, expires_in_s=60)
-    client.post("/login", data={"token": token["token"]})
-    assert "Log out" in client.get("/").text
-    clock.advance(60)
-    assert "Log out" not in client.get("/").text
-
-
-def test_a_copy_of_a_cookie_is_of_no_use_after_the_logout_and_other_sessions_go_on(client, token_of, admin):
-    token = {"token": token_of(Role.VIEWER)["token"]}
-    client.post("/login", data=token)
-    copied = dict(client.cookies)
-    client.cookies.clear()
-    client.post("/login", data=token)
-    other = dict(client.cookies)
-    assert copied != other
-    client.cookies.clear()
-    client.cookies.update(copied)
-    assert "Log out" in client.get("/").text
-    client.post("/logout")
-    client.cookies.clear()
-    client.cookies.update(copied)
-    assert "Log out" not in client.get("/").text
-    client.cookies.clear()
-    client.cookies.update(other)
-    assert "Log out" in client.get("/").text
-
-
 def test_every_change_stands_in_the_audit_log_with_who_made_it(client, token_of, admin, make_agent):
     operator = header(token_of(Role.OPERATOR))
     make_agent("a").sync()

@@ -144,6 +144,14 @@ def test_a_state_that_arrived_damaged_is_refused_by_name(job: Trio):
     job.trains_on()
 
 
+def test_a_count_of_steps_that_is_not_the_source_worlds_is_refused_by_name(job: Trio):
+    request, newcomer = job.ready(Fault("state read", "corrupt counts"))
+    job.permit(request)
+    reason = job.reason(newcomer, request, "aborted")
+    assert "differ" in reason and "/step counts" in reason and "certificate" in reason, reason
+    job.trains_on()
+
+
 def test_who_comes_too_late_with_go_reads_no_go(job: Trio):
     """Both targets have passed the barrier and stall; the leaver's deadline decides; they find it and obey."""
     job.arm(SURVIVOR, "propose", "hold")

@@ -14,7 +14,7 @@ import pytest
 
 from liver_core.handoff.messages import Rung
 from liver_core.layout import Manifest, ParallelLayout
-from liver_core.streaming.memory_placement import areas
+from liver_core.memory.memory_placement import areas
 from tests.cluster.rank_cluster import Cluster, RankSetup
 from tests.cluster.real_ranks_model import small_gpt
 from tests.liver_core.layout.oracle import rank_region

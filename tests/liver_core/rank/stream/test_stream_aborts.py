@@ -126,6 +126,15 @@ def test_gradients_that_landed_damaged_after_the_certificate_are_refused_at_the_
     job.trains_on()
 
 
+def test_a_count_of_steps_that_is_not_the_source_worlds_is_refused_at_the_boundary(job: LiveTrio):
+    request, newcomer = job.ready()
+    job.live(request)
+    job.arm(newcomer, "boundary", "corrupt counts")
+    job.permit(request)
+    assert "or step counts" in job.reason(newcomer, request, "aborted")
+    job.trains_on()
+
+
 def test_a_slot_of_a_ring_that_is_damaged_after_it_was_summed_is_refused_at_the_boundary(job: LiveTrio):
     request, newcomer = job.ready()
     job.live(request)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from liver_core.handoff.messages import Reason, Rung
-from liver_core.streaming.memory_budget import TILE_ELEMENTS_LEAST, replay_bytes
+from liver_core.memory.memory_budget import TILE_ELEMENTS_LEAST, replay_bytes
 from tests.cluster.rank_cluster import RankSetup
 from tests.cluster.real_ranks_model import small_gpt
 from tests.cluster.real_ranks_process import Fault

@@ -4,6 +4,7 @@ JOBS = {
     "adam": "liver_core.training.gpt:GptJob",
     "sgd": "tests.liver_core.rank.support.stream_jobs:SgdJob",
     "lion": "tests.liver_core.rank.support.stream_jobs:LionJob",
+    "counts in the group": "tests.liver_core.rank.support.stream_jobs:GroupCountJob",
     "dropout": "tests.liver_core.rank.support.stream_jobs:DropoutJob",
     "fused": "tests.liver_core.rank.support.stream_jobs:FusedJob",
     "wordy": "tests.liver_core.rank.support.stream_jobs:WordyJob",

@@ -14,7 +14,7 @@ from liver_core.state.megatron_optimizer import distributed_optimizer
 from liver_core.streaming.header import HEADER_BYTES
 from liver_core.training.gpt import GptJob
 from liver_core.training.job import TrainingJob
-from tests.liver_core.streaming.optimizers import Lion
+from tests.liver_core.streaming.optimizers import FusedAdam, Lion
 
 
 class SgdJob(GptJob):
@@ -29,6 +29,16 @@ class LionJob(GptJob):
 
     def build(self, world: Any) -> Any:
         return _exchanged(super().build(world), Lion, {"betas": (0.9, 0.99)})
+
+
+class GroupCountJob(GptJob):
+    """Counts its steps in the parameter groups, as the fused Adam of Transformer Engine does; decay as in Adam."""
+
+    def build(self, world: Any) -> Any:
+        state = _exchanged(super().build(world), FusedAdam, {"betas": (0.9, 0.999)})
+        inner: Any = distributed_optimizer(state.optimizer).optimizer
+        inner.adam_w_mode = 0
+        return state
 
 
 class FusedJob(GptJob):

@@ -7,8 +7,8 @@ from itertools import combinations
 
 from liver_core.layout import Manifest, Member, ParallelLayout, from_json
 from liver_core.layout.shards import region_numel
-from liver_core.streaming.memory_budget import DEPTH_LEAST, TILE_ELEMENTS_LEAST, replay_bytes, ring_bytes
-from liver_core.streaming.memory_placement import areas
+from liver_core.memory.memory_budget import DEPTH_LEAST, TILE_ELEMENTS_LEAST, replay_bytes, ring_bytes
+from liver_core.memory.memory_placement import areas
 from tests.cluster.rank_cluster import Cluster, RankSetup
 
 
@@ -24,19 +24,18 @@ def tight(manifest: Manifest, source: tuple[str, int], target: tuple[str, int], 
     """Bytes on the device that a survivor needs at least, and then in host memory. (layout, rank) it has and will have.
 
     In a stream all waits in host memory, and a window of everything passes the device. In stop-and-copy the device has
-    at least the largest allocation, which is made for a moment, and may then hold what fits into that.
+    what the next world takes more than the present one, and may hold what fits into that.
     """
     (held, held_rank), (wanted, rank) = ((ParallelLayout.parse(text), rank) for text, rank in (source, target))
     parts = areas(manifest, wanted, wanted.coordinates(rank).pp)
     before = areas(manifest, held, held.coordinates(held_rank).pp)
-    passing = max(area.device_bytes for area in parts)
     after = sum(area.device_bytes for area in parts) - sum(area.device_bytes for area in before)
     if streams:
         tile = min(TILE_ELEMENTS_LEAST, region_numel(manifest, wanted, rank))
         ring = ring_bytes(region_numel(manifest, held, held_rank), DEPTH_LEAST)
         staged = ring + replay_bytes(tile, sum(len(area.kinds) for area in parts))
-        return max(passing, after, staged), sum(area.host_bytes for area in parts)
-    device = max(passing, after)
+        return max(after, staged), sum(area.host_bytes for area in parts)
+    device = max(after, 1)
     some = [chosen for count in range(len(parts) + 1) for chosen in combinations(parts, count)]
     on_device = [chosen for chosen in some if sum(area.device_bytes for area in chosen) <= device]
     spared = max(sum(area.host_bytes for area in chosen) for chosen in on_device)

@@ -1,0 +1,52 @@
+"""What a rank takes on its device beside state and activations: contexts, workspaces, NCCL, the certificate. Pure.
+
+Estimates, made before anything runs; where a rank can ask its device it goes by the answer instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+CERTIFICATE_WORDS = 4 * 2**20
+"""So many words of 64 bits are summed at once: a pass over them takes far longer than to launch it."""
+CERTIFICATE_TENSORS = 5
+"""Of so many words each: three, and two more where a region's rows are short (`certificate.on_device`)."""
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceOverheads:
+    """Bytes on the device of one rank.
+
+    context: of the process, with the code of all kernels. workspaces: cuBLAS takes 32 MiB for each stream that
+    multiplies (NVIDIA, cuBLAS documentation, `cublasSetWorkspace`); training's does, and that of a replayed step may.
+    nccl_per_world: the communicators of one world; 2 GB where all groups share one by `split_share`, 7 GB where each
+    has its own (measured by others on 8 H100s in TP2xPP2xDP2). A world of one rank has none. certificate: while the
+    state is summed.
+    """
+
+    context: int = 500_000_000
+    workspaces: int = 2 * 32 * MIB
+    nccl_per_world: int = 2_000_000_000
+    certificate: int = CERTIFICATE_TENSORS * CERTIFICATE_WORDS * 8
+
+    def nccl(self, world_size: int) -> int:
+        """Of one world."""
+        return self.nccl_per_world if world_size > 1 else 0
+
+
+def default_budget(free_bytes: int, total_bytes: int, world_size: int, overheads: DeviceOverheads | None = None) -> int:
+    """What a handoff may add to a device of which `free_bytes` of `total_bytes` are free, where no limit is given.
+
+    Free is what the driver says while the present world trains: what its steps need at their peak is not free. Left out
+    are the communicators of the next world, the certificate, and a part of the device that its allocator may lose
+    between blocks.
+    """
+    overheads = overheads or DeviceOverheads()
+    return max(0, free_bytes - overheads.nccl(world_size) - overheads.certificate - total_bytes // SCATTERED_SHARE)
+
+
+SCATTERED_SHARE = 64
+"""One part of so many of a device."""
+NCCL_UNSHARED_BYTES = 7_000_000_000
+"""Of one world whose groups share no communicator."""

@@ -1,0 +1,64 @@
+"""Settings of Megatron that no handoff can carry are refused by name when a job is built, with what to set instead."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.real_ranks import run_alone
+
+pytestmark = pytest.mark.timeout(120)
+
+
+def test_every_setting_that_is_refused_exists_and_is_named_with_what_to_set():
+    found = run_alone(_refused)
+    assert found.pop("plain") == ""
+    assert found.pop("fp8 with current scaling") == ""
+    assert len(found) == 12
+    for name, said in found.items():
+        assert said.startswith(f"{name}: is "), (name, said)
+        assert "set it to" in said or "use fp8_recipe" in said, said
+
+
+def _refused() -> dict[str, str]:
+    from dataclasses import fields
+    from types import SimpleNamespace
+
+    from liver_core.worlds import cpu_compat
+
+    cpu_compat.apply()
+    from megatron.core.distributed import DistributedDataParallelConfig
+    from megatron.core.enums import Fp8Recipe
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer import TransformerConfig
+
+    from liver_core.state import built_state
+    from liver_core.state.step_counts import UnsupportedState
+
+    def said(optimizer: dict, ddp: dict, model: dict) -> str:
+        parts = (
+            OptimizerConfig(),
+            DistributedDataParallelConfig(),
+            TransformerConfig(num_layers=2, hidden_size=64, num_attention_heads=4),
+        )
+        for part, changes in zip(parts, (optimizer, ddp, model), strict=True):
+            for name, value in changes.items():
+                assert name in {field.name for field in fields(part)}, f"Megatron has no {name}"
+                setattr(part, name, value)
+        state = SimpleNamespace(
+            optimizer=SimpleNamespace(config=parts[0]), model=SimpleNamespace(ddp_config=parts[1]), config=parts[2]
+        )
+        try:
+            built_state._check_settings(state)  # type: ignore[arg-type]
+        except UnsupportedState as refused:
+            return str(refused)
+        return ""
+
+    found = {"plain": said({}, {}, {})}
+    for place, refused in enumerate((built_state._OPTIMIZER, built_state._DDP, built_state._MODEL)):
+        for name in refused:
+            changes: list[dict] = [{}, {}, {}]
+            changes[place] = {name: "local" if name == "cuda_graph_impl" else True}
+            found[name] = said(*changes)
+    found["fp8_recipe"] = said({}, {}, {"fp8": "hybrid", "fp8_recipe": Fp8Recipe.delayed})
+    found["fp8 with current scaling"] = said({}, {}, {"fp8": "hybrid", "fp8_recipe": Fp8Recipe.tensorwise})
+    return found

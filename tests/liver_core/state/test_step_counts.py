@@ -1,0 +1,47 @@
+"""What a step of an optimizer changes is found with the job's own class, where its parameters lie, and is carried."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from liver_core.state.step_counts import counts_of, digest_of, form_of, set_counts
+from tests.liver_core.streaming.optimizers import OPTIMIZERS, FusedAdam
+
+
+class OnDevice(FusedAdam):
+    device_type = "cuda"
+
+
+def test_an_optimizer_for_device_tensors_is_probed_on_its_device():
+    """The tensors are pretended: an operation between the host and the device raises here as it does on a GPU."""
+    with FakeTensorMode(), torch.no_grad():
+        optimizer = OnDevice([torch.nn.Parameter(torch.zeros(5, device="cuda"))])
+        form = form_of(optimizer)
+        with pytest.raises(RuntimeError, match="on the device only"):
+            form_of(OnDevice([torch.nn.Parameter(torch.zeros(5))]))
+    assert (form.moments, form.counted) == (("exp_avg", "exp_avg_sq"), ("step",))
+    assert {value.device.type for value in form.state.values()} == {"cuda"}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_moments_are_found_and_only_what_counts_in_the_group_is_a_count(name: str):
+    kind, settings, moments = OPTIMIZERS[name]
+    form = form_of(kind([torch.nn.Parameter(torch.zeros(7))], **{"lr": 0.1, **settings}))  # pyright: ignore[reportCallIssue]
+    assert form.moments == moments
+    assert form.counted == (("step",) if kind is FusedAdam else ())
+    assert form.attributes == ({"adam_w_mode": 0} if "adam_w_mode" in settings else {})
+
+
+def test_counts_are_set_in_another_group_and_absent_where_they_were_absent():
+    source, target = {"lr": 0.1, "step": 7}, {"lr": 0.2, "step": 3}
+    set_counts(target, counts_of(source, ("step",)), ("step",))
+    assert target == {"lr": 0.2, "step": 7}
+    set_counts(target, counts_of({"lr": 0.1}, ("step",)), ("step",))
+    assert target == {"lr": 0.2}
+
+
+def test_a_count_that_differs_has_another_digest():
+    assert digest_of([{"step": 7}, {}, True]) == digest_of([{"step": 7}, {}, True])
+    assert len({digest_of([{"step": step}, {}, True]) for step in range(100)}) == 100

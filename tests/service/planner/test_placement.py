@@ -1,0 +1,117 @@
+"""Where ranks go: TP groups stay on one node wherever any choice of nodes allows it, and state stays where it is."""
+
+from itertools import combinations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from liver_core.layout import Member, ParallelLayout
+from service.planner.inputs import PlanInputs, PlanNode, World
+from service.planner.placement import NodeChoice, place, preferred
+from tests.service.planner.test_decision import job
+
+fleets = st.lists(st.integers(1, 5), min_size=1, max_size=6).map(
+    lambda sizes: tuple(PlanNode(f"n{index}", slots) for index, slots in enumerate(sizes))
+)
+layouts = st.builds(ParallelLayout, tp=st.integers(1, 4), pp=st.integers(1, 3), dp=st.integers(1, 4))
+bounds = st.tuples(st.integers(1, 6), st.integers(1, 6)).map(sorted)
+
+
+def can_lie_whole(layout: ParallelLayout, room: NodeChoice) -> bool:
+    """By trying every set of nodes."""
+    groups = layout.world_size // layout.tp
+    sizes = [node.slots // layout.tp for node in room.nodes]
+    return any(
+        min(chosen) >= 1 and sum(chosen) >= groups >= count
+        for count in range(room.least, min(room.most, len(sizes)) + 1)
+        for chosen in combinations(sizes, count)
+    )
+
+
+def can_lie(layout: ParallelLayout, room: NodeChoice) -> bool:
+    """By trying every set of nodes, whether TP groups are spread or not."""
+    sizes = [node.slots for node in room.nodes]
+    return any(
+        sum(chosen) >= layout.world_size >= count
+        for count in range(room.least, min(room.most, len(sizes)) + 1)
+        for chosen in combinations(sizes, count)
+    )
+
+
+def is_whole(layout: ParallelLayout, members: tuple[Member, ...]) -> bool:
+    groups = (members[at : at + layout.tp] for at in range(0, len(members), layout.tp))
+    return all(len({member.node_id for member in group}) == 1 for group in groups)
+
+
+def seats(*names: str) -> tuple[Member, ...]:
+    """`a0` is slot 0 of node a."""
+    return tuple(Member(name[:-1], int(name[-1])) for name in names)
+
+
+@settings(deadline=None, max_examples=300)
+@given(fleet=fleets, layout=layouts, least_most=bounds, before=st.one_of(st.none(), layouts), data=st.data())
+def test_a_placement_is_found_wherever_there_is_one_and_keeps_every_group_whole_where_any_does(
+    fleet, layout, least_most, before, data
+):
+    room = NodeChoice(fleet, *least_most)
+    everything = NodeChoice(fleet, 1, len(fleet))
+    world = place(before, everything) or () if before else ()
+    world = tuple(data.draw(st.permutations(world)))
+    members = place(layout, room, world)
+    assert (members is not None) == can_lie(layout, room)
+    assert room.keeps_groups(layout) == can_lie_whole(layout, room)
+    if members is None:
+        return
+    slots = {node.node_id: node.slots for node in fleet}
+    assert len(members) == layout.world_size == len(set(members))
+    assert all(member.slot < slots[member.node_id] for member in members)
+    assert room.least <= len({member.node_id for member in members}) <= room.most
+    assert is_whole(layout, members) or not can_lie_whole(layout, room)
+
+
+@settings(deadline=None, max_examples=200)
+@given(fleet=fleets, more=fleets, layout=layouts, before=layouts)
+def test_a_world_keeps_its_places_whatever_nodes_come(fleet, more, layout, before):
+    """The same layout stays rank by rank; in another one, whoever stays, stays in order."""
+    room = NodeChoice(fleet, 1, len(fleet))
+    members = place(before, room)
+    if members is None or not is_whole(before, members):
+        return
+    fleet = (*fleet, *(PlanNode(f"m{node.node_id}", node.slots) for node in more))
+    nodes = preferred(PlanInputs(job(), fleet, World(1, before, members)))
+    assert place(before, NodeChoice(nodes, 1, len(nodes)), members) == members
+    after = place(layout, NodeChoice(nodes, 1, len(nodes)), members)
+    assert after is not None or layout.world_size > sum(node.slots for node in fleet)
+    if layout.tp == before.tp and after is not None:
+        kept = [member for member in members if member in after]
+        assert kept == [member for member in after if member in members]
+        assert len(kept) == min(len(members), layout.world_size)
+
+
+def test_newcomers_come_from_the_zones_of_the_world_and_zones_are_not_mixed():
+    fleet = (PlanNode("a", 1, zone="x"), PlanNode("b", 4, zone="y"), PlanNode("c", 1, zone="x"))
+    inputs = PlanInputs(job(), fleet, World(1, ParallelLayout(), seats("a0")))
+    assert [node.node_id for node in preferred(inputs)] == ["a", "c", "b"]
+    start = (*fleet, PlanNode("d", 1, zone="y"), PlanNode("e", 1))
+    assert [node.node_id for node in preferred(PlanInputs(job(), start))] == ["b", "d", "a", "c", "e"]
+
+
+def test_a_group_of_tensor_parallel_ranks_goes_to_the_node_that_has_room_for_all_of_it():
+    room = NodeChoice((PlanNode("m", 2), PlanNode("x", 1), PlanNode("y", 2)), 1, 3)
+    assert place(ParallelLayout(tp=2, pp=2), room, seats("m0", "m1", "x0")) == seats("m0", "m1", "y0", "y1")
+
+
+def test_survivors_give_up_their_seats_where_only_that_keeps_a_tensor_parallel_group_on_one_node():
+    room = NodeChoice(tuple(PlanNode(name, 2) for name in "abc"), 1, 3)
+    assert place(ParallelLayout(tp=2), room, seats("a0", "b0", "c0")) == seats("a0", "a1")
+
+
+def test_a_tensor_parallel_group_that_no_node_can_hold_is_spread_and_the_others_are_not():
+    room = NodeChoice((PlanNode("a", 1), PlanNode("b", 3), PlanNode("c", 1), PlanNode("d", 1)), 1, 4)
+    assert place(ParallelLayout(tp=2, pp=3), room) == seats("a0", "b2", "b0", "b1", "c0", "d0")
+
+
+def test_a_thousand_nodes_are_placed_at_once():
+    room = NodeChoice(tuple(PlanNode(f"n{index:04}", 8 if index % 3 else 6) for index in range(1_000)), 1, 1_000)
+    members = place(ParallelLayout(tp=8, dp=600), room)
+    assert members is not None and is_whole(ParallelLayout(tp=8, dp=600), members)
