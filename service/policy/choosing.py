@@ -182,10 +182,9 @@ def _fillings(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) 
     return [filled for filled in found if filled is not None]
 
 
-def _spares(most: int, inputs: PolicyInputs) -> list[int]:
-    """How many spares are weighed: up to the knob, and all that there are."""
-    counts = list(range(min(most, inputs.knobs.spares_max) + 1))
-    return counts if most < len(counts) else [*counts, most]
+def _spares(most: int, inputs: PolicyInputs) -> range:
+    """How many spares are weighed."""
+    return range(min(most, inputs.knobs.spares_max) + 1)
 
 
 def _may_buy(pool: PoolView, inputs: PolicyInputs) -> bool:

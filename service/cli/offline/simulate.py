@@ -11,8 +11,10 @@ from service.cli.output import print_details, print_json, print_table, seconds
 
 if TYPE_CHECKING:
     from agent.protocol.jobfile import JobFile
+    from service.policy.types import Candidate
     from service.simulation.change_cost import ChangeCost
     from service.simulation.comparing import Comparison
+    from service.simulation.replay_setup import ReplaySetup
 
 EXAMPLE = "Example: liver simulate --trace p3-trace.csv --job job.yaml --html p3.html"
 JOB_FILE_BYTES_MAX = 1024 * 1024
@@ -63,35 +65,25 @@ def simulate(
 
     Step times are predicted from the job file. Goodput is the share of a free ideal that changes at no cost.
     """
-    from service.policy.price_book import PriceError, constant, read_prices
-    from service.policy.types import Goal
-    from service.simulation.comparing import compare
     from service.simulation.job_layouts import candidates_of, state_bytes
     from service.simulation.replay_setup import ReplaySetup
     from service.simulation.trace_page import page_of
-    from service.simulation.traces import TraceError, read_trace
 
     job, cost = _read_job(job_file), _read_cost(report)
-    flat = {"spot": PRICE_USD_PER_HOUR, "on-demand": PRICE_USD_PER_HOUR * ON_DEMAND_OVER_SPOT}
-    try:
-        trace = read_trace(trace_file.name, _text(trace_file, "--trace"))
-        book = constant(flat) if prices is None else read_prices(_text(prices, "--prices"))
-        spot, on_demand = book.at("spot", 0.0), book.at("on-demand", 0.0)
-        candidates = candidates_of(job, slots_per_node=slots, device=device, cost=cost, change_s=change_s)
-        if not candidates:
-            fail(f"--job: no layout fits nodes.min {job.nodes.min} to nodes.max {job.nodes.max} of {slots} slots")
-        setup = ReplaySetup(
-            usd_per_hour=spot,
-            usd_per_hour_on_demand=on_demand,
-            notice_s=notice_s,
-            unannounced_share=unannounced,
-            acquire_s=acquire_s,
-            counts_steps=True,
-            gang=gang,
-        )
-        found = compare(trace, candidates, setup=setup, goal=Goal(usd_per_mtok=value))
-    except (TraceError, PriceError, ValueError) as error:
-        fail(str(error))
+    candidates = candidates_of(job, slots_per_node=slots, device=device, cost=cost, change_s=change_s)
+    if not candidates:
+        fail(f"--job: no layout fits nodes.min {job.nodes.min} to nodes.max {job.nodes.max} of {slots} slots")
+    spot, on_demand = _read_prices(prices)
+    setup = ReplaySetup(
+        usd_per_hour=spot,
+        usd_per_hour_on_demand=on_demand,
+        notice_s=notice_s,
+        unannounced_share=unannounced,
+        acquire_s=acquire_s,
+        counts_steps=True,
+        gang=gang,
+    )
+    found = _compared(trace_file, candidates, setup, value)
     lost_s = candidates[0].change_s
     guessed = change_s is None and cost.is_extrapolated(state_bytes(job))
     if html is not None:
@@ -102,6 +94,33 @@ def simulate(
     _show(found)
     remark = f", extrapolated from {cost.source}" if guessed else "" if change_s is not None else f", by {cost.source}"
     print_details([("cost of a change", seconds(lost_s) + remark)])
+
+
+def _compared(
+    trace_file: Path, candidates: "tuple[Candidate, ...]", setup: "ReplaySetup", value: float | None
+) -> "Comparison":
+    from service.policy.types import Goal
+    from service.simulation.comparing import compare
+    from service.simulation.traces import TraceError, read_trace
+
+    try:
+        trace = read_trace(trace_file.name, _text(trace_file, "--trace"))
+        return compare(trace, candidates, setup=setup, goal=Goal(usd_per_mtok=value))
+    except (TraceError, ValueError) as error:
+        fail(f"--trace {trace_file}: {error}")
+
+
+def _read_prices(path: Path | None) -> tuple[float, float]:
+    """USD per hour of a node on spot and on demand."""
+    from service.policy.price_book import PriceError, read_prices
+
+    if path is None:
+        return PRICE_USD_PER_HOUR, PRICE_USD_PER_HOUR * ON_DEMAND_OVER_SPOT
+    try:
+        book = read_prices(_text(path, "--prices"))
+        return book.at("spot", 0.0), book.at("on-demand", 0.0)
+    except PriceError as error:
+        fail(f"--prices {path}: {error}")
 
 
 def _show(found: "Comparison") -> None:
