@@ -67,7 +67,6 @@ def simulate(
     """
     from service.simulation.job_layouts import candidates_of, state_bytes
     from service.simulation.replay_setup import ReplaySetup
-    from service.simulation.trace_page import page_of
 
     job, cost = _read_job(job_file), _read_cost(report)
     candidates = candidates_of(job, slots_per_node=slots, device=device, cost=cost, change_s=change_s)
@@ -84,16 +83,26 @@ def simulate(
         gang=gang,
     )
     found = _compared(trace_file, candidates, setup, value)
-    lost_s = candidates[0].change_s
-    guessed = change_s is None and cost.is_extrapolated(state_bytes(job))
     if html is not None:
-        html.write_text(page_of(found))
+        _write(html, found)
+    by = "the option" if change_s is not None else cost.source
+    guessed = change_s is None and cost.is_extrapolated(state_bytes(job))
     if as_json:
-        print_json(found.facts() | {"lost_s": lost_s, "lost_s_is_extrapolated": guessed, "lost_s_source": cost.source})
+        fact = {"lost_s": candidates[0].change_s, "lost_s_is_extrapolated": guessed, "lost_s_source": by}
+        print_json(found.facts() | fact)
         return
     _show(found)
-    remark = f", extrapolated from {cost.source}" if guessed else "" if change_s is not None else f", by {cost.source}"
-    print_details([("cost of a change", seconds(lost_s) + remark)])
+    remark = f"{'extrapolated from' if guessed else 'by'} {by}"
+    print_details([("cost of a change", f"{seconds(candidates[0].change_s)}, {remark}")])
+
+
+def _write(path: Path, found: "Comparison") -> None:
+    from service.simulation.trace_page import page_of
+
+    try:
+        path.write_text(page_of(found))
+    except OSError as error:
+        fail(f"--html {path}: cannot be written: {error}")
 
 
 def _compared(
