@@ -85,15 +85,16 @@ def simulate(
     found = _compared(trace_file, candidates, setup, value)
     if html is not None:
         _write(html, found)
-    by = "the option" if change_s is not None else cost.source
-    guessed = change_s is None and cost.is_extrapolated(state_bytes(job))
+    is_guess = change_s is None and cost.is_extrapolated(state_bytes(job))
+    _print(found, candidates[0].change_s, "the option" if change_s is not None else cost.source, is_guess, as_json)
+
+
+def _print(found: "Comparison", lost_s: float, by: str, is_guess: bool, as_json: bool) -> None:
     if as_json:
-        fact = {"lost_s": candidates[0].change_s, "lost_s_is_extrapolated": guessed, "lost_s_source": by}
-        print_json(found.facts() | fact)
+        print_json(found.facts() | {"lost_s": lost_s, "lost_s_is_extrapolated": is_guess, "lost_s_source": by})
         return
     _show(found)
-    remark = f"{'extrapolated from' if guessed else 'by'} {by}"
-    print_details([("cost of a change", f"{seconds(candidates[0].change_s)}, {remark}")])
+    print_details([("cost of a change", f"{seconds(lost_s)}, {'extrapolated from' if is_guess else 'by'} {by}")])
 
 
 def _write(path: Path, found: "Comparison") -> None:
