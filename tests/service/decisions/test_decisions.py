@@ -145,8 +145,10 @@ def test_a_job_whose_budget_is_spent_stands_until_the_budget_is_raised(fleet: Fl
     # Four nodes cost 4 cents a second.
     for _ in range(8):
         fleet.round(seconds=5.0)
+    for _ in range(4):
+        fleet.round()
     job = fleet.job()
-    assert job["state"] == "suspended" and "of its budget_usd 1" in job["suspended_because"], job
+    assert job["state"] == "suspended" and "of its budget_usd 1" in job["reason"], job
     spent = decisions(fleet)[-1]
     assert "it goes on when budget_usd is raised" in spent["reason"] and "budget" in spent["alerts"][0]
     left = spent["made_from"]["remaining"]
