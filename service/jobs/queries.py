@@ -17,6 +17,7 @@ from liver_core.layout import Roster, from_json
 from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
+from service.jobs.bounds import remaining_of, spent_usd_of
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.grants import cut_off
 from service.jobs.rules import Checkpoint, JobView, Leaving
@@ -33,7 +34,6 @@ from service.jobs.tables import (
 )
 from service.jobs.tables import RankLogRow as LogRow
 from service.leases.queries import price_of
-from service.ledger.queries import egress, summary
 from service.nodes.rules import announces_its_end, answers
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import as_fact, open_notices
@@ -41,7 +41,7 @@ from service.notices.rules import takes_node
 from service.notices.tables import NoticeRow
 from service.paging import Pages
 from service.planner.decision import decide
-from service.planner.goals import Remaining, overspent
+from service.planner.goals import overspent
 from service.planner.inputs import LayoutUse, OtherNodes, PlanInputs, PlanNode, World
 
 LIST_MAX = 1_000
@@ -55,7 +55,6 @@ NODES_MORE = 16
 """So many free nodes more than a job uses are looked at: some may be about to go."""
 STEPS_FOR_MEDIAN = 500
 STEPS_FOR_PACE = 25
-REMAINING_DIGITS = 3
 
 _STEP_SECONDS = text(
     """
@@ -197,8 +196,8 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
     roster = roster_of(row) if row is not None else None
     world = World(roster.generation, roster.layout, roster.members) if roster and has_ranks else None
     spec = job_file_of(job)
-    spent_usd = _spent_usd(session, job) if spec.budget_usd is not None else 0.0
-    remaining = _remaining(job, spec, spent_usd, now=now)
+    spent_usd = spent_usd_of(session, job.job_id) if spec.budget_usd is not None else 0.0
+    remaining = remaining_of(spec, last_step=job.last_step, spent_usd=spent_usd, now=now)
     # No more than the job could use are read, unless too many of those cannot be used, or a reason names the others.
     usable = _usable_of(session, job, world, _best_nodes_for(session, job, world, spec), now=now)
     ready, left_out = len(usable.restart.nodes), len(usable.nodes) >= spec.nodes.max + NODES_MORE
@@ -260,29 +259,6 @@ def _prices(session: Session, pools: set[str], *, now: datetime) -> dict[str, fl
     """USD for an hour of a node, of the pools whose price is known."""
     found = ((pool, price_of(session, pool, now=now)) for pool in sorted(pools)[:POOLS_MAX])
     return {pool: float(row.price_usd_per_hour) for pool, row in found if row is not None}
-
-
-def _spent_usd(session: Session, job: JobRow) -> float:
-    """What the job has cost so far, as far as prices are known."""
-    sums, moved = summary(session, job_id=job.job_id), egress(session, job_id=job.job_id)
-    return sum(item.dollars for item in sums) + (moved.dollars or 0.0)
-
-
-def _remaining(job: JobRow, spec: JobFile, spent_usd: float, *, now: datetime) -> Remaining | None:
-    """Rounded: plans are made anew for other inputs only."""
-    if spec.budget_usd is None and spec.deadline is None:
-        return None
-    time_s = (spec.deadline - now).total_seconds() if spec.deadline is not None else None
-    usd = spec.budget_usd - spent_usd if spec.budget_usd is not None else None
-    return Remaining(
-        steps=int(_rounded(spec.stop.steps - job.last_step)),
-        deadline_in_s=None if time_s is None else _rounded(time_s),
-        usd=None if usd is None else _rounded(usd),
-    )
-
-
-def _rounded(value: float) -> float:
-    return float(f"{max(0.0, value):.{REMAINING_DIGITS}g}")
 
 
 def _view(

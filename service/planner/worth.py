@@ -111,7 +111,9 @@ def _by_price(
     return Weighed(replace(inputs, nodes=tuple(kept)), f"{len(kept)} of {len(ranked)} nodes are worth their price {at}")
 
 
-def _options(candidates: tuple[Candidate, ...], nodes: list[PlanNode] | tuple[PlanNode, ...]) -> tuple[CountOption, ...]:
+def _options(
+    candidates: tuple[Candidate, ...], nodes: list[PlanNode] | tuple[PlanNode, ...]
+) -> tuple[CountOption, ...]:
     """The fastest for each number of nodes, which are the first of `nodes`."""
     found: dict[int, CountOption] = {}
     for each in candidates:

@@ -152,7 +152,7 @@ def test_a_job_whose_budget_is_spent_stands_until_the_budget_is_raised(fleet: Fl
     spent = decisions(fleet)[-1]
     assert "it goes on when budget_usd is raised" in spent["reason"] and "budget" in spent["alerts"][0]
     left = spent["made_from"]["remaining"]
-    assert left["usd"] == 0 and 0 < left["steps"] and left["deadline_in_s"] is None
+    assert left["usd"] == 0 and left["steps"] > 0 and left["deadline_in_s"] is None
     assert spent["made_from"]["nodes"][0]["usd_per_hour"] == 36.0 and spent["made_from"]["nodes"][0]["nodes"] == 4
     changed = fleet.client.patch(f"/api/v1/jobs/{fleet.job_id}", json={"budget_usd": 100.0})
     assert changed.status_code == 200, changed.text

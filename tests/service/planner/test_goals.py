@@ -14,7 +14,10 @@ from tests.service.planner.test_worth import MARGIN, fleet, priced
 FOUR_NODES_USD_PER_STEP, TWO_NODES_USD_PER_STEP = 4 * 0.9 / 3600, 2 * 1.0 / 3600
 HOUR_S = 3600.0
 options = st.lists(
-    st.tuples(st.integers(1, 20), st.floats(0.1, 10), st.floats(0.1, 5)), min_size=1, max_size=6, unique_by=lambda x: x[0]
+    st.tuples(st.integers(1, 20), st.floats(0.1, 10), st.floats(0.1, 5)),
+    min_size=1,
+    max_size=6,
+    unique_by=lambda x: x[0],
 ).map(lambda found: [CountOption(nodes, f"PP{nodes}", step, nodes * usd) for nodes, step, usd in found])
 
 
