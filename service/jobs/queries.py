@@ -17,7 +17,6 @@ from liver_core.layout import Roster, from_json
 from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
-from service.jobs.bounds import remaining_of, spent_usd_of
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.grants import cut_off
 from service.jobs.rules import Checkpoint, JobView, Leaving
@@ -34,6 +33,7 @@ from service.jobs.tables import (
 )
 from service.jobs.tables import RankLogRow as LogRow
 from service.leases.queries import price_of
+from service.ledger.remaining import remaining_of, spent_usd_of
 from service.nodes.rules import announces_its_end, answers
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import as_fact, open_notices
