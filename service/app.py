@@ -35,7 +35,12 @@ from service.db.wake import WakeHub
 from service.decisions import endpoints as decisions
 from service.edge.description import describe
 from service.edge.gate import Gate
+from service.events import endpoints as events
+from service.events.feed import Feed
+from service.events.schemas import EVENTS
+from service.fleet import endpoints as fleet
 from service.handoffs import endpoints as handoffs
+from service.incidents import endpoints as incidents
 from service.jobs import endpoints as jobs
 from service.jobs.changes import JobChange
 from service.leases import endpoints as leases
@@ -44,11 +49,13 @@ from service.metrics import endpoints as metrics
 from service.nodes import endpoints as nodes
 from service.nodes.listening import BEAT_S
 from service.notices import endpoints as notices
+from service.outlook import endpoints as outlook
 from service.peer_keys import endpoints as peer_keys
 from service.reconcilers.runner import Reconcilers
 from service.sessions import endpoints as sessions
 from service.settings import ServiceSettings
 from service.sync import endpoints as sync
+from service.timeline import endpoints as timeline
 from service.tokens import endpoints as tokens
 from service.tokens.operations import ensure_first_tokens
 
@@ -105,11 +112,13 @@ def create_app(
         openapi_tags=[
             {"name": "jobs"}, {"name": "nodes"}, {"name": "notices"}, {"name": "handoffs"}, {"name": "ledger"},
             {"name": "leases"}, {"name": "capacity"}, {"name": "pools"},
-            {"name": "tokens", "description": "Only for admins."}, {"name": "session"}, {"name": "audit"},
+            {"name": "tokens", "description": "Only for admins."}, {"name": "session"}, {"name": "fleet"},
+            {"name": "incidents"}, {"name": "events"}, {"name": "audit"},
             {"name": "agents", "description": "Only for agents' tokens."}, {"name": "health"},
         ],
     )  # fmt: skip
     app.state.context = context
+    app.state.feed = Feed(context)
     app.state.google_keys = GoogleKeys(settings.gcp_certs_url)
     body_bytes_max = {**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX, **push.BODY_BYTES_MAX}
     app.add_middleware(Gate, context=context, body_bytes_max=body_bytes_max)
@@ -117,15 +126,14 @@ def create_app(
     # Routes are tried in this order, and nearly all requests come from agents.
     nouns = (
         sync, jobs, peer_keys, decisions, metrics, nodes, notices, clouds, handoffs, ledger, leases, capacity, tokens,
-        audit,
+        audit, fleet, incidents, outlook, timeline, events,
     )  # fmt: skip
     for noun in nouns:
         app.include_router(noun.router)
-    app.include_router(leases.leases)
-    app.include_router(clouds.numbers)
-    app.include_router(push.router)
-    app.include_router(tokens.joining)
-    app.include_router(sessions.router)
+    for router in (
+        leases.leases, clouds.numbers, incidents.of_handoffs, push.router, tokens.joining, sessions.router,
+    ):  # fmt: skip
+        app.include_router(router)
     _add_health(app, context)
     _add_description(app)
     # The last one: it answers every address that belongs to nobody else.
@@ -227,7 +235,9 @@ def _add_health(app: FastAPI, context: Context) -> None:
 
 
 def _add_description(app: FastAPI) -> None:
-    description = cache(lambda: describe(app, {"sync": SyncReport, "submit_job": JobFile, "update_job": JobChange}))
+    description = cache(
+        lambda: describe(app, {"sync": SyncReport, "submit_job": JobFile, "update_job": JobChange}, EVENTS)
+    )
     app.openapi = description
 
     @app.get("/api/v1/openapi.json", include_in_schema=False, dependencies=[PERSON_ONLY])

@@ -20,7 +20,7 @@ from service.db.wake import TOKENS, WakeHub
 from service.db.writing import WriteCheck
 from service.lanes import AGENTS_WAIT_S, PEOPLE_WAIT_S, Lane
 from service.nodes.listening import Listening
-from service.problems import ProblemError, unknown
+from service.problems import ProblemError, unauthenticated, unknown
 from service.repeats.operations import claim
 from service.sessions.operations import find_session
 from service.settings import ServiceSettings
@@ -133,14 +133,7 @@ async def find_caller(context: Context, token: str, lane: Lane) -> Caller:
     if caller is None:
         caller = await lane.run(_verify, context, lane, token)
     if caller is None:
-        raise ProblemError(
-            Problem(
-                title="Not authenticated",
-                status=401,
-                code=errors.UNAUTHENTICATED,
-                detail="send 'Authorization: Bearer TOKEN' with a token that is neither expired nor revoked",
-            )
-        )
+        raise unauthenticated("send 'Authorization: Bearer TOKEN' with a token that is neither expired nor revoked")
     return caller
 
 
@@ -148,8 +141,7 @@ async def find_visitor(context: Context, secret: str) -> Caller:
     """The caller whose browser has this cookie. Raises 401 if its session, or the token behind it, has ended."""
     caller = await context.people.run(_visitor, context, secret)
     if caller is None:
-        detail = "this browser session has ended: log in again"
-        raise ProblemError(Problem(title="Not authenticated", status=401, code=errors.UNAUTHENTICATED, detail=detail))
+        raise unauthenticated("this browser session has ended: log in again")
     return caller
 
 

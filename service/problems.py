@@ -61,6 +61,11 @@ def conflict(detail: str) -> ProblemError:
     return ProblemError(Problem(title="Conflict", status=409, code=errors.CONFLICT, detail=detail))
 
 
+def unauthenticated(detail: str) -> ProblemError:
+    """401 for a caller that is not known, or no longer."""
+    return ProblemError(Problem(title="Not authenticated", status=401, code=errors.UNAUTHENTICATED, detail=detail))
+
+
 def unavailable(detail: str) -> Problem:
     """503: nothing was changed, and the same request may succeed in a moment."""
     return Problem(title="Unavailable", status=503, code=errors.UNAVAILABLE, detail=detail)

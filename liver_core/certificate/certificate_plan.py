@@ -13,6 +13,7 @@ from liver_core.certificate.mixing import MASK, PAIR_BYTES
 from liver_core.certificate.on_device import device_totals
 from liver_core.certificate.on_host import host_totals
 from liver_core.certificate.slabs import in_pairs, slabs_of
+from liver_core.device import is_host
 from liver_core.layout import ResidentBox
 
 
@@ -66,7 +67,7 @@ class CertificatePlan:
                 f"region of {kind!r} has {region.numel()} elements, boxes reach {self._region_numel_least}"
             )
         slabs = self._by_pair if 2 * region.element_size() == PAIR_BYTES else self._by_element
-        totals_of = host_totals if region.device.type == "cpu" else device_totals
+        totals_of = host_totals if is_host(region.device) else device_totals
         totals = totals_of(region.detach(), slabs, _keys(self.parameters, kind))
         counted = zip(totals, self._times, strict=True)
         return np.array([total * times & MASK for total, times in counted], dtype=np.uint64)

@@ -11,6 +11,7 @@ import torch
 
 from liver_core.certificate.mixing import MASK, PAIR_BYTES, ROUNDS, WEYL
 from liver_core.certificate.slabs import Slab
+from liver_core.device import read
 from liver_core.memory.overheads import CERTIFICATE_WORDS
 
 _UNSIGNED = {1: (torch.uint8, 0xFF), 2: (torch.int16, 0xFFFF), 4: (torch.int32, 0xFFFFFFFF), 8: (torch.int64, 0)}
@@ -40,7 +41,7 @@ def device_totals(
             totals[slab.index] += _mixed_sum(words, positions, scratch)
             # Gone before the next ones are made.
             del values, words, positions, scratch
-    return [total & MASK for total in totals.tolist()]
+    return [total & MASK for total in read(totals)]
 
 
 def _pairs(region: torch.Tensor) -> torch.Tensor:

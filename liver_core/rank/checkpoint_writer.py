@@ -12,6 +12,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
+from liver_core.device.threads import background
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.state.checkpoint import error_text, prune, snapshot, write
 from liver_core.state.checkpoint_files import ARGUMENTS
@@ -59,9 +60,7 @@ class CheckpointWriter:
         world = active.world
         writing = Writing(path, int(small["step"]), keep, asked, world.generation, world.background, time.monotonic())
         sharded = {**snapshot(active.world, active.state), ARGUMENTS: arguments}
-        self._thread = threading.Thread(
-            target=self._write, args=(sharded, small, writing), name="checkpoint", daemon=True
-        )
+        self._thread = background(self._write, args=(sharded, small, writing), name="checkpoint")
         self._thread.start()
 
     def _write(self, sharded: dict[str, Any], small: dict[str, Any], writing: Writing) -> None:

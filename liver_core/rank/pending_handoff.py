@@ -12,6 +12,9 @@ import threading
 import time
 from collections.abc import Callable
 
+from liver_core.device import DeviceWait, settle
+from liver_core.device.rank_device import own_device
+from liver_core.device.threads import background
 from liver_core.handoff.messages import Order, PreparePhase, RankStage, Reason, Rung
 from liver_core.handoff.ready_tag import NOTHING_WANTED, Agreement, BoundaryPhase, agreed, drop_word, ready_tag
 from liver_core.layout import Member
@@ -316,7 +319,7 @@ class PendingHandoff:
             self._in_background(self.preparation, before)
 
     def _in_background(self, preparation: Preparation, before: NextWorld | None) -> None:
-        threading.Thread(target=self._run, args=(preparation, before), name="prepare", daemon=True).start()
+        background(self._run, args=(preparation, before), name="prepare").start()
 
     def _run(self, preparation: Preparation, before: NextWorld | None) -> Preparation | None:
         """Build the newest revision, after dropping `before`, the world of an older one. Returns the preparation whose
@@ -340,6 +343,7 @@ class PendingHandoff:
         self.report_stage(preparation, RankStage.PREPARING)
         try:
             made = preparation.run()
+            settle(DeviceWait.PREPARED, own_device())
             # Here and not in the pause, since finding the clients among all open files takes milliseconds.
             expect_quick_answers(preparation.request.store)
             return made, None
@@ -373,7 +377,7 @@ class PendingHandoff:
 
     def _drop_beside_training(self, following: NextWorld | None, reason: Reason) -> None:
         self._to_report(following, reason)
-        self._dropper = threading.Thread(target=self._drop, args=(following, reason), name="drop", daemon=True)
+        self._dropper = background(self._drop, args=(following, reason), name="drop")
         self._dropper.start()
 
     def _to_report(self, following: NextWorld | None, reason: Reason) -> None:

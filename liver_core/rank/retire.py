@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
+from liver_core.device.threads import background
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.next_world import NextWorld
 from liver_core.state.live_state import free
@@ -23,9 +23,7 @@ class Retirement:
     def free_in_background(self, *, after_s: float = 0.0) -> None:
         """Free endpoints, groups and memory of the old world. Nothing waits for it, but the garbage collection at its
         end stops all threads for some hundredths of a second."""
-        freeing = threading.Timer(after_s, self._free)
-        freeing.name, freeing.daemon = "retire", True
-        freeing.start()
+        background(self._free, name="retire", after_s=after_s).start()
 
     def _free(self) -> None:
         self.following.end_streams()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from liver_core.device import DeviceWait, settle
 from liver_core.memory.memory_placement import GRAD, WEIGHTS, Area
 from liver_core.state.live_state import LiveState
 from liver_core.worlds.released_storage import discard, pin, restore
@@ -51,8 +52,7 @@ def move_in(live: LiveState, note: Callable[[int, int], None]) -> None:
     for kind, home in live.homes.items():
         with torch.no_grad():
             home.copy_(waited[kind], non_blocking=True)
-    if live.device.type == "cuda":
-        torch.cuda.current_stream(live.device).synchronize()
+    settle(DeviceWait.MOVED_IN, live.device)
     live.regions |= live.homes
     live.homes.clear()
     note(0, -discard(waited.values()))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
+from liver_core.device import DeviceWait, settle, settle_all
 from liver_core.layout import Manifest, ParallelLayout, RankShards, ResidentBox, resident_boxes
 from liver_core.memory.memory_placement import GRAD, MASTER
 from liver_core.worlds.released_storage import discard, restore
@@ -86,6 +87,7 @@ def allocate(live: LiveState) -> int:
     with torch.no_grad():
         for tensor in wanted:
             tensor.zero_()
+    settle(DeviceWait.ALLOCATED, live.device)
     return allocated
 
 
@@ -95,4 +97,5 @@ def free(live: LiveState) -> int:
     Megatron's modules, hooks and optimizer form reference cycles. Without this call they would keep the memory until
     Python's garbage collector runs. The world must not be used afterwards.
     """
+    settle_all(DeviceWait.FREED, live.device)
     return discard((*live.buffers(), *live.regions.values()))

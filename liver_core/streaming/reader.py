@@ -15,6 +15,7 @@ from enum import StrEnum
 
 import torch
 
+from liver_core.device import DeviceWait, host_zeros, settle
 from liver_core.memory.memory_placement import GRAD
 from liver_core.reshard.copy_runs import join_runs
 from liver_core.reshard.plan import CopyRuns
@@ -91,18 +92,18 @@ class StreamStatus:
 
 @dataclass(frozen=True, slots=True)
 class Landing:
-    """Where small things land, on the device of the regions: of each peer its counter and that of a slot, int64, and a
-    header of HEADER_BYTES uint8."""
+    """Where small things land, in host memory as at the source: of each peer its counter and that of a slot, int64, and
+    a header of HEADER_BYTES uint8."""
 
     counters: torch.Tensor
     slots: torch.Tensor
     headers: torch.Tensor
 
     @staticmethod
-    def of(peers: int, device: torch.device) -> Landing:
+    def of(peers: int) -> Landing:
         """Landing places for so many peers."""
-        counters, slots = (torch.zeros(peers, dtype=torch.int64, device=device) for _ in range(2))
-        return Landing(counters, slots, torch.zeros(peers * HEADER_BYTES, dtype=torch.uint8, device=device))
+        counters, slots = (host_zeros(peers, torch.int64) for _ in range(2))
+        return Landing(counters, slots, host_zeros(peers * HEADER_BYTES, torch.uint8))
 
 
 class Following:
@@ -135,7 +136,7 @@ class Following:
             raise ValueError("tiles take from this process, and it has no source regions")
         self.device = device or regions[GRAD].device
         self.index = {peer: at for at, peer in enumerate(used)}
-        self.landing = Landing.of(len(used), regions[GRAD].device)
+        self.landing = Landing.of(len(used))
 
     @property
     def depth(self) -> int:
@@ -298,7 +299,7 @@ class TargetStream:
             case Replay(header=header, tiles=tiles):
                 self._hold(tiles)
                 self._replay(self._held, header)
-                _settle(self._following.device)
+                settle(DeviceWait.REPLAYED, self._following.device)
                 answer = Replayed(self._clock() - started)
             case Hash(version=version):
                 self._on_hash(version)
@@ -319,8 +320,10 @@ class TargetStream:
             wanted.append((peer, SLOTS, (CopyRuns(slot, index[peer], 1),)))
         self._read(wanted)
         landing = self._following.landing
-        counters, slots = landing.counters.tolist(), landing.slots.tolist()
-        return Looked(tuple(counters[index[peer]] for peer in peers), tuple(slots[index[peer]] for peer in peers))
+        counters, slots = landing.counters.numpy(), landing.slots.numpy()
+        return Looked(
+            tuple(int(counters[index[peer]]) for peer in peers), tuple(int(slots[index[peer]]) for peer in peers)
+        )
 
     def _read_gradients(self, version: int, tiles: tuple[int, ...], peers: tuple[int, ...]) -> GradientsRead:
         started, index = self._clock(), self._following.index
@@ -331,7 +334,7 @@ class TargetStream:
             wanted.append((peer, ring_kind(slot), self._runs[peer]))
             wanted.append((peer, HEADERS, (CopyRuns(slot * HEADER_BYTES, index[peer] * HEADER_BYTES, HEADER_BYTES),)))
         moved = self._read(wanted)
-        data = self._following.landing.headers.cpu().numpy()
+        data = self._following.landing.headers.numpy()
         headers = [data[at : at + HEADER_BYTES].tobytes() for at in (index[peer] * HEADER_BYTES for peer in peers)]
         same = all(same_step(headers[0], each) for each in headers)
         return GradientsRead(_decoded(headers[0]), same, moved, self._clock() - started)
@@ -348,7 +351,7 @@ class TargetStream:
             if peer == LOCAL:
                 copy_runs(Read(peer, kind, runs), self._following.local[kind], self._landings[kind])
         if len(remote) < len(wanted):
-            _settle(self._following.device)
+            settle(DeviceWait.LOCAL_COPIED, self._following.device)
         return moved
 
     def _hold(self, tiles: tuple[int, ...]) -> None:
@@ -391,9 +394,3 @@ def _decoded(data: bytes) -> StepHeader | None:
         return StepHeader.decode(data)
     except HeaderError:
         return None
-
-
-def _settle(device: torch.device) -> None:
-    """Wait until what this thread has put on its stream is done; on a CPU it is done already."""
-    if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()

@@ -1,17 +1,23 @@
 """The source's side of streaming: its counter, and a ring of the last steps' gradients with headers and own counters.
 
-The source's main thread writes at each step and never waits for a reader, reads nothing back and synchronises nothing.
+The source's main thread writes at each step, never waits for a reader and reads nothing back. It waits for a device
+only if that has not yet done the step before.
 Not here: who reads (`target`), and what a header holds (`header`).
 """
 
 from __future__ import annotations
 
-import platform
+import threading
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from liver_core.certificate import MASK, CertificatePlan
+from liver_core.device import DeviceWait, Event, await_event, host_zeros, is_host, mark, settle
+from liver_core.streaming.counters import HostCounters
 from liver_core.streaming.header import HEADER_BYTES, StepHeader
 
 COUNTER = "counter"
@@ -20,7 +26,8 @@ HEADERS = "headers"
 NEVER = -1
 """A slot's counter before its first use."""
 
-_ORDERED_STORES = ("x86_64", "AMD64", "i686")
+BEFORE_ANY = -1
+"""The version of a source that has not said yet where it stands: its counter may not go back from there."""
 
 
 def ring_kind(slot: int) -> str:
@@ -41,12 +48,11 @@ class SourceRing:
     headers uint8[depth * HEADER_BYTES]. ring0 .. ring{depth-1} float32[region_numel].
 
     Order. A reader believes what lies between two equal looks at a counter, so every store to a counter must become
-    visible after all stores before it and before all stores after it. On a CPU all stores are plain ones of the calling
-    thread (a torch kernel that works with several threads joins them before it returns, and memcpy ends streaming
-    stores with a fence), and x86 makes stores visible in program order; other CPUs do not, and are refused. On CUDA
-    counters lie on the device beside the tensors and every store is an operation on the current stream, which must be
-    the stream of the optimizer step: the stream is the order, and nothing synchronises with the host. One-sided
-    readers of device memory over RDMA need GPUDirect's ordering besides; this has not been run on a GPU.
+    visible after all stores before it and before all stores after it. Counters and headers lie in plain host memory,
+    also where the tensors lie on a device, and the CPU alone writes them (`counters`). A counter is odd before anything
+    is launched that changes what it stands for, and even after the device has done it: CUDA documents that order for
+    what the host submits and waits for, and for nothing else. So an even counter may come late, by a thread that
+    waits for the device (`settle_next`); where nothing is queued it comes at once.
 
     Order of calls for the step from v to v + 1, once nothing can prevent it any more: `publish(v + 1, ...)` with
     gradients that are reduced and not yet clipped, `stepping(v)`, the step with whatever moves state (settling lazily
@@ -60,23 +66,26 @@ class SourceRing:
         """
         if depth < 1:
             raise ValueError(f"depth of the ring is {depth}, at least 1")
-        if device.type == "cpu" and platform.machine() not in _ORDERED_STORES:
-            raise RuntimeError(
-                f"streaming from host memory needs stores in order (x86-64), this is {platform.machine()}"
-            )
         self.region_numel = region_numel
         self.depth = depth
         self.version = version
-        self._counter = torch.full((1,), 2 * version, dtype=torch.int64, device=device)
-        self._slots = torch.full((depth,), NEVER, dtype=torch.int64, device=device)
-        self._headers = torch.zeros(depth * HEADER_BYTES, dtype=torch.uint8, device=device)
+        self.standing: Event = mark(device)
+        """When the device has made the state of `version`."""
+        self.device = device
+        self._counter = HostCounters(1, 2 * version)
+        self._slots = HostCounters(depth, NEVER)
+        self._headers = host_zeros(depth * HEADER_BYTES, torch.uint8)
+        self._header_bytes = self._headers.numpy()
         self._rings = tuple(torch.zeros(region_numel, dtype=torch.float32, device=device) for _ in range(depth))
+        self._late: deque[_Late] = deque()
+        self._lock = threading.Lock()
+        settle(DeviceWait.RING_MADE, device)
 
     @property
     def regions(self) -> dict[str, torch.Tensor]:
         """Everything to be registered as a source, by kind."""
         rings = {ring_kind(slot): tensor for slot, tensor in enumerate(self._rings)}
-        return {COUNTER: self._counter, SLOTS: self._slots, HEADERS: self._headers, **rings}
+        return {COUNTER: self._counter.memory, SLOTS: self._slots.memory, HEADERS: self._headers, **rings}
 
     @property
     def bytes(self) -> int:
@@ -97,28 +106,59 @@ class SourceRing:
         if sum(sizes) != self.region_numel:
             raise ValueError(f"gradients have {sum(sizes)} elements, the ring has {self.region_numel}")
         slot = slot_of(header.version, self.depth)
-        encoded = torch.frombuffer(bytearray(header.encode()), dtype=torch.uint8)
+        encoded = header.encode()
+        self._settle_until(self._slots, slot)
+        self._slots.put(slot, 2 * header.version - 1)
         with torch.no_grad():
-            self._slots[slot].fill_(2 * header.version - 1)
             for window, part in zip(self._rings[slot].split(sizes), gradients, strict=True):
-                window.copy_(part)
-            self._headers[slot * HEADER_BYTES : (slot + 1) * HEADER_BYTES].copy_(_staged(encoded, self._headers))
-            self._slots[slot].fill_(2 * header.version)
+                window.copy_(part, non_blocking=True)
+        self._header_bytes[slot * HEADER_BYTES : (slot + 1) * HEADER_BYTES] = np.frombuffer(encoded, dtype=np.uint8)
+        self._put_late(DeviceWait.SLOT_FILLED, mark(self.device), self._slots, slot, 2 * header.version)
 
     def stepping(self, version: int) -> None:
-        """The step from `version` begins: from here on the live regions change."""
+        """The step from `version` begins: from here on the live regions change. Nothing of it is launched yet."""
         if version != self.version:
             raise ValueError(f"steps from version {version}, but stands at {self.version}")
-        with torch.no_grad():
-            self._counter.fill_(2 * version + 1)
+        self._settle_until(self._counter, 0)
+        self._counter.put(0, 2 * version + 1)
 
     def stepped(self, version: int) -> None:
-        """The step to `version` is over, also when it was skipped: the live regions stand."""
+        """The step to `version` is over, also when it was skipped: once the device has done what was launched for it,
+        the live regions stand."""
         if version != self.version + 1:
             raise ValueError(f"stepped to version {version} from {self.version}")
         self.version = version
-        with torch.no_grad():
-            self._counter.fill_(2 * version)
+        self.standing = mark(self.device)
+        self._put_late(DeviceWait.STEP_APPLIED, self.standing, self._counter, 0, 2 * version)
+
+    def settle_next(self) -> bool:
+        """Wait for the device and write the counter that is due next. False if none is. For any thread."""
+        with self._lock:
+            late = self._late[0] if self._late else None
+        if late is None:
+            return False
+        await_event(late.why, self.device, late.event)
+        self._write_if_first(late)
+        return True
+
+    def _put_late(self, why: DeviceWait, event: Event, counters: HostCounters, at: int, value: int) -> None:
+        late = _Late(why, event, counters, at, value)
+        with self._lock:
+            self._late.append(late)
+        if is_host(self.device):
+            self._write_if_first(late)
+
+    def _settle_until(self, counters: HostCounters, at: int) -> None:
+        """What is odd was even before, and nobody may have seen it skipped: who writes the next number waits."""
+        while any(late.counters is counters and late.at == at for late in tuple(self._late)):
+            self.settle_next()
+
+    def _write_if_first(self, late: _Late) -> None:
+        """Two threads may have waited for the same event: one of them writes."""
+        with self._lock:
+            if self._late and self._late[0] is late:
+                late.counters.put(late.at, late.value)
+                self._late.popleft()
 
     def slot_sum(self, version: int, plan: CertificatePlan) -> int | None:
         """Position-keyed hash of the gradient of the step to `version`, summed over parameters modulo 2^64.
@@ -127,14 +167,22 @@ class SourceRing:
         long as hashing a region does. `plan` is the one of the source's regions, the kind hashed is "grad".
         """
         slot = slot_of(version, self.depth)
-        if int(self._slots[slot]) != 2 * version:
+        if self._slots[slot] == 2 * version - 1:
+            self._settle_until(self._slots, slot)
+        if self._slots[slot] != 2 * version:
             return None
         sums = plan.sums(self._rings[slot], "grad")
-        if int(self._slots[slot]) != 2 * version:
+        if self._slots[slot] != 2 * version:
             return None
         return sum(int(part) for part in sums) & MASK
 
 
-def _staged(encoded: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
-    """Bytes on the way to `beside`. To a device a pageable source is staged by the driver before the copy returns."""
-    return encoded if beside.device.type == "cpu" else encoded.to(beside.device)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Late:
+    """A counter that becomes `value` once `event` has passed."""
+
+    why: DeviceWait
+    event: Event
+    counters: HostCounters
+    at: int
+    value: int

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from liver_core.device import DeviceWait, is_host, settle
+from liver_core.device.threads import background
 from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads
 
@@ -173,9 +175,7 @@ class TorchDistributedTransport:
         if self._thread is None:
             self._stop.clear()
             server = _Server(self._connect(), self.name, self._regions, self._token, self._make_pair)
-            self._thread = threading.Thread(
-                target=server.run, args=(self._stop,), name="transport-progress", daemon=True
-            )
+            self._thread = background(server.run, args=(self._stop,), name="transport-progress")
             self._thread.start()
 
     def calm(self) -> None:
@@ -226,6 +226,8 @@ class TorchDistributedTransport:
                     reports[done.peer] = PeerReport(done.peer, moved, time.monotonic() - start)
             except TransportError as error:
                 failure = failure or error
+        for device in {self._regions.targets[read.kind].device for read in reads}:
+            settle(DeviceWait.LANDED, device)
         if failure:
             raise failure
         peers = tuple(reports[peer] for peer in sorted(reports))
@@ -371,7 +373,7 @@ def _spread(staging: torch.Tensor, target: torch.Tensor, table: Table) -> None:
 
 def _sliceable(*tensors: torch.Tensor) -> Sequence[Any]:
     """As numpy arrays where all are in host memory: slicing and copying those costs a tenth of torch's."""
-    if all(tensor.device.type == "cpu" for tensor in tensors):
+    if all(is_host(tensor.device) for tensor in tensors):
         return [tensor.numpy() for tensor in tensors]
     return tensors
 

@@ -7,12 +7,12 @@ An endpoint whose near half cannot be set up has the far one only, and says why.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Mapping, Sequence
 
 import torch
 
+from liver_core.device.threads import background
 from liver_core.transport.protocol import Call, Read, ReadReport, Transport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, check_reads
 
@@ -150,7 +150,7 @@ class MixedTransport:
                 failures.append(error)
 
         if near and far:
-            beside = threading.Thread(target=run, args=(self._far, far), name="transport-far", daemon=True)
+            beside = background(run, args=(self._far, far), name="transport-far")
             beside.start()
             run(self._near, near)
             beside.join()

@@ -56,7 +56,8 @@ class _NixlPeer:
     agent_name: str
     base: Mapping[str, tuple[int, int]]
     """Kind to (address, device)."""
-    memory: str
+    memory: Mapping[str, str]
+    """Kind to "DRAM" or "VRAM": counters lie in host memory beside tensors on a device."""
 
 
 @dataclass(slots=True)
@@ -139,16 +140,13 @@ class NixlTransport:
     def address(self) -> bytes:
         self._check_open(Call.REGISTER)
         sources = self._regions.sources
-        memory = {_memory_of(tensor) for tensor in sources.values()} or {"DRAM"}
-        if len(memory) > 1:
-            raise TransportError(Call.REGISTER, "sources are partly in host and partly in device memory")
         self._regions.published = True
         extra = {
             "metadata": base64.b64encode(self._serving().metadata()).decode(),
             "token": base64.b64encode(self._token.numpy().tobytes()).decode(),
             "token_at": self._token.data_ptr(),
             "base": {kind: (tensor.data_ptr(), _device_of(tensor)) for kind, tensor in sources.items()},
-            "memory": memory.pop(),
+            "memory": {kind: _memory_of(tensor) for kind, tensor in sources.items()},
             "machine": machine(),
             "pid": os.getpid(),
         }
@@ -224,7 +222,7 @@ class NixlTransport:
         try:
             metadata = base64.b64decode(decoded.extra["metadata"])
             base = {kind: (int(at), int(device)) for kind, (at, device) in decoded.extra["base"].items()}
-            memory = str(decoded.extra["memory"])
+            memory = {kind: str(decoded.extra["memory"][kind]) for kind in base}
         except (KeyError, TypeError, ValueError) as error:
             raise TransportError(Call.CONNECT, f"not an address: {error!r}", peer=peer) from None
         return _NixlPeer(decoded, self._reading().add_peer(peer, metadata), base, memory)
@@ -311,7 +309,7 @@ class NixlTransport:
         local, remote = np.empty((2, len(table), 3), dtype=np.uint64)
         local[:, 0], local[:, 1], local[:, 2] = table[:, 1] + target.data_ptr(), table[:, 2], _device_of(target)
         remote[:, 0], remote[:, 1], remote[:, 2] = table[:, 0] + at, table[:, 2], device
-        return Descriptors(_memory_of(target), local), Descriptors(known.memory, remote)
+        return Descriptors(_memory_of(target), local), Descriptors(known.memory[kind], remote)
 
     def _give_up(self, work: Sequence[_Progress], failure: TransportError | None) -> None:
         late = next(item for item in work if not item.done)

@@ -151,11 +151,12 @@ class MessageWorker(ChannelWorker, ABC, Generic[ReadingT]):
         try:
             self.say_alive()
             done = self._store([(handle, self.meaning(message)) for handle, message in found.items()])
+            # Held up to here: a cloud that takes long to let go of messages must not give them to somebody else.
+            if done:
+                self.let_go(done)
         finally:
             with self._lock:
                 self._held -= set(found)
-        if done:
-            self.let_go(done)
 
     def _store(self, messages: Sequence[tuple[str, ReadingT]]) -> list[str]:
         """Those of the messages that are stored, together if that goes, or else one by one."""

@@ -221,7 +221,8 @@ def _newest_of(lease_id: int, kind: NoticeKind, source: str):
 
 def _hear(session: Session, rows: Sequence[Mapping[str, object]]) -> None:
     if rows:
-        session.execute(insert(HearingRow).values(list(rows)).on_conflict_do_nothing())
+        # As one statement with so many rows its text would be made anew for each number of rows.
+        session.execute(insert(HearingRow).on_conflict_do_nothing(), list(rows))
 
 
 def _count(

@@ -5,7 +5,7 @@ documented with the one error body.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -60,8 +60,11 @@ _NEXT_PAGE = {"schema": {"type": "string"}, "description": 'The next page, with 
 _HEADERS = {401: "WWW-Authenticate", 429: "Retry-After", 503: "Retry-After"}
 
 
-def describe(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> dict[str, Any]:
-    """The whole description. `bodies`: by operation id, what a route reads out of its body by itself."""
+def describe(
+    app: FastAPI, bodies: Mapping[str, type[BaseModel]], events: Sequence[type[BaseModel]] = ()
+) -> dict[str, Any]:
+    """The whole description. `bodies`: by operation id, what a route reads out of its body by itself. `events`: what a
+    stream sends."""
     described = get_openapi(
         title=app.title, version=app.version, summary=app.summary, description=app.description, routes=app.routes,
         tags=app.openapi_tags,
@@ -71,6 +74,7 @@ def describe(app: FastAPI, bodies: Mapping[str, type[BaseModel]]) -> dict[str, A
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     names = _add_schemas(schemas, [*bodies.values(), Problem])
+    _add_sent(schemas, events)
     components["responses"] = {f"Problem{status}": _response(status, names[Problem]) for status in _MEANINGS}
     for path, method, operation in _operations(described):
         if method != "get" and path.startswith("/api/") and "security" in operation:
@@ -143,6 +147,13 @@ def _add_schemas(schemas: dict[str, Any], models: list[type[BaseModel]]) -> dict
         text = text.replace(_ref(name), _ref(name + "Input"))
     schemas.update({name + "Input" * (name in clashing): schema for name, schema in json.loads(text).items()})
     return {model: model.__name__ + "Input" * (model.__name__ in clashing) for model in models}
+
+
+def _add_sent(schemas: dict[str, Any], models: Sequence[type[BaseModel]]) -> None:
+    """Add what is only sent, and what it is made of, where it is not there."""
+    _, found = models_json_schema([(model, "serialization") for model in models], ref_template=_COMPONENT)
+    for name, schema in found.get("$defs", {}).items():
+        schemas.setdefault(name, schema)
 
 
 def _ref(name: str) -> str:

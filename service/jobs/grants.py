@@ -80,6 +80,17 @@ _END_OF_NODE = text(
 )
 
 
+_CUT_OFF = text(
+    """
+    SELECT newest.node_id
+      FROM (SELECT DISTINCT ON (node_id) node_id, role, at, ends_at FROM job_grants
+             WHERE job_id = :job_id AND node_id = ANY(CAST(:node_ids AS text[]))
+             ORDER BY node_id, grant_id DESC) AS newest
+     WHERE newest.role IS NULL AND newest.ends_at <= newest.at AND newest.at >= :since
+    """
+).bindparams(bindparam("since", type_=DateTime(timezone=True)))
+
+
 class Granted(NamedTuple):
     """The jobs that a node has a part in, and those of them of which facts wait for the handoff that they belong to."""
 
@@ -141,5 +152,12 @@ def follow_members(
 
 
 def end_grants(session: Session, node_id: str, *, now: datetime) -> None:
-    """Another machine has this node's name from now on: it takes over none of its grants."""
+    """The node's key does not count any more, so that it has no time to finish its part."""
     session.execute(_END_OF_NODE, {"node_id": node_id, "now": now})
+
+
+def cut_off(session: Session, job_id: str, node_ids: Iterable[str], *, since: datetime) -> frozenset[str]:
+    """Those of the given nodes, which got their part in the job at `since`, whose grant has ended at once since then:
+    whoever has such a name now is another machine."""
+    values = {"job_id": job_id, "node_ids": sorted(node_ids), "since": since}
+    return frozenset(session.scalars(_CUT_OFF, values))

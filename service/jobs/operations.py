@@ -15,15 +15,16 @@ from agent.protocol.jobfile import JobFile
 from agent.protocol.values import Placement
 from liver_core.handoff.generations import next_start
 from liver_core.layout import Roster, to_json
-from service.db.base import ORDERS_SEQUENCE, among
+from service.db.base import ORDERS_SEQUENCE, Json, among
 from service.db.wake import job_topic, node_topic, notify
 from service.jobs.causes import FirstCause
-from service.jobs.grants import follow_members
+from service.jobs.grants import end_grants, follow_members
 from service.jobs.rules import Checkpoint
 from service.jobs.tables import (
     ENDED,
     RANDOM_PART_CHARS,
     GenerationRow,
+    JobGrantRow,
     JobMemberRow,
     JobRow,
     JobState,
@@ -204,6 +205,27 @@ def touch_all(session: Session, urgent: Mapping[str, bool], *, now: datetime) ->
     woken = [job.job_id for job in jobs if urgent[job.job_id]]
     nodes = session.scalars(_MEMBERS, {"job_ids": woken}).all() if woken else ()
     notify(session, [*(job_topic(job.job_id) for job in jobs), *(node_topic(node_id) for node_id in nodes)])
+
+
+def end_part(session: Session, node_id: str, *, now: datetime) -> None:
+    """The node has no part in any job from now on: it gets no orders, and nothing is believed that it says. Locks the
+    jobs that it had a part in, and wakes them."""
+    granted = select(JobGrantRow.job_id).where(JobGrantRow.node_id == node_id, JobGrantRow.role.is_not(None))
+    member = select(JobMemberRow.job_id).where(JobMemberRow.node_id == node_id)
+    job_ids = set(session.scalars(granted.union(member)))
+    for job in lock_jobs(session, job_ids):
+        plans = [plan for plan in job.standing_plans if not _names(plan, node_id)]
+        spares = [name for name in job.spares if name != node_id]
+        if (plans, spares) != (job.standing_plans, job.spares):
+            job.standing_plans, job.spares = plans, spares
+    end_grants(session, node_id, now=now)
+    session.execute(delete(JobMemberRow).where(JobMemberRow.node_id == node_id))
+    touch_all(session, dict.fromkeys(job_ids, True), now=now)
+
+
+def _names(plan: Json, node_id: str) -> bool:
+    members = (plan.get("target") or {}).get("members", ())
+    return any(member["node_id"] == node_id for member in members)
 
 
 def start_generation(session: Session, job: JobRow, target: Placement, birth: Birth, *, now: datetime) -> GenerationRow:

@@ -18,6 +18,7 @@ from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
 from service.jobs.crashes import Crashes, RankError
+from service.jobs.grants import cut_off
 from service.jobs.rules import Checkpoint, JobView, Leaving
 from service.jobs.tables import (
     RANDOM_PART_CHARS,
@@ -31,6 +32,7 @@ from service.jobs.tables import (
     SourceKind,
 )
 from service.jobs.tables import RankLogRow as LogRow
+from service.leases.queries import price_of
 from service.nodes.rules import announces_its_end, answers
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import as_fact, open_notices
@@ -46,7 +48,7 @@ SHOWN_MAX = 100
 """Generations and checkpoints that a job is shown with."""
 OVERDUE_S, OVERDUE_POLLS = 3.0, 3.0
 """A node that has not reported for so long, in seconds and in polls, may be gone."""
-NODES_CONSIDERED_MAX = 10_000
+NODES_CONSIDERED_MAX, POOLS_MAX = 10_000, 256
 NODES_MORE = 16
 """So many free nodes more than a job uses are looked at: some may be about to go."""
 STEPS_FOR_MEDIAN = 500
@@ -225,10 +227,20 @@ def _usable_of(
     # A member whose notice no longer moves the job keeps its ranks; nobody else gets any there.
     going = {item.node_id for item in noticed} | (barred - set(world.node_ids() if world else ()))
     spec = job_file_of(job)
+    weighs = spec.policy is not None and spec.policy.usd_per_mtok is not None
+    prices = _prices(session, {node.pool for node in nodes}, now=now) if weighs else {}
     inputs = PlanInputs(
         job=spec,
         nodes=tuple(
-            PlanNode(node.node_id, node.slots, is_at_risk=node.node_id in at_risk, zone=node.zone or "")
+            PlanNode(
+                node.node_id,
+                node.slots,
+                is_at_risk=node.node_id in at_risk,
+                zone=node.zone or "",
+                device=node.device,
+                pool=node.pool,
+                usd_per_hour=prices.get(node.pool),
+            )
             for node in nodes
             if node.node_id not in going and _usable(node, spec, world)
         ),
@@ -237,6 +249,12 @@ def _usable_of(
         history=_history(session, job.job_id),
     )
     return _Usable(nodes, noticed, barred, going, inputs, _restarting(inputs, nodes, barred))
+
+
+def _prices(session: Session, pools: set[str], *, now: datetime) -> dict[str, float]:
+    """USD for an hour of a node, of the pools whose price is known."""
+    found = ((pool, price_of(session, pool, now=now)) for pool in sorted(pools)[:POOLS_MAX])
+    return {pool: float(row.price_usd_per_hour) for pool, row in found if row is not None}
 
 
 def _view(
@@ -270,6 +288,7 @@ def _view(
         last_handoff_at=ended.recorded_at if ended else None,
         declined=handoffs.as_declined(ended, active=job.active_generation),
         leaving=_leaving(noticed, members),
+        revoked=tuple(sorted(cut_off(session, job.job_id, members, since=row.created_at))) if row else (),
         silent=by_state[NodeState.SILENT],
         gone=by_state[NodeState.GONE],
         answering=tuple(node.node_id for node in nodes if _may_live(node, now)),

@@ -97,14 +97,14 @@ class JobView:
     """Everything the rule needs. `decision`: the planner's decision for the nodes that stay, starting from the present
     world; `restart`: its decision without that world.
 
-    `gone`, `silent`: members in that state; `answering`: those whose machines answer other agents all the same;
-    `absent`: targets of the open handoff in either state; `unheard`: ready nodes whose report is overdue; `broken`:
-    handoffs that failed; `errors`: those of ranks, the first reported at `error_at`; `unharmed`: node and number of
-    each rank that has none; `crashes`: what ended the job before; `ranks_left`: rank processes of this job that living
-    agents still report; `ahead`: a generation in which ranks already train, but whose handoff no agent has reported
-    yet; `step_s`: seconds of a usual step, 0 if not known; `saves_at_end`: ranks that end write a checkpoint first;
-    `saves_soon`: one has been asked for; `suspended_because`: why the job was suspended, empty if it was not;
-    `listening_since`: before, the service could not hear of any step.
+    `revoked`: members whose keys were revoked, of this world; `gone`, `silent`: members in that state; `answering`:
+    those whose machines answer other agents all the same; `absent`: targets of the open handoff in either state;
+    `unheard`: ready nodes whose report is overdue; `broken`: handoffs that failed; `errors`: those of ranks, the first
+    reported at `error_at`; `unharmed`: node and number of each rank that has none; `crashes`: what ended the job
+    before; `ranks_left`: rank processes of this job that living agents still report; `ahead`: a generation in which
+    ranks already train, but whose handoff no agent has reported yet; `step_s`: seconds of a usual step, 0 if not known;
+    `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one has been asked for; `suspended_because`:
+    why the job was suspended, empty if it was not; `listening_since`: before, the service could not hear of any step.
     `paused_because`: who asked that it stands until it is resumed, empty if nobody did.
     """
 
@@ -120,6 +120,7 @@ class JobView:
     last_handoff_at: datetime | None = None
     declined: Declined | None = None
     leaving: tuple[Leaving, ...] = ()
+    revoked: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
     answering: tuple[str, ...] = ()
@@ -241,6 +242,10 @@ def _may_know_more(view: JobView, limits: JobLimits) -> bool:
 
 def _why_lost(view: JobView, limits: JobLimits) -> Loss | None:
     """Why the live world cannot continue; None if it can, or if the agents may still save it."""
+    if view.revoked:
+        # Also while it trains on: it is not to be believed, and nobody can tell its agent to hand anything over.
+        names = ", ".join(view.revoked[:8])
+        return Loss(f"the key of {names} was revoked", _of_node(view.revoked[0], view))
     if view.errors:
         # A rank that only misses its peers knows less than the one that failed, or its agent.
         known = first_of(error.cause for error in view.errors)

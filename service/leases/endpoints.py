@@ -16,7 +16,8 @@ from service.edge.tags import PreconditionOf, version_of
 from service.leases.operations import lock_pool, set_price
 from service.leases.queries import current_prices, list_leases, price_of, prices_of
 from service.leases.tables import LeaseRow, PoolPriceRow
-from service.ledger.sums import Unsplittable, move_to_price
+from service.ledger.repricing import move_to_price
+from service.ledger.sums import Unsplittable
 from service.paging import PagesOf
 from service.problems import invalid, not_found
 

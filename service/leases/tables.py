@@ -26,6 +26,7 @@ class LeaseRow(Base):
         ),
         Index("uq_leases_open_node", "node_id", unique=True, postgresql_where="ended_at IS NULL"),
         Index("ix_leases_node_started", "node_id", "started_at"),
+        Index("ix_leases_ended", "ended_at", postgresql_where="ended_at IS NOT NULL"),
     )
 
     lease_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)

@@ -1,5 +1,6 @@
 """REST of the ledger: goodput and dollars by cause, what left pools, and what restarts would have cost."""
 
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -12,13 +13,22 @@ from agent.protocol.values import Utc
 from liver_core.layout.limits import JobId
 from service.context import PERSON_ONLY, SessionOf
 from service.edge.routes import PeoplesRoute
-from service.jobs.queries import list_generations
-from service.jobs.tables import JobRow
-from service.ledger.queries import CauseSum, Egress, by_generation, egress, goodput, summary
+from service.jobs.queries import list_generations, list_jobs
+from service.jobs.tables import JobRow, JobState
+from service.ledger.queries import (
+    CauseSum,
+    Egress,
+    by_generation,
+    egress,
+    goodput,
+    interruptions_usd,
+    saved_usd,
+    summary,
+)
 from service.ledger.restarts import Restarts, observed, restarts_instead
 from service.ledger.sums import Unsplittable
 from service.ledger.tables import Cause, IntervalRow, SumRow
-from service.paging import PagesOf
+from service.paging import Pages, PagesOf, paged
 from service.problems import invalid, not_found
 
 router = APIRouter(prefix="/api/v1/ledger", tags=["ledger"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
@@ -69,6 +79,13 @@ class LedgerOut(BaseModel):
     goodput: float | None = Field(description="Productive share of the slot time; null before there is any.")
     causes: list[CauseOut]
     egress: EgressOut
+    interruptions_dollars: float = Field(
+        description="Of pause, recompute, lost and fallback_restart, and of what left pools as far as that has a price."
+    )
+    saved_dollars: float | None = Field(
+        description="What the same slots would have cost more on demand; null while no pool has such a price."
+    )
+    saved_unknown_slot_seconds: float = Field(description="Slot time that saved_dollars leaves out.")
 
     @classmethod
     def of(cls, job_id: str | None, sums: list[CauseSum], moved: Egress) -> "LedgerOut":
@@ -81,7 +98,17 @@ class LedgerOut(BaseModel):
             goodput=goodput(sums),
             causes=CauseOut.all_of(sums),
             egress=EgressOut.of(moved),
+            interruptions_dollars=interruptions_usd(sums, moved),
+            saved_dollars=saved_usd(sums),
+            saved_unknown_slot_seconds=sum(item.uncompared for item in sums),
         )
+
+
+class LedgerJobOut(LedgerOut):
+    """Where the time and the money of one job went."""
+
+    name: str
+    state: JobState
 
 
 class LedgerGenerationOut(BaseModel):
@@ -120,12 +147,31 @@ def show(
     """Of one job, or of all leased slots (then idle time is included). Of times for which intervals are kept no more,
     `since` and `until` must be full hours."""
     _check_known(session, job_id)
+    return _ledger_of(session, job_id, since, until)
+
+
+def _ledger_of(session: Session, job_id: str | None, since: datetime | None, until: datetime | None) -> LedgerOut:
     which = {"job_id": job_id, "since": since, "until": until}
     try:
         sums = list(summary(session, **which))
     except Unsplittable as error:
         raise invalid(FieldProblem(field="since" if error.time == since else "until", rule=str(error))) from None
     return LedgerOut.of(job_id, sums, egress(session, **which))
+
+
+@router.get("/jobs", operation_id="list_ledger_jobs", summary="Goodput and dollars by job")
+def jobs(
+    session: SessionOf,
+    pages: Annotated[Pages, paged(usual=20, most=50)],
+    since: Annotated[Utc | None, Query()] = None,
+    until: Annotated[Utc | None, Query()] = None,
+) -> list[LedgerJobOut]:
+    """Jobs that there are, newest first. `since` and `until` as of the whole ledger."""
+    found = []
+    for row in list_jobs(session, pages):
+        one = _ledger_of(session, row.job_id, since, until)
+        found.append(LedgerJobOut(**one.model_dump(), name=row.name, state=JobState(row.state)))
+    return found
 
 
 @router.get("/generations", operation_id="list_ledger_generations", summary="Goodput and dollars by generation")

@@ -9,7 +9,8 @@ from typing import Any
 from sqlalchemy import TextClause, text
 from sqlalchemy.orm import Session
 
-from service.ledger.sums import PRICES, SUMMED_WITHIN, check_whole_hours, hour_from, hour_of
+from service.ledger.prices import PRICES
+from service.ledger.sums import SUMMED_WITHIN, check_whole_hours, hour_from, hour_of
 from service.ledger.tables import Cause
 
 ALL_TIME_ENDS = "0001-01-01T00:00:00Z"
@@ -27,25 +28,28 @@ _SLICES = f"""
           WHERE NOT rolled AND (CAST(:job_id AS text) IS NULL OR job_id = CAST(:job_id AS text))
           {{edges}}),
     slices AS (
-         SELECT raw.cause, raw.generation, prices.usd, raw.slots,
+         SELECT raw.cause, raw.generation, prices.usd, prices.on_demand, raw.slots,
                 CAST(1000000 * extract(epoch FROM least(raw.ends_at, prices.until)
                                        - greatest(raw.starts_at, prices.since)) AS bigint) AS micros
            FROM raw LEFT JOIN prices ON prices.pool = raw.pool
                                     AND prices.since < raw.ends_at AND prices.until > raw.starts_at
           WHERE raw.ends_at > raw.starts_at
           UNION ALL
-         SELECT ledger_sums.cause, ledger_sums.generation, prices.usd, ledger_sums.slots, ledger_sums.micros
+         SELECT ledger_sums.cause, ledger_sums.generation, prices.usd, prices.on_demand, ledger_sums.slots,
+                ledger_sums.micros
            FROM ledger_sums LEFT JOIN prices ON prices.pool = ledger_sums.pool AND prices.since = ledger_sums.price_from
           WHERE ledger_sums.job_id = coalesce(CAST(:job_id AS text), '')
             AND ledger_sums.hour >= CAST(:first_hour AS timestamptz)
             AND ledger_sums.hour < CAST(:end_hour AS timestamptz)),
     exact AS (
          SELECT {{by}}, sum(micros) AS micros, sum(micros * usd) / slots AS paid,
-                sum(micros) FILTER (WHERE usd IS NULL) AS unpriced
+                sum(micros) FILTER (WHERE usd IS NULL) AS unpriced, sum(micros * (on_demand - usd)) / slots AS saved,
+                sum(micros) FILTER (WHERE on_demand IS NULL OR usd IS NULL) AS uncompared
            FROM slices WHERE {{where}} GROUP BY {{by}}, slots),
     sums AS (
          SELECT {{by}}, sum(micros) * 0.000001 AS slot_seconds, coalesce(sum(paid), 0) / 3600000000 AS dollars,
-                coalesce(sum(unpriced), 0) * 0.000001 AS unpriced
+                coalesce(sum(unpriced), 0) * 0.000001 AS unpriced, coalesce(sum(saved), 0) / 3600000000 AS saved,
+                coalesce(sum(uncompared), 0) * 0.000001 AS uncompared
            FROM exact GROUP BY {{by}})
     SELECT * FROM sums WHERE slot_seconds > 0
 """
@@ -55,31 +59,47 @@ _EDGE = f"""
       FROM ({SUMMED_WITHIN}) AS within
      WHERE CAST(:job_id AS text) IS NULL OR job_id = CAST(:job_id AS text)
 """
-_EGRESS = text(
-    """
-    SELECT coalesce(sum(bytes), 0) AS bytes, sum(bytes * price.usd) / 1000000000 AS dollars,
-           count(*) FILTER (WHERE price.usd IS NULL AND bytes > 0) AS unpriced
-      FROM ledger_egress
-      LEFT JOIN LATERAL (
-           SELECT egress_usd_per_gb AS usd FROM pool_prices
-            WHERE pool_prices.pool = ledger_egress.pool
-            ORDER BY (effective_from <= ledger_egress.at) DESC,
-                     CASE WHEN effective_from <= ledger_egress.at THEN effective_from END DESC, effective_from
-            LIMIT 1) AS price ON true
-     WHERE (CAST(:job_id AS text) IS NULL OR job_id = CAST(:job_id AS text))
-       AND at >= coalesce(CAST(:since AS timestamptz), at) AND at < coalesce(CAST(:until AS timestamptz), 'infinity')
-    """
-)
+# As for intervals: rows that are in no sum yet, sums of whole hours or of all time, and the rows of hours that lie only
+# partly in the time asked for.
+_EGRESS = f"""
+    WITH {PRICES},
+    raw AS (
+         SELECT pool, at, bytes FROM ledger_egress
+          WHERE NOT rolled AND at >= coalesce(CAST(:since AS timestamptz), '-infinity')
+            AND at < coalesce(CAST(:until AS timestamptz), 'infinity')
+            AND (CAST(:job_id AS text) IS NULL OR job_id = CAST(:job_id AS text))
+          {{edges}}),
+    moved AS (
+         SELECT raw.bytes, prices.egress_usd_per_gb AS usd
+           FROM raw LEFT JOIN prices ON prices.pool = raw.pool AND prices.since <= raw.at AND raw.at < prices.until
+          UNION ALL
+         SELECT sums.bytes, prices.egress_usd_per_gb
+           FROM ledger_egress_sums AS sums
+           LEFT JOIN prices ON prices.pool = sums.pool AND prices.since = sums.price_from
+          WHERE sums.job_id = coalesce(CAST(:job_id AS text), '')
+            AND sums.hour >= CAST(:first_hour AS timestamptz) AND sums.hour < CAST(:end_hour AS timestamptz))
+    SELECT coalesce(sum(bytes), 0) AS bytes, sum(bytes * usd) / 1000000000 AS dollars,
+           coalesce(sum(bytes) FILTER (WHERE usd IS NULL), 0) > 0 AS unpriced
+      FROM moved
+"""
+_EGRESS_EDGE = """
+    SELECT pool, at, bytes FROM ledger_egress
+     WHERE rolled AND at >= CAST(:begins AS timestamptz) AND at < CAST(:ends AS timestamptz)
+       AND (CAST(:job_id AS text) IS NULL OR job_id = CAST(:job_id AS text))
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class CauseSum:
-    """Slot seconds and dollars of one cause. `unpriced`: of how many of the seconds no price is known."""
+    """Slot seconds and dollars of one cause. `unpriced`: of how many of the seconds no price is known. `saved`: dollars
+    that the rest would have cost more on demand; `uncompared`: seconds of which one of the two prices is not known."""
 
     cause: Cause
     slot_seconds: float
     dollars: float
     unpriced: float = 0.0
+    saved: float = 0.0
+    uncompared: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +164,19 @@ def whole_hours(since: datetime | None, until: datetime | None) -> Span:
 
 @cache
 def _sums_of(by: str, edges: int, where: str = "true") -> TextClause:
-    more = (
-        _EDGE.replace(":begins", f":begins_{number}").replace(":ends", f":ends_{number}") for number in range(edges)
+    return text(_SLICES.format(by=by, where=where, edges=_for_each(_EDGE, edges)))
+
+
+@cache
+def _egress_with(edges: int) -> TextClause:
+    return text(_EGRESS.format(edges=_for_each(_EGRESS_EDGE, edges)))
+
+
+def _for_each(edge: str, edges: int) -> str:
+    numbered = (
+        edge.replace(":begins", f":begins_{number}").replace(":ends", f":ends_{number}") for number in range(edges)
     )
-    return text(_SLICES.format(by=by, where=where, edges="".join(f" UNION ALL {edge}" for edge in more)))
+    return "".join(f" UNION ALL {each}" for each in numbered)
 
 
 def by_generation(session: Session, job_id: str, generations: Sequence[int]) -> dict[int, list[CauseSum]]:
@@ -166,12 +195,30 @@ def egress(
     session: Session, *, job_id: str | None = None, since: datetime | None = None, until: datetime | None = None
 ) -> Egress:
     """What handoffs moved, of one job or of all."""
-    row = session.execute(_EGRESS, {"job_id": job_id, "since": since, "until": until}).one()
+    span = whole_hours(since, until)
+    values = {"job_id": job_id, "since": since, "until": until} | span.values()
+    row = session.execute(_egress_with(len(span.edges)), values).one()
     return Egress(int(row.bytes), None if row.unpriced else float(row.dollars or 0))
 
 
 def _sum(row: Any) -> CauseSum:
-    return CauseSum(Cause(row.cause), float(row.slot_seconds), float(row.dollars), float(row.unpriced))
+    numbers = (row.slot_seconds, row.dollars, row.unpriced, row.saved, row.uncompared)
+    return CauseSum(Cause(row.cause), *map(float, numbers))
+
+
+INTERRUPTIONS = (Cause.PAUSE, Cause.RECOMPUTE, Cause.LOST, Cause.FALLBACK_RESTART)
+"""What slots do because nodes came or went, and bought nothing with. Newcomers that start are not among it."""
+
+
+def interruptions_usd(sums: Sequence[CauseSum], moved: Egress) -> float:
+    """What interruptions cost: the slots, and what was moved over the network, as far as its price is known."""
+    return sum(item.dollars for item in sums if item.cause in INTERRUPTIONS) + (moved.dollars or 0.0)
+
+
+def saved_usd(sums: Sequence[CauseSum]) -> float | None:
+    """What was paid less than on demand; None where no price on demand is known."""
+    compared = sum(item.slot_seconds - item.uncompared for item in sums)
+    return sum(item.saved for item in sums) if compared > 0 else None
 
 
 def goodput(sums: Sequence[CauseSum]) -> float | None:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import func, select, text, update
 from sqlalchemy.orm import Session
 
-from service.leases.tables import PoolPriceRow
+from service.ledger.prices import PRICES, PriceSpan, share_prices
 from service.ledger.tables import IntervalRow, KeptRow
 
 HOUR = timedelta(hours=1)
@@ -18,18 +18,6 @@ ROLL_AFTER = timedelta(minutes=10)
 """Late reports mostly change what is younger than this, and need not change a sum."""
 ROLLED_MAX = 10_000
 MERGED_MAX = 20_000
-LOCK_PRICES = 0x11FE_0004
-"""Shared by whoever cuts intervals at prices, exclusive to whoever adds a price."""
-
-# Each price counts until the next one of its pool; the first also counts for the time before it, which would cost
-# nothing otherwise. An interval is cut where the price changes.
-PRICES = """
-    prices AS (
-         SELECT pool, price_usd_per_hour AS usd,
-                CASE WHEN lag(effective_from) OVER by_time IS NULL THEN '-infinity' ELSE effective_from END AS since,
-                coalesce(lead(effective_from) OVER by_time, 'infinity') AS until
-           FROM pool_prices WINDOW by_time AS (PARTITION BY pool ORDER BY effective_from))
-"""
 # Of the intervals in sums, those that touch [:begins, :ends). An interval of a chain begins where the one before it
 # ends: two looks into the index of each chain find them.
 SUMMED_WITHIN = """
@@ -150,7 +138,7 @@ _FORGET = text(
 
 def roll(session: Session, *, before: datetime, most: int = ROLLED_MAX) -> int:
     """Sum up to `most` intervals that ended before. Returns how many."""
-    _share_prices(session)
+    share_prices(session)
     return session.execute(_ROLL, {"before": before, "most": most, "sign": 1}).scalar_one()
 
 
@@ -161,7 +149,7 @@ def merge(session: Session) -> int:
 
 def take_back(session: Session, interval_id: int) -> None:
     """Take an interval out of the sums, as it is in the database: it changes. The caller has locked it."""
-    _share_prices(session)
+    share_prices(session)
     session.execute(_TAKE_BACK, {"interval_id": interval_id, "sign": -1})
 
 
@@ -178,28 +166,19 @@ def forget(session: Session, *, before: datetime, most: int) -> int:
     return session.execute(_FORGET, {"cut": cut, "most": most}).scalar_one()
 
 
-def move_to_price(session: Session, pool: str, effective_from: datetime) -> None:
+def cut_at_price(session: Session, pool: str, span: PriceSpan) -> None:
     """Cut the sums of a pool where another price of it is about to begin.
 
     Raises Unsplittable where that lies within an hour of which only the sum is left.
     """
-    session.execute(select(func.pg_advisory_xact_lock(LOCK_PRICES)))
-    prices = select(PoolPriceRow.effective_from).where(PoolPriceRow.pool == pool)
-    known = session.scalars(prices.order_by(PoolPriceRow.effective_from)).all()
-    if not known or effective_from in known:
-        return
-    # The first price also counts for the time before it.
-    begins = max(effective_from, known[0])
-    check_whole_hours(session, begins)
-    before = [at for at in known if at < begins]
-    after = [at for at in known if at > begins]
-    full_from = hour_from(begins)
+    check_whole_hours(session, span.begins)
+    full_from = hour_from(span.begins)
     values = {
         "pool": pool,
-        "begins": begins,
-        "ends": min(full_from, *after[:1]) if after else full_from,
+        "begins": span.begins,
+        "ends": full_from if span.ends is None else min(full_from, span.ends),
         "full_from": full_from,
-        "old": before[-1].isoformat() if len(before) > 1 else "-infinity",
+        "old": span.price_before,
     }
     session.execute(_MOVE, values)
 
@@ -236,7 +215,3 @@ def hour_of(time: datetime) -> datetime:
 def hour_from(time: datetime) -> datetime:
     """The first full hour from a time on."""
     return hour_of(time + HOUR - timedelta(microseconds=1))
-
-
-def _share_prices(session: Session) -> None:
-    session.execute(select(func.pg_advisory_xact_lock_shared(LOCK_PRICES)))

@@ -99,13 +99,33 @@ class KeptRow(Base):
 
 class EgressRow(Base):
     """What a handoff moved from its source to its target. `pool`: which all nodes of the source belong to, and whose
-    price at `at` counts; null where they belong to several. `job_id`: also of a job that was deleted since."""
+    price at `at` counts; null where they belong to several. `job_id`: also of a job that was deleted since. `rolled`:
+    it is in the sums, and is taken out of them before it changes."""
 
     __tablename__ = "ledger_egress"
-    __table_args__ = (CheckConstraint("bytes >= 0", name="bytes_not_negative"), Index("ix_ledger_egress_job", "job_id"))
+    __table_args__ = (
+        CheckConstraint("bytes >= 0", name="bytes_not_negative"),
+        Index("ix_ledger_egress_job", "job_id", "at"),
+        Index("ix_ledger_egress_at", "at"),
+        Index("ix_ledger_egress_unrolled", "at", postgresql_where="NOT rolled"),
+    )
 
     handoff_id: Mapped[UUID] = mapped_column(primary_key=True)
     job_id: Mapped[str]
     pool: Mapped[str | None]
     bytes: Mapped[int]
     at: Mapped[datetime]
+    rolled: Mapped[bool] = mapped_column(default=False)
+
+
+class EgressSumRow(Base):
+    """Bytes that handoffs moved. `job_id`, `hour`, `price_from`: as in `SumRow`. `pool`: empty where the nodes of a
+    source belonged to several."""
+
+    __tablename__ = "ledger_egress_sums"
+
+    job_id: Mapped[str] = mapped_column(primary_key=True)
+    hour: Mapped[datetime] = mapped_column(primary_key=True)
+    pool: Mapped[str] = mapped_column(primary_key=True)
+    price_from: Mapped[datetime] = mapped_column(primary_key=True)
+    bytes: Mapped[int]

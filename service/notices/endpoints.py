@@ -64,11 +64,12 @@ def list_all(
     nodes = {row.node_id for _, rows in found for row in rows}
     still_open = {row.notice_id for row in open_notices(session, now=now, node_ids=nodes)}
     return [
-        _entry(number, rows, now, is_open=any(row.notice_id in still_open for row in rows)) for number, rows in found
+        entry_of(number, rows, now, is_open=any(row.notice_id in still_open for row in rows)) for number, rows in found
     ]
 
 
-def _entry(number: int, rows: Sequence[NoticeRow], now: datetime, *, is_open: bool) -> NoticeOut:
+def entry_of(number: int, rows: Sequence[NoticeRow], now: datetime, *, is_open: bool) -> NoticeOut:
+    """An occurrence as it is shown. `is_open`: a row of it still counts."""
     facts, first = [as_fact(row) for row in rows], rows[0]
     withdrawn = [fact.withdrawn_utc for fact in facts if fact.withdrawn_utc is not None]
     said = [fact for fact in facts if fact.withdrawn_utc is None] or facts

@@ -1,5 +1,6 @@
 """Stores the notices that agents report, and what a person asks for in the same way: to drain a node, to undo it."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 
@@ -9,7 +10,7 @@ from sqlalchemy.orm import Session
 from agent.protocol.notice_life import DRAIN, hear, merge, withdraw
 from agent.protocol.sync import NoticeFact, NoticeKind
 from service.jobs.operations import touch_all
-from service.jobs.tables import JobMemberRow
+from service.jobs.tables import JobMemberRow, MemberRole
 from service.leases.queries import open_lease
 from service.leases.tables import LeaseRow
 from service.nodes.tables import NodeRow
@@ -97,7 +98,16 @@ def notices_of_leases(session: Session, lease_ids: Collection[int]) -> dict[int,
 def store_added(session: Session, notices: Iterable[LeaseNotices]) -> None:
     """Write what was added, all of it at once."""
     changed = [item for item in notices if item.added]
-    session.add_all([row for item in changed for row in item.added])
+    added = [row for item in changed for row in item.added]
+    if not added:
+        return
+    members = select(JobMemberRow.node_id, JobMemberRow.job_id).where(JobMemberRow.role != MemberRole.SPARE)
+    jobs = defaultdict(list)
+    for node_id, job_id in session.execute(members.where(JobMemberRow.node_id.in_([row.node_id for row in added]))):
+        jobs[node_id].append(job_id)
+    for row in added:
+        row.job_ids = jobs[row.node_id]
+    session.add_all(added)
     session.flush()
     for item in changed:
         item.number()

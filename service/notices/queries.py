@@ -2,12 +2,14 @@
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
+from uuid import UUID
 
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.orm import Session, aliased
 
 from agent.protocol.notice_life import DRAIN, is_open
 from agent.protocol.sync import NoticeFact, NoticeKind
+from service.handoffs.tables import HandoffRow
 from service.leases.tables import LeaseRow
 from service.notices.rules import horizon
 from service.notices.tables import NoticeRow
@@ -49,14 +51,21 @@ def newest_rows():
 
 
 def list_occurrences(
-    session: Session, pages: Pages, *, node_id: str | None = None
+    session: Session, pages: Pages, *, node_id: str | None = None, job_id: str | None = None
 ) -> Sequence[tuple[int, Sequence[NoticeRow]]]:
-    """What was announced of all nodes or of one, that counts or not, newest first. Each with its number and the newest
-    row of each notice that announces it, in the order in which they were first seen."""
+    """What was announced of all nodes, or of one, or of those of a job, that counts or not, newest first. Each with its
+    number and the newest row of each notice that announces it, in the order in which they were first seen."""
     first = select(NoticeRow).where(NoticeRow.notice_id == NoticeRow.occurrence_id)
     if node_id is not None:
         first = first.where(NoticeRow.node_id == node_id)
+    if job_id is not None:
+        first = first.where(NoticeRow.job_ids.contains([job_id]))
     heads = [row.notice_id for row in pages.newest(session, first, NoticeRow.notice_id)]
+    return rows_of_occurrences(session, heads)
+
+
+def rows_of_occurrences(session: Session, heads: Sequence[int]) -> Sequence[tuple[int, Sequence[NoticeRow]]]:
+    """Of occurrences by their numbers, the same of those that there are."""
     newest: dict[int, dict[tuple[str, str], NoticeRow]] = {head: {} for head in heads}
     rows = select(NoticeRow).where(NoticeRow.occurrence_id.in_(heads)).order_by(NoticeRow.notice_id)
     for row in session.scalars(rows):
@@ -65,7 +74,35 @@ def list_occurrences(
     return [
         (head, sorted(found.values(), key=lambda row: (row.first_seen_at, row.notice_id)))
         for head, found in newest.items()
+        if found
     ]
+
+
+_BEHIND = text(
+    """
+    SELECT answer.handoff_id, found.occurrence_id, found.first_seen_at
+      FROM unnest(CAST(:handoff_ids AS uuid[]), CAST(:node_ids AS text[]), CAST(:opened AS timestamptz[]))
+           AS answer (handoff_id, node_id, opened_at)
+     CROSS JOIN LATERAL (
+           SELECT occurrence_id, first_seen_at FROM notices
+            WHERE notices.node_id = answer.node_id AND notices.occurrence_id IS NOT NULL
+              AND first_seen_at <= answer.opened_at + interval '5 seconds'
+              AND recorded_at >= answer.opened_at - interval '1 hour'
+            ORDER BY first_seen_at DESC LIMIT 1) AS found
+     ORDER BY answer.handoff_id, found.first_seen_at DESC
+    """
+)
+
+
+def notices_behind(session: Session, handoffs: Iterable[HandoffRow]) -> dict[UUID, tuple[int, datetime]]:
+    """The notice that each of these handoffs answers, if any: its number and first sight, of all that its leaving nodes
+    had at that time the earliest."""
+    answers = [(row.handoff_id, node_id, row.opened_at) for row in handoffs for node_id in row.leaving]
+    if not answers:
+        return {}
+    ids, nodes, opened = (list(values) for values in zip(*answers, strict=True))
+    rows = session.execute(_BEHIND, {"handoff_ids": ids, "node_ids": nodes, "opened": opened})
+    return {row.handoff_id: (row.occurrence_id, row.first_seen_at) for row in rows}
 
 
 def as_fact(row) -> NoticeFact:

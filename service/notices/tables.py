@@ -6,14 +6,15 @@ from sqlalchemy import ForeignKey, Identity, Index, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from agent.protocol.sync import NoticeKind
-from service.db.base import Base, one_of
+from service.db.base import Base, JsonList, one_of
 
 
 class NoticeRow(Base):
     """What became known of a notice about one life of one node. Whether it still counts is derived, never stored.
 
     `first_seen_at` tells a notice from the one before it; `recorded_at` is when the service first heard of it.
-    `occurrence_id`: the first of the rows that announce the same loss, whoever said so.
+    `occurrence_id`: the first of the rows that announce the same loss, whoever said so. `job_ids`: the jobs that the
+    node worked for when the row was stored.
     """
 
     __tablename__ = "notices"
@@ -33,6 +34,13 @@ class NoticeRow(Base):
         Index("ix_notices_first", "notice_id", postgresql_where="notice_id = occurrence_id"),
         Index("ix_notices_first_of_node", "node_id", "notice_id", postgresql_where="notice_id = occurrence_id"),
         Index("ix_notices_newest", "lease_id", "kind", "source", "notice_id"),
+        Index(
+            "ix_notices_first_of_job",
+            "job_ids",
+            postgresql_using="gin",
+            postgresql_ops={"job_ids": "jsonb_path_ops"},
+            postgresql_where="notice_id = occurrence_id",
+        ),
     )
 
     notice_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
@@ -46,3 +54,4 @@ class NoticeRow(Base):
     recorded_at: Mapped[datetime] = mapped_column(index=True)
     raw: Mapped[str]
     occurrence_id: Mapped[int | None] = mapped_column(default=None)
+    job_ids: Mapped[JsonList] = mapped_column(default=list)

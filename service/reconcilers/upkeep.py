@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from service.context import Context
 from service.ledger import sums
+from service.ledger.egress import roll_egress
 from service.reconcilers.retention import TASKS, Task
 from service.settings import ServiceSettings
 
@@ -57,7 +58,8 @@ class Upkeep:
 
 
 def _sum_up(session: Session, _settings: ServiceSettings, now: datetime) -> int:
-    return sums.roll(session, before=now - sums.ROLL_AFTER) + sums.merge(session)
+    before = now - sums.ROLL_AFTER
+    return sums.roll(session, before=before) + sums.merge(session) + roll_egress(session, before=before)
 
 
 def tick(context: Context) -> int:

@@ -6,19 +6,21 @@ are made anew when the job's number is another, when time alone may have changed
 
 import hashlib
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
 from pydantic import TypeAdapter
-from sqlalchemy import text
+from sqlalchemy import DateTime, bindparam, text
+from sqlalchemy.orm import Session
 
 from agent.protocol.sync import SyncOrders
 from service.jobs.queries import LIST_MAX
 from service.nodes.skew import in_node_time, off_by
 from service.sync.intake import Intake
-from service.sync.orders import OwnPart, SharedOrder, own_part, shared_order
+from service.sync.orders import OwnPart, SharedOrder, own_part, shared_orders
 
 MADE_AGAIN_AFTER = timedelta(seconds=30)
 """However sure it seems that nothing has changed."""
@@ -31,11 +33,14 @@ _STANDING = text(
     SELECT job_id, orders_seq, next_generation, active_generation, state, checkpoints_asked, checkpoints_answered,
            reason
       FROM jobs
+      JOIN LATERAL (SELECT role, ends_at FROM job_grants
+                     WHERE job_grants.job_id = jobs.job_id AND job_grants.node_id = :node_id
+                     ORDER BY grant_id DESC LIMIT 1) AS newest ON newest.role IS NOT NULL OR newest.ends_at > :now
      WHERE job_id IN (SELECT unnest(CAST(:job_ids AS text[]))
                       UNION SELECT job_id FROM job_members WHERE node_id = :node_id)
      ORDER BY job_id
     """
-)
+).bindparams(bindparam("now", type_=DateTime(timezone=True)))
 _OWN_PART = TypeAdapter(OwnPart)
 
 
@@ -76,14 +81,23 @@ class KeptOrders:
             found = self._find(key, intake.now)
             if found is not None:
                 return found
-            shared = shared_order(intake.session, standing.job_id, lost_after_s=lost_after_s, now=intake.now)
-            if shared is None:
+            only = (standing.job_id,)
+            made = shared_orders(intake.session, only, lost_after_s=lost_after_s, now=intake.now)
+            if not made:
                 return None
-            rendered = render(shared)
+            rendered = render(made[standing.job_id])
             # What this transaction has changed is nobody else's before it is committed.
             if standing.job_id not in intake.changed:
                 self._keep(standing.job_id, _Kept(key, intake.now, rendered))
             return rendered
+
+    def make(self, session: Session, intakes: Iterable[Intake], *, lost_after_s: float, now: datetime) -> None:
+        """Make what is not kept of the jobs of these nodes, all of it together. None of them has changed any."""
+        standing = {row.job_id: row for intake in intakes for row in _standing(intake)}
+        keys = {job_id: (*row, lost_after_s) for job_id, row in standing.items()}
+        wanted = [job_id for job_id, key in keys.items() if self._find(key, now) is None]
+        for job_id, shared in shared_orders(session, wanted, lost_after_s=lost_after_s, now=now).items():
+            self._keep(job_id, _Kept(keys[job_id], now, render(shared)))
 
     def _find(self, key: tuple[object, ...], now: datetime) -> Rendered | None:
         kept = self._kept.get(str(key[0]))
@@ -144,14 +158,14 @@ class StandingNow(NamedTuple):
 
 
 def _standing(intake: Intake) -> tuple[StandingNow, ...]:
-    """Of each job that the node is a member of, or reports ranks of."""
+    """Of each job that the node is a member of, or reports ranks of. It needs a grant for the one as for the other."""
     if intake.standing is not None:
         # What was committed since then wakes the agent once more.
-        jobs = [item.job for item in intake.standing]
+        jobs = [item.job for item in intake.standing if item.is_granted]
         return tuple(StandingNow(*(getattr(job, name) for name in StandingNow._fields)) for job in jobs)
     job_ids = list({rank.job_id for rank in intake.report.ranks})
-    found = intake.session.execute(_STANDING, {"node_id": intake.node.node_id, "job_ids": job_ids})
-    return tuple(StandingNow(*row) for row in found)
+    values = {"node_id": intake.node.node_id, "job_ids": job_ids, "now": intake.now}
+    return tuple(StandingNow(*row) for row in intake.session.execute(_STANDING, values))
 
 
 def render(shared: SharedOrder) -> Rendered:

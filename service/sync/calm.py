@@ -124,9 +124,12 @@ class CalmReports:
         limits = {"poll_s": settings.agent_poll_s, "lost_after_s": settings.lost_after_s}
         silences = {"silent_after_s": settings.silent_after_s, "gone_after_s": settings.gone_after_s}
         with sessions() as session:
+            now = self._clock()
             with session.begin():
-                stored = store_calm(session, asks, **silences, now=self._clock())
+                stored = store_calm(session, asks, **silences, now=now)
             # Nobody waits for a lock while orders are made.
+            intakes = [item for item in stored if isinstance(item, Intake)]
+            self._orders.make(session, intakes, lost_after_s=settings.lost_after_s, now=now)
             return [item if isinstance(item, Left) else answer(item, self._orders, **limits) for item in stored]
 
 

@@ -32,7 +32,7 @@ from service.ledger.rules import LOST, OVER, Spent
 from service.ledger.tables import Cause
 from service.nodes.operations import lock_node, note_answers, skew_of, store_node
 from service.nodes.skew import SAME_WITHIN, in_service_time, off_by
-from service.nodes.tables import NodeRow
+from service.nodes.tables import NodeRow, NodeState
 from service.notices.operations import record_notice
 from service.notices.queries import known_of_lease
 from service.notices.rules import SAID_BY_SERVICE, same_loss, withdrawn_by
@@ -43,7 +43,7 @@ from service.sync.intake import Intake
 from service.sync.reach import Reach, within_reach
 from service.sync.reading import Reading
 from service.sync.sifting import keep_granted, note_oversteps, sift, take_mirrors
-from service.tokens.operations import Caller
+from service.tokens.operations import Caller, check_still_valid
 
 
 def apply_report(
@@ -60,6 +60,9 @@ def apply_report(
     replaced. `silent_after_s`, `gone_after_s`: as in ServiceSettings. `arrived`: when the report did, if not now."""
     reporter = lock_node(session, reading.report, now=now)
     node = reporter.node
+    if node.state == NodeState.GONE:
+        # It is not taken back on the word of a token that was revoked while this report was on its way.
+        check_still_valid(session, caller, now=now)
     refusals = list(reading.refusals[:REFUSALS_MAX])
     intake = Intake(session, reading.report, node, now, refusals, silent_after_s, gone_after_s)
     with session.no_autoflush:

@@ -1,11 +1,12 @@
 """Makes the orders of one job, from stored rows and nothing else. `service.sync.answers` makes answers of them."""
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
-from sqlalchemy import bindparam, select, text
+from sqlalchemy import and_, select, text
 from sqlalchemy.orm import Session
 
 from agent.protocol.notice_life import DRAIN, bars_ranks, ends_utc, key_of
@@ -27,8 +28,9 @@ from agent.protocol.values import HandoffCause
 from liver_core.handoff import StoreAddress
 from liver_core.layout import Member, Roster
 from liver_core.layout.limits import NODES_MAX
+from service.db.base import among
 from service.db.parsed import Parsed
-from service.handoffs.queries import open_handoff, placement_of
+from service.handoffs.queries import open_handoffs, placement_of
 from service.handoffs.tables import HandoffRow
 from service.jobs.queries import LIST_MAX, job_file_of, roster_of
 from service.jobs.tables import GenerationRow, JobRow, JobState, SourceKind
@@ -52,19 +54,22 @@ _DESIRED = {
     JobState.FAILED: DesiredState.STOP,
 }
 
-_JOB = select(JobRow).where(JobRow.job_id == bindparam("job_id")).execution_options(populate_existing=True)
-_GENERATION = (
-    select(GenerationRow)
-    .where(GenerationRow.job_id == bindparam("job_id"), GenerationRow.generation == bindparam("generation"))
+_JOBS = (
+    select(JobRow, GenerationRow)
+    .outerjoin(
+        GenerationRow,
+        and_(GenerationRow.job_id == JobRow.job_id, GenerationRow.generation == JobRow.active_generation),
+    )
+    .where(among(JobRow.job_id, "job_ids"))
     .execution_options(populate_existing=True)
 )
 # One row for each member of a job, and for each notice about it that may count: its newest row says all of it.
 _MEMBERS = text(
     """
-    SELECT nodes.node_id, nodes.peer_url, nodes.state, nodes.slots, notices.notice_id, notices.kind, notices.source,
-           notices.deadline_at, notices.first_seen_at, notices.withdrawn_at, notices.raw
-      FROM (SELECT node_id FROM job_members WHERE job_id = :job_id
-            UNION ALL SELECT unnest(CAST(:node_ids AS text[]))) AS members
+    SELECT members.job_id, nodes.node_id, nodes.peer_url, nodes.state, nodes.slots, notices.notice_id, notices.kind,
+           notices.source, notices.deadline_at, notices.first_seen_at, notices.withdrawn_at, notices.raw
+      FROM (SELECT job_id, node_id FROM job_members WHERE job_id = ANY(CAST(:job_ids AS text[]))
+            UNION ALL SELECT * FROM unnest(CAST(:namers AS text[]), CAST(:named AS text[]))) AS members
       JOIN nodes ON nodes.node_id = members.node_id
       LEFT JOIN (notices JOIN leases ON leases.lease_id = notices.lease_id AND leases.ended_at IS NULL)
         ON notices.node_id = nodes.node_id
@@ -119,24 +124,48 @@ class OwnPart:
     probe: tuple[str, ...]
 
 
-def shared_order(session: Session, job_id: str, *, lost_after_s: float, now: datetime) -> SharedOrder | None:
-    """The job's order from its rows as they are now; None without such a job. `lost_after_s`: when no member of a job
-    is heard for so long, the job may be started elsewhere."""
-    job = session.scalars(_JOB, {"job_id": job_id}).one_or_none()
-    if job is None:
-        return None
-    active = None
-    if job.active_generation is not None:
-        active = session.scalars(_GENERATION, {"job_id": job_id, "generation": job.active_generation}).one()
-    nodes = _members(session, now=now, job_id=job_id)
-    roster, spec = roster_of(active) if active is not None else None, job_file_of(job)
-    unknown = set(roster.node_ids()) - nodes.keys() if roster else set()
+def shared_orders(
+    session: Session, job_ids: Collection[str], *, lost_after_s: float, now: datetime
+) -> dict[str, SharedOrder]:
+    """The orders of these jobs from their rows as they are now, with as many statements as for one. A job that does not
+    exist has none. `lost_after_s`: when no member of a job is heard for so long, it may be started elsewhere."""
+    if not job_ids:
+        return {}
+    found = {job.job_id: (job, active) for job, active in session.execute(_JOBS, {"job_ids": sorted(job_ids)})}
+    rosters = {job_id: roster_of(active) for job_id, (_, active) in found.items() if active is not None}
+    nodes = _members(session, {"job_ids": sorted(found)}, now=now)
+    unknown = [
+        (job_id, node_id)
+        for job_id, roster in rosters.items()
+        for node_id in sorted(set(roster.node_ids()) - nodes[job_id].keys())
+    ]
     if unknown:
-        # Nodes of the roster that are no longer members of the job still get each other's addresses.
-        nodes = nodes | _members(session, now=now, node_ids=unknown)
+        # Nodes of a roster that are no longer members of its job still get each other's addresses.
+        namers, named = zip(*unknown, strict=True)
+        for job_id, others in _members(session, {"namers": list(namers), "named": list(named)}, now=now).items():
+            nodes[job_id] |= others
+    handoffs = open_handoffs(session, found)
+    return {
+        job_id: _made(
+            job, active, rosters.get(job_id), nodes[job_id], handoffs.get(job_id), lost_after_s=lost_after_s, now=now
+        )
+        for job_id, (job, active) in found.items()
+    }
+
+
+def _made(
+    job: JobRow,
+    active: GenerationRow | None,
+    roster: Roster | None,
+    nodes: _Nodes,
+    handoff: HandoffRow | None,
+    *,
+    lost_after_s: float,
+    now: datetime,
+) -> SharedOrder:
+    spec = job_file_of(job)
     noticed = sorted((item for node in nodes.values() for item in node.notices), key=key_of)
     going = {item.node_id for item in noticed if bars_ranks(item, now)}
-    handoff = open_handoff(session, job_id)
     order = JobOrder(
         job_id=job.job_id,
         spec=spec,
@@ -181,18 +210,18 @@ def own_part(shared: SharedOrder, node_id: str) -> OwnPart:
     return OwnPart(plans, shared.silent if node_id in shared.ready else ())
 
 
-def _members(
-    session: Session, *, now: datetime, job_id: str | None = None, node_ids: Iterable[str] = ()
-) -> dict[str, Neighbour]:
-    """The members of the job, and the nodes of `node_ids`."""
-    values = {"job_id": job_id, "node_ids": list(node_ids), "horizon": horizon(now), "drain": DRAIN}
-    nodes: dict[str, Neighbour] = {}
+def _members(session: Session, whose: dict[str, list[str]], *, now: datetime) -> defaultdict[str, _Nodes]:
+    """By job. `whose`: `job_ids`, of which all members are wanted; or `named`, nodes that the jobs `namers` name."""
+    none: dict[str, list[str]] = {"job_ids": [], "namers": [], "named": []}
+    values = none | whose | {"horizon": horizon(now), "drain": DRAIN}
+    found: defaultdict[str, _Nodes] = defaultdict(dict)
     for row in session.execute(_MEMBERS, values):
+        nodes = found[row.job_id]
         if row.node_id not in nodes:
             nodes[row.node_id] = Neighbour(row.node_id, row.peer_url, row.state, row.slots)
         if row.kind is not None and now < ends_utc(fact := as_fact(row)):
             nodes[row.node_id].notices.append(fact)
-    return nodes
+    return found
 
 
 def _lead_order(members: Sequence[str], nodes: _Nodes, going: set[str]) -> tuple[str, ...]:

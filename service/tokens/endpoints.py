@@ -131,7 +131,7 @@ def rotate(
 
 @router.post("/{token_id}/revoke", operation_id="revoke_token", summary="Revoke a token")
 def revoke(context: ContextOf, session: SessionOf, admin: AdminOf, token_id: TokenId) -> TokenOut:
-    """It stops working at once, a node's key and what was fetched with it within five seconds."""
+    """It stops working at once. A node whose key it is counts as gone, and has no part in its jobs any more."""
     now = context.clock()
     row = revoke_token(session, token_id, now=now)
     note(session, admin, "revoke_token", token_id, now=now)

@@ -15,10 +15,11 @@ from sqlalchemy.orm import Session
 
 from service.capacity.operations import release_machine
 from service.db.wake import TOKENS, notify
-from service.jobs.grants import end_grants
+from service.jobs.operations import end_part
+from service.nodes.operations import mark_gone
 from service.nodes.tables import NodeRow, NodeState
 from service.paging import Pages
-from service.problems import conflict, not_found
+from service.problems import conflict, not_found, unauthenticated
 from service.tokens.tables import ISSUED, Role, TokenRow
 
 PREFIX = "liver"
@@ -109,15 +110,28 @@ def list_tokens(session: Session, pages: Pages, *, revoked: bool = False) -> Seq
 
 
 def revoke_token(session: Session, token_id: str, *, now: datetime) -> TokenRow:
-    """From now on the token does not work; nor do those that were fetched with it, where it is a node's key. Raises 404
-    for an unknown one. Revoking twice changes nothing."""
+    """From now on the token does not work. With the key of a node end the tokens that were fetched with it, its part in
+    its jobs, and its lease: it counts as gone. Raises 404 for an unknown one. Revoking twice changes nothing."""
     row = _locked(session, token_id)
-    if row.revoked_at is None:
-        row.revoked_at = now
+    if row.revoked_at is not None:
+        return row
+    row.revoked_at = now
     if row.role == Role.NODE_KEY:
+        assert row.node_id is not None  # The database checks this too.
         session.execute(delete(TokenRow).where(TokenRow.role == Role.NODE, TokenRow.node_id == row.node_id))
         notify(session, [TOKENS])
+        node = _lock_node(session, row.node_id)
+        end_part(session, row.node_id, now=now)
+        if node is not None and node.state != NodeState.GONE:
+            mark_gone(session, node, reason="its key was revoked", now=now)
     return row
+
+
+def check_still_valid(session: Session, caller: Caller, *, now: datetime) -> None:
+    """Raises 401 if the caller's token was revoked or has expired since it was looked up, a moment ago or earlier."""
+    row = session.get(TokenRow, caller.token_id, populate_existing=True)
+    if row is None or not is_valid(row, now):
+        raise unauthenticated("this token was revoked, or has expired")
 
 
 def rotate_token(
@@ -170,7 +184,7 @@ def join_node(session: Session, caller: Caller, *, node_id: str, secret: str, to
 
 
 def _new_key(session: Session, token: TokenRow, *, node_id: str, secret: str, now: datetime) -> TokenRow:
-    node = session.scalars(select(NodeRow).where(NodeRow.node_id == node_id).with_for_update(key_share=True)).first()
+    node = _lock_node(session, node_id)
     earlier = (TokenRow.role == Role.NODE_KEY) & (TokenRow.node_id == node_id) & TokenRow.revoked_at.is_(None)
     if node is not None and node.state != NodeState.GONE and session.scalars(select(TokenRow).where(earlier)).first():
         raise conflict(
@@ -180,7 +194,7 @@ def _new_key(session: Session, token: TokenRow, *, node_id: str, secret: str, no
     session.execute(update(TokenRow).where(earlier).values(revoked_at=now).execution_options(synchronize_session=False))
     session.execute(delete(TokenRow).where(TokenRow.role == Role.NODE, TokenRow.node_id == node_id))
     notify(session, [TOKENS])
-    end_grants(session, node_id, now=now)
+    end_part(session, node_id, now=now)
     release_machine(session, node_id, now=now)
     if token.uses_left is not None:
         token.uses_left -= 1
@@ -234,6 +248,10 @@ def ensure_first_tokens(session: Session, *, folder: Path, now: datetime) -> tup
         if session.scalars(select(TokenRow).where(TokenRow.name == name).limit(1)).first() is None:
             _write_private(path, create_token(session, role=role, name=name, now=now)[1])
     return tuple(path for path in paths.values() if path.exists())
+
+
+def _lock_node(session: Session, node_id: str) -> NodeRow | None:
+    return session.scalars(select(NodeRow).where(NodeRow.node_id == node_id).with_for_update(key_share=True)).first()
 
 
 def _locked(session: Session, token_id: str) -> TokenRow:

@@ -33,7 +33,7 @@ from tests.benchmarks.storm_messages import ANNOUNCES, Message, machines_of, sto
 from tests.benchmarks.storm_place import Faults, StormPlace, as_monotonic, emulator_ms, storm_place
 
 TAKEN_OF_A_JOB = 2
-KNOWN_S, LOOK_S = 240.0, 0.5
+KNOWN_S, LOOK_S, NAP_S = 240.0, 0.5, 0.02
 KILLS = 2
 RANKS = {"hidden_size": 256, "ffn_hidden_size": 1024, "seq_length": 128}
 """What the four ranks train: large enough that they are busy, and no larger."""
@@ -59,6 +59,21 @@ class Told:
             if fact.node_id == agent.node_id:
                 self.first.setdefault(fact.node_id, now)
             self.losses.setdefault(fact.node_id, set()).add((fact.kind, fact.first_seen_utc))
+
+
+class OwnLag:
+    """How late this process itself is, which plays all the agents: an order may have lain here for so long before its
+    time was taken. Measured by naps that last longer than they should."""
+
+    def __init__(self) -> None:
+        self.late_ms: list[float] = []
+
+    async def measure(self) -> None:
+        """Until cancelled."""
+        while True:
+            due = time.monotonic() + NAP_S
+            await asyncio.sleep(NAP_S)
+            self.late_ms.append((time.monotonic() - due) * 1e3)
 
 
 @dataclass(frozen=True)
@@ -164,16 +179,22 @@ async def play(options: argparse.Namespace) -> dict[str, Any]:
             with four_ranks() if options.calm else nullcontext():
                 await pause(options.settle)
                 named = [f"i-{node}" for node in _taken(run)][:machines]
+                run.watch.begin()
+                lag = OwnLag()
+                measuring = asyncio.create_task(lag.measure())
                 _say(f"{options.messages} messages in {options.seconds:g} s")
                 faults = Faults(place, kills=kills, away_s=away_s, first_in_s=options.seconds / 10)
                 faults.start()
                 sent = await _send(place, options, named)
                 _say("all are sent")
                 await _until_known(place, faults, told, expected=machines)
+                measuring.cancel()
+                work = {"reports": len(run.watch.syncs_ms), "report_ms": _spread(sorted(run.watch.syncs_ms))}
         messages = storm(options.messages, named, seconds=options.seconds, seed=options.seed)
         left, dlq = place.account.left(), place.account.left(place.account.dlq_url)
         found = await asyncio.to_thread(look, place)
         outcome = judge(messages, sent["sent"], found, told, left=left, dlq=dlq)
+    outcome |= {"own_lag_ms": _spread(sorted(lag.late_ms)), **work, "not_taken": dict(run.watch.refused)}
     outcome["sent_in_s"] = round(sent["ended"] - sent["began"], 1)
     outcome |= {"faults": faults.done, "agents": case.agents, "period_s": case.period_s, "calm": options.calm}
     return outcome | report | {"load_average_at_end": [round(each, 2) for each in os.getloadavg()]}

@@ -27,7 +27,7 @@ from service.reconcilers import jobs
 from service.settings import ServiceSettings
 from service.sync.answers import KeptOrders, Rendered, StandingNow
 from service.sync.intake import Intake
-from service.sync.orders import shared_order
+from service.sync.orders import shared_orders
 from tests.service.fake_agent import JOB, FakeAgent, step_row
 
 _NAMES = itertools.count(1)
@@ -109,7 +109,8 @@ def kept_orders_equal_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def checked(self: KeptOrders, intake: Intake, standing: StandingNow, *, lost_after_s: float) -> Rendered | None:
         found = find(self, intake, standing, lost_after_s=lost_after_s)
-        made = shared_order(intake.session, standing.job_id, lost_after_s=lost_after_s, now=intake.now)
+        job_id = standing.job_id
+        made = shared_orders(intake.session, [job_id], lost_after_s=lost_after_s, now=intake.now).get(job_id)
         columns = [getattr(JobRow, name) for name in StandingNow._fields]
         stands = intake.session.execute(select(*columns).where(JobRow.job_id == standing.job_id)).one_or_none()
         # In tests with reconcilers, somebody else may have changed the job since it was read.

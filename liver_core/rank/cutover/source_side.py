@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from liver_core.certificate import CertificatePlan
+from liver_core.device import DeviceWait, settle
 from liver_core.handoff.messages import Reason
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.next_world import NextWorld
@@ -110,6 +111,7 @@ class SourceSide:
     def publish_boundary(self) -> None:
         """Publish that the boundary is reached. Raises Lost."""
         self.boundary = self._boundary_of()
+        settle(DeviceWait.BOUNDARY, self._active.live.device)
         self._publish("boundary", self.boundary)
 
     def publish_state(self, version: int, kinds: Sequence[str]) -> None:
@@ -135,6 +137,7 @@ class SourceSide:
         norm = self._collective("gradient norm", lambda: measure_gradients(self._active.state))
         # All gradients are reduced. If they are read in place, targets need not wait for their hash.
         if stay:
+            self._settle_gradients()
             self._publish("norm", norm)
         started = pause.clock()
         collect_gradients(self._active.live)
@@ -144,8 +147,12 @@ class SourceSide:
         self._start_sum("gradients", part)
         if not stay:
             self.finish_certificate()
+            self._settle_gradients()
             self._publish("norm", norm)
         self.boundary["norm"] = norm
+
+    def _settle_gradients(self) -> None:
+        settle(DeviceWait.GRADIENTS, self._active.live.device)
 
     def finish_certificate(self) -> None:
         """Finish the sum in progress, if any, and publish the certificate to newcomers. Raises Lost."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TypeVar
 
+from liver_core.device.threads import background
 from liver_core.rank.store_exchange import Cancelled
 
 T = TypeVar("T")
@@ -28,7 +28,7 @@ def cancellable(action: Callable[[], T], cancelled: Callable[[], bool], *, undo:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=work, name=name, daemon=True).start()
+    background(work, name=name).start()
     while not wait((future,), POLL_S).done:
         if cancelled():
             future.add_done_callback(lambda ended: None if ended.exception() else undo(ended.result()))

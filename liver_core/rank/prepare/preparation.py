@@ -45,7 +45,8 @@ from liver_core.state.megatron_optimizer import (
 )
 from liver_core.state.step_counts import form_of
 from liver_core.steady_clock import PROCESS_CLOCK
-from liver_core.streaming.ring import SourceRing
+from liver_core.streaming.counters import UnorderedStores
+from liver_core.streaming.ring import BEFORE_ANY, SourceRing
 from liver_core.training.job import TrainingJob
 from liver_core.transport.protocol import Transport
 from liver_core.worlds.groups import STORE_PATIENCE_S, connect_store, nothing_listens_at, plainly
@@ -239,11 +240,11 @@ class Preparation:
                 or (DEPTH_LEAST if region.is_cuda else DEPTH_IN_HOST_MEMORY),
                 staged_kinds=made.placement.staged_kinds,
             )
-        except BudgetRefused as refused:
+            ring = SourceRing(numel, sizes.depth, version=BEFORE_ANY, device=region.device)
+        except (BudgetRefused, UnorderedStores) as refused:
             propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, f"source rank {made.source_rank}: {refused}"))
             made.exchange.post(f"ring/{made.source_rank}", 0)
             return {}
-        ring = SourceRing(numel, sizes.depth, version=0, device=region.device)
         made.measures |= {"ring_bytes": float(ring.bytes), "ring_depth": float(ring.depth)}
         made.account.take(ring.bytes)
         made.account.report_budgets()
@@ -435,8 +436,7 @@ class Preparation:
         assert made.world is not None and made.state is not None and made.manifest is not None
         with released():
             made.live = adopt(made.state.model, made.state.optimizer, made.manifest, made.world)
-        # Found here, beside training, so that the pause need not.
-        form_of(made.live.optimizer.optimizer)
+        form_of(made.live.optimizer.optimizer)  # Found beside training, so that the pause need not.
         if self.request.source is not None and made.live.device_bytes != made.placement.world_bytes:
             text = f"{made.live.device_bytes} bytes on the device, estimated were {made.placement.world_bytes}"
             raise StateMismatch(f"next world of rank {made.target_rank}: {text}")

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
+from liver_core.device import DeviceWait, follow, is_host
+from liver_core.device.threads import background
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.store_exchange import Exchange, ExchangeTimeout
 from liver_core.state.live_state import LiveState, state_kinds
@@ -63,6 +65,9 @@ class SourceStream:
         self._usual_step_s = 0.0
         self._stands_since = 0.0
         ring.stepping(ring.version)
+        self._standing = ring.standing
+        if not is_host(ring.device):
+            self._in_background("source-counters", self._settle)
         self._summing = self._in_background("source-sum", self._sum)
         self._in_background("source-certify", self._certify)
 
@@ -134,6 +139,7 @@ class SourceStream:
         with self._changed:
             self.ring.stepped(version)
             self._version = version
+            self._standing = self.ring.standing
             self._stands_since = time.monotonic()
             self._changed.notify_all()
 
@@ -172,7 +178,11 @@ class SourceStream:
     def free(self) -> int:
         """After `close`, and once no endpoint uses the ring: free its memory. Returns bytes."""
         self._summing.join(HASH_WAIT_S_MAX)
-        return 0 if self._summing.is_alive() else discard(self.ring.regions.values())
+        if self._summing.is_alive():
+            return 0
+        while self.ring.settle_next():
+            pass
+        return discard(self.ring.regions.values())
 
     def _may_overwrite(self, version: int) -> bool:
         """A later step may reuse a slot once its gradients are hashed, or if nothing will hash them any more."""
@@ -187,7 +197,7 @@ class SourceStream:
     # The threads.
 
     def _in_background(self, name: str, action: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=self._guarded, args=(action,), name=name, daemon=True)
+        thread = background(self._guarded, args=(action,), name=name)
         thread.start()
         return thread
 
@@ -215,6 +225,14 @@ class SourceStream:
             with self._changed:
                 self._changed.wait(POLL_S)
 
+    def _settle(self) -> None:
+        """Write the counters that are due, once the device has got there."""
+        while not self._closed:
+            while self.ring.settle_next():
+                pass
+            with self._changed:
+                self._changed.wait(POLL_S)
+
     def _sum(self) -> None:
         while not self._closed:
             self._sum_gradients()
@@ -228,7 +246,7 @@ class SourceStream:
         while not self._closed:
             with self._changed:
                 if self._version == version:
-                    self._hashing = True
+                    self._hashing, standing = True, self._standing
                     break
                 if self._version is not None and self._version > version:
                     return self._version - version
@@ -237,6 +255,7 @@ class SourceStream:
             return None
         try:
             self._probe("hash source")
+            follow(DeviceWait.STANDS, self.ring.device, standing)
             kinds = state_kinds(self._live.manifest)
             return [int(part) for kind in kinds for part in self._plan.sums(self._live.regions[kind], kind)]
         finally:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from liver_core.certificate import MASK, CertificatePlan, chained_sums
+from liver_core.device.threads import background
 from liver_core.handoff.messages import Order, PreparePhase
 from liver_core.layout import Manifest
 from liver_core.memory.memory_budget import BudgetRefused, derive, replay_bytes
@@ -171,7 +172,7 @@ class LiveTarget:
         )
         self._started = time.monotonic()
         self.converge_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="target-stream", daemon=True)
+        self._thread = background(self._run, name="target-stream")
         self._thread.start()
 
     @property

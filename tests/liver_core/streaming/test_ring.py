@@ -11,6 +11,7 @@ import torch
 
 from liver_core.certificate import MASK, CertificatePlan
 from liver_core.layout import Box, ResidentBox
+from liver_core.streaming.counters import CounterOrder, HostCounters
 from liver_core.streaming.header import HEADER_BYTES, StepHeader
 from liver_core.streaming.ring import COUNTER, HEADERS, NEVER, SLOTS, SourceRing, ring_kind, slot_of
 
@@ -62,10 +63,15 @@ def test_a_slot_is_invalid_before_anything_of_it_changes_and_valid_only_after_al
     made.stepped(4)
     slots, seen = made.regions[SLOTS], []
     original = torch.Tensor.copy_
-    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, *rest: (seen.append(int(slots[0])), original(self, *rest)))
+
+    def copy(self: torch.Tensor, *rest, **more) -> torch.Tensor:
+        seen.append(int(slots[0]))
+        return original(self, *rest, **more)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", copy)
     made.publish((torch.ones(5),), header(5))
     monkeypatch.undo()
-    assert seen == [9, 9], "gradient and header are written under the odd counter of their version"
+    assert seen == [9], "gradients are written under the odd counter of their version"
     assert int(slots[0]) == 10
 
 
@@ -98,6 +104,16 @@ def test_a_reader_that_nobody_waits_for_believes_nothing_mixed():
     assert not reader.is_alive()
     assert not wrong
     assert len(set(believed)) >= 60
+
+
+@pytest.mark.parametrize("path", [(5,), (8,), (7, 9), (7, 8, 7), (7, 8, 8)], ids=str)
+def test_a_counter_never_goes_back_and_hides_no_change(path: tuple[int, ...]):
+    """Who writes an odd number has written the even one before, so two equal looks have nothing between them."""
+    counters = HostCounters(1, 6)
+    with pytest.raises(CounterOrder, match=f"to {path[-1]}"):
+        for value in path:
+            counters.put(0, value)
+    assert counters[0] == ([6, *path])[-2], "what is refused is not written"
 
 
 @pytest.mark.parametrize(

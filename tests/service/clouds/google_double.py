@@ -9,7 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -107,7 +107,8 @@ class Lent:
 
 @dataclass
 class Google:
-    """What the double knows. `refuse`: status and name by verb or path; `asked`: what was asked for, in order."""
+    """What the double knows. `refuse`: status and name by verb or path; `asked`: what was asked for, in order. `hold`:
+    what nobody gets an answer to, and what is not done either; whoever has asked is in `held`."""
 
     url: str = ""
     ack_deadline_s: float = 10.0
@@ -118,6 +119,8 @@ class Google:
     sinks: list[dict[str, Any]] = field(default_factory=list)
     permissions: list[str] = field(default_factory=lambda: ["pubsub.subscriptions.consume"])
     refuse: dict[str, tuple[int, str]] = field(default_factory=dict)
+    hold: set[str] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)
     keys: dict[str, str] = field(default_factory=lambda: {KEY_ID: certificate()})
     asked: list[tuple[str, Any]] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
@@ -244,20 +247,31 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, content: bytes | None) -> None:
         try:
             status, found = self._found(content)
+        except ConnectionAbortedError:
+            self.close_connection = True
+            return
         except Exception as error:
             self.google.wrong.append(f"{self.path}: {type(error).__name__}: {error}")
             status, found = 400, {"error": {"code": 400, "status": "INVALID_ARGUMENT", "message": str(error)}}
         body = json.dumps(found).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        # Whoever asked may have been killed meanwhile.
+        with suppress(ConnectionError):
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
 
     def _found(self, content: bytes | None) -> tuple[int, Any]:
         google, where = self.google, urlsplit(self.path)
         what = where.path.rpartition(":")[2] if ":" in where.path else where.path
         google.asked.append((what, content))
+        with google.changed:
+            if what in google.hold:
+                google.held.add(what)
+                while what in google.hold:
+                    google.changed.wait(0.05)
+                raise ConnectionAbortedError(f"{what} was held, and is dropped")
         if what in google.refuse:
             status, name = google.refuse[what]
             return status, {"error": {"code": status, "status": name, "message": "as the test wants"}}

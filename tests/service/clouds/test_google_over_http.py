@@ -4,12 +4,13 @@ import base64
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
-from sqlalchemy import select
+from sqlalchemy import URL, create_engine, select, text
 from sqlalchemy.exc import OperationalError
 
 from agent.protocol.sync import Provider
@@ -260,6 +261,35 @@ def test_a_push_that_nobody_can_read_is_counted_and_acknowledged(google, client,
     assert counts(context) == {"malformed": 1}
 
 
+def test_a_push_while_the_database_is_away_is_refused_so_that_google_sends_it_again(
+    on_google, google, client, context, clock, database_url
+):
+    message = entry(A, clock(), number="e")
+    assert pushed(client, google, push_token(clock()), entry(STRANGER, clock())).status_code == 204
+    with cut_off(database_url):
+        answer = pushed(client, google, push_token(clock()), message)
+        # Of all answers but 102 and 2xx Pub/Sub takes that the message was not handled.
+        assert answer.status_code == 503, answer.text
+    until(lambda: pushed(client, google, push_token(clock()), message).status_code == 204)
+    assert counts(context) == {"foreign": 1, "acts": 1} and client.get("/api/v1/nodes/a").json()["leaving"]
+
+
+@contextmanager
+def cut_off(url: URL) -> Iterator[None]:
+    """The test's own database takes no connection, and has none."""
+    name = url.database
+    admin = create_engine(url.set(database="postgres"), isolation_level="AUTOCOMMIT")
+    with admin.connect() as connection:
+        connection.execute(text(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false"))
+        ended = text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name")
+        connection.execute(ended, {"name": name}).all()
+        try:
+            yield
+        finally:
+            connection.execute(text(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true"))
+    admin.dispose()
+
+
 def test_pushes_are_refused_where_they_are_not_configured(client):
     answer = client.post("/push/gcp-pubsub", content=b"{}")
     assert answer.status_code == 404 and "LIVER_SERVICE_GCP_PUSH_AUDIENCE" in answer.json()["detail"]
@@ -319,6 +349,26 @@ def test_a_cloud_whose_clock_differs_is_heard_as_far_as_that_can_be(on_google, g
     OperationWorker(context).look()
     # One that is behind seems to tell of what is over: the check of the clouds names the clock.
     assert counts(context) == ({"acts": 2} if ahead_s > 0 else {"late": 2})
+
+
+def test_more_operations_than_are_read_at_once_are_stored_and_asked_for_again(
+    on_google, google, context, clock, monkeypatch
+):
+    """What is beyond the limit is not lost: the cursor stays where it was, until a list is whole."""
+    monkeypatch.setattr(operation_list, "PAGE", 2)
+    monkeypatch.setattr(operation_list, "PAGES_MAX", 2)
+    google.operations = [operation(A, clock()), *(operation(STRANGER, clock()) for _ in range(3))]
+    google.operations.append(operation(B, clock()))
+    worker = OperationWorker(context)
+    with pytest.raises(ListIncomplete, match="more than 4 operations"):
+        worker.look()
+    assert counts(context) == {"acts": 1, "foreign": 3}
+    with context.sessions() as session:
+        row = session.get_one(OperationCursorRow, PROJECT)
+        assert row.inserted_until is None and len(row.recent) == 4
+    monkeypatch.setattr(operation_list, "PAGES_MAX", 3)
+    clock.advance(10)
+    assert worker.look() and counts(context) == {"acts": 2, "foreign": 3}
 
 
 def test_many_operations_come_in_pages(on_google, google, context, clock, monkeypatch):

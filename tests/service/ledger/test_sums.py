@@ -12,8 +12,9 @@ from service.leases.tables import LeaseRow, PoolPriceRow
 from service.ledger import sums
 from service.ledger.operations import account_all, charge_pause, recast
 from service.ledger.queries import by_generation, summary
+from service.ledger.repricing import move_to_price
 from service.ledger.rules import Part, Spent
-from service.ledger.sums import Unsplittable, forget, merge, move_to_price, roll
+from service.ledger.sums import Unsplittable, forget, merge, roll
 from service.ledger.tables import Cause, IntervalRow, KeptRow, SumRow
 from tests.service.ledger.conftest import START, at, leased
 

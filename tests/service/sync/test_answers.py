@@ -99,13 +99,13 @@ def test_the_nodes_of_a_job_share_what_is_made_for_one_of_them(client, context, 
     clock.advance(3)
     jobs.tick(context)
     made = []
-    make = orders.shared_order
+    make = orders.shared_orders
 
-    def counted(*arguments, **more):
-        made.append(arguments)
-        return make(*arguments, **more)
+    def counted(session, job_ids, **more):
+        made.extend(job_ids)
+        return make(session, job_ids, **more)
 
-    monkeypatch.setattr("service.sync.answers.shared_order", counted)
+    monkeypatch.setattr("service.sync.answers.shared_orders", counted)
     for agent in agents:
         agent.sync()
     assert len(made) == 1

@@ -21,10 +21,11 @@ from service.reconcilers import jobs
 from service.reconcilers.nodes import NodeWatch
 from service.sync.calm import CalmAsk, store_calm
 from service.sync.intake import Intake
+from service.sync.orders import shared_orders
 from service.sync.reading import Reading
 from service.tokens.recent import FRESH
 from service.tokens.tables import TokenRow
-from tests.service.fake_agent import mirror, roster
+from tests.service.fake_agent import JOB, mirror, roster
 
 STEADY = 8
 """Nodes; their parts in jobs; jobs with their generations; leases; progress; steps with logs; ledger; nodes written."""
@@ -183,3 +184,19 @@ def test_members_of_a_world_that_is_over_are_still_told_each_others_addresses_an
     assert sorted(orders.jobs[0].peers) == ["a", "b", "c", "d"]
     assert [notice.node_id for notice in orders.jobs[0].notices] == ["d"]
     assert orders.jobs[0].lead_order[-1] == "d"
+
+
+def test_the_orders_of_many_jobs_take_as_many_statements_as_those_of_one(training, context, client, clock):
+    agents, _ = training
+    others = [client.post("/api/v1/jobs", json=JOB | {"name": name}).json()["job_id"] for name in ("x", "y")]
+    job_ids, counts, made = [agents["a"].job_order().job_id, *others], [], []
+    limits = {"lost_after_s": 30.0, "now": clock()}
+    for wanted in ([job_ids[0]], job_ids):
+        with statements(context) as seen, context.sessions() as session:
+            made.append(shared_orders(session, wanted, **limits))
+        counts.append(len(seen))
+    assert counts[0] == counts[1] <= 3
+    assert made[1].keys() == set(job_ids) and made[1][job_ids[0]] == made[0][job_ids[0]]
+    with context.sessions() as session:
+        assert made[1] == {name: shared_orders(session, [name], **limits)[name] for name in job_ids}
+        assert shared_orders(session, ["none"], **limits) == {}

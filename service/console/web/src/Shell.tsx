@@ -8,7 +8,7 @@ import { listen, useLinkState } from './api/link'
 import { ask } from './api/queries'
 import { Login } from './pages/Login'
 import { Problem, Skeleton } from './parts/Panel'
-import { allows } from './parts/session'
+import { allows, type Role } from './parts/session'
 import { applyTheme, storedTheme, type Theme } from './theme'
 
 export function Shell() {
@@ -28,7 +28,7 @@ function Frame({ children }: { children: React.ReactNode }) {
   )
 }
 
-function SignedIn({ name, role }: { name: string; role: 'viewer' | 'operator' | 'admin' }) {
+function SignedIn({ name, role }: { name: string; role: Role }) {
   const client = useQueryClient()
   useEffect(() => listen(applier(client)), [client])
   useSessionEnd()

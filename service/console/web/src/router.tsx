@@ -7,10 +7,12 @@ import { NotFound, Shell } from './Shell'
 const text = (value: unknown): string | undefined => (typeof value === 'string' && value !== '' ? value : typeof value === 'number' ? String(value) : undefined)
 const flag = (value: unknown): true | undefined => (value === true || value === 'true' || value === 1 ? true : undefined)
 
+const range = (value: unknown): Range | undefined => (value === undefined ? undefined : asRange(value, 'all'))
+
 const root = createRootRoute({ component: Shell, notFoundComponent: NotFound })
 const at = <P extends string>(path: P) => ({ getParentRoute: () => root, path })
 
-interface FleetSearch { match?: string; state?: string; pool?: string; failed?: true }
+interface FleetSearch { range?: Range; match?: string; state?: string; pool?: string; failed?: true }
 interface JobSearch { x?: Axis; range?: Range; rank?: string; log?: string; name?: string; failed?: true; errors?: true }
 interface IncidentSearch { failed?: true; open?: true; job?: string; node?: string }
 interface HandoffSearch { failed?: true; job?: string }
@@ -18,13 +20,12 @@ type Given = Record<string, unknown>
 
 const fleet = createRoute({
   ...at('/'),
-  validateSearch: (s: Given): FleetSearch => ({ match: text(s.match), state: text(s.state), pool: text(s.pool), failed: flag(s.failed) }),
+  validateSearch: (s: Given): FleetSearch => ({ range: range(s.range), match: text(s.match), state: text(s.state), pool: text(s.pool), failed: flag(s.failed) }),
   component: lazyRouteComponent(() => import('./pages/fleet/Fleet')),
 })
 
 export type Axis = 'step' | 'time' | 'dollars'
 const axis = (value: unknown): Axis | undefined => (value === 'step' || value === 'dollars' ? value : undefined)
-const range = (value: unknown): Range | undefined => (value === undefined ? undefined : asRange(value, 'all'))
 const jobSearch = (s: Given): JobSearch => ({
   x: axis(s.x), range: range(s.range), rank: text(s.rank), log: text(s.log), name: text(s.name), failed: flag(s.failed), errors: flag(s.errors),
 })

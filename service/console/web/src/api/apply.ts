@@ -9,17 +9,7 @@ import type * as T from './types'
 const SUMS_MS = 5_000
 const POINTS_MAX = 4_000
 type Pages<D> = InfiniteData<Page<D>>
-interface EventData {
-  hello: { at: string; resumed: boolean }
-  beat: { at: string }
-  jobs: { jobs: readonly T.JobBrief[]; gone: readonly string[] }
-  handoffs: { handoffs: readonly T.HandoffOut[] }
-  incidents: { pending: readonly T.PendingOut[] }
-  nodes: { nodes: readonly Pick<T.NodeOut, 'node_id' | 'state' | 'leaving' | 'pool'>[]; gone: readonly string[] }
-  steps: { job_id: string; steps: readonly T.StepOut[] }
-  audit: { rows: readonly T.AuditOut[] }
-}
-type Known = { [E in keyof EventData]: { event: E; data: EventData[E] } }[keyof EventData]
+type Known = { [E in keyof T.EventData]: { event: E; data: T.EventData[E] } }[keyof T.EventData]
 
 export function applier(client: QueryClient, now: () => number = Date.now): (events: readonly LiveEvent[]) => void {
   const askedAt = new Map<string, number>()
@@ -121,7 +111,7 @@ function patchHandoff(client: QueryClient, handoff: T.HandoffOut): void {
   if (!isKnown) void client.invalidateQueries({ predicate: query => query.queryKey[0] === '/api/v1/handoffs' }, { cancelRefetch: false })
 }
 
-function patchNodes(client: QueryClient, nodes: EventData['nodes']['nodes']): void {
+function patchNodes(client: QueryClient, nodes: T.EventData['nodes']['nodes']): void {
   const byId = new Map(nodes.map(node => [node.node_id, node]))
   client.setQueriesData<Pages<T.NodeOut>>({ predicate: query => query.queryKey[0] === '/api/v1/nodes' }, pages =>
     mapPages(pages, node => ({ ...node, ...byId.get(node.node_id) })),
@@ -147,7 +137,7 @@ export function withSteps(timeline: T.TimelineOut, steps: readonly T.StepOut[]):
   const rate = bucket && span > 0 ? Object.values(bucket.dollars).reduce((sum, each) => sum + each, 0) / span : 0
   const lastMs = last ? Date.parse(last.at) : -Infinity
   const fresh = steps.filter(step => Date.parse(step.finished_at) > lastMs).map(step => ({
-    at: step.finished_at, step: step.step, generation: step.generation, seconds: step.seconds, loss: step.loss,
+    at: step.finished_at, step: step.step, steps: 1, generation: step.generation, seconds: step.seconds, loss: step.loss,
     tokens_per_s: step.tokens !== null && step.seconds > 0 ? step.tokens / step.seconds : null,
     dollars: (last?.dollars ?? 0) + (last ? (rate * (Date.parse(step.finished_at) - lastMs)) / 1_000 : 0),
   }))

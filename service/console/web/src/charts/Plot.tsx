@@ -5,7 +5,7 @@ import 'uplot/dist/uPlot.min.css'
 import { color, useThemeVersion } from './theme_colors'
 
 export const AXIS_PX = 58
-export interface Line { name: string; colorName: string; scale?: [number | null, number | null] }
+export interface Line { name: string; colorName: string; isHidden?: boolean; scale?: [number | null, number | null] }
 
 interface PlotProps {
   label: string
@@ -64,10 +64,10 @@ function options(now: { current: PlotProps }, width: number): uPlot.Options {
       y: { range: (_plot, low, high) => bounds(now.current.lines[0]?.scale, low, high) },
     },
     axes: [
-      { ...axis, size: hasAxis ? 26 : 0, show: true, ...(isTime ? {} : { values: (_plot: uPlot, values: number[]) => (hasAxis ? values.map(value => now.current.formatX(value)) : values.map(() => '')) }), ...(hasAxis ? {} : { values: (_plot: uPlot, values: number[]) => values.map(() => ''), ticks: { show: false } }) },
+      { ...axis, size: hasAxis ? 28 : 0, space: isTime ? 90 : 64, ticks: { ...axis.ticks, show: hasAxis ?? false }, values: (_plot, values) => (hasAxis ? isTime ? timeTicks(values) : values.map(value => now.current.formatX(value)) : values.map(() => '')) },
       { ...axis, size: AXIS_PX, values: (_plot, values) => values.map(value => now.current.formatY(value)), space: 28 },
     ],
-    series: [{}, ...lines.map(line => ({ label: line.name, stroke: color(line.colorName), width: 1.5, points: { show: false }, spanGaps: false }))],
+    series: [{}, ...lines.map(line => ({ label: line.name, stroke: color(line.colorName), width: line.isHidden ? 0 : 1.5, points: { show: false }, spanGaps: false }))],
     hooks: {
       setCursor: [plot => now.current.onCursor?.(plot.cursor.idx ?? null)],
       setSelect: [plot => {
@@ -85,4 +85,18 @@ function bounds(fixed: Line['scale'], low: number | null, high: number | null): 
   const top = fixed?.[1] ?? high ?? 1
   const room = (top - bottom) * 0.06 || Math.abs(top) * 0.1 || 1
   return [fixed?.[0] ?? bottom - room, fixed?.[1] ?? top + room]
+}
+
+/** Local clock times; the first of a day says which day. */
+export function timeTicks(values: readonly number[]): string[] {
+  const isFine = values.length > 1 && values[1]! - values[0]! < 60
+  let day = values.length > 0 ? new Date(values[0]! * 1000).toDateString() : ''
+  return values.map(value => {
+    const at = new Date(value * 1000)
+    const clock = [at.getHours(), at.getMinutes(), ...(isFine ? [at.getSeconds()] : [])].map(part => String(part).padStart(2, '0')).join(':')
+    if (at.toDateString() === day) return clock
+    day = at.toDateString()
+    const name = `${at.toLocaleString('en-US', { month: 'short' })} ${at.getDate()}`
+    return at.getHours() + at.getMinutes() === 0 ? name : `${name} ${clock}`
+  })
 }

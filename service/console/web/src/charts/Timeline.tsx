@@ -5,7 +5,7 @@ import type uPlot from 'uplot'
 import { nowMs } from '../api/clock'
 import type { TimelineOut } from '../api/types'
 import { CAUSES, CAUSE_WORDS, causeColor } from '../parts/causes'
-import { count, dollars, figure, layoutName, localTime, percent, plural, seconds, utcTime, words } from '../parts/format'
+import { count, dollars, figure, layoutName, localTime, percent, plural, seconds, tick, utcTime, words } from '../parts/format'
 import type { Axis } from '../router'
 import Plot, { AXIS_PX } from './Plot'
 import { color } from './theme_colors'
@@ -16,7 +16,8 @@ const MARKS_MAX = 400
 const GROUP = 'job-timeline'
 const LOSS = [{ name: 'loss', colorName: 'series-2' }]
 const TOKENS = [{ name: 'tokens/s', colorName: 'series-1', scale: [0, null] as [number, null] }]
-const GOODPUT = [{ name: 'goodput', colorName: 'text', scale: [0, 1] as [number, number] }]
+// What is drawn are the bands beneath it; the line only carries the cursor.
+const GOODPUT = [{ name: 'goodput', colorName: 'text', isHidden: true, scale: [0, 1] as [number, number] }]
 const TITLES: Record<Axis, string> = { step: 'step', time: 'local time', dollars: 'dollars the job has cost' }
 
 export default function Timeline({ timeline, axis }: { timeline: TimelineOut; axis: Axis }) {
@@ -34,7 +35,7 @@ export default function Timeline({ timeline, axis }: { timeline: TimelineOut; ax
       <ReadOut of={of} at={shown} isLast={cursor === null || of.points[cursor] === last} />
       <MarkLane of={of} range={range} />
       <Caption>Loss</Caption>
-      <Plot label="Loss" data={useData(of.x, of.loss)} lines={LOSS} height={118} formatY={figure} {...shared} />
+      <Plot label="Loss" data={useData(of.x, of.loss)} lines={LOSS} height={118} formatY={tick} {...shared} />
       <Caption>Tokens a second</Caption>
       <Plot label="Tokens a second" data={useData(of.x, of.tokens)} lines={TOKENS} height={98} formatY={short} {...shared} />
       <Caption>Goodput by cause</Caption>
@@ -57,7 +58,7 @@ function Caption({ children }: { children: string }) {
 }
 
 const useData = (x: number[], y: (number | null)[]): uPlot.AlignedData => useMemo(() => [x, y] as uPlot.AlignedData, [x, y])
-const short = (value: number) => (value >= 1e6 ? `${figure(value / 1e6)} M` : value >= 1e4 ? `${Math.round(value / 1e3)} k` : figure(value))
+const short = (value: number) => (value >= 1e6 ? `${tick(value / 1e6)} M` : value >= 1e4 ? `${tick(value / 1e3)} k` : tick(value))
 
 function ReadOut({ of, at, isLast }: { of: Drawn; at: number; isLast: boolean }) {
   const point = of.points[at]
@@ -100,14 +101,14 @@ function MarkLane({ of, range }: { of: Drawn; range: [number, number] }) {
 function MarkLink({ mark, look }: { mark: Mark; look: object }) {
   if (mark.incident_id !== null) return <Link to="/incidents/$incidentId" params={{ incidentId: String(mark.incident_id) }} {...look} />
   if (mark.handoff_id !== null) return <Link to="/handoffs/$handoffId" params={{ handoffId: mark.handoff_id }} {...look} />
-  return <span tabIndex={0} {...look} />
+  return <span role="img" tabIndex={0} {...look} />
 }
 
 function MarkCard({ mark, left }: { mark: Mark; left: number }) {
   const side = left > 60 ? { right: `${100 - left}%`, marginRight: 10 } : { left: `${left}%`, marginLeft: 10 }
   return (
     <div className="hover-card" style={{ top: 22, ...side }} role="status">
-      <strong>{words(mark.kind)}: {layoutName(mark.from)} → {layoutName(mark.to)}</strong>
+      <strong>{words(mark.kind)}: {mark.source_layout ? `${layoutName(mark.source_layout)} → ` : ''}{layoutName(mark.target_layout)}</strong>
       <table><tbody>
         <tr><td>cause</td><td>{words(mark.cause)}</td></tr>
         <tr><td>state</td><td>{words(mark.state)}</td></tr>
@@ -121,7 +122,7 @@ function MarkCard({ mark, left }: { mark: Mark; left: number }) {
 }
 
 const markLevel = (mark: Mark) => mark.state === 'aborted' || mark.state === 'broken' || mark.lost_steps > 0 ? 'bad' : mark.kind === 'handoff' ? 'good' : 'info'
-const markText = (mark: Mark) => `${words(mark.kind)} ${mark.from} to ${mark.to}, cause ${words(mark.cause)}, ${mark.state}, pause ${seconds(mark.pause_s)}, ${plural(mark.lost_steps, 'step')} lost`
+const markText = (mark: Mark) => `${words(mark.kind)} ${mark.source_layout ? `${mark.source_layout} to ` : ''}${mark.target_layout}, cause ${words(mark.cause)}, ${mark.state}, pause ${seconds(mark.pause_s)}, ${plural(mark.lost_steps, 'step')} lost`
 
 function drawMarks(plot: uPlot, of: Drawn): void {
   const { ctx, bbox } = plot

@@ -45,13 +45,17 @@ function increasing(values: number[]): number[] {
 
 function bandsOf(timeline: TimelineOut, axis: Axis): Band[] {
   let step = timeline.points[0] ? timeline.points[0].step - 1 : 0
+  let next = 0
   let paid = 0
   return timeline.buckets.map(bucket => {
+    const ends = Date.parse(bucket.ends_at)
+    let reached = step
+    for (; next < timeline.points.length && Date.parse(timeline.points[next]!.at) <= ends; next++) reached = Math.max(reached, timeline.points[next]!.step)
     const [from, to] = {
-      step: [step, Math.max(step, bucket.last_step)], dollars: [paid, bucket.dollars_until],
-      time: [Date.parse(bucket.starts_at) / 1000, Date.parse(bucket.ends_at) / 1000],
+      step: [step, reached], dollars: [paid, bucket.dollars_until],
+      time: [Date.parse(bucket.starts_at) / 1000, ends / 1000],
     }[axis] as [number, number]
-    step = Math.max(step, bucket.last_step)
+    step = reached
     paid = bucket.dollars_until
     const whole = Object.values(bucket.slot_seconds).reduce((sum, each) => sum + each, 0)
     const shares = Object.fromEntries(Object.entries(bucket.slot_seconds).map(([cause, each]) => [cause, whole > 0 ? each / whole : 0]))

@@ -12,7 +12,7 @@ export function Login() {
   const login = useMutation({
     mutationFn: () => change<SessionOut>('POST', '/api/v1/session', { body: { token: token.trim() } }),
     onSuccess: session => {
-      client.clear()
+      client.removeQueries({ predicate: query => query.queryKey[0] !== '/api/v1/session' })
       client.setQueryData(ask.session().queryKey, session)
     },
   })

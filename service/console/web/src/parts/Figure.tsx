@@ -1,8 +1,8 @@
 // A figure with its name, and what stands beneath it.
 import type { ReactNode } from 'react'
 
-export function Figures({ children }: { children: ReactNode }) {
-  return <dl className="figures">{children}</dl>
+export function Figures({ spread, children }: { spread?: boolean; children: ReactNode }) {
+  return <dl className={`figures ${spread ? 'spread' : ''}`}>{children}</dl>
 }
 
 export function Figure({ name, beneath, large, title, children }: { name: string; beneath?: ReactNode; large?: boolean; title?: string; children: ReactNode }) {

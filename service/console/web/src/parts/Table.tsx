@@ -43,7 +43,7 @@ function Row<T>({ row, columns }: { row: T; columns: readonly Column<T>[] }) {
     <tr>
       {columns.map(column => (
         <td key={column.name} data-label={column.name} className={[column.isNumber && 'number', column.isWide && 'wide', column.isLead && 'lead'].filter(Boolean).join(' ') || undefined}>
-          {column.cell(row)}
+          <div className="cell">{column.cell(row)}</div>
         </td>
       ))}
     </tr>

@@ -59,6 +59,9 @@ export function figure(value: Maybe): string {
   return digits(value, size >= 1000 ? 0 : size >= 100 ? 1 : size >= 10 ? 2 : size >= 1 ? 3 : 4)
 }
 
+/** A round number at an axis, without zeros that say nothing. */
+export const tick = (value: number): string => (Math.abs(value) >= 1e5 || (value !== 0 && Math.abs(value) < 1e-4) ? value.toExponential() : String(Number(value.toPrecision(6))))
+
 export const plural = (value: number, one: string, many = `${one}s`): string => `${count(value)} ${value === 1 ? one : many}`
 
 const sameDay = (a: Date, b: Date) => a.toDateString() === b.toDateString()

@@ -12,7 +12,7 @@ import { Empty, Panel } from '../../parts/Panel'
 import { Table } from '../../parts/Table'
 import { Jobs } from './Jobs'
 import { Nodes } from './Nodes'
-import { Strip } from './Strip'
+import { Strip, total } from './Strip'
 
 export default function Fleet() {
   const fleet = useQuery(ask.fleet())
@@ -37,14 +37,13 @@ export default function Fleet() {
 
 function Now({ fleet }: { fleet: FleetOut }) {
   const { nodes } = fleet
-  const away = nodes.silent + nodes.deaf
   return (
     <Figures>
       <Figure name="Nodes" large beneath={[`${nodes.idle} idle`, nodes.leaving > 0 && `${nodes.leaving} leaving`].filter(Boolean).join(', ')}>{nodes.ready} <small>ready</small></Figure>
       <Figure name="Slots" large beneath={plural(fleet.pools.length, 'pool')}>{nodes.slots}</Figure>
       <Figure name="Spending now" large beneath={fleet.unpriced_nodes > 0 ? `${plural(fleet.unpriced_nodes, 'node')} without a price` : 'all nodes priced'}>{dollars(fleet.usd_per_hour)} <small>/ h</small></Figure>
-      <Figure name="Silent or deaf" large title="Silent: no report for a while. Deaf: a notice would not be heard." beneath={away > 0 ? 'see the nodes below' : 'every node is heard from'}>
-        <span className={away > 0 ? 'warn' : undefined}>{away}</span>
+      <Figure name="Silent" large title="No report for a while." beneath={nodes.silent > 0 ? 'see the nodes below' : 'every node is heard from'}>
+        <span className={nodes.silent > 0 ? 'warn' : undefined}>{nodes.silent}</span>
       </Figure>
     </Figures>
   )
@@ -64,7 +63,7 @@ function Pending({ of }: { of: readonly PendingOut[] }) {
 }
 
 const POOL_COLUMNS = ['pool', 'ready', 'leaving', 'silent', 'busy', 'slots', 'price_usd_per_hour', 'on_demand_usd_per_hour', 'usd_per_hour', 'interruptions_48h']
-const poolRow = (pool: PoolOut) => [pool.pool, pool.ready, pool.leaving, pool.silent, pool.busy, pool.slots, pool.price_usd_per_hour, pool.on_demand_usd_per_hour, pool.usd_per_hour, pool.interruptions.total]
+const poolRow = (pool: PoolOut) => [pool.pool, pool.ready, pool.leaving, pool.silent, pool.busy, pool.slots, pool.price_usd_per_hour, pool.on_demand_usd_per_hour, pool.usd_per_hour, total(pool)]
 
 function Pools({ of }: { of: readonly PoolOut[] }) {
   if (of.length === 0) return <Empty>No pool yet. A pool appears with its first node.</Empty>
@@ -76,7 +75,7 @@ function Pools({ of }: { of: readonly PoolOut[] }) {
       { name: 'Price', isNumber: true, cell: row => <Price of={row} /> },
       { name: 'On demand', isNumber: true, cell: row => row.on_demand_usd_per_hour === null ? <span className="quiet">–</span> : `${dollars(row.on_demand_usd_per_hour)} / h` },
       { name: 'Spending', isNumber: true, cell: row => `${dollars(row.usd_per_hour)} / h` },
-      { name: 'Interruptions, 48 h', cell: row => <Strip of={row.interruptions} pool={row.pool} /> },
+      { name: 'Interruptions, 48 h', cell: row => <Strip of={row} /> },
     ]} />
   )
 }

@@ -1,11 +1,13 @@
 // All jobs, with what each has cost.
 import { Link, useNavigate, useSearch } from '@tanstack/react-router'
 import { useMemo } from 'react'
+import { nowMs } from '../../api/clock'
 import { ask } from '../../api/queries'
-import type { JobCostOut, JobSummary } from '../../api/types'
+import type { LedgerJobOut, JobSummary } from '../../api/types'
 import { Chip } from '../../parts/Chip'
 import { count, dollars, layoutName, none, percent } from '../../parts/format'
 import { ListPanel, useList } from '../../parts/ListPanel'
+import { RANGES, sinceOf, type Range } from '../../parts/range'
 import { Segments } from '../../parts/Segments'
 
 const CHOICES = [['all', 'All'], ['alive', 'Alive'], ['failed', 'Failed only']] as const
@@ -17,9 +19,12 @@ export function Jobs() {
   const go = useNavigate({ from: '/' })
   const choice = search.failed ? 'failed' : search.state === 'alive' ? 'alive' : 'all'
   const states = { all: null, alive: [...ALIVE], failed: ['failed' as const] }[choice]
-  const costs = useList(ask.jobCosts())
+  const range: Range = search.range ?? 'all'
+  const minute = Math.floor(nowMs() / 60_000)
+  const since = useMemo(() => sinceOf(range, minute * 60_000), [range, minute])
+  const costs = useList(ask.jobCosts(since))
   const costOf = useMemo(() => new Map(costs.items.map(each => [each.job_id, each])), [costs.items])
-  const cost = (row: Row): JobCostOut | undefined => costOf.get(row.job_id)
+  const cost = (row: Row): LedgerJobOut | undefined => costOf.get(row.job_id)
   return (
     <ListPanel
       title="Jobs"
@@ -27,6 +32,7 @@ export function Jobs() {
       id={row => row.job_id}
       empty={search.match || choice !== 'all' ? 'No job is like this.' : <>No job yet. Register one with <code>liver jobs submit job.yaml</code>.</>}
       tools={<>
+        <Segments label="What the figures of cost cover" value={range} choices={RANGES} onChoose={value => void go({ search: old => ({ ...old, range: value === 'all' ? undefined : value }), replace: true, resetScroll: false })} />
         <input type="search" aria-label="Filter jobs by name" placeholder="Filter" defaultValue={search.match ?? ''} size={14}
           onChange={event => void go({ search: old => ({ ...old, match: event.target.value || undefined }), replace: true })} />
         <Segments label="Which jobs" value={choice} choices={CHOICES}

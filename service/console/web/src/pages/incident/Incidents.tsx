@@ -7,6 +7,8 @@ import { bytes, count, dollars, seconds, words } from '../../parts/format'
 import { ListPanel } from '../../parts/ListPanel'
 import { Countdown, Moment } from '../../parts/Moment'
 
+const FAILED: readonly IncidentSummary['outcome'][] = ['failed', 'restarted']
+
 export default function Incidents() {
   const search = useSearch({ from: '/incidents' })
   const go = useNavigate({ from: '/incidents' })
@@ -16,8 +18,9 @@ export default function Incidents() {
       <h1 className="hidden-text">Incidents</h1>
       <ListPanel<IncidentSummary>
         title="Incidents"
-        query={ask.incidents({ failed: search.failed ?? null, open: search.open ?? null, job_id: search.job ?? null, node_id: search.node ?? null })}
+        query={ask.incidents({ job_id: search.job ?? null, node_id: search.node ?? null })}
         id={row => row.incident_id}
+        only={row => (!search.open || row.open) && (!search.failed || FAILED.includes(row.outcome))}
         empty={search.failed ? 'No incident has failed.' : search.open ? 'No notice is open.' : 'No notice yet. Each announcement that a node will go becomes an incident.'}
         tools={<>
           {(search.job || search.node) && <button type="button" className="plain" onClick={() => set({ job: undefined, node: undefined })}>only of {search.job ?? search.node} ✕</button>}

@@ -12,15 +12,15 @@ import { Table } from '../../parts/Table'
 
 type Node = RanksOut['nodes'][number]
 
-export function IfGone({ jobId }: { jobId: string }) {
+export function IfGone({ jobId, isEnded }: { jobId: string; isEnded: boolean }) {
   const ranks = useQuery(ask.ranks(jobId))
   return (
     <Panel title="If a node goes" of={ranks} flush lines={6}>
-      {() => ranks.data!.nodes.length === 0 ? <Empty>The job has no node now.</Empty> : (
+      {() => isEnded ? <Empty>The job has ended: no node would hurt it.</Empty> : ranks.data!.nodes.length === 0 ? <Empty>The job has no node now.</Empty> : (
         <Table of={ranks.data!.nodes} id={row => row.node_id} caption="If a node goes" height={330} columns={[
           { name: 'Node', isLead: true, cell: row => <><Link to="/nodes/$nodeId" params={{ nodeId: row.node_id }}>{row.node_id}</Link><Leaving of={row} /></> },
           { name: 'Then', cell: row => <Then of={row} jobId={jobId} /> },
-          { name: 'Why', isWide: true, cell: row => <span className="soft">{row.if_gone?.reason ?? ''}</span> },
+          { name: 'Why', isWide: true, cell: row => row.if_gone && <span className="soft">{row.if_gone.reason}</span> },
         ]} />
       )}
     </Panel>
@@ -43,7 +43,7 @@ function Then({ of, jobId }: { of: Node; jobId: string }) {
 function Asked({ jobId, nodeId }: { jobId: string; nodeId: string }) {
   const [wants, setWants] = useState(false)
   const plan = useQuery({ ...ask.plan(jobId, [nodeId]), enabled: wants })
-  if (!wants) return <button type="button" className="plain" onClick={() => setWants(true)}>Ask the planner</button>
+  if (!wants) return <button type="button" className="plain" style={{ marginLeft: -6 }} onClick={() => setWants(true)}>Ask the planner</button>
   if (plan.error) return <span className="bad small"><Why error={plan.error} /></span>
   if (!plan.data) return <span className="quiet">asking …</span>
   return <><Chip state={plan.data.verdict} /> {layoutName(plan.data.layout)} <div className="soft small">{plan.data.reason}</div></>

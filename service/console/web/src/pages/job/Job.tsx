@@ -47,7 +47,7 @@ function OneJob({ jobId, tab }: { jobId: string; tab: Tab }) {
         {TABS.map(([name, title]) => (
           <Link
             key={name} to={name === '' ? '/jobs/$jobId' : '/jobs/$jobId/$tab'} params={{ jobId, tab: name }} resetScroll={false} search={{}}
-            aria-current={name === tab ? 'page' : undefined} activeProps={{ 'aria-current': name === tab ? 'page' : undefined }}
+            activeOptions={{ exact: true, includeSearch: false }}
           >{title}</Link>
         ))}
       </nav>

@@ -5,7 +5,7 @@ import { lazy, Suspense, useMemo } from 'react'
 import { ask } from '../../api/queries'
 import type { MetricsOut } from '../../api/types'
 import { CsvButton } from '../../parts/CsvButton'
-import { count, figure } from '../../parts/format'
+import { count, figure, tick } from '../../parts/format'
 import { Empty, Panel } from '../../parts/Panel'
 
 const Plot = lazy(() => import('../../charts/Plot'))
@@ -51,7 +51,7 @@ function One({ name, of }: { name: string; of: readonly MetricsOut[] }) {
       <figcaption className="row apart"><h3>{name}</h3><span><strong>{figure(last)}</strong> <span className="quiet small">at step {count(steps.at(-1))}</span></span></figcaption>
       <div style={{ height: 150 }}>
         <Suspense fallback={null}>
-          <Plot label={name} data={data} lines={[{ name, colorName: 'series-1' }]} height={150} hasAxis range={[steps[0] ?? 0, Math.max((steps[0] ?? 0) + 1, steps.at(-1) ?? 1)]} formatX={count} formatY={figure} group={`metrics ${name}`} />
+          <Plot label={name} data={data} lines={[{ name, colorName: 'series-1' }]} height={150} hasAxis range={[steps[0] ?? 0, Math.max((steps[0] ?? 0) + 1, steps.at(-1) ?? 1)]} formatX={count} formatY={tick} group={`metrics ${name}`} />
         </Suspense>
       </div>
     </figure>

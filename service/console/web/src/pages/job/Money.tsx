@@ -32,7 +32,7 @@ export function Money({ jobId, since, ranges }: { jobId: string; since: { since?
 function Sums({ ledger, restarts }: { ledger: LedgerOut; restarts: RestartsOut | undefined }) {
   const saved = ledger.saved_dollars
   return (
-    <Figures>
+    <Figures spread>
       <Figure name="Goodput" large beneath={`${span(ledger.slot_seconds)} of slot time`}>{percent(ledger.goodput)}</Figure>
       <Figure name="Cost" large>{dollars(ledger.dollars)}</Figure>
       <Figure name="Cost of interruptions" large beneath={ledger.egress.bytes > 0 ? `with ${bytes(ledger.egress.bytes)} between zones` : 'pauses, repeated steps, losses'}>

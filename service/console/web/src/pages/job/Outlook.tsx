@@ -3,7 +3,7 @@ import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { ask } from '../../api/queries'
 import type { FirstErrorOut, OutlookOut } from '../../api/types'
-import { count, figure, plural, span } from '../../parts/format'
+import { count, figure, span } from '../../parts/format'
 import { Countdown, Distance } from '../../parts/Moment'
 import { Panel } from '../../parts/Panel'
 
@@ -61,7 +61,6 @@ export function FirstError({ of, jobId }: { of: FirstErrorOut | undefined; jobId
         <Link to="/jobs/$jobId/$tab" params={{ jobId, tab: 'logs' }} search={{ rank: String(of.rank ?? ''), log: String(of.log_id ?? '') }}>Show it in the log</Link>
       </div>
       <code>{of.line}</code>
-      <p className="small soft">Searched: {plural(of.searched_ranks, 'rank')}, {count(of.searched_chars)} characters of output.</p>
     </div>
   )
 }

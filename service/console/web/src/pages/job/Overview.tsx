@@ -11,12 +11,13 @@ import { Empty, Panel } from '../../parts/Panel'
 import { RANGES, sinceOf, type Range } from '../../parts/range'
 import { Segments } from '../../parts/Segments'
 import type { Axis } from '../../router'
+import { ENDED } from './JobActions'
 import { IfGone } from './IfGone'
 import { Money } from './Money'
 import { Ranks } from './Ranks'
 
 const Timeline = lazy(() => import('../../charts/Timeline'))
-const TIMELINE_PX = 478
+const TIMELINE_PX = 456
 const AXES: readonly (readonly [Axis, string])[] = [['time', 'Time'], ['step', 'Steps'], ['dollars', 'Dollars']]
 
 export function Overview({ job }: { job: JobOut }) {
@@ -34,14 +35,14 @@ export function Overview({ job }: { job: JobOut }) {
     <>
       <div className="grid-main">
         <Money jobId={job.job_id} since={since} ranges={ranges} />
-        <IfGone jobId={job.job_id} />
+        <IfGone jobId={job.job_id} isEnded={ENDED.includes(job.state)} />
       </div>
       <Panel
         title="Timeline" of={timeline} lines={10}
         tools={<>
           <Segments label="Over" value={axis} choices={AXES} onChoose={value => change({ x: value === 'time' ? undefined : value })} />
-          <CsvButton name={`${job.job_id} steps`} columns={STEP_COLUMNS} rows={() => stepRows(timeline.data)} />
-          <CsvButton name={`${job.job_id} goodput`} columns={['starts_at', 'ends_at', ...CAUSES.map(cause => `${cause}_slot_s`), 'dollars_until']} rows={() => bucketRows(timeline.data)} />
+          <CsvButton title="CSV of steps" name={`${job.job_id} steps`} columns={STEP_COLUMNS} rows={() => stepRows(timeline.data)} />
+          <CsvButton title="CSV of goodput" name={`${job.job_id} goodput`} columns={['starts_at', 'ends_at', ...CAUSES.map(cause => `${cause}_slot_s`), 'dollars_until']} rows={() => bucketRows(timeline.data)} />
         </>}
         note={timeline.data?.thinned && <span className="quiet small">thinned; CSV has what is drawn</span>}
       >

@@ -15,7 +15,7 @@ export const CELLS_MAX = 256
 export type Rank = RanksOut['ranks'][number]
 export type ColorBy = 'stage' | 'tp' | 'pp' | 'dp'
 const CHOICES: readonly (readonly [ColorBy, string])[] = [['stage', 'State'], ['tp', 'TP'], ['pp', 'PP'], ['dp', 'DP']]
-const AXES = ['tp', 'pp', 'dp', 'cp', 'ep']
+const AXES = ['tp', 'pp', 'dp', 'cp'] as const
 
 export function Ranks({ jobId }: { jobId: string }) {
   const ranks = useQuery(ask.ranks(jobId))
@@ -49,7 +49,7 @@ function Cells({ of, by }: { of: RanksOut; by: ColorBy }) {
             {(byNode.get(node.node_id) ?? []).map(rank => (
               <div key={rank.rank} className={`rank-cell ${by === 'stage' ? levelOf(rank.stage ?? '') : ''}`} style={by === 'stage' ? undefined : { borderLeftColor: axisColor(rank.coordinates[by] ?? 0) }} title={rankText(rank)}>
                 <b>{rank.rank}</b> <span className="quiet">{rank.stage === 'training' || rank.stage === null ? '' : words(rank.stage)}</span>
-                <div className="quiet">{AXES.slice(0, 3).map(axis => rank.coordinates[axis] ?? 0).join('·')}</div>
+                <div className="quiet">{AXES.slice(0, 3).map(axis => rank.coordinates[axis]).join('·')}</div>
               </div>
             ))}
           </div>
@@ -67,7 +67,7 @@ export function ranksByNode(of: RanksOut): Map<string, Rank[]> {
 }
 
 export const rankText = (rank: Rank): string =>
-  `rank ${rank.rank} on ${rank.node_id}, slot ${rank.slot}: ${AXES.filter(axis => axis in rank.coordinates).map(axis => `${axis.toUpperCase()} ${rank.coordinates[axis]}`).join(', ')}; ${words(rank.stage ?? 'not reported')}${rank.step === null ? '' : `, step ${rank.step}`}`
+  `rank ${rank.rank} on ${rank.node_id}, slot ${rank.slot}: ${AXES.filter(axis => axis !== 'cp' || rank.coordinates.cp > 0).map(axis => `${axis.toUpperCase()} ${rank.coordinates[axis]}`).join(', ')}; ${words(rank.stage ?? 'not reported')}${rank.step === null ? '' : `, step ${rank.step}`}`
 
 /** Neighbours differ: the golden angle goes around the circle without coming back soon. */
 export const axisColor = (index: number): string => `hsl(${Math.round(index * 137.5) % 360} 55% 50%)`

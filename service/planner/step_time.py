@@ -1,0 +1,187 @@
+"""How long a step takes in a layout: physical terms, weighed by what was observed, with the error of the number. Pure.
+
+step = a1 ((M - 1) x slowest stage + all stages) + a2 (M - 1 + PP) x activation + a3 x gradient x 2 (DP - 1) / DP
+       + a4 (M + PP - 1) + a5 + a6 x TP all-reduces, every a >= 0 (M: micro-batches of a data-parallel rank).
+A device's rates make each term a guess in seconds. Observed steps scale and weigh them, and stand as they are.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import median
+
+from agent.protocol.jobfile import JobFile, parse_layout
+from liver_core.layout import ParallelLayout
+from service.planner.least_squares import non_negative, predictor_leverages
+
+OBSERVATIONS_MAX = 64
+PRIOR_ERRORS = (2.0, 0.3, 0.15)
+"""The error of a prediction from none, one and two observed steps: data sheets are wrong by a factor of 2 or 3."""
+USUAL_MISS = 0.1
+"""Counts as one more observation that was missed by so much: three that fit by chance prove little."""
+TIES = (0.01, 0.03, 0.03, 0.03, 0.03, 0.03)
+"""How strongly the weight of each term is held to the common scale, beside observations that weigh one each."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """What a rank's device does in a second. `bytes_per_s`: between nodes; `near_bytes_per_s`: inside one."""
+
+    flops_per_s: float = 5.0e12
+    bytes_per_s: float = 2.0e9
+    near_bytes_per_s: float = 16.0e9
+    launch_s: float = 2.0e-4
+
+
+DATA_SHEETS = {
+    "B200": DeviceRates(900e12, 50e9, 700e9, 1e-5),
+    "H200": DeviceRates(400e12, 50e9, 350e9, 1e-5),
+    "H100": DeviceRates(400e12, 50e9, 350e9, 1e-5),
+    "A100": DeviceRates(150e12, 25e9, 220e9, 1e-5),
+    "L40S": DeviceRates(120e12, 6e9, 24e9, 1e-5),
+    "V100": DeviceRates(50e12, 1.2e9, 100e9, 1.5e-5),
+    "L4": DeviceRates(40e12, 3e9, 24e9, 1.5e-5),
+    "T4": DeviceRates(20e12, 3e9, 12e9, 2e-5),
+    "CUDA": DeviceRates(150e12, 12e9, 200e9, 1e-5),
+}
+"""About half of what NVIDIA's data sheets promise for dense bf16 (V100, T4: fp16), and the usual links of machines that
+have them. Only a guess to begin with: whatever was observed scales it."""
+
+
+def rates_of(device: str) -> DeviceRates:
+    """By the name of a device; unknown ones are taken for processors."""
+    return next((rates for name, rates in DATA_SHEETS.items() if name in device.upper()), DeviceRates())
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What of a job sets the length of its steps. Sizes by Megatron's names. `cuts_head`: stages are cut as if the
+    output layer were one more layer, whether or not their number divides that of the layers; a Megatron job's never."""
+
+    num_layers: int
+    hidden_size: int
+    ffn_hidden_size: int
+    padded_vocab_size: int
+    seq_length: int
+    micro_batch: int
+    global_batch: int
+    cuts_head: bool = False
+
+    @classmethod
+    def of(cls, job: JobFile) -> "StepShape":
+        """The shape of a job."""
+        model = job.model
+        ffn = model.ffn_hidden_size or 4 * model.hidden_size
+        sizes = model.num_layers, model.hidden_size, ffn, model.padded_vocab_size, model.seq_length
+        return cls(*sizes, job.micro_batch, job.global_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class StepEstimate:
+    """Seconds of a step. `error`: by how much of itself the number may be off, 0 where it was measured."""
+
+    seconds: float
+    error: float
+    measured: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedStep:
+    """A layout that ran, and the median of its steps."""
+
+    layout: ParallelLayout
+    seconds: float
+    whole: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeModel:
+    """The weights of the terms, and how far it was off where it could be checked."""
+
+    shape: StepShape
+    rates: DeviceRates
+    weights: tuple[float, ...]
+    error: float
+
+    def predict(self, layout: ParallelLayout, *, whole: bool = True) -> float:
+        """Seconds of a step. `whole`: each TP group lies on one node."""
+        return sum(a * term for a, term in zip(self.weights, terms(self.shape, layout, self.rates, whole), strict=True))
+
+
+def terms(shape: StepShape, layout: ParallelLayout, rates: DeviceRates, whole: bool) -> tuple[float, ...]:
+    """Seconds of compute, of activations between stages, of gradients, of launches, of what every step has, and of
+    all-reduces in a TP group."""
+    hidden, tokens = shape.hidden_size, shape.micro_batch * shape.seq_length
+    micro_batches = max(1, shape.global_batch // (shape.micro_batch * layout.dp))
+    parameters = 4 * hidden**2 + 3 * hidden * shape.ffn_hidden_size
+    layer = 6 * tokens * (parameters + 2 * shape.seq_length * hidden)
+    head = 6 * tokens * hidden * shape.padded_vocab_size
+    layers = -(-shape.num_layers // layout.pp)
+    slowest = layers * layer + head
+    if shape.cuts_head:
+        layers = -(-(shape.num_layers + 1) // layout.pp)
+        slowest = layers * layer
+    compute = ((micro_batches - 1) * slowest + shape.num_layers * layer + head) / (layout.tp * layout.cp)
+    activation = 4 * tokens * hidden / layout.cp
+    passes = micro_batches - 1 + layout.pp
+    between = passes * activation * 2 if layout.pp > 1 else 0
+    gradient = (
+        4 * (layers * parameters + hidden * shape.padded_vocab_size) / layout.tp * 2 * (layout.dp - 1) / layout.dp
+    )
+    reduces = 8 * (layout.tp - 1) / layout.tp * activation * layers * passes
+    return (
+        compute / rates.flops_per_s,
+        between / rates.bytes_per_s,
+        gradient / rates.bytes_per_s,
+        passes * (1 + layers) * rates.launch_s,
+        rates.launch_s,
+        reduces / (rates.near_bytes_per_s if whole else rates.bytes_per_s),
+    )
+
+
+def fitted(shape: StepShape, observed: tuple[ObservedStep, ...], rates: DeviceRates) -> StepTimeModel:
+    """The model after these observations: each counts by its relative error, and the terms that they say nothing of
+    keep the common scale of all."""
+    seen = [item for item in observed[-OBSERVATIONS_MAX:] if item.seconds > 0]
+    rows = [terms(shape, item.layout, rates, item.whole) for item in seen]
+    scale = median(item.seconds / sum(row) for item, row in zip(seen, rows, strict=True)) if seen else 1.0
+    relative = [[scale * value / item.seconds for value in row] for item, row in zip(seen, rows, strict=True)]
+    weights = non_negative(relative, [1.0] * len(seen), ties=TIES, toward=1.0)
+    error = PRIOR_ERRORS[min(len(seen), 2)]
+    if len(seen) > 2:
+        left_out = predictor_leverages(relative, weights, ties=TIES)
+        off = [abs(1 - sum(a * x for a, x in zip(weights, row, strict=True))) for row in relative]
+        misses = [miss / max(0.05, 1 - h) for miss, h in zip(off, left_out, strict=True)]
+        error = (USUAL_MISS + sum(misses)) / (1 + len(misses))
+    return StepTimeModel(shape, rates, tuple(scale * weight for weight in weights), error)
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The steps of one job: measured where it has run so, predicted from those where it has not."""
+
+    shape: StepShape
+    rates: DeviceRates
+    measured: tuple[tuple[str, float], ...]
+
+    @classmethod
+    def of(cls, job: JobFile, measured: tuple[tuple[str, float], ...], device: str = "") -> "StepTimes":
+        """Of a job. `measured`: the median step by layout."""
+        return cls(StepShape.of(job), rates_of(device), measured)
+
+    def of_layout(self, layout: ParallelLayout, *, whole: bool = True) -> StepEstimate:
+        """The step in this layout. `whole`: each TP group lies on one node."""
+        seconds = dict(self.measured).get(str(layout))
+        if seconds is not None and seconds > 0:
+            return StepEstimate(seconds, 0.0, measured=True)
+        return self.predicted(layout, whole=whole)
+
+    def predicted(self, layout: ParallelLayout, *, whole: bool = True) -> StepEstimate:
+        """As if this layout had never run."""
+        others = tuple((name, seconds) for name, seconds in self.measured if name != str(layout))
+        model = _fitted_to(self.shape, others, self.rates)
+        return StepEstimate(model.predict(layout, whole=whole), model.error)
+
+
+@lru_cache(maxsize=256)
+def _fitted_to(shape: StepShape, measured: tuple[tuple[str, float], ...], rates: DeviceRates) -> StepTimeModel:
+    return fitted(shape, tuple(ObservedStep(parse_layout(name), seconds) for name, seconds in measured), rates)
