@@ -67,9 +67,6 @@ def finish_build(
     if not optimizer.use_distributed_optimizer:
         raise ValueError("use_distributed_optimizer: must be True in OptimizerConfig; its shards are what LiveR moves")
     ddp = ddp or DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
-    if torch.cuda.is_available():
-        # Norms of torch, and what a job makes without naming a device, lie in host memory.
-        model = model.cuda()
     mark_tensor_parallel(model)
     if config.bf16:
         model = model.bfloat16()

@@ -149,9 +149,6 @@ class _ReleaseMode(TorchDispatchMode):
         kwargs = kwargs or {}
         touched = _tensors_in(args, kwargs)
         if any(storage_is_released(tensor) for tensor in touched):
-            if func.namespace == "prim":
-                # A question about the tensor, such as its device.
-                return func(*args, **kwargs)
             if _is_view(func):
                 return _hollow_views(func, args, kwargs)
             if _is_in_place(func):
