@@ -21,7 +21,7 @@ class Victims(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplaySetup:
-    """`prices`: of a node over time, where it is not always `usd_per_hour`. `notice_s`: how long before its end a node is
+    """`prices`: of a node over time, where there are several. `notice_s`: how long before its end a node is
     announced to go; 0: at that moment, in time to change. `unannounced_share`: of the losses, those that nobody
     announces. `detect_s`: until such a one is noticed. `acquire_s`: from buying a node that was given back to having
     it. `counts_steps`: a change that a loss forces drops the step that it does not leave time to end.
