@@ -231,6 +231,9 @@ class PolicyRules(JobPart):
     gain_min: float = Field(
         default=0.03, ge=0, le=10, description="A job moves of itself only for a step that is shorter by this share."
     )
+    usd_per_mtok: float | None = Field(
+        default=None, gt=0, le=1e9, description="What a million tokens are worth; not given: all nodes that help are."
+    )
     keep_tp: bool = Field(
         default=False, description="Only changes of PP and DP, so that what TP splits is summed in the same order."
     )

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from agent.protocol.jobfile import parse_layout
-from liver_core.layout import ParallelLayout
+from liver_core.layout import Member, ParallelLayout
 from service.planner.feasibility import CANDIDATES_MAX, candidates
 from service.planner.inputs import LayoutUse, PlanInputs
 from service.planner.placement import NodeChoice, preferred
@@ -118,6 +118,12 @@ def step_times(inputs: PlanInputs) -> StepTimes:
     """Of the job, on devices as the first node has."""
     device = next((node.device for node in inputs.nodes if node.device), "")
     return StepTimes.of(inputs.job, inputs.step_seconds, device)
+
+
+def lies_whole(layout: ParallelLayout, members: tuple[Member, ...]) -> bool:
+    """Whether each TP group lies on one node."""
+    groups = (members[at : at + layout.tp] for at in range(0, len(members), layout.tp))
+    return all(len({member.node_id for member in group}) == 1 for group in groups)
 
 
 def _history(inputs: PlanInputs, count: int) -> tuple[LayoutUse, ...]:

@@ -2,7 +2,7 @@
 
 from agent.protocol.jobfile import PolicyRules
 from agent.protocol.values import Placement
-from liver_core.layout import Member, ParallelLayout
+from liver_core.layout import Member
 from service.planner.choices import (
     Candidates,
     Choice,
@@ -10,12 +10,14 @@ from service.planner.choices import (
     choice_of_nodes,
     choices,
     fitting_layouts,
+    lies_whole,
     most_nodes,
     step_times,
 )  # fmt: skip
 from service.planner.inputs import Alternative, PlanInputs, PlannerDecision, PlannerVerdict
 from service.planner.placement import place
 from service.planner.step_time import StepEstimate
+from service.planner.worth import worth_their_price
 
 ALTERNATIVES_MAX = 16
 
@@ -23,14 +25,19 @@ ALTERNATIVES_MAX = 16
 def decide(inputs: PlanInputs, known: Candidates | None = None) -> PlannerDecision:
     """What the job should run on, given the nodes it may use. `inputs.nodes` must not contain nodes that will go.
     `known`: the candidates of inputs with these nodes or more, where there are some already."""
-    best = _placed(inputs, known or Candidates.of(inputs))
+    known = known or Candidates.of(inputs)
+    available, worth = len(inputs.nodes), worth_their_price(inputs, known)
+    inputs = inputs if worth is None else worth.inputs
+    best = _placed(inputs, known)
     if best is None:
         return PlannerDecision(PlannerVerdict.SUSPEND, _why_nothing(inputs))
     choice, members = best
     layout, expected = choice.layout, choice.step
     target = Placement(layout=layout, members=members)
-    named = f"{layout} on {len(target.node_ids())} of {len(inputs.nodes)} nodes, {seconds_of(expected)} per step"
+    named = f"{layout} on {len(target.node_ids())} of {available} nodes, {seconds_of(expected)} per step"
     named += _at_risk(inputs, target) + ("" if choice.whole else "; no nodes can hold each TP group whole")
+    if worth is not None:
+        named += f"; {worth.reason}"
     world = inputs.world
     if world is None:
         return PlannerDecision(PlannerVerdict.START, f"start {named}", target)
@@ -79,12 +86,6 @@ def _placed(inputs: PlanInputs, known: Candidates) -> tuple[Choice, tuple[Member
     members = place(best.layout, choice_of_nodes(inputs, best.most), inputs.world.members if inputs.world else ())
     assert members is not None, f"{best.layout} was found to fit and cannot be placed"
     return best, members
-
-
-def lies_whole(layout: ParallelLayout, members: tuple[Member, ...]) -> bool:
-    """Whether each TP group lies on one node."""
-    groups = (members[at : at + layout.tp] for at in range(0, len(members), layout.tp))
-    return all(len({member.node_id for member in group}) == 1 for group in groups)
 
 
 def _at_risk(inputs: PlanInputs, target: Placement) -> str:

@@ -13,13 +13,16 @@ from liver_core.layout import Member, ParallelLayout
 @dataclass(frozen=True, slots=True)
 class PlanNode:
     """A node the job may use. Nodes that will go are not among the planner's nodes. `is_at_risk`: the cloud has said
-    that it may take the machine (a rebalance recommendation), which is advice. `zone`, `device`: empty if unknown."""
+    that it may take the machine (a rebalance recommendation), which is advice. `zone`, `device`: empty if unknown.
+    `usd_per_hour`: None where not known, or where the job does not weigh prices."""
 
     node_id: str
     slots: int
     is_at_risk: bool = False
     zone: str = ""
     device: str = ""
+    pool: str = ""
+    usd_per_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from agent.protocol.sync import LayoutForCount, StandingPlan
-from service.planner.choices import Candidates, best_choice, step_times
-from service.planner.decision import decide, lies_whole, seconds_of, too_few_ranks
+from service.planner.choices import Candidates, best_choice, lies_whole, step_times
+from service.planner.decision import decide, seconds_of, too_few_ranks
 from service.planner.inputs import LossPlan, PlanInputs, PlannerVerdict, PlanNode
 from service.planner.placement import preferred
 
