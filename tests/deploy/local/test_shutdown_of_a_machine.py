@@ -1,4 +1,4 @@
-"""A machine of a real job is shut down: its agent hears it of logind alone, the job leaves, and the shutdown waits so long.
+"""A machine of a real job is shut down: its agent hears it of logind alone, the job leaves, and the shutdown waits.
 
 Service with embedded PostgreSQL, agents and Megatron ranks are real, and so is the D-Bus of each machine; logind is a
 double, for a test cannot shut a machine down.
