@@ -22,7 +22,7 @@ from tests.agent.notices.logind_double import Logind, own_bus
 from tests.cluster.real_ranks_model import build_corpus
 from tests.deploy.local.test_heard_by_queue_and_metadata import STEPS_AFTER, WORLD, job_file
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 NODES = ("n1", "n2", "n3")
 DELAY_S = 150
 
@@ -89,13 +89,13 @@ def test_a_job_leaves_a_machine_that_is_shut_down_while_the_shutdown_waits(tmp_p
         until("the first steps", 120, lambda: job()["last_step"] >= STEPS_AFTER, cluster.check)
         leaver = job()["nodes"][0]
         _, logind, loop = buses[leaver]
-        until("the agent's lock", 60, lambda: logind.held == 1, cluster.check)
+        until("the agent's lock", 120, lambda: logind.held == 1, cluster.check)
 
         loop.run(logind.prepare(True))
         until("the job to leave", 120, lambda: leaver not in job()["nodes"], cluster.check)
-        until("the shutdown to go on", 60, lambda: logind.held == 0, cluster.check)
+        until("the shutdown to go on", 120, lambda: logind.held == 0, cluster.check)
         before = job()["last_step"]
-        until("more steps", 60, lambda: job()["last_step"] >= before + STEPS_AFTER, cluster.check)
+        until("more steps", 120, lambda: job()["last_step"] >= before + STEPS_AFTER, cluster.check)
 
         (handoff,) = api.handoffs(job_id)
         assert (handoff["state"], handoff["leaving"]) == ("active", [leaver])
