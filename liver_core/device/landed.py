@@ -1,7 +1,7 @@
 """Bytes that a network card wrote into a GPU: when kernels of that GPU may read them.
 
-From Hopper on they may once the CPU has seen that the read is complete. Before, CUDA asks for a flush, and says so by an
-attribute of the device. Written after the documentation of CUDA's driver; not run on a GPU.
+From Hopper on they may once the CPU has seen that the read is complete. Before, CUDA asks for a flush, and says so by
+an attribute of the device. Written after the documentation of CUDA's driver; not run on a GPU.
 """
 
 from __future__ import annotations

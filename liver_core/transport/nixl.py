@@ -243,8 +243,8 @@ class NixlTransport:
         return _NixlPeer(decoded, self._reading().add_peer(peer, metadata), base, memory)
 
     def _prove(self, peer: int, known: _NixlPeer, deadline: float) -> None:
-        """Read the peer's token, in each kind of memory that it has: wires up UCX ahead of the first real read, finds an
-        endpoint that was replaced, and what UCX cannot read one-sidedly."""
+        """Read the peer's token, in each kind of memory that it has: wires up UCX ahead of the first real read, finds
+        an endpoint that was replaced, and what UCX cannot read one-sidedly."""
         reader, where = self._reading(), Where(Call.CONNECT, peer)
         extra = known.address.extra
         tokens = {"DRAM": (int(extra["token_at"]), 0), **extra.get("tokens", {})}
