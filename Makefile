@@ -5,7 +5,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo console console-or-say test test-fast test-service test-console test-real test-thorough check format sim mutants chaos fuzz-api bench bench-handoff bench-notice bench-service storm clean distclean
+.PHONY: help setup demo console test test-fast test-service test-console test-real test-thorough check format sim mutants chaos fuzz-api bench bench-handoff bench-notice bench-service storm gpu-check gpu-bundle clean distclean
+.PHONY: console-or-say
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
@@ -36,6 +37,8 @@ RUNS ?= 100
 NOTICE_ARGS ?=
 # More arguments for the storm of messages; for example: make storm STORM_ARGS='--calm --messages 500'
 STORM_ARGS ?=
+# More arguments for the check of GPUs; for example: make gpu-check GPU_ARGS='--parts job,certificate'
+GPU_ARGS ?=
 
 # A suite starts hundreds of interpreters; they would all compile the tree anew where bytecode may not be kept.
 export PYTHONDONTWRITEBYTECODE :=
@@ -54,7 +57,7 @@ REAL = -n $(REAL_WORKERS) --dist loadfile --no-loadscope-reorder
 TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/fuzz tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
-	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, PACKAGES, SEED, TRIALS, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS, STORM_ARGS)"
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, PACKAGES, SEED, TRIALS, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS, STORM_ARGS, GPU_ARGS)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
@@ -128,6 +131,12 @@ bench-service: setup ## Measure what agents cost the service (minutes; BENCH_ARG
 
 storm: setup ## Send 2,000 messages of an AWS account within ten seconds, kill the service twice and take its database away; STORM_ARGS=--calm: without faults, beside four ranks (minutes); writes build/reports/storm.json.
 	$(BIN)/python -m tests.benchmarks.storm --report $(REPORTS)/storm.json $(STORM_ARGS)
+
+gpu-check: setup ## Run the product on the GPUs of this machine, part by part, in eight minutes (GPU_ARGS='--device cpu' rehearses it); writes build/reports/gpu.json.
+	$(BIN)/python -m tests.gpu.check --report $(REPORTS)/gpu.json $(GPU_ARGS)
+
+gpu-bundle: setup ## Make build/gpu-bundle: a folder to carry to a GPU machine without network, run there by `sh check.sh`.
+	$(BIN)/python -m tests.gpu.bundle
 
 clean: ## Remove build results and caches; keep the environments.
 	rm -rf build dist service/console/static/app .pytest_cache .ruff_cache .hypothesis .import_linter_cache

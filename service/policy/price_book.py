@@ -43,12 +43,15 @@ class PriceBook:
 
     pools: Mapping[str, PriceSteps]
 
-    def at(self, pool: str, at_s: float) -> float:
+    def of(self, pool: str) -> PriceSteps:
         if pool not in self.pools:
             raise PriceError(
                 f"pool {pool!r} has no price; there are prices of {', '.join(sorted(self.pools)) or 'none'}"
             )
-        return self.pools[pool].at(at_s)
+        return self.pools[pool]
+
+    def at(self, pool: str, at_s: float) -> float:
+        return self.of(pool).at(at_s)
 
 
 def constant(prices: Mapping[str, float]) -> PriceBook:

@@ -32,7 +32,6 @@ from service.simulation.traces import CapacityTrace
 
 START_UTC = datetime(2026, 1, 1, tzinfo=UTC)
 PLACE, SOURCE = "here", "replay"
-HOUR_S = 3_600.0
 DECIDES_AT_LEAST_EVERY_S = 600.0
 DIGITS_OF_LIFE = 2
 LOST_BY = ("not_held", "layout", "pause", "lost_work", "waiting")
@@ -269,7 +268,7 @@ class _ClusterReplay:
             pool=setup.pool,
             place=PLACE,
             market=Market.SPOT,
-            usd_per_hour=setup.usd_per_hour,
+            usd_per_hour=setup.usd_per_hour_at(at_s),
             held=staying,
             coming=len(self._coming),
             offered=sum(node not in self._up and node not in self._coming for node in self._offered),
@@ -362,7 +361,7 @@ class _ClusterReplay:
             self._since_checkpoint_s = (self._since_checkpoint_s + works) % self._setup.checkpoint_every_s
         self._tokens += rate * works
         self._ideal += ideal * seconds
-        self._usd += len(self._up) * self._setup.usd_per_hour * seconds / HOUR_S
+        self._usd += len(self._up) * self._setup.usd_of_node(step.begin_s, step.end_s)
         self._lost_by["not_held"] += (ideal - held) * seconds
         self._lost_by["layout" if layout is not None else "waiting"] += (held - rate) * seconds
         self._lost_by["pause"] += rate * paused

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import comb
 
+from service.policy.price_book import PriceSteps
 from service.simulation.traces import CapacityTrace
 
 GRID_MAX = 500_000
@@ -20,15 +21,17 @@ class Victims(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReplaySetup:
-    """`notice_s`: how long before its end a node is announced to go; 0: at that moment, in time to change.
-    `unannounced_share`: of the losses, those that nobody announces. `detect_s`: until such a one is noticed.
-    `acquire_s`: from buying a node that was given back to having it. `counts_steps`: a change that a loss forces drops
-    the step that it does not leave time to end. `checkpoint_every_s`: where it is not 0, a change goes back to the last
-    checkpoint. `gang`: nodes without which the job does not start at all."""
+    """`prices`: of a node over time, where there are several. `notice_s`: how long before its end a node is
+    announced to go; 0: at that moment, in time to change. `unannounced_share`: of the losses, those that nobody
+    announces. `detect_s`: until such a one is noticed. `acquire_s`: from buying a node that was given back to having
+    it. `counts_steps`: a change that a loss forces drops the step that it does not leave time to end.
+    `checkpoint_every_s`: where it is not 0, a change goes back to the last checkpoint. `gang`: nodes without which the
+    job does not start at all."""
 
     pool: str = "spot"
     usd_per_hour: float = 1.0
     usd_per_hour_on_demand: float = 3.3333
+    prices: PriceSteps | None = None
     notice_s: float = 0.0
     unannounced_share: float = 0.0
     detect_s: float = 5.0
@@ -39,6 +42,15 @@ class ReplaySetup:
     checkpoint_every_s: float = 0.0
     gang: int = 0
     seed: int = 1
+
+    def usd_per_hour_at(self, at_s: float) -> float:
+        return self.usd_per_hour if self.prices is None else self.prices.at(at_s)
+
+    def usd_of_node(self, begin_s: float, end_s: float) -> float:
+        """What one node costs over a time."""
+        if self.prices is None:
+            return self.usd_per_hour * (end_s - begin_s) / 3_600.0
+        return self.prices.usd(begin_s, end_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from service.cli.output import print_details, print_json, print_table, seconds
 
 if TYPE_CHECKING:
     from agent.protocol.jobfile import JobFile
-    from service.policy.types import Candidate
+    from service.policy.price_book import PriceSteps
     from service.simulation.change_cost import ChangeCost
     from service.simulation.comparing import Comparison
-    from service.simulation.replay_setup import ReplaySetup
+    from service.simulation.what_if import WhatIf, WhatIfAnswer
 
 EXAMPLE = "Example: liver simulate --trace p3-trace.csv --job job.yaml --html p3.html"
 JOB_FILE_BYTES_MAX = 1024 * 1024
@@ -65,36 +65,27 @@ def simulate(
 
     Step times are predicted from the job file. Goodput is the share of a free ideal that changes at no cost.
     """
-    from service.simulation.job_layouts import candidates_of, state_bytes
     from service.simulation.replay_setup import ReplaySetup
+    from service.simulation.what_if import WhatIf
 
-    job, cost = _read_job(job_file), _read_cost(report)
-    candidates = candidates_of(job, slots_per_node=slots, device=device, cost=cost, change_s=change_s)
-    if not candidates:
-        fail(f"--job: no layout fits nodes.min {job.nodes.min} to nodes.max {job.nodes.max} of {slots} slots")
     spot, on_demand = _read_prices(prices)
     setup = ReplaySetup(
-        usd_per_hour=spot,
         usd_per_hour_on_demand=on_demand,
+        prices=spot,
         notice_s=notice_s,
         unannounced_share=unannounced,
         acquire_s=acquire_s,
         counts_steps=True,
         gang=gang,
     )
-    found = _compared(trace_file, candidates, setup, value)
+    asked = WhatIf(setup, slots, device, change_s, _read_cost(report), value)
+    answer = _answered(trace_file, _read_job(job_file), asked)
     if html is not None:
-        _write(html, found)
-    is_guess = change_s is None and cost.is_extrapolated(state_bytes(job))
-    _print(found, candidates[0].change_s, "the option" if change_s is not None else cost.source, is_guess, as_json)
-
-
-def _print(found: "Comparison", lost_s: float, by: str, is_guess: bool, as_json: bool) -> None:
+        _write(html, answer.comparison)
     if as_json:
-        print_json(found.facts() | {"lost_s": lost_s, "lost_s_is_extrapolated": is_guess, "lost_s_source": by})
-        return
-    _show(found)
-    print_details([("cost of a change", f"{seconds(lost_s)}, {'extrapolated from' if is_guess else 'by'} {by}")])
+        print_json(answer.facts())
+    else:
+        _show(answer)
 
 
 def _write(path: Path, found: "Comparison") -> None:
@@ -106,35 +97,34 @@ def _write(path: Path, found: "Comparison") -> None:
         fail(f"--html {path}: cannot be written: {error}")
 
 
-def _compared(
-    trace_file: Path, candidates: "tuple[Candidate, ...]", setup: "ReplaySetup", value: float | None
-) -> "Comparison":
-    from service.policy.types import Goal
-    from service.simulation.comparing import compare
+def _answered(trace_file: Path, job: "JobFile", asked: "WhatIf") -> "WhatIfAnswer":
     from service.simulation.traces import TraceError, read_trace
+    from service.simulation.what_if import what_if
 
     try:
         trace = read_trace(trace_file.name, _text(trace_file, "--trace"))
-        return compare(trace, candidates, setup=setup, goal=Goal(usd_per_mtok=value))
-    except (TraceError, ValueError) as error:
-        fail(f"--trace {trace_file}: {error}")
-
-
-def _read_prices(path: Path | None) -> tuple[float, float]:
-    """USD per hour of a node on spot and on demand."""
-    from service.policy.price_book import PriceError, read_prices
-
-    if path is None:
-        return PRICE_USD_PER_HOUR, PRICE_USD_PER_HOUR * ON_DEMAND_OVER_SPOT
+    except TraceError as error:
+        fail(f"--trace {error}")
     try:
-        book = read_prices(_text(path, "--prices"))
-        return book.at("spot", 0.0), book.at("on-demand", 0.0)
+        return what_if(job, trace, asked)
+    except ValueError as error:
+        fail(str(error))
+
+
+def _read_prices(path: Path | None) -> "tuple[PriceSteps, float]":
+    """Of a node: on spot over time, and on demand."""
+    from service.policy.price_book import PriceError, constant, read_prices
+
+    flat = {"spot": PRICE_USD_PER_HOUR, "on-demand": PRICE_USD_PER_HOUR * ON_DEMAND_OVER_SPOT}
+    try:
+        book = constant(flat) if path is None else read_prices(_text(path, "--prices"))
+        return book.of("spot"), book.at("on-demand", 0.0)
     except PriceError as error:
         fail(f"--prices {path}: {error}")
 
 
-def _show(found: "Comparison") -> None:
-    facts = found.facts()
+def _show(answer: "WhatIfAnswer") -> None:
+    found, facts = answer.comparison, answer.facts()
     rows = [
         (
             name.replace("_", " "),
@@ -149,12 +139,14 @@ def _show(found: "Comparison") -> None:
     print_table(POLICIES, rows, empty="nothing was replayed")
     ideal = facts["ideal_tokens"] or 1.0
     lost = (f"{name.replace('_', ' ')} {tokens / ideal:.2%}" for name, tokens in facts["tokens_lost_by"].items())
+    how = "extrapolated from" if answer.is_guess else "by"
     print_details(
         [
             ("hours", f"{facts['hours']:.1f}"),
             ("short of the count oracle", f"{facts['regret_count_oracle']:.3%}"),
             ("short of the victim oracle", f"{facts['regret_victim_oracle']:.3%}"),
             ("tokens lost by", ", ".join(lost)),
+            ("cost of a change", f"{seconds(answer.lost_s)}, {how} {answer.lost_s_source}"),
         ]
     )
 
