@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 
+from agent.protocol.process_end import ProcessEnd
 from agent.protocol.values import HandoffState, Placement
 from liver_core.layout import Member, ParallelLayout
 from service.jobs.causes import FailedPart, FirstCause
@@ -254,8 +255,8 @@ def test_while_ranks_only_miss_a_peer_the_agent_of_the_one_that_failed_has_a_mom
     waiting = view(errors=(missed,), error_at=at(-1))
     action = act(waiting)
     assert (action.do, action.look_again_s) == (Do.NOTHING, 0.3)
-    killed = "rank process (pid 7) was killed by SIGKILL after step 50"
-    known = act(replace(waiting, errors=(missed, RankError("rank 2 on node c is failed", killed, "c", 2, 50))))
+    end = ProcessEnd(7, signal="SIGKILL", step=50)
+    known = act(replace(waiting, errors=(missed, RankError("rank 2 on node c is failed", str(end), "c", 2, 50, end))))
     assert known.do is Do.START
     assert known.cause == FirstCause(FailedPart.RANK, "c", 2, signal="SIGKILL", step=50)
     late = act(replace(waiting, error_at=at(-1.6)))
@@ -291,7 +292,8 @@ def test_where_all_ranks_but_one_miss_a_peer_that_one_stands_still_and_is_the_ca
     assert action.reason.startswith("rank 2 on node b stands still; rank 0 on node a is failed; restart")
     for others in ((), (("b", 2), ("c", 3))):
         assert act(replace(stands, unharmed=others)).cause == FirstCause(FailedPart.PEER, step=50)
-    killed = RankError("rank 1 on node a is failed", "rank process (pid 7) was killed by SIGKILL", "a", 1, 50)
+    end = ProcessEnd(7, signal="SIGKILL")
+    killed = RankError("rank 1 on node a is failed", str(end), "a", 1, 50, end)
     assert act(replace(stands, errors=(felt[0], killed))).cause == FirstCause(
         FailedPart.RANK, "a", 1, signal="SIGKILL", step=50
     )
