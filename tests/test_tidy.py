@@ -80,6 +80,7 @@ MAY_TAKE_MANY_PARAMETERS: dict[str, str] = {}
 # Tests wait on conditions with a deadline, never on the clock.
 MAY_SLEEP: dict[str, str] = {
     "tests/deploy/demo/test_unannounced_loss.py": "asks a real service about real processes, with a deadline",
+    "tests/e2e/story.py": "asks a real service, with a deadline",
     "tests/agent/fake_rank.py": "a process that plays a rank whose cutover takes its time",
 }
 

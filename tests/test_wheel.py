@@ -7,6 +7,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("liver_core", "agent", "service", "migrations", "deploy")
+CONSOLE_SOURCES = "service/console/web/"
+"""What the console is built from stays in the repository; what is built of it ships."""
 hatchling_build = pytest.importorskip("hatchling.build")
 
 
@@ -22,13 +24,18 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> frozenset[str]:
 
 
 def test_the_wheel_carries_every_file_of_every_package(shipped: frozenset[str]):
-    missing = {path for package in PACKAGES for path in files_of(package)} - shipped
+    expected = {path for package in PACKAGES for path in files_of(package) if not path.startswith(CONSOLE_SOURCES)}
+    missing = expected - shipped
     assert not missing, f"in the tree, but not in the wheel: {sorted(missing)}"
 
 
 def test_the_wheel_carries_nothing_but_the_packages_and_their_metadata(shipped: frozenset[str]):
     strangers = {path for path in shipped if not path.startswith((*(f"{each}/" for each in PACKAGES), "liver-"))}
     assert not strangers, f"in the wheel, but of no package: {sorted(strangers)}"
+
+
+def test_the_wheel_carries_no_sources_of_the_console(shipped: frozenset[str]):
+    assert not {path for path in shipped if path.startswith(CONSOLE_SOURCES)}
 
 
 def test_the_wheel_carries_the_revisions_of_the_schema_and_the_licence(shipped: frozenset[str]):

@@ -4,8 +4,9 @@ Pure.
 """
 
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 
-from agent.protocol.sync import NEIGHBOURS_KNOWN_MAX, JobOrder, PeerKeyKept, SyncOrders
+from agent.protocol.sync import ANSWERED_AGO_S_MAX, NEIGHBOURS_KNOWN_MAX, JobOrder, PeerKeyKept, SyncOrders
 
 
 def known_of(orders: SyncOrders | None) -> dict[str, object]:
@@ -14,6 +15,14 @@ def known_of(orders: SyncOrders | None) -> dict[str, object]:
         return {}
     neighbours = dict.fromkeys(order.neighbours for order in orders.jobs if order.neighbours)
     return {"orders_known": orders.orders_digest, "neighbours_known": tuple(neighbours)[:NEIGHBOURS_KNOWN_MAX]}
+
+
+def answered_of(answered: tuple[datetime, float] | None, now: float) -> dict[str, object]:
+    """What a report says of the last answer, by which the service knows this machine's clock. `answered`: when it was
+    made, by the service, and when it came; that and `now` by time.monotonic."""
+    if answered is None or not 0.0 <= now - answered[1] <= ANSWERED_AGO_S_MAX:
+        return {}
+    return {"answered_utc": answered[0], "answered_ago_s": now - answered[1]}
 
 
 def peer_keys_of(orders: Iterable[JobOrder]) -> tuple[PeerKeyKept, ...]:

@@ -8,12 +8,13 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import datetime
 from enum import StrEnum
 
 import httpx
 from pydantic import ValidationError
 
-from agent.link.kept_orders import known_of, whole
+from agent.link.kept_orders import answered_of, known_of, whole
 from agent.protocol import PROTOCOL_VERSION
 from agent.protocol.errors import REPLACED, VERSION_MISMATCH
 from agent.protocol.joining import JOIN_PATH
@@ -97,6 +98,7 @@ class ServiceLink:
         self._awake = asyncio.Event()
         self._report_seq = 0
         self._orders: SyncOrders | None = None
+        self._answered: tuple[datetime, float] | None = None
         self._calm_s = CALM_S
         self._away_rounds = 0
         self._least_s = 0.0
@@ -169,7 +171,10 @@ class ServiceLink:
     async def sync(self) -> SyncOrders:
         """One report, one answer. Raises LinkRefused or ServiceAway."""
         self._report_seq += 1
-        report = (await self._make_report(self._report_seq)).model_copy(update=known_of(self._orders))
+        # Before the report is dated: the answer must not seem to have come earlier than it did.
+        answered = answered_of(self._answered, time.monotonic())
+        made = await self._make_report(self._report_seq)
+        report = made.model_copy(update=known_of(self._orders) | answered)
         body = report.model_dump_json(by_alias=True)
         try:
             response = await self._client.post(SYNC_PATH, content=body, headers={"Content-Type": "application/json"})
@@ -193,6 +198,7 @@ class ServiceLink:
                 f"the service has protocol version {orders.protocol_version}, this agent {PROTOCOL_VERSION}: "
                 "install the same liver release on both"
             )
+        self._answered = orders.issued_utc, time.monotonic()
         had, self._orders = self._orders, None  # What cannot be put together is asked for as a whole.
         try:
             self._orders = whole(orders, had)

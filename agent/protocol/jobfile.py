@@ -225,6 +225,20 @@ class StopRule(JobPart):
     steps: int = Field(ge=1, le=2**40)
 
 
+class PolicyRules(JobPart):
+    """How the planner weighs changes (docs/planner.md)."""
+
+    gain_min: float = Field(
+        default=0.03, ge=0, le=10, description="A job moves of itself only for a step that is shorter by this share."
+    )
+    usd_per_mtok: float | None = Field(
+        default=None, gt=0, le=1e9, description="What a million tokens are worth; not given: all nodes that help are."
+    )
+    keep_tp: bool = Field(
+        default=False, description="Only changes of PP and DP, so that what TP splits is summed in the same order."
+    )
+
+
 EXAMPLE: dict[str, Any] = {
     "name": "gpt-small",
     "global_batch": 16,
@@ -294,6 +308,7 @@ class JobFile(JobPart):
         default=OnNonfinite.STOP, description="stop: the job fails before a step with a loss or norm of NaN is applied."
     )
     stop: StopRule
+    policy: PolicyRules | None = Field(default=None, description="How changes are weighed; not given: the defaults.")
     budget_usd: float | None = Field(default=None, gt=0)
     deadline: Utc | None = Field(default=None, description="When the job should be done, with time zone.")
     pools: tuple[Identifier, ...] = Field(default=(), max_length=64, description="Pools it may use; empty means all.")
@@ -385,6 +400,7 @@ __all__ = [
     "NodeBounds",
     "OnNonfinite",
     "PinnedLayout",
+    "PolicyRules",
     "SecretReference",
     "StopRule",
     "job_file_schema",

@@ -289,6 +289,10 @@ def _with_version(schema: dict[str, Any]) -> None:
     schema["required"].append("protocol_version")
 
 
+ANSWERED_AGO_S_MAX = 86_400.0
+"""What is older says nothing of a clock."""
+
+
 class SyncReport(Message):
     """Everything a node says. `report_seq` starts at 1 for each incarnation and grows by one per new report.
 
@@ -323,6 +327,13 @@ class SyncReport(Message):
     neighbours_known: tuple[Digest, ...] = Field(
         default=(), max_length=NEIGHBOURS_KNOWN_MAX, description="Of the rosters and peers in those orders."
     )
+    answered_utc: Utc | None = Field(
+        default=None, description="`issued_utc` of the last answer, by the service's clock; null without one."
+    )
+    answered_ago_s: float = Field(
+        default=0.0, ge=0, le=ANSWERED_AGO_S_MAX, allow_inf_nan=False,
+        description="For how long the agent has had that answer, by a clock that is never set.",
+    )  # fmt: skip
 
 
 class DesiredState(StrEnum):

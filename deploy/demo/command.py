@@ -18,7 +18,11 @@ def demo(
         Path | None, typer.Option(help="Write everything that was measured to this JSON file.", metavar="FILE")
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the data directory with logs and database, and print where it is.")
+        bool,
+        typer.Option(
+            "--keep",
+            help="Keep the data directory, and leave a service running on it, whose console shows what happened.",
+        ),
     ] = False,
     plain: Annotated[
         bool, typer.Option("--plain", help="Print lines instead of a live display (the default off a terminal).")

@@ -4,8 +4,10 @@ Every wait has a deadline. Ctrl-C, SIGTERM and failures end every process that w
 """
 
 import json
+import re
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +30,7 @@ FIRST_NODES = ("node-a", "node-b", "node-c", "node-d")
 EXIT_FAILED = 1
 EXIT_BOUND = 3
 EXIT_INTERRUPTED = 130
+SERVE_ON_S = 90.0
 SERVICE_NICE = 15
 """In a fleet the service has its own machine. Here it shares the cores with the ranks, so it runs at low priority."""
 
@@ -50,6 +53,8 @@ def run_demo(*, report: Path | None, keep: bool, plain: bool) -> int:
             report.parent.mkdir(parents=True, exist_ok=True)
             report.write_text(json.dumps(content, indent=2) + "\n")
         print_summary(content, broken=broken, report_path=report)
+        if keep:
+            sys.stderr.write(serve_on(folder))
         return EXIT_BOUND if broken else 0
     except DemoFailed as error:
         display.close()
@@ -105,6 +110,7 @@ def _set_up(cluster: Cluster, processes: Processes, display: Display) -> tuple[A
     data_prefix, corpus = cluster.start_corpus()
     api = cluster.await_service()
     display.say(f"service at {cluster.url}, data in {cluster.folder}")
+    display.say(f"console: {cluster.url}/ (log in with the token in {_token_file(cluster.folder)})")
     price = {"price_usd_per_hour": demo_job.PRICE_USD_PER_HOUR}
     api.put(f"/api/v1/pools/{POOL}/price", price)
     for node_id in FIRST_NODES:
@@ -115,6 +121,28 @@ def _set_up(cluster: Cluster, processes: Processes, display: Display) -> tuple[A
     until("four ready nodes", READY_S, lambda: cluster.ready_nodes(api) >= set(FIRST_NODES), cluster.check)
     display.say(f"{len(FIRST_NODES)} agents, each with its own endpoint for AWS's metadata protocol")
     return api, data_prefix
+
+
+def serve_on(folder: Path) -> str:
+    """Leave a service with the demo's data running behind the command. Returns what to say of it."""
+    log = folder / "logs" / "served-on.log"
+    command = [sys.executable, "-m", "service.cli.main", "serve", "--port", "0", "--data-dir", str(folder)]
+    with log.open("wb") as output:
+        served = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+    ends_at = time.monotonic() + SERVE_ON_S
+    while time.monotonic() < ends_at and served.poll() is None:
+        if found := re.search(r"^service: (http://\S+)", log.read_text(), re.MULTILINE):
+            return (
+                f"console: {found[1]}/ with the demo's data; log in with the token in {_token_file(folder)}\n"
+                f"it runs until you end it: kill {served.pid}\n"
+            )
+        time.sleep(0.1)
+    served.terminate()
+    return f"the service did not start again, see {log}\n"
+
+
+def _token_file(folder: Path) -> Path:
+    return folder / "tokens" / "admin.token"
 
 
 def _interrupted(number: int, frame: object) -> NoReturn:

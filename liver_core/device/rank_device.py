@@ -22,6 +22,14 @@ def own_device() -> torch.device:
     return torch.device("cuda", 0) if torch.cuda.is_available() else _CPU
 
 
+def on_device(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A batch where this process trains. Copied from pinned memory, so that the host does not wait for the device."""
+    device = own_device()
+    if device.type == "cpu":
+        return dict(batch)
+    return {name: tensor.pin_memory().to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
 def rank_environment(slot: int, visible: Sequence[str]) -> dict[str, str]:
     """What a rank of `slot` must find in its environment when it starts. `visible`: the node's GPUs, in slot order.
 

@@ -26,6 +26,9 @@ HEADERS = "headers"
 NEVER = -1
 """A slot's counter before its first use."""
 
+BEFORE_ANY = -1
+"""The version of a source that has not said yet where it stands: its counter may not go back from there."""
+
 
 def ring_kind(slot: int) -> str:
     """The region of one slot's gradients: each has its own, so that runs are the same for all slots and for tiles."""

@@ -23,6 +23,7 @@ from megatron.core.pipeline_parallel.schedules import (
 )
 from megatron.core.transformer import TransformerConfig
 
+from liver_core.device import read
 from liver_core.training.job import MicroBatch, StepResult, TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld, mark_tensor_parallel
 
@@ -144,7 +145,9 @@ class MegatronJob(TrainingJob):
         samples = sum(len(batch.sample_ids) for batch in batches)
         tokens = samples * self.seq_length if first_of_replica else 0
         counted = losses if here.tp == 0 else []
-        return StepResult(float(sum(loss["loss"].item() for loss in counted)), len(counted), tokens)
+        # One read for all of them: each would wait for the device.
+        values = read(torch.stack([loss["loss"] for loss in counted])) if counted else []
+        return StepResult(float(sum(values)), len(counted), tokens)
 
 
 def _schedule(world: MegatronWorld, state: TrainState):
@@ -157,7 +160,7 @@ def _schedule(world: MegatronWorld, state: TrainState):
 
 @functools.cache
 def _causal_mask(length: int) -> torch.Tensor:
-    return torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
+    return torch.ones(length, length, dtype=torch.bool, device="cpu").triu(1)[None, None]
 
 
 def _whole_loss(loss: torch.Tensor):
@@ -168,7 +171,7 @@ def _whole_loss(loss: torch.Tensor):
 def _share_of_loss(step_of: int, loss: torch.Tensor):
     """Divided here as Megatron divides it by the micro-batches that it is given. The tokens are what Megatron wants to
     hear where it does not divide; nobody uses them."""
-    return loss / step_of, torch.zeros((), dtype=torch.int), {"loss": loss.detach().clone()}
+    return loss / step_of, torch.zeros((), dtype=torch.int, device=loss.device), {"loss": loss.detach().clone()}
 
 
 def _zero_gradients(state: TrainState) -> None:

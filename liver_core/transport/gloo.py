@@ -23,7 +23,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from liver_core.device import DeviceWait, settle
+from liver_core.device import DeviceWait, is_host, settle
 from liver_core.device.threads import background
 from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads
@@ -373,7 +373,7 @@ def _spread(staging: torch.Tensor, target: torch.Tensor, table: Table) -> None:
 
 def _sliceable(*tensors: torch.Tensor) -> Sequence[Any]:
     """As numpy arrays where all are in host memory: slicing and copying those costs a tenth of torch's."""
-    if all(tensor.device.type == "cpu" for tensor in tensors):
+    if all(is_host(tensor.device) for tensor in tensors):
         return [tensor.numpy() for tensor in tensors]
     return tensors
 

@@ -37,6 +37,7 @@ DECISIONS = (
 )
 SHOWN = 20
 ROWS_MAX = 1_000_000
+LOSSES = (Column("IF LOST"), Column("LAYOUT"), Column("PLAN"))
 ALTERNATIVES = (Column("LAYOUT"), Column("NODES", right=True), Column("STEP", right=True), Column("KNOWN BY"))
 
 
@@ -198,6 +199,9 @@ def plan(
     ]
     typer.echo("")
     print_table(ALTERNATIVES, rows, empty="no layout fits")
+    if losses := [(item["what"], layout(item["layout"]), item["reason"]) for item in found["losses"]]:
+        typer.echo("")
+        print_table(LOSSES, losses, empty="")
 
 
 def metrics(

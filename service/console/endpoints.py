@@ -41,9 +41,9 @@ _app = AppFiles(APP_FOLDER)
 
 
 class _Page(StringConvertor):
-    """Addresses of the console's pages: what neither belongs to others nor looks like a file."""
+    """Addresses of the console's pages: what neither belongs to others nor looks like a file. Jobs' names have dots."""
 
-    regex = r"(?!(?:api|agent|assets|static)(?:/|$))[^.]*"
+    regex = r"(?!(?:api|agent|assets|static)(?:/|$))(?:[^./]*|[^./]+/.*)"
 
 
 class _File(StringConvertor):

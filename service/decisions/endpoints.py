@@ -18,6 +18,7 @@ from service.jobs.rules import Do, next_action
 from service.jobs.tables import ENDED, JobRow
 from service.paging import PagesOf
 from service.planner.inputs import PlannerVerdict
+from service.planner.losses import loss_plans
 from service.problems import conflict, invalid, not_found
 from service.reconcilers.jobs import limits_of
 
@@ -36,6 +37,18 @@ class AlternativeOut(BaseModel):
     predicted_s: float | None = Field(default=None, description="What is predicted of it from the other layouts.")
 
 
+class LossOut(BaseModel):
+    """What a job would run in after a likely loss."""
+
+    what: str
+    nodes_lost: int
+    layout: str | None = Field(description="Null where nothing is left to run on.")
+    step_s: float | None
+    step_error: float | None = Field(description="By how much of itself step_s may be off; measured: 0.")
+    times_slower: float | None = Field(description="Than now.")
+    reason: str
+
+
 class PlanOut(BaseModel):
     """What the service would decide about a job now."""
 
@@ -48,6 +61,7 @@ class PlanOut(BaseModel):
     inputs_digest: str
     action: Do | None = Field(description="What the service does next. Null where nodes are taken away in thought.")
     reason: str
+    losses: list[LossOut] = Field(description="What is planned for each kind of likely loss; empty of a waiting job.")
 
 
 class DecisionOut(BaseModel):
@@ -108,4 +122,5 @@ def show_plan(
         inputs_digest=found.inputs.digest(),
         action=action.do if action else None,
         reason=action.reason if action else "",
+        losses=[LossOut.model_validate(item, from_attributes=True) for item in loss_plans(found.inputs)],
     )

@@ -16,7 +16,7 @@ from service.edge.routes import PeoplesRoute
 from service.handoffs.schemas import HandoffOut
 from service.handoffs.tables import HandoffRow
 from service.incidents.queries import Incident, incidents_of
-from service.incidents.rules import BEFORE_S, TAIL_S, picture
+from service.incidents.rules import TAIL_S, picture
 from service.incidents.schemas import (
     IncidentCosts,
     IncidentHandoff,
@@ -68,7 +68,7 @@ def show(context: ContextOf, session: SessionOf, incident_id: Annotated[int, Pat
         **summary.model_dump(),
         lease=LeaseOut.of(item.lease),
         channels=entry_of(item.number, item.rows, now, is_open=item.is_open).channels,
-        decisions=_decisions(session, item.jobs, seen - timedelta(seconds=BEFORE_S), until),
+        decisions=_decisions(session, item.jobs, min(row.recorded_at for row in item.rows), until),
         handoffs=[
             IncidentHandoff(handoff=HandoffOut.of(row), waterfall=_waterfall(row, item.number, seen))
             for row in item.handoffs

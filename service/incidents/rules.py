@@ -1,7 +1,7 @@
 """What became of a notice, and how a handoff's phases lie in time. Pure."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -97,7 +97,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The phases of a handoff. `critical_s`: seconds of the critical path, which is everything but waiting."""
+    """The phases of a handoff. `critical_path`: names of bars, by their begin."""
 
     from_at: datetime
     total_s: float
@@ -118,8 +118,8 @@ def picture(
     phases_s: Mapping[str, float], *, opened_at: datetime, noticed_at: datetime | None, pause_s: float | None
 ) -> Picture:
     """Phases as bars. The leading agent's phases follow each other, and they are the critical path up to the switch.
-    Those of ranks run inside preparation or cutover, on all ranks at once: of each the slowest rank is shown, one after
-    the other, as long as they fit, and the longest one is named."""
+    Those of ranks run inside preparation, on all ranks at once: of each the slowest rank is shown, one after the other,
+    as long as they fit, and the path goes through the longest one. No two bars of the path overlap."""
     from_at = min(noticed_at, opened_at) if noticed_at is not None else opened_at
     at = (opened_at - from_at).total_seconds()
     bars = [Bar("to_open", "Decide and open", "decide", 0.0, at, True)] if at > 0 else []
@@ -132,9 +132,11 @@ def picture(
             at += took
     if pause_s is not None and "to_active" in spans:
         starts, took = spans["to_active"]
-        bars.append(Bar("pause", "Training stands", "pause", max(0.0, starts + took - pause_s), pause_s, True))
+        bars.append(Bar("pause", "Training stands", "pause", max(0.0, starts + took - pause_s), pause_s, False))
     inner = [(name, took) for name, took in phases_s.items() if name not in spans]
-    if "to_ready" in spans:
+    if "to_ready" in spans and inner:
+        # What preparation took is told by what ranks did in it: the path goes through the longest of that.
+        bars = [replace(bar, critical=bar.critical and bar.name != "to_ready") for bar in bars]
         bars += _inside(inner, *spans["to_ready"])
     total = max((bar.starts_s + bar.seconds for bar in bars), default=0.0)
     path = tuple(bar.name for bar in sorted(bars, key=lambda bar: bar.starts_s) if bar.critical)

@@ -23,7 +23,7 @@ READ_AT_START = ("stop", "checkpoint")
 _FIXED = "cannot be changed: the state that the job has was made with it; submit another job"
 _BY_FIELD = {
     **dict.fromkeys(("checkpoint.path", "checkpoint.keep"), "cannot be changed: checkpoints that exist lie by it"),
-    **dict.fromkeys(("layouts", "pools"), "cannot be changed: standing plans follow it; submit another job"),
+    **dict.fromkeys(("layouts", "policy", "pools"), "cannot be changed: standing plans follow it; submit another job"),
     **dict.fromkeys(("environment", "workdir"), "cannot be changed: processes that were started have it"),
 }
 _JSON: TypeAdapter[Any] = TypeAdapter(Any)

@@ -33,6 +33,7 @@ from service.jobs.tables import (
     SourceKind,
 )
 from service.jobs.tables import RankLogRow as LogRow
+from service.leases.queries import price_of
 from service.nodes.rules import announces_its_end, answers
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import as_fact, open_notices
@@ -48,7 +49,7 @@ SHOWN_MAX = 100
 """Generations and checkpoints that a job is shown with."""
 OVERDUE_S, OVERDUE_POLLS = 3.0, 3.0
 """A node that has not reported for so long, in seconds and in polls, may be gone."""
-NODES_CONSIDERED_MAX = 10_000
+NODES_CONSIDERED_MAX, POOLS_MAX = 10_000, 256
 NODES_MORE = 16
 """So many free nodes more than a job uses are looked at: some may be about to go."""
 STEPS_FOR_MEDIAN = 500
@@ -227,11 +228,19 @@ def _usable_of(
     # A member whose notice no longer moves the job keeps its ranks; nobody else gets any there.
     going = {item.node_id for item in noticed} | (barred - set(world.node_ids() if world else ()))
     spec = job_file_of(job)
+    weighs = spec.policy is not None and spec.policy.usd_per_mtok is not None
+    prices = _prices(session, {node.pool for node in nodes}, now=now) if weighs else {}
     inputs = PlanInputs(
         job=spec,
         nodes=tuple(
             PlanNode(
-                node.node_id, node.slots, is_at_risk=node.node_id in at_risk, zone=node.zone or "", device=node.device
+                node.node_id,
+                node.slots,
+                is_at_risk=node.node_id in at_risk,
+                zone=node.zone or "",
+                device=node.device,
+                pool=node.pool,
+                usd_per_hour=prices.get(node.pool),
             )
             for node in nodes
             if node.node_id not in going and _usable(node, spec, world)
@@ -241,6 +250,12 @@ def _usable_of(
         history=_history(session, job.job_id),
     )
     return _Usable(nodes, noticed, barred, going, inputs, _restarting(inputs, nodes, barred))
+
+
+def _prices(session: Session, pools: set[str], *, now: datetime) -> dict[str, float]:
+    """USD for an hour of a node, of the pools whose price is known."""
+    found = ((pool, price_of(session, pool, now=now)) for pool in sorted(pools)[:POOLS_MAX])
+    return {pool: float(row.price_usd_per_hour) for pool, row in found if row is not None}
 
 
 def _view(

@@ -152,7 +152,8 @@ def skew_of(node: NodeRow, report: SyncReport, *, arrived: datetime) -> Skew:
     known = None
     if node.clock_ahead_s is not None and node.clock_at is not None:
         known = Skew(node.clock_ahead_s, node.clock_at)
-    return measured(known, issued=report.issued_utc, arrived=arrived)
+    answer = {"answered": report.answered_utc, "ago_s": report.answered_ago_s}
+    return measured(known, issued=report.issued_utc, arrived=arrived, **answer)
 
 
 def has_changed(node: NodeRow, report: SyncReport) -> bool:

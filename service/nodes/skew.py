@@ -1,8 +1,9 @@
 """How far a node's clock is off, and times moved from its clock to the service's and back. Pure.
 
-A report says when it was made. What it arrives later by the service's clock is the way it took, plus how far the node's
-clock is behind. No way is shorter than nothing, so the smallest difference seen says the most: what is made of it is
-wrong by that report's way and `STEADY_S` at most. A clock that is off by no more than `EXACT_S` counts as right.
+A report says when it was made. No way is shorter than nothing: what it arrives later by the service's clock is the way
+it took, plus how far the node's clock is behind. In the same way the answer before it, which it names, says how far the
+clock is ahead at most. What is known moves only as far as a report proves it wrong: slow ways, of a service or an agent
+that is busy, move nothing. A clock that is off by no more than `EXACT_S` counts as right.
 """
 
 from collections.abc import Iterable
@@ -36,9 +37,19 @@ class Skew:
     at: datetime
 
 
-def measured(known: Skew | None, *, issued: datetime, arrived: datetime) -> Skew:
-    """What is known after one more report, made at `issued` by the node's clock."""
+def measured(
+    known: Skew | None, *, issued: datetime, arrived: datetime, answered: datetime | None = None, ago_s: float = 0.0
+) -> Skew:
+    """What is known after one more report, made at `issued` by the node's clock, `ago_s` after the node got the answer
+    that the service made at `answered`."""
     ahead_s = (issued - arrived).total_seconds()
+    if answered is not None:
+        most_s = (issued - answered).total_seconds() - ago_s
+        if ahead_s <= most_s:
+            nearest_s = min(max(0.0 if known is None else known.ahead_s, ahead_s), most_s)
+            is_same = known is not None and abs(nearest_s - known.ahead_s) <= STEADY_S
+            return Skew(known.ahead_s if known is not None and is_same else nearest_s, arrived)
+        # The clock was set between the two: the answer says nothing of what it is now.
     if known is None:
         return Skew(ahead_s, arrived)
     change_s = ahead_s - known.ahead_s

@@ -64,6 +64,11 @@ def rule_violations(job: JobFile) -> tuple[Violation, ...]:
             found.append(Violation(field, f"nodes {nodes} must be within nodes {job.nodes.min}..{job.nodes.max}"))
         if nodes is not None and layout.world_size < nodes:
             found.append(Violation(field, f"{layout} has {layout.world_size} ranks, too few to use {nodes} nodes"))
+    if job.policy is not None and job.policy.keep_tp:
+        sizes = sorted({parse_layout(text).tp for _, text, _ in named})
+        if len(sizes) > 1:
+            several = " and ".join(f"TP{size}" for size in sizes)
+            found.append(Violation("policy.keep_tp", f"all layouts named must have one TP, layouts have {several}"))
     return tuple(found)
 
 

@@ -13,13 +13,16 @@ from liver_core.layout import Member, ParallelLayout
 @dataclass(frozen=True, slots=True)
 class PlanNode:
     """A node the job may use. Nodes that will go are not among the planner's nodes. `is_at_risk`: the cloud has said
-    that it may take the machine (a rebalance recommendation), which is advice. `zone`, `device`: empty if unknown."""
+    that it may take the machine (a rebalance recommendation), which is advice. `zone`, `device`: empty if unknown.
+    `usd_per_hour`: None where not known, or where the job does not weigh prices."""
 
     node_id: str
     slots: int
     is_at_risk: bool = False
     zone: str = ""
     device: str = ""
+    pool: str = ""
+    usd_per_hour: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,20 @@ class Alternative:
     measured: bool
     step_error: float = 0.0
     predicted_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LossPlan:
+    """What a job would run in after a loss of so many nodes, and how many times longer a step would take than now; None
+    where nothing is left to run on."""
+
+    what: str
+    nodes_lost: int
+    layout: str | None
+    step_s: float | None
+    step_error: float | None
+    times_slower: float | None
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

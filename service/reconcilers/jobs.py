@@ -20,7 +20,7 @@ from service.jobs.operations import close_generation, new_birth, set_state, star
 from service.jobs.queries import Situation, situation
 from service.jobs.rules import Action, Do, JobLimits, next_action
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
-from service.planner.decision import layouts_by_count, spares, standing_plans
+from service.planner.losses import layouts_by_count, spares, standing_plans
 from service.settings import ServiceSettings
 
 BATCH = 32

@@ -7,11 +7,17 @@ measured step times: model, global_batch, micro_batch, seq_length, dp, pp, step_
 import argparse
 import csv
 import random
+import time
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, median
 
+from agent.protocol.jobfile import JobFile
 from liver_core.layout import ParallelLayout
+from service.planner.decision import decide
+from service.planner.inputs import PlanInputs, PlanNode, World
+from service.planner.losses import layouts_by_count, loss_plans, standing_plans
 from service.planner.step_time import DeviceRates, ObservedStep, StepShape, fitted
 
 SIZES = {"gpt-1.5b": (48, 1600, 50304), "gpt-6.7b": (32, 4096, 50304), "bert": (24, 1024, 30592)}
@@ -70,11 +76,36 @@ def measured(path: Path, *, draws: int = DRAWS, counts: tuple[int, ...] = (1, 2,
     return records
 
 
+def speed(nodes: int) -> dict[str, float]:
+    """Seconds of processor time for a job of 175 B parameters on so many nodes of 8 devices, by what is done."""
+    model = {
+        "num_layers": 96, "hidden_size": 12_288, "num_attention_heads": 96, "padded_vocab_size": 51_200,
+        "seq_length": 2_048,
+    }  # fmt: skip
+    rules = {"name": "large", "model": model, "global_batch": 6_144, "stop": {"steps": 1}}
+    job = JobFile.model_validate(rules | {"nodes": {"min": 8, "max": nodes}})
+    inputs = PlanInputs(job, tuple(PlanNode(f"n{at:04}", 8) for at in range(nodes)))
+    begin = time.process_time()
+    target = decide(inputs).target
+    took = {"decide": time.process_time() - begin}
+    assert target is not None
+    inputs = replace(inputs, world=World(1, target.layout, target.members))
+    for name, make in (("loss_plans", loss_plans), ("standing_plans", standing_plans), ("by_count", layouts_by_count)):
+        begin = time.process_time()
+        make(inputs)
+        took[name] = time.process_time() - begin
+    return took
+
+
 def main() -> None:
-    """Print the records of a table."""
+    """Print the records of a table, or how long decisions take."""
     parser = argparse.ArgumentParser(description="Hold the step-time model against tables of measured steps.")
-    parser.add_argument("table", type=Path)
-    for record in measured(parser.parse_args().table):
+    parser.add_argument("table", type=Path, nargs="?")
+    parser.add_argument("--speed", action="store_true", help="how long decisions take, for 64 and 1,000 nodes")
+    given = parser.parse_args()
+    for nodes in (64, 1_000) if given.speed else ():
+        print(f"{nodes:5} nodes: " + ", ".join(f"{name} {1e3 * took:.0f} ms" for name, took in speed(nodes).items()))
+    for record in measured(given.table) if given.table else ():
         print(
             f"{record['model']:10} {record['layouts']:3} layouts, {record['observed']} observed: held-out error "
             f"{record['held_out_error']:.1%} (claimed {record['claimed_error']:.1%}), regret {record['regret']:.2%}"

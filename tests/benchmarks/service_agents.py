@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
-from agent.link.kept_orders import known_of, whole
+from agent.link.kept_orders import answered_of, known_of, whole
 from agent.link.link import AWAKE_LEAST_S
 from agent.protocol.joining import JOIN_PATH, JoinRequest, NodeToken
 from agent.protocol.sync import (
@@ -150,6 +150,7 @@ class BusyAgent:
         self._sent_step = 0
         self._log_chars = 0
         self._answered = 0
+        self._answered_at: tuple[datetime, float] | None = None
         self._notices: list[NoticeFact] = []
         self._named: set[tuple[str, datetime]] = set()
         self._awake = asyncio.Event()
@@ -233,6 +234,7 @@ class BusyAgent:
         self._log_chars += sum(len(chunk.text) for chunk in report.logs)
         self._answered = max([self._answered, *(fact.asked for fact in report.checkpoints)])
         self.orders = whole(SyncOrders.model_validate_json(body), self.orders)
+        self._answered_at = self.orders.issued_utc, time.monotonic()
         self._note_orders()
 
     def _note_orders(self) -> None:
@@ -256,6 +258,7 @@ class BusyAgent:
 
     def _report(self) -> SyncReport:
         self._seq += 1
+        answered = answered_of(self._answered_at, time.monotonic())
         job = self.job()
         ranks, steps, logs, checkpoints = (), (), (), ()
         if job is not None and job.roster is not None:
@@ -278,7 +281,7 @@ class BusyAgent:
             steps=steps,
             logs=logs,
             checkpoints=checkpoints,
-        ).model_copy(update=known_of(self.orders))
+        ).model_copy(update=known_of(self.orders) | answered)
 
     def _work(self, job: JobOrder) -> tuple:
         """Ranks, steps, logs and checkpoints of the job."""

@@ -46,7 +46,7 @@ from liver_core.state.megatron_optimizer import (
 from liver_core.state.step_counts import form_of
 from liver_core.steady_clock import PROCESS_CLOCK
 from liver_core.streaming.counters import UnorderedStores
-from liver_core.streaming.ring import SourceRing
+from liver_core.streaming.ring import BEFORE_ANY, SourceRing
 from liver_core.training.job import TrainingJob
 from liver_core.transport.protocol import Transport
 from liver_core.worlds.groups import STORE_PATIENCE_S, connect_store, nothing_listens_at, plainly
@@ -240,7 +240,7 @@ class Preparation:
                 or (DEPTH_LEAST if region.is_cuda else DEPTH_IN_HOST_MEMORY),
                 staged_kinds=made.placement.staged_kinds,
             )
-            ring = SourceRing(numel, sizes.depth, version=0, device=region.device)
+            ring = SourceRing(numel, sizes.depth, version=BEFORE_ANY, device=region.device)
         except (BudgetRefused, UnorderedStores) as refused:
             propose_verdict(made.exchange, Verdict(Rung.STOP_AND_COPY, f"source rank {made.source_rank}: {refused}"))
             made.exchange.post(f"ring/{made.source_rank}", 0)

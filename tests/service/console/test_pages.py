@@ -96,8 +96,7 @@ def test_the_pages_follow_one_notice_from_its_first_word_to_its_bill(client, sto
     [answer] = incident["handoffs"]
     bars = {bar["name"]: bar for bar in answer["waterfall"]["bars"]}
     assert bars["to_boundary"]["starts_s"] == pytest.approx(bars["to_ready"]["starts_s"] + 2.0)
-    assert {"to_ready", "stream", "to_boundary", "to_active"} <= set(answer["waterfall"]["critical_path"])
-    assert not bars["plan"]["critical"]
+    assert answer["waterfall"]["critical_path"][-3:] == ["stream", "to_boundary", "to_active"]
     path = f"/api/v1/handoffs/{answer['handoff']['handoff_id']}/waterfall"
     assert client.get(path).json() == answer["waterfall"]
     summary = client.get("/api/v1/incidents", params={"job_id": job_id}).json()

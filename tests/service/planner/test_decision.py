@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.protocol.jobfile import JobFile, parse_layout
-from service.planner.decision import SPARES_MAX, decide, layouts_by_count, spares, standing_plans
+from service.planner.decision import decide
 from service.planner.feasibility import candidates, violations
 from service.planner.inputs import LayoutUse, PlanInputs, PlannerVerdict, PlanNode, World
+from service.planner.losses import SPARES_MAX, layouts_by_count, spares, standing_plans
 from tests.service.fake_agent import JOB
 
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 from sqlalchemy import event, insert, select, update
@@ -10,6 +12,7 @@ from liver_core.handoff import RankStage
 from service.jobs import queries
 from service.jobs.queries import NODES_MORE, situation
 from service.jobs.tables import JobRow
+from service.leases.tables import PoolPriceRow
 from service.nodes.tables import NodeRow
 from service.planner.inputs import PlannerVerdict
 from service.reconcilers import jobs
@@ -75,6 +78,21 @@ def test_nodes_behind_those_that_will_go_are_used(fleet, context, clock):
     found, _ = looked_at(context, fleet, clock())
     assert found.view.decision.target is not None
     assert set(found.view.decision.target.node_ids()) == {"a", "b", f"free-{FLEET - 3:03}", f"free-{FLEET - 2:03}"}
+
+
+def test_the_prices_of_pools_are_known_to_a_job_that_weighs_them_and_to_no_other(fleet, context, clock):
+    def prices() -> set[float | None]:
+        return {node.usd_per_hour for node in looked_at(context, fleet, clock())[0].inputs.nodes}
+
+    with context.sessions.begin() as session:
+        early = PoolPriceRow(pool="spot-a", effective_from=clock() - timedelta(hours=1), price_usd_per_hour=Decimal(3))
+        later = PoolPriceRow(pool="spot-a", effective_from=clock() + timedelta(hours=1), price_usd_per_hour=Decimal(9))
+        session.add_all((early, later))
+    assert prices() == {None}
+    with context.sessions.begin() as session:
+        job = session.get_one(JobRow, fleet)
+        job.spec = job.spec | {"policy": {"usd_per_mtok": 2.0}}
+    assert prices() == {3.0}
 
 
 def test_standing_plans_are_made_again_only_for_other_inputs(fleet, context, clock, monkeypatch):

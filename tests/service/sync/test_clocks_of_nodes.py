@@ -4,7 +4,9 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from agent.protocol.notice_life import moved, withdraw
+from agent.link.kept_orders import whole
+from agent.protocol.notice_life import Notices, moved, withdraw
+from agent.protocol.sync import SyncOrders
 from service.cli.columns import Cell
 from service.cli.nodes import _remark, _with_remark
 
@@ -58,6 +60,35 @@ def test_a_notice_that_is_said_again_is_one_and_can_be_withdrawn(running, client
     assert len(client.get("/api/v1/notices").json()) == 1
     b.sync(notices=(withdraw(said, b.clock()),))
     assert not node(client, "b")["leaving"]
+
+
+def test_while_reports_are_slow_a_notice_stays_the_same_one_so_that_its_withdrawal_counts(running, client, clock):
+    """A notice is told from the one before it by when it was first seen. Were that moved by what a service makes of
+    slow reports, the agent would know a notice that nobody withdraws, and leave a node that stays."""
+    _, a, b = running
+    said, known, names = a.notice(deadline_s=300), Notices(), set()
+    a.sync(notices=(said,))
+    b.sync()
+
+    def slow(way_s: float, ago_s: float) -> None:
+        answer = {"answered_utc": b.orders.issued_utc, "answered_ago_s": ago_s}
+        clock.advance(ago_s)
+        report = b.report(**answer)
+        clock.advance(way_s)
+        response = b.post(report)
+        b.orders = whole(SyncOrders.model_validate_json(response.content), b.orders)
+        for fact in b.job_order().notices:
+            names.add((fact.source, fact.first_seen_utc))
+            known.take(fact)
+
+    for way_s in (0.1, 4, 9, 12, 4, 9, 0.1, 6):
+        slow(way_s, ago_s=1.0)
+    assert len(names) == 1 and known.moving(clock())
+    a.sync(notices=(withdraw(said, clock()),))
+    for way_s in (14, 0.1):
+        slow(way_s, ago_s=1.0)
+        assert not known.moving(clock()), "it is withdrawn, however slow the report was"
+    assert len(names) == 1 and node(client, "b")["clock_ahead_s"] == pytest.approx(0, abs=1)
 
 
 def test_what_a_peer_passes_on_is_the_same_notice(running, client, clock):

@@ -173,3 +173,14 @@ test('a new token is shown once', async () => {
   await userEvent.click(dialog.getByRole('button', { name: 'Make token', hidden: true }))
   expect(await screen.findByText('liver_secret', {}, LONG)).toBeTruthy()
 })
+
+test('what if: taking a node away asks the planner, without changing anything', async () => {
+  const asked = serve()
+  open('/jobs/gpt-7b/what-if')
+  const away = await panel('What if these nodes went?')
+  await userEvent.click(await away.findByLabelText('b-1', {}, LONG))
+  await waitFor(() => expect(asked.some(each => each.path.endsWith('/plan?without=b-1'))).toBe(true), LONG)
+  expect(await away.findByText('three nodes stay', {}, LONG)).toBeTruthy()
+  expect((await panel('What if it had another number of nodes?')).getByText('TP2×PP1×DP3')).toBeTruthy()
+  expect(asked.every(each => each.method === 'GET')).toBe(true)
+})

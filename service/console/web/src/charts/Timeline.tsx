@@ -101,7 +101,7 @@ function MarkLane({ of, range }: { of: Drawn; range: [number, number] }) {
 function MarkLink({ mark, look }: { mark: Mark; look: object }) {
   if (mark.incident_id !== null) return <Link to="/incidents/$incidentId" params={{ incidentId: String(mark.incident_id) }} {...look} />
   if (mark.handoff_id !== null) return <Link to="/handoffs/$handoffId" params={{ handoffId: mark.handoff_id }} {...look} />
-  return <span tabIndex={0} {...look} />
+  return <span role="img" tabIndex={0} {...look} />
 }
 
 function MarkCard({ mark, left }: { mark: Mark; left: number }) {

@@ -3,7 +3,7 @@ import { csvText, download, type Cell } from './csv'
 
 export function CsvButton({ name, title = 'CSV', columns, rows }: { name: string; title?: string; columns: readonly string[]; rows: () => readonly (readonly Cell[])[] }) {
   return (
-    <button type="button" className="plain" aria-label={`Download ${name} as CSV`} onClick={() => download(`${name.replaceAll(/[^\w-]+/g, '_')}.csv`, csvText(columns, rows()))}>
+    <button type="button" className="plain" aria-label={`${title}: download ${name}`} onClick={() => download(`${name.replaceAll(/[^\w-]+/g, '_')}.csv`, csvText(columns, rows()))}>
       {title}
     </button>
   )

@@ -92,15 +92,15 @@ export function firstCause(of: NonNullable<HandoffOut['ended_by']>): string {
 function Bytes({ of }: { of: HandoffOut }) {
   return <Facts of={[
     ['Moved', bytes(of.bytes_moved)], ['Planned', bytes(of.bytes_planned)], ['Least possible', bytes(of.bytes_lower_bound)], ['Read again', bytes(of.bytes_reread)],
-    ['Gradients replayed', bytes(of.bytes_replayed)], ['Rate', rate(of.bandwidth_bytes_per_s)], ['Extra memory', `${bytes(of.extra_bytes_peak)} of ${bytes(of.extra_bytes_budget)} allowed`],
+    ['Gradients replayed', bytes(of.bytes_replayed)], ['Rate', rate(of.bandwidth_bytes_per_s)], ['Extra memory', of.extra_bytes_budget === null ? bytes(of.extra_bytes_peak) : `${bytes(of.extra_bytes_peak)} of ${bytes(of.extra_bytes_budget)} allowed`],
   ]} />
 }
 
 function Proof({ of }: { of: HandoffOut }) {
   return <Facts of={[
-    ['Certificate', of.certificate ? <><code>{of.certificate}</code> <span className="good">state is the same bit for bit</span></> : <span className="quiet">none</span>],
+    ['Certificate', of.certificate ? <><code>{of.certificate}</code> {of.state === 'active' && <span className="good">source and target agree bit for bit</span>}</> : <span className="quiet">none</span>],
     ['Decision of the ranks', words(of.decision ?? none)], ['Plan', <code>{of.plan_digest || none}</code>], ['Plan revision', of.plan_revision], ['Proposed by', of.proposer],
     ['Notice to decided', seconds(of.notice_to_decided_s)], ['Notice to first order', seconds(of.notice_to_first_order_s)], ['Notice to active', seconds(of.notice_to_active_s)],
-    ...Object.entries(of.extra).slice(0, 24).map(([name, value]) => [words(name), figure(value)] as const),
+    ...Object.entries(of.extra).slice(0, 24).map(([name, value]) => [words(name), name.includes('bytes') ? bytes(value) : figure(value)] as const),
   ]} />
 }

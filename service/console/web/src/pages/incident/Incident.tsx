@@ -1,6 +1,7 @@
 // One page a notice, to follow it while it lasts and to read it as a post-mortem a month later.
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from '@tanstack/react-router'
+import { useState } from 'react'
 import { ask } from '../../api/queries'
 import type { ChannelOut, DecisionOut, IncidentOut } from '../../api/types'
 import { Waterfall } from '../../charts/Waterfall'
@@ -14,6 +15,8 @@ import { Table } from '../../parts/Table'
 import { Alternatives } from '../job/Alternatives'
 import { firstCause, isOver, StreamProgress } from '../handoff/Handoff'
 import { chronicle, story } from './story'
+
+const DECISIONS_SHOWN = 2
 
 export default function Incident() {
   const { incidentId } = useParams({ strict: false })
@@ -63,7 +66,7 @@ function Report({ of }: { of: IncidentOut }) {
       ))}
       {of.restarts.length > 0 && <Panel title="Restarts" flush><Restarts of={of} /></Panel>}
       <div className="grid-2">
-        <Panel title="Decision">{of.decisions.length === 0 ? <Empty>The service decided nothing about this notice: no job needed the node, or the agents acted on the plan they held.</Empty> : <div className="stack" style={{ gap: 14 }}>{of.decisions.map(each => <DecisionBlock key={each.decision_id} of={each} />)}</div>}</Panel>
+        <Panel title="Decision">{of.decisions.length === 0 ? <Empty>The service decided nothing about this notice: no job needed the node, or the agents acted on the plan they held.</Empty> : <Decisions of={of.decisions} />}</Panel>
         <Panel title="What happened, in order"><ol className="stack" style={{ gap: 5 }}>{chronicle(of).map((each, at) => <li key={at} className="row" style={{ alignItems: 'baseline', flexWrap: 'nowrap' }}><span className="soft small"><Moment at={each.at} /></span><span>{each.what}</span></li>)}</ol></Panel>
       </div>
       <Panel title="Where it was heard" flush><Channels of={of.channels} /></Panel>
@@ -76,6 +79,18 @@ const OTHER_COSTS: Record<string, string> = { egress: 'traffic between zones' }
 function costWords(costs: IncidentOut['costs']): string {
   const parts = Object.entries(costs).filter(([, value]) => (value ?? 0) > 0)
   return parts.map(([name, value]) => `${CAUSE_WORDS[name as keyof typeof CAUSE_WORDS] ?? OTHER_COSTS[name] ?? name} ${dollars(value)}`).join(', ') || 'nothing beyond the usual'
+}
+
+/** The first ones are about the notice; what was decided later stands behind a button. */
+function Decisions({ of }: { of: readonly DecisionOut[] }) {
+  const [showsAll, setShowsAll] = useState(false)
+  const shown = showsAll ? of : of.slice(0, DECISIONS_SHOWN)
+  return (
+    <div className="stack" style={{ gap: 14 }}>
+      {shown.map(each => <DecisionBlock key={each.decision_id} of={each} />)}
+      {of.length > shown.length && <div><button type="button" onClick={() => setShowsAll(true)}>Show {plural(of.length - shown.length, 'later decision')}</button></div>}
+    </div>
+  )
 }
 
 function DecisionBlock({ of }: { of: DecisionOut }) {

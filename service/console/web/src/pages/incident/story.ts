@@ -34,6 +34,12 @@ function loss(of: IncidentOut): string {
   return of.lost_steps === 0 ? 'No step was lost.' : `${plural(of.lost_steps, 'step')} had to be done again.`
 }
 
+/** A handoff is reported on after it has become active: its nodes still retire the old world. */
+function endOf(handoff: IncidentOut['handoffs'][number]['handoff'], heardAt: string): string {
+  if (handoff.state !== 'active' || handoff.notice_to_active_s === null) return handoff.changed_at
+  return new Date(Date.parse(heardAt) + handoff.notice_to_active_s * 1000).toISOString()
+}
+
 export interface Event { at: string; what: string }
 
 export function chronicle(of: IncidentOut): Event[] {
@@ -45,7 +51,7 @@ export function chronicle(of: IncidentOut): Event[] {
     ...of.decisions.map(decision => ({ at: decision.decided_at, what: `decided for ${decision.job_id}: ${decision.verdict}${decision.layout ? ` to ${layoutName(decision.layout)}` : ''}` })),
     ...of.handoffs.flatMap(({ handoff }) => [
       { at: handoff.opened_at, what: `handoff to ${layoutName(handoff.to)} opened by ${handoff.proposer || 'the service'}` },
-      ['active', 'aborted', 'broken'].includes(handoff.state) ? { at: handoff.changed_at, what: `handoff ${handoff.state}${handoff.cutover_step !== null && handoff.state === 'active' ? ` at step ${count(handoff.cutover_step)}` : ''}` } : null,
+      ['active', 'aborted', 'broken'].includes(handoff.state) ? { at: endOf(handoff, of.first_seen_at), what: `handoff ${handoff.state}${handoff.cutover_step !== null && handoff.state === 'active' ? ` at step ${count(handoff.cutover_step)}` : ''}` } : null,
     ]),
     ...of.restarts.flatMap(restart => [
       { at: restart.created_at, what: `generation ${restart.generation} started as ${layoutName(restart.layout)}` },

@@ -12,11 +12,11 @@ import { Table } from '../../parts/Table'
 
 type Node = RanksOut['nodes'][number]
 
-export function IfGone({ jobId }: { jobId: string }) {
+export function IfGone({ jobId, isEnded }: { jobId: string; isEnded: boolean }) {
   const ranks = useQuery(ask.ranks(jobId))
   return (
     <Panel title="If a node goes" of={ranks} flush lines={6}>
-      {() => ranks.data!.nodes.length === 0 ? <Empty>The job has no node now.</Empty> : (
+      {() => isEnded ? <Empty>The job has ended: no node would hurt it.</Empty> : ranks.data!.nodes.length === 0 ? <Empty>The job has no node now.</Empty> : (
         <Table of={ranks.data!.nodes} id={row => row.node_id} caption="If a node goes" height={330} columns={[
           { name: 'Node', isLead: true, cell: row => <><Link to="/nodes/$nodeId" params={{ nodeId: row.node_id }}>{row.node_id}</Link><Leaving of={row} /></> },
           { name: 'Then', cell: row => <Then of={row} jobId={jobId} /> },

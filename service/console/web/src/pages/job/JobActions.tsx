@@ -10,7 +10,7 @@ import { count, layoutName, shortId } from '../../parts/format'
 import { PlanDialog } from './PlanDialog'
 
 type Verb = 'checkpoint' | 'pause' | 'resume' | 'stop'
-const ENDED = ['stopped', 'finished', 'failed']
+export const ENDED: readonly JobOut['state'][] = ['stopped', 'finished', 'failed']
 
 export function JobActions({ job }: { job: JobOut }) {
   const [asked, setAsked] = useState<Verb | 'plan' | null>(null)

@@ -11,6 +11,7 @@ import { Empty, Panel } from '../../parts/Panel'
 import { RANGES, sinceOf, type Range } from '../../parts/range'
 import { Segments } from '../../parts/Segments'
 import type { Axis } from '../../router'
+import { ENDED } from './JobActions'
 import { IfGone } from './IfGone'
 import { Money } from './Money'
 import { Ranks } from './Ranks'
@@ -34,7 +35,7 @@ export function Overview({ job }: { job: JobOut }) {
     <>
       <div className="grid-main">
         <Money jobId={job.job_id} since={since} ranges={ranges} />
-        <IfGone jobId={job.job_id} />
+        <IfGone jobId={job.job_id} isEnded={ENDED.includes(job.state)} />
       </div>
       <Panel
         title="Timeline" of={timeline} lines={10}

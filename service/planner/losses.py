@@ -1,0 +1,140 @@
+"""What is decided before it happens: plans for likely losses, spares, the layout for every number of nodes. Pure.
+
+A loss that no standing plan covers is planned by the agents themselves, from the layouts by count: so only as many
+plans are made as travel and are made at no cost worth naming.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from agent.protocol.sync import LayoutForCount, StandingPlan
+from service.planner.choices import Candidates, best_choice, lies_whole, step_times
+from service.planner.decision import decide, seconds_of, too_few_ranks
+from service.planner.inputs import LossPlan, PlanInputs, PlannerVerdict, PlanNode
+from service.planner.placement import preferred
+
+SEATS_IN_PLANS_MAX = 16_384
+"""So many ranks are named in the standing plans of a job. Of a larger job the agents seat the ranks themselves."""
+ZONES_MAX, GROUPS = 16, (1, 2, 4, 8, 16, 32)
+SPARES_MAX = 4
+"""So many free nodes the agents of a job know, for losses in a row that the service does not hear of."""
+
+
+def standing_plans(inputs: PlanInputs, known: Candidates | None = None) -> tuple[StandingPlan, ...]:
+    """What the agents do at once, without asking the service, if exactly these nodes are lost: each node of the world,
+    and each zone of a world in several; as many as SEATS_IN_PLANS_MAX allows."""
+    world = inputs.world
+    if world is None:
+        return ()
+    known, digest, plans, seats = known or Candidates.of(inputs), inputs.digest(), [], 0
+    members = set(world.node_ids())
+    for gone in (*((node_id,) for node_id in world.node_ids()), *_zones(inputs).values()):
+        seats += len(world.members)
+        if seats > SEATS_IN_PLANS_MAX and plans:
+            break
+        decision = decide(without(inputs, gone), known)
+        leaving = tuple(node_id for node_id in gone if node_id in members)
+        target = decision.target if decision.verdict is PlannerVerdict.MOVE else None
+        plans.append(
+            StandingPlan(
+                parent=world.generation, leaving=leaving, target=target, plan_digest=digest, reason=decision.reason
+            )
+        )
+    return tuple(plans)
+
+
+def loss_plans(inputs: PlanInputs, known: Candidates | None = None) -> tuple[LossPlan, ...]:
+    """What the job would run in after each kind of likely loss, with its step: one or several of its nodes, by their
+    slots the largest first, and each zone that it is in. No ranks are placed."""
+    world = inputs.world
+    if world is None:
+        return ()
+    known = known or Candidates.of(inputs)
+    now = step_times(inputs).of_layout(world.layout, whole=lies_whole(world.layout, world.members))
+    found = []
+    for what, leaving in _kinds(inputs):
+        left = without(inputs, leaving)
+        best = best_choice(left, known) if len(left.nodes) >= inputs.job.nodes.min else None
+        if best is None:
+            ready = f"{len(left.nodes)} nodes are left, the job needs at least nodes.min {inputs.job.nodes.min}"
+            reason = ready if len(left.nodes) < inputs.job.nodes.min else "no layout fits the nodes that are left"
+            found.append(LossPlan(what, len(leaving), None, None, None, None, reason))
+            continue
+        slower = best.step.seconds / now.seconds if now.seconds > 0 else None
+        reason = f"{best.layout}, {seconds_of(best.step)} per step"
+        if not best.whole:
+            reason += "; no nodes can hold each TP group whole"
+        found.append(LossPlan(what, len(leaving), str(best.layout), best.step.seconds, best.step.error, slower, reason))
+    return tuple(found)
+
+
+def without(inputs: PlanInputs, leaving: tuple[str, ...]) -> PlanInputs:
+    """The same without these nodes."""
+    gone = set(leaving)
+    return replace(inputs, nodes=tuple(node for node in inputs.nodes if node.node_id not in gone))
+
+
+def _kinds(inputs: PlanInputs) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each kind of loss once: nodes with as many slots are one kind."""
+    slots = {node.node_id: node.slots for node in inputs.nodes}
+    members = [name for name in (inputs.world.node_ids() if inputs.world else ()) if name in slots]
+    ranked = sorted(members, key=lambda name: -slots[name])
+    for size, count in sorted(Counter(slots[name] for name in members).items(), reverse=True):
+        first = next(name for name in ranked if slots[name] == size)
+        yield f"one of {count} nodes with {size} slots", (first,)
+    for count in GROUPS:
+        if 1 < count < len(members):
+            yield f"any {count} nodes", tuple(ranked[:count])
+    for zone, leaving in _zones(inputs).items():
+        yield f"zone {zone}", leaving
+
+
+def _zones(inputs: PlanInputs) -> dict[str, tuple[str, ...]]:
+    """All nodes of each zone that the world is in, free ones too; empty where all of its nodes are in one."""
+    members = set(inputs.world.node_ids() if inputs.world else ())
+    zones = sorted({node.zone for node in inputs.nodes if node.node_id in members})
+    if len(zones) < 2:
+        return {}
+    by_zone = {
+        zone: tuple(node.node_id for node in inputs.nodes if node.zone == zone) for zone in zones[:ZONES_MAX] if zone
+    }
+    return {zone: leaving for zone, leaving in by_zone.items() if len(members & set(leaving)) > 1}
+
+
+def spares(inputs: PlanInputs) -> tuple[str, ...]:
+    """Free nodes that agents may take by themselves, the first choice first: at most as many as the world has nodes."""
+    members = inputs.world.node_ids() if inputs.world is not None else ()
+    free = tuple(node.node_id for node in preferred(inputs) if node.node_id not in members)
+    return free[: min(SPARES_MAX, len(members))]
+
+
+def layouts_by_count(inputs: PlanInputs, known: Candidates | None = None) -> tuple[LayoutForCount, ...]:
+    """The layout for every number of nodes the job allows: one that fits whichever so many nodes are left; where none
+    does, one that fits the largest of them."""
+    job = inputs.job
+    sizes = sorted(node.slots for node in inputs.nodes) or [1]
+    sizes = [sizes[0]] * (job.nodes.min - len(sizes)) + sizes
+    counts = range(job.nodes.min, min(job.nodes.max, len(sizes)) + 1)
+    if known is None or len(inputs.nodes) < job.nodes.min:
+        known = Candidates.of(replace(inputs, nodes=_fleet(inputs, sizes)))
+    return tuple(_layout_for_count(inputs, known, sizes, count) for count in counts)
+
+
+def _layout_for_count(inputs: PlanInputs, known: Candidates, sizes: list[int], count: int) -> LayoutForCount:
+    pinned, why = bool(inputs.job.layouts.pinned), ""
+    for slots, which in ((sizes[:count], ""), (sizes[-count:], f" on nodes with {sum(sizes[-count:])} slots")):
+        alone = replace(inputs, nodes=_fleet(inputs, slots), world=None)
+        best = best_choice(alone, known)
+        if best is not None and (not pinned or best.most == count):
+            reason = f"{best.layout}{which}, {seconds_of(best.step)} per step"
+            return LayoutForCount(nodes=count, layout=best.layout, reason=reason)
+        if best is None:
+            why = too_few_ranks(alone)
+    return LayoutForCount(nodes=count, layout=None, reason=why or f"no layout fits {count} nodes")
+
+
+def _fleet(inputs: PlanInputs, slots: list[int]) -> tuple[PlanNode, ...]:
+    """Nodes of these sizes, alike otherwise."""
+    device = next((node.device for node in inputs.nodes if node.device), "")
+    return tuple(PlanNode(f"any-{index}", size, device=device) for index, size in enumerate(slots))

@@ -1,0 +1,111 @@
+"""What is planned before it happens: losses of nodes, groups and zones, each as the planner would decide it."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.protocol.jobfile import parse_layout
+from service.planner import losses
+from service.planner.choices import Candidates
+from service.planner.decision import decide
+from service.planner.feasibility import rule_violations
+from service.planner.inputs import PlanInputs, PlannerVerdict, PlanNode
+from service.planner.losses import layouts_by_count, loss_plans, standing_plans, without
+from tests.service.planner.test_decision import job, nodes, started
+
+ZONED = tuple(PlanNode(f"{zone}{at}", 1, zone=zone) for zone in "xyz" for at in range(2))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    slots=st.lists(st.integers(1, 4), min_size=2, max_size=8),
+    lost=st.sets(st.integers(0, 7), max_size=4),
+    measured=st.lists(st.tuples(st.sampled_from(["PP2", "DP2", "TP2", "PP4", "TP2xPP2"]), st.floats(0.1, 9))),
+)
+def test_a_loss_is_planned_from_the_list_of_all_nodes_as_it_is_from_those_that_are_left(slots, lost, measured):
+    fleet = tuple(PlanNode(f"n{at}", count) for at, count in enumerate(slots))
+    times = tuple((str(parse_layout(name)), seconds) for name, seconds in dict(measured).items())
+    inputs = PlanInputs(job(nodes={"min": 1, "max": 8}), fleet, step_seconds=times)
+    left = without(inputs, tuple(f"n{at}" for at in lost))
+    assert decide(left, Candidates.of(inputs)) == decide(left)
+
+
+def test_the_loss_of_a_zone_has_a_plan_that_takes_nothing_there():
+    rules = job(nodes={"min": 2, "max": 5}, layouts={"allowed": ["DP5", "DP4", "DP3"]}, global_batch=60)
+    inputs = started(PlanInputs(rules, ZONED[:5]))
+    assert inputs.world is not None
+    plans = {plan.leaving: plan for plan in standing_plans(inputs)}
+    members = inputs.world.node_ids()
+    assert all((name,) in plans for name in members)
+    for zone in "xy":
+        there = tuple(name for name in members if name[0] == zone)
+        plan = plans[there]
+        assert plan.target is not None and not {name for name in plan.target.node_ids() if name[0] == zone}
+    # One node of a zone is a loss of one node; there is one plan for it.
+    assert ("z0",) in plans and sum(len(leaving) > 1 for leaving in plans) == 2
+
+
+def test_no_more_plans_are_made_than_may_travel_and_one_always_is(monkeypatch):
+    inputs = started(PlanInputs(job(), nodes("a", "b", "c", "d")))
+    monkeypatch.setattr(losses, "SEATS_IN_PLANS_MAX", 9)
+    assert [plan.leaving for plan in standing_plans(inputs)] == [("a",), ("b",)]
+    monkeypatch.setattr(losses, "SEATS_IN_PLANS_MAX", 1)
+    assert len(standing_plans(inputs)) == 1
+
+
+def test_each_kind_of_loss_is_estimated_once_with_its_error_or_says_why_nothing_is_left():
+    fleet = (PlanNode("a", 2), *nodes("b", "c", "d"))
+    measured = (("TP1xPP4xDP1", 1.0), ("TP1xPP3xDP1", 1.5))
+    rules = job(layouts={"allowed": ["PP5", "PP4", "PP3"]}, nodes={"min": 3, "max": 4}, model=MODEL)
+    inputs = replace(started(PlanInputs(rules, fleet)), step_seconds=measured)
+    found = {plan.what: plan for plan in loss_plans(inputs)}
+    assert list(found) == ["one of 1 nodes with 2 slots", "one of 3 nodes with 1 slots", "any 2 nodes"]
+    large, small, two = found.values()
+    assert (large.layout, large.step_s, large.step_error) == ("TP1xPP3xDP1", 1.5, 0.0)
+    assert small.layout == "TP1xPP4xDP1" and large.times_slower is not None and small.times_slower is not None
+    assert large.times_slower == pytest.approx(1.5 * small.times_slower)
+    assert (two.layout, two.nodes_lost, two.reason) == (None, 2, "2 nodes are left, the job needs at least nodes.min 3")
+    assert loss_plans(PlanInputs(rules, fleet)) == ()
+
+
+MODEL = {
+    "num_layers": 60, "hidden_size": 128, "num_attention_heads": 4, "padded_vocab_size": 264, "seq_length": 128,
+}  # fmt: skip
+
+
+def test_layouts_by_count_of_a_fleet_that_is_not_there_yet_are_those_of_nodes_like_it():
+    assert [choice.layout and str(choice.layout) for choice in layouts_by_count(PlanInputs(job(), nodes("a")))] == [
+        str(choice.layout) for choice in layouts_by_count(PlanInputs(job(), nodes("a", "b")))
+    ]
+
+
+def test_a_job_that_keeps_its_tp_changes_pp_and_dp_only():
+    rules = {"nodes": {"min": 2, "max": 8}}
+    first = started(PlanInputs(job(**rules, layouts={"allowed": ["TP2xPP2"]}), nodes(*"abcd")))
+    free = replace(first, job=job(**rules), nodes=nodes(*"abc"))
+    kept = replace(free, job=job(**rules, policy={"keep_tp": True}))
+    for inputs, degrees in ((free, {1}), (kept, {2})):
+        moved = decide(inputs)
+        assert moved.target is not None and {moved.target.layout.tp} == degrees
+        again = decide(replace(inputs, world=None))
+        assert again.target is not None and {again.target.layout.tp} == degrees, "a restart keeps it too"
+    lost = standing_plans(replace(first, job=kept.job))
+    assert {plan.target.layout.tp for plan in lost if plan.target} == {2}
+
+
+def test_layouts_of_two_tp_in_a_job_that_keeps_its_tp_are_refused():
+    (found,) = rule_violations(job(layouts={"allowed": ["TP2", "PP2"]}, policy={"keep_tp": True}))
+    assert (found.field, found.rule) == (
+        "policy.keep_tp", "all layouts named must have one TP, layouts have TP1 and TP2",
+    )  # fmt: skip
+    assert rule_violations(job(layouts={"allowed": ["TP2", "TP2xPP2"]}, policy={"keep_tp": True})) == ()
+
+
+def test_a_job_says_itself_for_which_gain_it_moves():
+    at = started(PlanInputs(job(layouts={"allowed": ["PP4"]}), nodes(*"abcd")))
+    times = (("TP1xPP4xDP1", 1.0), ("TP1xPP1xDP4", 0.9))
+    for least, verdict in ((0.05, PlannerVerdict.MOVE), (0.2, PlannerVerdict.STAY)):
+        rules = job(layouts={"allowed": ["PP4", "DP4"]}, policy={"gain_min": least})
+        assert decide(replace(at, job=rules, step_seconds=times)).verdict is verdict
