@@ -1,4 +1,4 @@
-"""How a rank's process ended, as its agent knows it: a value of reports, and the sentence that is made of it for people.
+"""How a rank's process ended, as its agent knows it: a value of reports; and the sentence that is made of it.
 
 Where an end only stands in the reason of a handoff, which is text, the service reads it there. Pure.
 """

@@ -4,6 +4,7 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -65,8 +66,9 @@ def server_url() -> Iterator[URL]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture
-def database_url(server_url: URL) -> Iterator[URL]:
+@contextmanager
+def fresh_database(server_url: URL) -> Iterator[URL]:
+    """An empty database of the service, until the end of the block."""
     name = f"test_{next(_NAMES)}"
     admin = create_engine(server_url, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
@@ -75,6 +77,12 @@ def database_url(server_url: URL) -> Iterator[URL]:
     with admin.connect() as connection:
         connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
     admin.dispose()
+
+
+@pytest.fixture
+def database_url(server_url: URL) -> Iterator[URL]:
+    with fresh_database(server_url) as url:
+        yield url
 
 
 @pytest.fixture
