@@ -335,6 +335,14 @@ def test_a_generation_that_trains_but_was_not_told_of_yet_is_never_restarted():
     assert (action.do, action.reason) == (Do.NOTHING, "generation 3 trains, its handoff is not reported yet")
 
 
+def test_what_only_others_say_of_a_next_world_is_believed_for_a_while_counted_from_when_one_could_hear_of_it():
+    said = {"ahead": 3, "ahead_by_member": False, "gone": ("c",), "state_changed_at": at(-900)}
+    for recent in ({"last_step_at": at(-119)}, {"last_step_at": at(-600), "listening_since": at(-119)}):
+        assert act(view(**said, **recent)).do is Do.NOTHING
+    for past in ({"last_step_at": at(-121)}, {"last_step_at": None, "listening_since": at(-600)}):
+        assert act(view(**said, **past)).reason.startswith("c disappeared without a handoff")
+
+
 def test_a_suspended_job_resumes_from_its_checkpoint_once_nodes_are_back():
     suspended = view(state=JobState.SUSPENDED, world=None, restart=NOTHING_FITS)
     assert act(suspended) == Action(Do.NOTHING, "waiting: 1 nodes are ready")
