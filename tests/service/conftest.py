@@ -4,7 +4,6 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -66,9 +65,8 @@ def server_url() -> Iterator[URL]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@contextmanager
-def fresh_database(server_url: URL) -> Iterator[URL]:
-    """An empty database of the service, until the end of the block."""
+@pytest.fixture
+def database_url(server_url: URL) -> Iterator[URL]:
     name = f"test_{next(_NAMES)}"
     admin = create_engine(server_url, isolation_level="AUTOCOMMIT")
     with admin.connect() as connection:
@@ -77,12 +75,6 @@ def fresh_database(server_url: URL) -> Iterator[URL]:
     with admin.connect() as connection:
         connection.execute(text(f"DROP DATABASE {name} WITH (FORCE)"))
     admin.dispose()
-
-
-@pytest.fixture
-def database_url(server_url: URL) -> Iterator[URL]:
-    with fresh_database(server_url) as url:
-        yield url
 
 
 @pytest.fixture
