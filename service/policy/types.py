@@ -52,8 +52,9 @@ class PoolView:
 
     `held`: nodes that are up and will stay as far as is known (those with a notice do not count). `coming`: bought and
     not up yet. `offered`: further nodes that could be bought, up after `acquire_s`. `life_s`: expected time to the next
-    loss in this pool, given how long its capacity has lasted. `group_sizes`: how many nodes go at once, with shares
-    that sum to 1. `move_usd`: egress and start-up fees of bringing the job here; 0 where it is.
+    loss in this pool, given how long its capacity has lasted; `grows_in_s`: to the next nodes that it offers.
+    `group_sizes`: how many nodes go at once, with shares that sum to 1. `move_usd`: egress and start-up fees of
+    bringing the job here; 0 where it is.
     """
 
     pool: str
@@ -65,6 +66,7 @@ class PoolView:
     offered: int = 0
     acquire_s: float = 0.0
     life_s: float = inf
+    grows_in_s: float = inf
     group_sizes: tuple[tuple[int, float], ...] = ((1, 1.0),)
     move_usd: float = 0.0
 
@@ -72,18 +74,20 @@ class PoolView:
 @dataclass(frozen=True, slots=True)
 class StandingWorld:
     """What the job runs on. `use`: nodes by pool, those that will be lost left out. `is_whole`: all of its nodes stay,
-    so that it may go on in its layout."""
+    so that it may go on in its layout. `starting_s`: time until its first step."""
 
     layout: str
     nodes: int
     place: str
     use: tuple[tuple[str, int], ...]
     is_whole: bool = True
+    starting_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What the job is for. Without a deadline or a value, a token is worth what it would cost on on-demand nodes."""
+    """What the job is for. Without a deadline or a value, a token is worth a multiple of what
+    it costs on on-demand nodes."""
 
     usd_per_mtok: float | None = None
     tokens_left: float = inf
@@ -101,7 +105,8 @@ class PolicyKnobs:
     those used, at most. `releases`: whether nodes that buy nothing are given back. `on_demand`: whether on-demand nodes
     may be bought at all. `patience_s`: on-demand nodes are not given back for spot before they have served so long.
     `start_s`: time from nothing, or from another place, to the first step. `is_reproducible`: only layouts whose TP
-    degree is that of the present one (PP-only and DP-only changes).
+    degree is that of the present one (PP-only and DP-only changes). `decides_every_s`: the longest time to the next
+    decision, which a deadline must survive.
     """
 
     gain_min: float = 0.0
@@ -113,6 +118,7 @@ class PolicyKnobs:
     horizon_min_s: float = 60.0
     horizon_max_s: float = 24 * 3_600.0
     is_reproducible: bool = False
+    decides_every_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

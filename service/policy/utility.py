@@ -5,30 +5,32 @@ the capacity changes, c: training time that the change to x loses. A loss that t
 where it takes more than the spares, the job runs on fewer until others are bought.
 """
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb, inf
 
-from service.policy.types import Candidate, Goal, PolicyInputs, PoolView
+from service.policy.types import Candidate, PolicyInputs, PoolView
 
 HOUR_S = 3_600.0
-BEHIND_FACTOR = 1.02
-"""A job that must run for more than this share of the time left, by its own count, is behind: it counts what it cannot
-know, such as starts that take longer."""
+STARTS_KEPT = 4
+"""A job with a deadline keeps time for so many starts: what is not needed in the end was never dear."""
+WORTH_FACTOR = 2.5
+"""Where the user says nothing, a token is worth so many times what it costs on on-demand nodes: training that stands
+still costs more than its nodes."""
+WAIT_FACTOR = 1.03
+"""Waiting for capacity that is cheaper by less than this is not worth the time that it takes from the slack."""
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
     """The best candidate for each number of nodes, and those that are worth their nodes: more nodes, more tokens."""
 
-    counts: tuple[int, ...]
     best: tuple[Candidate, ...]
+    rates: tuple[float, ...]
 
     def tokens_per_s(self, nodes: int) -> float:
         """Of the best candidate on so many nodes or fewer."""
-        at = bisect_right(self.counts, nodes)
-        return self.best[at - 1].tokens_per_s if at else 0.0
+        return self.rates[nodes if nodes < len(self.rates) else -1] if nodes > 0 else 0.0
 
 
 @lru_cache(maxsize=256)
@@ -38,35 +40,41 @@ def curve_of(candidates: tuple[Candidate, ...]) -> Curve:
     for found in sorted(candidates, key=lambda each: (each.nodes, -each.tokens_per_s, each.layout)):
         if not kept or found.tokens_per_s > kept[-1].tokens_per_s:
             kept.append(found)
-    return Curve(tuple(each.nodes for each in kept), tuple(kept))
+    rates = [0.0]
+    for found in kept:
+        rates += [rates[-1]] * (found.nodes - len(rates))
+        rates.append(found.tokens_per_s)
+    return Curve(tuple(kept), tuple(rates))
 
 
 def value_of_token(inputs: PolicyInputs, curve: Curve) -> tuple[float, str]:
-    """USD for one token, and why. The user's own value; with a deadline what the slack allows; else what the token
-    would cost on on-demand nodes, in the layout that makes it cheapest there."""
+    """USD for one token, and why. The user's own value; with a deadline what the slack allows; else a multiple of what
+    it costs on on-demand nodes in the fastest layout."""
     goal = inputs.goal
     if goal.usd_per_mtok is not None:
         return goal.usd_per_mtok / 1e6, f"a token is worth what the job says, {goal.usd_per_mtok:g} USD per million"
     if not curve.best:
         return 0.0, "no layout fits"
-    cheapest = min(curve.best, key=lambda each: each.nodes / each.tokens_per_s)
-    per_token_at = cheapest.nodes / cheapest.tokens_per_s / HOUR_S
+    fastest = curve.best[-1]
+    per_token_at = fastest.nodes / fastest.tokens_per_s / HOUR_S
     on_demand = inputs.usd_per_hour_on_demand * per_token_at
     if goal.deadline_in_s == inf or goal.tokens_left == inf:
-        return on_demand, "a token is worth what it costs on on-demand nodes"
-    share = share_of_time(goal, curve.best[-1].tokens_per_s)
+        return WORTH_FACTOR * on_demand, f"a token is worth {WORTH_FACTOR:g} times what it costs on on-demand nodes"
+    share = share_of_time(inputs, fastest.tokens_per_s)
     for price, had in inputs.had:
-        if had >= share * BEHIND_FACTOR:
-            return price * per_token_at, (
-                f"the job must run for {share:.0%} of the time left; nodes were to be had at {price:g} USD per hour or "
-                f"less for {had:.0%} of the time"
+        if had >= share:
+            return price * WAIT_FACTOR * per_token_at, (
+                f"the job must run for {share:.0%} of the time left; nodes were to be had at {price:.4g} USD per hour "
+                f"or less for {had:.0%} of the time"
             )
     return on_demand, f"the job must run for {share:.0%} of the time left: any price up to on-demand is right"
 
 
-def share_of_time(goal: Goal, tokens_per_s: float) -> float:
+def share_of_time(inputs: PolicyInputs, tokens_per_s: float) -> float:
     """The share of the time left for which the job must run at this rate to be done in time; may be above 1."""
-    return goal.tokens_left / tokens_per_s / goal.deadline_in_s if goal.deadline_in_s > 0 else inf
+    goal = inputs.goal
+    needs_s = goal.tokens_left / tokens_per_s + STARTS_KEPT * inputs.knobs.start_s
+    return needs_s / goal.deadline_in_s if goal.deadline_in_s > 0 else inf
 
 
 @lru_cache(maxsize=100_000)
@@ -81,19 +89,30 @@ def tokens_of_one_loss(curve: Curve, candidate: Candidate, spares: int, pool: Po
     """Tokens that the next loss of the pool is expected to cost an option that has its nodes there."""
     there = max(pool.held + pool.coming + pool.offered, candidate.nodes + spares)
     held, lost_tokens = candidate.nodes + spares, 0.0
+    rate, rates = candidate.tokens_per_s, curve.rates
     for size, chance in pool.group_sizes:
         touched = 1.0 - victims_among(candidate.nodes, there, size)[0]
-        lost_tokens += chance * touched * candidate.change_s * candidate.tokens_per_s
-        for taken, likely in enumerate(victims_among(held, there, size)):
-            missing = taken - spares
-            # Where no free node is left, nothing that is decided now helps.
-            if missing > 0 and there - held - (size - taken) > 0:
-                fewer = candidate.tokens_per_s - curve.tokens_per_s(candidate.nodes - missing)
-                lost_tokens += chance * likely * fewer * (pool.acquire_s + candidate.change_s)
+        lost_tokens += chance * touched * candidate.change_s * rate
+        if not pool.acquire_s or size <= spares:
+            continue
+        likely = victims_among(held, there, size)
+        missing_tokens = sum(
+            likely[taken] * (rate - rates[max(0, min(held - taken, len(rates) - 1))])
+            for taken in range(spares + 1, len(likely))
+        )
+        lost_tokens += chance * missing_tokens * (pool.acquire_s + candidate.change_s)
     return lost_tokens
+
+
+def tokens_of_one_gain(curve: Curve, candidate: Candidate, spares: int, pool: PoolView) -> float:
+    """Tokens that the nodes held make possible at once when the pool offers one more, and that would else wait until
+    nodes given back are bought again."""
+    held = candidate.nodes + spares
+    return (curve.tokens_per_s(held + 1) - curve.tokens_per_s(held)) * pool.acquire_s
 
 
 def horizon_s(inputs: PolicyInputs, used: list[PoolView]) -> float:
     """L: the expected time until the capacity that an option uses changes, within the knobs' bounds."""
-    expected = min((pool.life_s for pool in used), default=inf)
+    changes_per_s = sum(1.0 / pool.life_s + 1.0 / pool.grows_in_s for pool in used)
+    expected = 1.0 / changes_per_s if changes_per_s > 0 else inf
     return min(max(expected, inputs.knobs.horizon_min_s), inputs.knobs.horizon_max_s)

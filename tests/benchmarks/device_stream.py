@@ -6,8 +6,8 @@ over NIXL with the streaming library itself, then takes the last gradients as at
 and two moments in fp32, which is what streams.
 
 Printed and reported for each size: share of what a plain copy on the device reaches, pause, step time while streaming
-over the usual step, and whether every bit is equal. Before that, counter edges: a region is rewritten again and again
-with nothing waited for between, and a reader that believes only what lies between two equal even counters must never
+over the usual step, and whether every bit is equal. Before that, counter edges: a region is rewritten again and again,
+its counter in host memory, and a reader that believes only what lies between two equal even counters must never
 see two versions in one look.
 """
 
@@ -30,6 +30,7 @@ import torch
 from torch.distributed import TCPStore
 
 from liver_core.reshard import CopyRuns, RankPlan, Transfer
+from liver_core.streaming.counters import HostCounters
 from liver_core.streaming.follow import Follower
 from liver_core.streaming.reader import Following, StreamEnd, TargetStream
 from liver_core.streaming.ring import COUNTER, SourceRing
@@ -50,7 +51,7 @@ STEPS_USUAL = STEPS_STREAMING = 8
 STEP_S = 0.25
 """Seconds of work that stand for forward and backward."""
 EDGE_ELEMENTS = {"cuda": 1 << 26, "cpu": 1 << 20}
-EDGE_LOOKS = 300
+EDGE_LOOKS, EDGE_S = 300, 20.0
 REST_S = 0.002
 """Between two bursts of rewriting, so that some looks of the reader succeed."""
 LIMIT_S = 120.0
@@ -121,31 +122,36 @@ def edges(rank: Rank, device: str) -> dict[str, int]:
     torch.set_num_threads(1)
     store, numel = _store(rank), EDGE_ELEMENTS[device]
     region = torch.zeros(numel, device=device)
-    counter = torch.zeros(1, dtype=torch.int64, device=device)
+    counter = HostCounters(1, 0)
     endpoint = _endpoint(rank, device)
     if rank.rank == 0:
-        endpoint.register(sources={"master": region, COUNTER: counter})
+        endpoint.register(sources={"master": region, COUNTER: counter.memory})
         endpoint.start_progress()
         rank.exchange(endpoint.address())
         version, deadline = 0, time.monotonic() + LIMIT_S / 2
         while not store.check(["looked"]) and time.monotonic() < deadline:
-            for _ in range(4):  # Queued behind each other: nothing but the stream keeps them in order.
-                counter.fill_(2 * version + 1)
+            for _ in range(4):  # As the ring does: odd before anything is launched, even after the device has done it.
+                counter.put(0, 2 * version + 1)
                 version += 1
                 region.fill_(float(version % 1024))
-                counter.fill_(2 * version)
-            settle(device)
+                settle(device)
+                counter.put(0, 2 * version)
             rank.hub.poll(REST_S)
         rank.exchange()
         return {}
-    endpoint.register(targets={"master": region, COUNTER: counter})
+    landing = torch.zeros(1, dtype=torch.int64)
+    endpoint.register(targets={"master": region, COUNTER: landing})
     endpoint.connect(0, rank.exchange()[0] or b"", time.monotonic() + 20.0)
-    found = {"looks": EDGE_LOOKS, "whole": 0, "torn": 0, "mixed": 0}
+    found = {"looks": 0, "whole": 0, "torn": 0, "mixed": 0}
+    deadline = time.monotonic() + EDGE_S
     for look in range(EDGE_LOOKS):
+        if time.monotonic() > deadline:
+            break
+        found["looks"] += 1
         length = numel if look % 2 else 4096
-        before = _counter(endpoint, counter)
+        before = _counter(endpoint, landing)
         endpoint.read([Read(0, "master", (Run(0, 0, length),))], time.monotonic() + 20.0)
-        after = _counter(endpoint, counter)
+        after = _counter(endpoint, landing)
         if before % 2 or before != after:
             found["torn"] += 1
             continue

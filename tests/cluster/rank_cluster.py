@@ -294,8 +294,8 @@ class Cluster:
         """Wait until every living process has ended by itself; their results."""
         for rank in self.ranks.values():
             if not rank.process.is_alive() and rank.listener is not None:
-                # What it said at its end may still be in the pipe.
-                rank.listener.join(5)
+                # What it said at its end may still be in the pipe, and reading it may have to import torch here.
+                rank.listener.join(timeout_s)
         living = [rank for rank in self.ranks.values() if rank.process.is_alive() or rank.result is not None]
         self.wait_for(
             lambda: all(rank.result is not None or rank.error for rank in living), timeout_s, "end of all ranks"

@@ -72,6 +72,7 @@ class RankSetup:
     tensorboard: str | None = None  # a folder in that of the checkpoints
     job: str = "liver_core.training.gpt:GptJob"
     islands: tuple[str, tuple[str, ...]] | None = None  # (prefix, names) of `net_islands`: each node is on its own
+    gpus: tuple[str, ...] = ()  # of this machine; the first is that of node "a", the second that of node "b"
 
     def host_of(self, node_id: str) -> str:
         """The address that a node's ranks bind to."""
@@ -84,6 +85,10 @@ def rank_process(pipe: Any, member: Member, request: Any, setup: RankSetup, faul
     try:
         if setup.islands is not None:
             enter(setup.islands[0], member.node_id)
+        if setup.gpus:
+            from liver_core.device.rank_device import rank_environment
+
+            os.environ |= rank_environment(ord(member.node_id[0]) - ord("a"), setup.gpus)
         listener.send("result", _run_rank(pipe, listener, member, request, setup, faults))
     except BaseException:
         listener.send("error", traceback.format_exc())
@@ -175,9 +180,10 @@ def make_job(setup: RankSetup) -> Any:
 def make_transport(name: str, host: str = "127.0.0.1") -> Callable[[str, Any], Any]:
     """What makes a rank's endpoint from its name."""
     if name == "nixl":
+        from liver_core.device.rank_device import own_device
         from liver_core.transport.nixl import NixlTransport
 
-        return lambda endpoint, _store: NixlTransport(endpoint)
+        return lambda endpoint, _store: NixlTransport(endpoint, host_memory_only=own_device().type == "cpu")
     if name == "mixed":
         from liver_core.transport.endpoint import make_endpoint
 
@@ -255,6 +261,12 @@ class Recorder:
         retirement = self.loop.retirement
         rescue = None if retirement is None else retirement.following.rescue
         self.listener.send("rescue", -1 if rescue is None else rescue.bytes)
+
+    def tell_steps(self) -> None:
+        """Say how long the latest steps of the active world took, seconds."""
+        active, taken = self.loop.active, list(self.loop.timings.steps)
+        if active is not None:
+            self.listener.send("steps", active.world.generation, taken)
 
     def tell_optimizer(self) -> None:
         """Say how long the part of a step after its boundary takes in the active world, seconds."""
@@ -398,7 +410,7 @@ class Recorder:
         self.listener.send(name, self.loop.progress.step, resident, counts())
 
     def _keep(self, role: str, world: Any, live: Any, regions: dict[str, Any]) -> dict[str, Any]:
-        copies = {kind: region.detach().clone().numpy() for kind, region in regions.items()}
+        copies = {kind: on_host(region) for kind, region in regions.items()}
         record = {"regions": copies, "layout": str(world.layout)}
         self.records[(role, world.generation, world.rank)] = record
         return record
@@ -411,7 +423,7 @@ class Recorder:
         return {
             "records": self.records,
             "trace": self.trace,
-            "final": {kind: region.detach().clone().numpy() for kind, region in active.live.regions.items()},
+            "final": {kind: on_host(region) for kind, region in active.live.regions.items()},
             "manifest": to_json(active.live.manifest),
             "rank": active.world.rank,
             "step": progress.step,
@@ -452,12 +464,17 @@ def resident_bytes() -> int:
         return next(int(line.split()[1]) * 1024 for line in rollup if line.startswith("Rss:"))
 
 
+def on_host(tensor: Any) -> Any:
+    """A copy as numpy."""
+    return tensor.detach().clone().cpu().numpy()
+
+
 def digest_of(regions: dict[str, Any]) -> str:
     """One digest over the raw bits of regions."""
     digest = hashlib.sha256()
     for kind in sorted(regions):
         digest.update(kind.encode())
-        digest.update(regions[kind].detach().numpy().tobytes())
+        digest.update(regions[kind].detach().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -469,7 +486,7 @@ def local_weights(state: Any) -> dict[str, Any]:
 
     bits = {4: torch.int32, 2: torch.int16}
     return {
-        name: parameter.detach().clone().view(bits[parameter.element_size()]).numpy()
+        name: on_host(parameter.detach().view(bits[parameter.element_size()]))
         for name, parameter in unwrapped(state.model).named_parameters()
     }
 
@@ -483,7 +500,7 @@ def megatron_state(state: Any) -> dict[str, dict[str, Any]]:
     for name, parameter in unwrapped(state.model).named_parameters():
         if parameter in optimizer.model_param_group_index_map:
             tensors = optimizer._get_main_param_and_optimizer_states(parameter)
-            held[name] = {kind: value.detach().clone().numpy() for kind, value in tensors.items()}
+            held[name] = {kind: on_host(value) for kind, value in tensors.items()}
     return held
 
 

@@ -21,7 +21,7 @@ VERBS = [
     "jobs decisions", "jobs plan", "jobs metrics",
     "nodes list", "nodes show", "nodes drain", "handoffs list", "handoffs show", "notices list",
     "prices list", "prices set",
-    "plan memory", "ledger show", "ledger check",
+    "plan memory", "simulate", "ledger show", "ledger check",
     "tokens create", "tokens list", "tokens rotate", "tokens revoke", "audit", "cloud check",
 ]  # fmt: skip
 HEAVY = ("torch", "httpx", "sqlalchemy", "fastapi", "megatron", "numpy")

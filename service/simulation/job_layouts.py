@@ -1,0 +1,46 @@
+"""The layouts of a job file as candidates of a policy, with the planner's own rules and step times. Pure."""
+
+from agent.protocol.jobfile import JobFile
+from service.planner.feasibility import candidates
+from service.planner.step_time import StepShape, StepTimes
+from service.policy.types import Candidate
+from service.simulation.change_cost import STATE_BYTES_PER_PARAMETER, ChangeCost
+
+LAYOUTS_MAX = 512
+
+
+def candidates_of(
+    job: JobFile, *, slots_per_node: int, device: str, cost: ChangeCost, change_s: float | None = None
+) -> tuple[Candidate, ...]:
+    """The fastest layout for each number of nodes that the job allows. `change_s`: what every change costs; None: by
+    the cost of the size of the job's state."""
+    times = StepTimes.of(job, (), device)
+    lost_s = cost.lost_s(state_bytes(job)) if change_s is None else change_s
+    found: dict[int, Candidate] = {}
+    for nodes in range(job.nodes.min, min(job.nodes.max, LAYOUTS_MAX) + 1):
+        layouts = candidates(job, nodes=nodes, slots=nodes * slots_per_node, history=())
+        for layout in layouts:
+            used = -(-layout.world_size // slots_per_node)
+            if used < job.nodes.min:
+                continue
+            estimate = times.of_layout(layout)
+            best = found.get(used)
+            if best is None or estimate.seconds < best.step_time_s:
+                found[used] = Candidate(
+                    str(layout),
+                    used,
+                    estimate.seconds,
+                    job.global_batch * job.model.seq_length,
+                    step_error=estimate.error,
+                    is_measured=estimate.measured,
+                    change_s=lost_s,
+                )
+    return tuple(found[nodes] for nodes in sorted(found))
+
+
+def state_bytes(job: JobFile) -> float:
+    """Of the optimizer's state of the whole job, which a handoff moves."""
+    shape = StepShape.of(job)
+    layer = 4 * shape.hidden_size**2 + 3 * shape.hidden_size * shape.ffn_hidden_size
+    head = 2 * shape.padded_vocab_size * shape.hidden_size
+    return float(STATE_BYTES_PER_PARAMETER * (shape.num_layers * layer + head))

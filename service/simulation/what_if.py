@@ -1,0 +1,61 @@
+"""What a job would have done on a trace of capacity: the one call of the terminal and of the service. Pure."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from agent.protocol.jobfile import JobFile
+from service.policy.types import Goal
+from service.simulation.change_cost import ChangeCost, shipped_cost
+from service.simulation.comparing import Comparison, compare
+from service.simulation.job_layouts import candidates_of, state_bytes
+from service.simulation.replay_setup import ReplaySetup
+from service.simulation.traces import CapacityTrace
+
+SETUP = ReplaySetup(notice_s=120.0, unannounced_share=0.05, acquire_s=120.0, counts_steps=True)
+"""Notices as AWS gives them, one loss in twenty without, two minutes to get a node back that was given back."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What is asked. `slots_per_node`: GPUs of a node; `change_s`: training time that a change loses, None: by `cost`
+    and the size of the job's state; `usd_per_mtok`: what a million tokens is worth, None: by on-demand prices."""
+
+    setup: ReplaySetup = SETUP
+    slots_per_node: int = 1
+    device: str = "A100"
+    change_s: float | None = None
+    cost: ChangeCost | None = None
+    usd_per_mtok: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIfAnswer:
+    """How it went under each policy, and what a change was taken to cost. `is_guess`: the state of the job is smaller
+    or larger than any whose change was measured."""
+
+    comparison: Comparison
+    lost_s: float
+    lost_s_source: str
+    is_guess: bool
+
+    def facts(self) -> dict[str, Any]:
+        """What a program reads."""
+        lost = {"lost_s": self.lost_s, "lost_s_is_extrapolated": self.is_guess, "lost_s_source": self.lost_s_source}
+        return self.comparison.facts() | lost
+
+
+def what_if(job: JobFile, trace: CapacityTrace, asked: WhatIf) -> WhatIfAnswer:
+    """Replays the trace under LiveR's policy and those it is compared with. Raises ValueError where no layout of the
+    job fits its own limits, or the trace has too many ticks."""
+    cost = asked.cost or shipped_cost()
+    layouts = candidates_of(
+        job, slots_per_node=asked.slots_per_node, device=asked.device, cost=cost, change_s=asked.change_s
+    )
+    if not layouts:
+        limits = f"nodes.min {job.nodes.min} to nodes.max {job.nodes.max}"
+        raise ValueError(f"no layout of the job fits {limits} of {asked.slots_per_node} slots")
+    found = compare(trace, layouts, setup=asked.setup, goal=Goal(usd_per_mtok=asked.usd_per_mtok))
+    is_guess = asked.change_s is None and cost.is_extrapolated(state_bytes(job))
+    return WhatIfAnswer(
+        found, layouts[0].change_s, "the request" if asked.change_s is not None else cost.source, is_guess
+    )

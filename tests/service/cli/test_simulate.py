@@ -1,0 +1,69 @@
+"""`liver simulate`: a trace from a file, what a person sees, what a program reads, and how it refuses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("typer")
+
+from typer.testing import CliRunner
+
+from service.cli.main import app
+
+JOB = """
+name: gpt
+entrypoint: train:Job
+global_batch: 24
+micro_batch: 1
+nodes: {min: 2, max: 6}
+model:
+  {num_layers: 12, hidden_size: 768, num_attention_heads: 12, padded_vocab_size: 50304, seq_length: 1024}
+stop: {steps: 500}
+"""
+TRACE = "0,add,a\n0,add,b\n0,add,c\n0,add,d\n600000,remove,b\n1200000,add,e\n1800000,remove,a\n"
+
+
+def run(tmp_path: Path, *more: str, trace: str = TRACE, job: str = JOB):
+    (tmp_path / "trace.csv").write_text(trace)
+    (tmp_path / "job.yaml").write_text(job)
+    given = ["simulate", "--trace", str(tmp_path / "trace.csv"), "--job", str(tmp_path / "job.yaml"), *more]
+    return CliRunner().invoke(app, given)
+
+
+def test_a_program_reads_goodput_bounds_causes_and_baselines(tmp_path) -> None:
+    found = run(tmp_path, "--json", "--change", "2", "--html", str(tmp_path / "page.html"))
+    assert found.exit_code == 0, found.output
+    facts = json.loads(found.stdout)
+    assert 0.5 < facts["goodput"] < 1
+    assert 0 <= facts["regret_victim_oracle"] < 0.5
+    assert set(facts["baselines"]) == {"hold_all", "reactive", "checkpoint_restart"}
+    assert sum(facts["tokens_lost_by"].values()) == pytest.approx(facts["ideal_tokens"] - facts["tokens"], rel=1e-6)
+    page = (tmp_path / "page.html").read_text()
+    assert "<svg" in page and "http" not in page and "<script" not in page
+
+
+def test_a_person_sees_a_table_and_that_the_cost_of_a_change_is_a_guess(tmp_path) -> None:
+    found = run(tmp_path)
+    assert found.exit_code == 0, found.output
+    assert "checkpoint restart" in found.stdout and "two CPU cores" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"trace": "0,add,a\n0,add,a\n"}, "row 2: a came twice"),
+        ({"trace": "hello\n"}, "line 1 is of no known format"),
+        ({"job": JOB.replace("global_batch: 24", "global_batch: 0")}, "global_batch"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(tmp_path, given, rule) -> None:
+    found = run(tmp_path, **given)
+    assert found.exit_code != 0
+    assert rule in found.output
+
+
+def test_prices_without_the_pool_are_refused(tmp_path) -> None:
+    (tmp_path / "prices.csv").write_text("pool,from_s,usd_per_hour\nspot,0,1\n")
+    found = run(tmp_path, "--prices", str(tmp_path / "prices.csv"))
+    assert found.exit_code != 0 and "pool 'on-demand' has no price" in found.output

@@ -1,0 +1,219 @@
+"""LiveR's policy: what it may never do, whatever it is asked, and what it does in the cases that a user knows."""
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.policy.choosing import UtilityPolicy, decide
+from service.policy.plain_policies import ReactivePolicy, UniformProgressPolicy
+from service.policy.types import (
+    Candidate,
+    Goal,
+    Market,
+    Policy,
+    PolicyInputs,
+    PolicyKnobs,
+    PolicyVerdict,
+    PoolView,
+    StandingWorld,
+)
+
+HOUR_S = 3_600.0
+PLACES = ("a", "b")
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> tuple[PoolView, ...]:
+    found = []
+    for index in range(draw(st.integers(1, 4))):
+        market = draw(st.sampled_from(list(Market)))
+        found.append(
+            PoolView(
+                pool=f"pool-{index}",
+                place=draw(st.sampled_from(PLACES)),
+                market=market,
+                usd_per_hour=draw(st.floats(0.1, 10)),
+                held=draw(st.integers(0, 4)),
+                coming=draw(st.integers(0, 2)),
+                offered=draw(st.integers(0, 4)),
+                acquire_s=draw(st.sampled_from([0.0, 120.0])),
+                life_s=inf if market is Market.ON_DEMAND else draw(st.floats(60, 1e6)),
+                grows_in_s=draw(st.sampled_from([600.0, inf])),
+                group_sizes=draw(st.sampled_from([((1, 1.0),), ((1, 0.5), (3, 0.5))])),
+                move_usd=draw(st.sampled_from([0.0, 2.0])),
+            )
+        )
+    return tuple(found)
+
+
+candidates = st.lists(st.tuples(st.integers(1, 8), st.floats(0.5, 50)), min_size=0, max_size=6).map(
+    lambda rows: tuple(
+        Candidate(f"TP1xPP{index + 1}", nodes, step_s, 1_000, change_s=2.0)
+        for index, (nodes, step_s) in enumerate(rows)
+    )
+)
+goals = st.builds(
+    Goal,
+    usd_per_mtok=st.sampled_from([None, 100.0, 1e6]),
+    tokens_left=st.sampled_from([inf, 1e6]),
+    deadline_in_s=st.sampled_from([inf, 5e3, 1e6]),
+    budget_left_usd=st.sampled_from([inf, 0.0]),
+)
+knobs = st.builds(
+    PolicyKnobs, spares_max=st.integers(0, 3), releases=st.booleans(), on_demand=st.booleans(), start_s=st.just(60.0)
+)
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> PolicyInputs:
+    found, layouts = draw(pools()), draw(candidates)
+    standing = None
+    if layouts and draw(st.booleans()):
+        layout, pool = draw(st.sampled_from(layouts)), draw(st.sampled_from(found))
+        standing = StandingWorld(
+            layout.layout,
+            layout.nodes,
+            pool.place,
+            ((pool.pool, min(layout.nodes, pool.held)),),
+            pool.held >= layout.nodes,
+        )
+    return PolicyInputs(found, layouts, 5.0, standing=standing, goal=draw(goals), knobs=draw(knobs))
+
+
+@settings(max_examples=80, deadline=None)
+@given(asked())
+def test_the_same_inputs_give_the_same_decision_with_a_reason(inputs: PolicyInputs) -> None:
+    decision = decide(inputs)
+    assert decision == decide(inputs)
+    assert decision.reason
+    found = [option.utility_usd_per_hour for option in decision.alternatives]
+    assert found == sorted(found, reverse=True)
+
+
+@settings(max_examples=80, deadline=None)
+@given(asked())
+def test_nothing_is_held_that_cannot_be_had_and_nothing_runs_on_nodes_that_are_not_up(inputs: PolicyInputs) -> None:
+    decision = decide(inputs)
+    have = {pool.pool: pool for pool in inputs.pools}
+    for name, count in decision.hold:
+        assert 0 < count <= have[name].held + have[name].coming + have[name].offered
+    option = decision.option
+    if decision.verdict is PolicyVerdict.MOVE and option is not None:
+        assert option.nodes <= sum(pool.held for pool in inputs.pools if pool.place == option.place)
+        assert option.layout in {each.layout for each in inputs.candidates}
+
+
+@settings(max_examples=80, deadline=None)
+@given(asked(), st.integers(0, 3), st.integers(1, 3))
+def test_more_capacity_in_a_place_never_lowers_the_best_utility(inputs: PolicyInputs, which: int, more: int) -> None:
+    inputs = replace(inputs, standing=None, goal=Goal(usd_per_mtok=inputs.goal.usd_per_mtok or 10.0))
+    inputs = replace(inputs, knobs=replace(inputs.knobs, releases=True))
+    # Of several pools in one place the policy weighs two ways to share the nodes, not every one.
+    places = [replace(pool, place=pool.pool) for pool in inputs.pools]
+    inputs = replace(inputs, pools=tuple(places))
+    changed = list(places)
+    before = decide(inputs).alternatives
+    which %= len(changed)
+    changed[which] = replace(changed[which], offered=changed[which].offered + more)
+    after = decide(replace(inputs, pools=tuple(changed))).alternatives
+    if before:
+        least = before[0].utility_usd_per_hour
+        assert after[0].utility_usd_per_hour >= least - 1e-9 * abs(least) - 1e-9
+
+
+@pytest.mark.parametrize("policy", [UtilityPolicy(), ReactivePolicy(), UniformProgressPolicy()])
+def test_every_policy_keeps_the_protocol(policy: Policy) -> None:
+    inputs = PolicyInputs((spot("a", held=4),), linear(), 3.0, knobs=PolicyKnobs(start_s=60.0))
+    first = policy.decide(inputs)
+    assert first.verdict is PolicyVerdict.START and first.option is not None and first.option.nodes == 4
+    standing = StandingWorld(first.option.layout, 4, "a", (("a", 4),))
+    assert policy.decide(replace(inputs, standing=standing)).verdict is PolicyVerdict.STAY
+    assert policy.decide(replace(inputs, pools=(spot("a"),))).verdict is PolicyVerdict.PAUSE
+
+
+def spot(place: str, *, held: int = 0, offered: int = 0, usd: float = 1.0, life_h: float = 10.0) -> PoolView:
+    return PoolView(place, place, Market.SPOT, usd, held=held, offered=offered, life_s=life_h * HOUR_S)
+
+
+def linear() -> tuple[Candidate, ...]:
+    return tuple(Candidate(f"DP{nodes}", nodes, 8.0 / nodes, 1_000) for nodes in range(1, 9))
+
+
+def gang(**changes: object) -> PolicyInputs:
+    """One node of work that takes ten hours, two places and on-demand nodes."""
+    bought = PoolView("on-demand", "on-demand", Market.ON_DEMAND, 5.0, offered=1)
+    inputs = PolicyInputs(
+        (spot("dear", offered=1, usd=2.0), spot("cheap", offered=1, usd=1.0), bought),
+        (Candidate("gang", 1, 1.0, 1),),
+        5.0,
+        had=((1.03, 0.6), (2.06, 0.9)),
+        goal=Goal(tokens_left=10 * HOUR_S, deadline_in_s=20 * HOUR_S),
+        knobs=PolicyKnobs(start_s=600.0, spares_max=0),
+    )
+    return replace(inputs, **changes)
+
+
+def test_with_time_to_spare_only_the_cheap_place_is_taken() -> None:
+    chosen = decide(gang()).option
+    assert chosen is not None and chosen.place == "cheap"
+    without = gang(pools=(spot("dear", offered=1, usd=2.0), gang().pools[2]))
+    assert decide(without).verdict is PolicyVerdict.PAUSE
+
+
+def test_with_little_time_to_spare_the_dear_place_is_taken_too() -> None:
+    late = gang(
+        pools=(spot("dear", offered=1, usd=2.0), gang().pools[2]),
+        goal=Goal(tokens_left=10 * HOUR_S, deadline_in_s=12.5 * HOUR_S),
+    )
+    chosen = decide(late).option
+    assert chosen is not None and chosen.place == "dear"
+
+
+def test_on_demand_is_bought_when_only_it_ends_in_time() -> None:
+    last_moment = gang(goal=Goal(tokens_left=10 * HOUR_S, deadline_in_s=10 * HOUR_S + 640))
+    chosen = decide(last_moment).option
+    assert chosen is not None and chosen.place == "on-demand"
+
+
+def test_a_deadline_that_cannot_be_met_and_a_budget_that_is_spent_are_said() -> None:
+    late = decide(gang(goal=Goal(tokens_left=10 * HOUR_S, deadline_in_s=9 * HOUR_S)))
+    assert "missed by 1 h" in late.alert and late.option is not None
+    spent = decide(gang(goal=Goal(budget_left_usd=0.0)))
+    assert spent.verdict is PolicyVerdict.PAUSE and "budget" in spent.alert
+
+
+def test_on_demand_is_not_given_back_before_the_patience_is_over() -> None:
+    standing = StandingWorld("gang", 1, "on-demand", (("on-demand", 1),))
+    bought = replace(gang().pools[2], held=1, offered=0)
+    inputs = gang(
+        pools=(gang().pools[1], bought),
+        standing=standing,
+        served_s=60.0,
+        goal=Goal(tokens_left=10 * HOUR_S, deadline_in_s=14 * HOUR_S, usd_per_mtok=6e6 / HOUR_S),
+        knobs=PolicyKnobs(start_s=600.0, spares_max=0, patience_s=900.0),
+    )
+    assert decide(inputs).verdict is PolicyVerdict.STAY
+    # What the job runs on is kept until the other is up.
+    assert dict(decide(replace(inputs, served_s=901.0)).hold) == {"cheap": 1, "on-demand": 1}
+
+
+def test_reproducible_jobs_keep_their_tensor_parallel_degree() -> None:
+    layouts = (
+        Candidate("TP2xPP1", 2, 4.0, 1_000),
+        Candidate("TP2xPP2", 4, 2.0, 1_000),
+        Candidate("PP4", 4, 1.0, 1_000),
+    )
+    standing = StandingWorld("TP2xPP1", 2, "a", (("a", 2),))
+    inputs = PolicyInputs((spot("a", held=4),), layouts, 3.0, standing=standing)
+    free = decide(inputs).option
+    assert free is not None and free.layout == "PP4"
+    kept = decide(replace(inputs, knobs=PolicyKnobs(is_reproducible=True))).option
+    assert kept is not None and kept.layout == "TP2xPP2"
+
+
+def test_too_many_pools_are_refused_by_number() -> None:
+    with pytest.raises(ValueError, match="pools: at most 256, are 257"):
+        PolicyInputs(tuple(spot(f"p{index}") for index in range(257)), (), 1.0)

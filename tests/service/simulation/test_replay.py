@@ -1,0 +1,136 @@
+"""Replays against what could have been had: the order of the bounds, the tiling of the ledger, and that nothing is
+decided by chance."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.policy.choosing import UtilityPolicy
+from service.policy.plain_policies import ReactivePolicy
+from service.policy.types import Candidate, Goal, Policy, PolicyKnobs
+from service.simulation.cluster_replay import ClusterRun, replay_cluster
+from service.simulation.count_oracles import ideal_tokens, oracle_tokens
+from service.simulation.replay_ledger import hours_by_cause, ledger_of
+from service.simulation.replay_setup import ReplaySetup, Victims, grid_of, likely_hit
+from service.simulation.traces import CapacityTrace, of_counts
+
+ALMOST = 1e-6
+POLICIES: tuple[Policy, ...] = (UtilityPolicy(), ReactivePolicy())
+
+
+@st.composite
+def traces(draw: st.DrawFn) -> CapacityTrace:
+    counts = draw(st.lists(st.integers(0, 9), min_size=1, max_size=14))
+    gaps = draw(st.lists(st.integers(1, 600), min_size=len(counts), max_size=len(counts)))
+    times = [float(sum(gaps[:index])) for index in range(len(gaps))]
+    return of_counts("random", list(zip(times, counts, strict=True)), times[-1] + 300.0)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[Candidate, ...]:
+    nodes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    return tuple(
+        Candidate(
+            f"PP{index + 1}",
+            count,
+            step_time_s=draw(st.floats(0.5, 200)),
+            tokens_per_step=1_000,
+            change_s=draw(st.sampled_from([0.0, 2.0, 30.0, 170.0])),
+        )
+        for index, count in enumerate(nodes)
+    )
+
+
+setups = st.builds(
+    ReplaySetup,
+    notice_s=st.sampled_from([0.0, 30.0, 120.0]),
+    unannounced_share=st.sampled_from([0.0, 0.3]),
+    acquire_s=st.sampled_from([0.0, 120.0]),
+    victims=st.sampled_from(list(Victims)),
+    counts_steps=st.booleans(),
+    checkpoint_every_s=st.sampled_from([0.0, 300.0]),
+    seed=st.integers(0, 3),
+)
+knobs = st.builds(PolicyKnobs, spares_max=st.integers(0, 3), releases=st.booleans())
+goals = st.builds(Goal, usd_per_mtok=st.sampled_from([None, 1.0, 1e4]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(traces(), tables(), setups, knobs, goals, st.sampled_from(POLICIES))
+def test_nobody_does_better_than_who_knows_more(trace, candidates, setup, knob, goal, policy) -> None:
+    run = replay_cluster(trace, candidates, policy, setup=setup, knobs=knob, goal=goal)
+    grid = grid_of(trace, setup)
+    ideal = ideal_tokens(grid, candidates)
+    by_counts = oracle_tokens(grid, candidates, knows_victims=False)
+    by_victims = oracle_tokens(grid, candidates, knows_victims=True)
+    assert run.ideal_tokens == pytest.approx(ideal)
+    assert by_counts <= by_victims * (1 + ALMOST) <= ideal * (1 + ALMOST) ** 2
+    assert run.tokens <= by_victims * (1 + ALMOST)
+    if setup.victims is Victims.COUNTED and not setup.notice_s:
+        assert run.tokens <= by_counts * (1 + ALMOST)
+
+
+@settings(max_examples=50, deadline=None)
+@given(traces(), tables(), setups, knobs, goals, st.sampled_from(POLICIES))
+def test_causes_sum_to_the_gap_and_the_ledger_covers_each_lease_once(
+    trace, candidates, setup, knob, goal, policy
+) -> None:
+    run = replay_cluster(trace, candidates, policy, setup=setup, knobs=knob, goal=goal)
+    assert sum(tokens for _, tokens in run.tokens_lost_by) == pytest.approx(run.ideal_tokens - run.tokens, abs=1e-3)
+    assert all(tokens >= -1e-6 for _, tokens in run.tokens_lost_by)
+    for leases in ledger_of(run).values():
+        for lease in leases:
+            assert all(earlier.ends_at == later.starts_at for earlier, later in pairwise(lease))
+    hours = sum(lease.end_s - lease.begin_s for lease in run.leases) / 3_600
+    assert sum(hours_by_cause(run).values()) == pytest.approx(hours)
+    assert run.usd == pytest.approx(hours * setup.usd_per_hour)
+
+
+@settings(max_examples=20, deadline=None)
+@given(traces(), tables(), setups, st.sampled_from(POLICIES))
+def test_the_same_replay_gives_the_same_run(trace, candidates, setup, policy) -> None:
+    def run() -> ClusterRun:
+        return replay_cluster(trace, candidates, policy, setup=setup)
+
+    assert run() == run()
+
+
+def linear(change_s: float = 2.0) -> tuple[Candidate, ...]:
+    return tuple(Candidate(f"DP{n}", n, 8.0 / n, 1_000, change_s=change_s) for n in range(1, 9))
+
+
+def test_a_loss_costs_one_change_and_a_trace_without_losses_costs_the_start() -> None:
+    setup = ReplaySetup()
+    quiet = replay_cluster(of_counts("quiet", [(0.0, 4)], 600.0), linear(), ReactivePolicy(), setup=setup)
+    assert quiet.tokens == pytest.approx(4 * 125 * 598)
+    lossy = replay_cluster(of_counts("lossy", [(0.0, 4), (300.0, 3)], 600.0), linear(), ReactivePolicy(), setup=setup)
+    assert lossy.tokens == pytest.approx(4 * 125 * 298 + 3 * 125 * 298)
+    assert lossy.changes == 2
+
+
+def test_a_loss_that_nobody_announced_costs_the_step_it_interrupts() -> None:
+    trace = of_counts("lossy", [(0.0, 4), (317.0, 3)], 600.0)
+    slow = tuple(Candidate(f"DP{n}", n, 400.0 / n, 1_000, change_s=2.0) for n in range(1, 9))
+    told = ReplaySetup(counts_steps=True, notice_s=120.0)
+    untold = ReplaySetup(counts_steps=True, notice_s=120.0, unannounced_share=1.0, detect_s=5.0)
+    run = dict(replay_cluster(trace, slow, ReactivePolicy(), setup=told).tokens_lost_by)
+    silent = dict(replay_cluster(trace, slow, ReactivePolicy(), setup=untold).tokens_lost_by)
+    assert run["lost_work"] == 0
+    assert silent["lost_work"] == pytest.approx((315 % 100) * 10)
+
+
+def test_nodes_that_buy_nothing_are_given_back_and_nodes_that_do_are_kept() -> None:
+    flat = (Candidate("DP2", 2, 1.0, 1_000), Candidate("DP8", 8, 0.999, 1_000))
+    trace = of_counts("steady", [(0.0, 8)], 6 * 3_600.0)
+    given_back = replay_cluster(trace, flat, UtilityPolicy(), setup=ReplaySetup(acquire_s=120.0))
+    assert given_back.usd < 6 * 8 * 0.75
+    kept = replay_cluster(trace, linear(), UtilityPolicy(), setup=ReplaySetup(acquire_s=120.0))
+    assert kept.usd == pytest.approx(6 * 8)
+
+
+def test_a_loss_hits_when_it_more_likely_does_than_not() -> None:
+    assert likely_hit(5, 10, 1) and not likely_hit(4, 10, 1)
+    assert likely_hit(8, 10, 3)
+    assert not likely_hit(0, 10, 3) and not likely_hit(5, 10, 0)
