@@ -4,7 +4,6 @@ what the report has of them."""
 import argparse
 import json
 import platform
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -32,7 +31,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=PARTS, default=PARTS)
     given = parser.parse_args()
     if not given.data.is_dir():
-        sys.exit(f"not run: there is no folder {given.data}; POLICY_DATA names the folder of spot traces")
+        print(f"not run: there is no folder {given.data}; POLICY_DATA names the folder of spot traces")
+        return
     cost = cost_of(given.handoffs)
     report = read_report(given.report)
     report["machine"] = f"{platform.machine()}, Python {platform.python_version()}"

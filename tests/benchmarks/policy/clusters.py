@@ -9,7 +9,7 @@ from statistics import mean
 from typing import Any
 
 from service.policy.choosing import UtilityPolicy
-from service.policy.types import Candidate, Goal, PolicyKnobs
+from service.policy.types import Candidate, PolicyKnobs
 from service.simulation.change_cost import STATE_BYTES_PER_PARAMETER, ChangeCost
 from service.simulation.cluster_replay import ClusterRun, replay_cluster
 from service.simulation.comparing import Comparison, compare
@@ -23,8 +23,8 @@ SMALL, LARGE = "gpt-1.5b", "gpt-6.7b"
 PARAMETERS = {SMALL: 1.5e9, LARGE: 6.7e9}
 FIXED_S = (2.0, 5.0)
 DRAWS = 20
-THROUGHPUT_FIRST = Goal(usd_per_mtok=1e3)
-"""A token is worth so much that no node that makes the job faster is given back."""
+HOLDS_ALL = PolicyKnobs(releases=False)
+"""Tokens first: no node is given back, so that the distance to the oracles is that of the choice of layouts."""
 COUNTED = ReplaySetup(usd_per_hour=SPOT_USD, usd_per_hour_on_demand=ON_DEMAND_USD, victims=Victims.COUNTED)
 
 
@@ -34,7 +34,7 @@ def fixed_cases(folder: Path, cost: ChangeCost) -> Iterator[dict[str, Any]]:
         for lost_s in (*FIXED_S, cost.lost_s(STATE_BYTES_PER_PARAMETER * PARAMETERS[SMALL])):
             mode = "fixed" if lost_s in FIXED_S else "fitted"
             layouts = measured_layouts(folder, SMALL, lost_s)
-            found = compare(trace(folder, name), layouts, setup=COUNTED, goal=THROUGHPUT_FIRST)
+            found = compare(trace(folder, name), layouts, setup=COUNTED, knobs=HOLDS_ALL)
             case = case_of(found, SMALL, mode, lost_s)
             if name == "p3":
                 case["baselines"]["parcae_published"] = parcae(folder)
@@ -53,7 +53,7 @@ def notice_cases(folder: Path, cost: ChangeCost) -> Iterator[dict[str, Any]]:
                 setup = replace(
                     COUNTED, victims=Victims.NAMED, notice_s=30.0, unannounced_share=share, counts_steps=True
                 )
-                found = compare(trace(folder, name), layouts, setup=setup, goal=THROUGHPUT_FIRST)
+                found = compare(trace(folder, name), layouts, setup=setup, knobs=HOLDS_ALL)
                 yield case_of(found, model, "notices", 5.0)
 
 
@@ -73,8 +73,7 @@ def released(found: CapacityTrace, layouts: Sequence[Candidate], model: str) -> 
     for seed in range(1, DRAWS + 1):
         drawn = replace(setup, seed=seed)
         ours.append(replay_cluster(found, layouts, UtilityPolicy(), setup=drawn))
-        keeps = PolicyKnobs(releases=False)
-        held.append(replay_cluster(found, layouts, UtilityPolicy(), setup=drawn, knobs=keeps))
+        held.append(replay_cluster(found, layouts, UtilityPolicy(), setup=drawn, knobs=HOLDS_ALL))
     return {
         "trace": found.name, "model": model, "mode": "release", "lost_s": 5.0, "notice_s": 0.0,
         "unannounced_share": 0.0, "acquire_s": 120.0, "draws": DRAWS,
