@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from liver_core.device import DeviceWait, settle
+from liver_core.device.landed import flush_landed
 from liver_core.transport.protocol import Call, PeerReport, Read, ReadReport, TransportError, TransportTimeout
 from liver_core.transport.regions import Address, Regions, Table, as_bytes, batches, check_reads
 from liver_core.transport.ucx import (
@@ -26,7 +28,6 @@ from liver_core.transport.ucx import (
     NixlAgent,
     Where,
     check_attachable,
-    check_near,
     load_nixl,
     machine,
     ucx_environment,
@@ -85,9 +86,10 @@ class NixlTransport:
     `host_memory_only` chooses the settings of `ucx_environment`; False for regions on GPUs. Both count for the first
     endpoint of a process only, since UCX reads its settings once.
 
-    Between nodes without RDMA, UCX emulates reads over TCP, and then a reader that dies or gives up before the source
-    has answered makes UCX abort the *source process* ("Fatal: unexpected error: Endpoint timeout" in
-    `ucp_request_try_send`, UCX 1.23). So such peers are refused unless `emulated_reads` says that the source may die.
+    Emulated reads are off. Between nodes without RDMA, UCX would emulate reads over TCP, and then a reader that dies or
+    gives up before the source has answered makes UCX abort the *source process* ("Fatal: unexpected error: Endpoint
+    timeout" in `ucp_request_try_send`, UCX 1.23). Without emulation UCX refuses to connect, and the source lives.
+    With devices, a peer on another machine is tried: what proves it is a read of a token in each kind of memory.
 
     A timeout with bytes still in flight destroys the reading agent, since UCX cannot take a read back and the target
     must not change afterwards: the endpoint then goes on serving, but reads no more.
@@ -101,15 +103,15 @@ class NixlTransport:
         *,
         interface: str = "",
         host_memory_only: bool = True,
-        emulated_reads: bool = False,
         token: bytes | None = None,
     ) -> None:
         self.name = name
         self._environment = ucx_environment(interface=interface, host_memory_only=host_memory_only)
         self._host_memory_only = host_memory_only
-        self._emulated_reads = emulated_reads
         self._regions = Regions()
         self._token = torch.frombuffer(bytearray(token or os.urandom(TOKEN_BYTES)), dtype=torch.uint8)
+        self._tokens: dict[str, torch.Tensor] = {}
+        """By kind of memory. Reads of host memory prove nothing of the wires to a device."""
         self._landing = torch.zeros(TOKEN_BYTES, dtype=torch.uint8)
         self._peers: dict[int, _NixlPeer] = {}
         self._server: NixlAgent | None = None
@@ -132,6 +134,7 @@ class NixlTransport:
         for kind, tensor in sources.items():
             if tensor.numel():
                 self._serving().register(as_bytes(tensor), kind)
+                self._place_token(tensor)
         for kind, tensor in targets.items():
             if tensor.numel():
                 self._reading().register(as_bytes(tensor), kind)
@@ -145,6 +148,7 @@ class NixlTransport:
             "metadata": base64.b64encode(self._serving().metadata()).decode(),
             "token": base64.b64encode(self._token.numpy().tobytes()).decode(),
             "token_at": self._token.data_ptr(),
+            "tokens": {memory: (each.data_ptr(), _device_of(each)) for memory, each in self._tokens.items()},
             "base": {kind: (tensor.data_ptr(), _device_of(tensor)) for kind, tensor in sources.items()},
             "memory": {kind: _memory_of(tensor) for kind, tensor in sources.items()},
             "machine": machine(),
@@ -189,6 +193,8 @@ class NixlTransport:
         known = {peer: each.address.regions for peer, each in self._peers.items()}
         work = _planned(reads, check_reads(reads, known, self._regions.targets))
         self._run(work, start, deadline)
+        for device in {self._regions.targets[read.kind].device for read in reads}:
+            flush_landed(device)
         peers = tuple(PeerReport(each.peer, each.bytes, each.seconds) for each in work)
         return ReadReport(sum(each.bytes for each in peers), time.monotonic() - start, peers)
 
@@ -208,6 +214,15 @@ class NixlTransport:
             self._server.register(self._token)
         return self._server
 
+    def _place_token(self, beside: torch.Tensor) -> None:
+        """Where a peer can prove that it reads the kind of memory that `beside` lies in."""
+        memory = _memory_of(beside)
+        if memory == "DRAM" or memory in self._tokens:
+            return
+        token = self._tokens[memory] = self._token.to(beside.device)
+        settle(DeviceWait.LANDED, beside.device)
+        self._serving().register(token)
+
     def _reading(self) -> NixlAgent:
         if self._why_no_reads:
             raise TransportError(Call.READ, f"{self.name!r} reads no more: {self._why_no_reads}")
@@ -217,8 +232,8 @@ class NixlTransport:
         return self._reader
 
     def _introduce(self, peer: int, decoded: Address) -> _NixlPeer:
-        if not self._emulated_reads:
-            (check_attachable if self._host_memory_only else check_near)(peer, decoded)
+        if self._host_memory_only:
+            check_attachable(peer, decoded)
         try:
             metadata = base64.b64decode(decoded.extra["metadata"])
             base = {kind: (int(at), int(device)) for kind, (at, device) in decoded.extra["base"].items()}
@@ -228,26 +243,28 @@ class NixlTransport:
         return _NixlPeer(decoded, self._reading().add_peer(peer, metadata), base, memory)
 
     def _prove(self, peer: int, known: _NixlPeer, deadline: float) -> None:
-        """Read the peer's token: wires up UCX ahead of the first real read, and finds an endpoint that was replaced."""
+        """Read the peer's token, in each kind of memory that it has: wires up UCX ahead of the first real read, finds
+        an endpoint that was replaced, and what UCX cannot read one-sidedly."""
         reader, where = self._reading(), Where(Call.CONNECT, peer)
         extra = known.address.extra
-        ends = [
-            Descriptors("DRAM", np.array([[at, TOKEN_BYTES, 0]], dtype=np.uint64))
-            for at in (self._landing.data_ptr(), int(extra["token_at"]))
-        ]
-        for attempt in range(WIRE_UP_READS):
-            if attempt:
-                time.sleep(PROGRESS_PERIOD_S)
-            self._landing.zero_()
-            handle = reader.post(where, known.agent_name, *ends)
-            while not reader.landed(where, handle):
-                if time.monotonic() >= deadline:
-                    del handle
-                    self._end_reads(f"{known.address.name!r} did not answer in time and may still do so")
-                    raise TransportTimeout(Call.CONNECT, f"{known.address.name!r} did not answer", peer=peer)
-                time.sleep(SLEEP_MOST_S)
-        if base64.b64encode(self._landing.numpy().tobytes()).decode() != extra["token"]:
-            raise TransportError(Call.CONNECT, f"{known.address.name!r} is not who the address says", peer=peer)
+        tokens = {"DRAM": (int(extra["token_at"]), 0), **extra.get("tokens", {})}
+        for memory, (at, device) in tokens.items():
+            local = Descriptors("DRAM", np.array([[self._landing.data_ptr(), TOKEN_BYTES, 0]], dtype=np.uint64))
+            remote = Descriptors(memory, np.array([[int(at), TOKEN_BYTES, int(device)]], dtype=np.uint64))
+            for attempt in range(WIRE_UP_READS):
+                if attempt:
+                    time.sleep(PROGRESS_PERIOD_S)
+                self._landing.zero_()
+                handle = reader.post(where, known.agent_name, local, remote)
+                while not reader.landed(where, handle):
+                    if time.monotonic() >= deadline:
+                        del handle
+                        self._end_reads(f"{known.address.name!r} did not answer in time and may still do so")
+                        text = f"{known.address.name!r} did not answer a read of its {memory}"
+                        raise TransportTimeout(Call.CONNECT, text, peer=peer)
+                    time.sleep(SLEEP_MOST_S)
+            if base64.b64encode(self._landing.numpy().tobytes()).decode() != extra["token"]:
+                raise TransportError(Call.CONNECT, f"{known.address.name!r} is not who the address says", peer=peer)
 
     def _run(self, work: Sequence[_Progress], start: float, deadline: float) -> None:
         """Post and poll until all landed. After a failure nothing new is posted, but what flies is waited for."""

@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,12 @@ TOKEN_BYTES = 64
 def ucx_environment(*, interface: str, host_memory_only: bool) -> dict[str, str]:
     """Settings for UCX and NIXL that must be in the environment before the process makes its first agent.
 
+    Never an emulated read: UCX refuses a peer that it cannot read without that peer's help (ADR 0015).
+
     For host memory: cross-memory attach for data, TCP for set-up, and no hooks in the allocator. The hooks keep a
     cache of registrations that neither of the two has, and installing them costs 0.4 s of CPU. With GPUs or RDMA the
-    choice of wires and the hooks stay with UCX. Signals stay with the process in both cases.
+    choice of wires and the hooks stay with UCX, reads between the GPUs of a machine are allowed also where UCX sees no
+    NVLink, and `interface` is joined by all RDMA devices. Signals stay with the process in both cases.
 
     No keepalive: UCX's own (every 20 s) makes the next reads of a peer wait until that peer polls, which it need not do
     once all are connected. That a peer is gone shows in a read that fails, in a deadline, and to the agents.
@@ -39,13 +43,33 @@ def ucx_environment(*, interface: str, host_memory_only: bool) -> dict[str, str]
         "UCX_LOG_LEVEL": "fatal",
         "UCX_WARN_UNUSED_ENV_VARS": "n",
         "UCX_KEEPALIVE_INTERVAL": "inf",
+        "UCX_PROTO_EMULATION_ENABLE": "n",
         "NIXL_LOG_LEVEL": "FATAL",
     }
-    if interface:
-        settings["UCX_NET_DEVICES"] = interface
     if host_memory_only:
-        settings |= {"UCX_TLS": "tcp,cma,self", "UCX_MEM_EVENTS": "n"}
+        # NIXL's plugin refuses to load on a machine with GPUs where cuda_copy is not among the wires.
+        wires = "tcp,cma,self,cuda_copy" if has_gpu() else "tcp,cma,self"
+        settings |= {"UCX_TLS": wires, "UCX_MEM_EVENTS": "n"}
+    else:
+        settings["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "on"
+    if interface:
+        settings["UCX_NET_DEVICES"] = ",".join((interface, *(() if host_memory_only else rdma_devices())))
     return settings
+
+
+def rdma_devices(folder: Path = Path("/sys/class/infiniband")) -> tuple[str, ...]:
+    """The ports of this machine's RDMA devices, as UCX names them: "mlx5_0:1"."""
+    return tuple(f"{port.parent.parent.name}:{port.name}" for port in sorted(folder.glob("*/ports/*")))
+
+
+def has_gpu(folder: Path = Path("/sys/bus/pci/devices")) -> bool:
+    """Whether a display or 3D controller of NVIDIA is on the PCI bus, with or without a driver."""
+    for device in folder.glob("*"):
+        with contextlib.suppress(OSError):
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+            if vendor == "0x10de" and kind.startswith("0x03"):
+                return True
+    return False
 
 
 def interface_of(address: str) -> str:
@@ -162,16 +186,11 @@ class _Vector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-def check_near(peer: int, address: Address) -> None:
-    """Raise unless the peer is on this machine: UCX itself would silently fall back to emulated reads over TCP."""
+def check_attachable(peer: int, address: Address) -> None:
+    """Raise unless the peer is on this machine and this process may read its memory in the host."""
     if address.extra.get("machine") != machine():
         text = f"{address.name!r} is on another machine or in another container, and reads over TCP are not allowed"
         raise TransportError(Call.CONNECT, text, peer=peer)
-
-
-def check_attachable(peer: int, address: Address) -> None:
-    """Raise unless this process may read the peer's memory in the host, on this machine (`check_near`)."""
-    check_near(peer, address)
     try:
         pid, at = int(address.extra["pid"]), int(address.extra["token_at"])
     except (KeyError, TypeError, ValueError) as error:

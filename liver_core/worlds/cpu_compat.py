@@ -89,9 +89,3 @@ def rng_state() -> None:
 def synchronize() -> None:
     """Pipeline schedules and checkpointing call `torch.cuda.synchronize`. CPU work is synchronous already."""
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
-
-
-@_patch
-def tensor_cuda() -> None:
-    """A fully reshardable checkpoint moves optimizer state with `Tensor.cuda` before it gathers it."""
-    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign, assignment]

@@ -25,7 +25,7 @@ REGION = 2 * RUNS * RUN_ELEMENTS
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kinds", nargs="+", default=["nixl", "nixl-tcp", "torch"])
+    parser.add_argument("--kinds", nargs="+", default=["nixl", "torch"])
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     print(f"torch {torch.__version__}, {os.cpu_count()} cores; median (least to most) of {options.repeats} runs")

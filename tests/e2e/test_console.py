@@ -1,6 +1,7 @@
 """The console in a browser, against a real service and its PostgreSQL: every screen, an incident as it happens,
 actions, roles, a restart of the service, and the questions that operators ask."""
 
+import gzip
 import re
 
 import pytest
@@ -8,12 +9,14 @@ import pytest
 from agent.protocol.values import HandoffState
 from liver_core.layout import ParallelLayout
 from tests.cluster.real_service import RealService, real_service, service_folder
-from tests.e2e.conftest import NARROW, PATIENCE_MS, SERVE, SHOTS, Visitor, sync_api
+from tests.e2e.conftest import APP, NARROW, PATIENCE_MS, SERVE, SHOTS, WIDE, Visitor, report, sync_api
 from tests.e2e.story import SETTINGS, Story, story_in, until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 expect = sync_api.expect
 CLICKS_MAX = 2
+FIRST_LOAD_MAX_BYTES = 200 * 1024
+IDLE_S = 5.0
 
 
 def screens(story: Story) -> dict[str, str]:
@@ -57,6 +60,37 @@ def test_every_screen_shows_its_data_and_everybody_can_read_it(visit, story, sch
     ink = admin.page.evaluate("getComputedStyle(document.querySelector('main')).color")
     brightness = sum(map(float, re.findall(r"[\d.]+", ink)[:3])) / 3
     assert (brightness < 128) is (scheme == "light"), ink
+
+
+@pytest.mark.parametrize("axis", ["time", "step", "dollars"])
+def test_the_first_view_of_a_job_draws_its_timeline(visit, story, axis):
+    viewer = visit("operator")
+    viewer.go(f"/jobs/{story.job_id}?x={axis}")
+    for name in ("Loss", "Tokens a second", "Goodput by cause"):
+        expect(viewer.page.get_by_role("img", name=name, exact=True).locator("canvas")).to_be_visible()
+    mark = viewer.page.get_by_label("Handoffs and starts").get_by_role("link").last
+    expect(mark).to_have_attribute("href", re.compile("^/(incidents|handoffs)/"))
+    viewer.page.screenshot(path=SHOTS / f"job-by-{axis}-1440.png", full_page=True)
+
+
+def test_the_first_load_is_small_and_what_it_takes_is_reported(visit, story):
+    viewer = visit("operator", viewport=WIDE)
+    viewer.page.add_init_script(
+        "window.longTasks = []; new PerformanceObserver(list => window.longTasks.push("
+        "...list.getEntries().map(task => task.duration))).observe({type: 'longtask', buffered: true})"
+    )
+    viewer.go("/")
+    ready_ms = viewer.page.evaluate("performance.now()")
+    loaded = viewer.page.evaluate("performance.getEntriesByType('resource').map(entry => new URL(entry.name).pathname)")
+    files = {APP, *(APP.parent / path[1:] for path in loaded if path.startswith("/assets/"))}
+    first_load = sum(len(gzip.compress(path.read_bytes(), 6)) for path in files)
+    viewer.page.evaluate("window.longTasks.length = 0")
+    idle_until = viewer.page.evaluate("performance.now()") + IDLE_S * 1_000
+    viewer.page.wait_for_function("end => performance.now() > end", arg=idle_until)
+    idle = viewer.page.evaluate("window.longTasks")
+    report(first_load_bytes_gzip=first_load, time_to_interactive_ms=round(ready_ms),
+           long_tasks_over_50ms_idle=len(idle), idle_watched_s=IDLE_S)  # fmt: skip
+    assert len(files) > 2 and first_load <= FIRST_LOAD_MAX_BYTES
 
 
 def test_every_screen_fits_a_telephone(visit, story):

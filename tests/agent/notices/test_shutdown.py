@@ -3,92 +3,26 @@
 import asyncio
 import contextlib
 import os
-import subprocess
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from dbus_fast import Message, MessageType, Variant
-from dbus_fast.aio import MessageBus
 
-from agent.notices.shutdown import LOGIND, LOGIND_PATH, MANAGER, SIGNAL, ShutdownSource, system_is_stopping
+from agent.notices.shutdown import ShutdownSource, system_is_stopping
 from agent.notices.source import Announced, Nothing, Observation, Unknown
 from agent.protocol.sync import NoticeKind
+from tests.agent.notices.logind_double import DELAY_S, Logind, own_bus
 from tests.agent.waiting import eventually
-from tests.debian import needs
 
 NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
-DELAY_S = 30
 pytestmark = pytest.mark.timeout(300)
-
-
-class Logind:
-    """Answers as systemd-logind does, and knows which delay locks are held: a lock is a pipe, given back by closing."""
-
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, ...]] = []
-        self.preparing = False
-        self.refuses = False
-        self._bus: MessageBus | None = None
-        self._locks: list[int] = []
-
-    async def start(self, address: str) -> None:
-        self._bus = await MessageBus(bus_address=address, negotiate_unix_fd=True).connect()
-        self._bus.add_message_handler(self._answer)
-        await self._bus.request_name(LOGIND)
-
-    def stop(self) -> None:
-        assert self._bus is not None
-        self._bus.disconnect()
-        for lock in self._locks:
-            os.close(lock)
-
-    @property
-    def held(self) -> int:
-        """Locks whose other end is still open."""
-        return sum(not _is_at_end(lock) for lock in self._locks)
-
-    async def prepare(self, is_shutdown: bool) -> None:
-        """Tell everyone that a shutdown begins, or that none comes."""
-        assert self._bus is not None
-        self.preparing = is_shutdown
-        signal = Message(message_type=MessageType.SIGNAL, path=LOGIND_PATH, interface=MANAGER, member=SIGNAL,
-                         signature="b", body=[is_shutdown])  # fmt: skip
-        await self._bus.send(signal)
-
-    def _answer(self, message: Message) -> Message | None:
-        if message.message_type is not MessageType.METHOD_CALL or message.path != LOGIND_PATH:
-            return None
-        if self.refuses:
-            return Message.new_error(message, "org.freedesktop.DBus.Error.AccessDenied", "not for you")
-        if message.member == "Get":
-            values = {"InhibitDelayMaxUSec": Variant("t", DELAY_S * 10**6),
-                      "PreparingForShutdown": Variant("b", self.preparing)}  # fmt: skip
-            return Message.new_method_return(message, "v", [values[message.body[1]]])
-        self.asked.append(tuple(message.body))
-        kept, given = os.pipe()
-        os.set_blocking(kept, False)
-        self._locks.append(kept)
-        asyncio.get_running_loop().call_later(1.0, os.close, given)
-        return Message.new_method_return(message, "h", [0], unix_fds=[given])
-
-
-def _is_at_end(lock: int) -> bool:
-    with contextlib.suppress(BlockingIOError):
-        return os.read(lock, 1) == b""
-    return False
 
 
 @pytest.fixture
 def bus(tmp_path: Path) -> Iterator[str]:
-    """The address of a D-Bus daemon that only this test knows."""
-    address = f"unix:path={tmp_path / 'bus'}"
-    command = [needs("dbus-daemon", "dbus-daemon"), "--session", "--nofork", "--print-address", f"--address={address}"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as daemon:
-        assert daemon.stdout is not None and daemon.stdout.readline().startswith("unix:path=")
+    with own_bus(tmp_path) as address:
         yield address
-        daemon.terminate()
 
 
 @contextlib.asynccontextmanager

@@ -34,7 +34,6 @@ KINDS = (
     pytest.param("nixl", marks=_PROCESSES),
     pytest.param("torch", marks=_PROCESSES),
     pytest.param("mixed", marks=_PROCESSES),
-    pytest.param("nixl-tcp", marks=(*_PROCESSES, pytest.mark.thorough)),  # not offered: docs/adr/0015
 )
 
 
@@ -135,11 +134,11 @@ def _make(kind: str, name: str, shared: Any) -> Transport:
     if kind == "memory":
         return InMemoryTransport(name, shared)
     if kind.startswith("nixl"):
-        if kind == "nixl-tcp":  # As between nodes: UCX emulates reads, the progress thread at the source answers them.
+        if kind == "nixl-tcp":  # As between nodes without RDMA, where UCX could only emulate reads.
             os.environ["UCX_TLS"] = "tcp"
         from liver_core.transport.nixl import NixlTransport
 
-        return NixlTransport(name, interface="lo", emulated_reads=kind == "nixl-tcp")
+        return NixlTransport(name, interface="lo", host_memory_only=kind != "nixl-tcp")
     from liver_core.transport.gloo import TorchDistributedTransport
 
     def connect() -> TCPStore:

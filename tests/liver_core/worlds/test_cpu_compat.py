@@ -17,7 +17,6 @@ NEEDED_BY = {
     "tensor_type_names": "train",
     "rng_state": "train",
     "synchronize": "checkpoint",
-    "tensor_cuda": "checkpoint",
 }
 
 

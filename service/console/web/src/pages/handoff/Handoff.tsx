@@ -46,7 +46,7 @@ export function HandoffStory({ of }: { of: HandoffOut }) {
       <p className="sentence">{sentence(of)}</p>
       {of.reason && <p className="soft">{of.reason}</p>}
       <Figures>
-        <Figure name="Pause" large beneath={of.pause_steps === null ? undefined : `${figure(of.pause_steps)} steps`}>{seconds(of.pause_s)}</Figure>
+        <Figure name="Pause" large beneath={of.pause_steps === null ? undefined : `${of.pause_steps.toFixed(2)} of a step`}>{seconds(of.pause_s)}</Figure>
         <Figure name="Lost in all" large title="Training time lost: the pause and slower steps before and after it.">{seconds(of.lost_s)}</Figure>
         <Figure name="Moved" large beneath={of.bytes_planned === null ? undefined : `of ${bytes(of.bytes_planned)} planned`}>{bytes(of.bytes_moved)}</Figure>
         <Figure name="Notice to safe" large title="From the notice until the leaving node was needed no more.">{seconds(of.notice_to_safe_s)}</Figure>

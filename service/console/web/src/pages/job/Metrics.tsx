@@ -6,7 +6,7 @@ import { ask } from '../../api/queries'
 import type { MetricsOut } from '../../api/types'
 import { CsvButton } from '../../parts/CsvButton'
 import { count, figure, tick } from '../../parts/format'
-import { Empty, Panel } from '../../parts/Panel'
+import { Empty, Panel, Skeleton } from '../../parts/Panel'
 
 const Plot = lazy(() => import('../../charts/Plot'))
 const POINTS = 800
@@ -50,7 +50,7 @@ function One({ name, of }: { name: string; of: readonly MetricsOut[] }) {
     <figure>
       <figcaption className="row apart"><h3>{name}</h3><span><strong>{figure(last)}</strong> <span className="quiet small">at step {count(steps.at(-1))}</span></span></figcaption>
       <div style={{ height: 150 }}>
-        <Suspense fallback={null}>
+        <Suspense fallback={<Skeleton lines={4} />}>
           <Plot label={name} data={data} lines={[{ name, colorName: 'series-1' }]} height={150} hasAxis range={[steps[0] ?? 0, Math.max((steps[0] ?? 0) + 1, steps.at(-1) ?? 1)]} formatX={count} formatY={tick} group={`metrics ${name}`} />
         </Suspense>
       </div>

@@ -7,7 +7,7 @@ import { ask } from '../../api/queries'
 import type { JobOut, TimelineOut } from '../../api/types'
 import { CAUSES } from '../../parts/causes'
 import { CsvButton } from '../../parts/CsvButton'
-import { Empty, Panel } from '../../parts/Panel'
+import { Empty, Panel, Skeleton } from '../../parts/Panel'
 import { RANGES, sinceOf, type Range } from '../../parts/range'
 import { Segments } from '../../parts/Segments'
 import type { Axis } from '../../router'
@@ -50,7 +50,7 @@ export function Overview({ job }: { job: JobOut }) {
           ? <Empty>No step yet in this range.</Empty>
           : (
             <div style={{ minHeight: TIMELINE_PX }}>
-              <Suspense fallback={null}><Timeline timeline={timeline.data!} axis={axis} /></Suspense>
+              <Suspense fallback={<Skeleton lines={10} />}><Timeline timeline={timeline.data!} axis={axis} /></Suspense>
             </div>
           )}
       </Panel>
