@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo console test test-fast test-service test-console test-real test-thorough check format sim mutants chaos fuzz-api bench bench-handoff bench-notice bench-service storm gpu-check gpu-bundle clean distclean
+.PHONY: help setup demo console test test-fast test-service test-console test-real test-thorough check format sim mutants chaos fuzz-api bench bench-handoff bench-notice bench-policy bench-service storm gpu-check gpu-bundle clean distclean
 .PHONY: console-or-say
 
 # The interpreter that makes the environments; for example: make setup PYTHON=/usr/bin/python3.12
@@ -35,6 +35,10 @@ BENCH_ARGS ?=
 # forgets them, NOTICE_ARGS='--for-s 600' begins no run after ten minutes.
 RUNS ?= 100
 NOTICE_ARGS ?=
+# The folder of spot traces, prices and measured step times that `make bench-policy` reads; it is no part of this tree.
+# POLICY_ARGS='--only fixed release' runs some parts.
+POLICY_DATA ?= ../shared/data/spot-traces
+POLICY_ARGS ?=
 # More arguments for the storm of messages; for example: make storm STORM_ARGS='--calm --messages 500'
 STORM_ARGS ?=
 # More arguments for the check of GPUs; for example: make gpu-check GPU_ARGS='--parts job,certificate'
@@ -125,6 +129,9 @@ bench-handoff: setup ## Measure handoffs, live, by stop-and-copy and by restart 
 
 bench-notice: setup ## Measure what a notice costs, over RUNS notices of 3 s to 120 s (an hour or two); writes build/reports/notice.json.
 	$(BIN)/python -m tests.benchmarks.notice --runs $(RUNS) --report $(REPORTS)/notice.json $(NOTICE_ARGS)
+
+bench-policy: setup ## Replay public spot traces under the policy (minutes); writes build/reports/policy.json, or says that the folder POLICY_DATA is missing.
+	$(SERVICE_BIN)/python -m tests.benchmarks.policy --data $(POLICY_DATA) --handoffs $(REPORTS)/handoff.json --report $(REPORTS)/policy.json $(POLICY_ARGS)
 
 bench-service: setup ## Measure what agents cost the service (minutes; BENCH_ARGS='--agents 50 --seconds 20'); writes build/reports/service.json.
 	$(BIN)/python -m tests.benchmarks.service --report $(REPORTS)/service.json $(BENCH_ARGS)

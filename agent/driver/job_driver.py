@@ -420,6 +420,7 @@ class JobDriver:
             seconds=state.pulse.seconds[-1] if state.pulse.seconds else None,
             handoff_id=UUID(state.handoff_id) if state.handoff_id else None,
             reason=reason,
+            ended=state.ended,
         )
 
     def _pulse(self) -> Pulse:

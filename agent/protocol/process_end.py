@@ -1,13 +1,20 @@
-"""The sentence that tells how a rank's process ended: agents write it into reasons, the service reads it. Pure."""
+"""How a rank's process ended, as its agent knows it: a value of reports; and the sentence that is made of it.
+
+Where an end only stands in the reason of a handoff, which is text, the service reads it there. Pure.
+"""
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
+
+from liver_core.layout.limits import STRICT, Bound, Count, Revision, ShortText, Text, fitting
 
 _SENTENCE = re.compile(
     r"rank process \(pid (?P<pid>\d+)\) "
     r"(?:was killed by (?P<signal>\S+)|ended with exit code (?P<exit_code>\d+)|ended with an unknown exit code)"
     r"(?: after step (?P<step>\d+))?"
 )
+ExitCode = Annotated[int, Bound(ge=0, le=255)]
 _REPORTED = "; it reported: "
 _LOGGED = "; its log ends: "
 
@@ -16,12 +23,18 @@ _LOGGED = "; its log ends: "
 class ProcessEnd:
     """`reported`: the last reason that the rank gave itself; `logged`: the last line of its log, where it gave none."""
 
-    pid: int
-    signal: str | None = None
-    exit_code: int | None = None
-    step: int | None = None
-    reported: str = ""
-    logged: str = ""
+    __pydantic_config__ = STRICT
+
+    pid: Revision
+    signal: ShortText | None = None
+    exit_code: ExitCode | None = None
+    step: Count | None = None
+    reported: Text = ""
+    logged: Text = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reported", fitting(self.reported))
+        object.__setattr__(self, "logged", fitting(self.logged))
 
     def __str__(self) -> str:
         how = "ended with an unknown exit code"

@@ -12,6 +12,7 @@ from uuid import UUID
 from pydantic import ConfigDict, Field
 
 from agent.protocol.jobfile import JobFile
+from agent.protocol.process_end import ProcessEnd
 from agent.protocol.values import Amount, HandoffCause, HandoffState, Message, MetricValues, Placement, Step, Url, Utc
 from liver_core.handoff import PROTOCOL_VERSION, Decision, RankStage, Reason, Rung, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
@@ -136,6 +137,7 @@ class RankStatus(Message):
     seconds: Seconds | None = Field(default=None, description="Seconds of the last step.")
     handoff_id: UUID | None = None
     reason: Reason | None = None
+    ended: ProcessEnd | None = Field(default=None, description="How its process ended, once its agent knows.")
 
 
 class StepRow(Message):

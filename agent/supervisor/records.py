@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from agent.protocol.process_end import ProcessEnd
 from agent.supervisor.process import ProcessIdentity
 from agent.supervisor.watchdog import RankPulse
 from liver_core.handoff import RankStage, Reason, StoreAddress
@@ -52,6 +53,7 @@ class RankState:
     loss: float | None = None
     handoff_id: str = ""
     reason: Reason | None = None
+    ended: ProcessEnd | None = None
     hang_reason: str = ""
 
 

@@ -192,7 +192,8 @@ class Supervisor:
             os.unlink(state.record.socket_path)
         del self._states[key], self._links[key], self._tasks[key]
         self._ended.pop(key).set()
-        self._on_exit(key, _exit_reason(state, code, last_line), state)
+        state.ended = _end_of(state, code, last_line)
+        self._on_exit(key, Reason(str(state.ended), str(state.stage), state.rank), state)
 
     async def _exit_code(self, process: ProcessIdentity) -> int | None:
         with contextlib.suppress(TimeoutError):
@@ -259,9 +260,9 @@ async def _happens(event: asyncio.Event, timeout_s: float) -> bool:
     return True
 
 
-def _exit_reason(state: RankState, code: int | None, last_line: str) -> Reason:
-    """Why the process ended, with the last reason that the rank itself reported, or else with the end of its log."""
-    end = ProcessEnd(
+def _end_of(state: RankState, code: int | None, last_line: str) -> ProcessEnd:
+    """How the process ended, with the last reason that the rank itself reported, or else with the end of its log."""
+    return ProcessEnd(
         pid=state.record.process.pid,
         signal=_signal_name(-code) if code is not None and code < 0 else None,
         exit_code=code if code is not None and code >= 0 else None,
@@ -269,7 +270,6 @@ def _exit_reason(state: RankState, code: int | None, last_line: str) -> Reason:
         reported=state.reason.text if state.reason is not None else "",
         logged=last_line,
     )
-    return Reason(str(end), str(state.stage), state.rank)
 
 
 def _signal_name(number: int) -> str:

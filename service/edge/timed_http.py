@@ -1,11 +1,19 @@
-"""uvicorn's HTTP/1.1, with a limit on how long a connection may be open without a whole request head."""
+"""uvicorn's HTTP/1.1, with a limit on how long a connection may be open without a whole request head.
+
+A header that goes on in another line is refused, as RFC 9112 (5.2) asks of a server: h11 would join the lines, and what
+stands before this service may have read them as two.
+"""
 
 import asyncio
+import re
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_S_MAX = 10.0
+_FOLDED = re.compile(rb"\n[ \t]+[^ \t\r\n]")
+_HEAD_ENDS = re.compile(rb"\n\r?\n")
 
 
 class TimedH11Protocol(H11Protocol):
@@ -24,6 +32,13 @@ class TimedH11Protocol(H11Protocol):
         """Bytes may complete a head; if none is under way, they begin one."""
         super().data_received(data)
         self._watch_head()
+
+    def handle_events(self) -> None:
+        """Here each head begins: with new bytes, or after the answer to the request before it."""
+        if self.conn.their_state is h11.IDLE and _is_folded(self.conn.trailing_data[0]):
+            self.send_400_response("A header goes on in another line.")
+        else:
+            super().handle_events()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is awaited any more."""
@@ -45,3 +60,9 @@ class TimedH11Protocol(H11Protocol):
         self._head_timer = None
         if (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing():
             self.transport.abort()
+
+
+def _is_folded(data: bytes) -> bool:
+    """Whether a header of the head that the data begins with goes on in another line."""
+    folded, end = _FOLDED.search(data), _HEAD_ENDS.search(data)
+    return folded is not None and (end is None or folded.start() < end.start())

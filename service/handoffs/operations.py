@@ -21,6 +21,7 @@ from service.jobs.causes import (
     FirstCause,
     cause_of_attempt,
     cause_of_rank,
+    end_of,
     first_of,
     node_behind,
 )
@@ -190,7 +191,7 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
         and rank["stage"] in (RankStage.FAILED, RankStage.BROKEN)
     ]
     ended = [
-        cause_of_rank(node_id, rank["rank"], rank["step"], (rank.get("reason") or {}).get("text", ""))
+        cause_of_rank(node_id, rank["rank"], rank["step"], (rank.get("reason") or {}).get("text", ""), end_of(rank))
         for node_id, rank in failed
     ]
     told = cause_of_attempt(mirror.reason, store_node=mirror.store_node) if mirror.reason else None

@@ -60,9 +60,16 @@ class FirstCause:
         return self.what is FailedPart.PEER
 
 
-def cause_of_rank(node: str | None, rank: int | None, step: int | None, text: str) -> FirstCause:
-    """What the reason that a rank of this node, or its agent, gave says of the cause."""
-    end = ProcessEnd.read(text)
+def end_of(rank: Mapping[str, Any]) -> ProcessEnd | None:
+    """How the process of a rank ended, from what its agent reported of it; None while it runs, or nobody knows."""
+    ended = rank.get("ended")
+    return None if ended is None else ProcessEnd(**ended)
+
+
+def cause_of_rank(
+    node: str | None, rank: int | None, step: int | None, text: str, end: ProcessEnd | None
+) -> FirstCause:
+    """What is known of the cause by the reason that a rank of this node gave, or by how its process ended."""
     signal, code = (end.signal, end.exit_code) if end is not None else (None, None)
     at = end.step if end is not None and end.step is not None else step
     said = (text if end is None else end.reported).lower()
@@ -77,7 +84,7 @@ def cause_of_rank(node: str | None, rank: int | None, step: int | None, text: st
 
 def cause_of_attempt(reason: Reason, *, store_node: str | None) -> FirstCause | None:
     """The same of the reason for which a handoff ended; None if nothing failed, as where it was taken back."""
-    found = cause_of_rank(reason.node or None, reason.rank, None, reason.text)
+    found = cause_of_rank(reason.node or None, reason.rank, None, reason.text, ProcessEnd.read(reason.text))
     nobody = reason.rank is None or reason.phase == REFUSED
     match found.what:
         case FailedPart.STORE:

@@ -22,6 +22,7 @@ class RankError:
     node: str | None = None
     rank: int | None = None
     step: int | None = None
+    end: ProcessEnd | None = None
 
     @property
     def is_of_a_peer(self) -> bool:
@@ -31,15 +32,14 @@ class RankError:
     @property
     def cause(self) -> FirstCause:
         """What this says of the first cause."""
-        return cause_of_rank(self.node, self.rank, self.step, self.text)
+        return cause_of_rank(self.node, self.rank, self.step, self.text, self.end)
 
     def kind(self, nodes: tuple[str, ...]) -> str:
         """The error without what differs from one time to the next: process ids, ports, ranks, addresses.
 
         That a peer is gone is the same error on the same nodes only: otherwise a node may have been taken away.
         """
-        end = ProcessEnd.read(self.text)
-        error = end.reported if end is not None and end.reported else self.text
+        error = self.end.reported if self.end is not None and self.end.reported else self.text
         kind = _NUMBERS.sub("#", error)[:TEXT_CHARS_MAX]
         return f"{kind} on {', '.join(sorted(nodes))}" if self.is_of_a_peer else kind
 

@@ -1,9 +1,10 @@
 """Reads of jobs, and collects everything that the job rule and the planner need."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from statistics import median
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import Select, func, or_, select, text, tuple_, union_all
@@ -17,6 +18,7 @@ from liver_core.layout import Roster, from_json
 from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
+from service.jobs.causes import end_of
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.grants import cut_off
 from service.jobs.rules import Checkpoint, JobView, Leaving
@@ -212,11 +214,12 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
             replace(item, others=_others(item, usable.nodes, usable.going | usable.barred, taken))
             for item in (inputs, restart)
         )
-    view = _view(
-        session, job, inputs, restart, nodes=usable.nodes, noticed=usable.noticed, row=row, handoff=handoff, now=now
-    )
     heard_since = now - timedelta(seconds=max(OVERDUE_S, OVERDUE_POLLS * poll_s))
-    view = replace(view, unheard=_unheard(usable.nodes, heard_since), overspent=overspent(spent_usd, spec.budget_usd))
+    view = _view(
+        session, job, inputs, restart,
+        nodes=usable.nodes, noticed=usable.noticed, row=row, handoff=handoff, heard_since=heard_since, now=now,
+    )  # fmt: skip
+    view = replace(view, overspent=overspent(spent_usd, spec.budget_usd))
     return Situation(job.job_id, view, inputs, restart, handoff.handoff_id if handoff else None)
 
 
@@ -271,9 +274,11 @@ def _view(
     noticed: tuple[NoticeRow, ...],
     row: GenerationRow | None,
     handoff: HandoffRow | None,
+    heard_since: datetime,
     now: datetime,
 ) -> JobView:
     members = set(inputs.world.node_ids()) if inputs.world else set()
+    ahead, ahead_by_member = _ahead(nodes, job, members, heard_since)
     by_state = {
         state: tuple(node.node_id for node in nodes if node.node_id in members and node.state == state)
         for state in NodeState
@@ -303,7 +308,9 @@ def _view(
         error_at=job.error_at,
         crashes=Crashes.of(job.crashes),
         ranks_left=_ranks_left(session, job) if job.state in (JobState.SUSPENDING, JobState.STOPPING) else 0,
-        ahead=_ahead(nodes, job),
+        ahead=ahead,
+        ahead_by_member=ahead_by_member,
+        unheard=_unheard(nodes, heard_since),
         last_step=job.last_step,
         last_step_at=job.last_step_at,
         step_s=dict(inputs.step_seconds).get(row.layout, 0.0) if row else 0.0,
@@ -423,6 +430,7 @@ def _errors(nodes: Sequence[NodeRow], job: JobRow) -> tuple[RankError, ...]:
             node=node.node_id,
             rank=rank["rank"],
             step=rank["step"],
+            end=end_of(rank),
         )
         for node in nodes
         for rank in node.ranks
@@ -433,26 +441,33 @@ def _errors(nodes: Sequence[NodeRow], job: JobRow) -> tuple[RankError, ...]:
 
 def _unharmed(nodes: Sequence[NodeRow], job: JobRow) -> tuple[tuple[str, int], ...]:
     """Node and number of each rank of the active generation that runs, and has not said that it cannot continue."""
+    return tuple((node.node_id, rank["rank"]) for node in nodes for rank in node.ranks if _is_at_work(rank, job))
+
+
+def _is_at_work(rank: Mapping[str, Any], job: JobRow) -> bool:
     over = (RankStage.BROKEN, RankStage.FAILED, RankStage.FINISHED, RankStage.LEFT)
-    return tuple(
-        (node.node_id, rank["rank"])
-        for node in nodes
-        for rank in node.ranks
-        if rank["job_id"] == job.job_id and rank["generation"] == job.active_generation and rank["stage"] not in over
-    )
+    is_of_world = rank["job_id"] == job.job_id and rank["generation"] == job.active_generation
+    return is_of_world and rank["stage"] not in over
 
 
-def _ahead(nodes: Sequence[NodeRow], job: JobRow) -> int | None:
-    """The highest generation above the active one in which a living node's rank already trains."""
-    trains = (RankStage.TRAINING, RankStage.ACTIVE)
-    found = [
-        rank["generation"]
-        for node in nodes
-        for rank in node.ranks
-        if node.state != NodeState.GONE and rank["job_id"] == job.job_id and rank["stage"] in trains
-    ]
-    newest = max(found, default=0)
-    return newest if job.active_generation is not None and newest > job.active_generation else None
+def _ahead(
+    nodes: Sequence[NodeRow], job: JobRow, members: Collection[str], heard_since: datetime
+) -> tuple[int | None, bool]:
+    """The highest generation above the active one in which a living node's rank already trains, and whether a member of
+    the active one says so. What only others say counts for nothing while a member says that its own rank lives."""
+    active, trains = job.active_generation or 0, (RankStage.TRAINING, RankStage.ACTIVE)
+    newest = {True: active, False: active}
+    for node in nodes:
+        is_member = node.node_id in members
+        for rank in node.ranks:
+            if node.state != NodeState.GONE and rank["job_id"] == job.job_id and rank["stage"] in trains:
+                newest[is_member] = max(newest[is_member], rank["generation"])
+    if not active or newest[True] > active:
+        return (newest[True] if active else None), True
+    heard = (node for node in nodes if node.node_id in members and node.last_seen_at >= heard_since)
+    if newest[False] == active or any(_is_at_work(rank, job) for node in heard for rank in node.ranks):
+        return None, True
+    return newest[False], False
 
 
 def _ranks_left(session: Session, job: JobRow) -> int:

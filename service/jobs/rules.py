@@ -17,6 +17,8 @@ SUSPENDED_BECAUSE_CHARS_MAX = 500
 AWAIT_CAUSE_S = 0.3
 STEPPING_S = 5.0
 """A step this recent shows that every rank of the job lives."""
+AHEAD_BY_OTHERS_S = 120.0
+"""So long nodes that are no members are believed that a next world trains, without a report of how it came to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,8 @@ class JobView:
     `unheard`: ready nodes whose report is overdue; `broken`: handoffs that failed; `errors`: those of ranks, the first
     reported at `error_at`; `unharmed`: node and number of each rank that has none; `crashes`: what ended the job
     before; `ranks_left`: rank processes of this job that living agents still report; `ahead`: a generation in which
-    ranks already train, but whose handoff no agent has reported yet; `step_s`: seconds of a usual step, 0 if not known;
+    ranks already train, but whose handoff no agent has reported yet; `ahead_by_member`: a node of the present world
+    says so, and not only others; `step_s`: seconds of a usual step, 0 if not known;
     `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one has been asked for; `suspended_because`:
     why the job was suspended, empty if it was not; `listening_since`: before, the service could not hear of any step.
     `paused_because`: who asked that it stands until it is resumed, empty if nobody did. `overspent`: its budget is
@@ -134,6 +137,7 @@ class JobView:
     crashes: Crashes = field(default_factory=Crashes)
     ranks_left: int = 0
     ahead: int | None = None
+    ahead_by_member: bool = True
     last_step: int = 0
     last_step_at: datetime | None = None
     step_s: float = 0.0
@@ -209,7 +213,7 @@ def next_action(view: JobView, limits: JobLimits) -> Action:
 
 def _pause(view: JobView, limits: JobLimits, why: str) -> Action:
     """Whatever the job was about to do, its ranks end; with a checkpoint, where the world still lives."""
-    if view.ahead is not None:
+    if _is_ahead(view):
         return _keep_running(view, limits)
     loss = _why_lost(view, limits)
     reason = f"{loss.reason}; not started again, since {why}" if loss else why
@@ -219,7 +223,7 @@ def _pause(view: JobView, limits: JobLimits, why: str) -> Action:
 
 def _keep_running(view: JobView, limits: JobLimits) -> Action:
     """For a job that has ranks or should have them: losses first, then notices, then growth."""
-    if view.ahead is not None:
+    if _is_ahead(view):
         # The agents completed a handoff while the service was down. By the old roster a healthy job would be restarted.
         return Action(Do.NOTHING, f"generation {view.ahead} trains, its handoff is not reported yet", look_again_s=1.0)
     loss = _why_lost(view, limits)
@@ -236,6 +240,15 @@ def _keep_running(view: JobView, limits: JobLimits) -> Action:
     action = _grow_or_stay(view, limits)
     watched = (view.gone or view.silent) and action.look_again_s is None
     return replace(action, look_again_s=1.0) if watched else action
+
+
+def _is_ahead(view: JobView) -> bool:
+    """Whether to wait for the report of a handoff. A spare may be one of its targets, or only say so: where no member
+    says it too, it is believed for a while."""
+    if view.ahead is None or view.ahead_by_member:
+        return view.ahead is not None
+    since = max(at for at in (view.state_changed_at, view.last_step_at, view.listening_since) if at is not None)
+    return (view.now - since).total_seconds() < AHEAD_BY_OTHERS_S
 
 
 def _may_know_more(view: JobView, limits: JobLimits) -> bool:

@@ -62,13 +62,15 @@ def test_every_screen_shows_its_data_and_everybody_can_read_it(visit, story, sch
     assert (brightness < 128) is (scheme == "light"), ink
 
 
-def test_the_first_view_of_a_job_draws_its_timeline(visit, story):
+@pytest.mark.parametrize("axis", ["time", "step", "dollars"])
+def test_the_first_view_of_a_job_draws_its_timeline(visit, story, axis):
     viewer = visit("operator")
-    viewer.go(f"/jobs/{story.job_id}")
+    viewer.go(f"/jobs/{story.job_id}?x={axis}")
     for name in ("Loss", "Tokens a second", "Goodput by cause"):
         expect(viewer.page.get_by_role("img", name=name, exact=True).locator("canvas")).to_be_visible()
     mark = viewer.page.get_by_label("Handoffs and starts").get_by_role("link").last
     expect(mark).to_have_attribute("href", re.compile("^/(incidents|handoffs)/"))
+    viewer.page.screenshot(path=SHOTS / f"job-by-{axis}-1440.png", full_page=True)
 
 
 def test_the_first_load_is_small_and_what_it_takes_is_reported(visit, story):

@@ -8,6 +8,7 @@ from uuid import UUID, uuid4
 
 from agent.link.kept_orders import known_of, peer_keys_of, whole
 from agent.protocol.joining import JOIN_PATH, JoinRequest
+from agent.protocol.process_end import ProcessEnd
 from agent.protocol.sync import (
     HandoffMeasures,
     HandoffMirror,
@@ -150,8 +151,11 @@ class FakeAgent:
         )
 
     def rank(self, order: JobOrder, *, stage: RankStage = RankStage.TRAINING, step: int = 0, **more: Any) -> RankStatus:
-        """The first rank this node holds in the ordered roster."""
+        """The first rank this node holds in the ordered roster. As of an agent: what it knows of an end is a value, and
+        the reason is the sentence of it."""
         assert order.roster is not None
+        if (reason := more.get("reason")) is not None:
+            more.setdefault("ended", ProcessEnd.read(reason.text))
         index = next(i for i, member in enumerate(order.roster.members) if member.node_id == self.node_id)
         return RankStatus(
             job_id=order.job_id,

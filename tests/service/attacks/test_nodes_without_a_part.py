@@ -23,7 +23,8 @@ from agent.protocol.values import HandoffState
 from liver_core.handoff import RankStage, Reason
 from liver_core.layout import ParallelLayout
 from service.jobs.grants import GRACE_S
-from service.reconcilers import upkeep
+from service.jobs.rules import AHEAD_BY_OTHERS_S
+from service.reconcilers import jobs, upkeep
 from service.reconcilers.nodes import NodeWatch
 from service.sync.held import HELD_FOR_S
 from tests.service.conftest import bearer
@@ -158,6 +159,27 @@ def test_a_spare_changes_nothing(victims, make_agent, grant, client, context, se
     assert seen(client, job_id, a, b)[:3] == before[:3]
     if aim not in NOT_REFUSED:
         assert audited(client, settings, "node spare"), aim
+
+
+@pytest.mark.parametrize("fails", ["one rank", "all ranks"])
+def test_a_spare_that_says_it_trains_already_keeps_no_job_from_its_restart(
+    victims, make_agent, grant, client, context, clock, fails
+):
+    job_id, a, b, _ = victims
+    spare = make_agent("spare")
+    spare.sync()
+    grant(job_id, "spare")
+    error = {"stage": RankStage.FAILED, "reason": Reason("ValueError: x", "training")}
+    for _ in range(1 if fails == "one rank" else int(AHEAD_BY_OTHERS_S) + 5):
+        clock.advance(1)
+        spare.sync(ranks=(rank_of(job_id, 4, 0, stage=RankStage.TRAINING, step=900),))
+        a.sync(ranks=(a.rank(a.job_order(), step=3, **error),))
+        b.sync(ranks=(b.rank(b.job_order(), step=3, **(error if fails == "all ranks" else {})),))
+    for _ in range(3):
+        jobs.tick(context)
+        clock.advance(1)
+    job = client.get(f"/api/v1/jobs/{job_id}").json()
+    assert job["state"] == "starting" and job["active_generation"] > 1, job["reason"]
 
 
 @pytest.fixture

@@ -108,13 +108,33 @@ def test_a_large_body_without_a_token_is_answered_before_it_is_sent(client):
 def test_one_connection_gets_one_answer_where_a_body_has_two_lengths(client):
     both = b"POST /login HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
     smuggled = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-    with served(client.app) as port, socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(both + smuggled)
-        answer = b""
-        with contextlib.suppress(ConnectionResetError):
-            while part := connection.recv(65_536):
-                answer += part
-    assert re.findall(rb"HTTP/1.1 (\d+)", answer) == [b"400"]
+    with served(client.app) as port:
+        assert answers(port, both + smuggled) == [b"400"]
+
+
+def answers(port: int, *pieces: bytes) -> list[bytes]:
+    """The statuses of all answers to what is sent in pieces; the last request closes the connection."""
+    answer = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection, contextlib.suppress(ConnectionError):
+        for piece in pieces:
+            connection.sendall(piece)
+        while part := connection.recv(65_536):
+            answer += part
+    return re.findall(rb"HTTP/1.1 (\d+)", answer)
+
+
+@pytest.mark.parametrize("fold", [b"\r\n b", b"\r\n\tb", b"\n b", b"\r\n  \t b"])
+def test_a_header_that_goes_on_in_another_line_is_refused(client, fold):
+    head = b"GET /healthz HTTP/1.1\r\nHost: x\r\n"
+    folded = head + b"Authorization: Bearer a" + fold + b"\r\n\r\n"
+    whole = head + b"Connection: close\r\n\r\n"
+    body = b"POST /login HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n\r\n a: b\r\n"
+    with served(client.app) as port:
+        assert answers(port, folded) == [b"400"]
+        assert answers(port, *[folded[i : i + 1] for i in range(len(folded))]) == [b"400"]
+        assert answers(port, head + b"\r\n" + folded) == [b"200", b"400"], "the second on one connection"
+        found = answers(port, body + whole)
+        assert found[-1] == b"200" and b"400" not in found, "a body may have such lines"
 
 
 @pytest.fixture(scope="module")

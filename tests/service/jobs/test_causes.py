@@ -2,6 +2,7 @@
 
 import pytest
 
+from agent.protocol.process_end import ProcessEnd
 from liver_core.handoff import Reason
 from liver_core.handoff.refusals import REFUSED
 from service.jobs.causes import FailedPart, FirstCause, cause_of_attempt, cause_of_rank, first_of, in_words, node_behind
@@ -12,6 +13,18 @@ KILLED = "rank process (pid 7) was killed by SIGKILL after step 6"
 ERROR = "IndexError: list index out of range"
 EXITED = f"rank process (pid 8) ended with exit code 1 after step 6; it reported: {ERROR}"
 STORE = "ExchangeTimeout: the store is gone at decision: Connection was likely closed"
+
+
+def of_rank(rank: int, step: int, text: str) -> FirstCause:
+    """Of a rank whose agent says the same as a value and as a sentence."""
+    return cause_of_rank("b", rank, step, text, ProcessEnd.read(text))
+
+
+def test_what_an_agent_knows_of_an_end_is_taken_from_no_sentence():
+    end = ProcessEnd(7, signal="SIGKILL", step=6)
+    assert cause_of_rank("b", 1, 5, "it is gone", end) == FirstCause(FailedPart.RANK, "b", 1, signal="SIGKILL", step=6)
+    # A rank that reports such a sentence itself has not ended.
+    assert cause_of_rank("b", 1, 5, KILLED, None) == FirstCause(FailedPart.RANK, "b", 1, step=5)
 
 
 @pytest.mark.parametrize(
@@ -34,11 +47,11 @@ STORE = "ExchangeTimeout: the store is gone at decision: Connection was likely c
     ],
 )
 def test_a_reason_of_a_rank_or_of_its_agent_names_who_failed_and_not_who_misses_it(text, cause):
-    assert cause_of_rank("b", 1, 5, text) == cause
+    assert of_rank(1, 5, text) == cause
 
 
 def test_who_knows_of_an_end_outranks_who_reports_an_error_and_both_who_felt_it():
-    causes = [cause_of_rank("b", 1, 6, text) for text in (KILLED, ERROR, STORE, FELT)]
+    causes = [of_rank(1, 6, text) for text in (KILLED, ERROR, STORE, FELT)]
     for known in range(len(causes)):
         assert first_of(reversed(causes[known:])) == causes[known]
     assert first_of([None, causes[3]]) == causes[3]
@@ -56,7 +69,7 @@ def test_who_knows_of_an_end_outranks_who_reports_an_error_and_both_who_felt_it(
     ],
 )
 def test_what_ranks_only_felt_is_the_one_node_that_is_not_heard_meanwhile(text, away, cause):
-    assert node_behind(cause_of_rank("b", 1, 5, text), away) == cause
+    assert node_behind(of_rank(1, 5, text), away) == cause
     assert node_behind(None, away) is None
 
 
@@ -85,9 +98,9 @@ def test_causes_are_shown_in_words():
     shown = [
         in_words(cause.as_json())
         for cause in (
-            cause_of_rank("b", 1, 6, KILLED),
-            cause_of_rank("b", 0, 6, EXITED),
-            cause_of_rank("b", 0, 6, FELT),
+            of_rank(1, 6, KILLED),
+            of_rank(0, 6, EXITED),
+            of_rank(0, 6, FELT),
             FirstCause(FailedPart.STORE, "a"),
             FirstCause(FailedPart.NODE, "c", step=40),
             FirstCause(FailedPart.START),

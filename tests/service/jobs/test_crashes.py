@@ -1,5 +1,6 @@
 """What counts as the same error, and which one is named as the cause."""
 
+from agent.protocol.process_end import ProcessEnd
 from service.jobs.crashes import Crashes, RankError
 
 NODES = ("a", "b")
@@ -7,7 +8,7 @@ LOST = "the world cannot go on: RuntimeError: Connection closed by peer [127.0.0
 
 
 def error(text: str, rank: int = 1) -> RankError:
-    return RankError(f"rank {rank} on node b is failed: {text}", text)
+    return RankError(f"rank {rank} on node b is failed: {text}", text, end=ProcessEnd.read(text))
 
 
 def died(crashes: Crashes, *errors: RankError, step: int = 6, nodes: tuple[str, ...] = NODES) -> Crashes:

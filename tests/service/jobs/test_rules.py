@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import pytest
 
+from agent.protocol.process_end import ProcessEnd
 from agent.protocol.values import HandoffState, Placement
 from liver_core.layout import Member, ParallelLayout
 from service.jobs.causes import FailedPart, FirstCause
@@ -254,8 +255,8 @@ def test_while_ranks_only_miss_a_peer_the_agent_of_the_one_that_failed_has_a_mom
     waiting = view(errors=(missed,), error_at=at(-1))
     action = act(waiting)
     assert (action.do, action.look_again_s) == (Do.NOTHING, 0.3)
-    killed = "rank process (pid 7) was killed by SIGKILL after step 50"
-    known = act(replace(waiting, errors=(missed, RankError("rank 2 on node c is failed", killed, "c", 2, 50))))
+    end = ProcessEnd(7, signal="SIGKILL", step=50)
+    known = act(replace(waiting, errors=(missed, RankError("rank 2 on node c is failed", str(end), "c", 2, 50, end))))
     assert known.do is Do.START
     assert known.cause == FirstCause(FailedPart.RANK, "c", 2, signal="SIGKILL", step=50)
     late = act(replace(waiting, error_at=at(-1.6)))
@@ -291,7 +292,8 @@ def test_where_all_ranks_but_one_miss_a_peer_that_one_stands_still_and_is_the_ca
     assert action.reason.startswith("rank 2 on node b stands still; rank 0 on node a is failed; restart")
     for others in ((), (("b", 2), ("c", 3))):
         assert act(replace(stands, unharmed=others)).cause == FirstCause(FailedPart.PEER, step=50)
-    killed = RankError("rank 1 on node a is failed", "rank process (pid 7) was killed by SIGKILL", "a", 1, 50)
+    end = ProcessEnd(7, signal="SIGKILL")
+    killed = RankError("rank 1 on node a is failed", str(end), "a", 1, 50, end)
     assert act(replace(stands, errors=(felt[0], killed))).cause == FirstCause(
         FailedPart.RANK, "a", 1, signal="SIGKILL", step=50
     )
@@ -331,6 +333,14 @@ def test_a_loss_during_an_open_handoff_takes_the_checkpoint_rung():
 def test_a_generation_that_trains_but_was_not_told_of_yet_is_never_restarted():
     action = act(view(ahead=3, gone=("c",), leaving=(Leaving("c", at(-30), None),)))
     assert (action.do, action.reason) == (Do.NOTHING, "generation 3 trains, its handoff is not reported yet")
+
+
+def test_what_only_others_say_of_a_next_world_is_believed_for_a_while_counted_from_when_one_could_hear_of_it():
+    said = {"ahead": 3, "ahead_by_member": False, "gone": ("c",), "state_changed_at": at(-900)}
+    for recent in ({"last_step_at": at(-119)}, {"last_step_at": at(-600), "listening_since": at(-119)}):
+        assert act(view(**said, **recent)).do is Do.NOTHING
+    for past in ({"last_step_at": at(-121)}, {"last_step_at": None, "listening_since": at(-600)}):
+        assert act(view(**said, **past)).reason.startswith("c disappeared without a handoff")
 
 
 def test_a_suspended_job_resumes_from_its_checkpoint_once_nodes_are_back():

@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from agent.protocol.notice_life import ends_utc, withdraw
+from agent.protocol.process_end import ProcessEnd
 from agent.protocol.sync import (
     HandoffMeasures,
     JobFinished,
@@ -656,7 +657,8 @@ def test_a_lost_world_names_the_rank_that_was_killed_although_others_report_firs
     assert job["state"] == "starting" and job["reason"].startswith("rank 3 on node d is failed: rank process (pid 9)")
     killed = {"what": "rank", "node": "d", "rank": 3, "signal": "SIGKILL", "exit_code": None, "step": 4}
     assert [item["ended_by"] for item in job["generations"]] == [killed, None]
-    late = ranks["a"].model_copy(update={"reason": Reason("rank process (pid 8) was killed by SIGSEGV", "training", 0)})
+    end = ProcessEnd(8, signal="SIGSEGV")
+    late = ranks["a"].model_copy(update={"reason": Reason(str(end), "training", 0), "ended": end})
     fleet.round(trains=False, parts={"a": {"ranks": (late,)}})
     assert fleet.job()["generations"][0]["ended_by"] == killed
 

@@ -270,7 +270,7 @@ def test_a_node_that_is_locked_holds_up_none_of_the_others(training, context, cl
                 assert sent[name].result(timeout=WITHIN_S).accepted_report_seq == agents[name].seq
             assert not sent["d"].done()
         assert sent["d"].result(timeout=WITHIN_S).accepted_report_seq == agents["d"].seq
-    assert tries.count(False) == 1
+    assert False in tries and tries.count(True) >= 3, "it may be tried again before it is stored alone"
 
 
 def test_where_storing_them_together_fails_each_is_stored_alone(training, context, clock, monkeypatch, first_waits):
