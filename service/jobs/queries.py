@@ -209,11 +209,8 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
     handoff = handoffs.open_handoff(session, job.job_id)
     if len(restart.nodes) <= spec.nodes.min:
         # A reason for having too few nodes says where the others are.
-        taken = _taken(session, job, spec)
-        inputs, restart = (
-            replace(item, others=_others(item, usable.nodes, usable.going | usable.barred, taken))
-            for item in (inputs, restart)
-        )
+        taken, out = _taken(session, job, spec), usable.going | usable.barred
+        inputs, restart = (replace(each, others=_others(each, usable.nodes, out, taken)) for each in (inputs, restart))
     heard_since = now - timedelta(seconds=max(OVERDUE_S, OVERDUE_POLLS * poll_s))
     view = _view(
         session, job, inputs, restart,
