@@ -131,7 +131,9 @@ def test_a_header_that_goes_on_in_another_line_is_refused(client, fold):
     body = b"POST /login HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n\r\n a: b\r\n"
     with served(client.app) as port:
         assert answers(port, folded) == [b"400"]
-        assert answers(port, *[folded[i : i + 1] for i in range(len(folded))]) == [b"400"]
+        # Nothing comes after what is refused, since the answer may be lost where bytes meet a closed connection.
+        known = folded.removesuffix(b"\r\n\r\n")
+        assert answers(port, *[known[i : i + 1] for i in range(len(known))]) == [b"400"]
         assert answers(port, head + b"\r\n" + folded) == [b"200", b"400"], "the second on one connection"
         found = answers(port, body + whole)
         assert found[-1] == b"200" and b"400" not in found, "a body may have such lines"
