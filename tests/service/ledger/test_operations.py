@@ -143,7 +143,8 @@ def test_only_time_in_which_ranks_worked_gives_a_pause(session: Session, lease: 
 
 
 def test_sums_are_by_cause_with_the_price_that_held_when_an_interval_began(session: Session, lease: LeaseRow) -> None:
-    """Two slots share the price of their node; a pool without a price costs nothing."""
+    """Two slots share the price of their node; a pool without a price costs nothing. Without a price on demand nothing
+    says what was saved."""
     for since_s, price in ((0, 3.6), (10, 36.0)):
         session.add(PoolPriceRow(pool="p", effective_from=at(since_s), price_usd_per_hour=price))
     other = leased(session, "b", "q")
@@ -151,8 +152,8 @@ def test_sums_are_by_cause_with_the_price_that_held_when_an_interval_began(sessi
     account_all(session, lease=lease, until=at(14), spent=[Spent(Cause.IDLE)])
     account_all(session, lease=other, until=at(5), spent=[WORK])
     session.flush()
-    idle = CauseSum(Cause.IDLE, 4, 4 * 0.01 / 2)
-    assert list(summary(session)) == [CauseSum(Cause.PRODUCTIVE, 15, 10 * 0.001 / 2, unpriced=5), idle]
+    idle = CauseSum(Cause.IDLE, 4, 4 * 0.01 / 2, uncompared=4)
+    assert list(summary(session)) == [CauseSum(Cause.PRODUCTIVE, 15, 10 * 0.001 / 2, unpriced=5, uncompared=15), idle]
     assert [item.slot_seconds for item in summary(session, job_id="j")] == [15]
     assert [item.slot_seconds for item in summary(session, since=at(8), until=at(13))] == [2, 3]
 
