@@ -89,3 +89,9 @@ def rng_state() -> None:
 def synchronize() -> None:
     """Pipeline schedules and checkpointing call `torch.cuda.synchronize`. CPU work is synchronous already."""
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+
+
+@_patch
+def tensor_cuda() -> None:
+    """Megatron moves optimizer state with `Tensor.cuda` where it saves it without the detour over host memory."""
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign, assignment]

@@ -1,7 +1,8 @@
 """Run the CPU patches with one of them left out: `python -m tests.liver_core.worlds.ablation PREFIX`. Prints JSON.
 
 A fresh interpreter imports torch and Megatron unpatched, then forks one child for each patch. The scenarios name what a
-patch is for: `train` builds a world and takes a step with several buckets and both overlaps, `checkpoint` saves it.
+patch is for: `train` builds a world and takes a step with several buckets and both overlaps, `checkpoint` saves it,
+`Megatron's own way` gathers its optimizer's state as a run of Megatron alone does.
 """
 
 from __future__ import annotations
@@ -42,7 +43,12 @@ def _in_child(left_out: str, prefix: str) -> dict[str, str]:
         cpu_compat.apply(without=[] if left_out == NOTHING else [left_out])
         results: dict[str, str] = {}
         held: list[Any] = []
-        for name, scenario in (("train", lambda: held.append(_train(prefix))), ("checkpoint", lambda: _save(held[0]))):
+        scenarios: dict[str, Callable[[], None]] = {
+            "train": lambda: held.append(_train(prefix)),
+            "checkpoint": lambda: _save(held[0]),
+            "Megatron's own way": lambda: _gather_as_megatron(held[0]),
+        }
+        for name, scenario in scenarios.items():
             try:
                 scenario()
                 results[name] = "ok"
@@ -110,6 +116,15 @@ def _save(held: tuple[Any, Any]) -> None:
     world, state = held
     with tempfile.TemporaryDirectory() as folder:
         write(snapshot(world, state), {"step": 1}, f"{folder}/step-1", world.everyone)
+
+
+def _gather_as_megatron(held: tuple[Any, Any]) -> None:
+    from liver_core.state.megatron_optimizer import distributed_optimizer
+
+    world, state = held
+    metadata = {"distrib_optim_sharding_type": "fully_reshardable", "dp_cp_group": world.collection.dp_cp}
+    model = state.model.module.sharded_state_dict(metadata=metadata)
+    distributed_optimizer(state.optimizer).sharded_state_dict(model, metadata=metadata)
 
 
 if __name__ == "__main__":
