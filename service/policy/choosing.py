@@ -122,7 +122,7 @@ def decide(inputs: PolicyInputs) -> PolicyDecision:
         return PolicyDecision(PolicyVerdict.PAUSE, reason, alternatives=shown, alert=alert)
     run = best if _is_up(inputs, best) else _run_meanwhile(weighing, current)
     chosen = best if run is None or run is best else replace(run, hold=_both(run, best))
-    verdict = _verdict(inputs, chosen, run)
+    verdict = verdict_of(inputs, run)
     return PolicyDecision(verdict, _reason(verdict, chosen, current, why), chosen, shown, alert)
 
 
@@ -192,7 +192,7 @@ def _may_buy(pool: PoolView, inputs: PolicyInputs) -> bool:
 
 
 def _capacity(pool: PoolView, up_only: bool) -> int:
-    return pool.held if up_only else pool.held + pool.coming + pool.offered
+    return pool.held if up_only else pool.obtainable
 
 
 def _filled(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) -> list[tuple[PoolView, int]] | None:
@@ -294,7 +294,8 @@ def _both(run: ScoredOption, best: ScoredOption) -> tuple[tuple[str, int], ...]:
     return tuple((pool, count) for pool, count in hold.items() if count)
 
 
-def _verdict(inputs: PolicyInputs, chosen: ScoredOption, run: ScoredOption | None) -> PolicyVerdict:
+def verdict_of(inputs: PolicyInputs, run: ScoredOption | None) -> PolicyVerdict:
+    """What running this option means for what the job runs on now. None: nothing new is run."""
     standing = inputs.standing
     if standing is None:
         return PolicyVerdict.START

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from service.policy.choosing import decide
+from service.policy.choosing import decide, verdict_of
 from service.policy.types import (
     Market,
     PolicyDecision,
@@ -28,11 +28,11 @@ class ReactivePolicy:
             best = max((each for each in curve.best if each.nodes <= up), key=lambda each: each.nodes, default=None)
             if best is None:
                 continue
-            hold = tuple((pool.pool, pool.held + pool.coming + pool.offered) for pool in spot if pool.place == place)
+            hold = tuple((pool.pool, pool.obtainable) for pool in spot if pool.place == place)
             usd = sum(pool.usd_per_hour * (pool.held + pool.coming) for pool in spot if pool.place == place)
             option = ScoredOption(best.layout, place, best.nodes, hold, best.tokens_per_s, usd, 0.0)
-            return PolicyDecision(_verdict(inputs, option), f"the fastest layout on {up} nodes", option, (option,))
-        hold = tuple((pool.pool, pool.held + pool.coming + pool.offered) for pool in spot)
+            return PolicyDecision(verdict_of(inputs, option), f"the fastest layout on {up} nodes", option, (option,))
+        hold = tuple((pool.pool, pool.obtainable) for pool in spot)
         waiting = ScoredOption("", "", 0, hold, 0.0, sum(pool.usd_per_hour * pool.held for pool in spot), 0.0)
         return PolicyDecision(PolicyVerdict.PAUSE, "no layout fits what is up", waiting)
 
@@ -83,12 +83,4 @@ def _run(inputs: PolicyInputs, pool: PoolView, reason: str) -> PolicyDecision:
     option = ScoredOption(
         candidate.layout, pool.place, 1, ((pool.pool, 1),), candidate.tokens_per_s, pool.usd_per_hour, 0.0
     )
-    return PolicyDecision(_verdict(inputs, option), reason, option, (option,))
-
-
-def _verdict(inputs: PolicyInputs, option: ScoredOption) -> PolicyVerdict:
-    standing = inputs.standing
-    if standing is None:
-        return PolicyVerdict.START
-    is_same = standing.is_whole and (standing.layout, standing.place) == (option.layout, option.place)
-    return PolicyVerdict.STAY if is_same else PolicyVerdict.MOVE
+    return PolicyDecision(verdict_of(inputs, option), reason, option, (option,))

@@ -70,6 +70,11 @@ class PoolView:
     group_sizes: tuple[tuple[int, float], ...] = ((1, 1.0),)
     move_usd: float = 0.0
 
+    @property
+    def obtainable(self) -> int:
+        """Nodes that the job could hold here: those it has, those that come, those it could buy."""
+        return self.held + self.coming + self.offered
+
 
 @dataclass(frozen=True, slots=True)
 class StandingWorld:

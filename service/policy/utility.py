@@ -87,7 +87,7 @@ def victims_among(held: int, of: int, lost: int) -> tuple[float, ...]:
 
 def tokens_of_one_loss(curve: Curve, candidate: Candidate, spares: int, pool: PoolView) -> float:
     """Tokens that the next loss of the pool is expected to cost an option that has its nodes there."""
-    there = max(pool.held + pool.coming + pool.offered, candidate.nodes + spares)
+    there = max(pool.obtainable, candidate.nodes + spares)
     held, lost_tokens = candidate.nodes + spares, 0.0
     rate, rates = candidate.tokens_per_s, curve.rates
     for size, chance in pool.group_sizes:

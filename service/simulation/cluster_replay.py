@@ -128,6 +128,7 @@ class _ClusterReplay:
         self._leases: list[LeaseSpan] = []
         self._decisions: list[tuple[float, PolicyDecision]] = []
         self._victims: dict[int, tuple[str, ...]] = {}
+        self._past = 0
         self._decided_s = -inf
 
     def run(self, goal: Goal) -> ClusterRun:
@@ -211,8 +212,12 @@ class _ClusterReplay:
         if not setup.notice_s:
             return False
         now = START_UTC + timedelta(seconds=step.begin_s)
-        for index, event in enumerate(self._trace.events):
-            if not event.lost or index in self._victims or event.at_s <= step.begin_s:
+        events = self._trace.events
+        while self._past < len(events) and events[self._past].at_s <= step.begin_s:
+            self._past += 1
+        for index in range(self._past, len(events)):
+            event = events[index]
+            if not event.lost or index in self._victims:
                 continue
             if event.at_s - setup.notice_s > step.begin_s:
                 break

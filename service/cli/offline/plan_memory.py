@@ -8,6 +8,7 @@ import typer
 
 from service.cli.client import AsJson, fail
 from service.cli.columns import Column
+from service.cli.offline.job_files import read_job_file
 from service.cli.output import print_details, print_json, print_table
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from liver_core.memory.memory_placement import MemoryPlacement
 
 app = typer.Typer(help="Work out beforehand what a job needs.", no_args_is_help=True)
-JOB_FILE_BYTES_MAX = 1024 * 1024
 EXAMPLE = "Example: liver plan memory --job job.yaml --from TP2xDP4 --to TP2xDP2 --device-bytes 80GiB"
 _UNITS = {"": 1, "B": 1, "MB": 10**6, "GB": 10**9, "MIB": 2**20, "GIB": 2**30}
 WORLDS = (
@@ -71,7 +71,7 @@ def memory(
     from liver_core.memory.overheads import DeviceOverheads
     from service.planner.memory_fit import training_shape
 
-    job = _read(job_file)
+    job = read_job_file(job_file)
     sizes = [_fitting(job, text, option) for text, option in ((source, "--from"), (target, "--to"))]
     device_bytes = job.device_bytes if device is None else _bytes(device, "--device-bytes")
     if device_bytes is None:
@@ -169,23 +169,6 @@ def _as_json(found: "HandoffMemory", layouts: "list[ParallelLayout]", device_byt
             for choice in found.choices
         ],
     }
-
-
-def _read(path: Path) -> "JobFile":
-    from agent.protocol.jobfile_check import JobFileError, check_job_file
-    from service.jobs.job_yaml import read_fields
-
-    try:
-        with path.open("rb") as file:
-            content = file.read(JOB_FILE_BYTES_MAX + 1)
-    except OSError as error:
-        fail(f"--job: {path}: {error.strerror}")
-    if len(content) > JOB_FILE_BYTES_MAX:
-        fail(f"--job: {path} has more than {JOB_FILE_BYTES_MAX} bytes")
-    try:
-        return check_job_file(read_fields(content))
-    except JobFileError as error:
-        fail("\n".join(f"{problem.field}: {problem.rule}" for problem in error.problems))
 
 
 def _fitting(job: "JobFile", text: str, option: str) -> "ParallelLayout":

@@ -7,6 +7,7 @@ import typer
 
 from service.cli.client import AsJson, fail
 from service.cli.columns import Column
+from service.cli.offline.job_files import read_job_file
 from service.cli.output import print_details, print_json, print_table, seconds
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from service.simulation.what_if import WhatIf, WhatIfAnswer
 
 EXAMPLE = "Example: liver simulate --trace p3-trace.csv --job job.yaml --html p3.html"
-JOB_FILE_BYTES_MAX = 1024 * 1024
 FILE_BYTES_MAX = 64 * 1024 * 1024
 PRICE_USD_PER_HOUR = 1.0
 ON_DEMAND_OVER_SPOT = 3.0
@@ -79,7 +79,7 @@ def simulate(
         gang=gang,
     )
     asked = WhatIf(setup, slots, device, change_s, _read_cost(report), value)
-    answer = _answered(trace_file, _read_job(job_file), asked)
+    answer = _answered(trace_file, read_job_file(job_file), asked)
     if html is not None:
         _write(html, answer.comparison)
     if as_json:
@@ -158,19 +158,6 @@ def _text(path: Path, option: str) -> str:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         fail(f"{option} {path}: cannot be read: {error}")
-
-
-def _read_job(path: Path) -> "JobFile":
-    from agent.protocol.jobfile_check import JobFileError, check_job_file
-    from service.jobs.job_yaml import read_fields
-
-    text = _text(path, "--job").encode()
-    if len(text) > JOB_FILE_BYTES_MAX:
-        fail(f"--job {path}: has {len(text)} bytes, at most {JOB_FILE_BYTES_MAX} are allowed")
-    try:
-        return check_job_file(read_fields(text))
-    except JobFileError as error:
-        fail(f"--job {path}: {error}")
 
 
 def _read_cost(path: Path | None) -> "ChangeCost":
