@@ -13,7 +13,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -113,6 +113,7 @@ def rank_setup(model: Model, data_prefix: str, **changes: Any) -> RankSetup:
         "micro_batch": MICRO_BATCH,
         "seed": SEED,
         "transport": "mixed",
+        "job": model.entrypoint,
         "extra_bytes_max": extra_bytes_budget(model),
         "bring_up_s": 20 + 4 * step_s_at_most(model),
     }
@@ -257,6 +258,7 @@ def summary(
     after = [end for end, of, _ in steps if of == generation][STEPS_AFTER:]
     settled_s = statistics.median(late - early for early, late in pairwise(after))
     since = prepared_at - max(m.get("stream_s", 0.0) for _, m in prepared)
+    parts = lost.parts(since if any("stream_s" in m for _, m in prepared) else None, max(0.0, pause_s))
     boundary = max(reduced)
     steps_before = sum(1 for end, of, _ in steps if of != generation)
     fell = next((reason for reason, _ in prepared if reason), None)
@@ -266,6 +268,7 @@ def summary(
         "step_s": step_s,
         "next_step_s": settled_s,
         "lost_s": lost.lost_s,
+        "lost_parts": None if parts is None else asdict(parts),
         "lost_before_cutover_s": boundary - before[-1][0] + optimizer - (steps_before + 1) * step_s,
         "steps_before_cutover": steps_before,
         "open_to_boundary_s": boundary - before[-1][0],
