@@ -76,7 +76,7 @@ def test_a_recommendation_without_a_time_and_advice_of_an_agent_never_take_a_nod
     assert begun([advice(60, source="aws-imds")], NOON) == (), "the agent says so itself when it is near"
 
 
-@given(st.floats(-3_600, DAYS_S), st.booleans(), st.booleans())
+@given(st.integers(-3_600, DAYS_S) | st.integers(-2, 602), st.booleans(), st.booleans())
 def test_work_begins_once_from_the_lead_on_and_only_while_nobody_took_it_back(in_s, is_withdrawn, is_told):
     said = withdraw(advice(in_s), NOON) if is_withdrawn else advice(in_s)
     before = (advice(in_s, kind=NoticeKind.MAINTENANCE),) if is_told else ()
