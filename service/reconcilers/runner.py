@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from service.context import Context
 from service.db.outage import is_outage
-from service.reconcilers import jobs, keys, planned
+from service.reconcilers import jobs, keys, planned_work
 from service.reconcilers.nodes import NodeWatch
 from service.reconcilers.upkeep import Upkeep
 
@@ -39,7 +39,7 @@ class Reconcilers:
             ("jobs", lambda: jobs.tick(context), lambda: context.hub.wait_for_reconcilers(period_s)),
             ("nodes", self._watch.tick, lambda: self._stop.wait(period_s)),
             ("keys", lambda: keys.tick(context), lambda: self._stop.wait(KEYS_S)),
-            ("planned", lambda: planned.tick(context), lambda: self._stop.wait(PLANNED_S)),
+            ("planned", lambda: planned_work.tick(context), lambda: self._stop.wait(PLANNED_S)),
             ("upkeep", self._upkeep.tick, lambda: self._stop.wait(BEHIND_S if self._upkeep.is_behind else UPKEEP_S)),
         )
         for name, tick, wait in loops:

@@ -12,7 +12,7 @@ from service.clouds.cloud_facts import Disposition, FactKind
 from service.clouds.rules import begun
 from service.nodes.operations import mark_gone
 from service.nodes.tables import NodeRow
-from service.reconcilers import planned
+from service.reconcilers import planned_work
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 DAYS_S = 14 * 86_400
@@ -35,11 +35,13 @@ def test_a_scheduled_change_of_health_leaves_its_node_at_work_until_ten_minutes_
     taken = tell(kind=FactKind.MAINTENANCE, in_s=DAYS_S)
     assert taken.disposition is Disposition.ADVICE and "planned" in taken.reason
     ends = clock() + timedelta(seconds=DAYS_S)
-    assert planned.tick(context) == 0 and not node(client)["leaving"]
+    assert planned_work.tick(context) == 0 and not node(client)["leaving"]
     clock.advance(ALMOST_S)
-    assert planned.tick(context) == 0 and not any(fact.kind in ("maintenance",) for fact in b.sync().jobs[0].notices)
+    assert planned_work.tick(context) == 0 and not any(
+        fact.kind in ("maintenance",) for fact in b.sync().jobs[0].notices
+    )
     clock.advance(2)
-    assert [planned.tick(context), planned.tick(context)] == [1, 0]
+    assert [planned_work.tick(context), planned_work.tick(context)] == [1, 0]
     assert node(client)["leaving"]
     for agent in (a, b):
         agent.sync()
@@ -51,16 +53,16 @@ def test_what_the_cloud_has_taken_back_takes_no_node_when_its_time_comes(on_mach
     tell(kind=FactKind.MAINTENANCE, in_s=DAYS_S)
     assert tell(kind=FactKind.MAINTENANCE, in_s=DAYS_S, is_withdrawal=True).disposition is Disposition.WITHDRAWS
     clock.advance(ALMOST_S + 2)
-    assert planned.tick(context) == 0 and not node(client)["leaving"]
+    assert planned_work.tick(context) == 0 and not node(client)["leaving"]
 
 
 def test_what_is_taken_back_shortly_before_does_not_come_again(on_machines, tell, client, context, clock):
     tell(kind=FactKind.MAINTENANCE, in_s=DAYS_S)
     clock.advance(ALMOST_S + 2)
-    assert planned.tick(context) == 1
+    assert planned_work.tick(context) == 1
     clock.advance(1)
     tell(kind=FactKind.MAINTENANCE, in_s=LEAD.total_seconds() - 2, is_withdrawal=True)
-    assert planned.tick(context) == 0 and not node(client)["leaving"]
+    assert planned_work.tick(context) == 0 and not node(client)["leaving"]
 
 
 def test_the_next_machine_under_the_name_does_not_inherit_the_work(on_machines, tell, context, clock):
@@ -68,7 +70,7 @@ def test_the_next_machine_under_the_name_does_not_inherit_the_work(on_machines, 
     with context.sessions.begin() as session:
         mark_gone(session, session.get_one(NodeRow, "a"), reason="test", now=clock())
     clock.advance(ALMOST_S + 2)
-    assert planned.tick(context) == 0
+    assert planned_work.tick(context) == 0
 
 
 def test_a_recommendation_without_a_time_and_advice_of_an_agent_never_take_a_node():
