@@ -19,9 +19,9 @@ DAYS_S = 14 * 86_400
 ALMOST_S = DAYS_S - LEAD.total_seconds() - 1
 
 
-def advice(in_s: float, **more) -> NoticeFact:
-    values = {"node_id": "a", "kind": NoticeKind.REBALANCE, "source": "aws-queue", "first_seen_utc": NOON}
-    return NoticeFact(**values | {"deadline_utc": NOON + timedelta(seconds=in_s)} | more)
+def advice(in_s: float | None, *, kind: NoticeKind = NoticeKind.REBALANCE, source: str = "aws-queue") -> NoticeFact:
+    ends = None if in_s is None else NOON + timedelta(seconds=in_s)
+    return NoticeFact(node_id="a", kind=kind, source=source, first_seen_utc=NOON, deadline_utc=ends)
 
 
 def node(client) -> dict:
@@ -74,7 +74,7 @@ def test_the_next_machine_under_the_name_does_not_inherit_the_work(on_machines, 
 
 
 def test_a_recommendation_without_a_time_and_advice_of_an_agent_never_take_a_node():
-    assert begun([advice(60, deadline_utc=None)], NOON) == ()
+    assert begun([advice(None)], NOON) == ()
     assert begun([advice(60, source="aws-imds")], NOON) == (), "the agent says so itself when it is near"
 
 
