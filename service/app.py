@@ -62,6 +62,7 @@ from service.what_if import endpoints as what_if
 from service.what_if.replaying import Replays
 from service.what_if.schemas import WhatIfAsk
 
+BODY_BYTES_MAX = {**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX, **push.BODY_BYTES_MAX, **what_if.BODY_BYTES_MAX}
 _log = logging.getLogger(__name__)
 
 
@@ -124,10 +125,7 @@ def create_app(
     app.state.feed = Feed(context)
     app.state.replays = Replays(settings.what_ifs_max, settings.what_if_within_s)
     app.state.google_keys = GoogleKeys(settings.gcp_certs_url)
-    body_bytes_max = {
-        **sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX, **push.BODY_BYTES_MAX, **what_if.BODY_BYTES_MAX,
-    }  # fmt: skip
-    app.add_middleware(Gate, context=context, body_bytes_max=body_bytes_max)
+    app.add_middleware(Gate, context=context, body_bytes_max=BODY_BYTES_MAX)
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.
     nouns = (

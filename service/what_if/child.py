@@ -7,17 +7,17 @@ import sys
 from pydantic import TypeAdapter
 
 from agent.protocol.errors import FieldProblem
-from service.what_if.rules import CannotReplay, Replay, answer_of
+from service.what_if.rules import CannotReplay, Question, answer_of
 
 MEMORY_MAX = 1024 * 1024 * 1024
 REFUSED, OUT_OF_MEMORY = 3, 4
 NICER = 5
 """Agents are served first."""
-_REPLAY: TypeAdapter[Replay] = TypeAdapter(Replay)
+_REPLAY: TypeAdapter[Question] = TypeAdapter(Question)
 _PROBLEM: TypeAdapter[FieldProblem] = TypeAdapter(FieldProblem)
 
 
-def written(asked: Replay) -> bytes:
+def written(asked: Question) -> bytes:
     """What the process reads."""
     return _REPLAY.dump_json(asked)
 

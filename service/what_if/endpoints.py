@@ -15,7 +15,7 @@ from service.jobs.job_yaml import read_fields
 from service.problems import field_problems, invalid
 from service.simulation.traces import TraceFormat
 from service.what_if.queries import known_job, node_kind, own_events
-from service.what_if.rules import Replay
+from service.what_if.rules import Question
 from service.what_if.schemas import TraceIn, WhatIfAsk, WhatIfOut
 
 router = APIRouter(prefix="/api/v1/what-if", tags=["what-if"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
@@ -50,7 +50,7 @@ async def ask(request: Request, context: ContextOf, asked: Annotated[WhatIfAsk, 
     return Response(answer, media_type="application/json", headers={"Cache-Control": "no-store"})
 
 
-def _replay(context: Context, asked: WhatIfAsk) -> Replay:
+def _replay(context: Context, asked: WhatIfAsk) -> Question:
     """All that the replay needs, with one short read of the database."""
     own = _job_file(asked.job_file) if asked.job_file is not None else None
     trace, lasts_s = asked.trace, 0.0
@@ -70,7 +70,7 @@ def _replay(context: Context, asked: WhatIfAsk) -> Replay:
     if kind is not None:
         slots, device = knobs.slots_per_node or min(kind[0], 64), knobs.device or kind[1]
         knobs = knobs.model_copy(update={"slots_per_node": slots, "device": device})
-    return Replay(
+    return Question(
         job=job,
         trace_name=trace.name,
         trace_format=trace.format,

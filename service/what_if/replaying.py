@@ -11,7 +11,7 @@ from agent.protocol import errors
 from agent.protocol.errors import FieldProblem, Problem
 from service.problems import ProblemError, invalid, unavailable
 from service.what_if import child
-from service.what_if.rules import Replay
+from service.what_if.rules import Question
 
 _log = logging.getLogger(__name__)
 WHAT_TO_CHANGE = "give a shorter trace, or a job with a smaller nodes.max"
@@ -26,7 +26,7 @@ class Replays:
     within_s: float
     running: int = 0
 
-    async def run(self, asked: Replay) -> bytes:
+    async def run(self, asked: Question) -> bytes:
         """The answer as JSON. Raises 429 where enough others run, 422 for what cannot be replayed, or not in time."""
         if self.running >= self.at_once_max:
             raise self._too_many()
@@ -51,7 +51,7 @@ class Replays:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-        status = process.returncode
+        status = process.returncode or 0
         if status == 0:
             return answer
         if status == child.REFUSED:

@@ -14,8 +14,8 @@ from service.simulation.replay_setup import ReplaySetup
 from service.simulation.traces import CapacityTrace, TraceError, TraceFormat, read_trace
 from service.simulation.what_if import WhatIf, WhatIfAnswer, read_node_prices, what_if
 from service.what_if.schemas import (
+    CurvePoint,
     OraclesOut,
-    PointOut,
     PolicyRunOut,
     TokensLost,
     WhatIfKnobs,
@@ -34,7 +34,7 @@ class CannotReplay(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class Question:
     """All that a replay needs. `measured`: seconds of a step by layout, of those in which the job has run.
     `lasts_s`: how long the trace lasts at least, also if nothing happens at its end."""
 
@@ -48,7 +48,7 @@ class Replay:
     lasts_s: float = 0.0
 
 
-def answer_of(asked: Replay) -> WhatIfOut:
+def answer_of(asked: Question) -> WhatIfOut:
     """Replays. Raises CannotReplay."""
     trace, found = _trace(asked), _asked(asked)
     try:
@@ -60,7 +60,7 @@ def answer_of(asked: Replay) -> WhatIfOut:
     return _shown(asked.job, found, answer)
 
 
-def _trace(asked: Replay) -> CapacityTrace:
+def _trace(asked: Question) -> CapacityTrace:
     try:
         trace = read_trace(asked.trace_name, asked.trace_text, asked.trace_format)
     except TraceError as error:
@@ -68,7 +68,7 @@ def _trace(asked: Replay) -> CapacityTrace:
     return replace(trace, end_s=max(trace.end_s, asked.lasts_s))
 
 
-def _asked(asked: Replay) -> WhatIf:
+def _asked(asked: Question) -> WhatIf:
     knobs, policy = asked.knobs, asked.job.policy
     try:
         spot, on_demand = read_node_prices(asked.prices)
@@ -137,7 +137,7 @@ def _run(name: str, run: ClusterRun) -> PolicyRunOut:
         tokens_lost_by=TokensLost(**dict(run.tokens_lost_by)),
         node_hours_by_cause=hours_by_cause(run),
         decisions=_counted([decision.verdict for _, decision in run.decisions]),
-        curve=[PointOut(**asdict(point)) for point in run.progress],
+        curve=[CurvePoint(**asdict(point)) for point in run.progress],
     )
 
 

@@ -135,7 +135,7 @@ class TokensLost(BaseModel):
     waiting: float = Field(description="It had nodes and did not run.")
 
 
-class PointOut(BaseModel):
+class CurvePoint(BaseModel):
     """Where a run was at a moment."""
 
     at_s: float
@@ -157,7 +157,7 @@ class PolicyRunOut(BaseModel):
     tokens_lost_by: TokensLost
     node_hours_by_cause: dict[str, float]
     decisions: dict[PolicyVerdict, int] = Field(description="How many differed from the one before, by what they say.")
-    curve: Annotated[list[PointOut], Field(max_length=POINTS_MAX)]
+    curve: Annotated[list[CurvePoint], Field(max_length=POINTS_MAX)]
 
 
 class OraclesOut(BaseModel):

@@ -9,7 +9,7 @@ from agent.protocol.jobfile_check import check_job_file
 from service.problems import ProblemError
 from service.simulation.traces import TraceFormat
 from service.what_if.replaying import Replays
-from service.what_if.rules import Replay
+from service.what_if.rules import Question
 from service.what_if.schemas import WhatIfKnobs
 from tests.service.conftest import bearer
 from tests.service.fake_agent import JOB
@@ -102,8 +102,8 @@ def test_what_cannot_be_replayed_is_refused_by_field_and_rule(client, given, fie
     assert field in [name for name, _ in found] and any(rule in text for _, text in found), found
 
 
-def question() -> Replay:
-    return Replay(check_job_file(JOB), "t", TraceFormat.AUTO, TRACE, None, WhatIfKnobs())
+def question() -> Question:
+    return Question(check_job_file(JOB), "t", TraceFormat.AUTO, TRACE, None, WhatIfKnobs())
 
 
 def test_a_replay_that_takes_too_long_is_ended_and_says_what_to_change():
