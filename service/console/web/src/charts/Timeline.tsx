@@ -5,7 +5,7 @@ import type uPlot from 'uplot'
 import { nowMs } from '../api/clock'
 import type { TimelineOut } from '../api/types'
 import { CAUSES, CAUSE_WORDS, causeColor } from '../parts/causes'
-import { count, dollars, figure, layoutName, localTime, percent, plural, seconds, tick, utcTime, words } from '../parts/format'
+import { count, dollars, figure, layoutName, localTime, percent, plural, prose, seconds, tick, utcTime, words } from '../parts/format'
 import type { Axis } from '../router'
 import Plot, { AXIS_PX } from './Plot'
 import { color } from './theme_colors'
@@ -116,7 +116,7 @@ function MarkCard({ mark, left }: { mark: Mark; left: number }) {
         <tr><td>lost</td><td>{plural(mark.lost_steps, 'step')}</td></tr>
         {mark.step !== null && <tr><td>at</td><td>step {count(mark.step)}, {localTime(mark.at, nowMs())}, {dollars(mark.dollars)}</td></tr>}
       </tbody></table>
-      {mark.reason && <div className="soft">{mark.reason}</div>}
+      {mark.reason && <div className="soft">{prose(mark.reason)}</div>}
     </div>
   )
 }

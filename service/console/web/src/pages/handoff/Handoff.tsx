@@ -7,7 +7,7 @@ import type { HandoffOut } from '../../api/types'
 import { Chip } from '../../parts/Chip'
 import { CsvButton } from '../../parts/CsvButton'
 import { Facts, Figure, Figures } from '../../parts/Figure'
-import { bytes, count, figure, layoutName, none, percent, rate, seconds, shortId, words } from '../../parts/format'
+import { bytes, count, figure, layoutName, none, percent, prose, rate, seconds, shortId, words } from '../../parts/format'
 import { Countdown, Moment } from '../../parts/Moment'
 import { Panel, Problem, Skeleton } from '../../parts/Panel'
 
@@ -44,7 +44,7 @@ export function HandoffStory({ of }: { of: HandoffOut }) {
   return (
     <div className="stack" style={{ gap: 12 }}>
       <p className="sentence">{sentence(of)}</p>
-      {of.reason && <p className="soft">{of.reason}</p>}
+      {of.reason && <p className="soft">{prose(of.reason)}</p>}
       <Figures>
         <Figure name="Pause" large beneath={of.pause_steps === null ? undefined : `${of.pause_steps.toFixed(2)} of a step`}>{seconds(of.pause_s)}</Figure>
         <Figure name="Lost in all" large title="Training time lost: the pause and slower steps before and after it.">{seconds(of.lost_s)}</Figure>
