@@ -15,7 +15,7 @@ from service.decisions.tables import DecisionRow
 from service.edge.routes import PeoplesRoute
 from service.handoffs.schemas import HandoffOut
 from service.handoffs.tables import HandoffRow
-from service.incidents.queries import EXAMINED_MAX, Incident, Wanted, incidents_of, list_incidents
+from service.incidents.queries import EXAMINED_MAX, Incident, IncidentFilter, incidents_of, list_incidents
 from service.incidents.rules import TAIL_S, picture
 from service.incidents.schemas import (
     IncidentCosts,
@@ -59,7 +59,7 @@ def list_all(
 ) -> list[IncidentSummary]:
     """Each notice with what became of it: its outcome, pause, lost steps and dollars."""
     now = context.clock()
-    wanted = Wanted(node_id=node_id, job_id=job_id, open=is_open, failed=failed)
+    wanted = IncidentFilter(node_id=node_id, job_id=job_id, open=is_open, failed=failed)
     return [_summary(item, now) for item in list_incidents(session, pages, wanted, now=now)]
 
 

@@ -151,7 +151,7 @@ class Incident(Judged):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class IncidentFilter:
     """Which incidents: of a node, of those that worked for a job, that count or do not, that have failed or have not.
     None: does not matter."""
 
@@ -161,7 +161,7 @@ class Wanted:
     failed: bool | None = None
 
 
-def list_incidents(session: Session, pages: Pages, wanted: Wanted, *, now: datetime) -> list[Incident]:
+def list_incidents(session: Session, pages: Pages, wanted: IncidentFilter, *, now: datetime) -> list[Incident]:
     """A page of them, newest first. What has failed follows from everything that happened after a notice: with `failed`
     at most `EXAMINED_MAX` notices are judged for a page, which may then be short although another follows."""
     first = heads(node_id=wanted.node_id, job_id=wanted.job_id)
