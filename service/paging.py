@@ -74,6 +74,7 @@ class Pages:
         behind = tuple_(key) < self._place((key,)) if self.cursor is not None else None
         kept: list[T] = []
         last: Any = None
+        rows: Sequence[Any] = ()
         for _ in range(-(-read_max // BATCH_ROWS)):
             rows = session.scalars(statement if behind is None else statement.where(behind)).all()
             for row, shown in zip(rows, keep(rows), strict=True):

@@ -283,7 +283,7 @@ def _ended(session: Session, jobs: set[str]) -> set[str]:
 
 
 def _costs_of(
-    session: Session, handoffs: Mapping[int, list[HandoffRow]], restarts: Mapping[int, list[StartedAgain]]
+    session: Session, handoffs: Mapping[int, Sequence[HandoffRow]], restarts: Mapping[int, Sequence[StartedAgain]]
 ) -> Mapping[int, Costs]:
     ids = {row.handoff_id for rows in handoffs.values() for row in rows}
     found = session.execute(_COSTS, {"handoff_ids": list(ids)}) if ids else ()
