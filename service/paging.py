@@ -73,8 +73,7 @@ class Pages:
         statement = statement.order_by(key.desc()).limit(BATCH_ROWS)
         behind = tuple_(key) < self._place((key,)) if self.cursor is not None else None
         kept: list[T] = []
-        last: Any = None
-        rows: Sequence[Any] = ()
+        last = read = None
         for _ in range(-(-read_max // BATCH_ROWS)):
             rows = session.scalars(statement if behind is None else statement.where(behind)).all()
             for row, shown in zip(rows, keep(rows), strict=True):
@@ -86,8 +85,9 @@ class Pages:
                     last = row
             if len(rows) < BATCH_ROWS:
                 return kept
-            behind = key < getattr(rows[-1], key.key)
-        self._announce_behind(rows[-1], (key,))
+            read = rows[-1]
+            behind = key < getattr(read, key.key)
+        self._announce_behind(read, (key,))
         return kept
 
     @property
