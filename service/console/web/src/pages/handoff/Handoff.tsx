@@ -1,7 +1,7 @@
 // One handoff: from where to where, phase by phase, with what it moved, cost and proved.
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from '@tanstack/react-router'
-import { Waterfall } from '../../charts/Waterfall'
+import { PHASE_COLUMNS, phaseRows, Waterfall } from '../../charts/Waterfall'
 import { ask } from '../../api/queries'
 import type { HandoffOut } from '../../api/types'
 import { Chip } from '../../parts/Chip'
@@ -29,7 +29,7 @@ export default function Handoff() {
         {!isOver(of) && of.deadline_at && <Countdown until={of.deadline_at} />}
       </div>
       <Panel title="What happened"><HandoffStory of={of} /></Panel>
-      <Panel title="Phases" of={waterfall} lines={8} tools={<CsvButton name={`handoff ${shortId(of.handoff_id)} phases`} columns={['phase', 'starts_s', 'seconds', 'critical']} rows={() => (waterfall.data?.bars ?? []).map(bar => [bar.name, bar.starts_s, bar.seconds, bar.critical])} />}>
+      <Panel title="Phases" of={waterfall} lines={8} tools={<CsvButton name={`handoff ${shortId(of.handoff_id)} phases`} columns={PHASE_COLUMNS} rows={() => phaseRows(waterfall.data)} />}>
         {() => <Waterfall of={waterfall.data!} isOpen={!isOver(of)} />}
       </Panel>
       <div className="grid-2">

@@ -4,9 +4,10 @@ import { Link, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
 import { ask } from '../../api/queries'
 import type { ChannelOut, DecisionOut, IncidentOut } from '../../api/types'
-import { Waterfall } from '../../charts/Waterfall'
+import { PHASE_COLUMNS, phaseRows, Waterfall } from '../../charts/Waterfall'
 import { CAUSE_WORDS } from '../../parts/causes'
 import { Chip } from '../../parts/Chip'
+import { CsvButton } from '../../parts/CsvButton'
 import { Facts, Figure, Figures } from '../../parts/Figure'
 import { bytes, count, dollars, layoutName, none, plural, prose, seconds, shortId, words } from '../../parts/format'
 import { Countdown, Moment } from '../../parts/Moment'
@@ -51,7 +52,7 @@ function Report({ of }: { of: IncidentOut }) {
         <Panel
           key={handoff.handoff_id} title={`Handoff of ${handoff.job_id}`}
           note={<><Chip state={handoff.state} /><span className="soft">{layoutName(handoff.from)} → {layoutName(handoff.to)}, {words(handoff.rung)}</span></>}
-          tools={<Link to="/handoffs/$handoffId" params={{ handoffId: handoff.handoff_id }}>handoff {shortId(handoff.handoff_id)}</Link>}
+          tools={<><Link to="/handoffs/$handoffId" params={{ handoffId: handoff.handoff_id }}>handoff {shortId(handoff.handoff_id)}</Link><CsvButton name={`handoff ${shortId(handoff.handoff_id)} phases`} columns={PHASE_COLUMNS} rows={() => phaseRows(waterfall)} /></>}
         >
           <div className="stack" style={{ gap: 12 }}>
             {!isOver(handoff) && <StreamProgress of={handoff} />}
@@ -106,7 +107,7 @@ function Decisions({ of }: { of: readonly DecisionOut[] }) {
 function DecisionBlock({ of }: { of: DecisionOut }) {
   return (
     <div className="stack">
-      <p><Moment at={of.decided_at} /> <Link to="/jobs/$jobId/$tab" params={{ jobId: of.job_id, tab: 'decisions' }}>{of.job_id}</Link> <Chip state={of.verdict} /> <strong className="nowrap">{layoutName(of.layout)}</strong> <span className="quiet">asked by {of.asked_by}</span></p>
+      <p><Moment at={of.decided_at} /> <Link to="/jobs/$jobId/$tab" params={{ jobId: of.job_id, tab: 'decisions' }}>{of.job_id}</Link> <Chip state={of.verdict} /> {of.layout && <strong className="nowrap">{layoutName(of.layout)} </strong>}<span className="quiet">asked by {of.asked_by}</span></p>
       <p>{prose(of.reason)}</p>
       {of.verdict_reason && of.verdict_reason !== of.reason && <p className="soft">Planner: {prose(of.verdict_reason)}</p>}
       <Alternatives of={of.alternatives} chosen={of.layout} />

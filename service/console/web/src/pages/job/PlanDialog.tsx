@@ -30,7 +30,7 @@ export function PlanDialog({ job, onClose }: { job: JobOut; onClose: () => void 
 export function PlanView({ of }: { of: PlanOut }) {
   return (
     <div className="stack">
-      <p><Chip state={of.verdict} /> <strong>{layoutName(of.layout)}</strong> {of.nodes.length > 0 && <span className="soft">on {of.nodes.join(', ')}</span>}</p>
+      <p><Chip state={of.verdict} /> {of.layout && <strong>{layoutName(of.layout)} </strong>}{of.nodes.length > 0 && <span className="soft">on {of.nodes.join(', ')}</span>}</p>
       <p>{prose(of.reason)}</p>
       {of.verdict_reason && of.verdict_reason !== of.reason && <p className="soft">{prose(of.verdict_reason)}</p>}
       <Alternatives of={of.alternatives} chosen={of.layout} />
