@@ -88,7 +88,11 @@ def test_a_handoff_is_summed_up_as_the_product_defines_its_numbers():
     assert found["step_s"] == pytest.approx(STEP_S)
     assert found["pause_steps"] == pytest.approx(0.3)
     # To the fifth step after the cutover: 1.5 s, of which three steps of 100 ms and five of 200 ms are no loss.
-    assert found["lost_s"] == pytest.approx(1.5 - 0.3 - 1.0)
+    assert found["lost_s"] == pytest.approx(1.5 - 0.3 - 1.0) == sum(found["lost_parts"].values())
+    # The stream began with the first of two steps of 150 ms; the third ended 0.1 s late, 0.03 s of them the pause.
+    assert found["lost_parts"] == pytest.approx(
+        {"building_s": 0.0, "streaming_s": 0.17, "pause_s": 0.03, "after_s": 0.0}, abs=1e-9
+    )
     assert found["lost_before_cutover_s"] == pytest.approx(0.38 + 0.02 - 0.3)
     assert found["steps_before_cutover"] == 2
     assert found["step_time_ratio_streaming"] == pytest.approx(1.5)
