@@ -181,7 +181,7 @@ def test_gradients_that_are_summed_late_are_waited_for_at_the_boundary(job: Live
 
 def test_a_target_that_lost_a_slot_after_it_was_certified_is_no_go_and_says_so(job: LiveTrio):
     """It reads everything again at a later version, so that the steps up to there are in no sum of its."""
-    request, newcomer = job.ready()
+    request, _ = job.ready()
     job.live(request)
     job.arm(SURVIVOR, "replay", "hold")
     job.await_passage(SURVIVOR, "replay")
