@@ -475,7 +475,7 @@ class RankLoop:
 
     def _maintain(self) -> None:
         """Between steps or their parts: handle aborts and retired worlds, and attach a waiting stream to the steps."""
-        self.pending.drop_if_aborted()
+        self.pending.maintain()
         for handoff_id in self.requests.take_retired():
             if self.retirement is not None and self.retirement.handoff_id == handoff_id and not self._switched:
                 retirement, self.retirement = self.retirement, None
