@@ -38,22 +38,26 @@ from liver_core.handoff.ready_tag import (
     pack,
     ready_tag,
 )
+from liver_core.handoff.rung_costs import CostParts, MeasuredCost, Prefer, RungCost
 from liver_core.layout import MessageError
 
 __all__ = [
     "PROTOCOL_VERSION",
     "Agreement",
     "BoundaryPhase",
+    "CostParts",
     "Cutover",
     "CutoverDeadlines",
     "Decision",
     "HandoffId",
     "LadderInputs",
+    "MeasuredCost",
     "MessageError",
     "Order",
     "Participant",
     "ParticipantRecord",
     "Phase",
+    "Prefer",
     "PreparePhase",
     "Promise",
     "Proposal",
@@ -64,6 +68,7 @@ __all__ = [
     "Report",
     "Rung",
     "RungChoice",
+    "RungCost",
     "Stage",
     "StoreAddress",
     "WorldStage",
