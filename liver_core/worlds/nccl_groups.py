@@ -1,9 +1,7 @@
 """The NCCL communicators of one world: made at a quiet moment, one and the rest split from it, aborted from any thread.
 
-Making them takes device memory and waits for the device, and with another world's collectives in flight that can wait
-for ever (NCCL issues 195, 623). So preparing only makes torch's backends, which start nothing, and `connect` is called
-in the main thread at a boundary that all ranks have agreed on.
-
+Preparing makes torch's backends, which start nothing. Making communicators waits for the device, and with another
+world's collectives in flight that can be for ever (NCCL issues 195, 623), so `connect` has a boundary of its own.
 Written after torch 2.13 (ProcessGroupNCCL) and NCCL 2.30; tested against a model of both, not run on a GPU.
 """
 

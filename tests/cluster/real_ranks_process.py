@@ -131,7 +131,7 @@ def _run_rank(
     from liver_core.rank.after_step import CheckpointPlan
     from liver_core.rank.droppable_step import DropRule
     from liver_core.rank.loop import RankLoop
-    from liver_core.rank.prepare.preparation import PrepareSettings
+    from liver_core.rank.prepare.prepare_settings import PrepareSettings
     from liver_core.rank.stream.target_stream import StreamSettings
 
     job = make_job(setup)

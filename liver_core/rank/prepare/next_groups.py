@@ -7,16 +7,13 @@ know of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from liver_core.handoff.messages import Order
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.cancellable import cancellable
+from liver_core.rank.prepare.prepare_settings import PrepareSettings
 from liver_core.worlds.groups import STORE_PATIENCE_S, connect_store
 from liver_core.worlds.megatron import MegatronWorld, bring_up, retire
-
-if TYPE_CHECKING:
-    from liver_core.rank.prepare.preparation import PrepareSettings
 
 _COMMUNICATORS = "communicators"
 

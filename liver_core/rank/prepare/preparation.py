@@ -11,22 +11,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
-from liver_core.handoff.messages import Order, PreparePhase, RankStage, Rung, StoreAddress
+from liver_core.handoff.messages import Order, PreparePhase, RankStage, Rung
 from liver_core.layout import Manifest, Member, ParameterSpec, from_json, to_json
 from liver_core.memory.memory_budget import DEPTH_IN_HOST_MEMORY, DEPTH_LEAST, BudgetRefused, derive
 from liver_core.rank.active_world import ActiveWorld, Verdict, rank_in, source_certificate_plan, target_certificate_plan
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.memory_plan import plan_memory
 from liver_core.rank.prepare.next_groups import knows_of_groups, learn_of_groups, make_next_groups
+from liver_core.rank.prepare.prepare_settings import PrepareSettings
 from liver_core.rank.store_exchange import Cancelled, Exchange, ExchangeTimeout
 from liver_core.rank.stream.certify import Certifier, propose_verdict, read_verdict
 from liver_core.rank.stream.source_stream import SourceStream
-from liver_core.rank.stream.target_stream import LiveTarget, StreamRefused, StreamSettings, TargetInputs
+from liver_core.rank.stream.target_stream import LiveTarget, StreamRefused, TargetInputs
 from liver_core.reshard import missing_elements, plan_digest, plan_rank
 from liver_core.state.buckets import bucket_rule
 from liver_core.state.built_state import check_built
@@ -51,7 +51,6 @@ from liver_core.training.job import TrainingJob
 from liver_core.transport.protocol import Transport
 from liver_core.worlds.groups import connect_store, nothing_listens_at, plainly
 from liver_core.worlds.megatron import building
-from liver_core.worlds.nccl_groups import TrainsOn, own_place
 from liver_core.worlds.released_storage import released, trim
 
 
@@ -61,23 +60,6 @@ class PrepareFailed(RuntimeError):
     def __init__(self, phase: PreparePhase, text: str) -> None:
         super().__init__(text)
         self.phase = phase
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareSettings:
-    """`host`: local address for groups and transport. `extra_bytes_max`: limit of what a handoff adds to this rank's
-    device (None: no limit); `host_bytes_max`: how much of it may wait in host memory. `bring_up_s`, `collective_s`:
-    limits of one group's start and of one collective. `transport`: makes the endpoint from its name and the store.
-    `place`: where this rank trains."""
-
-    host: str
-    transport: Callable[[str, StoreAddress], Transport]
-    extra_bytes_max: int | None = None
-    host_bytes_max: int = 0
-    bring_up_s: float = 20.0
-    collective_s: float = 20.0
-    stream: StreamSettings = field(default_factory=StreamSettings)
-    place: Callable[[], TrainsOn] = own_place
 
 
 class Overtaken(RuntimeError):
