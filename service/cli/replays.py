@@ -24,6 +24,26 @@ POLICIES = (
     Column("CHANGES", right=True),
 )
 
+Slots = Annotated[int | None, typer.Option(min=1, max=64, help="GPUs of a node.", show_default="as the nodes have")]
+Change = Annotated[
+    float | None,
+    typer.Option("--change", min=0, max=3_600, help="Seconds that a change loses.", show_default="by state"),
+]
+Notice = Annotated[
+    float | None, typer.Option("--notice", min=0, max=3_600, help="Seconds of notice.", show_default="120")
+]
+Unannounced = Annotated[
+    float | None, typer.Option(min=0, max=1, help="Share of losses without notice.", show_default="0.05")
+]
+Acquire = Annotated[
+    float | None, typer.Option("--acquire", min=0, max=86_400, help="Seconds to get a node back.", show_default="120")
+]
+Spares = Annotated[int | None, typer.Option(min=0, max=64, help="Nodes held beyond those used.", show_default="4")]
+Value = Annotated[
+    float | None,
+    typer.Option("--usd-per-mtok", min=0, help="What a million tokens is worth.", show_default="by the job"),
+]
+
 
 def what_if(
     job_id: JobId,
@@ -38,31 +58,14 @@ def what_if(
         Path | None,
         typer.Option(help="CSV with pool, from_s and usd_per_hour, of pools spot and on-demand.", metavar="FILE"),
     ] = None,
-    slots: Annotated[
-        int | None, typer.Option(min=1, max=64, help="GPUs of a node.", show_default="as the nodes have")
-    ] = None,
+    slots: Slots = None,
     device: Annotated[str | None, typer.Option(help="The GPU.", show_default="as the nodes have")] = None,
-    change_s: Annotated[
-        float | None,
-        typer.Option("--change", min=0, max=3_600, help="Seconds that a change loses.", show_default="by state"),
-    ] = None,
-    notice_s: Annotated[
-        float | None, typer.Option("--notice", min=0, max=3_600, help="Seconds of notice.", show_default="120")
-    ] = None,
-    unannounced: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Share of losses without notice.", show_default="0.05")
-    ] = None,
-    acquire_s: Annotated[
-        float | None,
-        typer.Option("--acquire", min=0, max=86_400, help="Seconds to get a node back.", show_default="120"),
-    ] = None,
-    spares: Annotated[
-        int | None, typer.Option(min=0, max=64, help="Nodes held beyond those used.", show_default="4")
-    ] = None,
-    value: Annotated[
-        float | None,
-        typer.Option("--usd-per-mtok", min=0, help="What a million tokens is worth.", show_default="by the job"),
-    ] = None,
+    change_s: Change = None,
+    notice_s: Notice = None,
+    unannounced: Unannounced = None,
+    acquire_s: Acquire = None,
+    spares: Spares = None,
+    value: Value = None,
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
