@@ -53,7 +53,7 @@ SELECT lease_id, slot, CASE WHEN day > 0 THEN started_at + day * interval '1 day
             ELSE 'productive' END, %(job_id)s, 1 + day, false
   FROM leases, generate_series(0, {SLOTS} - 1) AS slot, generate_series(0, {DAYS} - 1) AS day
  WHERE node_id LIKE 'big-%%';
-INSERT INTO job_steps (job_id, generation, step, seconds, loss, tokens, finished_at)
+INSERT INTO steps (job_id, generation, step, seconds, loss, tokens, finished_at)
 SELECT %(job_id)s, 1, 100 + number, {STEP_S}, 2.0 + 9.0 / (1 + number / 2000.0) + 0.02 * sin(number), 4000000,
        now() - interval '{DAYS} days' + number * interval '{STEP_S} seconds'
   FROM generate_series(1, {DAYS * 86_400 // STEP_S}) AS number;
@@ -66,7 +66,7 @@ UPDATE notices SET occurrence_id = notice_id WHERE occurrence_id IS NULL;
 INSERT INTO handoffs (handoff_id, job_id, parent, generation, plan_revision, plan_digest, mirror_seq, proposer, cause,
                       state, stage, rung, target, source_layout, target_layout, leaving, superseded, reason, opened_at,
                       changed_at, recorded_at, measures, pause_charged_s)
-SELECT gen_random_uuid(), %(job_id)s, 1, NULL, 1, '', 1, node_id, 'notice',
+SELECT gen_random_uuid(), %(job_id)s, 1, 1000 + notice_id, 1, '', 1, node_id, 'notice',
        CASE WHEN notice_id %% 17 = 0 THEN 'aborted' ELSE 'active' END, '', 'live', %(target)s, 'TP8xPP8xDP125',
        'TP8xPP8xDP124', jsonb_build_array(node_id), false, 'spot notice', first_seen_at + interval '1 second',
        first_seen_at + interval '30 seconds', first_seen_at + interval '30 seconds', %(measures)s, 0.4
@@ -141,7 +141,7 @@ def change(place: Host, job_id: str, number: int) -> None:
         connection.execute(
             "WITH made AS (UPDATE jobs SET last_step = last_step + 1, last_step_at = now() WHERE job_id = %(job_id)s"
             " RETURNING active_generation, last_step)"
-            " INSERT INTO job_steps (job_id, generation, step, seconds, loss, tokens, finished_at)"
+            " INSERT INTO steps (job_id, generation, step, seconds, loss, tokens, finished_at)"
             " SELECT %(job_id)s, active_generation, 1000000 + last_step, 10, 2.1, 4000000, now() FROM made",
             {"job_id": job_id},
         )
