@@ -51,7 +51,7 @@ SELECT lease_id, slot, CASE WHEN day > 0 THEN started_at + day * interval '1 day
        started_at + day * interval '1 day', started_at + (day + 1) * interval '1 day',
        CASE WHEN (day * 7 + lease_id) %% 19 = 0 THEN (ARRAY['pause', 'recompute', 'lost'])[1 + day %% 3]
             ELSE 'productive' END, %(job_id)s, 1 + day, false
-  FROM leases, generate_series(0, {SLOTS} - 1) AS slot, generate_series(0, {DAYS} - 1) AS day
+  FROM leases, (VALUES (0)) AS one (slot), generate_series(0, {DAYS} - 1) AS day
  WHERE node_id LIKE 'big-%%';
 INSERT INTO steps (job_id, generation, step, seconds, loss, tokens, finished_at)
 SELECT %(job_id)s, 1, 100 + number, {STEP_S}, 2.0 + 9.0 / (1 + number / 2000.0) + 0.02 * sin(number), 4000000,
@@ -75,7 +75,8 @@ SELECT gen_random_uuid(), %(job_id)s, 1, 1000 + notice_id, 1, '', 1, node_id, 'n
 
 
 def fill(place: Host, job_id: str) -> None:
-    """A thousand nodes, a world of theirs, thirty days of ledger with their sums, steps, notices and handoffs."""
+    """A thousand nodes, a world of theirs, steps, notices and handoffs of thirty days, and the ledger of these days for
+    one slot of each node: pages read its sums by hour, pool and cause, whose number does not depend on slots."""
     phases = {"plan": 0.4, "stream": 18.0, "to_ready": 22.0, "to_boundary": 4.0, "to_active": 0.5}
     measures = {"phases_s": phases, "pause_s": 0.4, "bytes_moved": 84_000_000_000, "notice_to_safe_s": 27.0}
     few = {"members": [{"node_id": f"big-{number:04}", "slot": 0} for number in range(1, 5)]}
@@ -86,6 +87,7 @@ def fill(place: Host, job_id: str) -> None:
             if statement.strip():
                 connection.execute(statement.encode(), values if "%(" in statement else None)
         _put_world(connection, job_id)
+        connection.execute("VACUUM (ANALYZE)")
     engine = create_engine("postgresql+psycopg://", creator=place.connect)
     with Session(engine) as session:
         while sums.roll(session, before=datetime.now(UTC), most=100_000) + sums.merge(session):
@@ -120,7 +122,7 @@ def _put_world(connection: Connection[Any], job_id: str) -> None:
         )
         cursor.execute("DELETE FROM job_members WHERE job_id = %s", (job_id,))
         cursor.executemany(
-            "INSERT INTO job_members (job_id, node_id, role) VALUES (%s, %s, 'rank')",
+            "INSERT INTO job_members (job_id, node_id, role) VALUES (%s, %s, 'member')",
             [(job_id, name) for name in names],
         )
     connection.execute(

@@ -2,7 +2,7 @@
 import { screen, waitFor, within } from '@testing-library/react'
 import userEvent from '@testing-library/user-event'
 import { expect, test } from 'vitest'
-import { done, incident, session } from './test/sample'
+import { done, incident, replayed, session } from './test/sample'
 import { open, serve } from './test/page'
 
 const LONG = { timeout: 15_000 }
@@ -200,4 +200,35 @@ test('what if: taking a node away asks the planner, without changing anything', 
   expect(await away.findByText('three nodes stay', {}, LONG)).toBeTruthy()
   expect((await panel('What if it had another number of nodes?')).getByText('TP2×PP1×DP3')).toBeTruthy()
   expect(asked.every(each => each.method === 'GET')).toBe(true)
+})
+
+const replays = (refusal?: object) => serve((method, path) => path !== '/api/v1/what-if' ? undefined : method === 'POST' && refusal ? { status: 422, body: refusal } : { body: replayed })
+
+test('a trace file is read in the browser and sent with the knobs; policies stand side by side with what each lost and why', async () => {
+  const asked = replays()
+  open('/jobs/gpt-7b/what-if')
+  const form = within(await screen.findByRole('form', { name: 'Replay' }, LONG))
+  await userEvent.click(form.getByRole('button', { name: 'A file' }))
+  await userEvent.click(form.getByRole('button', { name: 'Replay' }))
+  expect(form.getByRole('alert').textContent).toBe('choose a file')
+  await userEvent.upload(form.getByLabelText('Trace file'), new File(['0,add,a\n60000,remove,a\n'], 'two days.csv', { type: 'text/csv' }))
+  await userEvent.type(form.getByLabelText(/^Notice/), '30')
+  await userEvent.click(form.getByRole('button', { name: 'Replay' }))
+  const policies = await panel('How it would have gone')
+  expect(asked.find(each => each.method === 'POST')!.body).toEqual({ job: 'gpt-7b', trace: { name: 'two days.csv', text: '0,add,a\n60000,remove,a\n', format: 'auto' }, knobs: { notice_s: 30 } })
+  expect(policies.getByText(/LiveR makes 90.0 % of the tokens/)).toBeTruthy()
+  expect(policies.getByText('guess')).toBeTruthy()
+  const lost = within((await panel('Tokens lost, by cause')).getByRole('rowheader', { name: 'LiveR' }).closest('tr')!)
+  for (const share of ['2.0 %', '3.0 %', '4.0 %', '1.0 %', '10.0 %']) expect(lost.getByText(share)).toBeTruthy()
+  expect(screen.queryByText(/not all of it has a cause/)).toBeNull()
+})
+
+test('what the service refuses stands at the field that it is about', async () => {
+  replays({ title: 'Invalid', status: 422, detail: 'knobs.gang: too many', errors: [{ field: 'knobs.gang', rule: 'more than the trace has' }] })
+  open('/jobs/gpt-7b/what-if')
+  const form = within(await screen.findByRole('form', { name: 'Replay' }, LONG))
+  await userEvent.click(form.getByRole('button', { name: 'Replay' }))
+  const field = form.getByLabelText(/^Fewest nodes/)
+  await waitFor(() => expect(field.getAttribute('aria-invalid')).toBe('true'), LONG)
+  expect(form.getByRole('alert').textContent).toBe('more than the trace has')
 })

@@ -140,6 +140,20 @@ const tokens: readonly T.TokenOut[] = [
 ]
 const metrics: readonly T.MetricsOut[] = Array.from({ length: 200 }, (_, index) => ({ at: at(index * 200), generation: 1, step: index * 10, values: { loss: 10 * Math.exp(-index / 40) + 2.4, learning_rate: 3e-4 * Math.min(1, index / 20), grad_norm: 1 + 0.4 * Math.sin(index) } }))
 
+type Points = readonly (readonly [number, number, number, number, number])[]
+const run = (policy: string, tokens: number, lost: T.WhatIfOut['policies'][number]['tokens_lost_by'], points: Points): T.WhatIfOut['policies'][number] => ({
+  policy, tokens, goodput: tokens / 1_000, usd: 8, usd_per_mtok: 8e6 / tokens, changes: 3, tokens_lost_by: lost, node_hours_by_cause: { productive: 7, idle: 0.5 }, decisions: { start: 1, stay: 0, move: 2, pause: 0 },
+  curve: points.map(([hours, offered, held, used, made]) => ({ at_s: hours * 3_600, offered, held, used, tokens: made })),
+})
+export const replayed: T.WhatIfOut = {
+  job: 'GPT 7B, run 4', trace: 'own-48h', hours: 2, nodes_most: 4, slots_per_node: 8, device: 'A100', notice_s: 120, unannounced_share: 0.05, acquire_s: 120, lost_s: 4.2, lost_s_source: 'median of 12 handoffs of another size', lost_s_is_guess: true,
+  ideal_tokens: 1_000, oracles: { count_tokens: 960, victim_tokens: 980, regret_count: 0.0625, regret_victim: 0.0816 }, tokens_vs_hold_all: 1.8, usd_vs_hold_all: -0.44,
+  policies: [
+    run('liver', 900, { not_held: 20, layout: 30, pause: 40, lost_work: 10, waiting: 0 }, [[0, 4, 4, 4, 0], [1, 3, 3, 3, 400], [1.5, 3, 3, 2, 600], [2, 3, 3, 2, 900]]),
+    run('hold_all', 500, { not_held: 0, layout: 100, pause: 0, lost_work: 150, waiting: 250 }, [[0, 4, 4, 4, 0], [0.5, 4, 4, 4, 250], [1, 3, 3, 0, 500], [2, 3, 3, 0, 500]]),
+  ],
+}
+
 export const session: T.SessionOut = { token_id: '8d1f00aa11', name: 'ines', role: 'admin', session_expires_at: at(9e5) }
 
 /** What the API answers to a GET; undefined where there is no such thing. */

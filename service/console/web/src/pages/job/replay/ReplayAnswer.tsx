@@ -4,7 +4,6 @@ import type { WhatIfOut } from '../../../api/types'
 import { CsvButton } from '../../../parts/CsvButton'
 import { count, dollars, figure, percent, plural, prose, seconds, span, tick, words } from '../../../parts/format'
 import { Panel, Skeleton } from '../../../parts/Panel'
-import { Segments } from '../../../parts/Segments'
 import { Table } from '../../../parts/Table'
 import { gapOf, LOSS_COLORS, LOSS_MEANS, LOSS_WORDS, LOSSES, nodesOver, policyName, tokensOver, type Run } from './replay'
 
@@ -99,7 +98,7 @@ function Curves({ of }: { of: WhatIfOut }) {
   const csv = () => of.policies.flatMap(each => each.curve.map(point => [each.policy, point.at_s, point.offered, point.held, point.used, point.tokens]))
   return (
     <Panel title="Over time" tools={<>
-      <Segments label="Whose nodes" value={run?.policy ?? ''} choices={of.policies.map(each => [each.policy, policyName(each.policy)] as const)} onChoose={setPolicy} />
+      <select aria-label="Whose nodes" value={run?.policy ?? ''} onChange={event => setPolicy(event.target.value)}>{of.policies.map(each => <option key={each.policy} value={each.policy}>{policyName(each.policy)}</option>)}</select>
       <CsvButton name={`${of.job} on ${of.trace} over time`} columns={['policy', 'at_s', 'offered', 'held', 'used', 'tokens']} rows={csv} />
     </>}>
       <div className="grid-2">
