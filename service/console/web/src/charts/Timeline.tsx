@@ -122,7 +122,16 @@ function MarkCard({ mark, left }: { mark: Mark; left: number }) {
 }
 
 const markLevel = (mark: Mark) => mark.state === 'aborted' || mark.state === 'broken' || mark.lost_steps > 0 ? 'bad' : mark.kind === 'handoff' ? 'good' : 'info'
-const markText = (mark: Mark) => `${words(mark.kind)} ${mark.source_layout ? `${layoutName(mark.source_layout)} to ` : ''}${layoutName(mark.target_layout)}, cause ${words(mark.cause)}, ${mark.state}, pause ${seconds(mark.pause_s)}, ${plural(mark.lost_steps, 'step')} lost`
+// Marks stay the same objects while steps come in.
+const markTexts = new WeakMap<Mark, string>()
+function markText(mark: Mark): string {
+  const known = markTexts.get(mark)
+  const text = known ?? textOf(mark)
+  if (known === undefined) markTexts.set(mark, text)
+  return text
+}
+
+const textOf = (mark: Mark) => `${words(mark.kind)} ${mark.source_layout ? `${layoutName(mark.source_layout)} to ` : ''}${layoutName(mark.target_layout)}, cause ${words(mark.cause)}, ${mark.state}, pause ${seconds(mark.pause_s)}, ${plural(mark.lost_steps, 'step')} lost`
 
 function drawMarks(plot: uPlot, of: Drawn): void {
   const { ctx, bbox } = plot
