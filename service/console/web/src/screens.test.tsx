@@ -94,6 +94,16 @@ test('a handoff page has its waterfall', async () => {
   expect(await phases.findByText('stream state', {}, LONG)).toBeTruthy()
 })
 
+test('a handoff page says what each way was expected to cost, what is a guess, and what it did cost', async () => {
+  serve()
+  open(`/handoffs/${done.handoff_id}`)
+  const ways = await panel('Training time lost, by way')
+  const row = (name: string | RegExp) => ways.getByText(name).closest('tr')!.textContent!
+  expect(row('live (chosen)')).toMatch(/900 ms.*1.40 s.*300 ms.*2.60 s.*3 handoffs/)
+  expect(row(/^stop and copy/)).toMatch(/35.0 s guess.*35.9 s.*no handoff yet/)
+  expect(row('measured')).toMatch(/700 ms.*1.10 s.*312 ms.*2.10 s/)
+})
+
 test('stopping a job names the job, every node and the open handoff, and sends the reason', async () => {
   const asked = serve()
   open('/jobs/gpt-7b')
@@ -175,7 +185,7 @@ test('an empty fleet says how to begin', async () => {
 test('a list goes on behind its page with the cursor of the service', async () => {
   const asked = serve((_, path, query) => path === '/api/v1/audit' && !query.get('cursor') ? { body: [{ audit_id: 99, at: '2026-11-24T08:00:00Z', actor: 'ines', token_id: '', role: 'operator', action: 'job.stop', target: 'x', detail: {} }], link: '</api/v1/audit?limit=100&cursor=abc>; rel="next"' } : undefined)
   open('/audit')
-  await userEvent.click(await screen.findByRole('button', { name: 'Older' }, LONG))
+  await userEvent.click(await screen.findByRole('button', { name: 'More' }, LONG))
   await waitFor(() => expect(asked.some(each => each.path.includes('cursor=abc'))).toBe(true), LONG)
   expect(await screen.findByText('job.checkpoint', {}, LONG)).toBeTruthy()
 })
