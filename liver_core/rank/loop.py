@@ -30,6 +30,7 @@ from liver_core.layout import Member
 from liver_core.rank.active_world import ActiveWorld, Timings
 from liver_core.rank.after_step import AfterStep, CheckpointPlan, Ended, Ending
 from liver_core.rank.boundary_requests import BoundaryRequests
+from liver_core.rank.causes import cause_of
 from liver_core.rank.checkpoint_writer import CheckpointWriter
 from liver_core.rank.cutover.cutover_run import CutoverRun, Outcome, Probe
 from liver_core.rank.droppable_step import DropRule, StepPlace, do_step
@@ -177,8 +178,7 @@ class RankLoop:
         except Ended as ended:
             self.checkpoints.close(LAST_CHECKPOINT_S)
             return ended
-        except RuntimeError as error:
-            # Torch raises this if a peer is gone or late. This world cannot do another step.
+        except RuntimeError as error:  # Of torch, if a peer is gone or late. This world cannot do another step.
             _log.exception("the rank of %s cannot continue: error in phase %s", self.member, self._phase)
             return self._broken(error)
         finally:
@@ -187,8 +187,8 @@ class RankLoop:
     def _broken(self, error: RuntimeError) -> Ended:
         """The world in which this rank trains is lost, and so is a handoff in progress. The checkpoint rung is next."""
         rank = self.active.world.rank if self.active is not None else None
-        text = f"the world cannot go on: {type(error).__name__}: {plainly(error)}"
-        reason = Reason(text, self._phase, rank)
+        why = f"the world cannot go on: {type(error).__name__}: {plainly(error)}"
+        reason = Reason(why, self._phase, rank, cause=cause_of(error))
         if self._phase == "switch" or self._switched:
             under_way = self.following or (self.retirement.following if self.retirement is not None else None)
             stage = RankStage.BROKEN

@@ -15,10 +15,11 @@ from collections.abc import Callable
 from liver_core.device import DeviceWait, settle
 from liver_core.device.rank_device import own_device
 from liver_core.device.threads import background
-from liver_core.handoff.messages import Order, PreparePhase, RankStage, Reason, Rung
+from liver_core.handoff.messages import FailureCause, Order, PreparePhase, RankStage, Reason, Rung
 from liver_core.handoff.ready_tag import NOTHING_WANTED, Agreement, BoundaryPhase, agreed, drop_word, ready_tag
 from liver_core.layout import Member
 from liver_core.rank.boundary_requests import BoundaryRequests
+from liver_core.rank.causes import cause_of
 from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.preparation import Overtaken, Preparation, PrepareFailed, give_way
@@ -284,7 +285,8 @@ class PendingHandoff:
         except (Cancelled, ExchangeTimeout) as error:
             if preparation.superseded:
                 raise _Superseded from None
-            reason = self._requests.take_abort(request.handoff_id) or self._reason(request, "boundary", str(error))
+            reason = self._reason(request, "boundary", str(error), cause_of(error))
+            reason = self._requests.take_abort(request.handoff_id) or reason
             self.drop(reason)
             raise NoPartInHandoff(reason) from error
         with self._lock:
@@ -372,7 +374,8 @@ class PendingHandoff:
             return
         self.preparation = None
         phase = problem.phase if isinstance(problem, PrepareFailed) else "prepare"
-        reason = self._requests.take_abort(request.handoff_id) or self._reason(request, phase, str(problem))
+        reason = self._reason(request, phase, str(problem), cause_of(problem))
+        reason = self._requests.take_abort(request.handoff_id) or reason
         self._reporter.stage(request, RankStage.ABORTED, reason=reason)
 
     def _drop_beside_training(self, following: NextWorld | None, reason: Reason) -> None:
@@ -395,8 +398,8 @@ class PendingHandoff:
             self.dropping = None
             self.report_drop()
 
-    def _reason(self, request: Order, phase: str, text: str) -> Reason:
-        return Reason(text, phase, request.rank_of(self._member))
+    def _reason(self, request: Order, phase: str, text: str, cause: FailureCause | None = None) -> Reason:
+        return Reason(text, phase, request.rank_of(self._member), cause=cause)
 
 
 def _is_for(agreement: Agreement | None, request: Order) -> bool:

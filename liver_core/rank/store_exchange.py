@@ -22,7 +22,11 @@ class ExchangeTimeout(TimeoutError):
     """A value was not there in time, or the store is gone; the text names the key."""
 
 
-class StoreGone(ExchangeTimeout):
+class StoreLost(ExchangeTimeout):
+    """The store does not answer."""
+
+
+class StoreGone(StoreLost):
     """The process of the store has ended. What it held cannot be read or decided any more."""
 
 
@@ -147,17 +151,17 @@ class Exchange:
         try:
             self._store = self._connect(STORE_ANSWER_S, STORE_ANSWER_S)
         except ConnectionError as error:
-            raise ExchangeTimeout(f"the store is gone at {name}: {error}") from error
+            raise StoreLost(f"the store is gone at {name}: {error}") from error
         self._lost = ""
 
     def _guard(self, name: str, action: Callable[[], Any]) -> Any:
         if self._lost:
-            raise ExchangeTimeout(f"the store is gone at {name}: {self._lost}")
+            raise StoreLost(f"the store is gone at {name}: {self._lost}")
         try:
             return action()
         except (dist.DistError, RuntimeError) as error:
             self._lost = str(error)
-            raise ExchangeTimeout(f"the store is gone at {name}: {error}") from error
+            raise StoreLost(f"the store is gone at {name}: {error}") from error
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
