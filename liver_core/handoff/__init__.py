@@ -31,12 +31,14 @@ from liver_core.handoff.participant_events import ParticipantRecord
 from liver_core.handoff.proposer import Proposer
 from liver_core.handoff.proposer_events import Proposal, ProposerRecord
 from liver_core.handoff.ready_tag import Agreement, BoundaryPhase, agreed, boundary_pair, drop_word, pack, ready_tag
+from liver_core.handoff.rung_costs import CostParts, MeasuredCost, Prefer, RungCost
 from liver_core.layout import MessageError
 
 __all__ = [
     "PROTOCOL_VERSION",
     "Agreement",
     "BoundaryPhase",
+    "CostParts",
     "Cutover",
     "CutoverDeadlines",
     "Decision",
@@ -44,11 +46,13 @@ __all__ = [
     "FailureCause",
     "HandoffId",
     "LadderInputs",
+    "MeasuredCost",
     "MessageError",
     "Order",
     "Participant",
     "ParticipantRecord",
     "Phase",
+    "Prefer",
     "PreparePhase",
     "Promise",
     "Proposal",
@@ -59,6 +63,7 @@ __all__ = [
     "Report",
     "Rung",
     "RungChoice",
+    "RungCost",
     "Stage",
     "StoreAddress",
     "WorldStage",

@@ -213,6 +213,8 @@ def end_part(session: Session, node_id: str, *, now: datetime) -> None:
     granted = select(JobGrantRow.job_id).where(JobGrantRow.node_id == node_id, JobGrantRow.role.is_not(None))
     member = select(JobMemberRow.job_id).where(JobMemberRow.node_id == node_id)
     job_ids = set(session.scalars(granted.union(member)))
+    if not job_ids:
+        return
     for job in lock_jobs(session, job_ids):
         plans = [plan for plan in job.standing_plans if not _names(plan, node_id)]
         spares = [name for name in job.spares if name != node_id]

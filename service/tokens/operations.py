@@ -14,6 +14,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from service.capacity.operations import release_machine
+from service.db.base import among
 from service.db.wake import TOKENS, notify
 from service.jobs.operations import end_part
 from service.nodes.operations import mark_gone
@@ -94,6 +95,13 @@ def verify_token(session: Session, token: str, *, now: datetime) -> Caller | Non
     if row is None or not matches or not is_valid(row, now):
         return None
     return Caller(row.token_id, Role(row.role), row.name, row.expires_at, row.node_id)
+
+
+def still_valid(session: Session, token_ids: Sequence[str], *, now: datetime) -> set[str]:
+    """Those of these tokens, verified before, that are neither revoked nor expired, in one statement."""
+    lives = TokenRow.revoked_at.is_(None) & (TokenRow.expires_at.is_(None) | (TokenRow.expires_at > now))
+    statement = select(TokenRow.token_id).where(among(TokenRow.token_id, "token_ids"), lives)
+    return set(session.scalars(statement, {"token_ids": list(token_ids)}))
 
 
 def is_valid(row: TokenRow, now: datetime) -> bool:
@@ -191,9 +199,13 @@ def _new_key(session: Session, token: TokenRow, *, node_id: str, secret: str, no
             f"node_id: another agent serves node {node_id}; if that one has ended, try again when the node is gone, or "
             "have an admin revoke its key (liver tokens list)"
         )
-    session.execute(update(TokenRow).where(earlier).values(revoked_at=now).execution_options(synchronize_session=False))
-    session.execute(delete(TokenRow).where(TokenRow.role == Role.NODE, TokenRow.node_id == node_id))
-    notify(session, [TOKENS])
+    changes = (
+        update(TokenRow).where(earlier).values(revoked_at=now).execution_options(synchronize_session=False),
+        delete(TokenRow).where(TokenRow.role == Role.NODE, TokenRow.node_id == node_id),
+    )
+    if sum(session.execute(change).rowcount for change in changes):  # type: ignore[attr-defined]
+        # Else no token has ended: a fleet that joins must not have all tokens looked up again for each of its nodes.
+        notify(session, [TOKENS])
     end_part(session, node_id, now=now)
     release_machine(session, node_id, now=now)
     if token.uses_left is not None:

@@ -1,10 +1,12 @@
 """Caches nodes' tokens for a while after they were verified: an agent calls with the same one every few seconds. Pure.
 
-Whoever revokes a key tells every service (`TOKENS` in `service.db.wake`), and all of them forget what they keep.
+Whoever revokes a key tells every service (`TOKENS` in `service.db.wake`), and all of them forget what they keep. Before
+that is too old, all of it is looked up again together: for each alone that costs as much as storing its reports.
 """
 
 import hashlib
 import threading
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 
 from service.tokens.operations import Caller
@@ -12,6 +14,8 @@ from service.tokens.tables import Role
 
 FRESH = timedelta(seconds=30)
 """The longest time that the token of a node whose key was revoked still works, where the service cannot be told."""
+RENEWED_AFTER = timedelta(seconds=8)
+"""How old a verification is when it is made again together with the others."""
 KEPT_MAX = 16_384
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
@@ -55,6 +59,24 @@ class RecentNodes:
             if len(self._kept) >= KEPT_MAX:
                 del self._kept[next(iter(self._kept))]
             self._kept[key] = (caller, now)
+
+    def due(self, *, now: datetime) -> list[str]:
+        """The ids of the tokens to look up again: all that have not expired, and were not verified just now."""
+        return [
+            caller.token_id
+            for caller, verified_at in list(self._kept.values())
+            if not timedelta(0) <= now - verified_at < RENEWED_AFTER
+            and (caller.expires_at is None or now < caller.expires_at)
+        ]
+
+    def renew(self, token_ids: Collection[str], *, now: datetime, seen: int) -> None:
+        """These were looked up again and are valid. `seen`: as in `keep`."""
+        with self._lock:
+            if seen != self.times_forgotten:
+                return
+            renewed = {key: (caller, now) for key, (caller, _) in self._kept.items() if caller.token_id in token_ids}
+            # The one verified longest ago stays the first.
+            self._kept = {key: kept for key, kept in self._kept.items() if key not in renewed} | renewed
 
 
 def _key(token: str) -> bytes:

@@ -10,9 +10,14 @@ import httpx
 import pytest
 
 from agent.link.identity import FILE_NAME, KeyFileError, NodeAuth
+from service.db.wake import TOKENS, notify
 from service.nodes.tables import NodeRow, NodeState
+from service.reconcilers import keys
+from service.tokens.recent import FRESH, RENEWED_AFTER
 from service.tokens.tables import Role, TokenRow
 from tests.service.conftest import bearer
+from tests.service.sync.test_cost import statements
+from tests.service.tokens.test_revocation import until
 
 WAKE = "/agent/v1/wake"
 REPORT = "/agent/v1/sync"
@@ -134,6 +139,42 @@ def test_a_node_whose_key_was_revoked_must_join_again(nodes, make_agent, client,
     clock.advance(5)
     assert nodes.report(make_agent("a"), auth)[0].status_code == 200
     assert [row.revoked_at is None for row in rows(context, Role.NODE_KEY)].count(True) == 1
+
+
+def test_a_node_that_joins_does_not_have_the_tokens_of_all_others_looked_up_again(make_agent, context):
+    recent = context.recent_nodes
+    until(lambda: recent.times_forgotten == 1)  # The service listens from now on.
+    for name in ("a", "b", "c"):
+        make_agent(name).sync()
+    with context.sessions.begin() as session:
+        notify(session, [TOKENS])
+    # What was sent is heard in order: this is the last.
+    until(lambda: recent.times_forgotten > 1)
+    assert recent.times_forgotten == 2
+
+
+def test_tokens_of_nodes_are_looked_up_again_together_before_they_are_too_old(
+    make_agent, client, admin, context, clock
+):
+    agents = [make_agent(name) for name in ("a", "b", "c")]
+    for agent in agents:
+        agent.sync()
+    gone = next(row for row in rows(context, Role.NODE_KEY) if row.node_id == "c")
+    clock.advance(RENEWED_AFTER.total_seconds())
+    keys.tick(context)
+    clock.advance(RENEWED_AFTER.total_seconds())
+    assert client.post(f"/api/v1/tokens/{gone.token_id}/revoke", headers=admin).status_code == 200
+    until(lambda: context.recent_nodes.times_forgotten == 2)
+    with statements(context) as seen:
+        keys.tick(context)
+    assert sum("FROM tokens" in statement for statement in seen) == 1, "one statement for all of them"
+    clock.advance(FRESH.total_seconds() - 1)
+    with statements(context) as seen:
+        agents[0].sync()
+        agents[1].sync()
+    assert not any("FROM tokens" in statement for statement in seen)
+    answer = client.post(REPORT, content="{}", headers=agents[2].headers)
+    assert answer.status_code == 401
 
 
 def test_an_expired_join_token_admits_nobody(nodes, make_agent, client, admin, clock):

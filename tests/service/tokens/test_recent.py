@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from service.tokens.operations import Caller
-from service.tokens.recent import FRESH, KEPT_MAX, RecentNodes
+from service.tokens.recent import FRESH, KEPT_MAX, RENEWED_AFTER, RecentNodes
 from service.tokens.tables import Role
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -62,3 +62,40 @@ def test_a_token_that_was_looked_up_before_a_revocation_is_not_kept_after_it():
     recent.forget()
     recent.keep("secret", AGENT, now=NOW, seen=seen)
     assert recent.find("secret", now=NOW) is None
+
+
+def test_tokens_that_were_looked_up_again_together_are_believed_anew():
+    recent, later = RecentNodes(), NOW + RENEWED_AFTER
+    recent.keep("one", Caller("1", Role.NODE, "node a", node_id="a"), now=NOW, seen=0)
+    recent.keep("two", Caller("2", Role.NODE, "node b", node_id="b"), now=NOW, seen=0)
+    assert recent.due(now=NOW) == [], "just verified"
+    assert recent.due(now=later) == ["1", "2"]
+    recent.renew({"1"}, now=later, seen=0)
+    assert recent.due(now=later) == ["2"]
+    assert recent.find("one", now=NOW + FRESH) is not None
+    assert recent.find("two", now=NOW + FRESH) is None, "it was not among the valid ones"
+
+
+def test_a_token_that_has_expired_is_not_looked_up_again_for_nothing():
+    recent = RecentNodes()
+    recent.keep("one", Caller("1", Role.NODE, "node a", NOW + RENEWED_AFTER), now=NOW, seen=0)
+    assert recent.due(now=NOW + RENEWED_AFTER) == []
+
+
+def test_what_was_looked_up_again_before_a_revocation_is_not_believed_after_it():
+    recent, seen = RecentNodes(), 0
+    recent.keep("one", Caller("1", Role.NODE, "node a", node_id="a"), now=NOW, seen=seen)
+    recent.forget()
+    recent.renew({"1"}, now=NOW, seen=seen)
+    assert recent.find("one", now=NOW) is None
+    assert recent.due(now=NOW) == ["1"], "forgotten ones are the first to be looked up again"
+
+
+def test_of_more_tokens_than_are_kept_one_that_was_not_renewed_goes_first():
+    recent = RecentNodes()
+    for number in range(KEPT_MAX):
+        recent.keep(f"secret {number}", Caller(str(number), Role.NODE, "node a", node_id="a"), now=NOW, seen=0)
+    recent.renew({"0", "1"}, now=NOW, seen=0)
+    recent.keep("one more", AGENT, now=NOW, seen=0)
+    assert recent.find("secret 0", now=NOW) is not None
+    assert recent.find("secret 2", now=NOW) is None

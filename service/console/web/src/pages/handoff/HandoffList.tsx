@@ -3,7 +3,7 @@ import { Link, useNavigate, useSearch } from '@tanstack/react-router'
 import { ask } from '../../api/queries'
 import type { HandoffOut } from '../../api/types'
 import { Chip } from '../../parts/Chip'
-import { bytes, layoutName, seconds, shortId, words } from '../../parts/format'
+import { bytes, layoutName, prose, seconds, shortId, words } from '../../parts/format'
 import { ListPanel } from '../../parts/ListPanel'
 import { Moment } from '../../parts/Moment'
 
@@ -31,7 +31,7 @@ export function HandoffList({ jobId }: { jobId?: string }) {
     { name: 'Pause', isNumber: true, cell: (row: HandoffOut) => seconds(row.pause_s) },
     { name: 'Lost', isNumber: true, cell: (row: HandoffOut) => seconds(row.lost_s) },
     { name: 'Moved', isNumber: true, cell: (row: HandoffOut) => bytes(row.bytes_moved) },
-    { name: 'Why', isWide: true, cell: (row: HandoffOut) => <span className="soft">{row.reason}</span> },
+    { name: 'Why', isWide: true, cell: (row: HandoffOut) => <span className="soft">{prose(row.reason)}</span> },
   ]
   return (
     <ListPanel<HandoffOut>
