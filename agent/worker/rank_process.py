@@ -26,8 +26,8 @@ from agent.worker.control import ControlSocket, log
 from liver_core.handoff.messages import Decision, FailureCause, Order, RankStage, Reason
 from liver_core.layout import Member
 from liver_core.rank.after_step import CheckpointPlan, Ending
-from liver_core.rank.causes import cause_of
 from liver_core.rank.droppable_step import DropRule
+from liver_core.rank.error_causes import cause_of
 from liver_core.rank.loop import RankLoop
 from liver_core.rank.prepare.preparation import PrepareSettings
 from liver_core.rank.step_boundary import StepTotals

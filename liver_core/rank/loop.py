@@ -30,10 +30,10 @@ from liver_core.layout import Member
 from liver_core.rank.active_world import ActiveWorld, Timings
 from liver_core.rank.after_step import AfterStep, CheckpointPlan, Ended, Ending
 from liver_core.rank.boundary_requests import BoundaryRequests
-from liver_core.rank.causes import cause_of
 from liver_core.rank.checkpoint_writer import CheckpointWriter
 from liver_core.rank.cutover.cutover_run import CutoverRun, Outcome, Probe
 from liver_core.rank.droppable_step import DropRule, StepPlace, do_step
+from liver_core.rank.error_causes import cause_of
 from liver_core.rank.metrics.step_metrics import StepMeasures, StepMetrics, measures_before
 from liver_core.rank.next_world import COLLECT_AFTER_S, NextWorld
 from liver_core.rank.pending_handoff import NoPartInHandoff, PendingHandoff

@@ -19,8 +19,8 @@ from liver_core.handoff.messages import FailureCause, Order, PreparePhase, RankS
 from liver_core.handoff.ready_tag import NOTHING_WANTED, Agreement, BoundaryPhase, agreed, drop_word, ready_tag
 from liver_core.layout import Member
 from liver_core.rank.boundary_requests import BoundaryRequests
-from liver_core.rank.causes import cause_of
 from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S
+from liver_core.rank.error_causes import cause_of
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.preparation import Overtaken, Preparation, PrepareFailed, give_way
 from liver_core.rank.reporter import StageReporter

@@ -46,9 +46,9 @@ from liver_core.handoff.cutover import (
 )
 from liver_core.handoff.messages import Decision, FailedPart, FailureCause, Reason
 from liver_core.rank.active_world import ActiveWorld
-from liver_core.rank.causes import cause_of
 from liver_core.rank.cutover.source_side import Lost, Pause, SourceSide, hashed, word, words
 from liver_core.rank.cutover.vote import Counted, count
+from liver_core.rank.error_causes import cause_of
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.store_exchange import ExchangeTimeout, StoreGone
 from liver_core.rank.stream.target_stream import StreamFailed

@@ -16,7 +16,7 @@ from liver_core.certificate import CertificatePlan
 from liver_core.device import DeviceWait, settle
 from liver_core.handoff.messages import FailedPart, FailureCause, Reason
 from liver_core.rank.active_world import ActiveWorld
-from liver_core.rank.causes import cause_of
+from liver_core.rank.error_causes import cause_of
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.store_exchange import ExchangeTimeout
 from liver_core.state.buckets import collect_gradients

@@ -28,9 +28,9 @@ from liver_core.handoff.cutover import (
 )
 from liver_core.handoff.messages import FailedPart, FailureCause
 from liver_core.rank.active_world import ActiveWorld
-from liver_core.rank.causes import cause_of
 from liver_core.rank.cutover.cutover_run import COMPARING_SHARE, READING_SHARE, CutoverRun, Probe
 from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S, Lost, hashed
+from liver_core.rank.error_causes import cause_of
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.rescue.rescue_preparation import FAILED, every_element
 from liver_core.rank.rescue.saved_state import KEPT, Rescue
