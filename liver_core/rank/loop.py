@@ -33,7 +33,6 @@ from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.checkpoint_writer import CheckpointWriter
 from liver_core.rank.cutover.cutover_run import CutoverRun, Outcome, Probe
 from liver_core.rank.droppable_step import DropRule, StepPlace, do_step
-from liver_core.rank.error_causes import cause_of
 from liver_core.rank.metrics.step_metrics import StepMeasures, StepMetrics, measures_before
 from liver_core.rank.next_world import COLLECT_AFTER_S, NextWorld
 from liver_core.rank.pending_handoff import NoPartInHandoff, PendingHandoff
@@ -45,6 +44,7 @@ from liver_core.rank.rescue.rescue_run import RescueRun
 from liver_core.rank.retire import Retirement
 from liver_core.rank.step_boundary import StepTotals, agree, first_rank, start_total
 from liver_core.rank.step_lease import await_lease
+from liver_core.rank.store_exchange import cause_of
 from liver_core.state.buckets import return_gradients, spread_gradients
 from liver_core.state.megatron_optimizer import settle_moments
 from liver_core.state.optimizer_step import apply_step, measure_gradients, refresh_weights

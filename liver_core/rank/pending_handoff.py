@@ -20,11 +20,10 @@ from liver_core.handoff.ready_tag import NOTHING_WANTED, Agreement, BoundaryPhas
 from liver_core.layout import Member
 from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S
-from liver_core.rank.error_causes import cause_of
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.prepare.preparation import Overtaken, Preparation, PrepareFailed, give_way
 from liver_core.rank.reporter import StageReporter
-from liver_core.rank.store_exchange import Cancelled, ExchangeTimeout
+from liver_core.rank.store_exchange import Cancelled, ExchangeTimeout, cause_of
 from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.steady_clock import utc_now
 from liver_core.worlds.groups import expect_quick_answers

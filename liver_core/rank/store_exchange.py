@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
-from liver_core.handoff.messages import Decision
-from liver_core.worlds.groups import STORE_ANSWER_S, STORE_PATIENCE_S
+from liver_core.handoff.messages import Decision, FailedPart, FailureCause
+from liver_core.worlds.groups import STORE_ANSWER_S, STORE_PATIENCE_S, NoStore, misses_a_peer
 
 _POLL_LEAST_S, _POLL_MOST_S = 0.001, 0.02
 
@@ -165,3 +165,20 @@ class Exchange:
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
+
+
+def cause_of(error: BaseException | None) -> FailureCause | None:
+    """What an error of a rank, or one behind it, says of what failed first: the store, or another rank, which this one
+    only misses. None where none tells: then it is this rank itself."""
+    chain = list(_with_causes(error))
+    if any(isinstance(each, StoreLost | NoStore) for each in chain):
+        return FailureCause(FailedPart.STORE)
+    if any(isinstance(each, TimeoutError) or misses_a_peer(each) for each in chain):
+        return FailureCause(FailedPart.PEER)
+    return None
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__

@@ -48,9 +48,8 @@ from liver_core.handoff.messages import Decision, FailedPart, FailureCause, Reas
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.cutover.source_side import Lost, Pause, SourceSide, hashed, word, words
 from liver_core.rank.cutover.vote import Counted, count
-from liver_core.rank.error_causes import cause_of
 from liver_core.rank.next_world import NextWorld
-from liver_core.rank.store_exchange import ExchangeTimeout, StoreGone
+from liver_core.rank.store_exchange import ExchangeTimeout, StoreGone, cause_of
 from liver_core.rank.stream.target_stream import StreamFailed
 from liver_core.state.live_state import state_kinds
 from liver_core.state.megatron_optimizer import GRAD

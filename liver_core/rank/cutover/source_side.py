@@ -16,9 +16,8 @@ from liver_core.certificate import CertificatePlan
 from liver_core.device import DeviceWait, settle
 from liver_core.handoff.messages import FailedPart, FailureCause, Reason
 from liver_core.rank.active_world import ActiveWorld
-from liver_core.rank.error_causes import cause_of
 from liver_core.rank.next_world import NextWorld
-from liver_core.rank.store_exchange import ExchangeTimeout
+from liver_core.rank.store_exchange import ExchangeTimeout, cause_of
 from liver_core.state.buckets import collect_gradients
 from liver_core.state.megatron_optimizer import GRAD
 from liver_core.state.optimizer_step import measure_gradients

@@ -30,11 +30,10 @@ from liver_core.handoff.messages import FailedPart, FailureCause
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.cutover.cutover_run import COMPARING_SHARE, READING_SHARE, CutoverRun, Probe
 from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S, Lost, hashed
-from liver_core.rank.error_causes import cause_of
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.rescue.rescue_preparation import FAILED, every_element
 from liver_core.rank.rescue.saved_state import KEPT, Rescue
-from liver_core.rank.store_exchange import ExchangeTimeout
+from liver_core.rank.store_exchange import ExchangeTimeout, cause_of
 from liver_core.state.live_state import state_kinds
 from liver_core.streaming.tiles import LOCAL
 from liver_core.transport.protocol import Read, Transport, TransportError

@@ -4,9 +4,8 @@ import pytest
 import torch.distributed as dist
 
 from liver_core.handoff.messages import FailedPart, FailureCause, PreparePhase
-from liver_core.rank.error_causes import cause_of
 from liver_core.rank.prepare.preparation import PrepareFailed
-from liver_core.rank.store_exchange import Exchange, ExchangeTimeout
+from liver_core.rank.store_exchange import Exchange, ExchangeTimeout, cause_of
 from liver_core.worlds.groups import NoStore
 
 
