@@ -58,7 +58,11 @@ from service.sync import endpoints as sync
 from service.timeline import endpoints as timeline
 from service.tokens import endpoints as tokens
 from service.tokens.operations import ensure_first_tokens
+from service.what_if import endpoints as what_if
+from service.what_if.replaying import Replays
+from service.what_if.schemas import WhatIfAsk
 
+BODY_BYTES_MAX = {**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX, **push.BODY_BYTES_MAX, **what_if.BODY_BYTES_MAX}
 _log = logging.getLogger(__name__)
 
 
@@ -113,20 +117,20 @@ def create_app(
             {"name": "jobs"}, {"name": "nodes"}, {"name": "notices"}, {"name": "handoffs"}, {"name": "ledger"},
             {"name": "leases"}, {"name": "capacity"}, {"name": "pools"},
             {"name": "tokens", "description": "Only for admins."}, {"name": "session"}, {"name": "fleet"},
-            {"name": "incidents"}, {"name": "events"}, {"name": "audit"},
+            {"name": "incidents"}, {"name": "what-if"}, {"name": "events"}, {"name": "audit"},
             {"name": "agents", "description": "Only for agents' tokens."}, {"name": "health"},
         ],
     )  # fmt: skip
     app.state.context = context
     app.state.feed = Feed(context)
+    app.state.replays = Replays(settings.what_ifs_max, settings.what_if_within_s)
     app.state.google_keys = GoogleKeys(settings.gcp_certs_url)
-    body_bytes_max = {**sync.BODY_BYTES_MAX, **jobs.BODY_BYTES_MAX, **push.BODY_BYTES_MAX}
-    app.add_middleware(Gate, context=context, body_bytes_max=body_bytes_max)
+    app.add_middleware(Gate, context=context, body_bytes_max=BODY_BYTES_MAX)
     problems.install(app)
     # Routes are tried in this order, and nearly all requests come from agents.
     nouns = (
         sync, jobs, peer_keys, decisions, metrics, nodes, notices, clouds, handoffs, ledger, leases, capacity, tokens,
-        audit, fleet, incidents, outlook, timeline, events,
+        audit, fleet, incidents, outlook, timeline, events, what_if,
     )  # fmt: skip
     for noun in nouns:
         app.include_router(noun.router)
@@ -236,7 +240,11 @@ def _add_health(app: FastAPI, context: Context) -> None:
 
 def _add_description(app: FastAPI) -> None:
     description = cache(
-        lambda: describe(app, {"sync": SyncReport, "submit_job": JobFile, "update_job": JobChange}, EVENTS)
+        lambda: describe(
+            app,
+            {"sync": SyncReport, "submit_job": JobFile, "update_job": JobChange, "what_if": WhatIfAsk},
+            EVENTS,
+        )
     )
     app.openapi = description
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlencode
 from uuid import UUID
 
@@ -25,8 +25,11 @@ from liver_core.layout.limits import Bound, Text
 from service.problems import invalid
 
 CURSOR_CHARS_MAX = 1_000
+BATCH_ROWS = 200
+"""That are read at once where a page is chosen from what rows mean."""
 _TYPES: dict[type, Any] = {datetime: Utc, str: Text, int: Annotated[int, Bound(ge=-(2**63), le=2**63 - 1)], UUID: UUID}
 _RULE = "must be the one in the Link header of the page before, with the same filters"
+T = TypeVar("T")
 Columns = tuple[InstrumentedAttribute[Any], ...]
 
 
@@ -54,6 +57,39 @@ class Pages:
             statement = statement.where(tuple_(*key) > self._place(key))
         return self._page(session.scalars(statement.order_by(*key).limit(self._most)), key)
 
+    def newest_kept(
+        self,
+        session: Session,
+        statement: Select[Any],
+        key: InstrumentedAttribute[Any],
+        *,
+        keep: Callable[[Sequence[Any]], Sequence[T | None]],
+        read_max: int,
+    ) -> list[T]:
+        """A page of what `keep` makes of rows, the greatest `key` first, where a database cannot choose them. `keep`
+        gets a batch of rows and answers each with what is shown of it, or with None. At most `read_max` rows are read,
+        to the next whole batch: the page may then be short, or empty, although the list goes on behind it. Raises 422
+        for a cursor that is none of this list."""
+        statement = statement.order_by(key.desc()).limit(BATCH_ROWS)
+        behind = tuple_(key) < self._place((key,)) if self.cursor is not None else None
+        kept: list[T] = []
+        last = read = None
+        for _ in range(-(-read_max // BATCH_ROWS)):
+            rows = session.scalars(statement if behind is None else statement.where(behind)).all()
+            for row, shown in zip(rows, keep(rows), strict=True):
+                if shown is not None and len(kept) == self.limit:
+                    self._announce_behind(last, (key,))
+                    return kept
+                if shown is not None:
+                    kept.append(shown)
+                    last = row
+            if len(rows) < BATCH_ROWS:
+                return kept
+            read = rows[-1]
+            behind = key < getattr(read, key.key)
+        self._announce_behind(read, (key,))
+        return kept
+
     @property
     def _most(self) -> int:
         # One more than is shown: whether there is a next page.
@@ -62,9 +98,11 @@ class Pages:
     def _page(self, found: Any, key: Columns) -> list[Any]:
         rows = found.all()
         if len(rows) > self.limit:
-            last = rows[self.limit - 1]
-            self.announce(self._cursor_behind([getattr(last, column.key) for column in key]))
+            self._announce_behind(rows[self.limit - 1], key)
         return rows[: self.limit]
+
+    def _announce_behind(self, last: Any, key: Columns) -> None:
+        self.announce(self._cursor_behind([getattr(last, column.key) for column in key]))
 
     def _cursor_behind(self, values: Sequence[Any]) -> str:
         written = [value if isinstance(value, int) else _text(value) for value in values]

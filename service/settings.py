@@ -92,6 +92,8 @@ class ServiceSettings(BaseSettings):
     agent_requests_per_s: float = Field(
         default=2_000.0, gt=0, description="each token of agents; a join token serves a whole fleet; then 429"
     )
+    what_ifs_max: int = Field(default=2, ge=1, le=64, description="replays that run at a time; then 429")
+    what_if_within_s: float = Field(default=20.0, gt=0, le=600, description="a replay that takes longer is refused")
     node_token_s: float = Field(default=3_600.0, gt=0, description="how long a token works that an agent fetches")
     session_s: float = Field(default=12 * 3600.0, gt=0, description="how long a browser session lasts")
 

@@ -46,7 +46,6 @@ from liver_core.handoff import (
     Rung,
     Stage,
     StoreAddress,
-    choose_rung,
 )
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import (
@@ -63,6 +62,7 @@ from liver_core.handoff.proposer_events import (
     SendOrder,
     Tick,
 )
+from liver_core.handoff.rung_costs import choose_by
 from liver_core.layout import Member, Roster, from_json, to_json
 from liver_core.layout.limits import fitting
 
@@ -300,7 +300,7 @@ class Lead:
         if isinstance(wanted, NoPlan) or not progress.leaving <= wanted.leaving:
             return False
         wanted = replace(wanted, deadline_utc=min(wanted.deadline_utc, current.deadline_utc))
-        choice = choose_rung(self._ladder(order, wanted))
+        choice, _ = choose_by(order.spec.prefer, self._ladder(order, wanted), self.mirrors.costs)
         if choice.rung not in LIVE_RUNGS:
             return False
         # Ranks keep what they have of a target that stays; when time is short they take the next rung by themselves.
@@ -343,13 +343,13 @@ class Lead:
     def _open(self, order: JobOrder, wanted: Intent) -> str:
         """Choose the rung; where it is a live one, have a store first, then open. Returns why not, empty if so."""
         inputs = self._ladder(order, wanted)
-        choice = choose_rung(inputs)
+        choice, costs = choose_by(order.spec.prefer, inputs, self.mirrors.costs)
         if choice.rung not in LIVE_RUNGS:
             where = f"without {', '.join(sorted(wanted.leaving))}" if wanted.leaving else f"to {wanted.plan.layout}"
             refusal = f"no live handoff {where}"
             self._say(f"{refusal}: {choice.reason}", about=f"{refusal} {order.generation} {choice.rung}")
             return self.status
-        intent = on_rung(wanted, choice, inputs, now=self._node.now())
+        intent = on_rung(wanted, choice, inputs, now=self._node.now(), costs=costs)
         generation = next_number(self._proposer.record.highest_generation, order, wanted.source)
         if isinstance(generation, str):
             self._say(generation)
@@ -405,7 +405,8 @@ class Lead:
             # Counted from the end of the last whole step, so that the step under way is not taken for lost.
             lost_time = LostTime(now - pulse.step_age_s, pulse.step, pulse.median_step_s, known=pulse.step > 0)
             mirror = first_mirror(intent, proposal, self._proposer.record.generation, self._node.node_id, now)
-            self.mirrors.progress = Progress(mirror, lost_time, intent.notice_at, leavers, estimate_s=intent.estimate_s)
+            expected = {"estimate_s": intent.estimate_s, "costs": intent.costs}
+            self.mirrors.progress = Progress(mirror, lost_time, intent.notice_at, leavers, **expected)
             self._unkept = mirror
         await self._carry_out(effects)
         await self.mirrors.say_open(self._proposer.record)

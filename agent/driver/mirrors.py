@@ -4,19 +4,23 @@ Each news makes a new mirror, which waits for the service in the outbox and is k
 """
 
 import asyncio
+from uuid import UUID
 
 from agent.driver.journal_records import keep_mirror
 from agent.driver.node_context import Node
-from agent.driver.progress import Progress, from_mirror
+from agent.driver.progress import Progress, cost_of, from_mirror
 from agent.journal import Table
 from agent.link.relay import Relay
 from agent.peer.peer_client import PeerUnreachable
 from agent.protocol.peer import FactsBody
 from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState
-from liver_core.handoff import HandoffId, ProposerRecord
+from liver_core.handoff import HandoffId, MeasuredCost, ProposerRecord
+from liver_core.handoff.rung_costs import newest
 
 ENDED_MAX = 8
+COSTS_MAX = 64
+"""The newest of each rung are taken; one that is rare is not forgotten for the others."""
 
 
 def relay_of(node: Node, job_id: str) -> Relay:
@@ -40,15 +44,22 @@ class Mirrors:
         self.progress: Progress | None = None
         self._node = node
         self._ended: dict[HandoffId, Progress] = {}
+        self._costs: dict[UUID, MeasuredCost] = {}
+
+    @property
+    def costs(self) -> tuple[MeasuredCost, ...]:
+        """What handoffs that were led here cost, newest last."""
+        return newest(self._costs.values())
 
     def restore(self, job_id: str, open_id: HandoffId | None) -> None:
         """What the journal kept is sent again."""
-        for key, data in self._node.journal.items(Table.HANDOFF):
-            mirror = HandoffMirror.model_validate(data, strict=False)
+        kept = [HandoffMirror.model_validate(data, strict=False) for _, data in self._node.journal.items(Table.HANDOFF)]
+        for mirror in sorted(kept, key=lambda each: each.opened_utc):
             if mirror.job_id != job_id:
                 continue
             self._node.outbox.put_handoff(mirror)
-            if key == open_id:
+            self._learn(mirror)
+            if str(mirror.handoff_id) == open_id:
                 self.progress = from_mirror(mirror)
 
     def find(self, handoff_id: HandoffId) -> Progress | None:
@@ -73,8 +84,17 @@ class Mirrors:
         """Make the next mirror of this handoff."""
         mirror = progress.next_mirror(state, stage, self._node.now())
         self._node.outbox.put_handoff(mirror)
+        self._learn(mirror)
         self._node.sync_with_progress()
         await asyncio.to_thread(keep_mirror, self._node.journal, mirror)
+
+    def _learn(self, mirror: HandoffMirror) -> None:
+        cost = cost_of(mirror)
+        if cost is None:
+            return
+        self._costs[mirror.handoff_id] = cost
+        while len(self._costs) > COSTS_MAX:
+            del self._costs[next(iter(self._costs))]
 
     async def say_open(self, record: ProposerRecord) -> None:
         """The same of the open handoff, if there is one, as its proposer stands."""

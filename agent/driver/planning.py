@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from agent.protocol.jobfile import ModelShape
 from agent.protocol.sync import JobOrder
 from agent.protocol.values import HandoffCause
-from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, RungChoice, choose_rung
+from liver_core.handoff import CutoverDeadlines, LadderInputs, Proposal, Rung, RungChoice, RungCost, choose_rung
 from liver_core.handoff.generations import next_handoff, start_of
 from liver_core.handoff.ladder import copy_s
 from liver_core.layout import Member, ParallelLayout, Roster
@@ -66,6 +66,7 @@ class Intent:
     estimate_s: float | None = None
     reason: str = ""
     cutover: CutoverDeadlines = field(default_factory=CutoverDeadlines)
+    costs: tuple[RungCost, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,16 +217,17 @@ def cutover_deadlines(inputs: LadderInputs) -> CutoverDeadlines:
     return CutoverDeadlines(target_s, SOURCE_WAITS * target_s, STORE_WAITS * target_s, build_s)
 
 
-def on_rung(wanted: Intent, choice: RungChoice, inputs: LadderInputs, *, now: float) -> Intent:
+def on_rung(
+    wanted: Intent, choice: RungChoice, inputs: LadderInputs, *, now: float, costs: tuple[RungCost, ...] = ()
+) -> Intent:
     """`wanted` on the rung that was chosen, with its limits. Where nothing presses it is not given up while a large
     state streams: its deadline is several times the estimate away."""
     reason, deadline = f"{wanted.plan.reason}; {choice.reason}", wanted.deadline_utc
     if wanted.notice_at is None:
         deadline = max(deadline, now + min(UNHURRIED_MOST_S, UNHURRIED_TIMES * choice.estimate_s))
     limits, estimate_s = cutover_deadlines(inputs), choice.estimate_s
-    return replace(
-        wanted, rung=choice.rung, estimate_s=estimate_s, reason=reason, deadline_utc=deadline, cutover=limits
-    )
+    wanted = replace(wanted, estimate_s=estimate_s, reason=reason, deadline_utc=deadline, cutover=limits)
+    return replace(wanted, rung=choice.rung, costs=costs)
 
 
 def ladder_inputs(

@@ -15,7 +15,20 @@ from agent.driver.planning import Intent, Learned
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMeasures, HandoffMirror
 from agent.protocol.values import HandoffState, utc
-from liver_core.handoff import Decision, Phase, PreparePhase, Proposal, ProposerRecord, Reason, Report, Rung, Stage
+from liver_core.handoff import (
+    CostParts,
+    Decision,
+    MeasuredCost,
+    Phase,
+    PreparePhase,
+    Proposal,
+    ProposerRecord,
+    Reason,
+    Report,
+    Rung,
+    RungCost,
+    Stage,
+)
 from liver_core.handoff.proposer_events import HandoffEnded
 from liver_core.layout import Member, Roster
 
@@ -29,6 +42,8 @@ LATE_KEPT = 8
 GIVE_GRADIENTS = frozenset((Rung.LIVE, Rung.STOP_AND_COPY))
 """Rungs that hand over a step whose gradients are there; the others do it again by design."""
 STREAMED = frozenset(rung for rung in Rung if rung.streams)
+ENDS_KEPT = 4_096
+"""Of more steps of the old world every second end is kept, so that a stream of a day takes no room."""
 
 
 @dataclass(slots=True)
@@ -47,10 +62,12 @@ class LostTime:
     lost_s: float | None = None
     known: bool = True  # False after a restart: the step at which the handoff was opened is forgotten
     ends: list[float] = field(default_factory=list)  # of the cutover step and of each step after it
+    old_ends: list[tuple[float, int]] = field(default_factory=list)  # of the old world's steps, and which they were
 
     def stepped(self, generation: int, target_generation: int, step: int, now: float) -> bool:
         """Take one step of a rank of this node; whether something became known."""
         if generation < target_generation or self.lost_s is not None:
+            self._old_step(generation, target_generation, step, now)
             return False
         if generation > target_generation:
             return self._conclude()
@@ -62,6 +79,27 @@ class LostTime:
             self.ends.append(now)
         return len(self.ends) > STEPS_AFTER + SETTLED_STEPS and self._conclude()
 
+    def parts(self, streaming_since: float | None, pause_s: float | None) -> CostParts | None:
+        """What `lost_s` consists of, once it is known. `streaming_since`: None where nothing streamed. `pause_s` None:
+        whatever the step of the cutover took longer than usual."""
+        if self.lost_s is None or not self.known or self.cutover_step is None or not self.ends:
+            return None
+        before = [(at, at - self.since - (step - self.step) * self.median_step_s) for at, step in self.old_ends]
+        late = [(self.since, 0.0), *before]
+        cutover_s = self.ends[0] - self.since - (self.cutover_step - self.step) * self.median_step_s
+        pause_s = max(0.0, cutover_s - late[-1][1]) if pause_s is None else pause_s
+        late.append((self.ends[0] - pause_s, cutover_s - pause_s))
+        built = late[-1][1] if streaming_since is None else _between(late, streaming_since)
+        return CostParts(built, late[-1][1] - built, pause_s, self.lost_s - cutover_s)
+
+    def _old_step(self, generation: int, target_generation: int, step: int, now: float) -> None:
+        if generation >= target_generation or self.cutover_step is not None or step <= self.step:
+            return
+        if not self.old_ends or step > self.old_ends[-1][1]:
+            self.old_ends.append((now, step))
+        if len(self.old_ends) > ENDS_KEPT:
+            del self.old_ends[::2]
+
     def _conclude(self) -> bool:
         settled = [late - early for early, late in pairwise(self.ends[STEPS_AFTER:])]
         if not settled or self.cutover_step is None:
@@ -69,6 +107,15 @@ class LostTime:
         before, after = (self.cutover_step - self.step) * self.median_step_s, STEPS_AFTER * median(settled)
         self.lost_s = (self.ends[STEPS_AFTER] - self.since) - before - after
         return True
+
+
+def _between(late: list[tuple[float, float]], moment: float) -> float:
+    """How late the steps were at a moment, between the moments at which that is known, in order."""
+    for (early, early_s), (end, end_s) in pairwise(late):
+        if moment < end:
+            share = max(0.0, moment - early) / (end - early)
+            return early_s + share * (end_s - early_s)
+    return late[-1][1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +130,8 @@ class Amendment:
 @dataclass(slots=True)
 class Progress:
     """One handoff. `marks`: first moment of decided (on disk), first order (at a rank), ready, boundary, active, safe
-    and retired. `estimate_s`: what its rung was expected to need. `amendment`: what the next plan revision is for, from
-    the moment it is wanted until it is taken."""
+    and retired. `estimate_s`: what its rung was expected to need; `costs`: what each rung was expected to cost.
+    `amendment`: what the next plan revision is for, from the moment it is wanted until it is taken."""
 
     mirror: HandoffMirror
     lost_time: LostTime
@@ -96,6 +143,8 @@ class Progress:
     certificates: dict[Member, str] = field(default_factory=dict)
     superseded: bool = False
     estimate_s: float | None = None
+    costs: tuple[RungCost, ...] = ()
+    lost_parts: CostParts | None = None
     amendment: Amendment | None = None
     fallback: Reason | None = None  # why the ranks copied what was to stream
     redone: Reason | None = None  # why a batch was done again that was to be handed over
@@ -231,6 +280,7 @@ class Progress:
         driver = HandoffMeasures(
             phases_s=phases,
             lost_s=self.lost_time.lost_s,
+            rung_costs=self.costs,
             notice_to_decided_s=self._since_notice("decided"),
             notice_to_first_order_s=self._since_notice("first_order"),
             notice_to_safe_s=self._since_notice("safe"),
@@ -238,7 +288,11 @@ class Progress:
             certificate="; ".join(sorted(certificates))[:256] or None,
             cutover_step=self.lost_time.cutover_step,
         )
-        return merge_measures(self.measures.values(), driver)
+        merged = merge_measures(self.measures.values(), driver)
+        streamed_s, ready = merged.phases_s.get(PreparePhase.STREAM), self.marks.get("ready")
+        since = None if streamed_s is None or ready is None else ready - streamed_s
+        self.lost_parts = self.lost_parts or self.lost_time.parts(since, merged.pause_s)
+        return merged.model_copy(update={"lost_parts": self.lost_parts})
 
     def _since_notice(self, mark: str) -> float | None:
         if self.notice_at is None or mark not in self.marks:
@@ -317,4 +371,14 @@ def from_mirror(mirror: HandoffMirror) -> Progress:
     lost_time = LostTime(mirror.opened_utc.timestamp(), 0, 0.0, measures.cutover_step, measures.lost_s, known=False)
     source = mirror.source.members if mirror.source is not None else ()
     staying = set(mirror.target.members)
-    return Progress(mirror, lost_time, None, frozenset(source) - staying)
+    kept = {"costs": measures.rung_costs, "lost_parts": measures.lost_parts}
+    return Progress(mirror, lost_time, None, frozenset(source) - staying, **kept)
+
+
+def cost_of(mirror: HandoffMirror) -> MeasuredCost | None:
+    """What a handoff tells of the cost of its rung; None where it is not known, or where more than the rung cost: the
+    plan was amended, a batch was done again, or what was to stream was copied."""
+    parts, fell = mirror.measures.lost_parts, PreparePhase.STREAM in mirror.measures.phases_s
+    if parts is None or mirror.plan_revision != 1 or mirror.decision is not Decision.GO:
+        return None
+    return None if fell and not mirror.rung.streams else MeasuredCost(mirror.rung, parts)

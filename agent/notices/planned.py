@@ -11,11 +11,10 @@ from email.utils import parsedate_to_datetime
 
 from agent.notices.metadata_read import Unreadable
 from agent.notices.source import RAW_CHARS_MAX, Announcement, parse_utc
+from agent.protocol.notice_life import LEAD
 from agent.protocol.sync import NoticeKind
 from agent.protocol.values import shifted
 
-LEAD = timedelta(minutes=10)
-"""Enough to have another machine come and to move the largest job without haste."""
 EVENTS_MAX = 100
 AWS_CODES = ("instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop")
 """EC2 User Guide, scheduled events for your instances. Each of them ends the processes on the machine."""

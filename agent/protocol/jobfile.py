@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from agent.protocol.values import Message, Utc
+from liver_core.handoff.rung_costs import Prefer
 from liver_core.layout import ParallelLayout
 from liver_core.layout.limits import Identifier
 
@@ -288,6 +289,10 @@ class JobFile(JobPart):
     )
     drop_step: DropStepRule | None = Field(
         default=None, description="Not given: a step is never dropped, and costs nothing more."
+    )
+    prefer: Prefer = Field(
+        default=Prefer.PAUSE,
+        description="Which handoff is chosen where several fit: the shortest pause, or what costs least in all.",
     )
     device_bytes: int | None = Field(
         default=None,

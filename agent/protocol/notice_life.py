@@ -21,6 +21,9 @@ GOES_LATE = timedelta(seconds=10)
 GRACE_AFTER_DEADLINE = timedelta(seconds=180)
 """After so long a node that still reports was not taken."""
 WITHOUT_DEADLINE_LASTS = timedelta(seconds=600)
+LEAD = timedelta(minutes=10)
+"""Work on a machine that is planned for later than that is advice; from then on it takes the node. Enough to have
+another machine come and to move the largest job without haste."""
 DRAIN = "drain"
 """The source of what a person asks for. It does not end by itself: a drained node stays empty until that is undone."""
 _NEVER = datetime.max.replace(tzinfo=UTC)

@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field
 from agent.protocol.jobfile import JobFile
 from agent.protocol.process_end import ProcessEnd
 from agent.protocol.values import Amount, HandoffCause, HandoffState, Message, MetricValues, Placement, Step, Url, Utc
-from liver_core.handoff import PROTOCOL_VERSION, Decision, RankStage, Reason, Rung, StoreAddress
+from liver_core.handoff import PROTOCOL_VERSION, CostParts, Decision, RankStage, Reason, Rung, RungCost, StoreAddress
 from liver_core.layout import Member, ParallelLayout, Roster
 from liver_core.layout.limits import (
     GENERATION_MAX,
@@ -171,6 +171,8 @@ class HandoffMeasures(Message):
     pause_s: Seconds | None = None
     pause_steps: Seconds | None = None
     lost_s: float | None = None
+    lost_parts: CostParts | None = None
+    rung_costs: Annotated[tuple[RungCost, ...], Bound(max_length=8)] = ()
     notice_to_decided_s: Seconds | None = None
     notice_to_first_order_s: Seconds | None = None
     notice_to_safe_s: Seconds | None = None

@@ -28,7 +28,7 @@ from liver_core.layout import Member
 from liver_core.rank.after_step import CheckpointPlan, Ending
 from liver_core.rank.droppable_step import DropRule
 from liver_core.rank.loop import RankLoop
-from liver_core.rank.prepare.preparation import PrepareSettings
+from liver_core.rank.prepare.prepare_settings import PrepareSettings
 from liver_core.rank.step_boundary import StepTotals
 from liver_core.state.replay_check import check_replay
 from liver_core.state.small_state import TrainingProgress

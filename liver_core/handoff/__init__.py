@@ -28,23 +28,36 @@ from liver_core.handoff.participant import Participant
 from liver_core.handoff.participant_events import ParticipantRecord
 from liver_core.handoff.proposer import Proposer
 from liver_core.handoff.proposer_events import Proposal, ProposerRecord
-from liver_core.handoff.ready_tag import Agreement, BoundaryPhase, agreed, boundary_pair, drop_word, pack, ready_tag
+from liver_core.handoff.ready_tag import (
+    Agreement,
+    BoundaryPhase,
+    agreed,
+    boundary_pair,
+    connect_word,
+    drop_word,
+    pack,
+    ready_tag,
+)
+from liver_core.handoff.rung_costs import CostParts, MeasuredCost, Prefer, RungCost
 from liver_core.layout import MessageError
 
 __all__ = [
     "PROTOCOL_VERSION",
     "Agreement",
     "BoundaryPhase",
+    "CostParts",
     "Cutover",
     "CutoverDeadlines",
     "Decision",
     "HandoffId",
     "LadderInputs",
+    "MeasuredCost",
     "MessageError",
     "Order",
     "Participant",
     "ParticipantRecord",
     "Phase",
+    "Prefer",
     "PreparePhase",
     "Promise",
     "Proposal",
@@ -55,12 +68,14 @@ __all__ = [
     "Report",
     "Rung",
     "RungChoice",
+    "RungCost",
     "Stage",
     "StoreAddress",
     "WorldStage",
     "agreed",
     "boundary_pair",
     "choose_rung",
+    "connect_word",
     "drop_word",
     "pack",
     "ready_tag",

@@ -86,9 +86,9 @@ def choose_rung(inputs: LadderInputs) -> RungChoice:
     _check(inputs)
     said: list[tuple[Rung, str]] = []
     late: list[tuple[float, Rung]] = []
-    for rung, estimated in _ESTIMATES:
-        estimate = estimated(inputs)
-        refusal = _ruled_out(rung, inputs) or estimate.refusal
+    for rung in _ESTIMATES:
+        estimate = _needs(rung, inputs)
+        refusal = estimate.refusal
         verdict = refusal or _late(inputs, estimate.seconds)
         if not verdict:
             return RungChoice(rung, estimate.seconds, (*said, (rung, _fit(inputs, estimate.seconds))))
@@ -102,6 +102,17 @@ def choose_rung(inputs: LadderInputs) -> RungChoice:
         said.append((Rung.CHECKPOINT, _too_few_nodes(inputs)))
         return RungChoice(Rung.SUSPEND, 0.0, (*said, (Rung.SUSPEND, "until there are nodes again")))
     return RungChoice(Rung.CHECKPOINT, estimate_s, (*said, (Rung.CHECKPOINT, text)))
+
+
+def weigh(rung: Rung, inputs: LadderInputs) -> Estimate:
+    """What one of the rungs above a restart needs, and why it is not to be taken: it cannot be, or it would be late."""
+    estimate = _needs(rung, inputs)
+    return Estimate(estimate.seconds, estimate.refusal or _late(inputs, estimate.seconds))
+
+
+def _needs(rung: Rung, inputs: LadderInputs) -> Estimate:
+    estimate = _ESTIMATES[rung](inputs)
+    return Estimate(estimate.seconds, _ruled_out(rung, inputs) or estimate.refusal)
 
 
 def _last_resort(said: list[tuple[Rung, str]], late: list[tuple[float, Rung]]) -> RungChoice:
@@ -203,12 +214,13 @@ def _checkpoint(inputs: LadderInputs) -> tuple[float, str]:
     return inputs.prepare_s + lost_s, f"{inputs.checkpoint_age_steps} steps ({lost_s:.1f} s) are done again"
 
 
-_ESTIMATES: tuple[tuple[Rung, Callable[[LadderInputs], Estimate]], ...] = (
-    (Rung.LIVE, _live),
-    (Rung.DROP_STEP, _drop_step),
-    (Rung.STOP_AND_COPY, _stop_and_copy),
-    (Rung.RESCUE, _rescue),
-)
+_ESTIMATES: dict[Rung, Callable[[LadderInputs], Estimate]] = {
+    Rung.LIVE: _live,
+    Rung.DROP_STEP: _drop_step,
+    Rung.STOP_AND_COPY: _stop_and_copy,
+    Rung.RESCUE: _rescue,
+}
+"""Least disturbing first."""
 
 
 def _stream(inputs: LadderInputs) -> Estimate:

@@ -1,7 +1,8 @@
 """Process groups of one world, made directly on a store. A process may have the groups of several worlds at once.
 
-Only this module uses private torch.distributed names. `check_private_names` runs before the first group is made and
-raises a clear error if torch has changed them. Not here: which groups Megatron wants (worlds.megatron).
+This module uses private torch.distributed names. `check_private_names` runs before the first group is made and raises a
+clear error if torch has changed them. Not here: which groups Megatron wants (worlds.megatron), and communicators on
+GPUs (worlds.nccl_groups).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING
@@ -24,6 +26,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from liver_core.handoff.messages import StoreAddress
+from liver_core.worlds.alone_group import AloneGroup
+from liver_core.worlds.group_plan import DeviceBackend, GroupPlan
+from liver_core.worlds.nccl_groups import NcclGroups
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
@@ -46,6 +51,7 @@ STORE_PATIENCE_S = 10.0
 """A store that does not answer for so long counts as gone: it stalls, or the network to it is cut. While training goes
 on, nobody waits for a handoff that is prepared, so a store on a busy machine gets the longer time."""
 _CONNECTS_S = 1.0
+_CUDA = torch.device("cuda")
 _WORLD_MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")
 
 
@@ -223,6 +229,13 @@ def _limit_waits(connection: socket.socket, port: int, limit: bytes, *, also_lim
             connection.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """What a group does with tensors of a GPU. `nccl`: None where gloo takes those too."""
+
+    nccl: NcclGroups | None = None
+
+
 def make_group(
     store: dist.Store,
     ranks: Sequence[int],
@@ -232,8 +245,10 @@ def make_group(
     host: str,
     timeout_s: float,
     collective_s: float,
+    on_device: OnDevice | None = None,
 ) -> dist.ProcessGroup:
-    """Make the gloo group of the world ranks `ranks`, of which `rank` is this process, and register it with torch.
+    """Make the group of the world ranks `ranks`, of which `rank` is this process, and register it with torch. Over gloo
+    for tensors of the host, and as `on_device` says for those of a GPU; a group of one needs neither.
 
     `name` must be new in this process (torch's registry of names is process-wide). `host` is the local address that
     gloo binds to. Blocks until all members have joined, at most `timeout_s` (then BringUpFailed). A collective of the
@@ -241,7 +256,12 @@ def make_group(
     """
     group_rank, size = tuple(ranks).index(rank), len(ranks)
     prefix = dist.PrefixStore(f"{name}/", store)
+    if size == 1:
+        alone = AloneGroup(name)
+        _register(alone, prefix, GroupName(name), ranks, backends="cpu:gloo")
+        return alone
     group = dist.ProcessGroup(prefix, group_rank, size)
+    # What is asked of no device, a barrier or objects, goes over the host: every decision does.
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     try:
         prefix.set(_came(group_rank), "")
@@ -252,8 +272,16 @@ def make_group(
             f"{_absent(prefix, ranks)}{error}"
         ) from error
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    backends = "cpu:gloo"
+    if on_device is not None and on_device.nccl is None:
+        group._register_backend(_CUDA, dist.ProcessGroup.BackendType.GLOO, backend)
+        backends = "cpu:gloo,cuda:gloo"
+    elif on_device is not None and on_device.nccl is not None:
+        communicator = on_device.nccl.make(dist.PrefixStore("cuda/", prefix), tuple(ranks), name)
+        group._register_backend(_CUDA, dist.ProcessGroup.BackendType.NCCL, communicator)
+        backends = "cpu:gloo,cuda:nccl"
     group._set_group_name(GroupName(name))
-    _register(group, prefix, GroupName(name), ranks)
+    _register(group, prefix, GroupName(name), ranks, backends=backends)
     return group
 
 
@@ -298,13 +326,15 @@ def _device(host: str):
     return c10d.ProcessGroupGloo.create_device(hostname=host)
 
 
-def _register(group: dist.ProcessGroup, store: dist.Store, name: GroupName, ranks: Sequence[int]) -> None:
+def _register(
+    group: dist.ProcessGroup, store: dist.Store, name: GroupName, ranks: Sequence[int], *, backends: str
+) -> None:
     """Register the group in torch's maps with the rank numbers of its own world. P2POp and rank look-ups need it."""
     world = c10d._world
-    world.pg_map[group] = ("gloo", store)
+    world.pg_map[group] = ("gloo" if backends == "cpu:gloo" else backends, store)
     world.pg_names[group] = name
     world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
-    world.pg_backend_config[group] = "cpu:gloo"
+    world.pg_backend_config[group] = backends
     tag = f"ptd:{name}"
     world.pg_to_tag[group] = tag
     world.tags_to_pg.setdefault(tag, []).append(group)
@@ -314,12 +344,13 @@ def _register(group: dist.ProcessGroup, store: dist.Store, name: GroupName, rank
 
 @contextmanager
 def limited(group: dist.ProcessGroup, seconds: float) -> Iterator[None]:
-    """Within this block a collective of `group` raises RuntimeError after `seconds`. The group is then unusable.
+    """Within this block a collective of `group` on the host raises RuntimeError after `seconds`. The group is then
+    unusable. NCCL keeps its timeout: it would end the process instead of raising.
 
     The timeout closes the connections, so a late peer gets an error too. It cannot join the next collective by mistake.
     Use it where waiting for the group's own timeout would be too long.
     """
-    backends = [group._get_backend(device) for device in group._device_types]
+    backends = [] if isinstance(group, AloneGroup) else [group._get_backend(torch.device("cpu"))]
     before = [backend.options._timeout for backend in backends]
     for backend in backends:
         backend._set_default_timeout(timedelta(seconds=max(seconds, 0.05)))
@@ -332,26 +363,35 @@ def limited(group: dist.ProcessGroup, seconds: float) -> Iterator[None]:
 
 def make_groups(
     store: dist.Store,
-    wanted: Sequence[tuple[int, ...]],
+    plan: GroupPlan,
     rank: int,
     *,
     prefix: str,
     host: str,
     timeout_s: float,
     collective_s: float,
+    nccl: NcclGroups | None = None,
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """Make each distinct group of `wanted` that contains `rank`, in the given order. Equal memberships share one group.
+    """Make each group of `plan` that contains `rank`, in its order, which is the same on all ranks. `nccl`: where the
+    communicators of a world with NCCL are collected.
 
-    The order must be the same on all ranks. Returns membership -> group. On failure it destroys the groups that it has
-    made, then raises BringUpFailed.
+    Returns membership -> group. On failure it destroys the groups that it has made, then raises BringUpFailed.
     """
     made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    on_device = None if plan.device is DeviceBackend.NONE else OnDevice(nccl)
     try:
-        for ranks in dict.fromkeys(wanted):
+        for ranks in plan.groups:
             if rank in ranks:
                 name = f"{prefix}/{'-'.join(map(str, ranks))}"
                 made[ranks] = make_group(
-                    store, ranks, rank, name=name, host=host, timeout_s=timeout_s, collective_s=collective_s
+                    store,
+                    ranks,
+                    rank,
+                    name=name,
+                    host=host,
+                    timeout_s=timeout_s,
+                    collective_s=collective_s,
+                    on_device=on_device,
                 )
     except BaseException:
         destroy_groups(made.values())

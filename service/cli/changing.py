@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from liver_core.handoff import Prefer
 from liver_core.layout.limits import BUILT_IN_METRICS, COUNT_MAX
 from service.cli.client import DEFAULT_URL, AsJson, Every, Limit, ServiceUrl, TokenFile, connect, fail
 from service.cli.columns import Column
@@ -94,6 +95,7 @@ def update(
     checkpoint_every: Annotated[
         int | None, typer.Option(min=1, help="Its new checkpoint.every_steps; not while it has ranks.")
     ] = None,
+    prefer: Annotated[Prefer | None, typer.Option(help="Which handoff is taken where several fit.")] = None,
     budget_usd: Annotated[float | None, typer.Option(help="Its new budget_usd; 0 takes it away.")] = None,
     deadline: Annotated[str | None, typer.Option(help="Its new deadline with time zone; none takes it away.")] = None,
     service_url: ServiceUrl = DEFAULT_URL,
@@ -107,6 +109,7 @@ def update(
         "nodes": {bound: value for bound, value in nodes.items() if value is not None} or None,
         "stop": None if steps is None else {"steps": steps},
         "checkpoint": None if checkpoint_every is None else {"every_steps": checkpoint_every},
+        "prefer": prefer,
     }
     change = {field: value for field, value in wanted.items() if value is not None}
     change |= {} if budget_usd is None else {"budget_usd": budget_usd or None}

@@ -60,7 +60,7 @@ def list_all(
             str(item["generation"] or "-"),
             item["cause"],
             item["rung"],
-            item["reason"],
+            item["why"] if item["state"] == "active" else item["reason"],
         )
         for item in found
     ]
@@ -93,7 +93,8 @@ def _details(item: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         ("job", item["job_id"]),
         ("generation", f"{item['parent']} -> {item['generation'] or 'not opened'}"),
         ("state", item["state"] + (" (superseded)" if item["superseded"] else "")),
-        ("reason", item["reason"]),
+        ("why", item["why"]),
+        ("outcome", item["reason"]),
         ("failed first", in_words(item["ended_by"])),
         ("cause", item["cause"] + (f", {', '.join(item['leaving'])} will go" if item["leaving"] else "")),
         ("rung", item["rung"]),
@@ -102,7 +103,8 @@ def _details(item: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         ("to", f"{item['to']} on {', '.join(item['target_nodes'])}"),
         ("opened", f"{item['opened_at']} by {item['proposer']}"),
         ("pause", seconds(item["pause_s"]) + steps),
-        ("lost", seconds(item["lost_s"])),
+        ("lost", _lost(item)),
+        ("expected in all", _expected(item["rung_costs"])),
         ("notice to decided", seconds(item["notice_to_decided_s"])),
         ("notice to first order", seconds(item["notice_to_first_order_s"])),
         ("notice to safe", seconds(item["notice_to_safe_s"])),
@@ -111,3 +113,20 @@ def _details(item: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         ("extra memory", f"{size(item['extra_bytes_peak'])}{budget} on one rank"),
         ("certificate", item["certificate"] or "-"),
     )
+
+
+def _lost(item: dict[str, Any]) -> str:
+    """In all, and of what it consists."""
+    parts = item["lost_parts"] or {}
+    said = ", ".join(f"{name.removesuffix('_s')} {seconds(value)}" for name, value in parts.items())
+    return seconds(item["lost_s"]) + (f": {said}" if said else "")
+
+
+def _expected(costs: list[dict[str, Any]]) -> str:
+    """What each rung was expected to cost when this handoff was opened, and from how much that was known."""
+    words = (
+        f"{cost['rung']} {seconds(cost['total_s'])} "
+        + (f"({', '.join(cost['guessed'])} guessed)" if cost["guessed"] else f"(measured {cost['measured']} times)")
+        for cost in costs
+    )
+    return ", ".join(words) or "-"

@@ -9,20 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import case, func, select, tuple_
+from sqlalchemy import and_, case, func, select, tuple_
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session
 
+from agent.protocol.notice_life import LEAD
 from agent.protocol.sync import NoticeFact, NoticeKind, Provider
 from liver_core.layout.limits import fitting
 from service.capacity.tables import InstanceRow
 from service.clouds.cloud_facts import NAME_CHARS_MAX, RAW_CHARS_MAX, CloudFact, Disposition, Unread
-from service.clouds.rules import ADVICE_MEANS, Judgement, Machine, judge
+from service.clouds.rules import ADVICE_MEANS, Judgement, Machine, begun, judge
 from service.clouds.tables import ChannelRow, HearingCountRow, HearingRow
 from service.leases.tables import LeaseRow
 from service.nodes.tables import NodeRow
 from service.notices.operations import LeaseNotices, notices_of_leases, store_added, tell_jobs
-from service.notices.rules import is_urgent
+from service.notices.rules import ACCOUNT_CHANNELS, is_urgent
 from service.notices.tables import NoticeRow
 
 UNREAD_KEPT_MAX, UNREAD_KEPT_FOR = 1_000, timedelta(hours=1)
@@ -73,6 +74,32 @@ def take_facts(session: Session, facts: Sequence[CloudFact], *, now: datetime) -
     examples = {(item.fact.channel, item.disposition): f"{item.reason}: {item.fact.raw}" for item in taken}
     _count(session, Counter((item.fact.channel, item.disposition) for item in taken), examples, now=now)
     return tuple(taken)
+
+
+def begin_planned(session: Session, *, now: datetime) -> int:
+    """Have jobs leave the nodes of which channels of accounts announced work that is near now, see `rules.begun`.
+    Returns how many."""
+    of_lease = LeaseRow.lease_id == NoticeRow.lease_id, LeaseRow.ended_at.is_(None)
+    is_near = NoticeRow.deadline_at > now, NoticeRow.deadline_at <= now + LEAD, NoticeRow.withdrawn_at.is_(None)
+    is_advice = NoticeRow.kind == NoticeKind.REBALANCE.value, NoticeRow.source.in_(ACCOUNT_CHANNELS)
+    near = select(NoticeRow.node_id, LeaseRow.lease_id).join(LeaseRow, and_(*of_lease)).where(*is_near, *is_advice)
+    found = {row.node_id: row.lease_id for row in session.execute(near.distinct())}
+    if not found:
+        return 0
+    locked = select(NodeRow.node_id).where(NodeRow.node_id.in_(list(found))).order_by(NodeRow.node_id)
+    session.execute(locked.with_for_update(key_share=True)).all()
+    # Only now: a report that was at work meanwhile may have ended the lease.
+    still = LeaseRow.lease_id.in_(list(found.values())), LeaseRow.ended_at.is_(None)
+    notices = notices_of_leases(session, session.scalars(select(LeaseRow.lease_id).where(*still)).all())
+    urgent: dict[str, bool] = {}
+    for node_id, lease_id in found.items():
+        before = notices[lease_id].known(now) if lease_id in notices else ()
+        for notice in begun(before, now):
+            notices[lease_id].add(notice, lease_id=lease_id, now=now)
+            urgent[node_id] = is_urgent(before, notices[lease_id].known(now), now)
+    store_added(session, notices.values())
+    tell_jobs(session, urgent, now=now)
+    return len(urgent)
 
 
 def take_unread(session: Session, messages: Iterable[Unread], *, now: datetime) -> None:

@@ -7,15 +7,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from agent.protocol.notice_life import GRACE_AFTER_DEADLINE, WITHOUT_DEADLINE_LASTS, hear, is_open, withdraw
+from agent.protocol.notice_life import GRACE_AFTER_DEADLINE, LEAD, WITHOUT_DEADLINE_LASTS, hear, is_open, withdraw
 from agent.protocol.sync import NoticeFact, NoticeKind
 from liver_core.layout.limits import fitting
 from service.clouds.cloud_facts import CloudFact, Disposition, FactKind
-from service.notices.rules import same_loss, takes_node
+from service.notices.rules import ACCOUNT_CHANNELS, same_loss, takes_node
 
 CHANNEL_LIVES = timedelta(seconds=90)
 """A channel that nobody could ask for so long is not alive."""
 ADVICE_MEANS = "the cloud may take the machine: no job leaves it for that, but the planner chooses others before it"
+PLANNED_MEANS = "work that is planned: advice until shortly before it begins, when it takes the node"
 _KINDS = {
     FactKind.INTERRUPTION: NoticeKind.INTERRUPTION,
     FactKind.MAINTENANCE: NoticeKind.MAINTENANCE,
@@ -79,7 +80,8 @@ def judge(fact: CloudFact, machine: Machine | None, now: datetime) -> Judgement:
     if notice is None:
         return Judgement(Disposition.REPEATED, f"{fact.channel} has said so before")
     if not takes_node(notice.kind):
-        return Judgement(Disposition.ADVICE, ADVICE_MEANS, notice)
+        is_planned = fact.kind is FactKind.MAINTENANCE
+        return Judgement(Disposition.ADVICE, PLANNED_MEANS if is_planned else ADVICE_MEANS, notice)
     return _judge_notice(fact, notice, known, machine, now)
 
 
@@ -91,6 +93,25 @@ def by_our_clock(fact: CloudFact, now: datetime) -> CloudFact:
         return fact
     deadline_at = None if fact.deadline_at is None else fact.deadline_at - ahead
     return replace(fact, said_at=now, deadline_at=deadline_at)
+
+
+def begun(known: Iterable[NoticeFact], now: datetime) -> tuple[NoticeFact, ...]:
+    """What was planned long ahead, by channels of accounts, and is near now: the notices by which it takes the node.
+    Nothing that was told of already, or that a channel has taken back since. `known`: of one machine."""
+    known, found = tuple(known), []
+    for advice in known:
+        ends = advice.deadline_utc
+        is_planned = advice.kind is NoticeKind.REBALANCE and advice.source in ACCOUNT_CHANNELS and ends is not None
+        if not is_planned or ends is None or advice.withdrawn_utc is not None or not now < ends <= now + LEAD:
+            continue
+        same = (one for one in known if (one.kind, one.source) == (NoticeKind.MAINTENANCE, advice.source))
+        before = next(same, None)
+        if before is not None and before.withdrawn_utc is not None and before.withdrawn_utc >= advice.first_seen_utc:
+            continue
+        notice = hear(before, advice.model_copy(update={"kind": NoticeKind.MAINTENANCE, "first_seen_utc": now}))
+        if notice is not None:
+            found.append(notice)
+    return tuple(found)
 
 
 def over_at(fact: CloudFact) -> datetime:
@@ -109,6 +130,9 @@ def _as_notice(fact: CloudFact, node_id: str, now: datetime) -> NoticeFact | Non
     kind = _KINDS.get(fact.kind)
     if kind is None:
         return None
+    if kind is NoticeKind.MAINTENANCE and fact.deadline_at is not None and fact.deadline_at - now > LEAD:
+        # As the agents say it. A machine that was paid for is not given up weeks early.
+        kind = NoticeKind.REBALANCE
     return NoticeFact(
         node_id=node_id,
         kind=kind,

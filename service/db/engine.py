@@ -33,8 +33,8 @@ class StartError(Exception):
     """The service cannot start; the message says what to change."""
 
 
-OWN_CONNECTIONS = 5
-"""For the service itself, beside those for agents: four reconcilers, and now and then its clock or a health check."""
+OWN_CONNECTIONS = 6
+"""For the service itself, beside those for agents: five reconcilers, and now and then its clock or a health check."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from agent.protocol.sync import HandoffMeasures
 from agent.protocol.values import HandoffCause, HandoffState
-from liver_core.handoff import Decision, Rung
+from liver_core.handoff import CostParts, Decision, Rung, RungCost
 from service.handoffs.tables import HandoffRow
 from service.jobs.causes import FirstCause
 
@@ -36,7 +36,8 @@ class HandoffOut(BaseModel):
     leaving: list[str]
     decision: Decision | None
     superseded: bool
-    reason: str
+    why: str = Field(description="What it is for: the decision's reason, or who will go.")
+    reason: str = Field(description="What it waits for, or how it ended.")
     reason_detail: dict[str, Any] | None
     ended_by: FirstCause | None = Field(
         description="The first cause of an attempt that failed; final once an agent named it."
@@ -48,6 +49,10 @@ class HandoffOut(BaseModel):
     pause_s: float | None
     pause_steps: float | None
     lost_s: float | None
+    lost_parts: CostParts | None = Field(description="What lost_s consists of.")
+    rung_costs: list[RungCost] = Field(
+        description="What each rung was expected to cost in all when this one was chosen; to be compared with lost_s."
+    )
     notice_to_decided_s: float | None
     notice_to_first_order_s: float | None
     notice_to_safe_s: float | None
@@ -87,13 +92,14 @@ class HandoffOut(BaseModel):
             leaving=row.leaving,
             decision=Decision(row.decision) if row.decision else None,
             superseded=row.superseded,
+            why=row.why,
             reason=row.reason,
             reason_detail=row.reason_detail,
             ended_by=FirstCause.of(row.ended_by),
             opened_at=row.opened_at,
             deadline_at=row.deadline_at,
             changed_at=row.changed_at,
-            **measures.model_dump(),
+            **{name: getattr(measures, name) for name in HandoffMeasures.model_fields},
         )
 
 

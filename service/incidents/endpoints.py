@@ -15,7 +15,7 @@ from service.decisions.tables import DecisionRow
 from service.edge.routes import PeoplesRoute
 from service.handoffs.schemas import HandoffOut
 from service.handoffs.tables import HandoffRow
-from service.incidents.queries import Incident, incidents_of
+from service.incidents.queries import EXAMINED_MAX, Incident, IncidentFilter, incidents_of, list_incidents
 from service.incidents.rules import TAIL_S, picture
 from service.incidents.schemas import (
     IncidentCosts,
@@ -28,7 +28,7 @@ from service.jobs.schemas import GenerationOut
 from service.jobs.tables import GenerationRow
 from service.leases.endpoints import LeaseOut
 from service.notices.endpoints import entry_of
-from service.notices.queries import list_occurrences, notices_behind, rows_of_occurrences
+from service.notices.queries import notices_behind, rows_of_occurrences
 from service.paging import PagesOf
 from service.problems import not_found
 
@@ -46,11 +46,21 @@ def list_all(
     pages: PagesOf,
     node_id: Annotated[NodeId | None, Query(description="Only of this node.")] = None,
     job_id: Annotated[JobId | None, Query(description="Only of nodes that worked for this job.")] = None,
+    is_open: Annotated[
+        bool | None, Query(alias="open", description="Only those that still count, or only those that do not.")
+    ] = None,
+    failed: Annotated[
+        bool | None,
+        Query(
+            description="Only those whose outcome is failed or restarted, or only the others. "
+            f"A page looks through {EXAMINED_MAX:,} notices at most; it may be short although another follows."
+        ),
+    ] = None,
 ) -> list[IncidentSummary]:
     """Each notice with what became of it: its outcome, pause, lost steps and dollars."""
     now = context.clock()
-    found = list_occurrences(session, pages, node_id=node_id, job_id=job_id)
-    return [_summary(item, now) for item in incidents_of(session, found, now=now)]
+    wanted = IncidentFilter(node_id=node_id, job_id=job_id, open=is_open, failed=failed)
+    return [_summary(item, now) for item in list_incidents(session, pages, wanted, now=now)]
 
 
 @router.get("/{incident_id}", operation_id="show_incident", summary="Show one incident")

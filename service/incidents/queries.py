@@ -3,7 +3,7 @@ statements as one, and none reads more because there is a longer history."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -14,15 +14,27 @@ from agent.protocol.notice_life import DRAIN
 from agent.protocol.sync import NoticeKind
 from agent.protocol.values import HandoffState
 from service.handoffs.tables import HandoffRow
-from service.incidents.rules import BEFORE_S, HANDOFFS_MAX, TAIL_S, Attempt, IncidentFacts, IncidentOutcome, outcome
+from service.incidents.rules import (
+    BEFORE_S,
+    FAILURES,
+    HANDOFFS_MAX,
+    TAIL_S,
+    Attempt,
+    IncidentFacts,
+    IncidentOutcome,
+    outcome,
+)
 from service.jobs.tables import ENDED, JobRow
 from service.leases.tables import LeaseRow
 from service.ledger.queries import by_generation
 from service.ledger.tables import Cause
-from service.notices.queries import as_fact, open_notices
+from service.notices.queries import as_fact, heads, open_notices, rows_of_occurrences
 from service.notices.rules import earliest_deadline, phase_of_all, takes_node
 from service.notices.tables import NoticeRow
+from service.paging import Pages
 
+EXAMINED_MAX = 2_000
+"""Notices that are judged for one page of those that have failed."""
 _SPANS = """
     unnest(CAST(:numbers AS bigint[]), CAST(:job_ids AS text[]), CAST(:node_ids AS text[]),
            CAST(:since AS timestamptz[]), CAST(:until AS timestamptz[])) AS span (number, job_id, node_id, since, until)
@@ -112,8 +124,8 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Incident:
-    """A notice, by the rows of all channels that announced it (the first one first), and what followed."""
+class Judged:
+    """A notice, by the rows of all channels that announced it (the first one first), and what became of it."""
 
     number: int
     rows: Sequence[NoticeRow]
@@ -124,7 +136,6 @@ class Incident:
     restarts: Sequence[StartedAgain]
     outcome: IncidentOutcome
     reason: str
-    costs: Costs
 
     @property
     def drained(self) -> bool:
@@ -132,10 +143,61 @@ class Incident:
         return self.rows[0].source == DRAIN
 
 
+@dataclass(frozen=True, slots=True)
+class Incident(Judged):
+    """The same with what it cost."""
+
+    costs: Costs
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentFilter:
+    """Which incidents: of a node, of those that worked for a job, that count or do not, that have failed or have not.
+    None: does not matter."""
+
+    node_id: str | None = None
+    job_id: str | None = None
+    open: bool | None = None
+    failed: bool | None = None
+
+
+def list_incidents(session: Session, pages: Pages, wanted: IncidentFilter, *, now: datetime) -> list[Incident]:
+    """A page of them, newest first. What has failed follows from everything that happened after a notice: with `failed`
+    at most `EXAMINED_MAX` notices are judged for a page, which may then be short although another follows."""
+    first = heads(node_id=wanted.node_id, job_id=wanted.job_id)
+    if wanted.open is not None:
+        counting = {row.occurrence_id for row in open_notices(session, now=now)}
+        first = first.where(NoticeRow.notice_id.in_(counting) == wanted.open)
+    if wanted.failed is None:
+        numbers = [row.notice_id for row in pages.newest(session, first, NoticeRow.notice_id)]
+        return incidents_of(session, rows_of_occurrences(session, numbers), now=now)
+
+    def keep(rows: Sequence[NoticeRow]) -> list[Judged | None]:
+        judged = _judge(session, rows_of_occurrences(session, [row.notice_id for row in rows]), now=now)
+        return [item if (item.outcome in FAILURES) == wanted.failed else None for item in judged]
+
+    kept = pages.newest_kept(session, first, NoticeRow.notice_id, keep=keep, read_max=EXAMINED_MAX)
+    return _with_costs(session, kept)
+
+
 def incidents_of(
     session: Session, occurrences: Sequence[tuple[int, Sequence[NoticeRow]]], *, now: datetime
 ) -> list[Incident]:
     """What followed from each of these notices."""
+    return _with_costs(session, _judge(session, occurrences, now=now))
+
+
+def _with_costs(session: Session, judged: Sequence[Judged]) -> list[Incident]:
+    costs = _costs_of(
+        session, {item.number: item.handoffs for item in judged}, {item.number: item.restarts for item in judged}
+    )
+    return [
+        Incident(**{field.name: getattr(each, field.name) for field in fields(Judged)}, costs=costs[each.number])
+        for each in judged
+    ]
+
+
+def _judge(session: Session, occurrences: Sequence[tuple[int, Sequence[NoticeRow]]], *, now: datetime) -> list[Judged]:
     nodes = {row.node_id for _, rows in occurrences for row in rows}
     still_open = {row.notice_id for row in open_notices(session, now=now, node_ids=nodes)} if nodes else set()
     lease_ids = {rows[0].lease_id for _, rows in occurrences}
@@ -144,10 +206,8 @@ def incidents_of(
     spans = _spans(occurrences, jobs)
     attempts, restarts = _handoffs(session, spans), _restarts(session, spans)
     ended = _ended(session, {job for found in jobs.values() for job in found})
-    costs = _costs_of(session, attempts, restarts)
     found = []
     for number, rows in occurrences:
-        is_open = any(row.notice_id in still_open for row in rows)
         became, why = outcome(
             IncidentFacts(
                 phase=phase_of_all([as_fact(row) for row in rows], now),
@@ -160,17 +220,16 @@ def incidents_of(
             )
         )
         found.append(
-            Incident(
+            Judged(
                 number=number,
                 rows=rows,
                 lease=leases[rows[0].lease_id],
-                is_open=is_open,
+                is_open=any(row.notice_id in still_open for row in rows),
                 jobs=jobs[number],
                 handoffs=attempts[number],
                 restarts=restarts[number],
                 outcome=became,
                 reason=why,
-                costs=costs[number],
             )
         )
     return found
@@ -224,7 +283,7 @@ def _ended(session: Session, jobs: set[str]) -> set[str]:
 
 
 def _costs_of(
-    session: Session, handoffs: Mapping[int, list[HandoffRow]], restarts: Mapping[int, list[StartedAgain]]
+    session: Session, handoffs: Mapping[int, Sequence[HandoffRow]], restarts: Mapping[int, Sequence[StartedAgain]]
 ) -> Mapping[int, Costs]:
     ids = {row.handoff_id for rows in handoffs.values() for row in rows}
     found = session.execute(_COSTS, {"handoff_ids": list(ids)}) if ids else ()

@@ -29,6 +29,10 @@ class IncidentOutcome(StrEnum):
     NOTHING = "nothing"
 
 
+FAILURES = frozenset({IncidentOutcome.FAILED, IncidentOutcome.RESTARTED})
+"""The job did not keep going by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Attempt:
     """A handoff that answered the notice."""

@@ -11,6 +11,7 @@ from agent.protocol.errors import FieldProblem
 from agent.protocol.jobfile import JobFile
 from agent.protocol.jobfile_check import JobFileError, check_job_file
 from agent.protocol.values import WrittenUtc
+from liver_core.handoff import Prefer
 from liver_core.layout.limits import Identifier
 from service.jobs.operations import touch
 from service.jobs.rules import Checkpoint
@@ -72,6 +73,7 @@ class JobChange(_Named):
     nodes: NodesChange = NodesChange.model_construct()
     stop: StopChange = StopChange(steps=1)
     checkpoint: CheckpointChange = CheckpointChange(every_steps=1)
+    prefer: Prefer = Prefer.PAUSE
     budget_usd: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Null takes it away.")
     deadline: WrittenUtc | None = Field(default=None, description="Null takes it away.")
 

@@ -55,25 +55,30 @@ def list_occurrences(
 ) -> Sequence[tuple[int, Sequence[NoticeRow]]]:
     """What was announced of all nodes, or of one, or of those of a job, that counts or not, newest first. Each with its
     number and the newest row of each notice that announces it, in the order in which they were first seen."""
+    first = heads(node_id=node_id, job_id=job_id)
+    return rows_of_occurrences(session, [row.notice_id for row in pages.newest(session, first, NoticeRow.notice_id)])
+
+
+def heads(*, node_id: str | None = None, job_id: str | None = None):
+    """The first row of each occurrence, of all nodes, or of one, or of those of a job. Its id is their number."""
     first = select(NoticeRow).where(NoticeRow.notice_id == NoticeRow.occurrence_id)
     if node_id is not None:
         first = first.where(NoticeRow.node_id == node_id)
     if job_id is not None:
         first = first.where(NoticeRow.job_ids.contains([job_id]))
-    heads = [row.notice_id for row in pages.newest(session, first, NoticeRow.notice_id)]
-    return rows_of_occurrences(session, heads)
+    return first
 
 
-def rows_of_occurrences(session: Session, heads: Sequence[int]) -> Sequence[tuple[int, Sequence[NoticeRow]]]:
+def rows_of_occurrences(session: Session, numbers: Sequence[int]) -> Sequence[tuple[int, Sequence[NoticeRow]]]:
     """Of occurrences by their numbers, the same of those that there are."""
-    newest: dict[int, dict[tuple[str, str], NoticeRow]] = {head: {} for head in heads}
-    rows = select(NoticeRow).where(NoticeRow.occurrence_id.in_(heads)).order_by(NoticeRow.notice_id)
+    newest: dict[int, dict[tuple[str, str], NoticeRow]] = {number: {} for number in numbers}
+    rows = select(NoticeRow).where(NoticeRow.occurrence_id.in_(numbers)).order_by(NoticeRow.notice_id)
     for row in session.scalars(rows):
         assert row.occurrence_id is not None
         newest[row.occurrence_id][row.kind, row.source] = row
     return [
-        (head, sorted(found.values(), key=lambda row: (row.first_seen_at, row.notice_id)))
-        for head, found in newest.items()
+        (number, sorted(found.values(), key=lambda row: (row.first_seen_at, row.notice_id)))
+        for number, found in newest.items()
         if found
     ]
 

@@ -11,6 +11,8 @@ from datetime import datetime
 from math import isfinite
 
 ROWS_MAX = 2_000_000
+DATED_S_LEAST = 1e9
+"""In seconds since 1970; no trace is that long."""
 
 
 class PriceError(ValueError):
@@ -52,6 +54,17 @@ class PriceBook:
 
     def at(self, pool: str, at_s: float) -> float:
         return self.of(pool).at(at_s)
+
+    def from_its_begin(self) -> "PriceBook":
+        """With times counted from the first price where they are dates: a replay begins at 0."""
+        first_s = min((steps.from_s[0] for steps in self.pools.values()), default=0.0)
+        if first_s < DATED_S_LEAST:
+            return self
+        moved = {
+            pool: PriceSteps(tuple(at_s - first_s for at_s in steps.from_s), steps.usd_per_hour)
+            for pool, steps in self.pools.items()
+        }
+        return PriceBook(moved)
 
 
 def constant(prices: Mapping[str, float]) -> PriceBook:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 
 from service.context import Context
 from service.db.outage import is_outage
-from service.reconcilers import jobs, keys
+from service.reconcilers import jobs, keys, planned_work
 from service.reconcilers.nodes import NodeWatch
 from service.reconcilers.upkeep import Upkeep
 
 UPKEEP_S = 60.0
 BEHIND_S = 1.0
-KEYS_S = 10.0
+KEYS_S, PLANNED_S = 10.0, 10.0
 AFTER_ERROR_S = 1.0
 STUCK_S = 120.0
 """A turn of these loops takes seconds, and a statement of the database is ended long before."""
@@ -39,6 +39,7 @@ class Reconcilers:
             ("jobs", lambda: jobs.tick(context), lambda: context.hub.wait_for_reconcilers(period_s)),
             ("nodes", self._watch.tick, lambda: self._stop.wait(period_s)),
             ("keys", lambda: keys.tick(context), lambda: self._stop.wait(KEYS_S)),
+            ("planned", lambda: planned_work.tick(context), lambda: self._stop.wait(PLANNED_S)),
             ("upkeep", self._upkeep.tick, lambda: self._stop.wait(BEHIND_S if self._upkeep.is_behind else UPKEEP_S)),
         )
         for name, tick, wait in loops:

@@ -35,6 +35,7 @@ PLACE, SOURCE = "here", "replay"
 DECIDES_AT_LEAST_EVERY_S = 600.0
 DIGITS_OF_LIFE = 2
 LOST_BY = ("not_held", "layout", "pause", "lost_work", "waiting")
+POINTS_MAX = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,20 @@ class LeaseSpan:
 
 
 @dataclass(frozen=True, slots=True)
+class ProgressPoint:
+    """How far the job was at a moment: nodes that could be had, that were paid for, that it used; tokens until then."""
+
+    at_s: float
+    offered: int
+    held: int
+    used: int
+    tokens: float
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterRun:
-    """How it went. `tokens_lost_by` sums to `ideal_tokens` - `tokens`."""
+    """How it went. `tokens_lost_by` sums to `ideal_tokens` - `tokens`. `progress`: at most POINTS_MAX points, evenly
+    spread, the last one at the end."""
 
     policy: str
     tokens: float
@@ -71,6 +84,7 @@ class ClusterRun:
     worlds: tuple[WorldSpan, ...] = field(repr=False)
     leases: tuple[LeaseSpan, ...] = field(repr=False)
     decisions: tuple[tuple[float, PolicyDecision], ...] = field(repr=False)
+    progress: tuple[ProgressPoint, ...] = field(repr=False, default=())
 
     @property
     def goodput(self) -> float:
@@ -130,6 +144,7 @@ class _ClusterReplay:
         self._victims: dict[int, tuple[str, ...]] = {}
         self._past = 0
         self._decided_s = -inf
+        self._progress: list[ProgressPoint] = []
 
     def run(self, goal: Goal) -> ClusterRun:
         for step in grid_of(self._trace, self._setup):
@@ -137,6 +152,7 @@ class _ClusterReplay:
             if changed or self._layout is None or step.begin_s - self._decided_s >= DECIDES_AT_LEAST_EVERY_S:
                 self._decide(step.begin_s, goal)
             self._spend(step)
+            self._note(step)
         for node in list(self._up):
             self._release(node, self._trace.end_s)
         return ClusterRun(
@@ -150,6 +166,7 @@ class _ClusterReplay:
             worlds=tuple(self._worlds),
             leases=tuple(self._leases),
             decisions=tuple(self._decisions),
+            progress=tuple(self._progress),
         )
 
     # What happens.
@@ -373,6 +390,15 @@ class _ClusterReplay:
         if layout is not None:
             self._span(step.begin_s, step.begin_s + paused, Cause.PAUSE)
             self._span(step.begin_s + paused, step.end_s, Cause.PRODUCTIVE)
+
+    def _note(self, step: GridStep) -> None:
+        """A point where none of the present part of the trace is there yet."""
+        part_s = self._trace.end_s / (POINTS_MAX - 1)
+        is_last = step.end_s >= self._trace.end_s
+        if not is_last and self._progress and step.end_s < self._progress[-1].at_s + part_s:
+            return
+        used = len(self._used) if self._layout is not None else 0
+        self._progress.append(ProgressPoint(step.end_s, step.nodes, len(self._up), used, self._tokens))
 
     def _span(self, begin_s: float, end_s: float, cause: Cause) -> None:
         last = self._worlds[-1] if self._worlds else None

@@ -10,11 +10,17 @@ LAYOUTS_MAX = 512
 
 
 def candidates_of(
-    job: JobFile, *, slots_per_node: int, device: str, cost: ChangeCost, change_s: float | None = None
+    job: JobFile,
+    *,
+    slots_per_node: int,
+    device: str,
+    cost: ChangeCost,
+    change_s: float | None = None,
+    measured: tuple[tuple[str, float], ...] = (),
 ) -> tuple[Candidate, ...]:
     """The fastest layout for each number of nodes that the job allows. `change_s`: what every change costs; None: by
-    the cost of the size of the job's state."""
-    times = StepTimes.of(job, (), device)
+    the cost of the size of the job's state. `measured`: seconds of a step by layout, of those that ran."""
+    times = StepTimes.of(job, measured, device)
     lost_s = cost.lost_s(state_bytes(job)) if change_s is None else change_s
     found: dict[int, Candidate] = {}
     for nodes in range(job.nodes.min, min(job.nodes.max, LAYOUTS_MAX) + 1):

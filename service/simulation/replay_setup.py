@@ -5,7 +5,7 @@ from enum import StrEnum
 from math import comb
 
 from service.policy.price_book import PriceSteps
-from service.simulation.traces import CapacityTrace
+from service.simulation.traces import CapacityTrace, TraceError
 
 GRID_MAX = 500_000
 
@@ -70,12 +70,12 @@ class GridStep:
 
 
 def grid_of(trace: CapacityTrace, setup: ReplaySetup) -> tuple[GridStep, ...]:
-    """Events of the trace, the moments at which they are announced, and whole ticks between them."""
+    """Events of the trace, the moments at which they are announced, and whole ticks between them. Raises TraceError."""
     edges = {event.at_s for event in trace.events if event.at_s < trace.end_s}
     edges |= {max(0.0, event.at_s - setup.notice_s) for event in trace.events if event.lost and setup.notice_s}
     ticks = int(trace.end_s // setup.tick_s) + 1
     if ticks + len(edges) > GRID_MAX:
-        raise ValueError(f"a trace of {trace.end_s:g} s has more than {GRID_MAX} ticks of {setup.tick_s:g} s")
+        raise TraceError(f"{trace.name}: {trace.end_s:g} s are more than {GRID_MAX} ticks of {setup.tick_s:g} s")
     edges |= {tick * setup.tick_s for tick in range(ticks)}
     begins = sorted(edge for edge in edges if edge < trace.end_s)
     by_time = {event.at_s: index for index, event in enumerate(trace.events)}

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +19,17 @@ NODES_MAX, EVENTS_MAX, TEXT_BYTES_MAX = 10_000, 200_000, 64 * 1024 * 1024
 
 class TraceError(ValueError):
     """A trace that cannot be read, with the line and what is wrong."""
+
+
+class TraceFormat(StrEnum):
+    """How a trace is written; see the begin of this file. Auto: as its first line says."""
+
+    AUTO = "auto"
+    EVENTS = "events"
+    EVENT_LINES = "event-lines"
+    DATED_COUNTS = "dated-counts"
+    STEP_CURVE = "step-curve"
+    COUNTS = "counts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,25 +59,34 @@ class CapacityTrace:
         return found
 
 
-def read_trace(name: str, text: str) -> CapacityTrace:
-    """A trace of any of the formats. Raises TraceError."""
+def read_trace(name: str, text: str, written: TraceFormat = TraceFormat.AUTO) -> CapacityTrace:
+    """A trace of any of the formats. Raises TraceError, also where it is not `written` as was said."""
     if len(text) > TEXT_BYTES_MAX:
         raise TraceError(f"{name}: at most {TEXT_BYTES_MAX} bytes")
     stripped = text.strip()
     if not stripped:
         raise TraceError(f"{name}: is empty")
-    first = stripped.splitlines()[0]
+    first = stripped.split("\n", 1)[0]
+    found = _format_of(stripped, first)
+    if found is None:
+        raise TraceError(f"{name}: line 1 is of no known format: {first[:80]!r}")
+    if written not in (TraceFormat.AUTO, found):
+        raise TraceError(f"{name}: line 1 is not of format {written} but of {found}: {first[:80]!r}")
+    return _READERS[found](name, stripped)
+
+
+def _format_of(stripped: str, first: str) -> TraceFormat | None:
     if stripped[0] in "[{" and not re.match(r"^\[\s*\d", first):
-        return _json_counts(name, stripped)
+        return TraceFormat.COUNTS
     if first.startswith("["):
-        return _json_lines(name, stripped)
+        return TraceFormat.EVENT_LINES
     if re.match(r"^\d+,(add|remove),", first):
-        return _event_rows(name, stripped)
+        return TraceFormat.EVENTS
     if re.match(r"^\d{4}-\d\d-\d\d,", first):
-        return _dated_counts(name, stripped)
+        return TraceFormat.DATED_COUNTS
     if re.match(r"^[\d.]+\s*,\s*\d+\s*$", first):
-        return _step_curve(name, stripped)
-    raise TraceError(f"{name}: line 1 is of no known format: {first[:80]!r}")
+        return TraceFormat.STEP_CURVE
+    return None
 
 
 def of_counts(name: str, counts: Iterable[tuple[float, int]], end_s: float) -> CapacityTrace:
@@ -186,3 +207,12 @@ def _checked(name: str, events: list[TraceEvent]) -> tuple[TraceEvent, ...]:
     if any(later.at_s <= earlier.at_s for earlier, later in pairwise(events)):
         raise TraceError(f"{name}: times must not go back")
     return tuple(events)
+
+
+_READERS: dict[TraceFormat, Callable[[str, str], CapacityTrace]] = {
+    TraceFormat.EVENTS: _event_rows,
+    TraceFormat.EVENT_LINES: _json_lines,
+    TraceFormat.DATED_COUNTS: _dated_counts,
+    TraceFormat.STEP_CURVE: _step_curve,
+    TraceFormat.COUNTS: _json_counts,
+}

@@ -4,21 +4,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.protocol.jobfile import JobFile
-from service.policy.types import Goal
+from service.policy.price_book import PriceSteps, constant, read_prices
+from service.policy.types import Goal, PolicyKnobs
 from service.simulation.change_cost import ChangeCost, shipped_cost
 from service.simulation.comparing import Comparison, compare
 from service.simulation.job_layouts import candidates_of, state_bytes
 from service.simulation.replay_setup import ReplaySetup
 from service.simulation.traces import CapacityTrace
 
+USD_PER_HOUR, USD_PER_HOUR_ON_DEMAND = 1.0, 3.0
+"""Of a node, where nobody gives prices: what comes out compares policies, and is no bill."""
 SETUP = ReplaySetup(notice_s=120.0, unannounced_share=0.05, acquire_s=120.0, counts_steps=True)
 """Notices as AWS gives them, one loss in twenty without, two minutes to get a node back that was given back."""
+
+KNOBS = PolicyKnobs()
 
 
 @dataclass(frozen=True, slots=True)
 class WhatIf:
     """What is asked. `slots_per_node`: GPUs of a node; `change_s`: training time that a change loses, None: by `cost`
-    and the size of the job's state; `usd_per_mtok`: what a million tokens is worth, None: by on-demand prices."""
+    and the size of the job's state; `usd_per_mtok`: what a million tokens is worth, None: by on-demand prices;
+    `measured`: the seconds of a step by layout, of layouts in which the job has run."""
 
     setup: ReplaySetup = SETUP
     slots_per_node: int = 1
@@ -26,6 +32,8 @@ class WhatIf:
     change_s: float | None = None
     cost: ChangeCost | None = None
     usd_per_mtok: float | None = None
+    knobs: PolicyKnobs = KNOBS
+    measured: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +52,30 @@ class WhatIfAnswer:
         return self.comparison.facts() | lost
 
 
+def read_node_prices(text: str | None) -> tuple[PriceSteps, float]:
+    """Of a node, in USD per hour: on spot over time, and on demand. `text`: CSV with pools `spot` and `on-demand`; its
+    first moment is the begin of the trace where it has dates. Raises PriceError."""
+    flat = {"spot": USD_PER_HOUR, "on-demand": USD_PER_HOUR_ON_DEMAND}
+    book = constant(flat) if text is None else read_prices(text).from_its_begin()
+    return book.of("spot"), book.at("on-demand", 0.0)
+
+
 def what_if(job: JobFile, trace: CapacityTrace, asked: WhatIf) -> WhatIfAnswer:
     """Replays the trace under LiveR's policy and those it is compared with. Raises ValueError where no layout of the
     job fits its own limits, or the trace has too many ticks."""
     cost = asked.cost or shipped_cost()
     layouts = candidates_of(
-        job, slots_per_node=asked.slots_per_node, device=asked.device, cost=cost, change_s=asked.change_s
+        job,
+        slots_per_node=asked.slots_per_node,
+        device=asked.device,
+        cost=cost,
+        change_s=asked.change_s,
+        measured=asked.measured,
     )
     if not layouts:
         limits = f"nodes.min {job.nodes.min} to nodes.max {job.nodes.max}"
         raise ValueError(f"no layout of the job fits {limits} of {asked.slots_per_node} slots")
-    found = compare(trace, layouts, setup=asked.setup, goal=Goal(usd_per_mtok=asked.usd_per_mtok))
+    found = compare(trace, layouts, setup=asked.setup, goal=Goal(usd_per_mtok=asked.usd_per_mtok), knobs=asked.knobs)
     is_guess = asked.change_s is None and cost.is_extrapolated(state_bytes(job))
     return WhatIfAnswer(
         found, layouts[0].change_s, "the request" if asked.change_s is not None else cost.source, is_guess

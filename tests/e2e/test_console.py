@@ -32,6 +32,11 @@ def screens(story: Story) -> dict[str, str]:
     }  # fmt: skip
 
 
+def prose(text: str) -> str:
+    """As the console writes it."""
+    return re.sub(r"(?<=[A-Z]P\d)x(?=[A-Z])", "×", text).replace("+-", "±")
+
+
 def test_a_login_shows_what_was_asked_for_and_a_logout_hides_it(visit, story, service):
     somebody = visit(None)
     somebody.go(f"/jobs/{story.job_id}")
@@ -128,6 +133,8 @@ def test_an_incident_is_seen_from_the_notice_to_the_commit(browser):
         story.commit(handoff)
         expect(watcher.page.get_by_text("moved", exact=True).first).to_be_visible(timeout=PATIENCE_MS)
         watcher.sees("420 ms")
+        watcher.sees(re.compile(r"safe 9 min \d+ s before the deadline"))
+        expect(watcher.page.get_by_role("timer")).to_have_count(0)
         watcher.page.screenshot(path=SHOTS / "incident-moved-1440.png", full_page=True)
         assert not watcher.errors
         watcher.context.close()
@@ -218,7 +225,7 @@ def test_is_my_job_alive(visit, story):
     operator.click(operator.page.get_by_role("link", name=story.job_id).first)
     outlook = story.get(f"/api/v1/jobs/{story.job_id}/outlook")
     assert outlook["level"] in ("good", "busy")
-    operator.sees(outlook["now"])
+    operator.sees(prose(outlook["now"]))
     assert operator.clicks <= CLICKS_MAX
 
 
@@ -245,7 +252,7 @@ def test_will_this_nodes_death_hurt(visit, story):
     node = story.world().node_ids()[-1]
     operator.click(operator.page.get_by_role("link", name=node).first)
     plan = story.get(f"/api/v1/jobs/{story.job_id}/plan", without=node)
-    operator.sees(plan["verdict_reason"][:30] if plan["layout"] is None else plan["layout"].replace("x", "×"))
+    operator.sees(prose(plan["verdict_reason"])[:30] if plan["layout"] is None else plan["layout"].replace("x", "×"))
     assert operator.clicks <= CLICKS_MAX
 
 
@@ -256,7 +263,7 @@ def test_why_did_it_move_to_this_layout(visit, story):
     operator.click(operator.page.get_by_role("link", name="Decisions"))
     decisions = story.get(f"/api/v1/jobs/{story.job_id}/decisions")
     newest = next(item for item in decisions if item["action"] != "nothing")
-    operator.sees(newest["reason"][:25])
+    operator.sees(prose(newest["reason"])[:25])
     assert operator.clicks <= CLICKS_MAX
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 EXAMPLE = "Example: liver simulate --trace p3-trace.csv --job job.yaml --html p3.html"
 FILE_BYTES_MAX = 64 * 1024 * 1024
-PRICE_USD_PER_HOUR = 1.0
-ON_DEMAND_OVER_SPOT = 3.0
 POLICIES = (
     Column("POLICY"),
     Column("GOODPUT", right=True),
@@ -113,12 +111,11 @@ def _answered(trace_file: Path, job: "JobFile", asked: "WhatIf") -> "WhatIfAnswe
 
 def _read_prices(path: Path | None) -> "tuple[PriceSteps, float]":
     """Of a node: on spot over time, and on demand."""
-    from service.policy.price_book import PriceError, constant, read_prices
+    from service.policy.price_book import PriceError
+    from service.simulation.what_if import read_node_prices
 
-    flat = {"spot": PRICE_USD_PER_HOUR, "on-demand": PRICE_USD_PER_HOUR * ON_DEMAND_OVER_SPOT}
     try:
-        book = constant(flat) if path is None else read_prices(_text(path, "--prices"))
-        return book.of("spot"), book.at("on-demand", 0.0)
+        return read_node_prices(None if path is None else _text(path, "--prices"))
     except PriceError as error:
         fail(f"--prices {path}: {error}")
 

@@ -18,13 +18,14 @@ from service.clouds.cloud_facts import CloudFact, FactKind, Unread
 from service.notices.rules import AWS_QUEUE
 
 BODY_CHARS_MAX = 256 * 1024
-ENTITIES_MAX = 100
 SPOT_WARNING = timedelta(seconds=120)
 """An interruption warning carries no deadline: EC2 acts two minutes after it at best."""
-BLOCK_ENDS_BEFORE = timedelta(minutes=30)
-"""EC2 begins to terminate the machines of a capacity block so long before its end date."""
+BLOCK_ENDS_BEFORE, ULTRA_ENDS_BEFORE = timedelta(minutes=30), timedelta(minutes=60)
+"""EC2 begins to terminate the machines of a capacity block so long before its end date; the latter in UltraServers."""
 _SNS_DEPTH_MAX = 2
 _INSTANCE = re.compile(r"^i-[A-Za-z0-9]{1,40}$")
+_ULTRA = re.compile(r"^(p\d+e-|trn\d+u)")
+"""Types of machines that are parts of an UltraServer, such as p6e-gb200.36xlarge and trn2u.48xlarge."""
 _RESERVATION = re.compile(r"^cr-[A-Za-z0-9]{1,40}$")
 _GOING = {"stopping": FactKind.GOING, "shutting-down": FactKind.GOING, "stopped": FactKind.GONE,
           "terminated": FactKind.GONE}  # fmt: skip
@@ -47,10 +48,16 @@ class Hook:
 
 @dataclass(frozen=True, slots=True)
 class ReservationEnd:
-    """A capacity block ends. Which machines are in it, EC2 has to be asked: `fact` lacks only the machine."""
+    """A capacity block ends at `ends_at`. Which machines are in it, EC2 has to be asked."""
 
     reservation_id: str
+    ends_at: datetime
     fact: CloudFact
+
+    def of_machine(self, provider_id: str, machine_type: str) -> CloudFact:
+        """What that means for one machine of the block."""
+        before = ULTRA_ENDS_BEFORE if _ULTRA.match(machine_type) else BLOCK_ENDS_BEFORE
+        return replace(self.fact, provider_id=provider_id, deadline_at=self.ends_at - before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +135,8 @@ def _read_event(kind: str, event: dict[str, Any], detail: dict[str, Any], base: 
             return _health(base, event, detail)
         case "Capacity Block Reservation Delivered":
             return EventRead(passed="a capacity block was delivered")
+        case "EC2 Instance-launch Lifecycle Action":
+            return EventRead(passed="a hook of an Auto Scaling group for a launch")
     raise UnreadEvent(f"detail-type: {kind[:100]!r} is not one that is known here")
 
 
@@ -153,8 +162,7 @@ def _reservation(base: CloudFact, detail: dict[str, Any]) -> EventRead:
     if not isinstance(name, str) or not _RESERVATION.match(name):
         raise UnreadEvent("detail.capacity-reservation-id: must be the id of a reservation, such as cr-0123")
     ends_at = _time(detail.get("end-date"), "detail.end-date")
-    fact = replace(base, kind=FactKind.MAINTENANCE, deadline_at=ends_at - BLOCK_ENDS_BEFORE)
-    return EventRead(reservation=ReservationEnd(name, fact))
+    return EventRead(reservation=ReservationEnd(name, ends_at, replace(base, kind=FactKind.MAINTENANCE)))
 
 
 def _hook(base: CloudFact, detail: dict[str, Any]) -> EventRead:
@@ -184,7 +192,7 @@ def _health(base: CloudFact, event: dict[str, Any], detail: dict[str, Any]) -> E
         deadline_at=starts_at,
         is_withdrawal=detail.get("statusCode") == "closed",
     )
-    return EventRead(facts=tuple(replace(fact, provider_id=name) for name in machines[:ENTITIES_MAX]))
+    return EventRead(facts=tuple(replace(fact, provider_id=name) for name in machines))
 
 
 def _resources(event: dict[str, Any]) -> list[Any]:
@@ -201,6 +209,8 @@ def _unwrapped(body: str) -> dict[str, Any]:
             raise UnreadEvent(f"must be JSON: {error}") from None
         if not isinstance(event, dict):
             raise UnreadEvent("must be a mapping of fields")
+        if event.get("Type") == "SubscriptionConfirmation":
+            raise UnreadEvent("is a request of SNS to confirm a subscription: visit its SubscribeURL")
         if event.get("Type") != "Notification" or not isinstance(event.get("Message"), str):
             return event
         body = event["Message"]

@@ -162,7 +162,10 @@ def _resolved(clients: Clients, reading: EventRead) -> EventRead:
     facts: list[CloudFact] = []
     for page in pages:
         for group in page["Reservations"]:
-            facts += [replace(reading.reservation.fact, provider_id=item["InstanceId"]) for item in group["Instances"]]
+            facts += [
+                reading.reservation.of_machine(item["InstanceId"], item.get("InstanceType", ""))
+                for item in group["Instances"]
+            ]
         if len(facts) >= IN_RESERVATION_MAX:
             break
     passed = "" if facts else f"no machine is in {reading.reservation.reservation_id}"

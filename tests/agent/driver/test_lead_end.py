@@ -7,9 +7,11 @@ import pytest
 
 from agent.driver.lead import PEER_LOST_S, RETRY_MAX_S
 from agent.driver.planning import Learned
+from agent.journal import Table
+from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import JobOrder
 from agent.protocol.values import HandoffState
-from liver_core.handoff import Reason
+from liver_core.handoff import Prefer, Reason, Rung
 from liver_core.handoff.participant_events import RankStage
 from liver_core.handoff.proposer import ProposerState
 from tests.agent.driver.lead_scene import FOUR, START_S, TO_THE_END, Scene, all_say
@@ -58,6 +60,50 @@ def test_what_the_steps_after_a_handoff_show_is_told_once_it_is_known(job: JobOr
         assert now.mirrors[-1].measures.lost_s == pytest.approx(0.1, abs=1e-3)
         await now.lead.tick({})
         assert len(now.mirrors) == told + 1
+
+    asyncio.run(run())
+
+
+def test_by_total_the_rung_that_cost_less_is_taken_once_a_handoff_was_measured_also_by_an_agent_that_was_restarted(
+    job: JobOrder,
+) -> None:
+    by_total = job.model_copy(update={"spec": job.spec.model_copy(update={"prefer": Prefer.TOTAL})})
+
+    async def run() -> None:
+        now = Scene(by_total)
+        await now.notice(60.0, "d")
+        first = now.mirrors[-1]
+        assert first.rung is Rung.LIVE, "nothing was measured"
+        assert first.reason is not None and "not measured yet" in first.reason.text
+        assert [(cost.rung, cost.measured) for cost in first.measures.rung_costs] == [
+            (Rung.LIVE, 0), (Rung.STOP_AND_COPY, 0), (Rung.CHECKPOINT, 0)
+        ]  # fmt: skip
+        await all_say(now, RankStage.PREPARED, RankStage.READY, seconds=4.0)
+        for step in range(101, 105):
+            now.lead.mirrors.take_step(1, step)
+        measured = RankMeasures(measures={"stream_s": 3.0, "pause_s": 0.1})
+        await now.deliver(RankStage.CUTTING_OVER)
+        await now.deliver(RankStage.ACTIVE, measured=measured)
+        await now.deliver()
+        for step in range(105, 116):
+            now.now += 0.5
+            now.lead.mirrors.take_step(2, step)
+        await now.lead.tick({})
+        done = now.mirrors[-1].measures
+        assert done.lost_parts is not None and done.lost_s == pytest.approx(done.lost_parts.total_s)
+        assert done.lost_parts.streaming_s > 1.0 and done.lost_parts.pause_s == 0.1
+        assert done.rung_costs == first.measures.rung_costs, "what was expected stays, to be compared"
+
+        again = Scene(by_total)
+        again.journal.kept = {key: kept for key, kept in now.journal.kept.items() if key[0] == Table.HANDOFF}
+        again.lead.restore()
+        await again.notice(60.0, "d")
+        second = again.mirrors[-1]
+        live, copied, _ = second.measures.rung_costs
+        assert (live.measured, live.guessed, live.parts) == (1, (), done.lost_parts)
+        assert copied.guessed == ("pause",) and copied.total_s < live.total_s
+        assert second.rung is Rung.STOP_AND_COPY and second.reason is not None
+        assert f"live: costs {live}; stop_and_copy: costs {copied}" in second.reason.text
 
     asyncio.run(run())
 

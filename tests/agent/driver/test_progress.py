@@ -8,14 +8,25 @@ from uuid import uuid4
 import pytest
 
 from agent.driver.planning import Intent, Learned, Plan
-from agent.driver.progress import Amendment, LostTime, Progress, first_mirror, from_mirror, learned_from
+from agent.driver.progress import (
+    ENDS_KEPT,
+    Amendment,
+    LostTime,
+    Progress,
+    cost_of,
+    first_mirror,
+    from_mirror,
+    learned_from,
+)
 from agent.protocol.peer import RankMeasures
 from agent.protocol.sync import HandoffMeasures, HandoffMirror
 from agent.protocol.values import HandoffCause, HandoffState, utc
 from liver_core.handoff import (
+    CostParts,
     CutoverDeadlines,
     Decision,
     HandoffId,
+    MeasuredCost,
     Phase,
     PreparePhase,
     Proposal,
@@ -23,6 +34,7 @@ from liver_core.handoff import (
     Reason,
     Report,
     Rung,
+    RungCost,
     Stage,
     StoreAddress,
 )
@@ -149,6 +161,73 @@ def test_after_a_restart_of_the_agent_the_cutover_is_known_and_the_lost_time_is_
     assert lost.stepped(2, 2, 11, 101.0)
     assert not any(lost.stepped(2, 2, 11 + count, 101.0 + count) for count in range(1, 30))
     assert (lost.cutover_step, lost.lost_s) == (11, None)
+
+
+def slow_then_fast(lost: LostTime) -> LostTime:
+    """From 100.0 on: two steps of 1.5 s, one of 3 s, the cutover's of 2 s; then five of 0.7 s and five of 0.5 s."""
+    now = lost.since
+    for step, seconds in ((11, 1.5), (12, 1.5), (13, 3.0)):
+        now += seconds
+        lost.stepped(1, 2, step, now)
+        lost.stepped(1, 2, step, now + 0.3)  # Another rank's word for the same step.
+    now += 2.0
+    lost.stepped(2, 2, 14, now)
+    for count, seconds in enumerate([0.7] * 5 + [0.5] * 5, start=1):
+        now += seconds
+        lost.stepped(2, 2, 14 + count, now)
+    return lost
+
+
+def test_lost_time_is_told_by_what_it_was_lost_to() -> None:
+    lost = slow_then_fast(LostTime(since=100.0, step=10, median_step_s=1.0))
+    # Half a second, half a second, two seconds and one second more than usual; the stream began 1 s into the third.
+    parts = lost.parts(104.0, 0.4)
+    assert parts is not None and lost.lost_s == pytest.approx(5.0) == pytest.approx(parts.total_s)
+    assert parts.building_s == pytest.approx(0.5 + 0.5 + 2.0 / 3)
+    assert parts.streaming_s == pytest.approx(2.0 * 2 / 3 + 0.6)
+    assert (parts.pause_s, parts.after_s) == (0.4, pytest.approx(1.0))
+    copied = lost.parts(None, 0.4)
+    assert copied is not None and (copied.building_s, copied.streaming_s) == (pytest.approx(3.6), 0.0)
+    unmeasured = lost.parts(None, None)
+    assert unmeasured is not None and unmeasured.pause_s == pytest.approx(1.0), "what the cutover's step took longer"
+    assert lost.parts(200.0, 0.4) == pytest.approx(copied), "a stream that began after the boundary took nothing"
+    early = lost.parts(90.0, 0.4)
+    assert early is not None and early.building_s == 0.0
+
+
+def test_of_what_is_not_known_no_parts_are_made_up() -> None:
+    assert LostTime(since=100.0, step=10, median_step_s=1.0).parts(None, 0.4) is None
+    unseen = LostTime(100.0, 0, 0.0, 14, 5.0, known=False)
+    assert unseen.parts(104.0, 0.4) is None, "the agent was started again meanwhile"
+
+
+def test_steps_that_stream_for_long_are_thinned_out_and_the_parts_stay_right() -> None:
+    lost = LostTime(since=0.0, step=0, median_step_s=1.0)
+    for step in range(1, 10_001):
+        lost.stepped(1, 2, step, step * 1.25)
+    for count in range(11):
+        lost.stepped(2, 2, 10_001 + count, 12_501.25 + count)
+    assert len(lost.old_ends) <= ENDS_KEPT
+    parts = lost.parts(5_000.0, 0.0)
+    assert parts is not None
+    assert (parts.building_s, parts.streaming_s) == (pytest.approx(1_000.0), pytest.approx(1_500.25))
+
+
+def test_what_a_handoff_cost_tells_of_its_rung_only_where_nothing_else_was_done() -> None:
+    parts = CostParts(1.0, 2.0, 0.3, 0.5)
+    done = opened().mirror.model_copy(
+        update={"decision": Decision.GO, "measures": HandoffMeasures(lost_parts=parts, phases_s={"stream": 2.0})}
+    )
+    assert cost_of(done) == MeasuredCost(Rung.LIVE, parts)
+    for other in (
+        {"decision": Decision.GO_REDO},
+        {"plan_revision": 2},
+        {"rung": Rung.STOP_AND_COPY},  # It has streamed before it fell.
+        {"measures": HandoffMeasures(phases_s={"stream": 2.0})},
+    ):
+        assert cost_of(done.model_copy(update=other)) is None, other
+    copied = {"rung": Rung.STOP_AND_COPY, "measures": HandoffMeasures(lost_parts=parts)}
+    assert cost_of(done.model_copy(update=copied)) == MeasuredCost(Rung.STOP_AND_COPY, parts)
 
 
 START_S = 1_700_000_000.0
@@ -368,7 +447,12 @@ def test_the_end_of_all_phases_is_marked_once() -> None:
 
 
 def test_a_handoff_that_comes_back_from_the_journal_knows_its_leavers_and_no_times_of_the_old_process() -> None:
-    mirror = opened().mirror.model_copy(update={"measures": HandoffMeasures(cutover_step=12, lost_s=1.5)})
+    cost = RungCost(Rung.LIVE, CostParts(1.0, 0.25, 0.25, 0.0), 1.5, 2, ())
+    measures = HandoffMeasures(cutover_step=12, lost_s=1.5, lost_parts=cost.parts, rung_costs=(cost,))
+    mirror = opened().mirror.model_copy(update={"measures": measures})
+    progress = from_mirror(mirror)
+    said = progress.next_mirror(HandoffState.ACTIVE, "active", START_S).measures
+    assert (said.lost_s, said.lost_parts, said.rung_costs) == (1.5, cost.parts, (cost,))
     progress = from_mirror(mirror)
     assert (progress.mirror, progress.notice_at, progress.leavers) == (mirror, None, frozenset(MEMBERS[3:]))
     lost = progress.lost_time

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from agent.notices.aws import ACTION_PATH, EVENTS_PATH, GROUP_PATH, AwsImdsSource
 from agent.notices.gcp import EVENT_PATH, EVENT_WITH_GPU_S, PREEMPTED_PATH, UPCOMING_PATH, GcpMetadataSource
 from agent.notices.metadata_read import Unreadable
-from agent.notices.planned import AWS_CODES, LEAD, aws_events, aws_group_state, gcp_upcoming, merged
+from agent.notices.planned import AWS_CODES, aws_events, aws_group_state, gcp_upcoming, merged
 from agent.notices.source import Announced, Announcement, MachineName, Nothing, Observation, Unknown
 from agent.notices.warning_budget import warning_budget
+from agent.protocol.notice_life import LEAD
 from agent.protocol.sync import NoticeKind, Provider
 from deploy.local.metadata_server import ImdsServer, Instance
 from tests.agent.notices.scripted_server import Reply, scripted

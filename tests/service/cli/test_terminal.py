@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -17,7 +18,7 @@ import pytest
 
 from agent.protocol.sync import HandoffMeasures, JobFinished, MetricsRow, SourceState
 from agent.protocol.values import HandoffState
-from liver_core.handoff import Reason, Rung
+from liver_core.handoff import CostParts, Reason, Rung, RungCost
 from liver_core.layout import ParallelLayout
 from tests.agent.waiting import eventually
 from tests.service.cli.conftest import Service
@@ -26,6 +27,12 @@ from tests.service.fake_agent import JOB, FakeAgent, mirror, roster, step_row
 NODES = ("ip-10-0-1-17.us-west-2.compute.internal", "node-b", "node-c", "node-d")
 HANDOFF = UUID("2f1c9a52-8f5e-4d6b-9d53-0b6f5c6d7e8f")
 REASON = "node-d goes soon; every other member stays, three pipeline stages of four layers each fit what is left"
+PARTS = CostParts(0.25, 0.5, 0.1, 0.15)
+COST: dict[str, Any] = {
+    "lost_s": 1.0,
+    "lost_parts": PARTS,
+    "rung_costs": (RungCost(Rung.LIVE, PARTS, 1.0, 3, ()), RungCost(Rung.STOP_AND_COPY, PARTS, 1.0, 0, ("pause",))),
+}
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -111,7 +118,7 @@ def _hand_over(fleet: Fleet, state: HandoffState, phases_s: dict[str, float]) ->
     target = roster(fleet.job_id, 2, ParallelLayout(pp=3), *(node for node in source.node_ids() if node != "node-d"))
     attempt = mirror(
         source, target, now(), handoff_id=HANDOFF, state=state, rung=Rung.LIVE, reason=Reason(REASON, "ready"),
-        deadline_utc=now() + timedelta(hours=1), measures=HandoffMeasures(phases_s=phases_s),
+        deadline_utc=now() + timedelta(hours=1), measures=HandoffMeasures(phases_s=phases_s, **COST),
     )  # fmt: skip
     lead.sync(ranks=(lead.rank(lead.job_order(), step=3),), handoffs=(attempt,))
 
@@ -156,6 +163,9 @@ def test_a_handoff_is_shown_whole_by_the_beginning_of_its_id(fleet: Fleet):
     assert max(map(len, lines)) <= 80
     assert " ".join(" ".join(lines).split()).count(REASON) == 1
     assert any(re.fullmatch(r"build +1\.3 s", line) for line in lines)
+    text = " ".join(" ".join(lines).split())
+    assert "1 s: building 0.25 s, streaming 0.5 s, pause 0.1 s, after 0.15 s" in text
+    assert "live 1 s (measured 3 times), stop_and_copy 1 s (pause guessed)" in text
     assert str(HANDOFF) in fleet.piped("handoffs", "show", str(HANDOFF)[:8].upper()).stdout
     assert fleet.piped("handoffs", "list", "--job", "gpt-small").stdout.count("\n") == 2
 

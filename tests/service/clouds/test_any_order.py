@@ -113,7 +113,7 @@ def test_a_withdrawal_takes_back_only_what_its_own_channel_said(channels, who, i
     assert still == set(channels) - {who}
 
 
-@given(st.permutations([(FactKind.INTERRUPTION, 60), (FactKind.MAINTENANCE, APART_S)]))
+@given(st.permutations([(FactKind.MAINTENANCE, 60), (FactKind.INTERRUPTION, APART_S)]))
 def test_two_losses_far_apart_are_two_in_either_order(heard):
     known = Known(LeaseNotices())
     assert [known.take(fact("aws-queue", *item)) for item in heard] == [Disposition.ACTS] * 2

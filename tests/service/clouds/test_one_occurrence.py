@@ -170,7 +170,7 @@ def test_a_warning_that_the_stop_of_its_machine_has_overtaken_is_no_second_loss(
 
 
 def test_two_losses_far_apart_are_two_occurrences(on_machines, tell, client):
-    tell(kind=FactKind.MAINTENANCE, in_s=3 * 86_400)
+    tell(kind=FactKind.MAINTENANCE, in_s=500)
     tell(in_s=120)
     assert [item["kind"] for item in notices(client)] == ["interruption", "maintenance"]
     assert len({item["notice_id"] for item in notices(client)}) == 2

@@ -224,18 +224,21 @@ def test_the_machines_of_a_capacity_block_that_ends_are_told_by_ec2(
     """The emulator has no capacity blocks: EC2's answer is checked against botocore's own model."""
     worker.stop()
     clients = make_clients(context.settings)
-    answer = {"Reservations": [{"Instances": [{"InstanceId": "i-a"}, {"InstanceId": "i-b"}, {"InstanceId": "i-c"}]}]}
+    kinds = {"i-a": "p5.48xlarge", "i-b": "p6e-gb200.36xlarge", "i-c": "p5.48xlarge"}
+    machines = [{"InstanceId": name, "InstanceType": kind} for name, kind in kinds.items()]
+    answer = {"Reservations": [{"Instances": machines}]}
     block = "cr-0123456789abcdef0"
     asked = {"Filters": [{"Name": "capacity-reservation-id", "Values": [block]}], "MaxResults": 100}
-    detail = {"capacity-reservation-id": block, "end-date": (clock() + timedelta(minutes=40)).isoformat()}
+    detail = {"capacity-reservation-id": block, "end-date": (clock() + timedelta(minutes=70)).isoformat()}
     account.emit("Capacity Block Reservation Expiration Warning", detail, at=clock())
     reader = QueueWorker(context, clients=lambda settings: clients)
     with Stubber(clients.ec2) as stub:
         stub.add_response("describe_instances", answer, asked)
         until(lambda: (reader._read_once(), account.left() == 0)[1])
-    assert counts(context) == {"acts": 2, "foreign": 1}
-    deadline = client.get("/api/v1/nodes/a").json()["deadline_at"]
+    assert counts(context) == {"acts": 1, "advice": 1, "foreign": 1}, "of the UltraServer it is near"
+    deadline = client.get("/api/v1/nodes/b").json()["deadline_at"]
     assert deadline == (clock() + timedelta(minutes=10)).isoformat().replace("+00:00", "Z")
+    assert not client.get("/api/v1/nodes/a").json()["leaving"]
 
 
 def test_a_group_waits_while_a_job_leaves_the_machine_and_goes_on_when_it_has(

@@ -183,6 +183,47 @@ def test_a_page_of_incidents_takes_as_many_statements_as_one(client, story, cloc
     assert numbers[1] <= numbers[0] + 1, seen
 
 
+def numbers(client, **query) -> list[int]:
+    """Of all pages."""
+    found, path = [], "/api/v1/incidents"
+    while path:
+        answer = client.get(path, params=query)
+        assert answer.status_code == 200, answer.text
+        found += [item["incident_id"] for item in answer.json()]
+        link, query = answer.headers.get("Link", ""), None
+        path = link.partition(">")[0].removeprefix("<")
+    return found
+
+
+def test_incidents_are_listed_by_whether_they_have_failed_and_whether_they_count(client, story, clock, monkeypatch):
+    """Every one stands in exactly one half, in whatever pages they are read, also where a page judges only a few."""
+    agents = story["agents"]
+    aborted = story["opened"].model_copy(
+        update={"state": HandoffState.ABORTED, "mirror_seq": 5, "changed_utc": clock()}
+    )
+    story["round"](a={"handoffs": (aborted,)})
+    clock.advance(200)
+    for _ in range(8):
+        # Rebalance advice: it takes no node, and is over after a while.
+        clock.advance(1_000)
+        story["round"](**{name: {"notices": (agents[name].notice(),)} for name in "cd"})
+    everything = client.get("/api/v1/incidents", params={"limit": 1_000}).json()
+    failed = [item["incident_id"] for item in everything if item["outcome"] in ("failed", "restarted")]
+    count = [item["incident_id"] for item in everything if item["open"]]
+    all_ = [item["incident_id"] for item in everything]
+    assert failed and count and len(failed) < len(all_) and len(count) < len(all_), everything
+    monkeypatch.setattr("service.paging.BATCH_ROWS", 3)
+    monkeypatch.setattr("service.incidents.queries.EXAMINED_MAX", 6)
+    for limit in (1, 2, 5, 1_000):
+        assert numbers(client, failed=True, limit=limit) == failed
+        assert numbers(client, failed=False, limit=limit) == [each for each in all_ if each not in failed]
+        assert numbers(client, open=True, limit=limit) == count
+        assert numbers(client, open=False, limit=limit) == [each for each in all_ if each not in count]
+        both = [each for each in failed if each in count]
+        assert numbers(client, failed=True, open=True, limit=limit) == both
+    assert client.get("/api/v1/incidents", params={"failed": "perhaps"}).status_code == 422
+
+
 def test_a_stream_says_what_changes_and_goes_on_where_it_was_cut(context, story, clock):
     """The feed itself, in a loop of its own; looks are made by hand."""
     caller = Caller("abc", Role.VIEWER, "somebody")

@@ -83,6 +83,17 @@ def test_what_ranks_read_at_their_start_changes_only_while_there_are_none(client
     assert client.patch(path, json={"name": "x"}).status_code == 409
 
 
+def test_which_handoff_is_preferred_changes_while_the_job_trains(client, context, path):
+    put_in(context, path, JobState.RUNNING)
+    assert client.get(path).json()["spec"].get("prefer", "pause") == "pause"
+    assert client.patch(path, json={"prefer": "total"}).status_code == 200
+    assert client.get(path).json()["spec"]["prefer"] == "total"
+    refused = client.patch(path, json={"prefer": "cheap"})
+    assert refused.status_code == 422
+    (problem,) = refused.json()["errors"]
+    assert (problem["field"], "'pause' or 'total'" in problem["rule"]) == ("prefer", True)
+
+
 def test_a_job_that_somebody_else_has_changed_meanwhile_is_neither_changed_nor_deleted(client, context, path):
     seen = {"If-Match": client.get(path).headers["etag"]}
     with context.sessions.begin() as session:

@@ -244,6 +244,8 @@ def test_a_drained_node_is_left_stays_empty_and_is_used_again_once_that_is_undon
         fleet.round(seconds=5)
     assert len(fleet.handoffs()) == 1, "the deadline is four minutes past and b is empty"
     assert fleet.client.get("/api/v1/nodes/b").json()["drained"]
+    job = fleet.client.get(f"/api/v1/jobs/{fleet.job_id}").json()
+    assert job["reason"] == job["generations"][-1]["reason"] == fleet.handoffs()[0]["why"] == "b will go"
     assert fleet.client.post("/api/v1/nodes/b/undrain").json()["leaving"] is False
     for _ in range(6):
         fleet.round()

@@ -21,7 +21,7 @@ from agent.protocol.sync import (
     SyncOrders,
 )
 from agent.protocol.values import HandoffState
-from liver_core.handoff import RankStage, Reason
+from liver_core.handoff import CostParts, RankStage, Reason, Rung, RungCost
 from liver_core.layout import ParallelLayout
 from service.db.wake import CHANNEL
 from service.jobs.causes import FailedPart, FirstCause
@@ -301,13 +301,17 @@ def test_ranks_of_a_job_that_is_not_known_are_to_be_ended(make_agent):
     assert orders.refusals[0].reason == "there is no job 'gone-1' for node a here; end its ranks"
 
 
+PARTS = CostParts(1.0, 0.5, 0.25, 0.0)
+
+
 class TestHandoffsMadeWithoutTheService:
     def test_an_active_one_becomes_the_jobs_generation_under_its_own_id(self, running, client, clock):
         job_id, agent, other = running
         source = agent.job_order().roster
         done = mirror(
             source, roster(job_id, 2, ParallelLayout(pp=2), "b", "a"), clock(), measures=HandoffMeasures(
-                phases_s={"prepare": 4.5, "cutover": 0.3}, pause_s=0.25, bytes_moved=1000, certificate="equal"
+                phases_s={"prepare": 4.5, "cutover": 0.3}, pause_s=0.25, bytes_moved=1000, certificate="equal",
+                lost_parts=PARTS, rung_costs=(RungCost(Rung.LIVE, PARTS, 1.75, 3, ()),),
             ),
         )  # fmt: skip
         assert agent.sync(handoffs=(done,)).refusals == ()
@@ -317,6 +321,9 @@ class TestHandoffsMadeWithoutTheService:
         shown = client.get(f"/api/v1/handoffs/{done.handoff_id}").json()
         assert (shown["from"], shown["to"], shown["state"]) == ("TP2xPP1xDP1", "TP1xPP2xDP1", "active")
         assert (shown["pause_s"], shown["phases_s"]["prepare"], shown["certificate"]) == (0.25, 4.5, "equal")
+        parts = {"building_s": 1.0, "streaming_s": 0.5, "pause_s": 0.25, "after_s": 0.0}
+        assert shown["lost_parts"] == parts
+        assert shown["rung_costs"] == [{"rung": "live", "parts": parts, "total_s": 1.75, "measured": 3, "guessed": []}]
         order = other.sync().jobs[0]
         assert order.generation == 2 and order.source.handoff_id == done.handoff_id and order.next_generation == 3
 

@@ -9,9 +9,10 @@ import { drawn } from './charts/timeline_data'
 import { placeRanks } from './pages/job/RankCanvas'
 import { appended, linesOf } from './pages/job/log_lines'
 import { csvText } from './parts/csv'
-import { bytes, dollars, seconds, span } from './parts/format'
+import { slackOf } from './pages/incident/story'
+import { bytes, dollars, prose, seconds, span } from './parts/format'
 import { yaml } from './parts/yaml'
-import { done, fleet, handoff, ranks, summary, timeline } from './test/sample'
+import { done, fleet, handoff, incident, ranks, summary, timeline } from './test/sample'
 
 function world() {
   let now = 0
@@ -201,4 +202,16 @@ test('figures have their unit, and what is not known is no zero', () => {
 test('the next page stands in the Link header', () => {
   expect(nextCursor('</api/v1/jobs?limit=50&cursor=ab_c-d>; rel="next"')).toBe('ab_c-d')
   expect(nextCursor(null)).toBeNull()
+})
+
+test('a layout is written with the same sign in every sentence, and nothing else is changed', () => {
+  expect(prose('without node-b: TP1xPP3xDP1 on 3 of 3 nodes, 0.115 s (+-30%) predicted per step')).toBe('without node-b: TP1×PP3×DP1 on 3 of 3 nodes, 0.115 s (±30%) predicted per step')
+  expect(prose('TP2xPP2xVPP2xDP1, then TP4; box 4x8 of the pool xDP1x')).toBe('TP2×PP2×VPP2×DP1, then TP4; box 4x8 of the pool xDP1x')
+})
+
+test('how early a node was needed no more is known only once nothing needs it', () => {
+  expect(slackOf(incident)).toBeCloseTo(78.7)
+  expect(slackOf({ ...incident, notice_to_safe_s: 125 })).toBeCloseTo(-5)
+  for (const outcome of ['open', 'moving', 'restarted', 'failed', 'withdrawn', 'nothing'] as const) expect(slackOf({ ...incident, outcome })).toBeNull()
+  expect(slackOf({ ...incident, deadline_at: null })).toBeNull()
 })

@@ -2,7 +2,7 @@
 import { screen, waitFor, within } from '@testing-library/react'
 import userEvent from '@testing-library/user-event'
 import { expect, test } from 'vitest'
-import { done, session } from './test/sample'
+import { done, incident, session } from './test/sample'
 import { open, serve } from './test/page'
 
 const LONG = { timeout: 15_000 }
@@ -61,6 +61,23 @@ test('an incident reads as a post-mortem: story, critical path, decision, channe
   expect(within(screen.getByRole('region', { name: 'Decision' })).getByText(/takes 24.1 s a step/)).toBeTruthy()
   expect(screen.getByText(/EC2 Spot Instance Interruption Warning/)).toBeTruthy()
   expect(screen.getByText(done.certificate!)).toBeTruthy()
+})
+
+test.each([true, false])('after a move the page says how early the node was safe, and counts no more (its notice is open: %s)', async isOpen => {
+  serve((_, path) => path === '/api/v1/incidents/2' ? { body: { ...incident, open: isOpen, deadline_at: new Date(Date.parse(incident.first_seen_at) + (isOpen ? 4e9 : 120_000)).toISOString(), notice_to_safe_s: isOpen ? 4e6 - 78 : 41.3 } } : undefined)
+  open('/incidents/2')
+  expect(await screen.findByText(isOpen ? 'safe 1 min 18 s before the deadline' : 'safe 1 min 19 s before the deadline', {}, LONG)).toBeTruthy()
+  expect(screen.queryByRole('timer')).toBeNull()
+  expect(screen.getByText('a-2 is needed no more')).toBeTruthy()
+})
+
+test('failed only and open only ask the service, so that what stands on older pages is found too', async () => {
+  const asked = serve()
+  open('/incidents')
+  await userEvent.click(await screen.findByLabelText('failed only', {}, LONG))
+  expect(await screen.findByRole('link', { name: '3 · b-1' }, LONG)).toBeTruthy()
+  await waitFor(() => expect(screen.queryByRole('link', { name: '2 · a-2' })).toBeNull(), LONG)
+  expect(asked.some(each => each.path.startsWith('/api/v1/incidents?') && each.path.includes('failed=true') && !each.path.includes('open='))).toBe(true)
 })
 
 test('incidents are listed with outcome, pause and dollars', async () => {

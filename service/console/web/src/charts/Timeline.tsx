@@ -5,7 +5,7 @@ import type uPlot from 'uplot'
 import { nowMs } from '../api/clock'
 import type { TimelineOut } from '../api/types'
 import { CAUSES, CAUSE_WORDS, causeColor } from '../parts/causes'
-import { count, dollars, figure, layoutName, localTime, percent, plural, seconds, tick, utcTime, words } from '../parts/format'
+import { count, dollars, figure, layoutName, localTime, percent, plural, prose, seconds, tick, utcTime, words } from '../parts/format'
 import type { Axis } from '../router'
 import Plot, { AXIS_PX } from './Plot'
 import { color } from './theme_colors'
@@ -114,15 +114,15 @@ function MarkCard({ mark, left }: { mark: Mark; left: number }) {
         <tr><td>state</td><td>{words(mark.state)}</td></tr>
         <tr><td>pause</td><td>{seconds(mark.pause_s)}</td></tr>
         <tr><td>lost</td><td>{plural(mark.lost_steps, 'step')}</td></tr>
-        {mark.step !== null && <tr><td>at</td><td>step {count(mark.step)}, {localTime(mark.at, nowMs())}, {dollars(mark.dollars)}</td></tr>}
+        {mark.step !== null && <tr><td>at</td><td title={utcTime(mark.at)}>step {count(mark.step)}, {localTime(mark.at, nowMs())}, {dollars(mark.dollars)}</td></tr>}
       </tbody></table>
-      {mark.reason && <div className="soft">{mark.reason}</div>}
+      {mark.reason && <div className="soft">{prose(mark.reason)}</div>}
     </div>
   )
 }
 
 const markLevel = (mark: Mark) => mark.state === 'aborted' || mark.state === 'broken' || mark.lost_steps > 0 ? 'bad' : mark.kind === 'handoff' ? 'good' : 'info'
-const markText = (mark: Mark) => `${words(mark.kind)} ${mark.source_layout ? `${mark.source_layout} to ` : ''}${mark.target_layout}, cause ${words(mark.cause)}, ${mark.state}, pause ${seconds(mark.pause_s)}, ${plural(mark.lost_steps, 'step')} lost`
+const markText = (mark: Mark) => `${words(mark.kind)} ${mark.source_layout ? `${layoutName(mark.source_layout)} to ` : ''}${layoutName(mark.target_layout)}, cause ${words(mark.cause)}, ${mark.state}, pause ${seconds(mark.pause_s)}, ${plural(mark.lost_steps, 'step')} lost`
 
 function drawMarks(plot: uPlot, of: Drawn): void {
   const { ctx, bbox } = plot

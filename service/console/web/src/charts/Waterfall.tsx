@@ -2,9 +2,12 @@
 // by its length only, and is shown so.
 import { useState } from 'react'
 import type { WaterfallOut } from '../api/types'
-import { plural, seconds, utcTime } from '../parts/format'
+import { plural, seconds } from '../parts/format'
+import { Moment } from '../parts/Moment'
 
 type Bar = WaterfallOut['bars'][number]
+export const PHASE_COLUMNS = ['phase', 'starts_s', 'seconds', 'critical'] as const
+export const phaseRows = (of: WaterfallOut | undefined) => (of?.bars ?? []).map(bar => [bar.name, bar.starts_s, bar.seconds, bar.critical])
 const isPlaced = (bar: Bar) => bar.group !== 'ranks' || bar.critical
 
 /** Seconds that the critical bars cover together. Pure. */
@@ -37,7 +40,7 @@ export function Waterfall({ of, isOpen }: { of: WaterfallOut; isOpen?: boolean }
         {placed.map((bar, at) => <Row key={bar.name} bar={bar} left={bar.starts_s / whole} width={bar.seconds / whole} isOpen={isOpen === true && at === placed.length - 1} />)}
         <div role="presentation" className="scale">{[0, 0.25, 0.5, 0.75, 1].map(part => <span key={part}>{seconds(whole * part)}</span>)}</div>
       </div>
-      <p className="quiet small">From {utcTime(of.from_at)}. {placed.some(bar => bar.group === 'pause') && 'Amber: nobody trains.'}</p>
+      <p className="quiet small">From <Moment at={of.from_at} /> on. {placed.some(bar => bar.group === 'pause') && 'Amber: nobody trains.'}</p>
       {inner.length > 0 && <div><button type="button" className="plain" style={{ marginLeft: -6 }} aria-expanded={showsAll} onClick={() => setShowsAll(!showsAll)}>{showsAll ? 'Hide' : 'Show'} {plural(inner.length, 'part')} of what the ranks did</button></div>}
       {showsAll && <>
         <p className="quiet small">How long each took; when each began is not recorded.</p>

@@ -17,8 +17,6 @@ interface ListPanelProps<T> {
   note?: ReactNode
   className?: string
   csv?: { columns: readonly string[]; row: (row: T) => readonly Cell[] }
-  /** Rows that the API cannot leave out by itself. */
-  only?: (row: T) => boolean
 }
 
 export function useList<T>(query: ListQuery<T>) {
@@ -27,9 +25,9 @@ export function useList<T>(query: ListQuery<T>) {
   return { ...result, items }
 }
 
-export function ListPanel<T>({ title, query, columns, id, empty, tools, note, className, csv, only }: ListPanelProps<T>) {
+export function ListPanel<T>({ title, query, columns, id, empty, tools, note, className, csv }: ListPanelProps<T>) {
   const list = useList(query)
-  const items = only ? list.items.filter(only) : list.items
+  const { items } = list
   return (
     <Panel
       title={title} flush of={list} note={note} className={className} lines={6}

@@ -81,4 +81,9 @@ export const words = (name: string): string => name.replaceAll('_', ' ')
 
 /** `TP2xPP2`, with the sign people write. */
 export const layoutName = (layout: string | null | undefined): string => (layout ? layout.replaceAll('x', '×') : none)
+
+const AXIS = '(?:TP|PP|VPP|CP|EP|ETP|DP)\\d+'
+const LAYOUT = new RegExp(`\\b${AXIS}(?:x${AXIS})+`, 'g')
+/** What the service says in words, with the signs people write: layouts as everywhere else, `±` for `+-`. */
+export const prose = (text: string): string => text.replace(LAYOUT, layoutName).replace(/\+-(?=\d)/g, '±')
 export const shortId = (id: string): string => id.slice(0, 8)

@@ -12,7 +12,7 @@ import { Empty, Panel } from '../../parts/Panel'
 import { Table } from '../../parts/Table'
 import { Jobs } from './Jobs'
 import { Nodes } from './Nodes'
-import { Strip, total } from './Strip'
+import { HOUR_COLUMNS, hourRows, Strip, total } from './Strip'
 
 export default function Fleet() {
   const fleet = useQuery(ask.fleet())
@@ -26,7 +26,10 @@ export default function Fleet() {
       <Jobs />
       <Panel
         title="Pools" of={fleet} flush lines={3}
-        tools={<CsvButton name="pools" columns={POOL_COLUMNS} rows={() => (fleet.data?.pools ?? []).map(poolRow)} />}
+        tools={<>
+          <CsvButton title="CSV of interruptions" name="interruptions by hour" columns={HOUR_COLUMNS} rows={() => (fleet.data?.pools ?? []).flatMap(hourRows)} />
+          <CsvButton title="CSV of pools" name="pools" columns={POOL_COLUMNS} rows={() => (fleet.data?.pools ?? []).map(poolRow)} />
+        </>}
       >
         {() => <Pools of={fleet.data!.pools} />}
       </Panel>
@@ -56,7 +59,7 @@ function Pending({ of }: { of: readonly PendingOut[] }) {
       { name: 'Node', isLead: true, cell: row => <Link to="/incidents/$incidentId" params={{ incidentId: String(row.incident_id) }}>{row.node_id}</Link> },
       { name: 'Goes', cell: row => <Countdown until={row.deadline_at} /> },
       { name: 'Why', cell: row => <>{row.drained ? 'drain' : words(row.kind)} <span className="quiet">({row.source})</span></> },
-      { name: 'Jobs', cell: row => row.jobs.length === 0 ? <span className="quiet">none</span> : row.jobs.map(job => <Link key={job} to="/jobs/$jobId" params={{ jobId: job }}>{job} </Link>) },
+      { name: 'Jobs', cell: row => row.jobs.length === 0 ? <span className="quiet">none needs it</span> : row.jobs.map(job => <Link key={job} to="/jobs/$jobId" params={{ jobId: job }}>{job} </Link>) },
       { name: 'Handoff', cell: row => row.handoff_id === null ? <span className="quiet">none</span> : <Link to="/handoffs/$handoffId" params={{ handoffId: row.handoff_id }}><Chip state={row.handoff_state ?? 'proposed'} /></Link> },
     ]} />
   )

@@ -5,7 +5,7 @@ import { nowMs } from '../../api/clock'
 import { ask } from '../../api/queries'
 import type { LedgerJobOut, JobSummary } from '../../api/types'
 import { Chip } from '../../parts/Chip'
-import { count, dollars, layoutName, none, percent } from '../../parts/format'
+import { count, dollars, layoutName, none, percent, prose } from '../../parts/format'
 import { ListPanel, useList } from '../../parts/ListPanel'
 import { RANGES, sinceOf, type Range } from '../../parts/range'
 import { Segments } from '../../parts/Segments'
@@ -53,7 +53,7 @@ export function Jobs() {
         { name: 'Interruptions cost', isNumber: true, cell: row => dollars(cost(row)?.interruptions_dollars) },
         { name: 'Saved by spot', isNumber: true, cell: row => <Saved of={cost(row)?.saved_dollars} /> },
         { name: 'Steps lost', isNumber: true, cell: row => count(row.lost_steps) },
-        { name: 'Why', isWide: true, cell: row => <span className="soft">{row.reason || none}</span> },
+        { name: 'Why', isWide: true, cell: row => <span className="soft">{prose(row.reason) || none}</span> },
       ]}
     />
   )

@@ -9,7 +9,7 @@ import { ActionButton } from '../../parts/ActionButton'
 import { Chip } from '../../parts/Chip'
 import { Confirm, type Touched } from '../../parts/Confirm'
 import { Facts } from '../../parts/Figure'
-import { layoutName, none, seconds } from '../../parts/format'
+import { layoutName, none, prose, seconds } from '../../parts/format'
 import { Countdown, Distance, Moment } from '../../parts/Moment'
 import { Empty, Panel, Problem, Skeleton } from '../../parts/Panel'
 import { Table } from '../../parts/Table'
@@ -67,7 +67,7 @@ function IfItGoes({ jobId, nodeId }: { jobId: string; nodeId: string }) {
   return (
     <div>
       <Link to="/jobs/$jobId" params={{ jobId }}>{jobId}</Link>{' '}
-      {plan.data ? <><Chip state={plan.data.verdict} /> <strong>{layoutName(plan.data.layout)}</strong><p className="soft">{plan.data.reason}</p></> : <span className="quiet">{plan.error ? plan.error.message : 'asking the planner …'}</span>}
+      {plan.data ? <><Chip state={plan.data.verdict} /> <strong>{layoutName(plan.data.layout)}</strong><p className="soft">{prose(plan.data.reason)}</p></> : <span className="quiet">{plan.error ? plan.error.message : 'asking the planner …'}</span>}
     </div>
   )
 }

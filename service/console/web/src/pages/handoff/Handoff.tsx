@@ -1,13 +1,13 @@
 // One handoff: from where to where, phase by phase, with what it moved, cost and proved.
 import { useQuery } from '@tanstack/react-query'
 import { Link, useParams } from '@tanstack/react-router'
-import { Waterfall } from '../../charts/Waterfall'
+import { PHASE_COLUMNS, phaseRows, Waterfall } from '../../charts/Waterfall'
 import { ask } from '../../api/queries'
 import type { HandoffOut } from '../../api/types'
 import { Chip } from '../../parts/Chip'
 import { CsvButton } from '../../parts/CsvButton'
 import { Facts, Figure, Figures } from '../../parts/Figure'
-import { bytes, count, figure, layoutName, none, percent, rate, seconds, shortId, words } from '../../parts/format'
+import { bytes, count, figure, layoutName, none, percent, prose, rate, seconds, shortId, words } from '../../parts/format'
 import { Countdown, Moment } from '../../parts/Moment'
 import { Panel, Problem, Skeleton } from '../../parts/Panel'
 
@@ -29,7 +29,7 @@ export default function Handoff() {
         {!isOver(of) && of.deadline_at && <Countdown until={of.deadline_at} />}
       </div>
       <Panel title="What happened"><HandoffStory of={of} /></Panel>
-      <Panel title="Phases" of={waterfall} lines={8} tools={<CsvButton name={`handoff ${shortId(of.handoff_id)} phases`} columns={['phase', 'starts_s', 'seconds', 'critical']} rows={() => (waterfall.data?.bars ?? []).map(bar => [bar.name, bar.starts_s, bar.seconds, bar.critical])} />}>
+      <Panel title="Phases" of={waterfall} lines={8} tools={<CsvButton name={`handoff ${shortId(of.handoff_id)} phases`} columns={PHASE_COLUMNS} rows={() => phaseRows(waterfall.data)} />}>
         {() => <Waterfall of={waterfall.data!} isOpen={!isOver(of)} />}
       </Panel>
       <div className="grid-2">
@@ -44,7 +44,8 @@ export function HandoffStory({ of }: { of: HandoffOut }) {
   return (
     <div className="stack" style={{ gap: 12 }}>
       <p className="sentence">{sentence(of)}</p>
-      {of.reason && <p className="soft">{of.reason}</p>}
+      {of.why && <p className="soft">{prose(of.why)}</p>}
+      {of.reason && of.reason !== of.why && <p className="soft">{prose(of.reason)}</p>}
       <Figures>
         <Figure name="Pause" large beneath={of.pause_steps === null ? undefined : `${of.pause_steps.toFixed(2)} of a step`}>{seconds(of.pause_s)}</Figure>
         <Figure name="Lost in all" large title="Training time lost: the pause and slower steps before and after it.">{seconds(of.lost_s)}</Figure>

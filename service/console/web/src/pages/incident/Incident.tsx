@@ -4,19 +4,21 @@ import { Link, useParams } from '@tanstack/react-router'
 import { useState } from 'react'
 import { ask } from '../../api/queries'
 import type { ChannelOut, DecisionOut, IncidentOut } from '../../api/types'
-import { Waterfall } from '../../charts/Waterfall'
+import { PHASE_COLUMNS, phaseRows, Waterfall } from '../../charts/Waterfall'
 import { CAUSE_WORDS } from '../../parts/causes'
 import { Chip } from '../../parts/Chip'
+import { CsvButton } from '../../parts/CsvButton'
 import { Facts, Figure, Figures } from '../../parts/Figure'
-import { bytes, count, dollars, layoutName, none, plural, seconds, shortId, words } from '../../parts/format'
+import { bytes, count, dollars, layoutName, none, plural, prose, seconds, shortId, words } from '../../parts/format'
 import { Countdown, Moment } from '../../parts/Moment'
 import { Empty, Panel, Problem, Skeleton } from '../../parts/Panel'
 import { Table } from '../../parts/Table'
 import { Alternatives } from '../job/Alternatives'
 import { firstCause, isOver, StreamProgress } from '../handoff/Handoff'
-import { chronicle, story } from './story'
+import { chronicle, slackOf, story } from './story'
 
 const DECISIONS_SHOWN = 2
+const WAITS: readonly IncidentOut['outcome'][] = ['open', 'moving']
 
 export default function Incident() {
   const { incidentId } = useParams({ strict: false })
@@ -32,7 +34,7 @@ function Report({ of }: { of: IncidentOut }) {
         <nav className="crumbs" aria-label="Where this is"><Link to="/">Fleet</Link><span aria-hidden="true">/</span><Link to="/incidents">Incidents</Link><span aria-hidden="true">/</span><span>{of.incident_id}</span></nav>
         <h1>{of.node_id}: {of.drained ? 'drain' : words(of.kind)}</h1>
         <Chip state={of.outcome} />
-        {of.deadline_at && (of.open ? <Countdown until={of.deadline_at} /> : <span className="quiet">was due <Moment at={of.deadline_at} /></span>)}
+        <Deadline of={of} />
       </div>
       <Panel title="In short">
         <div className="stack" style={{ gap: 12 }}>
@@ -50,7 +52,7 @@ function Report({ of }: { of: IncidentOut }) {
         <Panel
           key={handoff.handoff_id} title={`Handoff of ${handoff.job_id}`}
           note={<><Chip state={handoff.state} /><span className="soft">{layoutName(handoff.from)} → {layoutName(handoff.to)}, {words(handoff.rung)}</span></>}
-          tools={<Link to="/handoffs/$handoffId" params={{ handoffId: handoff.handoff_id }}>handoff {shortId(handoff.handoff_id)}</Link>}
+          tools={<><Link to="/handoffs/$handoffId" params={{ handoffId: handoff.handoff_id }}>handoff {shortId(handoff.handoff_id)}</Link><CsvButton name={`handoff ${shortId(handoff.handoff_id)} phases`} columns={PHASE_COLUMNS} rows={() => phaseRows(waterfall)} /></>}
         >
           <div className="stack" style={{ gap: 12 }}>
             {!isOver(handoff) && <StreamProgress of={handoff} />}
@@ -59,7 +61,7 @@ function Report({ of }: { of: IncidentOut }) {
               ['Certificate', handoff.certificate ? <code>{handoff.certificate}</code> : <span className="quiet">none</span>],
               ['Switched at', handoff.cutover_step === null ? none : `step ${count(handoff.cutover_step)}`],
               handoff.ended_by !== null && ['First cause of the failure', <span className="bad">{firstCause(handoff.ended_by)}</span>],
-              handoff.reason !== '' && ['Reason', handoff.reason],
+              handoff.reason !== '' && ['Reason', prose(handoff.reason)],
             ]} />
           </div>
         </Panel>
@@ -72,6 +74,15 @@ function Report({ of }: { of: IncidentOut }) {
       <Panel title="Where it was heard" flush><Channels of={of.channels} /></Panel>
     </>
   )
+}
+
+/** A countdown while the node is needed; afterwards how early it was needed no more, which reads the same a month later. */
+function Deadline({ of }: { of: IncidentOut }) {
+  if (!of.deadline_at) return null
+  const slack = slackOf(of)
+  if (slack !== null) return <span className={slack < 0 ? 'bad' : 'good'}>safe {seconds(Math.abs(slack))} {slack < 0 ? 'after' : 'before'} the deadline</span>
+  if (of.open && WAITS.includes(of.outcome)) return <Countdown until={of.deadline_at} />
+  return <span className="quiet">deadline <Moment at={of.deadline_at} /></span>
 }
 
 const OTHER_COSTS: Record<string, string> = { egress: 'traffic between zones' }
@@ -96,9 +107,9 @@ function Decisions({ of }: { of: readonly DecisionOut[] }) {
 function DecisionBlock({ of }: { of: DecisionOut }) {
   return (
     <div className="stack">
-      <p><Moment at={of.decided_at} /> <Link to="/jobs/$jobId/$tab" params={{ jobId: of.job_id, tab: 'decisions' }}>{of.job_id}</Link> <Chip state={of.verdict} /> <strong className="nowrap">{layoutName(of.layout)}</strong> <span className="quiet">asked by {of.asked_by}</span></p>
-      <p>{of.reason}</p>
-      {of.verdict_reason && of.verdict_reason !== of.reason && <p className="soft">Planner: {of.verdict_reason}</p>}
+      <p><Moment at={of.decided_at} /> <Link to="/jobs/$jobId/$tab" params={{ jobId: of.job_id, tab: 'decisions' }}>{of.job_id}</Link> <Chip state={of.verdict} /> {of.layout && <strong className="nowrap">{layoutName(of.layout)} </strong>}<span className="quiet">asked by {of.asked_by}</span></p>
+      <p>{prose(of.reason)}</p>
+      {of.verdict_reason && of.verdict_reason !== of.reason && <p className="soft">Planner: {prose(of.verdict_reason)}</p>}
       <Alternatives of={of.alternatives} chosen={of.layout} />
     </div>
   )
@@ -113,7 +124,7 @@ function Restarts({ of }: { of: IncidentOut }) {
       { name: 'Began', cell: row => <Moment at={row.created_at} /> },
       { name: 'First step', cell: row => <Moment at={row.first_step_at} /> },
       { name: 'Steps lost', isNumber: true, cell: row => count(row.lost_steps) },
-      { name: 'Why', isWide: true, cell: row => <span className="soft">{row.reason}</span> },
+      { name: 'Why', isWide: true, cell: row => <span className="soft">{prose(row.reason)}</span> },
     ]} />
   )
 }

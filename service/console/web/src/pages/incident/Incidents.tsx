@@ -3,11 +3,10 @@ import { Link, useNavigate, useSearch } from '@tanstack/react-router'
 import { ask } from '../../api/queries'
 import type { IncidentSummary } from '../../api/types'
 import { Chip } from '../../parts/Chip'
-import { bytes, count, dollars, seconds, words } from '../../parts/format'
+import { bytes, count, dollars, prose, seconds, words } from '../../parts/format'
 import { ListPanel } from '../../parts/ListPanel'
 import { Countdown, Moment } from '../../parts/Moment'
-
-const FAILED: readonly IncidentSummary['outcome'][] = ['failed', 'restarted']
+import { slackOf } from './story'
 
 export default function Incidents() {
   const search = useSearch({ from: '/incidents' })
@@ -18,9 +17,8 @@ export default function Incidents() {
       <h1 className="hidden-text">Incidents</h1>
       <ListPanel<IncidentSummary>
         title="Incidents"
-        query={ask.incidents({ job_id: search.job ?? null, node_id: search.node ?? null })}
+        query={ask.incidents({ job_id: search.job ?? null, node_id: search.node ?? null, open: search.open ?? null, failed: search.failed ?? null })}
         id={row => row.incident_id}
-        only={row => (!search.open || row.open) && (!search.failed || FAILED.includes(row.outcome))}
         empty={search.failed ? 'No incident has failed.' : search.open ? 'No notice is open.' : 'No notice yet. Each announcement that a node will go becomes an incident.'}
         tools={<>
           {(search.job || search.node) && <button type="button" className="plain" onClick={() => set({ job: undefined, node: undefined })}>only of {search.job ?? search.node} ✕</button>}
@@ -33,7 +31,7 @@ export default function Incidents() {
         }}
         columns={[
           { name: 'Incident', isLead: true, cell: row => <Link to="/incidents/$incidentId" params={{ incidentId: String(row.incident_id) }}>{row.incident_id} · {row.node_id}</Link> },
-          { name: 'Outcome', cell: row => <span className="row"><Chip state={row.outcome} />{row.open && row.deadline_at && <Countdown until={row.deadline_at} />}</span> },
+          { name: 'Outcome', cell: row => <span className="row"><Chip state={row.outcome} /><Standing of={row} /></span> },
           { name: 'Notice', cell: row => <>{row.drained ? 'drain' : words(row.kind)} <span className="quiet">{row.source}</span></> },
           { name: 'Pool', cell: row => row.pool },
           { name: 'Heard', cell: row => <Moment at={row.first_seen_at} /> },
@@ -43,9 +41,16 @@ export default function Incidents() {
           { name: 'Moved', isNumber: true, cell: row => bytes(row.bytes_moved) },
           { name: 'Notice to safe', isNumber: true, cell: row => seconds(row.notice_to_safe_s) },
           { name: 'Cost', isNumber: true, cell: row => dollars(row.dollars) },
-          { name: 'Why', isWide: true, cell: row => <span className="soft">{row.outcome_reason}</span> },
+          { name: 'Why', isWide: true, cell: row => <span className="soft">{prose(row.outcome_reason)}</span> },
         ]}
       />
     </>
   )
+}
+
+/** What is left of the time, or was left when the node was needed no more. */
+function Standing({ of }: { of: IncidentSummary }) {
+  const slack = slackOf(of)
+  if (slack !== null) return <span className={`small nowrap ${slack < 0 ? 'bad' : 'quiet'}`}>{seconds(Math.abs(slack))} {slack < 0 ? 'late' : 'early'}</span>
+  return of.open && of.deadline_at && (of.outcome === 'open' || of.outcome === 'moving') ? <Countdown until={of.deadline_at} /> : null
 }

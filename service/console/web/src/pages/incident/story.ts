@@ -1,6 +1,6 @@
 // An incident in sentences, and as a list of what happened when. Pure.
-import type { IncidentOut } from '../../api/types'
-import { count, layoutName, plural, seconds, span, words } from '../../parts/format'
+import type { IncidentOut, IncidentSummary } from '../../api/types'
+import { count, layoutName, plural, prose, seconds, span, words } from '../../parts/format'
 
 export function story(of: IncidentOut): string {
   const warned = of.deadline_at ? `${span((Date.parse(of.deadline_at) - Date.parse(of.first_seen_at)) / 1000)} ahead` : 'without a deadline'
@@ -19,9 +19,9 @@ function outcome(of: IncidentOut): string {
     case 'moved':
       return done ? `${jobs} went on as ${layoutName(done.to)} instead of ${layoutName(done.from)}, with a pause of ${seconds(of.pause_s)}.` : `${jobs} was moved.`
     case 'restarted':
-      return `${jobs} had to be started anew from a checkpoint${of.outcome_reason ? `: ${of.outcome_reason}` : '.'}`
+      return `${jobs} had to be started anew from a checkpoint${of.outcome_reason ? `: ${prose(of.outcome_reason)}` : '.'}`
     case 'failed':
-      return `${jobs || 'The job'} could not be kept going${of.outcome_reason ? `: ${of.outcome_reason}` : '.'}`
+      return `${jobs || 'The job'} could not be kept going${of.outcome_reason ? `: ${prose(of.outcome_reason)}` : '.'}`
     case 'withdrawn':
       return 'The notice was taken back.'
     case 'nothing':
@@ -34,11 +34,20 @@ function loss(of: IncidentOut): string {
   return of.lost_steps === 0 ? 'No step was lost.' : `${plural(of.lost_steps, 'step')} had to be done again.`
 }
 
+/** Seconds between the moment from which the node was needed no more and its deadline; negative: it came too late. Null
+ * while something still needs it, and where there is no such moment. */
+export function slackOf(of: Pick<IncidentSummary, 'outcome' | 'deadline_at' | 'first_seen_at' | 'notice_to_safe_s'>): number | null {
+  if (of.outcome !== 'moved' || of.deadline_at === null || of.notice_to_safe_s === null) return null
+  return (Date.parse(of.deadline_at) - Date.parse(of.first_seen_at)) / 1000 - of.notice_to_safe_s
+}
+
 /** A handoff is reported on after it has become active: its nodes still retire the old world. */
 function endOf(handoff: IncidentOut['handoffs'][number]['handoff'], heardAt: string): string {
   if (handoff.state !== 'active' || handoff.notice_to_active_s === null) return handoff.changed_at
-  return new Date(Date.parse(heardAt) + handoff.notice_to_active_s * 1000).toISOString()
+  return after(heardAt, handoff.notice_to_active_s)
 }
+
+const after = (at: string, s: number): string => new Date(Date.parse(at) + s * 1000).toISOString()
 
 export interface Event { at: string; what: string }
 
@@ -57,6 +66,7 @@ export function chronicle(of: IncidentOut): Event[] {
       { at: restart.created_at, what: `generation ${restart.generation} started as ${layoutName(restart.layout)}` },
       restart.first_step_at ? { at: restart.first_step_at, what: `first step of generation ${restart.generation}` } : null,
     ]),
+    of.outcome === 'moved' && of.notice_to_safe_s !== null ? { at: after(of.first_seen_at, of.notice_to_safe_s), what: `${of.node_id} is needed no more` } : null,
     of.deadline_at ? { at: of.deadline_at, what: 'deadline of the notice' } : null,
     of.lease?.ended_at ? { at: of.lease.ended_at, what: `the node's lease ended: ${of.lease.end_reason || 'no reason given'}` } : null,
   ]

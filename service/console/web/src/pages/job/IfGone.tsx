@@ -5,7 +5,7 @@ import { useState } from 'react'
 import { ask } from '../../api/queries'
 import type { RanksOut } from '../../api/types'
 import { Chip } from '../../parts/Chip'
-import { layoutName, plural } from '../../parts/format'
+import { layoutName, plural, prose } from '../../parts/format'
 import { Countdown } from '../../parts/Moment'
 import { Empty, Panel, Why } from '../../parts/Panel'
 import { Table } from '../../parts/Table'
@@ -20,7 +20,7 @@ export function IfGone({ jobId, isEnded }: { jobId: string; isEnded: boolean }) 
         <Table of={ranks.data!.nodes} id={row => row.node_id} caption="If a node goes" height={330} columns={[
           { name: 'Node', isLead: true, cell: row => <><Link to="/nodes/$nodeId" params={{ nodeId: row.node_id }}>{row.node_id}</Link><Leaving of={row} /></> },
           { name: 'Then', cell: row => <Then of={row} jobId={jobId} /> },
-          { name: 'Why', isWide: true, cell: row => row.if_gone && <span className="soft">{row.if_gone.reason}</span> },
+          { name: 'Why', isWide: true, cell: row => row.if_gone && <span className="soft">{prose(row.if_gone.reason)}</span> },
         ]} />
       )}
     </Panel>
@@ -46,5 +46,5 @@ function Asked({ jobId, nodeId }: { jobId: string; nodeId: string }) {
   if (!wants) return <button type="button" className="plain" style={{ marginLeft: -6 }} onClick={() => setWants(true)}>Ask the planner</button>
   if (plan.error) return <span className="bad small"><Why error={plan.error} /></span>
   if (!plan.data) return <span className="quiet">asking …</span>
-  return <><Chip state={plan.data.verdict} /> {layoutName(plan.data.layout)} <div className="soft small">{plan.data.reason}</div></>
+  return <><Chip state={plan.data.verdict} /> {layoutName(plan.data.layout)} <div className="soft small">{prose(plan.data.reason)}</div></>
 }

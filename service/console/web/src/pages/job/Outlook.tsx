@@ -3,7 +3,7 @@ import { useQuery } from '@tanstack/react-query'
 import { Link } from '@tanstack/react-router'
 import { ask } from '../../api/queries'
 import type { FirstErrorOut, OutlookOut } from '../../api/types'
-import { count, figure, span } from '../../parts/format'
+import { count, figure, prose, span } from '../../parts/format'
 import { Countdown, Distance } from '../../parts/Moment'
 import { Panel } from '../../parts/Panel'
 
@@ -29,7 +29,7 @@ function Sentence({ of }: { of: OutlookOut }) {
   return (
     <p className="sentence">
       <i className={`dot ${DOTS[of.level]}`} style={{ marginRight: 8 }} aria-hidden="true" />
-      {of.now} <span className="soft" style={{ fontWeight: 400 }}>{of.next}</span>
+      {prose(of.now)} <span className="soft" style={{ fontWeight: 400 }}>{prose(of.next)}</span>
       {of.deadline_at && <> <Countdown until={of.deadline_at} /></>}
     </p>
   )

@@ -4,7 +4,7 @@ import { useEffect, useRef, useState } from 'react'
 import { ask } from '../../api/queries'
 import type { JobOut, PlanOut } from '../../api/types'
 import { Chip } from '../../parts/Chip'
-import { layoutName } from '../../parts/format'
+import { layoutName, prose } from '../../parts/format'
 import { Skeleton, Why } from '../../parts/Panel'
 import { Alternatives } from './Alternatives'
 import { WithoutNodes } from './WithoutNodes'
@@ -30,9 +30,9 @@ export function PlanDialog({ job, onClose }: { job: JobOut; onClose: () => void 
 export function PlanView({ of }: { of: PlanOut }) {
   return (
     <div className="stack">
-      <p><Chip state={of.verdict} /> <strong>{layoutName(of.layout)}</strong> {of.nodes.length > 0 && <span className="soft">on {of.nodes.join(', ')}</span>}</p>
-      <p>{of.reason}</p>
-      {of.verdict_reason && of.verdict_reason !== of.reason && <p className="soft">{of.verdict_reason}</p>}
+      <p><Chip state={of.verdict} /> {of.layout && <strong>{layoutName(of.layout)} </strong>}{of.nodes.length > 0 && <span className="soft">on {of.nodes.join(', ')}</span>}</p>
+      <p>{prose(of.reason)}</p>
+      {of.verdict_reason && of.verdict_reason !== of.reason && <p className="soft">{prose(of.verdict_reason)}</p>}
       <Alternatives of={of.alternatives} chosen={of.layout} />
     </div>
   )

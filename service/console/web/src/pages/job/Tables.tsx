@@ -3,7 +3,7 @@ import { useState } from 'react'
 import { ask } from '../../api/queries'
 import type { CheckpointOut, DecisionOut } from '../../api/types'
 import { Chip } from '../../parts/Chip'
-import { bytes, count, layoutName, plural, seconds, words } from '../../parts/format'
+import { bytes, count, layoutName, plural, prose, seconds, words } from '../../parts/format'
 import { ListPanel } from '../../parts/ListPanel'
 import { Moment } from '../../parts/Moment'
 import { HandoffList } from '../handoff/HandoffList'
@@ -54,8 +54,8 @@ function Why({ of }: { of: DecisionOut }) {
   const [isOpen, setOpen] = useState(false)
   return (
     <div className="stack" style={{ gap: 4, textAlign: 'left' }}>
-      <span>{of.reason}</span>
-      {of.verdict_reason && of.verdict_reason !== of.reason && <span className="soft">Planner: {of.verdict_reason}</span>}
+      <span>{prose(of.reason)}</span>
+      {of.verdict_reason && of.verdict_reason !== of.reason && <span className="soft">Planner: {prose(of.verdict_reason)}</span>}
       {of.nodes.length > 0 && <span className="quiet small">on {of.nodes.join(', ')}</span>}
       {of.alternatives.length > 0 && <div><button type="button" className="plain" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>{isOpen ? 'Hide' : 'Show'} {plural(of.alternatives.length, 'alternative')}</button></div>}
       {isOpen && <Alternatives of={of.alternatives} chosen={of.layout} />}

@@ -4,6 +4,7 @@ import { useState } from 'react'
 import { ask } from '../../api/queries'
 import type { JobOut } from '../../api/types'
 import { CsvButton } from '../../parts/CsvButton'
+import { prose } from '../../parts/format'
 import { Empty, Panel, Skeleton, Why } from '../../parts/Panel'
 import { Table } from '../../parts/Table'
 import { PlanView } from './PlanDialog'
@@ -41,7 +42,7 @@ function ByCount({ job }: { job: JobOut }) {
         <Table of={of} id={row => row.nodes} caption="Layouts by number of nodes" columns={[
           { name: 'Nodes', isLead: true, isNumber: true, cell: row => <>{row.nodes}{row.nodes === job.nodes.length && <span className="quiet"> (now)</span>}</> },
           { name: 'Layout', cell: row => row.layout ? <strong className="nowrap">{axesText(row.layout)}</strong> : <span className="warn">none fits</span> },
-          { name: 'Why', isWide: true, cell: row => <span className="soft">{row.reason}</span> },
+          { name: 'Why', isWide: true, cell: row => <span className="soft">{prose(row.reason)}</span> },
         ]} />
       )}
     </Panel>

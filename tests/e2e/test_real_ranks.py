@@ -1,0 +1,95 @@
+"""A spot notice for a node of a real job, watched in a browser from its first word to the commit: service with embedded
+PostgreSQL, agents, a metadata endpoint that speaks AWS's protocol, Megatron ranks. Nothing here is played."""
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.local.api import Api, interrupt, until
+from deploy.local.cluster import Cluster
+from deploy.local.processes import Processes
+from tests.cluster.real_ranks_model import build_corpus
+from tests.deploy.local.test_heard_by_queue_and_metadata import STEPS_AFTER, job_file
+from tests.e2e.conftest import SHOTS, Visitor, sync_api
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
+expect = sync_api.expect
+NODES = ("n1", "n2", "n3")
+WARNING_S, PATIENCE_S = 240, 240
+PATIENCE_MS = PATIENCE_S * 1_000
+
+
+class Scene:
+    """A job that trains on two of three nodes."""
+
+    def __init__(self, folder: Path, processes: Processes) -> None:
+        self.cluster = Cluster(folder, processes)
+        self.cluster.start_service()
+        prefix = build_corpus(folder)
+        self.api: Api = self.cluster.await_service()
+        self.api.put("/api/v1/pools/demo-spot/price", {"price_usd_per_hour": 3.6, "on_demand_usd_per_hour": 12.0})
+        for node_id in NODES:
+            self.cluster.start_node(node_id)
+        self.wait("ready nodes", lambda: self.cluster.ready_nodes(self.api) == set(NODES))
+        self.job_id = self.api.post("/api/v1/jobs", job_file(prefix, folder / "checkpoints"))["job_id"]
+        self.wait("the first steps", lambda: self.job()["last_step"] >= STEPS_AFTER)
+        self.token = (folder / "tokens" / "operator.token").read_text().strip()
+
+    def job(self) -> dict[str, Any]:
+        return self.api.get(f"/api/v1/jobs/{self.job_id}")
+
+    def wait(self, what: str, condition: Any) -> None:
+        until(what, PATIENCE_S, condition, self.cluster.check)
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    with ExitStack() as stack:
+        processes = Processes(tmp_path / "logs")
+        stack.callback(processes.close)
+        yield Scene(tmp_path, processes)
+
+
+def test_a_notice_for_a_node_with_a_real_rank_is_watched_to_its_commit(browser, scene):
+    watcher = Visitor(browser, scene.cluster.url, scene.token)
+    watcher.go("/")
+    leaver = scene.job()["nodes"][0]
+    interrupt(scene.cluster.nodes[leaver].imds_url, ends_in_s=WARNING_S)
+    # It stands there without a reload, with what is left; one click leads to its page.
+    going = watcher.page.get_by_role("region", name="Nodes that will go")
+    expect(going.get_by_role("link", name=leaver)).to_be_visible(timeout=PATIENCE_MS)
+    expect(going.get_by_role("timer")).to_have_text(re.compile(r"\d:\d\d left"))
+    going.get_by_role("link", name=leaver).click()
+    expect(watcher.page.get_by_role("heading", name=f"{leaver}: interruption")).to_be_visible()
+    expect(watcher.page.get_by_text("moved", exact=True).first).to_be_visible(timeout=PATIENCE_MS)
+    expect(watcher.page.locator("main")).to_contain_text(re.compile("safe .* before the deadline"), timeout=PATIENCE_MS)
+
+    [incident] = scene.api.get("/api/v1/incidents", node_id=leaver)
+    shown = scene.api.get(f"/api/v1/incidents/{incident['incident_id']}")
+    [answer] = shown["handoffs"]
+    handoff, bars = answer["handoff"], answer["waterfall"]["bars"]
+    assert (handoff["state"], handoff["leaving"], shown["lost_steps"]) == ("active", [leaver], 0)
+    watcher.go(f"/incidents/{incident['incident_id']}")
+    watcher.sees("No step was lost")
+    watcher.sees(handoff["certificate"])
+    watcher.sees(f"step {handoff['cutover_step']:,}")
+    watcher.sees("aws-imds")
+    labels = {bar["name"]: bar["label"] for bar in bars}
+    watcher.sees(" → ".join(labels[name] for name in answer["waterfall"]["critical_path"]))
+    watcher.page.screenshot(path=SHOTS / "incident-real-1440.png", full_page=True)
+    # And the job goes on: its page says so, and counts the steps that it makes.
+    watcher.page.get_by_role("link", name=f"{scene.job_id}").first.click()
+    before = scene.job()["last_step"]
+    scene.wait("more steps", lambda: scene.job()["last_step"] >= before + STEPS_AFTER)
+    bar = watcher.page.get_by_role("progressbar", name="Steps done")
+    watcher.page.wait_for_function(
+        "before => Number(document.querySelector('[aria-label=\"Steps done\"]').ariaValueNow) > before", arg=before
+    )
+    expect(bar).to_be_visible()
+    watcher.page.screenshot(path=SHOTS / "job-real-1440.png", full_page=True)
+    assert not watcher.errors
+    watcher.context.close()

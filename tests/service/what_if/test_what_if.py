@@ -1,0 +1,127 @@
+"""What a job would have done, over the API: whose job, which trace, what is refused and how, and who waits for whom."""
+
+import asyncio
+import json
+
+import pytest
+
+from agent.protocol.jobfile_check import check_job_file
+from service.problems import ProblemError
+from service.simulation.traces import TraceFormat
+from service.what_if.replaying import Replays
+from service.what_if.rules import Question
+from service.what_if.schemas import WhatIfKnobs
+from tests.service.conftest import bearer
+from tests.service.fake_agent import JOB
+
+PATH = "/api/v1/what-if"
+TRACE = "0,add,a\n0,add,b\n0,add,c\n0,add,d\n600000,remove,b\n1200000,add,e\n1800000,remove,a\n"
+JOB_FILE = json.dumps(JOB)
+
+
+def ask(client, **more):
+    given = {"job_file": JOB_FILE, "trace": {"name": "p3", "text": TRACE}} | more
+    return client.post(PATH, json={name: value for name, value in given.items() if value is not None})
+
+
+def refused(answer) -> list[tuple[str, str]]:
+    assert answer.status_code == 422, answer.text
+    return [(item["field"], item["rule"]) for item in answer.json()["errors"]]
+
+
+def test_every_policy_is_answered_with_causes_that_sum_to_the_gap_and_a_curve_that_ends_with_its_tokens(client):
+    answer = ask(client, knobs={"change_s": 2.0, "slots_per_node": 1})
+    assert answer.status_code == 200, answer.text
+    found = answer.json()
+    assert [run["policy"] for run in found["policies"]] == ["liver", "hold_all", "reactive", "checkpoint_restart"]
+    assert (found["trace"], found["nodes_most"], found["lost_s"], found["lost_s_source"]) == (
+        "p3",
+        4,
+        2.0,
+        "the request",
+    )
+    for run in found["policies"]:
+        assert sum(run["tokens_lost_by"].values()) == pytest.approx(found["ideal_tokens"] - run["tokens"], rel=1e-6)
+        assert run["curve"][-1]["tokens"] == pytest.approx(run["tokens"]) and len(run["curve"]) <= 500
+        assert run["curve"][-1]["at_s"] == pytest.approx(found["hours"] * 3_600)
+        assert all(point["used"] <= point["held"] <= point["offered"] for point in run["curve"])
+    ours = found["policies"][0]
+    assert 0 < ours["goodput"] < 1 and sum(ours["decisions"].values()) > 0 and not found["lost_s_is_guess"]
+
+
+def test_a_registered_job_is_meant_by_id_or_name_and_replayed_with_the_steps_it_has_made(client, training):
+    job_id = client.get("/api/v1/jobs").json()[0]["job_id"]
+    by_id, by_name = (ask(client, job_file=None, job=text).json() for text in (job_id, JOB["name"]))
+    assert by_id["job"] == JOB["name"] and by_id == by_name
+    assert client.get(f"/api/v1/jobs/{job_id}").json()["step_seconds"]
+    assert by_id["policies"][0]["tokens"] != ask(client).json()["policies"][0]["tokens"]
+
+
+def test_the_nodes_that_the_service_has_had_are_a_trace_too(client, make_agent, clock):
+    assert refused(ask(client, trace=None, builtin="own-2h")) == [("builtin", "the service had no node in own-2h")]
+    for name in "abcd":
+        make_agent(name).sync()
+    clock.advance(3_600)
+    found = ask(client, trace=None, builtin="own-2h").json()
+    assert (found["nodes_most"], found["hours"]) == (4, 2.0)
+    assert found["policies"][0]["curve"][-1]["offered"] == 4
+
+
+def test_it_is_only_looked_at_so_that_a_viewer_may_ask_and_an_agent_may_not(client, settings, make_agent):
+    made = client.post("/api/v1/tokens", json={"role": "viewer", "name": "v"}, headers=bearer(settings, "admin"))
+    body = {"job_file": JOB_FILE, "trace": {"text": TRACE}}
+    log = client.get("/api/v1/audit").json()
+    headers = {"Authorization": f"Bearer {made.json()['token']}", "Idempotency-Key": "k"}
+    first, again = (client.post(PATH, json=body, headers=headers) for _ in range(2))
+    assert first.status_code == 200 and first.content == again.content
+    assert client.post(PATH, json=body, headers=make_agent("a").headers).status_code == 403
+    assert client.get("/api/v1/audit").json()[1:] == log
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "rule"),
+    [
+        ({"trace": {"text": "0,add,a\n0,add,a\n"}}, "trace.text", "row 2: a came twice"),
+        ({"trace": {"text": "0,add,a\nhello\n"}}, "trace.text", "line 2 must be ms,add|remove,node"),
+        ({"trace": {"text": TRACE, "format": "counts"}}, "trace.text", "line 1 is not of format counts but of events"),
+        ({"trace": {"text": TRACE, "format": "csv"}}, "trace.format", "'auto'"),
+        ({"trace": {"text": "0,add,a\n99999999999999,remove,a\n"}}, "trace", "more than 500000 ticks"),
+        ({"prices": "pool,usd_per_hour,from_s\nspot,-1,0\n"}, "prices", "row 2: usd_per_hour"),
+        ({"prices": "pool,usd_per_hour,from_s\nspot,1,0\n"}, "prices", "pool 'on-demand' has no price"),
+        ({"job_file": JOB_FILE.replace('"micro_batch"', '"micro"')}, "job_file.micro", "not a known field"),
+        ({"job": "nobody", "job_file": None}, "job", "there is no job with the id or name 'nobody'"),
+        ({"job": "x"}, "(whole)", "exactly one of job and job_file"),
+        ({"builtin": "own-2h"}, "(whole)", "exactly one of trace and builtin"),
+        ({"builtin": "other", "trace": None}, "builtin", "must be own-48h"),
+        ({"knobs": {"notice_s": -1}}, "knobs.notice_s", "greater than or equal to 0"),
+        ({"knobs": {"spares": 1}}, "knobs.spares", "not a known field"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused_by_field_and_rule(client, given, field, rule):
+    found = refused(ask(client, **given))
+    assert field in [name for name, _ in found] and any(rule in text for _, text in found), found
+
+
+def question() -> Question:
+    return Question(check_job_file(JOB), "t", TraceFormat.AUTO, TRACE, None, WhatIfKnobs())
+
+
+def test_a_replay_that_takes_too_long_is_ended_and_says_what_to_change():
+    async def run() -> None:
+        await Replays(at_once_max=1, within_s=0.01).run(question())
+
+    with pytest.raises(ProblemError) as caught:
+        asyncio.run(run())
+    assert caught.value.problem.status == 422
+    assert "within 0.01 s" in caught.value.problem.detail and "shorter trace" in caught.value.problem.detail
+
+
+def test_more_replays_than_run_at_a_time_are_refused_until_one_has_ended():
+    async def run() -> list:
+        replays = Replays(at_once_max=1, within_s=60)
+        both = await asyncio.gather(*(replays.run(question()) for _ in range(2)), return_exceptions=True)
+        return [*both, await replays.run(question())]
+
+    first, second, third = asyncio.run(run())
+    assert json.loads(first) == json.loads(third)
+    assert (second.problem.status, second.headers["Retry-After"]) == (429, "15")
