@@ -27,7 +27,7 @@ def looks(monkeypatch) -> Callable[[Fleet], int]:
 
     def count(fleet: Fleet) -> int:
         for _ in range(int(LOOK_AT_CALM_S / 2) + 1):
-            for name, agent in fleet.agents.items():
+            for agent in fleet.agents.values():
                 agent.sync(**fleet.state_of(agent, trains=True))
             fleet.clock.advance(2)
         before = len(seen)
