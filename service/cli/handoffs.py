@@ -60,7 +60,7 @@ def list_all(
             str(item["generation"] or "-"),
             item["cause"],
             item["rung"],
-            item["reason"],
+            item["why"] if item["state"] == "active" else item["reason"],
         )
         for item in found
     ]
@@ -93,7 +93,8 @@ def _details(item: dict[str, Any]) -> tuple[tuple[str, str], ...]:
         ("job", item["job_id"]),
         ("generation", f"{item['parent']} -> {item['generation'] or 'not opened'}"),
         ("state", item["state"] + (" (superseded)" if item["superseded"] else "")),
-        ("reason", item["reason"]),
+        ("why", item["why"]),
+        ("outcome", item["reason"]),
         ("failed first", in_words(item["ended_by"])),
         ("cause", item["cause"] + (f", {', '.join(item['leaving'])} will go" if item["leaving"] else "")),
         ("rung", item["rung"]),

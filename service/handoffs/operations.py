@@ -13,7 +13,7 @@ from agent.protocol.sync import HandoffDeclined, HandoffMirror
 from agent.protocol.values import HandoffCause, HandoffState
 from liver_core.handoff import RankStage, Reason, Rung
 from liver_core.layout import to_json
-from service.handoffs.rules import Copy, is_newer, is_open, orders_differ
+from service.handoffs.rules import Copy, is_newer, is_open, orders_differ, why_opened
 from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import (
     FIRST_CAUSE_WITHIN_S,
@@ -24,6 +24,7 @@ from service.jobs.causes import (
     end_of,
     first_of,
     node_behind,
+    said_of,
 )
 from service.jobs.operations import Birth, activate, add_generation, burn, set_state
 from service.jobs.queries import active_row
@@ -65,6 +66,7 @@ def propose_handoff(session: Session, job: JobRow, action: Action, *, plan_diges
         source_layout=active.layout if active else "",
         target_layout=str(action.target.layout),
         leaving=[item.node_id for item in action.leaving],
+        why=action.reason,
         reason=action.reason,
         opened_at=now,
         deadline_at=deadline_of(action.leaving),
@@ -132,6 +134,7 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
         row = HandoffRow(handoff_id=mirror.handoff_id, job_id=job.job_id, opened_at=mirror.opened_utc)
         session.add(row)
     with session.no_autoflush:
+        row.why = why_opened(row.why, row.leaving or (), mirror)
         _copy_over(row, mirror, now=now)
         row.source_layout = row.source_layout or _layout_of_parent(session, job, mirror)
         if generation_taken is not None:
@@ -144,7 +147,7 @@ def mirror_handoff(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
     session.flush()
     if mirror.state is not HandoffState.ABORTED and (old is None or is_open(old.state)):
         _drop_unopened(session, job, mirror, now=now)
-    refusal = _activate_if_due(session, job, mirror, now=now) if mirror.state is HandoffState.ACTIVE else None
+    refusal = _activate_if_due(session, job, mirror, row.why, now=now) if mirror.state is HandoffState.ACTIVE else None
     if refusal is not None:
         row.reason = f"{row.reason}; rejected as the job's generation: {refusal}".removeprefix("; ")
         return Mirrored(refusal, orders_differ=True)
@@ -191,8 +194,7 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
         and rank["stage"] in (RankStage.FAILED, RankStage.BROKEN)
     ]
     ended = [
-        cause_of_rank(node_id, rank["rank"], rank["step"], (rank.get("reason") or {}).get("text", ""), end_of(rank))
-        for node_id, rank in failed
+        cause_of_rank(node_id, rank["rank"], rank["step"], said_of(rank), end_of(rank)) for node_id, rank in failed
     ]
     told = cause_of_attempt(mirror.reason, store_node=mirror.store_node) if mirror.reason else None
     parent = session.get(GenerationRow, (mirror.job_id, mirror.parent))
@@ -243,7 +245,8 @@ def _drop_unopened(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
 
 def _detail(reason: Reason) -> dict[str, Any]:
     """For the API, where null says that something is not known."""
-    return to_json(reason) | {"tile": reason.tile or None, "node": reason.node or None}
+    where = {"rank": reason.rank, "tile": reason.tile or None, "node": reason.node or None}
+    return {"text": reason.text, "phase": reason.phase, **where}
 
 
 def _copy_over(row: HandoffRow, mirror: HandoffMirror, *, now: datetime) -> None:
@@ -279,8 +282,9 @@ def _layout_of_parent(session: Session, job: JobRow, mirror: HandoffMirror) -> s
     return parent.layout if parent is not None else ""
 
 
-def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, *, now: datetime) -> str | None:
-    """Make an active handoff the job's generation. None if it is (or already was), else why it cannot be."""
+def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, why: str, *, now: datetime) -> str | None:
+    """Make an active handoff the job's generation, with the reason `why`. None if it is (or already was), else why it
+    cannot be."""
     activated = session.get(GenerationRow, (job.job_id, mirror.generation))
     if activated is not None:
         return None
@@ -295,9 +299,8 @@ def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, *, no
     is_past = refusal is not None and went_through(**number, recorded=recorded, started_here=started_here)
     if refusal is not None and not is_past:
         return refusal
-    reason = mirror.reason.text if mirror.reason else f"handoff because of {mirror.cause}"
     before = active_row(session, job)
-    birth = Birth(mirror.handoff_id, SourceKind.HANDOFF, reason, repeats_until=before.repeats_until if before else 0)
+    birth = Birth(mirror.handoff_id, SourceKind.HANDOFF, why, repeats_until=before.repeats_until if before else 0)
     born_at = min((row.created_at for row in known if row.generation > mirror.generation), default=now)
     row = add_generation(session, job, mirror.target, birth, parent=mirror.parent, now=born_at)
     row.store_node = mirror.store_node
@@ -310,7 +313,7 @@ def _activate_if_due(session: Session, job: JobRow, mirror: HandoffMirror, *, no
     if not activate(session, job, expected=expected, generation=mirror.generation):
         return "another generation became active at the same moment"
     if job.state in (JobState.STARTING, JobState.RUNNING):
-        set_state(job, JobState.RUNNING, reason, now=now)
+        set_state(job, JobState.RUNNING, why, now=now)
         job.failed_starts = 0
     _log.info("job %s: handoff %s made generation %s active", job.job_id, mirror.handoff_id, mirror.generation)
     return None

@@ -1,9 +1,13 @@
-"""Which of two copies of a handoff is newer. Pure."""
+"""Which of two copies of a handoff is newer, and what it is for, in words. Pure."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from agent.protocol.sync import HandoffMirror
 from agent.protocol.values import HandoffState
 
+NAMED_MAX = 8
+"""So many nodes are named in a text."""
 OPEN = (
     HandoffState.PROPOSED,
     HandoffState.PREPARING,
@@ -46,6 +50,18 @@ def orders_differ(new: Copy, old: Copy | None) -> bool:
 def is_open(state: HandoffState) -> bool:
     """Whether it may still become active."""
     return state in OPEN
+
+
+def why_opened(known: str, leaving: Collection[str], mirror: HandoffMirror) -> str:
+    """What a handoff is for. `known`: what is stored of that, as long as no more nodes go than those `leaving`."""
+    more = sorted(set(mirror.leaving) - set(leaving))
+    if known and not more:
+        return known
+    if not more:
+        return f"handoff because of {mirror.cause}"
+    gone = ", ".join(more[:NAMED_MAX]) + (f" and {len(more) - NAMED_MAX} more" if len(more) > NAMED_MAX else "")
+    by = f" by {mirror.deadline_utc:%H:%M:%S} UTC" if mirror.deadline_utc is not None else ""
+    return "; ".join(filter(None, (known, f"{gone} will go{by}")))
 
 
 def _end(copy: Copy) -> HandoffState | None:

@@ -36,7 +36,8 @@ class HandoffOut(BaseModel):
     leaving: list[str]
     decision: Decision | None
     superseded: bool
-    reason: str
+    why: str = Field(description="What it is for: the decision's reason, or who will go.")
+    reason: str = Field(description="What it waits for, or how it ended.")
     reason_detail: dict[str, Any] | None
     ended_by: FirstCause | None = Field(
         description="The first cause of an attempt that failed; final once an agent named it."
@@ -91,6 +92,7 @@ class HandoffOut(BaseModel):
             leaving=row.leaving,
             decision=Decision(row.decision) if row.decision else None,
             superseded=row.superseded,
+            why=row.why,
             reason=row.reason,
             reason_detail=row.reason_detail,
             ended_by=FirstCause.of(row.ended_by),

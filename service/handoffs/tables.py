@@ -16,7 +16,8 @@ DECLINED = "declined"
 
 class HandoffRow(Base):
     """`generation` is null until an agent has opened the handoff: only opening burns a number. `ended_by`: the first
-    cause of an attempt that failed, final once an agent has named it."""
+    cause of an attempt that failed, final once an agent has named it. `why`: what it is for, in words; `reason`: what
+    became of it."""
 
     __tablename__ = "handoffs"
     __table_args__ = (
@@ -58,6 +59,7 @@ class HandoffRow(Base):
     leaving: Mapped[JsonList] = mapped_column(default=list)
     decision: Mapped[str | None] = mapped_column(default=None)
     superseded: Mapped[bool] = mapped_column(default=False)
+    why: Mapped[str] = mapped_column(default="")
     reason: Mapped[str] = mapped_column(default="")
     reason_detail: Mapped[Json | None] = mapped_column(default=None)
     ended_by: Mapped[Json | None] = mapped_column(default=None)

@@ -76,9 +76,9 @@ def test_a_generation_number_of_a_job_exists_once(database):
 def test_two_handoffs_of_a_job_cannot_have_one_generation(database):
     row = (
         "INSERT INTO handoffs (handoff_id, job_id, parent, generation, plan_revision, plan_digest, mirror_seq,"
-        " proposer, cause, state, stage, rung, target, source_layout, target_layout, leaving, superseded, reason,"
+        " proposer, cause, state, stage, rung, target, source_layout, target_layout, leaving, superseded, why, reason,"
         " opened_at, changed_at, recorded_at, measures, pause_charged_s) VALUES (gen_random_uuid(), 'j', 1, 2, 1, '',"
-        " 0, 'a', 'notice', 'preparing', '', 'live', '{}', '', '', '[]', false, '', now(), now(), now(), '{}', 0)"
+        " 0, 'a', 'notice', 'preparing', '', 'live', '{}', '', '', '[]', false, '', '', now(), now(), now(), '{}', 0)"
     )
     with pytest.raises(IntegrityError, match="uq_handoffs_job_id_generation"), database.engine.begin() as connection:
         connection.execute(text(_JOB))

@@ -1,9 +1,12 @@
-"""Which of two copies of a handoff is the newer truth."""
+"""Which of two copies of a handoff is the newer truth, and what it is for."""
 
 import itertools
+from datetime import UTC, datetime
 
-from agent.protocol.values import HandoffState
-from service.handoffs.rules import Copy, is_newer, is_open, orders_differ
+from agent.protocol.values import HandoffCause, HandoffState
+from liver_core.layout import ParallelLayout
+from service.handoffs.rules import Copy, is_newer, is_open, orders_differ, why_opened
+from tests.service.fake_agent import mirror, roster
 
 
 def test_an_end_beats_what_is_open_whatever_the_sequence():
@@ -42,3 +45,27 @@ def test_nodes_are_told_of_new_handoffs_new_plans_and_ends_and_of_nothing_betwee
     assert orders_differ(Copy(HandoffState.ACTIVE, 1, 6), Copy(HandoffState.ABORTED, 1, 5))
     assert not orders_differ(Copy(HandoffState.CUTTING_OVER, 1, 6), ready)
     assert not orders_differ(Copy(HandoffState.ACTIVE, 1, 7), Copy(HandoffState.ACTIVE, 1, 6))
+
+
+def copy_of(leaving: tuple[str, ...], deadline: datetime | None = None, cause: HandoffCause = HandoffCause.NOTICE):
+    worlds = (roster("j", 1, ParallelLayout(dp=2), "a", "b"), roster("j", 2, ParallelLayout(), "a"))
+    return mirror(*worlds, datetime(2026, 1, 1, tzinfo=UTC), leaving=leaving, deadline_utc=deadline, cause=cause)
+
+
+def test_what_a_handoff_is_for_is_the_decision_or_who_will_go():
+    at = datetime(2026, 1, 1, 12, 30, 5, tzinfo=UTC)
+    assert why_opened("", (), copy_of(("b",), at)) == "b will go by 12:30:05 UTC"
+    assert why_opened("", (), copy_of((), cause=HandoffCause.GROW)) == "handoff because of grow"
+    assert why_opened("TP2 is faster", (), copy_of((), cause=HandoffCause.GROW)) == "TP2 is faster"
+
+
+def test_nodes_that_go_later_are_added_to_what_a_handoff_is_for_and_told_once():
+    first = why_opened("", (), copy_of(("b",)))
+    both = why_opened(first, ("b",), copy_of(("b", "c")))
+    assert (first, both) == ("b will go", "b will go; c will go")
+    assert why_opened(both, ("b", "c"), copy_of(("b", "c"))) == both
+
+
+def test_of_very_many_nodes_that_go_only_some_are_named():
+    text = why_opened("", (), copy_of(tuple(f"n{number:02}" for number in range(11))))
+    assert text == "n00, n01, n02, n03, n04, n05, n06, n07 and 3 more will go"

@@ -44,7 +44,8 @@ export function HandoffStory({ of }: { of: HandoffOut }) {
   return (
     <div className="stack" style={{ gap: 12 }}>
       <p className="sentence">{sentence(of)}</p>
-      {of.reason && <p className="soft">{prose(of.reason)}</p>}
+      {of.why && <p className="soft">{prose(of.why)}</p>}
+      {of.reason && of.reason !== of.why && <p className="soft">{prose(of.reason)}</p>}
       <Figures>
         <Figure name="Pause" large beneath={of.pause_steps === null ? undefined : `${of.pause_steps.toFixed(2)} of a step`}>{seconds(of.pause_s)}</Figure>
         <Figure name="Lost in all" large title="Training time lost: the pause and slower steps before and after it.">{seconds(of.lost_s)}</Figure>

@@ -31,7 +31,7 @@ export function HandoffList({ jobId }: { jobId?: string }) {
     { name: 'Pause', isNumber: true, cell: (row: HandoffOut) => seconds(row.pause_s) },
     { name: 'Lost', isNumber: true, cell: (row: HandoffOut) => seconds(row.lost_s) },
     { name: 'Moved', isNumber: true, cell: (row: HandoffOut) => bytes(row.bytes_moved) },
-    { name: 'Why', isWide: true, cell: (row: HandoffOut) => <span className="soft">{prose(row.reason)}</span> },
+    { name: 'Why', isWide: true, cell: (row: HandoffOut) => <span className="soft">{prose(row.state === 'active' ? row.why : row.reason)}</span> },
   ]
   return (
     <ListPanel<HandoffOut>
@@ -39,8 +39,8 @@ export function HandoffList({ jobId }: { jobId?: string }) {
       query={ask.handoffs({ job_id: jobId ?? null, state: search.failed ? ['aborted', 'broken'] : null })}
       empty={search.failed ? 'No handoff has failed.' : 'No handoff yet. One appears when a node goes or comes.'}
       csv={{
-        columns: ['handoff_id', 'job_id', 'state', 'from', 'to', 'cause', 'leaving', 'rung', 'opened_at', 'pause_s', 'lost_s', 'bytes_moved', 'certificate', 'reason'],
-        row: row => [row.handoff_id, row.job_id, row.state, row.from, row.to, row.cause, row.leaving.join(' '), row.rung, row.opened_at, row.pause_s, row.lost_s, row.bytes_moved, row.certificate, row.reason],
+        columns: ['handoff_id', 'job_id', 'state', 'from', 'to', 'cause', 'leaving', 'rung', 'opened_at', 'pause_s', 'lost_s', 'bytes_moved', 'certificate', 'why', 'reason'],
+        row: row => [row.handoff_id, row.job_id, row.state, row.from, row.to, row.cause, row.leaving.join(' '), row.rung, row.opened_at, row.pause_s, row.lost_s, row.bytes_moved, row.certificate, row.why, row.reason],
       }}
     />
   )
