@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from agent.gpus import gpus_of_node
 from agent.notices import aws, gcp
 from agent.protocol.plain_rules import rule_in_words
 from agent.protocol.sync import Provider
@@ -30,7 +31,6 @@ from agent.settings import (
     secret_places,
     socket_dir_for,
 )
-from agent.supervisor.gpus import gpus_of_node
 from liver_core.layout.limits import NodeId
 from liver_core.systemd_notify import take_service_manager
 

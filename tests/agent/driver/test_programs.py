@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(240)]
 def test_ranks_start_as_programs_where_a_zygote_has_started_cuda_and_hand_over_as_forks_do(tmp_path: Path) -> None:
     args = {"data_prefix": build_corpus(tmp_path), "micro_batch_s": 0.05}
     job = real_job("slow", "SlowJob", args, global_batch=4, micro_batch=1)
-    preload, *entries = REAL_RANKS
-    ranks = (f"{preload},tests.agent.supervisor.starts_cuda", *entries)
+    preload, rank_entry, store_entry = REAL_RANKS
+    ranks = (f"{preload},tests.agent.supervisor.starts_cuda", rank_entry, store_entry)
     with cluster("a", "b", job=job, ranks=ranks) as nodes:
         nodes.wait(lambda: (1, 4) in nodes.service.steps, "four steps", 120)
         survivor = identity_of(nodes.rank("a"))  # type: ignore[arg-type]

@@ -3,7 +3,5 @@
 import sys
 import threading
 
-if sys.modules["__main__"].__name__ == "__main__" and "agent.supervisor.zygote" in str(
-    sys.modules["__main__"].__spec__
-):
+if "agent.supervisor.zygote" in str(sys.modules["__main__"].__spec__):
     threading.Thread(target=threading.Event().wait, daemon=True).start()
