@@ -130,7 +130,8 @@ class Exchange:
 
         def work() -> None:
             try:
-                ends.put(_comes(store, key, deadline, ask_s=STORE_PATIENCE_S))
+                # A client whose process will soon pause waits so long for an answer, and no longer than others in all.
+                ends.put(_comes(store, key, deadline, ask_s=STORE_PATIENCE_S - STORE_ANSWER_S))
             except Exception as error:
                 ends.put(error)
 
