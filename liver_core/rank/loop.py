@@ -44,6 +44,7 @@ from liver_core.rank.rescue.rescue_run import RescueRun
 from liver_core.rank.retire import Retirement
 from liver_core.rank.step_boundary import StepTotals, agree, start_total
 from liver_core.rank.step_lease import await_lease
+from liver_core.rank.store_exchange import cause_of
 from liver_core.state.buckets import return_gradients, spread_gradients
 from liver_core.state.megatron_optimizer import settle_moments
 from liver_core.state.optimizer_step import apply_step, measure_gradients, refresh_weights
@@ -177,8 +178,7 @@ class RankLoop:
         except Ended as ended:
             self.checkpoints.close(LAST_CHECKPOINT_S)
             return ended
-        except RuntimeError as error:
-            # Torch raises this if a peer is gone or late. This world cannot do another step.
+        except RuntimeError as error:  # Of torch, if a peer is gone or late. This world cannot do another step.
             _log.exception("the rank of %s cannot continue: error in phase %s", self.member, self._phase)
             return self._broken(error)
         finally:
@@ -187,8 +187,8 @@ class RankLoop:
     def _broken(self, error: RuntimeError) -> Ended:
         """The world in which this rank trains is lost, and so is a handoff in progress. The checkpoint rung is next."""
         rank = self.active.world.rank if self.active is not None else None
-        text = f"the world cannot go on: {type(error).__name__}: {plainly(error)}"
-        reason = Reason(text, self._phase, rank)
+        why = f"the world cannot go on: {type(error).__name__}: {plainly(error)}"
+        reason = Reason(why, self._phase, rank, cause=cause_of(error))
         if self._phase == "switch" or self._switched:
             under_way = self.following or (self.retirement.following if self.retirement is not None else None)
             stage = RankStage.BROKEN

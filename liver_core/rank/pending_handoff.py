@@ -15,7 +15,7 @@ from collections.abc import Callable
 from liver_core.device import DeviceWait, settle
 from liver_core.device.rank_device import own_device
 from liver_core.device.threads import background
-from liver_core.handoff.messages import Order, PreparePhase, RankStage, Reason, Rung
+from liver_core.handoff.messages import FailureCause, Order, PreparePhase, RankStage, Reason, Rung
 from liver_core.handoff.ready_tag import (
     NOTHING_WANTED,
     Agreement,
@@ -31,7 +31,7 @@ from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S
 from liver_core.rank.next_world import CONNECT, NextWorld
 from liver_core.rank.prepare.preparation import Overtaken, Preparation, PrepareFailed, give_way
 from liver_core.rank.reporter import StageReporter
-from liver_core.rank.store_exchange import Cancelled, ExchangeTimeout
+from liver_core.rank.store_exchange import Cancelled, ExchangeTimeout, cause_of
 from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.steady_clock import utc_now
 from liver_core.worlds.groups import expect_quick_answers, plainly
@@ -219,7 +219,8 @@ class PendingHandoff:
         except RuntimeError as error:
             _log.exception("%s cannot make the communicators of the next world", self._member)
             text = f"communicators: {plainly(error)}"
-            self._requests.abort(following.request.handoff_id, self._reason(following.request, CONNECT, text))
+            reason = self._reason(following.request, CONNECT, text, cause_of(error))
+            self._requests.abort(following.request.handoff_id, reason)
         with self._lock:
             self._connecting = False
             self._amend_later()
@@ -325,7 +326,8 @@ class PendingHandoff:
         except (RuntimeError, ExchangeTimeout) as error:
             if preparation.superseded:
                 raise _Superseded from None
-            reason = self._requests.take_abort(request.handoff_id) or self._reason(request, "boundary", plainly(error))
+            reason = self._reason(request, "boundary", plainly(error), cause_of(error))
+            reason = self._requests.take_abort(request.handoff_id) or reason
             self.drop(reason)
             raise NoPartInHandoff(reason) from error
         with self._lock:
@@ -421,7 +423,8 @@ class PendingHandoff:
             return
         self.preparation = None
         phase = problem.phase if isinstance(problem, PrepareFailed) else "prepare"
-        reason = self._requests.take_abort(request.handoff_id) or self._reason(request, phase, str(problem))
+        reason = self._reason(request, phase, str(problem), cause_of(problem))
+        reason = self._requests.take_abort(request.handoff_id) or reason
         self._reporter.stage(request, RankStage.ABORTED, reason=reason)
 
     def _drop_beside_training(self, following: NextWorld | None, reason: Reason) -> None:
@@ -444,8 +447,8 @@ class PendingHandoff:
             self.dropping = None
             self.report_drop()
 
-    def _reason(self, request: Order, phase: str, text: str) -> Reason:
-        return Reason(text, phase, request.rank_of(self._member))
+    def _reason(self, request: Order, phase: str, text: str, cause: FailureCause | None = None) -> Reason:
+        return Reason(text, phase, request.rank_of(self._member), cause=cause)
 
 
 def _is_for(agreement: Agreement, request: Order) -> bool:

@@ -52,7 +52,13 @@ STORE_PATIENCE_S = 10.0
 on, nobody waits for a handoff that is prepared, so a store on a busy machine gets the longer time."""
 _CONNECTS_S = 1.0
 _CUDA = torch.device("cuda")
+_OF_A_PEER = ("closed by peer", "reset by peer", "broken pipe", "timed out", "timeout")
+"""Words of torch, gloo and the transports about a connection to another rank. They raise no types of their own."""
 _WORLD_MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")
+
+
+class NoStore(ConnectionError):
+    """The store of a generation cannot be reached, or does not answer; the text names its address."""
 
 
 class PrivateApiMoved(RuntimeError):
@@ -141,7 +147,7 @@ def connect_store(address: StoreAddress, *, timeout_s: float, answer_s: float | 
     """Open a client connection to the generation's store.
 
     Every thread needs its own client. A client is one mutex: if the preparing thread waits on a shared client, the
-    training thread stalls. Raises ConnectionError naming the address.
+    training thread stalls. Raises NoStore naming the address.
 
     `timeout_s` is for a store that does not listen yet. With `answer_s`, one that listens must answer within that time,
     and so must it at each operation (otherwise dist.DistNetworkError). The client is then unusable. Without `answer_s`,
@@ -150,12 +156,12 @@ def connect_store(address: StoreAddress, *, timeout_s: float, answer_s: float | 
     if answer_s is None:
         return _open_store(address, timeout_s)
     # The constructor already sends a request and may wait for ever. So it runs in a thread that nobody has to join.
-    made: list[dist.TCPStore | ConnectionError] = []
+    made: list[dist.TCPStore | NoStore] = []
 
     def make() -> None:
         try:
             made.append(_open_store(address, timeout_s))
-        except ConnectionError as error:
+        except NoStore as error:
             made.append(error)
 
     thread = threading.Thread(target=make, name="connect-store", daemon=True)
@@ -166,8 +172,8 @@ def connect_store(address: StoreAddress, *, timeout_s: float, answer_s: float | 
         thread.join(_CONNECTS_S)
     # What listens must answer soon. What does not may still be starting.
     thread.join(answer_s)
-    found = made[0] if made else ConnectionError(f"the store at {address.host}:{address.port} does not answer")
-    if isinstance(found, ConnectionError):
+    found = made[0] if made else NoStore(f"the store at {address.host}:{address.port} does not answer")
+    if isinstance(found, NoStore):
         raise found
     _bound_answers(address.port, answer_s, all_of_them=False)
     return found
@@ -182,7 +188,7 @@ def _open_store(address: StoreAddress, timeout_s: float) -> dist.TCPStore:
     try:
         return dist.TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
     except (RuntimeError, dist.DistError) as error:
-        raise ConnectionError(f"no store at {address.host}:{address.port} within {timeout_s:.1f} s: {error}") from error
+        raise NoStore(f"no store at {address.host}:{address.port} within {timeout_s:.1f} s: {error}") from error
 
 
 def _takes_connections(address: StoreAddress) -> bool:
@@ -425,3 +431,8 @@ def plainly(error: BaseException) -> str:
     first = str(error).strip().partition("\n")[0]
     gloo = re.match(r"\[[^\]]*\]\s*(.*?)(\. |$)", first)
     return (gloo.group(1) if gloo else first)[:500]
+
+
+def misses_a_peer(error: BaseException) -> bool:
+    """Whether an error of torch or a transport only says that another rank is gone or late."""
+    return any(sign in str(error).lower() for sign in _OF_A_PEER)

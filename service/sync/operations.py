@@ -239,7 +239,7 @@ def _note_errors(intake: Intake, news: set[tuple[str, int, str]]) -> None:
             continue
         if job.error_at is None and rank.generation == job.active_generation:
             job.error_at = intake.now
-        said = rank.reason.text if rank.reason else ""
+        said = rank.reason.cause if rank.reason else None
         cause = cause_of_rank(intake.node.node_id, rank.rank, rank.step, said, rank.ended)
         if not cause.is_felt:
             name_cause(intake.session, job.job_id, cause, now=intake.now)

@@ -171,7 +171,9 @@ def _run_rank(
     recorder.loop = loop
     threading.Thread(target=_obey, args=(pipe, loop, recorder), daemon=True).start()
     ended = loop.run(request)
-    return {"how": ended.how, "reason": None if ended.reason is None else str(ended.reason), **recorder.result()}
+    cause = None if ended.reason is None or ended.reason.cause is None else str(ended.reason.cause.what)
+    reason = None if ended.reason is None else str(ended.reason)
+    return {"how": ended.how, "reason": reason, "cause": cause, **recorder.result()}
 
 
 def make_job(setup: RankSetup) -> Any:
