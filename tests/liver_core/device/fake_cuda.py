@@ -82,7 +82,7 @@ class Watch(TorchDispatchMode):
         self.copies: Counter[str] = Counter()
         self.strays: Counter[str] = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name, kwargs = func._schema.name, kwargs or {}
         if name == "aten::_local_scalar_dense":
             self.reads[_place()] += int(args[0].is_cuda)
@@ -144,8 +144,8 @@ def make_group(store: Any, ranks: Sequence[int], rank: int, *, name: str, **_: A
     prefix = dist.PrefixStore(name, store)
     group = dist.ProcessGroup(prefix, tuple(ranks).index(rank), len(ranks))
     group._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
-    options = FakeProcessGroup.Options()
-    backend = FakeProcessGroup._create_internal(group.rank(), group.size(), options)
+    kind: Any = FakeProcessGroup  # Its stub knows neither its options nor what it takes.
+    backend = kind._create_internal(group.rank(), group.size(), kind.Options())
     for device in ("cpu", "cuda"):
         group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
     group._set_group_name(name)  # type: ignore[arg-type]
@@ -214,7 +214,7 @@ def _release_fakes() -> None:
     """Fake tensors are asked for their device by an operation, which is none on memory."""
     plain = released_storage._ReleaseMode.__torch_dispatch__
 
-    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(self: Any, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:
             return args[0].fake_device
         return plain(self, func, types, args, kwargs)
@@ -230,7 +230,7 @@ _hooks: dict[int, Callable[..., None]] = {}
 def _backward(tensors: Any, grad_tensors: Any = None, **_: Any) -> None:
     roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     given = [grad_tensors] if grad_tensors is None or isinstance(grad_tensors, torch.Tensor) else list(grad_tensors)
-    nodes = [root.grad_fn for root in roots]
+    nodes: list[Any] = [root.grad_fn for root in roots]
     got = {
         node: {root.output_nr: torch.ones_like(root) if gradient is None else gradient}
         for node, root, gradient in zip(nodes, roots, given, strict=True)

@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ def main() -> None:
 def run(source: ParallelLayout, target: ParallelLayout, precision: str, watch: fake_cuda.Watch) -> dict[str, Any]:
     """Devices by name, host reads and copies by place and phase, and bytes as taken and as planned."""
     dtype = "bfloat16" if precision == "bf16" else "float32"
-    shape = TransformerShape(**{name: getattr(SHAPE, name) for name in SHAPE.__dataclass_fields__} | {"dtype": dtype})
+    shape = replace(SHAPE, dtype=dtype)
     manifest = manifest_of(shape)
     job, present, following = job_of(precision), world(source, 1), world(target, 2)
     megatron.activate(present)
