@@ -14,7 +14,7 @@ import ctypes
 import os
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -61,8 +61,7 @@ def pretend_megatron() -> None:
     from liver_core.worlds import megatron
 
     CudaRNGStatesTracker.fork = lambda *_, **__: nullcontext()  # type: ignore[method-assign]
-    megatron.make_group = make_group  # type: ignore[assignment]
-    megatron.make_groups = _make_groups  # type: ignore[assignment]
+    megatron.make_group = groups.make_group = make_group  # type: ignore[assignment]
     made = DistributedDataParallel._make_backward_post_hook
 
     def remembered(self: Any, parameter: torch.nn.Parameter) -> Callable[..., None]:
@@ -85,12 +84,12 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         name, kwargs = func._schema.name, kwargs or {}
         if name == "aten::_local_scalar_dense":
-            self.reads[_place()] += int(args[0].is_cuda)
+            self.reads[_place()] += sum(each.is_cuda for each in args)
             return 1.0
         if func.namespace == "c10d":
             return self._collective(func, args)
         if name == "aten::_pin_memory":
-            return args[0].clone()
+            return next(iter(args)).clone()
         if name in ("aten::_to_copy", "aten::copy_") and _leaves_the_device(name, args, kwargs):
             self.copies[_place()] += 1
         return func(*args, **kwargs)
@@ -149,15 +148,8 @@ def make_group(store: Any, ranks: Sequence[int], rank: int, *, name: str, **_: A
     for device in ("cpu", "cuda"):
         group._register_backend(torch.device(device), dist.ProcessGroup.BackendType.CUSTOM, backend)
     group._set_group_name(name)  # type: ignore[arg-type]
-    groups._register(group, prefix, name, ranks)  # type: ignore[arg-type]
+    groups._register(group, prefix, name, ranks, backends="cpu:gloo,cuda:nccl")  # type: ignore[arg-type]
     return group
-
-
-def _make_groups(
-    store: Any, wanted: Iterable[Sequence[int]], rank: int, *, prefix: str, **_: Any
-) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    mine = [tuple(ranks) for ranks in wanted if rank in ranks]
-    return {ranks: make_group(store, ranks, rank, name=f"{prefix}/{ranks}") for ranks in mine}
 
 
 def _gather_object(found: list[Any], mine: Any, group: Any = None) -> None:
@@ -274,9 +266,10 @@ def _passed_on(node: Any, gradients: Mapping[int, torch.Tensor]) -> list[tuple[t
             _hooks.get(id(parameter), lambda: None)()
         return []
     inputs = [gradients.get(number) for number in range(max(gradients, default=0) + 1)]
-    outputs = (node if callable(node) else node.apply)(*inputs)
+    run: Any = node if callable(node) else node.apply
+    outputs = run(*inputs)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    pairs = zip(node.next_functions, outputs, strict=False)
+    pairs = zip(getattr(node, "next_functions", ()), outputs, strict=False)
     return [(edge, gradient) for edge, gradient in pairs if edge[0] is not None]
 
 

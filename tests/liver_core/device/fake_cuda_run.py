@@ -29,6 +29,7 @@ from liver_core.training.gpt import GptJob
 from liver_core.training.job import MicroBatch
 from liver_core.worlds import megatron
 from liver_core.worlds.megatron import MegatronWorld
+from liver_core.worlds.nccl_groups import TorchNccl, TrainsOn
 from liver_core.worlds.released_storage import released
 from tests.liver_core.device import fake_cuda
 
@@ -107,7 +108,11 @@ def job_of(precision: str) -> GptJob:
 def world(layout: ParallelLayout, generation: int) -> MegatronWorld:
     members = tuple(Member(f"node-{rank}", 0) for rank in range(layout.world_size))
     roster = Roster("fake", generation, layout, members)
-    return megatron.bring_up(roster, 0, dist.HashStore(), host="127.0.0.1", timeout_s=5.0)
+    store, name = dist.HashStore(), f"fake/{generation}"
+    for rank in range(1, layout.world_size):
+        store.set(f"{name}/gpu/{rank}", f"gpu-{rank}")  # As each peer says where it trains.
+    place = TrainsOn("gpu-0", fake_cuda.CUDA, TorchNccl())
+    return megatron.bring_up(roster, 0, store, host="127.0.0.1", timeout_s=5.0, name=name, place=place)
 
 
 def active_in(job: GptJob, present: MegatronWorld, manifest: Manifest) -> ActiveWorld:
