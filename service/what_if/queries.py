@@ -9,7 +9,8 @@ from sqlalchemy.orm import Session
 
 from agent.protocol.errors import FieldProblem
 from agent.protocol.jobfile import JobFile
-from service.jobs.queries import job_file_of, step_seconds
+from service.jobs.queries import job_file_of
+from service.jobs.step_times import step_seconds
 from service.jobs.tables import ENDED, JobRow
 from service.leases.tables import LeaseRow
 from service.nodes.tables import NodeRow, NodeState
