@@ -35,6 +35,8 @@ from agent.protocol.values import HandoffCause, HandoffState, utc
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
 from liver_core.handoff import (
+    FailedPart,
+    FailureCause,
     HandoffId,
     LadderInputs,
     Order,
@@ -203,7 +205,7 @@ class Lead:
         """The store of a world died. A handoff to that world cannot be decided any more."""
         if self._proposer.record.proposal is not None and self._proposer.record.generation == generation:
             text = f"the store of generation {generation} on node {self._node.node_id} died"
-            await self.cancel(Reason(text, "store"))
+            await self.cancel(Reason(text, "store", cause=FailureCause(FailedPart.STORE)))
 
     async def take_report(self, report: Report, measured: RankMeasures | None) -> None:
         """A participant reported, and its rank has `measured` so much; both may come after the handoff has ended."""
@@ -231,7 +233,8 @@ class Lead:
                 since = unreachable.get(member.node_id)
                 if since is not None and now - since > PEER_LOST_S:
                     text = f"the agent of {member.node_id} has not been reached for {now - since:.0f} s"
-                    await self._feed(MemberLost(member, Reason(text, "prepare")))
+                    cause = FailureCause(FailedPart.NODE)
+                    await self._feed(MemberLost(member, Reason(text, "prepare", cause=cause)))
         await self._feed(Tick())
 
     async def close(self) -> None:

@@ -28,7 +28,8 @@ BACKOFF_MAX_S = 5.0
 AFTER_TIMEOUT_S = 1.0
 """A service that did not answer in time may still work on that report: the next one would only wait behind it."""
 POLL_LEAST_S, AWAKE_LEAST_S = 0.05, 0.01
-"""News within this time goes into one report. The second: wake-ups, which mean that there are orders to fetch."""
+"""News within this time goes into one report. The second: the least time from one sync to the next where the service
+wakes the agent, since there are orders to fetch."""
 SPACING_S, CALM_S = 0.25, 1.0
 """Least time between two syncs: SPACING_S if only this agent has news; if it has only progress to report CALM_S, or the
 period that the service asks for. A sync takes processor time from ranks that train on the same cores."""
@@ -141,7 +142,9 @@ class ServiceLink:
                         await news.wait()
                 except TimeoutError:
                     continue
-                await asyncio.sleep(AWAKE_LEAST_S if self._awake.is_set() else POLL_LEAST_S)
+                # Whoever is woken goes at once; only wake-ups that follow each other closely are taken together.
+                is_awake = self._awake.is_set()
+                await asyncio.sleep(max(0.0, began + AWAKE_LEAST_S - time.monotonic()) if is_awake else POLL_LEAST_S)
                 for reason, spacing_s in ((self._prompt, self._calm_s), (self._awake, SPACING_S)):
                     with suppress(TimeoutError):
                         async with asyncio.timeout(max(0.0, began + spacing_s - time.monotonic())):

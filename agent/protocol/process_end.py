@@ -1,22 +1,11 @@
-"""How a rank's process ended, as its agent knows it: a value of reports; and the sentence that is made of it.
+"""How a rank's process ended, as its agent knows it: a value, its sentence for people, and its cause. Pure."""
 
-Where an end only stands in the reason of a handoff, which is text, the service reads it there. Pure.
-"""
-
-import re
 from dataclasses import dataclass
-from typing import Annotated
 
-from liver_core.layout.limits import STRICT, Bound, Count, Revision, ShortText, Text, fitting
+from liver_core.handoff.messages import FailedPart, FailureCause
+from liver_core.layout.limits import STRICT, Count, ExitCode, Revision, ShortText, Text, fitting
 
-_SENTENCE = re.compile(
-    r"rank process \(pid (?P<pid>\d+)\) "
-    r"(?:was killed by (?P<signal>\S+)|ended with exit code (?P<exit_code>\d+)|ended with an unknown exit code)"
-    r"(?: after step (?P<step>\d+))?"
-)
-ExitCode = Annotated[int, Bound(ge=0, le=255)]
-_REPORTED = "; it reported: "
-_LOGGED = "; its log ends: "
+_OWN_ABORT = "SIGABRT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +32,17 @@ class ProcessEnd:
         elif self.exit_code is not None:
             how = f"ended with exit code {self.exit_code}"
         after = "" if self.step is None else f" after step {self.step}"
-        said = f"{_REPORTED}{self.reported}" if self.reported else f"{_LOGGED}{self.logged}" if self.logged else ""
+        said = f"; it reported: {self.reported}" if self.reported else ""
+        said = f"; its log ends: {self.logged}" if self.logged and not said else said
         return f"rank process (pid {self.pid}) {how}{after}{said}"
 
-    @classmethod
-    def read(cls, text: str) -> "ProcessEnd | None":
-        """From a text with this sentence in it, None without one."""
-        found = _SENTENCE.search(text)
-        if found is None:
-            return None
-        rest, code, step = text[found.end() :], found["exit_code"], found["step"]
-        return cls(
-            pid=int(found["pid"]),
-            signal=found["signal"],
-            exit_code=None if code is None else int(code),
-            step=None if step is None else int(step),
-            reported=rest.removeprefix(_REPORTED) if rest.startswith(_REPORTED) else "",
-            logged=rest.removeprefix(_LOGGED) if rest.startswith(_LOGGED) else "",
-        )
+    @property
+    def is_killed(self) -> bool:
+        """Whether something else ended it: it knows nothing of why. One that aborts itself has often lost a peer."""
+        return self.signal is not None and self.signal != _OWN_ABORT
+
+    def cause(self, reported: FailureCause | None) -> FailureCause:
+        """What failed, given the cause that the rank itself has reported last."""
+        if reported is None or reported.what is FailedPart.RANK or self.is_killed:
+            return FailureCause(FailedPart.RANK, self.signal, self.exit_code, self.step)
+        return FailureCause(reported.what, step=self.step)

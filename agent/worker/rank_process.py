@@ -23,13 +23,14 @@ from agent.protocol.jobfile import OnNonfinite
 from agent.protocol.worker import RankSpec
 from agent.supervisor.process import own_identity
 from agent.worker.control import ControlSocket, log
-from liver_core.handoff.messages import Decision, Order, RankStage, Reason
+from liver_core.handoff.messages import Decision, FailureCause, Order, RankStage, Reason
 from liver_core.layout import Member
 from liver_core.rank.after_step import CheckpointPlan, Ending
 from liver_core.rank.droppable_step import DropRule
 from liver_core.rank.loop import RankLoop
-from liver_core.rank.prepare.preparation import PrepareSettings
+from liver_core.rank.prepare.prepare_settings import PrepareSettings
 from liver_core.rank.step_boundary import StepTotals
+from liver_core.rank.store_exchange import cause_of
 from liver_core.state.replay_check import check_replay
 from liver_core.state.small_state import TrainingProgress
 from liver_core.state.step_counts import UnsupportedState
@@ -65,7 +66,7 @@ def run(spec: dict[str, Any], control: socket.socket) -> int:
         return worker.run()
     except Exception as error:
         traceback.print_exc()
-        worker.fail(f"{type(error).__name__}: {error}")
+        worker.fail(f"{type(error).__name__}: {error}", cause_of(error))
         return 1
     finally:
         worker.control.flush(_FLUSH_S)
@@ -128,7 +129,7 @@ class Worker:
             failed = ended.reason if ended.how is Ending.FAILED else None
             self.control.say(rank.Finished(step=self.loop.progress.step, failed=failed))
         elif ended.how is Ending.BROKEN:
-            self.fail(str(ended.reason))
+            self.fail(str(ended.reason), ended.reason.cause if ended.reason is not None else None)
         return _EXIT[ended.how]
 
     def _event_files(self) -> EventFiles | None:
@@ -140,10 +141,10 @@ class Worker:
 
         return EventFiles(EventFolder(file.tensorboard, str(self.spec.order.job_id), file.checkpoint.path), log)
 
-    def fail(self, text: str) -> None:
+    def fail(self, text: str, cause: FailureCause | None) -> None:
         """Say that this rank cannot go on."""
         self.stage_now = RankStage.FAILED
-        self.control.say(rank.Failed(reason=Reason(text, "training", self.rank)))
+        self.control.say(rank.Failed(reason=Reason(text, "training", self.rank, cause=cause)))
 
     def _first_order(self) -> Order:
         first = self.spec.order

@@ -22,6 +22,11 @@ def own_device() -> torch.device:
     return torch.device("cuda", 0) if torch.cuda.is_available() else _CPU
 
 
+def own_gpu() -> str:
+    """The name of the GPU on which this process trains, which no other GPU of any machine has. Empty on the CPU."""
+    return "" if own_device().type == "cpu" else str(torch.cuda.get_device_properties(0).uuid)
+
+
 def on_device(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A batch where this process trains. Copied from pinned memory, so that the host does not wait for the device."""
     device = own_device()
@@ -39,11 +44,6 @@ def rank_environment(slot: int, visible: Sequence[str]) -> dict[str, str]:
         return {}
     at = slot % len(visible)
     return {"CUDA_VISIBLE_DEVICES": ",".join((*visible[at:], *visible[:at]))}
-
-
-def sharing(slots: int, visible: Sequence[str]) -> bool:
-    """Whether slots of a node share a GPU. NCCL wants one GPU for each rank."""
-    return bool(visible) and slots > len(visible)
 
 
 def visible_gpus(environment: Mapping[str, str], present: Sequence[str]) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ class DeviceWait(StrEnum):
     FREED = "nobody on the device uses memory any more before it is freed"
     STARTED = "a background thread begins after what its starter has queued"
     PREPARED = "what one thread has prepared is complete before another uses it"
+    QUIET = "nothing is queued on the device when the communicators of a world are made"
     READ = "a number is computed before the host reads it"
 
 

@@ -10,6 +10,8 @@ from liver_core.handoff.messages import (
     PROTOCOL_VERSION,
     CutoverDeadlines,
     Decision,
+    FailedPart,
+    FailureCause,
     HandoffId,
     Order,
     Phase,
@@ -28,7 +30,16 @@ from liver_core.handoff.participant import Participant
 from liver_core.handoff.participant_events import ParticipantRecord
 from liver_core.handoff.proposer import Proposer
 from liver_core.handoff.proposer_events import Proposal, ProposerRecord
-from liver_core.handoff.ready_tag import Agreement, BoundaryPhase, agreed, boundary_pair, drop_word, pack, ready_tag
+from liver_core.handoff.ready_tag import (
+    Agreement,
+    BoundaryPhase,
+    agreed,
+    boundary_pair,
+    connect_word,
+    drop_word,
+    pack,
+    ready_tag,
+)
 from liver_core.handoff.rung_costs import CostParts, MeasuredCost, Prefer, RungCost
 from liver_core.layout import MessageError
 
@@ -40,6 +51,8 @@ __all__ = [
     "Cutover",
     "CutoverDeadlines",
     "Decision",
+    "FailedPart",
+    "FailureCause",
     "HandoffId",
     "LadderInputs",
     "MeasuredCost",
@@ -66,6 +79,7 @@ __all__ = [
     "agreed",
     "boundary_pair",
     "choose_rung",
+    "connect_word",
     "drop_word",
     "pack",
     "ready_tag",

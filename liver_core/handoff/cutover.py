@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import IntEnum, StrEnum
 from typing import assert_never
 
-from liver_core.handoff.messages import CutoverDeadlines, Decision, Reason, Tick
+from liver_core.handoff.messages import CutoverDeadlines, Decision, FailedPart, FailureCause, Reason, Tick
 
 
 class Level(IntEnum):
@@ -456,7 +456,8 @@ class Cutover:
                 self.state = CutoverState.VOTED
                 return self._propose(Decision.NO_GO, self._late(phase))
             case CutoverState.VOTED if now >= self._store_deadline:
-                return self._fall(self._because("decision", "the store gave no decision before the deadline"))
+                text, cause = "the store gave no decision before the deadline", FailureCause(FailedPart.STORE)
+                return self._fall(Reason(text, "decision", rank=self.rank, cause=cause))
             case CutoverState.VOTED if now >= self._own_deadline and self._wish is None:
                 return self._propose(Decision.NO_GO, self._late("decision"))
             case CutoverState.BUILDING if now >= self._build_until:

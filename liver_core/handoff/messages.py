@@ -19,6 +19,7 @@ from liver_core.layout.limits import (
     Checked,
     Count,
     Digest,
+    ExitCode,
     Generation,
     JobId,
     Name,
@@ -156,10 +157,33 @@ class Rung(StrEnum):
         return self in (Rung.LIVE, Rung.DROP_STEP)
 
 
+class FailedPart(StrEnum):
+    """What failed first. `peer`: some rank did, and only the others have reported it; `start`: a start made no step."""
+
+    RANK = "rank"
+    STORE = "store"
+    NODE = "node"
+    START = "start"
+    PEER = "peer"
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCause:
+    """What failed, as far as the one that gives the reason knows. Nobody reads that in the reason's sentence.
+
+    `signal` or `exit_code` where a process ended; `step`: the last one that it had made."""
+
+    what: FailedPart
+    signal: ShortText | None = None
+    exit_code: ExitCode | None = None
+    step: Count | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Reason:
     """Why: which rank, in which phase, at which tile, and a sentence. `rank` is None when no one is to blame. `node`:
-    where that rank is, since two worlds have a rank of this number; empty where it is not known.
+    where that rank is, since two worlds have a rank of this number; empty where it is not known. `cause`: None where
+    nothing has failed, and where it is the named rank, of whose process no end is known.
 
     A reason always fits its bounds: it often quotes an error, and one that is refused for its length explains nothing.
     """
@@ -169,6 +193,7 @@ class Reason:
     rank: Rank | None = None
     tile: ShortText = ""
     node: ShortText = ""
+    cause: FailureCause | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "text", fitting(self.text) or "no reason given")

@@ -18,7 +18,8 @@ TAG_MAX = 2**_TAG_BITS - 1
 class BoundaryPhase(IntEnum):
     """What a rank wants of the boundary. A rank that has several requests shows the greatest.
 
-    DROP is shown between two parts of a step only, and nothing else is shown there.
+    DROP is shown between two parts of a step only, and nothing else is shown there. CONNECT in place of READY: before
+    they can cut over, the ranks make the communicators of the next world, all at the same boundary.
     """
 
     NONE = 0
@@ -26,6 +27,7 @@ class BoundaryPhase(IntEnum):
     READY = 2
     STOP = 3
     DROP = 4
+    CONNECT = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,14 @@ def drop_word(word: int) -> int:
     if asked is None or asked.phase is not BoundaryPhase.READY:
         return NOTHING_WANTED
     return pack(asked.tag, BoundaryPhase.DROP)
+
+
+def connect_word(word: int) -> int:
+    """What a rank that would show `word` shows at the end of a step while its next world has no communicators yet."""
+    asked = agreed(word, word)
+    if asked is None or asked.phase is not BoundaryPhase.READY:
+        return word
+    return pack(asked.tag, BoundaryPhase.CONNECT)
 
 
 def pack(tag: int, phase: BoundaryPhase) -> int:

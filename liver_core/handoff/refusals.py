@@ -32,12 +32,12 @@ def ends_promise(order: Order, promised: Order | None) -> bool:
 def prepare_refusal(order: Order, record: ParticipantRecord, member: Member, job_id: str, now: float) -> Reason | None:
     """Why this member rejects a handoff to which it has no promise yet, or None."""
     rank = None if record.active is None else record.active.rank_of(member)
-    text = (
-        _envelope_refusal(order, job_id)
-        or _fence_refusal(order, record)
-        or _roster_refusal(order, record, member)
-        or _deadline_refusal(order, member, now)
-    )
+    text = _envelope_refusal(order, job_id) or _fence_refusal(order, record) or _source_refusal(order, record)
+    if text is None and _runs_no_rank(order, record, member):
+        why = "" if record.reason is None else f" ({record.reason})"
+        text = f"source: this member runs no rank of generation {order.parent}{why}"
+        return Reason(text, REFUSED, cause=None if record.reason is None else record.reason.cause)
+    text = text or _part_refusal(order, member) or _deadline_refusal(order, member, now)
     return None if text is None else Reason(text, REFUSED, rank=rank)
 
 
@@ -73,7 +73,7 @@ def _fence_refusal(order: Order, record: ParticipantRecord) -> str | None:
     return None
 
 
-def _roster_refusal(order: Order, record: ParticipantRecord, member: Member) -> str | None:
+def _source_refusal(order: Order, record: ParticipantRecord) -> str | None:
     if order.generation <= order.parent or order.target.generation != order.generation:
         return f"generation: {order.generation} does not fit parent {order.parent} and the target roster"
     active = record.active
@@ -83,10 +83,12 @@ def _roster_refusal(order: Order, record: ParticipantRecord, member: Member) -> 
         return f"parent: this member trains in generation {active.generation}, not {order.parent}"
     if active is not None and order.source != active:
         return f"source: not the roster of generation {active.generation} in which this member trains"
-    if active is None and order.takes_over and order.source is not None and member in order.source.members:
-        why = "" if record.reason is None else f" ({record.reason})"
-        return f"source: this member runs no rank of generation {order.parent}{why}"
-    return _part_refusal(order, member)
+    return None
+
+
+def _runs_no_rank(order: Order, record: ParticipantRecord, member: Member) -> bool:
+    """Whether the order takes over what a rank of this member has, and there is none."""
+    return record.active is None and order.takes_over and order.source is not None and member in order.source.members
 
 
 def _part_refusal(order: Order, member: Member) -> str | None:

@@ -143,7 +143,8 @@ class Tally:
         for member in self.members:
             report = self._reports.get(member)
             if member in self._lost:
-                return self._blame(member, Reason(f"{text}; {self._lost[member].text}", phase))
+                lost = self._lost[member]
+                return self._blame(member, Reason(f"{text}; {lost.text}", phase, cause=lost.cause))
             if report is None:
                 return self._blame(member, Reason(f"{text}; {member.node_id}/{member.slot} never reported", phase))
             if report.stage in (Stage.IDLE, Stage.PREPARING, Stage.STREAMING, Stage.CUTTING_OVER):

@@ -65,6 +65,7 @@ JobId = Identifier
 NodeId = Identifier
 Text = Annotated[str, Bound(max_length=REASON_CHARS_MAX), NO_NUL]
 ShortText = Annotated[str, Bound(max_length=NAME_CHARS_MAX), NO_NUL]
+ExitCode = Annotated[int, Bound(ge=0, le=255)]
 Name = Annotated[str, Bound(min_length=1, max_length=NAME_CHARS_MAX), NO_NUL]
 FilePath = Annotated[str, Bound(min_length=1, max_length=4_096), NO_NUL]
 Digest = Annotated[str, Bound(pattern=r"^[A-Za-z0-9:+/=_-]*$", max_length=128)]

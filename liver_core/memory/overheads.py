@@ -20,9 +20,9 @@ class DeviceOverheads:
 
     context: of the process, with the code of all kernels. workspaces: cuBLAS takes 32 MiB for each stream that
     multiplies (NVIDIA, cuBLAS documentation, `cublasSetWorkspace`); training's does, and that of a replayed step may.
-    nccl_per_world: the communicators of one world; 2 GB where all groups share one by `split_share`, 7 GB where each
-    has its own (measured by others on 8 H100s in TP2xPP2xDP2). A world of one rank has none. certificate: while the
-    state is summed.
+    nccl_per_world: the communicators of one world, which share the resources of one (`worlds.nccl_groups`); 7 GB where
+    each has its own (measured by others on 8 H100s in TP2xPP2xDP2). A world of one rank has none. certificate: while
+    the state is summed.
     """
 
     context: int = 500_000_000

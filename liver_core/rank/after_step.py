@@ -6,9 +6,14 @@ its first gradients. The pause is over then, and the state is still that of the 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+import torch
+import torch.distributed as dist
 
 from liver_core.handoff.messages import Reason
 from liver_core.handoff.ready_tag import Agreement, BoundaryPhase
@@ -16,6 +21,7 @@ from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.checkpoint_writer import CheckpointWriter
 from liver_core.rank.metrics.step_metrics import StepMeasures, StepMetrics
+from liver_core.rank.step_boundary import first_rank
 from liver_core.state.megatron_arguments import megatron_arguments
 from liver_core.state.small_state import TrainingProgress, collect
 from liver_core.training.job import TrainingJob
@@ -151,3 +157,16 @@ class AfterStep:
         path, arguments = self._rule.path_of(small["step"]), megatron_arguments(self._job, active.state, active.world)
         self._metrics.soon()
         self._writer.start(active, small, arguments, path, keep=self._rule.keep, asked=asked)
+
+
+def check_finite(
+    what: str, value: float, *, here: Sequence[torch.Tensor | float], group: dist.ProcessGroup, phase: str
+) -> None:
+    """`value` is equal on all ranks of `group`, and `here` is what this rank adds to it. If it is not finite, raises
+    Ended on all ranks and names the first where it is not."""
+    if math.isfinite(value):
+        return
+    rank = first_rank(not all(bool(torch.as_tensor(part).isfinite().all()) for part in here), group)
+    where = "" if rank is None else f", first on rank {rank}"
+    text = f"the {what} is {value}{where}; the step was not applied (on_nonfinite is stop)"
+    raise Ended(Ending.FAILED, Reason(text, phase, rank))

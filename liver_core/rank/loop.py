@@ -7,7 +7,6 @@ Worlds change only in the main thread, at a boundary. Commands come from another
 from __future__ import annotations
 
 import logging
-import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from liver_core.handoff.cutover import (
 from liver_core.handoff.messages import Decision, Order, RankStage, Reason
 from liver_core.layout import Member
 from liver_core.rank.active_world import ActiveWorld, Timings
-from liver_core.rank.after_step import AfterStep, CheckpointPlan, Ended, Ending
+from liver_core.rank.after_step import AfterStep, CheckpointPlan, Ended, Ending, check_finite
 from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.checkpoint_writer import CheckpointWriter
 from liver_core.rank.cutover.cutover_run import CutoverRun, Outcome, Probe
@@ -37,13 +36,15 @@ from liver_core.rank.metrics.step_metrics import StepMeasures, StepMetrics, meas
 from liver_core.rank.next_world import COLLECT_AFTER_S, NextWorld
 from liver_core.rank.pending_handoff import NoPartInHandoff, PendingHandoff
 from liver_core.rank.prepare.memory_plan import take_place
-from liver_core.rank.prepare.preparation import Preparation, PrepareSettings
+from liver_core.rank.prepare.preparation import Preparation
+from liver_core.rank.prepare.prepare_settings import PrepareSettings
 from liver_core.rank.reporter import Listener, StageReporter
 from liver_core.rank.rescue.rescue_preparation import RescuePreparation
 from liver_core.rank.rescue.rescue_run import RescueRun
 from liver_core.rank.retire import Retirement
-from liver_core.rank.step_boundary import StepTotals, agree, first_rank, start_total
+from liver_core.rank.step_boundary import StepTotals, agree, start_total
 from liver_core.rank.step_lease import await_lease
+from liver_core.rank.store_exchange import cause_of
 from liver_core.state.buckets import return_gradients, spread_gradients
 from liver_core.state.megatron_optimizer import settle_moments
 from liver_core.state.optimizer_step import apply_step, measure_gradients, refresh_weights
@@ -177,8 +178,7 @@ class RankLoop:
         except Ended as ended:
             self.checkpoints.close(LAST_CHECKPOINT_S)
             return ended
-        except RuntimeError as error:
-            # Torch raises this if a peer is gone or late. This world cannot do another step.
+        except RuntimeError as error:  # Of torch, if a peer is gone or late. This world cannot do another step.
             _log.exception("the rank of %s cannot continue: error in phase %s", self.member, self._phase)
             return self._broken(error)
         finally:
@@ -187,8 +187,8 @@ class RankLoop:
     def _broken(self, error: RuntimeError) -> Ended:
         """The world in which this rank trains is lost, and so is a handoff in progress. The checkpoint rung is next."""
         rank = self.active.world.rank if self.active is not None else None
-        text = f"the world cannot go on: {type(error).__name__}: {plainly(error)}"
-        reason = Reason(text, self._phase, rank)
+        why = f"the world cannot go on: {type(error).__name__}: {plainly(error)}"
+        reason = Reason(why, self._phase, rank, cause=cause_of(error))
         if self._phase == "switch" or self._switched:
             under_way = self.following or (self.retirement.following if self.retirement is not None else None)
             stage = RankStage.BROKEN
@@ -289,15 +289,10 @@ class RankLoop:
         return measured
 
     def _check_finite(self, what: str, value: float, active: ActiveWorld, here: Sequence[torch.Tensor | float]) -> None:
-        """`value` is of the step that comes next and equal on all ranks; `here` is what this rank adds to it. If the
-        job must not go on with such a value, raises Ended on all ranks and names the first where it is not finite."""
-        if math.isfinite(value) or not self.stops_at_nonfinite:
-            return
-        rank = first_rank(not all(bool(torch.as_tensor(part).isfinite().all()) for part in here), active.world.everyone)
-        where = "" if rank is None else f", first on rank {rank}"
-        step = self.progress.step + 1
-        text = f"the {what} of step {step} is {value}{where}; the step was not applied (on_nonfinite is stop)"
-        raise Ended(Ending.FAILED, Reason(text, self._phase, rank))
+        """`value` is of the step that comes next; `here` is what this rank adds to it."""
+        if self.stops_at_nonfinite:
+            text = f"{what} of step {self.progress.step + 1}"
+            check_finite(text, value, here=here, group=active.world.everyone, phase=self._phase)
 
     def _advance(self, active: ActiveWorld, totals: StepTotals, seconds: float) -> None:
         step = self.progress.step + 1
@@ -475,7 +470,7 @@ class RankLoop:
 
     def _maintain(self) -> None:
         """Between steps or their parts: handle aborts and retired worlds, and attach a waiting stream to the steps."""
-        self.pending.drop_if_aborted()
+        self.pending.maintain()
         for handoff_id in self.requests.take_retired():
             if self.retirement is not None and self.retirement.handoff_id == handoff_id and not self._switched:
                 retirement, self.retirement = self.retirement, None

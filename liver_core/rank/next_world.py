@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from liver_core.certificate import CertificatePlan
+from liver_core.device import DeviceWait, settle_all
+from liver_core.device.rank_device import own_device
 from liver_core.handoff.messages import Order, Reason, Rung
 from liver_core.layout import Manifest
 from liver_core.memory.memory_placement import MemoryPlacement
@@ -21,10 +24,12 @@ from liver_core.reshard import RankPlan
 from liver_core.state.live_state import LiveState, free
 from liver_core.training.job import TrainState
 from liver_core.transport.protocol import Read, Transport
-from liver_core.worlds.megatron import MegatronWorld, retire
+from liver_core.worlds.megatron import MegatronWorld, connect, retire
 from liver_core.worlds.released_storage import collect
 
 COLLECT_AFTER_S = 1.0
+CONNECT = "connect"
+"""In the store: the ranks of the source world make the communicators of the next one now, and newcomers must too."""
 
 
 @dataclass(slots=True)
@@ -34,7 +39,8 @@ class NextWorld:
     `small`: the small state of the loaded checkpoint. `boundary`: what the source world published at its boundary.
     `verdict`: how the state moves, once all ranks have agreed. If there is a `rescue`, it comes before world, state and
     plan. `measures`: seconds per phase, and bytes. `placement`: which parts of a target's world wait in host memory.
-    `account`: the memory that the handoff may take and has taken.
+    `account`: the memory that the handoff may take and has taken. `lacks_communicators`: the ranks of the target world
+    must make those of their GPUs before the cutover; known to leavers too.
     """
 
     request: Order
@@ -57,6 +63,7 @@ class NextWorld:
     boundary: dict[str, Any] = field(default_factory=dict)
     measures: dict[str, float] = field(default_factory=dict)
     placement: MemoryPlacement = field(default_factory=lambda: MemoryPlacement((), ()))
+    lacks_communicators: bool = False
     account: MemoryAccount = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,6 +84,18 @@ class NextWorld:
         """Why the state is copied in the pause although the order asked to stream it."""
         verdict = self.verdict
         return None if verdict is None or self.streams else Reason(verdict.reason, verdict.phase)
+
+    def connect(self) -> None:
+        """Make the communicators of the next world, in the main thread, at the boundary that all ranks have agreed on
+        for it. Newcomers learn of that boundary here. Raises RuntimeError if a rank is gone."""
+        started = time.monotonic()
+        if self.source_rank == 0:
+            self.exchange.post(CONNECT, True)
+        if self.world is not None:
+            settle_all(DeviceWait.QUIET, own_device())
+            connect(self.world)
+        self.lacks_communicators = False
+        self.measures["connect_communicators_s"] = time.monotonic() - started
 
     def end_streams(self) -> None:
         """End the streaming threads. After this nothing reads or fills a ring."""

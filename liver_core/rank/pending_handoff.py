@@ -15,18 +15,26 @@ from collections.abc import Callable
 from liver_core.device import DeviceWait, settle
 from liver_core.device.rank_device import own_device
 from liver_core.device.threads import background
-from liver_core.handoff.messages import Order, PreparePhase, RankStage, Reason, Rung
-from liver_core.handoff.ready_tag import NOTHING_WANTED, Agreement, BoundaryPhase, agreed, drop_word, ready_tag
+from liver_core.handoff.messages import FailureCause, Order, PreparePhase, RankStage, Reason, Rung
+from liver_core.handoff.ready_tag import (
+    NOTHING_WANTED,
+    Agreement,
+    BoundaryPhase,
+    agreed,
+    connect_word,
+    drop_word,
+    ready_tag,
+)
 from liver_core.layout import Member
 from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S
-from liver_core.rank.next_world import NextWorld
+from liver_core.rank.next_world import CONNECT, NextWorld
 from liver_core.rank.prepare.preparation import Overtaken, Preparation, PrepareFailed, give_way
 from liver_core.rank.reporter import StageReporter
-from liver_core.rank.store_exchange import Cancelled, ExchangeTimeout
+from liver_core.rank.store_exchange import Cancelled, ExchangeTimeout, cause_of
 from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.steady_clock import utc_now
-from liver_core.worlds.groups import expect_quick_answers
+from liver_core.worlds.groups import expect_quick_answers, plainly
 
 _log = logging.getLogger(__name__)
 _USERS_CODE = (PreparePhase.BUILD_MODEL, PreparePhase.WARM_UP, PreparePhase.LOAD_STATE)
@@ -71,7 +79,7 @@ class PendingHandoff:
         self._lock = threading.Lock()
         self._early: Order | None = None
         self._later: Order | None = None
-        self._cutting = False
+        self._cutting = self._connecting = False
         self._shown = False
         self._report_due = False
         self._dropper: threading.Thread | None = None
@@ -101,7 +109,7 @@ class PendingHandoff:
             elif self._cutting or self._requests.permits(request.handoff_id):
                 text = "revision %d of handoff %s is rejected: the boundary of revision %d may be agreed already"
                 _log.warning(text, request.plan_revision, request.handoff_id, current.request.plan_revision)
-            elif self._shown:
+            elif self._shown or self._connecting:
                 self._later = request
             else:
                 self._amend(current, request)
@@ -138,8 +146,10 @@ class PendingHandoff:
         """The word that this rank shows at the boundary that it enters now. `settle` must follow."""
         with self._lock:
             word = self._requests.word()
+            if self.following is not None and self.following.lacks_communicators:
+                word = connect_word(word)
             asked = agreed(word, word)
-            self._shown = asked is not None and asked.phase is BoundaryPhase.READY
+            self._shown = asked is not None and asked.phase in (BoundaryPhase.READY, BoundaryPhase.CONNECT)
             return word
 
     def word_between_parts(self, needs_s: float) -> int:
@@ -151,6 +161,7 @@ class PendingHandoff:
         with self._lock:
             following = self.following
             drops = following is not None and following.request.rung is Rung.DROP_STEP
+            drops = drops and following is not None and not following.lacks_communicators
             if drops and following is not None and following.streams:
                 drops = following.request.deadline_utc - utc_now() < needs_s
             word = drop_word(self._requests.word()) if drops else NOTHING_WANTED
@@ -161,15 +172,18 @@ class PendingHandoff:
         """The boundary is over. Returns the world to hand over to, or None."""
         with self._lock:
             following = self.following
-            self._cutting = following is not None and _is_for(agreement, following.request)
-            report_due, later = self._report_due, self._later
-            self._shown, self._report_due, self._later = False, False, None
+            meant = following is not None and agreement is not None and _is_for(agreement, following.request)
+            self._connecting = meant and agreement is not None and agreement.phase is BoundaryPhase.CONNECT
+            self._cutting = meant and not self._connecting
+            report_due = self._report_due
+            self._shown, self._report_due = False, False
             if following is None or self._cutting:
+                self._later = None
                 return following
             if report_due:
                 self._reporter.stage(following.request, RankStage.PREPARED, measures=following.measures)
-            if later is not None and self.preparation is not None:
-                self._amend(self.preparation, later)
+            if not self._connecting:
+                self._amend_later()
             return None
 
     def chain(self, version: int) -> int | None:
@@ -189,8 +203,35 @@ class PendingHandoff:
         made = self.following or (None if preparation is None else preparation.made)
         return None if made is None else made.source_stream
 
-    def drop_if_aborted(self) -> None:
-        """Between two steps: drop the world that was built, if an abort has come. Training does not wait for it."""
+    def maintain(self) -> None:
+        """Between two steps: make the communicators of the world that was built, if the boundary agreed on that. Then
+        drop it if an abort has come; training does not wait for that."""
+        if self._connecting:
+            self._connect()
+        self._drop_if_aborted()
+
+    def _connect(self) -> None:
+        """Whatever has come since the boundary: the others are making them too, and would wait for this rank."""
+        following = self.following
+        assert following is not None
+        try:
+            following.connect()
+        except RuntimeError as error:
+            _log.exception("%s cannot make the communicators of the next world", self._member)
+            text = f"communicators: {plainly(error)}"
+            reason = self._reason(following.request, CONNECT, text, cause_of(error))
+            self._requests.abort(following.request.handoff_id, reason)
+        with self._lock:
+            self._connecting = False
+            self._amend_later()
+
+    def _amend_later(self) -> None:
+        """With the lock: the newer revision that had to wait for the end of a boundary."""
+        later, self._later = self._later, None
+        if later is not None and self.preparation is not None:
+            self._amend(self.preparation, later)
+
+    def _drop_if_aborted(self) -> None:
         with self._lock:
             following = self.following
             reason = None if following is None else self._requests.take_abort(following.request.handoff_id)
@@ -276,15 +317,17 @@ class PendingHandoff:
     def _await_boundary(self, preparation: Preparation, made: NextWorld) -> int:
         """The source world's version at the boundary. Without a source world: the version that was loaded."""
         request = made.request
-        if request.source is None:
-            return 0 if made.small is None else int(made.small["step"])
         made.exchange.cancelled = preparation.aborted
         try:
+            self._connect_with_others(preparation, made)
+            if request.source is None:
+                return 0 if made.small is None else int(made.small["step"])
             made.boundary = made.exchange.wait("boundary", preparation.deadline, poll_s=IN_PAUSE_POLL_S)
-        except (Cancelled, ExchangeTimeout) as error:
+        except (RuntimeError, ExchangeTimeout) as error:
             if preparation.superseded:
                 raise _Superseded from None
-            reason = self._requests.take_abort(request.handoff_id) or self._reason(request, "boundary", str(error))
+            reason = self._reason(request, "boundary", plainly(error), cause_of(error))
+            reason = self._requests.take_abort(request.handoff_id) or reason
             self.drop(reason)
             raise NoPartInHandoff(reason) from error
         with self._lock:
@@ -292,6 +335,14 @@ class PendingHandoff:
                 raise _Superseded
             self._cutting = True
         return int(made.boundary["version"])
+
+    def _connect_with_others(self, preparation: Preparation, made: NextWorld) -> None:
+        """Make the communicators of the next world, at the boundary at which the ranks of the source world make them.
+        Nobody trains who could be disturbed where there is no source world."""
+        if made.lacks_communicators:
+            if made.request.source is not None:
+                made.exchange.wait(CONNECT, preparation.deadline, poll_s=IN_PAUSE_POLL_S)
+            made.connect()
 
     # Building.
 
@@ -372,7 +423,8 @@ class PendingHandoff:
             return
         self.preparation = None
         phase = problem.phase if isinstance(problem, PrepareFailed) else "prepare"
-        reason = self._requests.take_abort(request.handoff_id) or self._reason(request, phase, str(problem))
+        reason = self._reason(request, phase, str(problem), cause_of(problem))
+        reason = self._requests.take_abort(request.handoff_id) or reason
         self._reporter.stage(request, RankStage.ABORTED, reason=reason)
 
     def _drop_beside_training(self, following: NextWorld | None, reason: Reason) -> None:
@@ -395,11 +447,11 @@ class PendingHandoff:
             self.dropping = None
             self.report_drop()
 
-    def _reason(self, request: Order, phase: str, text: str) -> Reason:
-        return Reason(text, phase, request.rank_of(self._member))
+    def _reason(self, request: Order, phase: str, text: str, cause: FailureCause | None = None) -> Reason:
+        return Reason(text, phase, request.rank_of(self._member), cause=cause)
 
 
-def _is_for(agreement: Agreement | None, request: Order) -> bool:
+def _is_for(agreement: Agreement, request: Order) -> bool:
     tag = ready_tag(request.handoff_id, request.plan_revision)
-    phases = (BoundaryPhase.READY, BoundaryPhase.DROP)
-    return agreement is not None and agreement.phase in phases and agreement.tag == tag
+    phases = (BoundaryPhase.READY, BoundaryPhase.DROP, BoundaryPhase.CONNECT)
+    return agreement.phase in phases and agreement.tag == tag

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
-from liver_core.handoff.messages import Decision
-from liver_core.worlds.groups import STORE_ANSWER_S, STORE_PATIENCE_S
+from liver_core.handoff.messages import Decision, FailedPart, FailureCause
+from liver_core.worlds.groups import STORE_ANSWER_S, STORE_PATIENCE_S, NoStore, misses_a_peer
 
 _POLL_LEAST_S, _POLL_MOST_S = 0.001, 0.02
 
@@ -22,7 +22,11 @@ class ExchangeTimeout(TimeoutError):
     """A value was not there in time, or the store is gone; the text names the key."""
 
 
-class StoreGone(ExchangeTimeout):
+class StoreLost(ExchangeTimeout):
+    """The store does not answer."""
+
+
+class StoreGone(StoreLost):
     """The process of the store has ended. What it held cannot be read or decided any more."""
 
 
@@ -147,17 +151,34 @@ class Exchange:
         try:
             self._store = self._connect(STORE_ANSWER_S, STORE_ANSWER_S)
         except ConnectionError as error:
-            raise ExchangeTimeout(f"the store is gone at {name}: {error}") from error
+            raise StoreLost(f"the store is gone at {name}: {error}") from error
         self._lost = ""
 
     def _guard(self, name: str, action: Callable[[], Any]) -> Any:
         if self._lost:
-            raise ExchangeTimeout(f"the store is gone at {name}: {self._lost}")
+            raise StoreLost(f"the store is gone at {name}: {self._lost}")
         try:
             return action()
         except (dist.DistError, RuntimeError) as error:
             self._lost = str(error)
-            raise ExchangeTimeout(f"the store is gone at {name}: {error}") from error
+            raise StoreLost(f"the store is gone at {name}: {error}") from error
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
+
+
+def cause_of(error: BaseException | None) -> FailureCause | None:
+    """What an error of a rank, or one behind it, says of what failed first: the store, or another rank, which this one
+    only misses. None where none tells: then it is this rank itself."""
+    chain = list(_with_causes(error))
+    if any(isinstance(each, StoreLost | NoStore) for each in chain):
+        return FailureCause(FailedPart.STORE)
+    if any(isinstance(each, TimeoutError) or misses_a_peer(each) for each in chain):
+        return FailureCause(FailedPart.PEER)
+    return None
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__

@@ -26,7 +26,16 @@ from liver_core.state.small_state import TrainingProgress, collect, install, res
 from liver_core.training.cursor import DataCursor, chained, digest_part
 from liver_core.training.job import MicroBatch, StepResult, TrainingJob, TrainState
 from liver_core.training.metrics import ReportedMetrics
-from liver_core.worlds.megatron import MegatronWorld, activate, bring_up, building, random_state, retire, seed_streams
+from liver_core.worlds.megatron import (
+    MegatronWorld,
+    activate,
+    bring_up,
+    building,
+    connect,
+    random_state,
+    retire,
+    seed_streams,
+)
 from liver_core.worlds.released_storage import released
 
 _HOST = "127.0.0.1"
@@ -54,6 +63,7 @@ class TrialWorld:
         self.world: MegatronWorld = bring_up(
             roster, rank, store, host=_HOST, timeout_s=_GROUP_S, collective_s=_GROUP_S, name=name
         )
+        connect(self.world)
         self.progress = TrainingProgress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self._state: TrainState | None = None
         self._live: LiveState | None = None

@@ -1,7 +1,8 @@
 """Process groups of one world, made directly on a store. A process may have the groups of several worlds at once.
 
-Only this module uses private torch.distributed names. `check_private_names` runs before the first group is made and
-raises a clear error if torch has changed them. Not here: which groups Megatron wants (worlds.megatron).
+This module uses private torch.distributed names. `check_private_names` runs before the first group is made and raises a
+clear error if torch has changed them. Not here: which groups Megatron wants (worlds.megatron), and communicators on
+GPUs (worlds.nccl_groups).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING
@@ -24,6 +26,9 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from liver_core.handoff.messages import StoreAddress
+from liver_core.worlds.alone_group import AloneGroup
+from liver_core.worlds.group_plan import DeviceBackend, GroupPlan
+from liver_core.worlds.nccl_groups import NcclGroups
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import GroupName
@@ -46,7 +51,14 @@ STORE_PATIENCE_S = 10.0
 """A store that does not answer for so long counts as gone: it stalls, or the network to it is cut. While training goes
 on, nobody waits for a handoff that is prepared, so a store on a busy machine gets the longer time."""
 _CONNECTS_S = 1.0
+_CUDA = torch.device("cuda")
+_OF_A_PEER = ("closed by peer", "reset by peer", "broken pipe", "timed out", "timeout")
+"""Words of torch, gloo and the transports about a connection to another rank. They raise no types of their own."""
 _WORLD_MAPS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "tags_to_pg")
+
+
+class NoStore(ConnectionError):
+    """The store of a generation cannot be reached, or does not answer; the text names its address."""
 
 
 class PrivateApiMoved(RuntimeError):
@@ -135,7 +147,7 @@ def connect_store(address: StoreAddress, *, timeout_s: float, answer_s: float | 
     """Open a client connection to the generation's store.
 
     Every thread needs its own client. A client is one mutex: if the preparing thread waits on a shared client, the
-    training thread stalls. Raises ConnectionError naming the address.
+    training thread stalls. Raises NoStore naming the address.
 
     `timeout_s` is for a store that does not listen yet. With `answer_s`, one that listens must answer within that time,
     and so must it at each operation (otherwise dist.DistNetworkError). The client is then unusable. Without `answer_s`,
@@ -144,12 +156,12 @@ def connect_store(address: StoreAddress, *, timeout_s: float, answer_s: float | 
     if answer_s is None:
         return _open_store(address, timeout_s)
     # The constructor already sends a request and may wait for ever. So it runs in a thread that nobody has to join.
-    made: list[dist.TCPStore | ConnectionError] = []
+    made: list[dist.TCPStore | NoStore] = []
 
     def make() -> None:
         try:
             made.append(_open_store(address, timeout_s))
-        except ConnectionError as error:
+        except NoStore as error:
             made.append(error)
 
     thread = threading.Thread(target=make, name="connect-store", daemon=True)
@@ -160,8 +172,8 @@ def connect_store(address: StoreAddress, *, timeout_s: float, answer_s: float | 
         thread.join(_CONNECTS_S)
     # What listens must answer soon. What does not may still be starting.
     thread.join(answer_s)
-    found = made[0] if made else ConnectionError(f"the store at {address.host}:{address.port} does not answer")
-    if isinstance(found, ConnectionError):
+    found = made[0] if made else NoStore(f"the store at {address.host}:{address.port} does not answer")
+    if isinstance(found, NoStore):
         raise found
     _bound_answers(address.port, answer_s, all_of_them=False)
     return found
@@ -176,7 +188,7 @@ def _open_store(address: StoreAddress, timeout_s: float) -> dist.TCPStore:
     try:
         return dist.TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
     except (RuntimeError, dist.DistError) as error:
-        raise ConnectionError(f"no store at {address.host}:{address.port} within {timeout_s:.1f} s: {error}") from error
+        raise NoStore(f"no store at {address.host}:{address.port} within {timeout_s:.1f} s: {error}") from error
 
 
 def _takes_connections(address: StoreAddress) -> bool:
@@ -223,6 +235,13 @@ def _limit_waits(connection: socket.socket, port: int, limit: bytes, *, also_lim
             connection.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """What a group does with tensors of a GPU. `nccl`: None where gloo takes those too."""
+
+    nccl: NcclGroups | None = None
+
+
 def make_group(
     store: dist.Store,
     ranks: Sequence[int],
@@ -232,8 +251,10 @@ def make_group(
     host: str,
     timeout_s: float,
     collective_s: float,
+    on_device: OnDevice | None = None,
 ) -> dist.ProcessGroup:
-    """Make the gloo group of the world ranks `ranks`, of which `rank` is this process, and register it with torch.
+    """Make the group of the world ranks `ranks`, of which `rank` is this process, and register it with torch. Over gloo
+    for tensors of the host, and as `on_device` says for those of a GPU; a group of one needs neither.
 
     `name` must be new in this process (torch's registry of names is process-wide). `host` is the local address that
     gloo binds to. Blocks until all members have joined, at most `timeout_s` (then BringUpFailed). A collective of the
@@ -241,7 +262,12 @@ def make_group(
     """
     group_rank, size = tuple(ranks).index(rank), len(ranks)
     prefix = dist.PrefixStore(f"{name}/", store)
+    if size == 1:
+        alone = AloneGroup(name)
+        _register(alone, prefix, GroupName(name), ranks, backends="cpu:gloo")
+        return alone
     group = dist.ProcessGroup(prefix, group_rank, size)
+    # What is asked of no device, a barrier or objects, goes over the host: every decision does.
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     try:
         prefix.set(_came(group_rank), "")
@@ -252,8 +278,16 @@ def make_group(
             f"{_absent(prefix, ranks)}{error}"
         ) from error
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, backend)
+    backends = "cpu:gloo"
+    if on_device is not None and on_device.nccl is None:
+        group._register_backend(_CUDA, dist.ProcessGroup.BackendType.GLOO, backend)
+        backends = "cpu:gloo,cuda:gloo"
+    elif on_device is not None and on_device.nccl is not None:
+        communicator = on_device.nccl.make(dist.PrefixStore("cuda/", prefix), tuple(ranks), name)
+        group._register_backend(_CUDA, dist.ProcessGroup.BackendType.NCCL, communicator)
+        backends = "cpu:gloo,cuda:nccl"
     group._set_group_name(GroupName(name))
-    _register(group, prefix, GroupName(name), ranks)
+    _register(group, prefix, GroupName(name), ranks, backends=backends)
     return group
 
 
@@ -298,13 +332,15 @@ def _device(host: str):
     return c10d.ProcessGroupGloo.create_device(hostname=host)
 
 
-def _register(group: dist.ProcessGroup, store: dist.Store, name: GroupName, ranks: Sequence[int]) -> None:
+def _register(
+    group: dist.ProcessGroup, store: dist.Store, name: GroupName, ranks: Sequence[int], *, backends: str
+) -> None:
     """Register the group in torch's maps with the rank numbers of its own world. P2POp and rank look-ups need it."""
     world = c10d._world
-    world.pg_map[group] = ("gloo", store)
+    world.pg_map[group] = ("gloo" if backends == "cpu:gloo" else backends, store)
     world.pg_names[group] = name
     world.pg_group_ranks[group] = {rank: index for index, rank in enumerate(ranks)}
-    world.pg_backend_config[group] = "cpu:gloo"
+    world.pg_backend_config[group] = backends
     tag = f"ptd:{name}"
     world.pg_to_tag[group] = tag
     world.tags_to_pg.setdefault(tag, []).append(group)
@@ -314,12 +350,13 @@ def _register(group: dist.ProcessGroup, store: dist.Store, name: GroupName, rank
 
 @contextmanager
 def limited(group: dist.ProcessGroup, seconds: float) -> Iterator[None]:
-    """Within this block a collective of `group` raises RuntimeError after `seconds`. The group is then unusable.
+    """Within this block a collective of `group` on the host raises RuntimeError after `seconds`. The group is then
+    unusable. NCCL keeps its timeout: it would end the process instead of raising.
 
     The timeout closes the connections, so a late peer gets an error too. It cannot join the next collective by mistake.
     Use it where waiting for the group's own timeout would be too long.
     """
-    backends = [group._get_backend(device) for device in group._device_types]
+    backends = [] if isinstance(group, AloneGroup) else [group._get_backend(torch.device("cpu"))]
     before = [backend.options._timeout for backend in backends]
     for backend in backends:
         backend._set_default_timeout(timedelta(seconds=max(seconds, 0.05)))
@@ -332,26 +369,35 @@ def limited(group: dist.ProcessGroup, seconds: float) -> Iterator[None]:
 
 def make_groups(
     store: dist.Store,
-    wanted: Sequence[tuple[int, ...]],
+    plan: GroupPlan,
     rank: int,
     *,
     prefix: str,
     host: str,
     timeout_s: float,
     collective_s: float,
+    nccl: NcclGroups | None = None,
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
-    """Make each distinct group of `wanted` that contains `rank`, in the given order. Equal memberships share one group.
+    """Make each group of `plan` that contains `rank`, in its order, which is the same on all ranks. `nccl`: where the
+    communicators of a world with NCCL are collected.
 
-    The order must be the same on all ranks. Returns membership -> group. On failure it destroys the groups that it has
-    made, then raises BringUpFailed.
+    Returns membership -> group. On failure it destroys the groups that it has made, then raises BringUpFailed.
     """
     made: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    on_device = None if plan.device is DeviceBackend.NONE else OnDevice(nccl)
     try:
-        for ranks in dict.fromkeys(wanted):
+        for ranks in plan.groups:
             if rank in ranks:
                 name = f"{prefix}/{'-'.join(map(str, ranks))}"
                 made[ranks] = make_group(
-                    store, ranks, rank, name=name, host=host, timeout_s=timeout_s, collective_s=collective_s
+                    store,
+                    ranks,
+                    rank,
+                    name=name,
+                    host=host,
+                    timeout_s=timeout_s,
+                    collective_s=collective_s,
+                    on_device=on_device,
                 )
     except BaseException:
         destroy_groups(made.values())
@@ -385,3 +431,8 @@ def plainly(error: BaseException) -> str:
     first = str(error).strip().partition("\n")[0]
     gloo = re.match(r"\[[^\]]*\]\s*(.*?)(\. |$)", first)
     return (gloo.group(1) if gloo else first)[:500]
+
+
+def misses_a_peer(error: BaseException) -> bool:
+    """Whether an error of torch or a transport only says that another rank is gone or late."""
+    return any(sign in str(error).lower() for sign in _OF_A_PEER)

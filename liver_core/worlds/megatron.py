@@ -23,7 +23,9 @@ from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attri
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker, model_parallel_cuda_manual_seed
 
 from liver_core.layout import Coordinates, ParallelLayout, Roster
+from liver_core.worlds.group_plan import DeviceBackend, backend_for, check_layout, plan_groups
 from liver_core.worlds.groups import (
+    BringUpFailed,
     PrivateApiMoved,
     activate_default_group,
     default_group,
@@ -32,6 +34,7 @@ from liver_core.worlds.groups import (
     make_group,
     make_groups,
 )
+from liver_core.worlds.nccl_groups import NcclGroups, TrainsOn, own_place
 
 # parallel_state global -> field of ProcessGroupCollection. Megatron 0.16 still reads a few of these globals although it
 # gets a collection: vocab-parallel cross entropy reads the tensor-parallel group. `activate` alone sets them.
@@ -57,7 +60,8 @@ class MegatronWorld:
 
     `everyone`, `background` and `voting` span the world. The main thread uses `everyone`, background work (checkpoints)
     uses `background`, so their collectives never mix. The cutover into this world uses `voting`: a collective that
-    times out closes its connections, and the world may begin all the same. `collection` is Megatron's.
+    times out closes its connections, and the world may begin all the same. `collection` is Megatron's. `nccl`: the
+    communicators of these groups, where each rank has a GPU of its own.
     """
 
     roster: Roster
@@ -68,6 +72,7 @@ class MegatronWorld:
     voting: dist.ProcessGroup
     collection: ProcessGroupCollection
     groups: tuple[dist.ProcessGroup, ...]
+    nccl: NcclGroups | None = None
     retired: bool = field(default=False)
 
     @property
@@ -112,43 +117,51 @@ def bring_up(
     timeout_s: float,
     collective_s: float = 600.0,
     name: str = "",
+    place: TrainsOn | None = None,
 ) -> MegatronWorld:
-    """Make all groups of `roster` that contain `rank`. The active world is not touched.
+    """Make all groups of `roster` that contain `rank`, without communicators on GPUs: those are made by `connect`. The
+    active world is not touched.
 
-    `name` prefixes the names of the groups and must be new in this process; the default is job and generation.
-    Every rank of the roster must call this concurrently. Raises BringUpFailed naming the group that did not complete.
+    `name` prefixes the names of the groups and must be new in this process; the default is job and generation. `place`:
+    where this rank trains, by default where this process does. Every rank of the roster must call this concurrently.
+    Raises BringUpFailed naming the group that did not complete, GroupsRefused where these GPUs cannot have this layout.
     """
     layout = roster.layout
-    name = name or f"{roster.job_id}/{roster.generation}"
+    name, place = name or f"{roster.job_id}/{roster.generation}", place or own_place()
+    backend = backend_for(_gpus_of_all(store, name, rank, layout.world_size, place.gpu))
+    check_layout(layout, backend)
+    plan = plan_groups(_bring_up_order(layout), layout.world_size, backend)
+    nccl = None
+    if backend is DeviceBackend.NCCL and layout.world_size > 1:
+        nccl = NcclGroups(plan, rank, place, timeout_s=collective_s)
+    limits = {"host": host, "timeout_s": timeout_s, "collective_s": collective_s}
+    made = make_groups(store, plan, rank, prefix=name, nccl=nccl, **limits)
     memberships = _memberships(layout, rank)
-    wanted = _bring_up_order(layout)
-    made = make_groups(
-        store,
-        wanted,
-        rank,
-        prefix=name,
-        host=host,
-        timeout_s=timeout_s,
-        collective_s=collective_s,
-    )
     collection = ProcessGroupCollection(
         **{name: made.get(ranks) if ranks else None for name, ranks in memberships.items()}
     )
-    whole = tuple(range(layout.world_size))
     more: list[dist.ProcessGroup] = []
     try:
         for use in ("background", "voting"):
-            more.append(
-                make_group(
-                    store, whole, rank, name=f"{name}/{use}", host=host, timeout_s=timeout_s, collective_s=collective_s
-                )
-            )
+            more.append(make_group(store, plan.world, rank, name=f"{name}/{use}", **limits))
     except BaseException:
         destroy_groups((*made.values(), *more))
         raise
     background, voting = more
     groups = (*made.values(), *more)
-    return MegatronWorld(roster, rank, store, made[whole], background, voting, collection, groups)
+    return MegatronWorld(roster, rank, store, made[plan.world], background, voting, collection, groups, nccl)
+
+
+def _gpus_of_all(store: dist.Store, name: str, rank: int, size: int, gpu: str) -> list[str]:
+    """On which GPU each rank of the world trains."""
+    keys = [f"{name}/gpu/{each}" for each in range(size)]
+    try:
+        store.set(keys[rank], gpu)
+        return [value.decode() for value in store.multi_get(keys)]
+    except (RuntimeError, dist.DistError) as error:
+        raise BringUpFailed(
+            f"world {name}: not all of its {size} ranks said on which GPU they train: {error}"
+        ) from error
 
 
 def _bring_up_order(layout: ParallelLayout) -> list[tuple[int, ...]]:
@@ -216,10 +229,25 @@ def activate(world: MegatronWorld) -> None:
     parallel_state._MPU_TENSOR_MODEL_PARALLEL_RANK = None
 
 
+def connect(world: MegatronWorld) -> None:
+    """Make the communicators of `world` on its GPUs, if it has any. Every rank of it must call this at the same time,
+    in its main thread, at a boundary, with an idle device. Raises RuntimeError if a rank is gone."""
+    if world.nccl is not None:
+        world.nccl.connect()
+
+
+def disconnect(world: MegatronWorld) -> None:
+    """Free the communicators of a world that is no longer active, without its peers. In the main thread, at a boundary:
+    freeing waits for the device, and with collectives in flight may wait for ever."""
+    if world.nccl is not None:
+        world.nccl.abort()
+
+
 def retire(world: MegatronWorld) -> None:
     """Destroy the groups of a world that is no longer active. This frees their threads and descriptors. Idempotent."""
     if not world.retired:
         world.retired = True
+        disconnect(world)
         destroy_groups(world.groups)
         _forget_modules()
 

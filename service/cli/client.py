@@ -152,17 +152,24 @@ class ServiceClient:
         return rows if every else rows[:limit]
 
     def post(
-        self, path: str, *, content: bytes | None = None, content_type: str = "application/json", key: str | None = None
+        self,
+        path: str,
+        *,
+        content: bytes | None = None,
+        content_type: str = "application/json",
+        key: str | None = None,
+        answer_s: float = TIMEOUT_S,
     ) -> Any:
-        """POST as JSON. Where the answer is lost, sent again under the same key: the service carries it out once."""
+        """POST as JSON. Where the answer is lost, sent again under the same key: the service carries it out once.
+        `answer_s`: how long it may take."""
         headers = {"Content-Type": content_type, "Idempotency-Key": key or str(uuid4())}
         for _ in range(SENT_AGAIN_MAX):
-            response = self._try(path, content=content, headers=headers)
+            response = self._try(path, content=content, headers=headers, timeout=answer_s)
             if response is not None and response.status_code != UNAVAILABLE:
                 break
             time.sleep(SEND_AGAIN_S)
         else:
-            response = self._answer("POST", path, content=content, headers=headers)
+            response = self._answer("POST", path, content=content, headers=headers, timeout=answer_s)
         if response.status_code >= 400:
             self._refuse(response)
         return self._parsed(response)

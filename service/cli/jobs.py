@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli import changing
+from service.cli import changing, replays
 from service.cli.client import (
     DEFAULT_URL,
     LISTED,
@@ -84,6 +84,7 @@ def submit(
 
 
 app.command("try", epilog=try_job.EXAMPLE)(try_job.try_job)
+app.command("what-if", epilog=replays.EXAMPLE)(replays.what_if)
 
 
 @app.command("list", epilog="Example: liver jobs list --state running --state starting")

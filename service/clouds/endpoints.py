@@ -13,7 +13,7 @@ from liver_core.layout.limits import NodeId
 from service.clouds.cloud_facts import Disposition
 from service.clouds.hearing import look_at_all
 from service.clouds.lacks import ChannelCheck
-from service.clouds.queries import channels_of, list_channels, list_hearings
+from service.clouds.queries import channels_of, is_troubled, list_channels, list_hearings, own_view
 from service.clouds.rules import is_alive
 from service.clouds.tables import HearingRow
 from service.context import ADMIN_ONLY, PERSON_ONLY, ContextOf, SessionOf
@@ -51,7 +51,9 @@ def check_channels(context: ContextOf) -> list[ChannelCheck]:
     if not _CHECKING.acquire(blocking=False):
         raise conflict("the clouds are being looked at already; try again in a moment")
     try:
-        return look_at_all(context.settings, context.clock())
+        with context.sessions() as session:
+            own = own_view(session)
+        return look_at_all(context.settings, context.clock(), own)
     finally:
         _CHECKING.release()
 
@@ -90,15 +92,14 @@ def list_of_accounts(context: ContextOf, session: SessionOf) -> list[AccountChan
     found = []
     for row, counts in list_channels(session):
         alive = is_alive(row.ok_at, now)
-        is_troubled = row.trouble_at is not None and (row.ok_at is None or row.trouble_at > row.ok_at)
         found.append(
             AccountChannelOut(
                 channel=row.channel,
                 provider=Provider(row.provider),
                 alive=alive,
                 asked_at=row.ok_at,
-                trouble=row.trouble if is_troubled else "",
-                trouble_since=row.trouble_since if is_troubled else None,
+                trouble=row.trouble if is_troubled(row) else "",
+                trouble_since=row.trouble_since if is_troubled(row) else None,
                 counts=counts,
             )
         )

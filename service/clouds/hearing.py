@@ -9,7 +9,7 @@ from service.clouds.gcp import project_look
 from service.clouds.gcp.operation_list import OperationWorker
 from service.clouds.gcp.project_look import look_at_operations, look_at_subscription
 from service.clouds.gcp.subscription_worker import SubscriptionWorker
-from service.clouds.lacks import ChannelCheck
+from service.clouds.lacks import ChannelCheck, OwnView, reader_finding
 from service.context import Context
 from service.notices.rules import ACCOUNT_CHANNELS, AWS_QUEUE, GCP_OPERATIONS, GCP_PUBSUB
 from service.settings import ServiceSettings
@@ -36,8 +36,9 @@ class AccountChannels:
         return [f"{worker.what} cannot be read: {worker.trouble}" for worker in self._workers if worker.trouble]
 
 
-def look_at_all(settings: ServiceSettings, now: datetime) -> list[ChannelCheck]:
+def look_at_all(settings: ServiceSettings, now: datetime, own: OwnView | None = None) -> list[ChannelCheck]:
     """Each channel with what it lacks, and the line that turns it on where it is off. Never raises."""
+    own = own or OwnView()
     looked = (
         (AWS_QUEUE, settings.aws_queue_url, queue_worker.OFF, look_at_queue),
         (GCP_PUBSUB, settings.gcp_subscription or settings.gcp_push_audience, project_look.OFF[GCP_PUBSUB],
@@ -50,7 +51,7 @@ def look_at_all(settings: ServiceSettings, now: datetime) -> list[ChannelCheck]:
             provider=ACCOUNT_CHANNELS[channel],
             on=bool(setting),
             turn_on="" if setting else off,
-            findings=look(settings, now) if setting else [],
+            findings=[*reader_finding(own.troubles.get(channel, "")), *look(settings, now, own)] if setting else [],
         )
         for channel, setting, off, look in looked
     ]

@@ -1,5 +1,7 @@
 """What may be missing between a cloud and the service, as people read it."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import parsedate_to_datetime
 from enum import StrEnum
@@ -36,6 +38,21 @@ class ChannelCheck(BaseModel):
     on: bool
     turn_on: str = Field(description="How to turn it on; empty where it is on.")
     findings: list[Lack]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnView:
+    """What the service knows itself before it looks. `troubles`: by channel, why its readers cannot ask it;
+    `machines`: ids of some of our machines, by provider."""
+
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    machines: Mapping[Provider, tuple[str, ...]] = field(default_factory=dict)
+
+
+def reader_finding(trouble: str) -> list[Lack]:
+    """That the service's own reader of the channel is in trouble, and why. Pure."""
+    mend = "mend what it names; the service tries again by itself"
+    return [missing(f"reader: {trouble}", "nothing of the channel is heard", mend)] if trouble else []
 
 
 def clock_finding(date_header: str, now: datetime, cloud: str) -> list[Lack]:

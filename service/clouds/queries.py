@@ -7,12 +7,17 @@ from datetime import datetime
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from agent.protocol.sync import SourceState
+from agent.protocol.sync import Provider, SourceState
+from service.capacity.tables import InstanceRow
+from service.clouds.lacks import OwnView
 from service.clouds.rules import NodeChannel, is_alive
 from service.clouds.tables import ChannelRow, HearingCountRow, HearingRow
 from service.db.base import among
 from service.nodes.tables import NodeRow, NodeState
 from service.paging import Pages
+
+MACHINES_SEEN = 200
+"""So many machines, the newest, are looked at for what their groups lack."""
 
 
 def channels_of(session: Session, nodes: Sequence[NodeRow], *, now: datetime) -> dict[str, tuple[NodeChannel, ...]]:
@@ -60,6 +65,22 @@ def list_channels(session: Session) -> list[tuple[ChannelRow, dict[str, int]]]:
         counts[row.channel][row.disposition] = row.heard
     rows = session.scalars(select(ChannelRow).order_by(ChannelRow.channel)).all()
     return [(row, counts[row.channel]) for row in rows]
+
+
+def is_troubled(row: ChannelRow) -> bool:
+    """Whether the channel could not be asked when that was last tried."""
+    return row.trouble_at is not None and (row.ok_at is None or row.trouble_at > row.ok_at)
+
+
+def own_view(session: Session) -> OwnView:
+    """What the service knows itself of its channels and machines, before it asks the clouds."""
+    rows = session.scalars(select(ChannelRow)).all()
+    known = select(InstanceRow.provider, InstanceRow.provider_id).order_by(InstanceRow.instance_id.desc())
+    known = known.where(InstanceRow.released_at.is_(None), InstanceRow.provider_id.is_not(None)).limit(MACHINES_SEEN)
+    machines: dict[Provider, tuple[str, ...]] = defaultdict(tuple)
+    for provider, provider_id in session.execute(known):
+        machines[Provider(provider)] += (str(provider_id),)
+    return OwnView({row.channel: row.trouble for row in rows if is_troubled(row)}, machines)
 
 
 def list_hearings(session: Session, pages: Pages, *, node_id: str | None = None) -> Sequence[HearingRow]:

@@ -24,6 +24,7 @@ from service.jobs.causes import (
     end_of,
     first_of,
     node_behind,
+    said_of,
 )
 from service.jobs.operations import Birth, activate, add_generation, burn, set_state
 from service.jobs.queries import active_row
@@ -193,8 +194,7 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
         and rank["stage"] in (RankStage.FAILED, RankStage.BROKEN)
     ]
     ended = [
-        cause_of_rank(node_id, rank["rank"], rank["step"], (rank.get("reason") or {}).get("text", ""), end_of(rank))
-        for node_id, rank in failed
+        cause_of_rank(node_id, rank["rank"], rank["step"], said_of(rank), end_of(rank)) for node_id, rank in failed
     ]
     told = cause_of_attempt(mirror.reason, store_node=mirror.store_node) if mirror.reason else None
     parent = session.get(GenerationRow, (mirror.job_id, mirror.parent))
@@ -245,7 +245,8 @@ def _drop_unopened(session: Session, job: JobRow, mirror: HandoffMirror, *, now:
 
 def _detail(reason: Reason) -> dict[str, Any]:
     """For the API, where null says that something is not known."""
-    return to_json(reason) | {"tile": reason.tile or None, "node": reason.node or None}
+    where = {"rank": reason.rank, "tile": reason.tile or None, "node": reason.node or None}
+    return {"text": reason.text, "phase": reason.phase, **where}
 
 
 def _copy_over(row: HandoffRow, mirror: HandoffMirror, *, now: datetime) -> None:

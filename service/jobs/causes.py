@@ -4,34 +4,17 @@ Several facts tell of one failure. What an agent knows of a process that ended o
 and both outrank what another rank felt of it.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from typing import Any
 
 from agent.protocol.process_end import ProcessEnd
-from liver_core.handoff import Reason
+from liver_core.handoff import FailedPart, FailureCause, Reason
 from liver_core.handoff.refusals import REFUSED
 from liver_core.layout.limits import fitting
 
-_OF_A_PEER = ("closed by peer", "reset by peer", "broken pipe", "timed out", "timeout")
-_OF_THE_STORE = re.compile(
-    r"the store (?:\S+ ){0,8}(?:is gone|is lost|gave no|does not answer|has ended|(?:has )?died)"
-)
-_OWN_ABORT = "SIGABRT"
 FIRST_CAUSE_WITHIN_S = 1.5
 """Ranks feel that a peer is gone before its agent has reported how it ended, by no more than this."""
-
-
-class FailedPart(StrEnum):
-    """What failed first. `peer`: some rank did, and only the others have reported it; `start`: a start made no step."""
-
-    RANK = "rank"
-    STORE = "store"
-    NODE = "node"
-    START = "start"
-    PEER = "peer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +49,35 @@ def end_of(rank: Mapping[str, Any]) -> ProcessEnd | None:
     return None if ended is None else ProcessEnd(**ended)
 
 
+def said_of(rank: Mapping[str, Any]) -> FailureCause | None:
+    """The cause in the reason that a rank or its agent gave, None without one. So it is where an older agent reports,
+    and then the rank itself counts as the cause."""
+    said = (rank.get("reason") or {}).get("cause")
+    return None if said is None else FailureCause(**{**said, "what": FailedPart(said["what"])})
+
+
 def cause_of_rank(
-    node: str | None, rank: int | None, step: int | None, text: str, end: ProcessEnd | None
+    node: str | None, rank: int | None, step: int | None, said: FailureCause | None, end: ProcessEnd | None
 ) -> FirstCause:
-    """What is known of the cause by the reason that a rank of this node gave, or by how its process ended."""
-    signal, code = (end.signal, end.exit_code) if end is not None else (None, None)
-    at = end.step if end is not None and end.step is not None else step
-    said = (text if end is None else end.reported).lower()
-    # A process that another one killed knows nothing of why; one that aborts itself has often lost a peer.
-    if signal is None or signal == _OWN_ABORT:
-        if _OF_THE_STORE.search(said):
-            return FirstCause(FailedPart.STORE, step=at)
-        if is_of_a_peer(said):
-            return FirstCause(FailedPart.PEER, step=at)
-    return FirstCause(FailedPart.RANK, node, rank, signal, code, at)
+    """What is known of the cause by what a rank of this node, or its agent, `said`, and by how its process ended."""
+    known = said if end is None else end.cause(said)
+    at = step if known is None or known.step is None else known.step
+    if known is None:
+        return FirstCause(FailedPart.RANK, node, rank, step=at)
+    if known.what is not FailedPart.RANK:
+        return FirstCause(known.what, step=at)
+    return FirstCause(FailedPart.RANK, node, rank, known.signal, known.exit_code, at)
 
 
 def cause_of_attempt(reason: Reason, *, store_node: str | None) -> FirstCause | None:
     """The same of the reason for which a handoff ended; None if nothing failed, as where it was taken back."""
-    found = cause_of_rank(reason.node or None, reason.rank, None, reason.text, ProcessEnd.read(reason.text))
+    found = cause_of_rank(reason.node or None, reason.rank, None, reason.cause, None)
     nobody = reason.rank is None or reason.phase == REFUSED
     match found.what:
         case FailedPart.STORE:
             return FirstCause(FailedPart.STORE, store_node)
+        case FailedPart.NODE:
+            return FirstCause(FailedPart.NODE, reason.node or None, step=found.step)
         case FailedPart.RANK if nobody and found.signal is None and found.exit_code is None:
             return None
         case _:
@@ -129,11 +118,6 @@ def in_words(cause: Mapping[str, Any] | None) -> str:
     how = f", killed by {cause['signal']}" if cause["signal"] else ""
     how = how or (f", exit code {cause['exit_code']}" if cause["exit_code"] is not None else "")
     return fitting(f"{what}{how}" + (f", after step {cause['step']}" if cause["step"] is not None else ""))
-
-
-def is_of_a_peer(text: str) -> bool:
-    """Whether an error only says that another rank is gone."""
-    return any(sign in text.lower() for sign in _OF_A_PEER)
 
 
 def _order(cause: FirstCause) -> tuple[int, int]:

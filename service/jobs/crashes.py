@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from agent.protocol.process_end import ProcessEnd
-from service.jobs.causes import FirstCause, cause_of_rank, is_of_a_peer
+from liver_core.handoff import FailureCause
+from service.jobs.causes import FirstCause, cause_of_rank
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 KINDS_MAX = 16
@@ -22,24 +23,26 @@ class RankError:
     node: str | None = None
     rank: int | None = None
     step: int | None = None
+    said: FailureCause | None = None
     end: ProcessEnd | None = None
 
     @property
     def is_of_a_peer(self) -> bool:
         """Whether the rank only noticed that another one is gone."""
-        return is_of_a_peer(self.text)
+        return self.cause.is_felt
 
     @property
     def cause(self) -> FirstCause:
         """What this says of the first cause."""
-        return cause_of_rank(self.node, self.rank, self.step, self.text, self.end)
+        return cause_of_rank(self.node, self.rank, self.step, self.said, self.end)
 
     def kind(self, nodes: tuple[str, ...]) -> str:
         """The error without what differs from one time to the next: process ids, ports, ranks, addresses.
 
         That a peer is gone is the same error on the same nodes only: otherwise a node may have been taken away.
         """
-        error = self.end.reported if self.end is not None and self.end.reported else self.text
+        ended = self.end is not None and not self.end.is_killed and self.end.reported
+        error = ended or self.text
         kind = _NUMBERS.sub("#", error)[:TEXT_CHARS_MAX]
         return f"{kind} on {', '.join(sorted(nodes))}" if self.is_of_a_peer else kind
 

@@ -18,7 +18,7 @@ from liver_core.layout import Roster, from_json
 from service.db.parsed import Parsed
 from service.handoffs import queries as handoffs
 from service.handoffs.tables import HandoffRow
-from service.jobs.causes import end_of
+from service.jobs.causes import end_of, said_of
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.grants import cut_off
 from service.jobs.rules import Checkpoint, JobView, Leaving
@@ -414,6 +414,7 @@ def _errors(nodes: Sequence[NodeRow], job: JobRow) -> tuple[RankError, ...]:
             node=node.node_id,
             rank=rank["rank"],
             step=rank["step"],
+            said=said_of(rank),
             end=end_of(rank),
         )
         for node in nodes

@@ -47,7 +47,8 @@ _COUNTED = f"""
      GROUP BY 1, 2, 3, 4, 5, 6, 7)
     SELECT count(*) FROM chosen
 """
-_PARTS = f"""
+# What a statement ends with that has `chosen`, rows of the ledger, and `:sign`: it adds their sums, or takes them away.
+PARTS = f"""
     {PRICES},
     parts AS (
          SELECT chosen.job_id, chosen.generation, leases.pool, leases.slots, chosen.cause, hours.hour,
@@ -78,10 +79,10 @@ _ROLL = text(
                   LIMIT :most FOR NO KEY UPDATE OF ended SKIP LOCKED) AS picked
           WHERE ledger.interval_id = picked.interval_id
          RETURNING ledger.*),
-    {_PARTS}
+    {PARTS}
     """
 )
-_TAKE_BACK = text(f"WITH chosen AS (SELECT * FROM ledger WHERE interval_id = :interval_id), {_PARTS}")
+_TAKE_BACK = text(f"WITH chosen AS (SELECT * FROM ledger WHERE interval_id = :interval_id), {PARTS}")
 _MERGE = text(
     f"""
     WITH loose AS (SELECT sum_id, {_KEY} FROM ledger_sums WHERE NOT merged LIMIT :most),

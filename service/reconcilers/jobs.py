@@ -21,6 +21,7 @@ from service.jobs.queries import Situation, situation
 from service.jobs.rules import Action, Do, JobLimits, next_action
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
 from service.planner.losses import layouts_by_count, spares, standing_plans
+from service.reconcilers.calm_jobs import CalmJobs, time_changes_nothing
 from service.settings import ServiceSettings
 
 BATCH = 32
@@ -56,12 +57,13 @@ class Plans:
     digest: str
 
 
+_CALM = CalmJobs()
 _KEPT: dict[str, tuple[tuple[str, tuple[str, ...]], Plans]] = {}
 """What was made last for each job, and from what. One thread in a process makes plans."""
 
 
 def tick(context: Context) -> int:
-    """Handle each job that is due once. Returns how many there were."""
+    """Handle each job that is due once, but those that need no look. Returns how many there were."""
     now = context.clock()
     with context.sessions.begin() as session:
         token = uuid4()
@@ -75,7 +77,7 @@ def tick(context: Context) -> int:
             claim_s=context.settings.claim_s,
             most=BATCH,
         )
-        claims = [Claim(row.job_id, token, row.due_at) for row in rows]
+        claims = [Claim(row.job_id, token, row.due_at) for row in rows if not _passes(row, now)]
     for claim in claims:
         try:
             _handle(context, claim)
@@ -89,6 +91,13 @@ def tick(context: Context) -> int:
             _log.exception("job %s: reconciling failed, retry in %.0f s", claim.job_id, AFTER_ERROR_S)
             _retry_later(context, claim)
     return len(claims)
+
+
+def _passes(row: JobRow, now: datetime) -> bool:
+    if not _CALM.passes(row, due_at=now + timedelta(seconds=LOOK_AT_CALM_S)):
+        return False
+    row.claim_token, row.claim_expires_at = None, None
+    return True
 
 
 def _retry_later(context: Context, claim: Claim) -> None:
@@ -121,6 +130,8 @@ def _handle(context: Context, claim: Claim) -> None:
             _store_plans(session, row, plans, now=now)
         record(session, row, decided(facts, action), now=now)
         apply_action(session, row, action, plan_digest=facts.inputs.digest(), now=now)
+        is_calm = row.state == JobState.RUNNING and time_changes_nothing(facts, action)
+    _CALM.note(row, is_calm=is_calm)
 
 
 def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: str, now: datetime) -> None:

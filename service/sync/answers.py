@@ -86,9 +86,7 @@ class KeptOrders:
             if not made:
                 return None
             rendered = render(made[standing.job_id])
-            # What this transaction has changed is nobody else's before it is committed.
-            if standing.job_id not in intake.changed:
-                self._keep(standing.job_id, _Kept(key, intake.now, rendered))
+            self._keep(standing.job_id, _Kept(key, intake.now, rendered))
             return rendered
 
     def make(self, session: Session, intakes: Iterable[Intake], *, lost_after_s: float, now: datetime) -> None:
@@ -116,8 +114,8 @@ class KeptOrders:
 
 
 def answer(intake: Intake, kept: KeptOrders, *, poll_s: float, lost_after_s: float) -> str:
-    """The answer to a report, as JSON: orders for all jobs that the node is a member of or still has ranks of. What the
-    report names as known is left out."""
+    """The answer to a report that is committed, as JSON: orders for all jobs that the node is a member of or still has
+    ranks of. What the report names as known is left out."""
     node, report = intake.node, intake.report
     standing = _standing(intake)
     ahead = off_by(node.clock_ahead_s)

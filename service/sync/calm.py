@@ -58,7 +58,7 @@ _PROGRESS = text(
      WHERE made.job_id NOT IN (SELECT job_id FROM more) AND (jobs.job_id IS NULL OR jobs.last_step < made.step)
     """
 )
-BUSY_TRIES, BUSY_WAIT_S = 8, 0.03
+BUSY_WAITS_S = (0.01, 0.02, *[0.03] * 6)
 """Who changes a job has it for some milliseconds, and then all of its nodes report at the same time. One that is stored
 alone keeps it from the others, which would be stored alone then as well, one after the other."""
 _log = logging.getLogger(__name__)
@@ -100,11 +100,11 @@ class CalmReports:
         many others are at work, and never for what a report says."""
         if not may_be_calm(ask.reading.report):
             return None
-        for _ in range(BUSY_TRIES):
+        for wait_s in BUSY_WAITS_S:
             found = await self._gathering.ask(ask)
             if found is not Left.BUSY:
                 return None if isinstance(found, Left) else found
-            await asyncio.sleep(BUSY_WAIT_S)
+            await asyncio.sleep(wait_s)
         return None
 
     async def _work(self, asks: Sequence[CalmAsk]) -> Sequence[str | Left]:

@@ -82,13 +82,15 @@ async def _until_gone(request: Request) -> None:
 def _sync(
     context: Context, reading: Reading, caller: Caller, is_gone: Callable[[], bool], arrived: datetime | None = None
 ) -> str:
-    with context.agents.sessions.begin() as session:
-        session.connection()
-        if is_gone():
-            raise LostTurn(f"the agent of node {reading.report.node.node_id} has gone before its report was stored")
-        now, settings = context.clock(), context.settings
-        silences = {"silent_after_s": settings.silent_after_s, "gone_after_s": settings.gone_after_s}
-        intake = apply_report(session, reading, caller, **silences, now=now, arrived=arrived)
+    settings = context.settings
+    with context.agents.sessions() as session:
+        with session.begin():
+            session.connection()
+            if is_gone():
+                raise LostTurn(f"the agent of node {reading.report.node.node_id} has gone before its report was stored")
+            silences = {"silent_after_s": settings.silent_after_s, "gone_after_s": settings.gone_after_s}
+            intake = apply_report(session, reading, caller, **silences, now=context.clock(), arrived=arrived)
+        # Others are woken, and nobody waits for a lock, while orders are made.
         return answer(intake, context.orders, poll_s=settings.agent_poll_s, lost_after_s=settings.lost_after_s)
 
 

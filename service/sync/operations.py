@@ -180,7 +180,7 @@ def _store_notices(intake: Intake, lease: LeaseRow, notices: tuple[NoticeFact, .
 def _change_orders_of(intake: Intake, node_id: str) -> None:
     """The orders of all jobs of this node that the reporting one may speak of say something else now."""
     members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == node_id)
-    intake.changed.update(job_id for job_id in intake.session.scalars(members) if job_id in intake.jobs)
+    intake.described.update(job_id for job_id in intake.session.scalars(members) if job_id in intake.jobs)
 
 
 def _lease_of_peer(intake: Intake, fact: NoticeFact) -> LeaseRow | None:
@@ -228,7 +228,7 @@ def _store_stores(intake: Intake) -> None:
         ):  # fmt: skip
             continue
         row.store_node, row.store_host, row.store_port = intake.node.node_id, store.host, store.port
-        intake.changed.add(store.job_id)
+        intake.described.add(store.job_id)
 
 
 def _note_errors(intake: Intake, news: set[tuple[str, int, str]]) -> None:
@@ -239,7 +239,7 @@ def _note_errors(intake: Intake, news: set[tuple[str, int, str]]) -> None:
             continue
         if job.error_at is None and rank.generation == job.active_generation:
             job.error_at = intake.now
-        said = rank.reason.text if rank.reason else ""
+        said = rank.reason.cause if rank.reason else None
         cause = cause_of_rank(intake.node.node_id, rank.rank, rank.step, said, rank.ended)
         if not cause.is_felt:
             name_cause(intake.session, job.job_id, cause, now=intake.now)
@@ -248,15 +248,17 @@ def _note_errors(intake: Intake, news: set[tuple[str, int, str]]) -> None:
 def _wake(intake: Intake, *, all_jobs: bool) -> None:
     """Wake the agents of jobs whose orders changed and the reconcilers of jobs whose facts changed."""
     session, now = intake.session, intake.now
-    for job_id in sorted(intake.changed):
-        refresh_members(session, intake.jobs[job_id], now=now)
+    touched = intake.changed | intake.described
+    for job_id in sorted(touched):
+        if job_id in intake.changed:
+            refresh_members(session, intake.jobs[job_id], now=now)
         touch(session, intake.jobs[job_id], now=now)
-    for job_id in sorted((intake.due - intake.changed) & intake.jobs.keys()):
+    for job_id in sorted((intake.due - touched) & intake.jobs.keys()):
         job = intake.jobs[job_id]
         if job.state not in ENDED:
             job.due_at = now
             intake.watched.add(job_id)
-    notify(session, map(job_topic, sorted(intake.watched - intake.changed)))
+    notify(session, map(job_topic, sorted(intake.watched - touched)))
     if all_jobs:
         # A node joined or changed: any job may want it. Rows that are locked elsewhere are skipped, since waiting for
         # them here could deadlock; their reconciler looks again within seconds anyway.

@@ -1,9 +1,10 @@
 """Measures handoffs side by side: live, stop-and-copy, and the restart from a checkpoint that they replace.
 
 Run from the root of the tree: python -m tests.benchmarks.handoff [--sizes 16MB,64MB] [--changes shrink,grow,reshape]
-[--repeats N] [--modes live,stop_and_copy,restart,steady] [--report FILE]. Without --repeats the sizes of REPEATED run
-five times and all others once. The tree must not change meanwhile: ranks import some modules late. A case that fails is
-in the report with its reason, and the status is then 1; a missed target is in the report and leaves the status alone.
+[--repeats N] [--modes live,stop_and_copy,restart,steady] [--device-time] [--report FILE]. Without --repeats the sizes
+of REPEATED run five times and all others once. The tree must not change meanwhile: ranks import some modules late. A
+case that fails is in the report with its reason, and the status is then 1; a missed target is in the report and leaves
+the status alone. With --device-time the host is idle for most of each step, in handoffs and restarts alike.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from deploy.demo.restart.torchrun import BaselineFailed, BaselineSettings, measu
 from liver_core.handoff.messages import Rung
 from tests.benchmarks import handoff_report as report
 from tests.benchmarks.circumstances import circumstances
+from tests.benchmarks.device_time import IDLE_SHARE, LABEL, device_s
 from tests.benchmarks.handoff_cluster import Measured, limit_s, run_changes
 from tests.benchmarks.handoff_model import (
     CHANGES,
@@ -61,6 +63,7 @@ class Options:
     modes: tuple[str, ...]
     repeats: int | None
     report: Path
+    device_time: bool
 
     def repeats_of(self, size: str) -> int:
         return self.repeats or (REPEATS if size in REPEATED else 1)
@@ -78,12 +81,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prefix = build_corpus(Path(folder))
         for size in options.sizes:
             model = model_of(parse_bytes(size))
+            if options.device_time:
+                model = with_device_time(model, size, prefix, found)
             print(f"{size}: {model.parameters} parameters, {model.state_bytes} bytes of state", flush=True)
             measure_size(model, size, options, prefix=prefix, found=found)
             finish(found, time.monotonic() - started)
             options.report.parent.mkdir(parents=True, exist_ok=True)
             options.report.write_text(json.dumps(found, indent=1))
-    print("\n".join([*report.table(found["cases"]), "", *report.verdicts(found["targets"])]))
+    label = [f"In all of this {LABEL}."] if options.device_time else []
+    print("\n".join([*label, *report.table(found["cases"]), "", *report.verdicts(found["targets"])]))
     print(f"{options.report}: {found['seconds']:.0f} s, load average {found['load_average_at_start']} at start")
     return 1 if any(each["target"] == "no failure" and not each["met"] for each in found["targets"]) else 0
 
@@ -96,6 +102,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--repeats", type=int, default=None)
     parser.add_argument("--report", type=Path, default=Path("build/reports/handoff.json"))
+    parser.add_argument("--device-time", action="store_true", help=LABEL)
     given = parser.parse_args(arguments)
     sizes, changes, modes = (tuple(getattr(given, name).split(",")) for name in ("sizes", "changes", "modes"))
     for name, values, known in (("changes", changes, [each.name for each in CHANGES]), ("modes", modes, MODES)):
@@ -108,7 +115,7 @@ def parse(arguments: Sequence[str] | None) -> Options:
             model_of(parse_bytes(size))
         except ValueError as error:
             parser.error(f"--sizes: {error}")
-    return Options(sizes, changes, modes, given.repeats, given.report)
+    return Options(sizes, changes, modes, given.repeats, given.report, given.device_time)
 
 
 def build_corpus(folder: Path) -> str:
@@ -118,6 +125,22 @@ def build_corpus(folder: Path) -> str:
     environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     subprocess.run(command, check=True, timeout=CORPUS_S, capture_output=True, env=environment)
     return prefix
+
+
+def with_device_time(model: Model, size: str, prefix: str, found: dict[str, Any]) -> Model:
+    """The same model, whose job sleeps in every step for several times its own step as it is measured now. Raises
+    RuntimeError where it cannot be measured."""
+    names = [change.name for change in CHANGES]
+    measured = run_changes(model, prefix, Rung.STOP_AND_COPY, changes=names, repeats=1, say=_say)
+    failures = [reason for each in measured.values() for reason in each.failures]
+    if failures:
+        raise RuntimeError(f"{size}: the job's own step could not be measured: {failures[0]}")
+    cpu_step_s = {change.source: measured[change.name].repeats[0]["step_s"] for change in CHANGES}
+    sleeping_s = device_s(cpu_step_s)
+    device_time = found.setdefault("device_time", {"label": LABEL, "idle_share": IDLE_SHARE, "by_size": {}})
+    device_time["by_size"][size] = {"cpu_step_s": cpu_step_s, "device_s": sleeping_s}
+    _say(f"  own steps {cpu_step_s}; from here on {LABEL}")
+    return replace(model, device_s=tuple(sleeping_s.items()))
 
 
 def measure_size(model: Model, size: str, options: Options, *, prefix: str, found: dict[str, Any]) -> None:
@@ -163,7 +186,7 @@ def steady(model: Model, prefix: str) -> dict[str, Any]:
 def measure_restarts(model: Model, options: Options, repeats: int, prefix: str) -> dict[str, Any]:
     """Change -> the restart in its target layout, from a checkpoint in memory."""
     job = JobSpec(
-        entrypoint="liver_core.training.gpt:GptJob",
+        entrypoint=model.entrypoint,
         args=model.arguments(prefix),
         global_batch=GLOBAL_BATCH,
         micro_batch=MICRO_BATCH,
@@ -220,7 +243,8 @@ def finish(found: dict[str, Any], seconds: float) -> None:
     steady_of = [each for each in found["steady"]["by_size"] if "failed" not in each]
     found["steady"]["span_share"] = max((each["span_share"] for each in steady_of), default=None)
     found["steady"]["bytes_copied_idle"] = sum(each["bytes_copied_idle"] for each in steady_of) if steady_of else None
-    found["targets"] = report.targets(found["cases"], found["steady"]["by_size"])
+    limits = report.DEVICE_TIME if "device_time" in found else report.ON_HOST
+    found["targets"] = report.targets(found["cases"], found["steady"]["by_size"], limits)
     found["seconds"] = seconds
     found["load_average_at_end"] = [round(each, 2) for each in os.getloadavg()]
 

@@ -13,7 +13,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -113,6 +113,7 @@ def rank_setup(model: Model, data_prefix: str, **changes: Any) -> RankSetup:
         "micro_batch": MICRO_BATCH,
         "seed": SEED,
         "transport": "mixed",
+        "job": model.entrypoint,
         "extra_bytes_max": extra_bytes_budget(model),
         "bring_up_s": 20 + 4 * step_s_at_most(model),
     }
@@ -251,12 +252,10 @@ def summary(
     optimizer = min(usual)
     stood_s = max(m["first_forward_at_utc"] for m in targets) - max(reduced)
     pause_s = stood_s - optimizer
-    lost = LostTime(before[-1][0], before[-1][2], step_s)
-    for end, of, step in steps:
-        lost.stepped(of, generation, step, end)
     after = [end for end, of, _ in steps if of == generation][STEPS_AFTER:]
     settled_s = statistics.median(late - early for early, late in pairwise(after))
     since = prepared_at - max(m.get("stream_s", 0.0) for _, m in prepared)
+    streamed = any("stream_s" in m for _, m in prepared)
     boundary = max(reduced)
     steps_before = sum(1 for end, of, _ in steps if of != generation)
     fell = next((reason for reason, _ in prepared if reason), None)
@@ -265,7 +264,7 @@ def summary(
         "pause_steps": pause_s / step_s,
         "step_s": step_s,
         "next_step_s": settled_s,
-        "lost_s": lost.lost_s,
+        **_lost(before, steps, generation, since=since if streamed else None, pause_s=max(0.0, pause_s)),
         "lost_before_cutover_s": boundary - before[-1][0] + optimizer - (steps_before + 1) * step_s,
         "steps_before_cutover": steps_before,
         "open_to_boundary_s": boundary - before[-1][0],
@@ -281,6 +280,19 @@ def summary(
         "pause_less_next_optimizer_s": None if next_optimizer_s is None else stood_s - next_optimizer_s,
         "pause_parts_s": {name: max(m.get(name, 0.0) for m in targets) for name in _PARTS},
     }
+
+
+def _lost(
+    before: Sequence[Step], steps: Sequence[Step], generation: int, *, since: float | None, pause_s: float
+) -> dict[str, Any]:
+    """As the product counts it. `since`: when the state began to stream, None where it did not."""
+    lost = LostTime(
+        before[-1][0], before[-1][2], statistics.median(late[0] - early[0] for early, late in pairwise(before))
+    )
+    for end, of, step in steps:
+        lost.stepped(of, generation, step, end)
+    parts = lost.parts(since, pause_s)
+    return {"lost_s": lost.lost_s, "lost_parts": None if parts is None else asdict(parts)}
 
 
 def _rung(targets: Sequence[dict[str, float]]) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from liver_core.layout import ParallelLayout
 from liver_core.memory.memory_budget import replay_bytes, ring_bytes
 
+GPT_JOB, DEVICE_TIME_JOB = "liver_core.training.gpt:GptJob", "tests.benchmarks.device_time:DeviceTimeJob"
 BYTES_PER_PARAMETER = 16
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 SAVING_BYTES_PER_PARAMETER = 16
@@ -55,10 +56,16 @@ CHANGES = (
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """`parameters` of the whole job; `arguments` are those of GptJob but for the data."""
+    """`parameters` of the whole job; `arguments` are those of its class but for the data. `device_s`: layout and the
+    seconds that a rank sleeps in each step in place of a device; empty: none does."""
 
     hidden: int
     ffn: int
+    device_s: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def entrypoint(self) -> str:
+        return DEVICE_TIME_JOB if self.device_s else GPT_JOB
 
     @property
     def parameters(self) -> int:
@@ -85,7 +92,7 @@ class Model:
             "warmup_steps": 50,
             "adam_eps": 1e-5,
             "data_prefix": data_prefix,
-        }
+        } | ({"device_s": dict(self.device_s)} if self.device_s else {})
 
     def rank_parameters(self, layout: str) -> int:
         """Of the fullest rank: its part of the parameters, before the optimizer cuts them over data parallel ranks."""
@@ -155,4 +162,5 @@ def restart_memory_needed(model: Model, layout: str, restarts: int) -> int:
 
 def step_s_at_most(model: Model) -> float:
     """Seconds of a step on a slow and busy machine, for time limits only."""
-    return 0.5 + 6 * model.parameters * TOKENS / FLOPS_PER_SECOND
+    sleeping_s = max((seconds for _, seconds in model.device_s), default=0.0)
+    return 0.5 + 6 * model.parameters * TOKENS / FLOPS_PER_SECOND + sleeping_s

@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
+from liver_core.handoff import CostParts, LadderInputs, MeasuredCost, Prefer
+from liver_core.handoff.rung_costs import COMPARED, choose_by
 from tests.benchmarks.handoff_cluster import Measured
 
-PAUSE_S_MAX, PAUSE_STEPS_MAX, PAUSE_OVER_GRADIENTS_S = 0.050, 0.1, 0.050
+PAUSE_STEPS_MAX, PAUSE_OVER_GRADIENTS_S = 0.1, 0.050
 LIVE_BYTES_OVER_BOUND, COPIED_BYTES_OVER_BOUND = 1.10, 1.00
 BANDWIDTH_FRACTION_LEAST, SPAN_SHARE_MOST = 0.9, 0.001
 
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is judged otherwise where the host is idle in most of a step. The ratios are of a restart's downtime over
+    all that a live handoff costs; None: not judged."""
+
+    pause_s: float
+    restart_over_lost: float | None
+    forked_over_lost: float | None
+
+
+ON_HOST, DEVICE_TIME = Limits(0.050, None, None), Limits(0.080, 30.0, 3.0)
 LIVE_FIELDS = (
     "pause_steps",
     "pause_less_next_optimizer_s",
@@ -94,19 +110,24 @@ def _median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if known else None
 
 
-def targets(cases: Sequence[Mapping[str, Any]], steady: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def targets(
+    cases: Sequence[Mapping[str, Any]], steady: Sequence[Mapping[str, Any]], limits: Limits = ON_HOST
+) -> list[dict[str, Any]]:
     """Every target of every case: what was measured, what is allowed, whether it is met (None: nothing to judge by)."""
     found = []
     for each in cases:
         where = {"state_bytes": each["state_bytes"], "change": each["change"]}
-        for mode, judge in (("live", _live_targets), ("stop_and_copy", _copy_targets), ("restart", _no_targets)):
+        for mode in ("live", "stop_and_copy", "restart"):
             part = each[mode]
             if part is None:
                 continue
             failed = part.get("failed") or []
             found.append({**where, "mode": mode, "target": "no failure", **_most(len(failed), 0)})
             if part.get("pause_s") is not None:
-                found += [{**where, "mode": mode, **target} for target in judge(each, part)]
+                judged = _live_targets(each, part, limits) if mode == "live" else _copy_targets(part)
+                found += [{**where, "mode": mode, **target} for target in judged]
+        found += [{**where, "mode": "live", **target} for target in _ratios(each, limits)]
+    found += _by_total(cases)
     for part in steady:
         where = {"state_bytes": part["state_bytes"], "change": "none", "mode": "steady"}
         if "failed" in part:
@@ -117,16 +138,66 @@ def targets(cases: Sequence[Mapping[str, Any]], steady: Sequence[Mapping[str, An
     return found
 
 
-def _live_targets(each: Mapping[str, Any], live: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _ratios(each: Mapping[str, Any], limits: Limits) -> list[dict[str, Any]]:
+    """What a restart costs over what a live handoff loses in all; nothing to judge by where that is no loss."""
+    live, restart = each["live"] or {}, each["restart"] or {}
+    lost_s = live.get("lost_s")
+    judged = (
+        ("restart", "downtime_s", limits.restart_over_lost),
+        ("forked", "warm_downtime_s", limits.forked_over_lost),
+    )
+    return [
+        {"target": f"{name} / lost", **_least(restart[field] / lost_s if lost_s and lost_s > 0 else None, least)}
+        for name, field, least in judged
+        if least is not None and restart.get(field) is not None
+    ]
+
+
+def _by_total(cases: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What `prefer: total` would have lost, against stop-and-copy each time: the handoffs of a size in the order in
+    which they were made, each on the rung that the ones before it say costs least. The first of all is not judged."""
+    found = []
+    for state_bytes in dict.fromkeys(each["state_bytes"] for each in cases):
+        of_size = [
+            each for each in cases if each["state_bytes"] == state_bytes and each["live"] and each["stop_and_copy"]
+        ]
+        pairs = [list(zip(each["live"]["repeats"], each["stop_and_copy"]["repeats"], strict=False)) for each in of_size]
+        played = [pair for of_round in zip_longest(*pairs) for pair in of_round if pair is not None]
+        chosen = replay_by_total(played)
+        if not chosen:
+            continue
+        total_s = statistics.fmean(lost_s for lost_s, _ in chosen)
+        copied_s = statistics.fmean(lost_s for _, lost_s in chosen)
+        where = {"state_bytes": state_bytes, "change": "all", "mode": "by total"}
+        found.append({**where, "target": f"mean lost of {len(chosen)}, s", **_most(total_s, copied_s)})
+    return found
+
+
+def replay_by_total(played: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> list[tuple[float, float]]:
+    """`played`: the same change live and by stop-and-copy, in order. For each but the first, seconds lost on the rung
+    that the product would choose from the ones before, and by stop-and-copy."""
+    measured: list[MeasuredCost] = []
+    found = []
+    for pair in played:
+        if measured:
+            rung = choose_by(Prefer.TOTAL, _UNHURRIED, measured)[0].rung
+            found.append((pair[COMPARED.index(rung)]["lost_s"], pair[1]["lost_s"]))
+        for rung, each in zip(COMPARED, pair, strict=True):
+            if each["lost_parts"] is not None:
+                measured.append(MeasuredCost(rung, CostParts(**each["lost_parts"])))
+    return found
+
+
+def _live_targets(each: Mapping[str, Any], live: Mapping[str, Any], most: Limits) -> list[dict[str, Any]]:
     pauses, raw = live["pause_s"], each["raw_bytes_per_s"]
     step_s = statistics.median(repeat["step_s"] for repeat in live["repeats"])
     reading = None if not raw else live["gradient_bytes_at_cutover"] / raw + PAUSE_OVER_GRADIENTS_S
     rungs = {repeat["rung_taken"] for repeat in live["repeats"]}
-    limits = (("pause", max(PAUSE_S_MAX, PAUSE_STEPS_MAX * step_s)), ("pause over reading gradients", reading))
+    limits = (("pause", max(most.pause_s, PAUSE_STEPS_MAX * step_s)), ("pause over reading gradients", reading))
     return [
         *(
-            {"target": f"{name}, {of}, s", **_most(pauses[of], most)}
-            for name, most in limits
+            {"target": f"{name}, {of}, s", **_most(pauses[of], limit)}
+            for name, limit in limits
             for of in ("median", "max")
         ),
         {"target": "repeats on another rung", **_most(len(rungs - {"live"}), 0)},
@@ -136,16 +207,12 @@ def _live_targets(each: Mapping[str, Any], live: Mapping[str, Any]) -> list[dict
     ]
 
 
-def _copy_targets(each: Mapping[str, Any], copied: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _copy_targets(copied: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         {"target": "bytes moved / bound", **_most(_moved_over_bound(copied), COPIED_BYTES_OVER_BOUND)},
         {"target": "bandwidth / raw", **_least(copied["bandwidth_fraction"], BANDWIDTH_FRACTION_LEAST)},
         {"target": "extra bytes", **_most(copied["extra_bytes_peak"], copied["extra_bytes_budget"])},
     ]
-
-
-def _no_targets(each: Mapping[str, Any], part: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return []
 
 
 def _moved_over_bound(part: Mapping[str, Any]) -> float | None:
@@ -159,6 +226,31 @@ def _most(value: float | None, limit: float | None) -> dict[str, Any]:
 
 def _least(value: float | None, limit: float) -> dict[str, Any]:
     return {"measured": value, "at_least": limit, "met": None if value is None else value >= limit}
+
+
+_UNHURRIED = LadderInputs(
+    bytes_to_move=0,
+    bandwidth_bytes_per_s=1.0,
+    prepare_s=0.0,
+    step_s=1.0,
+    seconds_to_boundary=0.0,
+    seconds_to_deadline=None,
+    margin_s=0.0,
+    sources_whole=True,
+    nodes_left=1,
+    nodes_least=1,
+    checkpoint_age_steps=None,
+    stream_share=1.0,
+    follow_s=0.0,
+    one_sided=True,
+    replay_refusal="",
+    stream_failure="",
+    bytes_only_leaving=0,
+    endpoints_s=0.0,
+    ranks_staying=1,
+    rescue_failure="",
+)
+"""Everything fits, so that only the costs count."""
 
 
 # For people.

@@ -14,7 +14,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +30,9 @@ from tests.benchmarks.service_rows import add_intervals, unsummed
 from tests.service.fake_agent import JOB
 
 NODES_OF_A_JOB = 4
-START_S = 240.0
-JOIN_AT_ONCE = 8
+START_S, START_S_AN_AGENT = 240.0, 1.0
+AT_ONCE = 8
+"""So many nodes join, and jobs are submitted, at the same time."""
 WARM_PERIODS = 2
 TRIAL_S = 1.0
 READS_PER_S = 100.0
@@ -96,25 +97,36 @@ class Run:
             for number in range(case.agents)
         ]
         self.unnamed = 0
+        self.start_up: dict[str, Any] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Run:
         """Every node has joined and works for a job."""
-        await asyncio.gather(*(self._join(self.agents[first::JOIN_AT_ONCE]) for first in range(JOIN_AT_ONCE)))
-        for number, agent in enumerate(self.agents):
-            self._tasks.append(asyncio.create_task(agent.run(self.case.period_s * number / len(self.agents))))
-            self._tasks.append(asyncio.create_task(agent.listen()))
-        for _ in range(self.case.jobs):
-            await submit(self.place.url, self.place.token("operator"), self.case.job_file())
-        await _until(lambda: all(agent.job() is not None for agent in self.agents), START_S, "a job on every node")
+        began = self.place.used()
+        await _in_turns(self._join, range(len(self.agents)))
+        joined = self.place.used()
+        await _in_turns(self._submit, range(self.case.jobs))
+        within_s = START_S + START_S_AN_AGENT * len(self.agents)
+        await _until(lambda: all(agent.job() is not None for agent in self.agents), within_s, self._without_job)
+        self.start_up = {"join": _cost(began, joined), "start": _cost(joined, self.place.used())}
         await pause(WARM_PERIODS * self.case.period_s)
         self.watch.begin()
         return self
 
-    async def _join(self, agents: Sequence[BusyAgent]) -> None:
-        for agent in agents:
-            await agent.join(self.place.token("join"))
-            await agent.sync()
+    async def _join(self, number: int) -> None:
+        """Who has joined reports from then on: others may take so long that it would count as silent."""
+        agent, period_s = self.agents[number], self.case.period_s
+        await agent.join(self.place.token("join"))
+        await agent.sync()
+        self._tasks.append(asyncio.create_task(agent.run(period_s * number / len(self.agents))))
+        self._tasks.append(asyncio.create_task(agent.listen()))
+
+    async def _submit(self, _number: int) -> None:
+        await submit(self.place.url, self.place.token("operator"), self.case.job_file())
+
+    def _without_job(self) -> str:
+        idle = sum(agent.job() is None for agent in self.agents)
+        return f"a job on every node: {idle} of {len(self.agents)} have none. Not taken: {self.watch.refused}"
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
@@ -215,6 +227,7 @@ async def _measured(run: Run) -> dict[str, Any]:
         "syncs_per_s": _round(count / (after.at_s - before.at_s)),
         "answer_bytes": answer_bytes,
         "not_taken": refused,
+        "start_up": run.start_up,
     }
 
 
@@ -244,8 +257,8 @@ async def _ledger(place: Host, sizes: Sequence[int]) -> list[dict[str, Any]]:
         for size in sizes:
             add_intervals(place, size - present)
             present = size
-            # Upkeep sums them up, once a minute and then without a rest.
-            await _until(lambda: unsummed(place) < UNSUMMED_MAX, SUMS_S, "sums of the intervals")
+            # Most come with their sums. Upkeep makes those of the rest, once a minute and then without a rest.
+            await _until(lambda: unsummed(place) < UNSUMMED_MAX, SUMS_S, lambda: "sums of the intervals")
             times_ms: list[float] = []
             for _ in range(QUERIES):
                 began = time.monotonic()
@@ -266,11 +279,29 @@ async def pause(seconds: float) -> None:
             await asyncio.Event().wait()
 
 
-async def _until(is_so: Callable[[], bool], within_s: float, what: str) -> None:
+async def _in_turns(work: Callable[[int], Awaitable[None]], numbers: range) -> None:
+    """Each once, `AT_ONCE` at the same time."""
+
+    async def turn(mine: range) -> None:
+        for number in mine:
+            await work(number)
+
+    await asyncio.gather(*(turn(numbers[first::AT_ONCE]) for first in range(AT_ONCE)))
+
+
+async def _until(is_so: Callable[[], bool], within_s: float, what: Callable[[], str]) -> None:
     ends_at = time.monotonic() + within_s
     while not is_so():
-        assert time.monotonic() < ends_at, f"not within {within_s:.0f} s: {what}"
+        assert time.monotonic() < ends_at, f"not within {within_s:.0f} s: {what()}"
         await pause(0.1)
+
+
+def _cost(before: Used, after: Used) -> dict[str, float]:
+    return {
+        "seconds": round(after.at_s - before.at_s, 1),
+        "service_cpu_s": round(after.service_cpu_s - before.service_cpu_s, 1),
+        "database_cpu_s": round(after.database_cpu_s - before.database_cpu_s, 1),
+    }
 
 
 def _case(options: argparse.Namespace, *, jobs: int, agents: int | None = None) -> Case:

@@ -190,16 +190,17 @@ class BusyAgent:
 
     async def run(self, first_in_s: float) -> None:
         """Report until cancelled, for the first time in so many seconds."""
-        due_s = time.monotonic() + first_in_s
+        due_s, began_s = time.monotonic() + first_in_s, 0.0
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due_s - time.monotonic())):
                     await self._awake.wait()
             if self._awake.is_set():
-                await asyncio.sleep(AWAKE_LEAST_S)
+                await asyncio.sleep(max(0.0, began_s + AWAKE_LEAST_S - time.monotonic()))
             else:
                 due_s = max(due_s + self._pace.period_s, time.monotonic())
             self._awake.clear()
+            began_s = time.monotonic()
             await self.sync()
 
     async def listen(self) -> None:

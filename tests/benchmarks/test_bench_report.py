@@ -6,22 +6,29 @@ No time is measured here; every number is made up and followed through.
 import json
 import subprocess
 import sys
+import time
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.benchmarks.device_time import device_s
 from tests.benchmarks.handoff import SIZES, finish, parse
 from tests.benchmarks.handoff_cluster import Measured, summary
 from tests.benchmarks.handoff_model import (
     CHANGES,
+    DEVICE_TIME_JOB,
+    GPT_JOB,
     extra_bytes_budget,
     extra_bytes_needed,
     memory_needed,
     model_of,
     parse_bytes,
     restart_memory_needed,
+    step_s_at_most,
 )
-from tests.benchmarks.handoff_report import case, table, targets, verdicts
+from tests.benchmarks.handoff_report import DEVICE_TIME, case, replay_by_total, table, targets, verdicts
 from tests.benchmarks.handoff_spans import steady_summary
 
 STEP_S, SLOW_S, NEXT_S = 0.1, 0.15, 0.2
@@ -81,7 +88,11 @@ def test_a_handoff_is_summed_up_as_the_product_defines_its_numbers():
     assert found["step_s"] == pytest.approx(STEP_S)
     assert found["pause_steps"] == pytest.approx(0.3)
     # To the fifth step after the cutover: 1.5 s, of which three steps of 100 ms and five of 200 ms are no loss.
-    assert found["lost_s"] == pytest.approx(1.5 - 0.3 - 1.0)
+    assert found["lost_s"] == pytest.approx(1.5 - 0.3 - 1.0) == sum(found["lost_parts"].values())
+    # The stream began with the first of two steps of 150 ms; the third ended 0.1 s late, 0.03 s of them the pause.
+    assert found["lost_parts"] == pytest.approx(
+        {"building_s": 0.0, "streaming_s": 0.17, "pause_s": 0.03, "after_s": 0.0}, abs=1e-9
+    )
     assert found["lost_before_cutover_s"] == pytest.approx(0.38 + 0.02 - 0.3)
     assert found["steps_before_cutover"] == 2
     assert found["step_time_ratio_streaming"] == pytest.approx(1.5)
@@ -224,3 +235,64 @@ def test_changes_are_a_closed_round():
 def test_an_option_that_means_nothing_is_refused(arguments: list[str]):
     with pytest.raises(SystemExit):
         parse(arguments)
+
+
+def parts_of(lost_s: float) -> dict[str, float]:
+    return {"building_s": lost_s, "streaming_s": 0.0, "pause_s": 0.0, "after_s": 0.0}
+
+
+def played(live_s: float, copied_s: float) -> tuple[dict[str, Any], dict[str, Any]]:
+    return tuple({"lost_s": lost_s, "lost_parts": parts_of(lost_s)} for lost_s in (live_s, copied_s))  # type: ignore[return-value]
+
+
+def test_what_total_would_have_lost_is_chosen_from_the_handoffs_before_and_never_from_the_one_itself():
+    assert replay_by_total([played(2.0, 1.0)]) == [], "nothing was known"
+    # By the first, stop-and-copy costs less; by the median of the first two live does, as the third shows, wrongly.
+    found = replay_by_total([played(2.0, 1.0), played(0.0, 4.0), played(3.0, 1.5)])
+    assert found == [(4.0, 4.0), (3.0, 1.5)]
+
+
+def test_where_the_host_is_idle_a_restart_is_judged_by_all_that_a_handoff_loses():
+    found = case(
+        STATE_BYTES,
+        "shrink",
+        live=Measured([handoff(first_forward_at_utc=REDUCED + 0.09)]),
+        copied=Measured([handoff()]),
+        restart={"downtime_s": 8.0, "warm_downtime_s": 0.5},
+        raw_bytes_per_s=1000.0,
+    )
+    assert found["live"]["lost_s"] == pytest.approx(0.2)
+    on_host = {each["target"]: each["met"] for each in targets([found], [])}
+    assert "restart / lost" not in on_host and on_host["pause, median, s"] is False
+    idle = {each["target"]: (each["measured"], each["met"]) for each in targets([found], [], DEVICE_TIME)}
+    assert idle["restart / lost"] == (pytest.approx(40.0), True)
+    assert idle["forked / lost"] == (pytest.approx(2.5), False)
+    assert idle["pause, median, s"][1] is True, "0.07 s of 0.08 s"
+
+
+def test_a_job_that_sleeps_in_place_of_a_device_gets_longer_limits_and_the_same_model():
+    model = model_of(STATE_BYTES)
+    sleeping = replace(model, device_s=tuple(device_s({"TP2xPP2": 0.5, "PP3": 0.25}).items()))
+    assert dict(sleeping.device_s) == {"TP2xPP2xDP1": pytest.approx(2.0), "TP1xPP3xDP1": pytest.approx(1.0)}
+    assert step_s_at_most(sleeping) == pytest.approx(step_s_at_most(model) + 2.0)
+    arguments = sleeping.arguments("x")
+    assert arguments.pop("device_s") == dict(sleeping.device_s)
+    assert arguments == model.arguments("x")
+    assert (model.entrypoint, sleeping.entrypoint) == (GPT_JOB, DEVICE_TIME_JOB)
+
+
+@pytest.mark.real
+def test_every_rank_sleeps_in_its_step_and_a_layout_without_seconds_is_refused(monkeypatch: pytest.MonkeyPatch):
+    from liver_core.layout import ParallelLayout
+    from liver_core.training.entrypoint import load_job
+    from liver_core.training.gpt import GptJob
+
+    arguments = replace(model_of(STATE_BYTES), device_s=(("TP1xPP3xDP1", 0.2),)).arguments("x")
+    job: Any = load_job(DEVICE_TIME_JOB, arguments, global_batch=8, micro_batch=4, seed=1)
+    with pytest.raises(ValueError, match="device_s: has no seconds for layout TP2xPP2xDP1"):
+        job.check_layout(ParallelLayout(tp=2, pp=2))
+    at: list[float] = []
+    monkeypatch.setattr(GptJob, "step", lambda *_: at.append(time.monotonic()))
+    began = time.monotonic()
+    job.step(None, SimpleNamespace(layout=ParallelLayout(pp=3)), ())
+    assert at[0] - began >= 0.2

@@ -72,6 +72,7 @@ class RankSetup:
     tensorboard: str | None = None  # a folder in that of the checkpoints
     job: str = "liver_core.training.gpt:GptJob"
     islands: tuple[str, tuple[str, ...]] | None = None  # (prefix, names) of `net_islands`: each node is on its own
+    model_nccl: bool = False  # each rank takes itself for one with a GPU of its own, over a model of NCCL
     gpus: tuple[str, ...] = ()  # of this machine; the first is that of node "a", the second that of node "b"
 
     def host_of(self, node_id: str) -> str:
@@ -130,7 +131,7 @@ def _run_rank(
     from liver_core.rank.after_step import CheckpointPlan
     from liver_core.rank.droppable_step import DropRule
     from liver_core.rank.loop import RankLoop
-    from liver_core.rank.prepare.preparation import PrepareSettings
+    from liver_core.rank.prepare.prepare_settings import PrepareSettings
     from liver_core.rank.stream.target_stream import StreamSettings
 
     job = make_job(setup)
@@ -151,6 +152,9 @@ def _run_rank(
 
         where = EventFolder(setup.tensorboard, request.job_id, rule.path if rule is not None else "")
         files = EventFiles(where, lambda text: listener.send("event_files_failed", text), write_every_s=0.1)
+    recorder.model_nccl = model_nccl(listener, recorder, member) if setup.model_nccl else None
+    if setup.model_nccl:
+        settings = replace(settings, place=lambda: recorder.model_nccl)
     loop = RankLoop(
         job,
         member,
@@ -167,7 +171,9 @@ def _run_rank(
     recorder.loop = loop
     threading.Thread(target=_obey, args=(pipe, loop, recorder), daemon=True).start()
     ended = loop.run(request)
-    return {"how": ended.how, "reason": None if ended.reason is None else str(ended.reason), **recorder.result()}
+    cause = None if ended.reason is None or ended.reason.cause is None else str(ended.reason.cause.what)
+    reason = None if ended.reason is None else str(ended.reason)
+    return {"how": ended.how, "reason": reason, "cause": cause, **recorder.result()}
 
 
 def make_job(setup: RankSetup) -> Any:
@@ -175,6 +181,20 @@ def make_job(setup: RankSetup) -> Any:
     module, _, name = setup.job.partition(":")
     factory = getattr(importlib.import_module(module), name)
     return factory(setup.job_arguments, global_batch=setup.global_batch, micro_batch=setup.micro_batch, seed=setup.seed)
+
+
+def model_nccl(listener: PipeListener, recorder: Recorder, member: Member) -> Any:
+    """Where this rank trains. It says when a communicator is made: the step, and whether training pauses."""
+    import torch
+
+    from liver_core.worlds.nccl_groups import TrainsOn
+    from tests.liver_core.worlds.nccl_model import ModelNccl
+
+    def looks() -> None:
+        loop = recorder.loop
+        listener.send("communicator", loop.progress.step, loop.pending._cutting, threading.current_thread().name)
+
+    return TrainsOn(f"GPU-{member}", torch.device("cpu"), ModelNccl(looks))
 
 
 def make_transport(name: str, host: str = "127.0.0.1") -> Callable[[str, Any], Any]:
@@ -214,6 +234,7 @@ class Recorder:
         self.setup = setup
         self.listener = listener
         self.loop: Any = None
+        self.model_nccl: Any = None
         self.armed: list[list[Any]] = [[fault, 0] for fault in faults]
         self.released = threading.Event()
         self.records: dict[tuple[str, int, int], dict[str, Any]] = {}
@@ -236,6 +257,10 @@ class Recorder:
 
     def release(self) -> None:
         self.released.set()
+
+    def refuse_communicators(self) -> None:
+        """From now on no communicator can be made."""
+        self.model_nccl.library.fails = "no memory for a communicator"
 
     def set_stream(self, settings: dict[str, Any]) -> None:
         """How the next handoff streams."""

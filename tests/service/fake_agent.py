@@ -25,9 +25,10 @@ from agent.protocol.sync import (
     SyncReport,
 )
 from agent.protocol.values import HandoffCause, HandoffState
-from liver_core.handoff import RankStage, Reason
+from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason
 from liver_core.layout import Member, ParallelLayout, Roster
 
+MISSES_A_PEER = Reason("the world cannot go on", "training", 0, cause=FailureCause(FailedPart.PEER))
 JOB = {
     "name": "demo",
     "global_batch": 24,
@@ -151,11 +152,8 @@ class FakeAgent:
         )
 
     def rank(self, order: JobOrder, *, stage: RankStage = RankStage.TRAINING, step: int = 0, **more: Any) -> RankStatus:
-        """The first rank this node holds in the ordered roster. As of an agent: what it knows of an end is a value, and
-        the reason is the sentence of it."""
+        """The first rank this node holds in the ordered roster."""
         assert order.roster is not None
-        if (reason := more.get("reason")) is not None:
-            more.setdefault("ended", ProcessEnd.read(reason.text))
         index = next(i for i, member in enumerate(order.roster.members) if member.node_id == self.node_id)
         return RankStatus(
             job_id=order.job_id,
@@ -167,6 +165,11 @@ class FakeAgent:
             step=step,
             **more,
         )
+
+    def dead(self, order: JobOrder, end: ProcessEnd, *, step: int, cause: FailureCause | None = None) -> RankStatus:
+        """The same of a rank whose process has ended, as its agent reports it. `cause`: as the rank itself gave it."""
+        reason = Reason(str(end), "training", cause=end.cause(cause))
+        return self.rank(order, stage=RankStage.FAILED, step=step, reason=reason, ended=end)
 
 
 def step_row(job_id: str, generation: int, step: int, at: datetime, **more: Any) -> StepRow:

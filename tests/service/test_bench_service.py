@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # It starts two servi
 CASE = {
     "agents", "jobs", "ranks_per_node", "hz", "sync_ms", "wake_ms", "notice_to_order_ms", "notices_without_order",
     "cpu_ms_per_agent_period", "statements_per_sync", "rss_mb", "wal_bytes_per_sync", "syncs_per_s", "answer_bytes",
-    "not_taken",
+    "not_taken", "start_up",
 }  # fmt: skip
 
 
@@ -30,6 +30,7 @@ def test_the_benchmark_of_the_service_measures_what_it_is_to_measure(tmp_path):
         for times in (case["sync_ms"], case["notice_to_order_ms"]):
             assert 0 < times["p50"] <= times["p99"]
         assert case["wake_ms"] > 0
+        assert case["start_up"]["join"]["service_cpu_s"] > 0
         assert case["statements_per_sync"] > 1
         assert case["wal_bytes_per_sync"] > 0
     assert report["ledger"][0]["intervals"] == 1_000

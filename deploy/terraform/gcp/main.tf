@@ -165,6 +165,22 @@ resource "google_pubsub_subscription_iam_member" "service_looks" {
   member       = google_service_account.service.member
 }
 
+# And who may publish to the topics.
+resource "google_project_iam_custom_role" "topics" {
+  project     = var.project
+  role_id     = "${replace(var.name, "-", "_")}_topics"
+  title       = "LiveR: see who may publish to a topic"
+  permissions = ["pubsub.topics.getIamPolicy"]
+}
+
+resource "google_pubsub_topic_iam_member" "service_looks" {
+  for_each = { notices = google_pubsub_topic.notices.name, dead = google_pubsub_topic.dead.name }
+  project  = var.project
+  topic    = each.value
+  role     = google_project_iam_custom_role.topics.id
+  member   = google_service_account.service.member
+}
+
 # The list of operations shows preemptions also where the log is late.
 resource "google_project_iam_custom_role" "operations" {
   project     = var.project

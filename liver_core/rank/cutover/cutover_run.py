@@ -44,12 +44,12 @@ from liver_core.handoff.cutover import (
     StoreUnreachable,
     Tick,
 )
-from liver_core.handoff.messages import Decision, Reason
+from liver_core.handoff.messages import Decision, FailedPart, FailureCause, Reason
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.cutover.source_side import Lost, Pause, SourceSide, hashed, word, words
 from liver_core.rank.cutover.vote import Counted, count
 from liver_core.rank.next_world import NextWorld
-from liver_core.rank.store_exchange import ExchangeTimeout, StoreGone
+from liver_core.rank.store_exchange import ExchangeTimeout, StoreGone, cause_of
 from liver_core.rank.stream.target_stream import StreamFailed
 from liver_core.state.live_state import state_kinds
 from liver_core.state.megatron_optimizer import GRAD
@@ -241,7 +241,8 @@ class CutoverRun:
         try:
             stream.finish(self._version, until)
         except StreamFailed as error:
-            raise Lost(self.pause.reason("catch up", str(error)), source=False) from error
+            reason = self.pause.reason("catch up", str(error), cause=cause_of(error))
+            raise Lost(reason, source=False) from error
         finally:
             self.pause.add("catch_up_s", started)
         self.pause.measures |= stream.measures()
@@ -266,7 +267,8 @@ class CutoverRun:
         try:
             report = following.transport.read(reads, until)
         except TransportError as error:
-            raise Lost(self.pause.reason("read", str(error), tile=error.kind or ""), source=True) from error
+            reason = self.pause.reason("read", str(error), tile=error.kind or "", cause=cause_of(error))
+            raise Lost(reason, source=True) from error
         self.pause.measures["bytes_moved"] = self.pause.measures.get("bytes_moved", 0.0) + report.bytes
         if following.streams:
             self.pause.measures["gradient_bytes_at_cutover"] = float(report.bytes)
@@ -323,7 +325,8 @@ class CutoverRun:
                 arrived = (self._target_state(), gradients)
                 return count(self._reached, arrived, sent, size, lambda whole: dist.all_reduce(whole, group=group))
         except RuntimeError as error:
-            raise Lost(self.pause.reason("certificate", f"a target is gone: {plainly(error)}"), source=False) from error
+            text, cause = f"a target is gone: {plainly(error)}", FailureCause(FailedPart.PEER)
+            raise Lost(self.pause.reason("certificate", text, cause=cause), source=False) from error
 
     def _sent(self, name: str) -> torch.Tensor | None:
         """The source world's certificate, on the one rank of the target world that adds it; None on the others. This is
@@ -375,7 +378,7 @@ class CutoverRun:
                 dist.all_reduce(lowest, op=dist.ReduceOp.MIN, group=group)
         except RuntimeError as error:
             text = f"not all ranks of the next world reached the barrier: {plainly(error)}"
-            reason = self.pause.reason("barrier", text)
+            reason = self.pause.reason("barrier", text, cause=FailureCause(FailedPart.PEER))
             return BarrierFailed(self._refused or reason)
         except Lost as lost:
             return BarrierFailed(self._refused or lost.reason)
@@ -385,7 +388,8 @@ class CutoverRun:
         try:
             self.decision = question()
         except ExchangeTimeout as error:
-            return StoreUnreachable(self.pause.reason("decision", str(error)), gone=isinstance(error, StoreGone))
+            reason = self.pause.reason("decision", str(error), cause=cause_of(error))
+            return StoreUnreachable(reason, gone=isinstance(error, StoreGone))
         return DecisionRead(self.decision)
 
     # Small things.

@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from liver_core.certificate import CertificatePlan
 from liver_core.device import DeviceWait, settle
-from liver_core.handoff.messages import Reason
+from liver_core.handoff.messages import FailedPart, FailureCause, Reason
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.next_world import NextWorld
-from liver_core.rank.store_exchange import ExchangeTimeout
+from liver_core.rank.store_exchange import ExchangeTimeout, cause_of
 from liver_core.state.buckets import collect_gradients
 from liver_core.state.megatron_optimizer import GRAD
 from liver_core.state.optimizer_step import measure_gradients
@@ -57,9 +57,9 @@ class Pause:
         """Seconds left until `until`."""
         return self.until - self.clock()
 
-    def reason(self, phase: str, text: str, tile: str = "") -> Reason:
+    def reason(self, phase: str, text: str, *, tile: str = "", cause: FailureCause | None = None) -> Reason:
         """A reason that names this rank."""
-        return Reason(text=text, phase=phase, rank=self.rank, tile=tile)
+        return Reason(text=text, phase=phase, rank=self.rank, tile=tile, cause=cause)
 
     def add(self, name: str, started: float) -> None:
         """Add the seconds since `started` to a measure."""
@@ -70,16 +70,17 @@ class Pause:
         try:
             self.following.exchange.post(name, value)
         except ExchangeTimeout as error:
-            raise Lost(self.reason(name, str(error)), source=False) from error
+            raise Lost(self.reason(name, str(error), cause=cause_of(error)), source=False) from error
 
     def wait(self, name: str) -> Any:
         """Wait for what the source world publishes as `name`. If it publishes "lost" (it lost a rank), raises Lost."""
         try:
             found, value = self.following.exchange.wait_any((name, "lost"), self.until, poll_s=IN_PAUSE_POLL_S)
         except ExchangeTimeout as error:
-            raise Lost(self.reason(name, str(error)), source=True) from error
+            raise Lost(self.reason(name, str(error), cause=cause_of(error)), source=True) from error
         if found != name:
-            raise Lost(self.reason(name, f"the source world reports: {value}"), source=True)
+            text = f"the source world reports: {value}"
+            raise Lost(self.reason(name, text, cause=FailureCause(FailedPart.PEER)), source=True)
         return value
 
 
@@ -210,7 +211,8 @@ class SourceSide:
             with limited(self._active.world.everyone, self._pause.left_s):
                 return action()
         except RuntimeError as error:
-            self.broken = self._pause.reason(what, f"a source is gone: {plainly(error)}")
+            text, cause = f"a source is gone: {plainly(error)}", FailureCause(FailedPart.PEER)
+            self.broken = self._pause.reason(what, text, cause=cause)
             raise Lost(self.broken, source=True) from error
 
 

@@ -11,22 +11,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 
-from liver_core.handoff.messages import Order, PreparePhase, RankStage, Rung, StoreAddress
+from liver_core.handoff.messages import Order, PreparePhase, RankStage, Rung
 from liver_core.layout import Manifest, Member, ParameterSpec, from_json, to_json
 from liver_core.memory.memory_budget import DEPTH_IN_HOST_MEMORY, DEPTH_LEAST, BudgetRefused, derive
 from liver_core.rank.active_world import ActiveWorld, Verdict, rank_in, source_certificate_plan, target_certificate_plan
 from liver_core.rank.next_world import NextWorld
-from liver_core.rank.prepare.cancellable import cancellable
 from liver_core.rank.prepare.memory_plan import plan_memory
+from liver_core.rank.prepare.next_groups import knows_of_groups, learn_of_groups, make_next_groups
+from liver_core.rank.prepare.prepare_settings import PrepareSettings
 from liver_core.rank.store_exchange import Cancelled, Exchange, ExchangeTimeout
 from liver_core.rank.stream.certify import Certifier, propose_verdict, read_verdict
 from liver_core.rank.stream.source_stream import SourceStream
-from liver_core.rank.stream.target_stream import LiveTarget, StreamRefused, StreamSettings, TargetInputs
+from liver_core.rank.stream.target_stream import LiveTarget, StreamRefused, TargetInputs
 from liver_core.reshard import missing_elements, plan_digest, plan_rank
 from liver_core.state.buckets import bucket_rule
 from liver_core.state.built_state import check_built
@@ -49,8 +49,8 @@ from liver_core.streaming.counters import UnorderedStores
 from liver_core.streaming.ring import BEFORE_ANY, SourceRing
 from liver_core.training.job import TrainingJob
 from liver_core.transport.protocol import Transport
-from liver_core.worlds.groups import STORE_PATIENCE_S, connect_store, nothing_listens_at, plainly
-from liver_core.worlds.megatron import MegatronWorld, bring_up, building, retire
+from liver_core.worlds.groups import connect_store, nothing_listens_at, plainly
+from liver_core.worlds.megatron import building
 from liver_core.worlds.released_storage import released, trim
 
 
@@ -60,21 +60,6 @@ class PrepareFailed(RuntimeError):
     def __init__(self, phase: PreparePhase, text: str) -> None:
         super().__init__(text)
         self.phase = phase
-
-
-@dataclass(frozen=True, slots=True)
-class PrepareSettings:
-    """`host`: local address for groups and transport. `extra_bytes_max`: limit of what a handoff adds to this rank's
-    device (None: no limit); `host_bytes_max`: how much of it may wait in host memory. `bring_up_s`, `collective_s`:
-    limits of one group's start and of one collective. `transport`: makes the endpoint from its name and the store."""
-
-    host: str
-    transport: Callable[[str, StoreAddress], Transport]
-    extra_bytes_max: int | None = None
-    host_bytes_max: int = 0
-    bring_up_s: float = 20.0
-    collective_s: float = 20.0
-    stream: StreamSettings = field(default_factory=StreamSettings)
 
 
 class Overtaken(RuntimeError):
@@ -167,11 +152,12 @@ class Preparation:
     def _steps(self, made: NextWorld) -> Steps:
         """Each phase with what is done in it, and whether this rank does it."""
         beside = made.target_rank is not None and self.request.source is not None
+        has_groups = knows_of_groups(self.request, made.target_rank, self.settings)
         return (
             (PreparePhase.OFFER_STATE, self._offer, made.source_rank is not None),
             (PreparePhase.GET_THE_MANIFEST, self._get_manifest, beside and made.source_rank is None),
             (PreparePhase.ESTIMATE_MEMORY, self._estimate_memory, beside),
-            (PreparePhase.BRING_UP_GROUPS, self._bring_up, made.target_rank is not None),
+            (PreparePhase.BRING_UP_GROUPS, self._bring_up, has_groups),
             (PreparePhase.BUILD_MODEL, self._build_state, made.target_rank is not None),
             (PreparePhase.AGREE_ON_THE_MANIFEST, self._agree_manifest, True),
             (PreparePhase.WARM_UP, self._warm_up, made.target_rank is not None and self.active is None),
@@ -371,26 +357,14 @@ class Preparation:
         return self.settings.transport(name, self.request.store)
 
     def _bring_up(self, made: NextWorld) -> None:
+        if made.target_rank is None:
+            learn_of_groups(made, self.deadline)
+            return
         # Only when all are there does gloo connect. Even then one may die, and gloo waits for it to its timeout.
         made.exchange.gather("bring_up", self.request.target.layout.world_size, self.deadline)
         self.probe("connect_groups")
-        made.world = cancellable(
-            lambda: self._connect_groups(made), self.aborted, undo=retire, name="connecting the groups"
-        )
-
-    def _connect_groups(self, made: NextWorld) -> MegatronWorld:
-        # Groups need a store client of their own: gloo keeps it, and the exchange must not wait behind it.
-        store = connect_store(self.request.store, timeout_s=self.settings.bring_up_s, answer_s=STORE_PATIENCE_S)
-        assert made.target_rank is not None
-        return bring_up(
-            self.request.target,
-            made.target_rank,
-            store,
-            name=self._name,
-            host=self.settings.host,
-            timeout_s=min(self._left(), self.settings.bring_up_s),
-            collective_s=self.settings.collective_s,
-        )
+        timeout_s = min(self._left(), self.settings.bring_up_s)
+        make_next_groups(made, self.settings, name=self._name, timeout_s=timeout_s, aborted=self.aborted)
 
     def _build_state(self, made: NextWorld) -> None:
         assert made.world is not None

@@ -135,6 +135,11 @@ class RescuePreparation(Preparation):
 
     # After the release.
 
+    def _bring_up(self, made: NextWorld) -> None:
+        super()._bring_up(made)
+        # Training stands still, so there is no quieter moment.
+        made.connect()
+
     def _lay_out(self, made: NextWorld) -> None:
         assert made.rescue is not None
         super()._lay_out(made)

@@ -26,13 +26,14 @@ from liver_core.handoff.cutover import (
     StateRead,
     TargetBuilt,
 )
+from liver_core.handoff.messages import FailedPart, FailureCause
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.cutover.cutover_run import COMPARING_SHARE, READING_SHARE, CutoverRun, Probe
 from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S, Lost, hashed
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.rescue.rescue_preparation import FAILED, every_element
 from liver_core.rank.rescue.saved_state import KEPT, Rescue
-from liver_core.rank.store_exchange import ExchangeTimeout
+from liver_core.rank.store_exchange import ExchangeTimeout, cause_of
 from liver_core.state.live_state import state_kinds
 from liver_core.streaming.tiles import LOCAL
 from liver_core.transport.protocol import Read, Transport, TransportError
@@ -127,7 +128,8 @@ class RescueRun(CutoverRun):
         try:
             report = transport.read(reads, self.pause.until)
         except TransportError as error:
-            raise Lost(self.pause.reason("read", str(error), tile=error.kind or ""), source=True) from error
+            reason = self.pause.reason("read", str(error), tile=error.kind or "", cause=cause_of(error))
+            raise Lost(reason, source=True) from error
         self.pause.measures[measure] = self.pause.measures.get(measure, 0.0) + report.seconds
         return report.bytes
 
@@ -176,7 +178,7 @@ class RescueRun(CutoverRun):
                     return BarrierFailed(self.pause.reason("barrier", text))
                 time.sleep(IN_PAUSE_POLL_S)
         except ExchangeTimeout as error:
-            return BarrierFailed(self.pause.reason("barrier", str(error)))
+            return BarrierFailed(self.pause.reason("barrier", str(error), cause=cause_of(error)))
         return BarrierPassed(level)
 
     # After the release.
@@ -191,7 +193,8 @@ class RescueRun(CutoverRun):
             self.probe("refilled")
             self._certify()
         except (Lost, RuntimeError) as error:
-            reason = error.reason if isinstance(error, Lost) else self.pause.reason("build", str(error))
+            reason = self.pause.reason("build", str(error), cause=cause_of(error))
+            reason = error.reason if isinstance(error, Lost) else reason
             with contextlib.suppress(ExchangeTimeout):
                 self.following.exchange.settle(FAILED, str(reason))
             return TargetBuilt(reason)
@@ -232,7 +235,8 @@ class RescueRun(CutoverRun):
             with limited(group, self.pause.left_s):
                 dist.all_reduce(whole, group=group)
         except RuntimeError as error:
-            raise Lost(self.pause.reason("certificate", f"a target is gone: {plainly(error)}"), source=False) from error
+            text, cause = f"a target is gone: {plainly(error)}", FailureCause(FailedPart.PEER)
+            raise Lost(self.pause.reason("certificate", text, cause=cause), source=False) from error
         self.pause.add("certify_target_s", started)
         expected, arrived = whole.chunk(2)
         self._certified = expected

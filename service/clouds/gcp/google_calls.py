@@ -11,6 +11,7 @@ from service.settings import ServiceSettings
 ANSWER_BYTES_MAX = 32 * 1024 * 1024
 CONNECT_S = 3.0
 PUBSUB, LOGGING = "https://pubsub.googleapis.com", "https://logging.googleapis.com"
+PROJECTS = "https://cloudresourcemanager.googleapis.com"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _PIECE = 64 * 1024
 

@@ -16,6 +16,7 @@ from agent.main import EXIT_BROKEN
 from agent.protocol.sync import DesiredState, SourceState
 from agent.protocol.values import HandoffState
 from agent.supervisor.process import is_alive
+from liver_core.handoff import FailedPart, FailureCause
 from tests.agent.cluster import JOB_ID, Cluster, cluster, identity_of
 
 pytestmark = [pytest.mark.timeout(180), pytest.mark.slow]
@@ -179,6 +180,7 @@ def test_a_store_that_dies_while_ranks_prepare_aborts_the_handoff_at_once_and_is
         assert time.monotonic() - died_at < 3.0
         assert aborted.reason is not None
         assert aborted.reason.text == "the store of generation 2 on node a died"
+        assert aborted.reason.cause == FailureCause(FailedPart.STORE)
         nodes.wait(lambda: any(mirror.generation == 3 for mirror in nodes.service.mirrors.values()), "another attempt")
 
 

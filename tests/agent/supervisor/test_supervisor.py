@@ -26,7 +26,7 @@ from agent.supervisor.stores import StoreError, Stores
 from agent.supervisor.supervisor import Supervisor, SupervisorSettings
 from agent.supervisor.zygote_client import ForkRequest, ZygoteError
 from agent.supervisor.zygote_host import ZygoteHost
-from liver_core.handoff import RankStage, Reason, StoreAddress, start_order
+from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason, StoreAddress, start_order
 from liver_core.layout import Member, ParallelLayout, Roster, from_json
 from liver_core.steady_clock import PROCESS_CLOCK
 from tests.agent.waiting import eventually, fake_job, quick_directory
@@ -133,7 +133,9 @@ def test_a_forked_rank_says_hello_and_steps_and_its_end_is_heard_with_its_cause(
             assert psutil.Process(hello.pid).name() == "liver-rank"
             os.kill(state.record.process.pid, signal.SIGKILL)
             await eventually(lambda: this.exits, "the exit")
-            assert "was killed by SIGKILL after step" in this.exits[0][1].text
+            reason = this.exits[0][1]
+            assert "was killed by SIGKILL after step" in reason.text
+            assert reason.cause == FailureCause(FailedPart.RANK, signal="SIGKILL", step=state.pulse.step)
             assert this.journal.get(Table.RANK, str(KEY)) is None
 
     asyncio.run(scenario())
@@ -158,6 +160,7 @@ def test_a_crash_leaves_its_traceback_in_the_log_and_its_code_in_the_reason(run_
             state = await this.supervisor.launch(this.spec(), "o")
             await eventually(lambda: this.exits, "the exit")
             assert "exit code 1" in this.exits[0][1].text
+            assert this.exits[0][1].cause == FailureCause(FailedPart.RANK, exit_code=1, step=0)
             log = text_of(state.record.log_path)
             assert "about to crash on a" in log
             assert "a bug in the user's code" in log

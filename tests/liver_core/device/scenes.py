@@ -12,8 +12,9 @@ import torch
 from liver_core.certificate import MASK, CertificatePlan
 from liver_core.device.threads import background
 from liver_core.layout import Box, ResidentBox
-from liver_core.rank import pending_handoff
+from liver_core.rank import next_world, pending_handoff
 from liver_core.rank.cutover import source_side
+from liver_core.rank.next_world import NextWorld
 from liver_core.rank.pending_handoff import PendingHandoff
 from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.reshard.plan import CopyRuns
@@ -284,6 +285,21 @@ def preparation(device: LateDevice) -> None:
     region.fill_(8.0)
 
 
+def communicators(device: LateDevice) -> None:
+    """Nothing of any stream is left to do when NCCL makes communicators."""
+    trained, replayed = torch.zeros(N), torch.zeros(N)
+    device.finish()
+    trained.fill_(1.0)
+    with device.own(CPU):
+        replayed.fill_(2.0)
+    found = []
+    nccl = SimpleNamespace(connect=lambda: found.append((raw(trained), raw(replayed))))
+    made: Any = SimpleNamespace(source_rank=1, world=SimpleNamespace(nccl=nccl), measures={})
+    with mock.patch.object(next_world, "own_device", lambda: CPU):
+        NextWorld.connect(made)
+    assert found == [([1.0] * N, [2.0] * N)]
+
+
 def _live(regions: dict[str, torch.Tensor]) -> Any:
     return SimpleNamespace(regions=regions, homes={}, hollow=(), buffers=lambda: (), device=CPU)
 
@@ -301,4 +317,5 @@ SCENES = {
     "freeing": freeing,
     "background thread": background_thread,
     "preparation": preparation,
+    "communicators": communicators,
 }

@@ -32,6 +32,7 @@ REMOVED = {
     "freeing": (DeviceWait.FREED,),
     "background thread": (DeviceWait.STARTED,),
     "preparation": (DeviceWait.PREPARED,),
+    "communicators": (DeviceWait.QUIET,),
 }
 """Scene -> the waits that are taken away from it, one at a time."""
 

@@ -77,7 +77,7 @@ def test_both_messages_carry_every_field_that_was_promised_from_the_first_day():
     assert {field.name for field in fields(Order)} >= HEADER
     assert HEADER | {"stages"} <= {field.name for field in fields(Report)}
     assert set(to_json(order())["cutover"]) == {"target_s", "source_s", "store_s", "build_s"}
-    assert set(to_json(Reason("text", "phase"))) == {"rank", "phase", "tile", "text", "node"}
+    assert set(to_json(Reason("text", "phase"))) == {"rank", "phase", "tile", "text", "node", "cause"}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from liver_core.handoff import Decision, ParticipantRecord, Phase, Reason, Rung, Stage
+from liver_core.handoff import Decision, FailedPart, FailureCause, ParticipantRecord, Phase, Reason, Rung, Stage
 from liver_core.handoff.participant_events import (
     RETIRE_GRACE_S,
     AbortRank,
@@ -93,9 +93,13 @@ def test_what_is_foreign_late_or_stale_is_refused_by_field_and_rule(message, com
 
 
 def test_a_member_without_a_rank_does_not_pass_for_a_source():
-    machine = participant(B, ParticipantRecord(reason=WHY))
+    why = replace(WHY, cause=FailureCause(FailedPart.RANK, signal="SIGKILL", step=7))
+    machine = participant(B, ParticipantRecord(reason=why))
     (report,) = reports_in(take(machine, order()))
     assert "this member runs no rank of generation 1 (rank 0, test: because)" in report.reason.text
+    assert report.reason.cause == why.cause
+    (report,) = reports_in(take(machine, order(generation=1)))
+    assert report.reason.cause is None, "it is refused for its number, whatever became of the rank"
 
 
 def test_a_member_that_has_no_part_says_so():

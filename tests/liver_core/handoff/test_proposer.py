@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 
-from liver_core.handoff import Decision, Phase, ProposerRecord, Reason, Rung, Stage, StoreAddress
+from liver_core.handoff import (
+    Decision,
+    FailedPart,
+    FailureCause,
+    Phase,
+    ProposerRecord,
+    Reason,
+    Rung,
+    Stage,
+    StoreAddress,
+)
 from liver_core.handoff.participant_events import OrderReceived, ParticipantState, RankStage
 from liver_core.handoff.proposer import GIVE_UP_S, RESEND_S, ProposerState
 from liver_core.handoff.proposer_events import (
@@ -268,6 +278,13 @@ def test_whoever_stays_silent_is_named_in_the_end():
     assert feed(machine, Tick(), now=NOW + GIVE_UP_S)[-1:] != ()
     effects = feed(machine, Tick(), now=NOW + GIVE_UP_S + 1)
     assert ending(effects).reason.text == "because; b/0 never reported"
+
+
+def test_where_a_participant_that_is_lost_is_waited_for_the_attempt_ends_of_what_took_it():
+    machine, cause = past_the_boundary(), FailureCause(FailedPart.RANK, signal="SIGKILL", step=7)
+    feed(machine, MemberLost(A, Reason("it was killed", "training", cause=cause)))
+    effects = feed(machine, Tick(), now=NOW + 1_000)
+    assert ending(effects).reason.cause == cause and "it was killed" in ending(effects).reason.text
 
 
 def test_an_amendment_before_permission_is_a_new_revision_and_says_goodbye_to_who_is_dropped():

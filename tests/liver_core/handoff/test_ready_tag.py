@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liver_core.handoff import Agreement, BoundaryPhase, HandoffId, agreed, boundary_pair, drop_word, pack, ready_tag
+from liver_core.handoff import (
+    Agreement,
+    BoundaryPhase,
+    HandoffId,
+    agreed,
+    boundary_pair,
+    connect_word,
+    drop_word,
+    pack,
+    ready_tag,
+)
 from liver_core.handoff.ready_tag import NOTHING_WANTED, TAG_MAX
 
 words = st.one_of(
@@ -51,6 +61,7 @@ def test_a_tag_out_of_range_is_refused():
 def test_between_two_parts_of_a_step_only_the_wish_to_cut_over_is_shown_and_never_taken_for_that_of_a_boundary():
     ready = pack(7, BoundaryPhase.READY)
     assert drop_word(ready) == pack(7, BoundaryPhase.DROP)
+    assert connect_word(ready) == pack(7, BoundaryPhase.CONNECT)
     assert reduce_min([drop_word(ready), ready]) is None
     for phase in (BoundaryPhase.NONE, BoundaryPhase.CHECKPOINT, BoundaryPhase.STOP):
         assert drop_word(pack(7, phase)) == NOTHING_WANTED

@@ -92,7 +92,7 @@ def test_training_does_not_wait_for_a_world_that_is_dropped_and_the_next_handoff
     pending = PendingHandoff(Member("a", 0), requests, StageReporter(listener), make, lambda: True)  # type: ignore[arg-type]
     pending.following = World(order())  # type: ignore[assignment]
     requests.abort(order().handoff_id, Reason("withdrawn", "abort"))
-    dropping = threading.Thread(target=pending.drop_if_aborted, daemon=True)
+    dropping = threading.Thread(target=pending.maintain, daemon=True)
     dropping.start()
     dropping.join(5.0)
     assert not dropping.is_alive(), "training waits for the world to be dropped"

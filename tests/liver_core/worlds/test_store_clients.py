@@ -9,7 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from liver_core.handoff import StoreAddress
-from liver_core.worlds.groups import BringUpFailed, connect_store, make_group
+from liver_core.worlds.groups import BringUpFailed, NoStore, connect_store, make_group
 
 HOST = "127.0.0.1"
 
@@ -17,7 +17,7 @@ HOST = "127.0.0.1"
 def test_a_store_that_listens_and_does_not_answer_is_lost_long_before_one_that_may_still_start():
     with socket.create_server((HOST, 0)) as stalled:
         began = time.monotonic()
-        with pytest.raises(ConnectionError, match="does not answer"):
+        with pytest.raises(NoStore, match="does not answer"):
             connect_store(StoreAddress(HOST, stalled.getsockname()[1]), timeout_s=40.0, answer_s=0.5)
     assert time.monotonic() - began < 20.0
 

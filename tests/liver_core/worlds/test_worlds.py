@@ -220,7 +220,7 @@ def _destroy_the_first(rank: int, port: int) -> tuple[float, bool, int]:
 
 
 def _collective_threads(rank: int, port: int) -> tuple[int, int]:
-    """Groups of the world, and threads in which gloo runs collectives, by the names that torch gives them."""
+    """Groups of several ranks, and threads in which gloo runs collectives, by the names that torch gives them."""
     from pathlib import Path
 
     import torch
@@ -229,8 +229,9 @@ def _collective_threads(rank: int, port: int) -> tuple[int, int]:
     world = _world(1, "DP2", rank, port)
     for group in world.groups:
         dist.all_reduce(torch.ones(1), group=group)
+    of_several = [group for group in world.groups if group.size() > 1]
     names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
-    return len(world.groups), names.count("pt_gloo_runloop")
+    return len(of_several), names.count("pt_gloo_runloop")
 
 
 def _late(rank: int, port: int) -> tuple[str, str, bool]:

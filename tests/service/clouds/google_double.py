@@ -6,6 +6,7 @@ Each request and answer is checked against the shapes of the discovery documents
 import base64
 import importlib.util
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -32,6 +33,9 @@ KEY_ID, AUDIENCE, ACCOUNT = (
     "https://liver.example.com/push/gcp-pubsub",
     "push@liver-test.iam.gserviceaccount.com",
 )
+
+WRITER = "serviceAccount:service-42@gcp-sa-logging.iam.gserviceaccount.com"
+PUBSUB_ITSELF = "serviceAccount:service-42@gcp-sa-pubsub.iam.gserviceaccount.com"
 
 
 @cache
@@ -118,6 +122,8 @@ class Google:
     subscription: dict[str, Any] = field(default_factory=dict)
     sinks: list[dict[str, Any]] = field(default_factory=list)
     permissions: list[str] = field(default_factory=lambda: ["pubsub.subscriptions.consume"])
+    of_project: list[str] = field(default_factory=list)
+    publishers: list[str] = field(default_factory=lambda: [WRITER, PUBSUB_ITSELF])
     refuse: dict[str, tuple[int, str]] = field(default_factory=dict)
     hold: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
@@ -133,7 +139,8 @@ class Google:
             "expirationPolicy": {}, "messageRetentionDuration": "3600s",
             "deadLetterPolicy": {"deadLetterTopic": f"{topic}-dead", "maxDeliveryAttempts": 5}}  # fmt: skip
         wanted = 'protoPayload.methodName = ("compute.instances.preempted")'
-        self.sinks = [{"name": "liver", "destination": f"pubsub.googleapis.com/{topic}", "filter": wanted}]
+        destination = f"pubsub.googleapis.com/{topic}"
+        self.sinks = [{"name": "liver", "destination": destination, "filter": wanted, "writerIdentity": WRITER}]
 
     def publish(self, data: str) -> None:
         number = str(len(self.asked) + len(self.messages) + 1) + uuid4().hex[:6]
@@ -185,6 +192,20 @@ class Google:
     def test_permissions(self, body: dict[str, Any]) -> dict[str, Any]:
         held = [name for name in body["permissions"] if name in self.permissions]
         return checked("pubsub.v1", "TestIamPermissionsResponse", {"permissions": held})
+
+    def test_project(self, content: bytes | None) -> dict[str, Any]:
+        method = discovery("cloudresourcemanager.v3")["resources"]["projects"]["methods"]["testIamPermissions"]
+        assert method["httpMethod"] == "POST" and method["flatPath"] == "v3/projects/{projectsId}:testIamPermissions"
+        body = checked("cloudresourcemanager.v3", "TestIamPermissionsRequest", json.loads(content or b"{}"))
+        held = [name for name in body["permissions"] if name in self.of_project]
+        return checked("cloudresourcemanager.v3", "TestIamPermissionsResponse", {"permissions": held})
+
+    def topic_policy(self) -> dict[str, Any]:
+        topics = discovery("pubsub.v1")["resources"]["projects"]["resources"]["topics"]["methods"]
+        method = topics["getIamPolicy"]
+        assert (method["httpMethod"], method["response"]["$ref"]) == ("GET", "Policy")
+        bindings = [{"role": "roles/pubsub.publisher", "members": self.publishers}] if self.publishers else []
+        return checked("pubsub.v1", "Policy", {"version": 1, "etag": "BwXhqDVt", "bindings": bindings})
 
     def list_operations(self, query: dict[str, list[str]]) -> dict[str, Any]:
         known = discovery("compute.v1")["resources"]["globalOperations"]["methods"]["aggregatedList"]["parameters"]
@@ -285,6 +306,11 @@ class _Handler(BaseHTTPRequestHandler):
             return 200, google.list_operations(parse_qs(where.query))
         if what == f"/v2/projects/{PROJECT}/sinks" and content is None:
             return 200, checked("logging.v2", "ListSinksResponse", {"sinks": google.sinks})
+        if where.path == f"/v3/projects/{PROJECT}:testIamPermissions":
+            return 200, google.test_project(content)
+        if re.fullmatch(rf"/v1/projects/{PROJECT}/topics/liver-notices(-dead)?:getIamPolicy", where.path):
+            assert content is None, "getIamPolicy has no body"
+            return 200, google.topic_policy()
         if what == f"/v1/{NAME}" and content is None:
             return 200, checked("pubsub.v1", "Subscription", google.subscription)
         return self._verb(what, where.path, content)

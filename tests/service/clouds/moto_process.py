@@ -2,10 +2,13 @@
 
 For each message that it takes in or hands out, moto 5 counts the whole queue several times, reads the clock twice for
 each message in it, and forgets the numbers: 600 messages take half a minute. The answers below are the same without.
+Of the calls about hooks of Auto Scaling groups it knows two not at all: they answer as where nothing waits.
 """
 
 from __future__ import annotations
 
+from moto.autoscaling.exceptions import ValidationError
+from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.utils import unix_time, unix_time_millis
 from moto.server import main
 from moto.sqs.models import Message, Queue, SQSBackend
@@ -35,6 +38,13 @@ def delayed(self: Queue) -> int:
     return sum(now < message.delayed_until for message in self._messages)
 
 
+def nothing_waits(self: AutoScalingResponse) -> str:
+    """As Auto Scaling says it of a token that nobody has."""
+    raise ValidationError(f"No active Lifecycle Action found with token {self._get_param('LifecycleActionToken')}")
+
+
+AutoScalingResponse.record_lifecycle_action_heartbeat = nothing_waits  # type: ignore[attr-defined]
+AutoScalingResponse.complete_lifecycle_action = nothing_waits  # type: ignore[attr-defined]
 SQSBackend.is_message_valid_based_on_retention_period = is_retained
 Queue.messages = property(visible_messages)  # type: ignore[assignment]
 Queue.approximate_number_of_messages_not_visible = property(hidden)  # type: ignore[assignment]

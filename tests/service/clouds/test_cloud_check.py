@@ -2,17 +2,19 @@
 
 import json
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
-from service.clouds.aws.account_look import takes
+from service.clouds.aws.account_look import WANTED, takes
 from service.clouds.aws.queue_worker import make_clients
 from service.clouds.hearing import look_at_all
-from tests.service.clouds.google_double import NAME, PROJECT, google_double
+from tests.service.clouds.google_double import NAME, PROJECT, PUBSUB_ITSELF, WRITER, google_double
 from tests.service.clouds.moto_server import CREDENTIALS, REGION, Account, moto_server
 
 pytest.importorskip("moto")
 pytest.importorskip("googleapiclient")
+TERRAFORM = Path(__file__).resolve().parents[3] / "deploy" / "terraform" / "aws"
 BOUNDARY = "google.auth._regional_access_boundary_utils._RegionalAccessBoundaryManager.maybe_start_refresh"
 
 
@@ -30,7 +32,16 @@ def account(emulator, settings, monkeypatch) -> Account:
     account = Account(emulator, make_clients(settings))
     account.make()
     settings.aws_queue_url = account.queue_url
+    let_send(account, f"arn:aws:events:{REGION}:123456789012:rule/{account.name}")
     return account
+
+
+def let_send(account: Account, *rule_arns: str) -> None:
+    """The queue's policy, as the Terraform module makes it."""
+    text = (TERRAFORM / "queue-policy.json").read_text()
+    queue_arn = account.arn_of(account.queue_url)
+    policy = text.replace("${queue_arn}", queue_arn).replace("${rule_arns}", json.dumps(rule_arns))
+    account.clients.sqs.set_queue_attributes(QueueUrl=account.queue_url, Attributes={"Policy": policy})
 
 
 @pytest.fixture
@@ -66,7 +77,7 @@ def test_what_an_aws_account_lacks_is_named(account, settings, monkeypatch):
     account.events.remove_targets(Rule=account.name, Ids=["1"])
     account.clients.sqs.set_queue_attributes(QueueUrl=account.queue_url, Attributes={"RedrivePolicy": ""})
     found = whats(settings, "aws-queue", datetime(2026, 1, 1, tzinfo=UTC))
-    assert [what.partition(" ")[0] for what in found] == ["clock:", "dead", "rule:", "rule:", "rule:"]
+    assert [what.partition(" ")[0] for what in found] == ["clock:", "dead", *["rule:"] * len(WANTED)]
     settings.aws_queue_url += "-gone"
     (what,) = whats(settings, "aws-queue")
     assert what.startswith("queue: there is no ")
@@ -108,10 +119,43 @@ def test_what_google_refuses_is_named(google, settings, path, status, name, begi
     assert what.startswith(begins)
 
 
-def test_operations_that_may_not_be_listed_name_the_permission(google, settings):
+TO_LIST = "compute.globalOperations.list", "compute.zoneOperations.list"
+
+
+@pytest.mark.parametrize("held, named", [((), TO_LIST), (TO_LIST[:1], TO_LIST[1:]), (TO_LIST[1:], TO_LIST[:1])])
+def test_of_what_listing_operations_needs_exactly_what_is_missing_is_named(google, settings, held, named):
     google.refuse[f"/compute/v1/projects/{PROJECT}/aggregated/operations"] = (403, "PERMISSION_DENIED")
-    (what,) = whats(settings, "gcp-operations")
-    assert what.startswith("permission: compute.globalOperations.list")
+    google.of_project = list(held)
+    assert whats(settings, "gcp-operations") == [f"permission: {name} on project {PROJECT}" for name in named]
+
+
+def test_where_google_does_not_say_which_permission_is_held_all_are_named(google, settings):
+    google.refuse[f"/compute/v1/projects/{PROJECT}/aggregated/operations"] = (403, "PERMISSION_DENIED")
+    google.refuse["testIamPermissions"] = (403, "SERVICE_DISABLED")
+    assert len(whats(settings, "gcp-operations")) == 2
+
+
+def test_a_sink_or_a_dead_letter_policy_whose_account_may_not_publish_is_named(google, settings):
+    google.publishers = [PUBSUB_ITSELF]
+    topic = f"projects/{PROJECT}/topics/liver-notices"
+    assert whats(settings, "gcp-pubsub") == [f"permission: {WRITER} is no publisher of {topic}"]
+    google.publishers = [WRITER]
+    assert whats(settings, "gcp-pubsub") == [
+        f"permission: gcp-sa-pubsub.iam.gserviceaccount.com is no publisher of {topic}-dead"
+    ]
+    google.refuse["getIamPolicy"] = (403, "PERMISSION_DENIED")
+    assert [what.partition(" (")[0] for what in whats(settings, "gcp-pubsub")] == [
+        f"permission: pubsub.topics.getIamPolicy on {name}" for name in (topic, f"{topic}-dead")
+    ]
+
+
+def test_where_pub_sub_pushes_it_is_named_that_googles_keys_cannot_be_had(google, settings):
+    settings.gcp_subscription, settings.gcp_push_audience, settings.gcp_push_account = None, "https://x", "push@x"
+    settings.gcp_certs_url = f"{google.url}/certs"
+    assert whats(settings, "gcp-pubsub") == []
+    google.refuse["/certs"] = (503, "UNAVAILABLE")
+    (what,) = whats(settings, "gcp-pubsub")
+    assert what.startswith("keys of Google: ")
 
 
 def test_only_admins_may_look(client, settings):
@@ -128,4 +172,4 @@ def test_only_admins_may_look(client, settings):
     ({"detail-type": ["B"]}, False),
 ])  # fmt: skip
 def test_a_pattern_is_read_by_source_and_kind(pattern, is_taken):
-    assert takes(json.dumps(pattern), "A") == is_taken
+    assert takes(json.dumps(pattern), "aws.ec2", "A") == is_taken

@@ -3,55 +3,66 @@
 import pytest
 
 from agent.protocol.process_end import ProcessEnd
-from liver_core.handoff import Reason
+from liver_core.handoff import FailureCause, Reason
 from liver_core.handoff.refusals import REFUSED
-from service.jobs.causes import FailedPart, FirstCause, cause_of_attempt, cause_of_rank, first_of, in_words, node_behind
+from service.jobs.causes import (
+    FailedPart,
+    FirstCause,
+    cause_of_attempt,
+    cause_of_rank,
+    first_of,
+    in_words,
+    node_behind,
+    said_of,
+)
 
-FELT = "the world cannot go on: RuntimeError: Connection closed by peer [127.0.0.1]:4001"
-BROKEN = f"rank process (pid 9) ended with exit code 4 after step 6; it reported: {FELT}"
-KILLED = "rank process (pid 7) was killed by SIGKILL after step 6"
-ERROR = "IndexError: list index out of range"
-EXITED = f"rank process (pid 8) ended with exit code 1 after step 6; it reported: {ERROR}"
-STORE = "ExchangeTimeout: the store is gone at decision: Connection was likely closed"
+OF_ITSELF = FailureCause(FailedPart.RANK, signal="SIGBUS")
+FELT, STORE = FailureCause(FailedPart.PEER), FailureCause(FailedPart.STORE)
+KILLED = ProcessEnd(7, signal="SIGKILL", step=6)
+EXITED = ProcessEnd(8, exit_code=1, step=6, reported="IndexError: list index out of range")
+SENTENCE = "rank process (pid 7) was killed by SIGKILL after step 6; the store is gone: Connection closed by peer"
 
 
-def of_rank(rank: int, step: int, text: str) -> FirstCause:
-    """Of a rank whose agent says the same as a value and as a sentence."""
-    return cause_of_rank("b", rank, step, text, ProcessEnd.read(text))
-
-
-def test_what_an_agent_knows_of_an_end_is_taken_from_no_sentence():
-    end = ProcessEnd(7, signal="SIGKILL", step=6)
-    assert cause_of_rank("b", 1, 5, "it is gone", end) == FirstCause(FailedPart.RANK, "b", 1, signal="SIGKILL", step=6)
-    # A rank that reports such a sentence itself has not ended.
-    assert cause_of_rank("b", 1, 5, KILLED, None) == FirstCause(FailedPart.RANK, "b", 1, step=5)
+def of_rank(rank: int, step: int, said: FailureCause | ProcessEnd | None) -> FirstCause:
+    """Of a rank on node b that said this, or of which its agent did."""
+    if isinstance(said, ProcessEnd):
+        return cause_of_rank("b", rank, step, said.cause(None), said)
+    return cause_of_rank("b", rank, step, said, None)
 
 
 @pytest.mark.parametrize(
-    ("text", "cause"),
+    ("said", "end", "cause"),
     [
-        (KILLED, FirstCause(FailedPart.RANK, "b", 1, signal="SIGKILL", step=6)),
-        (EXITED, FirstCause(FailedPart.RANK, "b", 1, exit_code=1, step=6)),
-        (ERROR, FirstCause(FailedPart.RANK, "b", 1, step=5)),
-        (FELT, FirstCause(FailedPart.PEER, step=5)),
-        (BROKEN, FirstCause(FailedPart.PEER, step=6)),
-        (STORE, FirstCause(FailedPart.STORE, step=5)),
-        ("the store of generation 4 on node a died", FirstCause(FailedPart.STORE, step=5)),
-        ("the store gave no decision before the deadline", FirstCause(FailedPart.STORE, step=5)),
-        ("the store says GO, rank 2 is out of memory", FirstCause(FailedPart.RANK, "b", 1, step=5)),
-        (f"{KILLED}; it reported: {FELT}", FirstCause(FailedPart.RANK, "b", 1, signal="SIGKILL", step=6)),
-        (
-            f"rank process (pid 9) was killed by SIGABRT after step 6; it reported: {FELT}",
-            FirstCause(FailedPart.PEER, step=6),
-        ),
+        (None, None, FirstCause(FailedPart.RANK, "b", 1, step=5)),
+        (OF_ITSELF, None, FirstCause(FailedPart.RANK, "b", 1, signal="SIGBUS", step=5)),
+        (None, KILLED, FirstCause(FailedPart.RANK, "b", 1, signal="SIGKILL", step=6)),
+        (None, EXITED, FirstCause(FailedPart.RANK, "b", 1, exit_code=1, step=6)),
+        (FELT, None, FirstCause(FailedPart.PEER, step=5)),
+        (FELT, EXITED, FirstCause(FailedPart.PEER, step=6)),
+        (FELT, KILLED, FirstCause(FailedPart.RANK, "b", 1, signal="SIGKILL", step=6)),
+        (STORE, None, FirstCause(FailedPart.STORE, step=5)),
+        (FailureCause(FailedPart.STORE, step=6), None, FirstCause(FailedPart.STORE, step=6)),
     ],
 )
-def test_a_reason_of_a_rank_or_of_its_agent_names_who_failed_and_not_who_misses_it(text, cause):
-    assert of_rank(1, 5, text) == cause
+def test_what_a_rank_or_its_agent_says_names_who_failed_and_not_who_misses_it(said, end, cause):
+    assert cause_of_rank("b", 1, 5, said, end) == cause
+
+
+def test_no_sentence_is_a_cause():
+    """An older agent gives none; and a rank may print what it likes."""
+    assert said_of({"reason": {"text": SENTENCE, "phase": "x", "rank": 1}}) is None
+    assert said_of({"reason": {"text": "x", "cause": {"what": "peer", "signal": None, "step": 3}}}) == FailureCause(
+        FailedPart.PEER, step=3
+    )
+    assert said_of({}) is None
+    assert cause_of_attempt(Reason(SENTENCE, "read", 2, node="b"), store_node="a") == FirstCause(
+        FailedPart.RANK, "b", 2
+    )
+    assert cause_of_attempt(Reason(SENTENCE, "read"), store_node="a") is None
 
 
 def test_who_knows_of_an_end_outranks_who_reports_an_error_and_both_who_felt_it():
-    causes = [of_rank(1, 6, text) for text in (KILLED, ERROR, STORE, FELT)]
+    causes = [of_rank(1, 6, said) for said in (KILLED, None, STORE, FELT)]
     for known in range(len(causes)):
         assert first_of(reversed(causes[known:])) == causes[known]
     assert first_of([None, causes[3]]) == causes[3]
@@ -59,7 +70,7 @@ def test_who_knows_of_an_end_outranks_who_reports_an_error_and_both_who_felt_it(
 
 
 @pytest.mark.parametrize(
-    ("text", "away", "cause"),
+    ("said", "away", "cause"),
     [
         (FELT, ["c"], FirstCause(FailedPart.NODE, "c", step=5)),
         (FELT, [], FirstCause(FailedPart.PEER, step=5)),
@@ -68,8 +79,8 @@ def test_who_knows_of_an_end_outranks_who_reports_an_error_and_both_who_felt_it(
         (STORE, ["c"], FirstCause(FailedPart.STORE, step=5)),
     ],
 )
-def test_what_ranks_only_felt_is_the_one_node_that_is_not_heard_meanwhile(text, away, cause):
-    assert node_behind(of_rank(1, 5, text), away) == cause
+def test_what_ranks_only_felt_is_the_one_node_that_is_not_heard_meanwhile(said, away, cause):
+    assert node_behind(of_rank(1, 5, said), away) == cause
     assert node_behind(None, away) is None
 
 
@@ -80,18 +91,19 @@ def test_an_attempt_that_was_taken_back_has_no_cause():
 
 def test_an_attempt_that_a_rank_rejected_has_no_cause_unless_that_rank_had_ended():
     assert cause_of_attempt(Reason("promised to handoff h1 of generation 2", REFUSED, 2), store_node="a") is None
-    ended = Reason(f"source: this member runs no rank of generation 2 ({KILLED})", REFUSED, 2)
-    assert cause_of_attempt(ended, store_node="a") == FirstCause(FailedPart.RANK, None, 2, signal="SIGKILL", step=6)
+    ended = Reason("source: this member runs no rank of generation 2", REFUSED, 2, node="b", cause=KILLED.cause(None))
+    assert cause_of_attempt(ended, store_node="a") == FirstCause(FailedPart.RANK, "b", 2, signal="SIGKILL", step=6)
 
 
-def test_an_attempt_names_the_node_of_its_store():
-    known = cause_of_attempt(Reason(KILLED, "prepare", 0, node="e"), store_node="a")
+def test_an_attempt_names_the_node_of_its_store_or_of_the_agent_that_is_not_reached():
+    known = cause_of_attempt(Reason("x", "prepare", 0, node="e", cause=KILLED.cause(None)), store_node="a")
     assert known == FirstCause(FailedPart.RANK, "e", 0, signal="SIGKILL", step=6), "two worlds have a rank 0"
-    found = cause_of_attempt(Reason(STORE, "cutover", 2, node="b"), store_node="a")
+    found = cause_of_attempt(Reason("x", "cutover", 2, node="b", cause=STORE), store_node="a")
     assert found == FirstCause(FailedPart.STORE, "a")
-    assert cause_of_attempt(Reason(KILLED, "prepare", 2), store_node="a") == FirstCause(
-        FailedPart.RANK, None, 2, signal="SIGKILL", step=6
-    )
+    away = cause_of_attempt(Reason("x", "prepare", 2, node="b", cause=FailureCause(FailedPart.NODE)), store_node="a")
+    assert away == FirstCause(FailedPart.NODE, "b")
+    felt = cause_of_attempt(Reason("x", "read", 2, node="b", cause=FELT), store_node="a")
+    assert felt == FirstCause(FailedPart.PEER), "who says so is not the one"
 
 
 def test_causes_are_shown_in_words():

@@ -8,6 +8,7 @@ import pytest
 
 from agent.protocol.process_end import ProcessEnd
 from agent.protocol.values import HandoffState, Placement
+from liver_core.handoff import FailureCause
 from liver_core.layout import Member, ParallelLayout
 from service.jobs.causes import FailedPart, FirstCause
 from service.jobs.crashes import RankError
@@ -30,6 +31,7 @@ from service.jobs.tables import ENDED, JobState, SourceKind
 from service.planner.inputs import PlannerDecision, PlannerVerdict, World
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+FELT = FailureCause(FailedPart.PEER)
 MEMBERS = tuple(Member(node_id=name, slot=0) for name in "abc")
 TARGET = Placement(layout=ParallelLayout(pp=2), members=MEMBERS[:2])
 STAY = PlannerDecision(PlannerVerdict.STAY, "nothing better")
@@ -241,7 +243,7 @@ def test_a_running_job_of_which_no_step_was_seen_is_counted_from_when_it_began_t
 
 
 def test_the_reason_is_that_of_the_rank_that_failed_and_not_of_those_that_miss_it():
-    survivor = RankError("rank 0 on node a is failed: Connection closed by peer", "Connection closed by peer")
+    survivor = RankError("rank 0 on node a is failed: it misses a peer", "it misses a peer", said=FELT)
     first = RankError("rank 1 on node c is failed: killed by SIGKILL", "killed by SIGKILL")
     for errors in ((survivor, first), (first, survivor)):
         action = act(view(errors=errors))
@@ -251,12 +253,13 @@ def test_the_reason_is_that_of_the_rank_that_failed_and_not_of_those_that_miss_i
 
 
 def test_while_ranks_only_miss_a_peer_the_agent_of_the_one_that_failed_has_a_moment_to_report_it():
-    missed = RankError("rank 0 on node a is failed: Connection closed by peer", "Connection closed by peer", "a", 0, 50)
+    missed = RankError("rank 0 on node a is failed: it misses a peer", "it misses a peer", "a", 0, 50, FELT)
     waiting = view(errors=(missed,), error_at=at(-1))
     action = act(waiting)
     assert (action.do, action.look_again_s) == (Do.NOTHING, 0.3)
     end = ProcessEnd(7, signal="SIGKILL", step=50)
-    known = act(replace(waiting, errors=(missed, RankError("rank 2 on node c is failed", str(end), "c", 2, 50, end))))
+    killed = RankError("rank 2 on node c is failed", str(end), "c", 2, 50, None, end)
+    known = act(replace(waiting, errors=(missed, killed)))
     assert known.do is Do.START
     assert known.cause == FirstCause(FailedPart.RANK, "c", 2, signal="SIGKILL", step=50)
     late = act(replace(waiting, error_at=at(-1.6)))
@@ -266,9 +269,7 @@ def test_while_ranks_only_miss_a_peer_the_agent_of_the_one_that_failed_has_a_mom
 @pytest.mark.parametrize("away", ["silent", "gone"])
 def test_where_ranks_only_miss_a_peer_the_one_node_that_is_not_heard_is_the_cause(away: str):
     felt = tuple(
-        RankError(
-            f"rank {rank} on node {node} is failed", "Timed out waiting 20000ms for recv operation", node, rank, 50
-        )
+        RankError(f"rank {rank} on node {node} is failed", "it misses a peer", node, rank, 50, FELT)
         for rank, node in enumerate("ab")
     )
     cut = view(errors=felt, error_at=at(-9), **{away: ("c",)})
@@ -284,8 +285,7 @@ def test_where_ranks_only_miss_a_peer_the_one_node_that_is_not_heard_is_the_caus
 
 
 def test_where_all_ranks_but_one_miss_a_peer_that_one_stands_still_and_is_the_cause():
-    text = "Timed out waiting 20000ms for recv operation"
-    felt = tuple(RankError(f"rank {rank} on node a is failed", text, "a", rank, 50) for rank in (0, 1))
+    felt = tuple(RankError(f"rank {rank} on node a is failed", "no peer", "a", rank, 50, FELT) for rank in (0, 1))
     stands = view(errors=felt, error_at=at(-9), unharmed=(("b", 2),))
     action = act(stands)
     assert (action.do, action.cause) == (Do.START, FirstCause(FailedPart.RANK, "b", 2, step=50))
@@ -293,7 +293,7 @@ def test_where_all_ranks_but_one_miss_a_peer_that_one_stands_still_and_is_the_ca
     for others in ((), (("b", 2), ("c", 3))):
         assert act(replace(stands, unharmed=others)).cause == FirstCause(FailedPart.PEER, step=50)
     end = ProcessEnd(7, signal="SIGKILL")
-    killed = RankError("rank 1 on node a is failed", str(end), "a", 1, 50, end)
+    killed = RankError("rank 1 on node a is failed", str(end), "a", 1, 50, None, end)
     assert act(replace(stands, errors=(felt[0], killed))).cause == FirstCause(
         FailedPart.RANK, "a", 1, signal="SIGKILL", step=50
     )

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field, replace
 import pytest
 from fastapi.testclient import TestClient
 
+from agent.protocol.process_end import ProcessEnd
 from agent.protocol.sync import CheckpointFact
-from liver_core.handoff import RankStage, Reason
+from liver_core.handoff import RankStage
 from service.context import Context
 from service.reconcilers import jobs
 from service.reconcilers.nodes import NodeWatch
@@ -120,7 +121,7 @@ class Fleet:
         assert self.job()["state"] == "stopped"
         return path
 
-    def crash(self, text: str, *, step: int, on: str = "b") -> None:
+    def crash(self, end: ProcessEnd, *, step: int, on: str = "b") -> None:
         """The job gets to `step`, and one rank dies of an error."""
         for _ in range(4):
             self.round()
@@ -128,7 +129,7 @@ class Fleet:
         self.jump(step - 1)
         self.round()
         agent = self.agents[on]
-        dead = agent.rank(agent.job_order(), stage=RankStage.FAILED, step=step, reason=Reason(text, "training", 1))
+        dead = agent.dead(agent.job_order(), end, step=step)
         self.round(trains=False, parts={on: {"ranks": (dead,)}})
 
 

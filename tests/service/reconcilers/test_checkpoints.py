@@ -1,5 +1,6 @@
 """Checkpoints on request, and jobs that go on from one."""
 
+from agent.protocol.process_end import ProcessEnd
 from agent.protocol.sync import JobFinished, SourceCheckpoint
 from liver_core.handoff.generations import next_start
 from tests.service.fake_agent import JOB
@@ -86,11 +87,11 @@ def test_a_job_may_begin_from_a_checkpoint_of_another_one_and_later_uses_its_own
     assert (job["state"], job["last_step"] > 500, job["lost_steps"]) == ("running", True, 0)
     order = fleet.agents["a"].job_order()
     assert order.source == SourceCheckpoint(path="/other/step-000000500", step=500)
-    fleet.crash("ValueError: no item 7", step=520)
+    fleet.crash(ProcessEnd(7, exit_code=1, reported="ValueError: no item 7"), step=520)
     newest = fleet.job()["generations"][-1]
     assert (newest["checkpoint_step"], newest["lost_steps"]) == (500, 20)
     for _ in range(3):
         fleet.round()
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(510),)}})
-    fleet.crash("ValueError: no item 7", step=530)
+    fleet.crash(ProcessEnd(7, exit_code=1, reported="ValueError: no item 7"), step=530)
     assert fleet.job()["generations"][-1]["checkpoint_step"] == 510

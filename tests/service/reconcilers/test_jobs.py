@@ -21,7 +21,7 @@ from liver_core.handoff.generations import next_start
 from liver_core.layout import ParallelLayout
 from service.jobs.tables import JobRow
 from service.reconcilers import jobs
-from tests.service.fake_agent import JOB, mirror, roster
+from tests.service.fake_agent import JOB, MISSES_A_PEER, mirror, roster
 from tests.service.reconcilers.conftest import Fleet
 
 
@@ -633,7 +633,7 @@ def test_a_job_that_dies_of_the_same_error_after_the_same_step_three_times_is_fa
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(10),)}})
     for pid in (17, 18, 19):
         assert fleet.job()["state"] != "failed"
-        fleet.crash(f"rank process (pid {pid}) ended with exit code 1; it reported: ValueError: no item 7", step=20)
+        fleet.crash(ProcessEnd(pid, exit_code=1, reported="ValueError: no item 7"), step=20)
     job = fleet.job()
     assert job["state"] == "failed"
     assert job["reason"].startswith("the same error ended the job 3 times after step 20: rank ")
@@ -643,14 +643,10 @@ def test_a_job_that_dies_of_the_same_error_after_the_same_step_three_times_is_fa
 
 def test_a_lost_world_names_the_rank_that_was_killed_although_others_report_first_and_keeps_that_cause(fleet: Fleet):
     fleet.run()
+    felt = {"stage": RankStage.FAILED, "step": 4, "reason": MISSES_A_PEER}
     ranks = {
-        name: fleet.agents[name].rank(
-            fleet.agents[name].job_order(), stage=RankStage.FAILED, step=4, reason=Reason(text, "training", 0)
-        )
-        for name, text in (
-            ("a", "the world cannot go on: RuntimeError: Connection closed by peer"),
-            ("d", "rank process (pid 9) was killed by SIGKILL after step 4"),
-        )
+        "a": fleet.agents["a"].rank(fleet.agents["a"].job_order(), **felt),
+        "d": fleet.agents["d"].dead(fleet.agents["d"].job_order(), ProcessEnd(9, signal="SIGKILL", step=4), step=4),
     }
     fleet.round(seconds=0.2, trains=False, parts={"a": {"ranks": (ranks["a"],)}})
     assert fleet.job()["state"] == "running"
@@ -659,8 +655,7 @@ def test_a_lost_world_names_the_rank_that_was_killed_although_others_report_firs
     assert job["state"] == "starting" and job["reason"].startswith("rank 3 on node d is failed: rank process (pid 9)")
     killed = {"what": "rank", "node": "d", "rank": 3, "signal": "SIGKILL", "exit_code": None, "step": 4}
     assert [item["ended_by"] for item in job["generations"]] == [killed, None]
-    end = ProcessEnd(8, signal="SIGSEGV")
-    late = ranks["a"].model_copy(update={"reason": Reason(str(end), "training", 0), "ended": end})
+    late = fleet.agents["a"].dead(fleet.agents["a"].job_order(), ProcessEnd(8, signal="SIGSEGV"), step=4)
     fleet.round(trains=False, parts={"a": {"ranks": (late,)}})
     assert fleet.job()["generations"][0]["ended_by"] == killed
 
@@ -668,9 +663,7 @@ def test_a_lost_world_names_the_rank_that_was_killed_although_others_report_firs
 def test_ranks_that_miss_a_peer_of_which_nobody_reports_start_again_after_a_moment(fleet: Fleet):
     fleet.run()
     agent = fleet.agents["a"]
-    lost = agent.rank(
-        agent.job_order(), stage=RankStage.FAILED, step=4, reason=Reason("Connection closed by peer", "training", 0)
-    )
+    lost = agent.rank(agent.job_order(), stage=RankStage.FAILED, step=4, reason=MISSES_A_PEER)
     for seconds, state in ((1.0, "running"), (0.6, "running"), (0.1, "starting")):
         fleet.round(seconds=seconds, trains=False, parts={"a": {"ranks": (lost,)}})
         assert fleet.job()["state"] == state
@@ -681,7 +674,7 @@ def test_a_job_that_gets_further_each_time_goes_on(fleet: Fleet):
     fleet.run()
     fleet.round(parts={"a": {"checkpoints": (fleet.checkpoint(10),)}})
     for step in (20, 21, 22, 23):
-        fleet.crash("ValueError: no item 7", step=step)
+        fleet.crash(ProcessEnd(7, exit_code=1, reported="ValueError: no item 7"), step=step)
     assert fleet.job()["state"] == "starting"
     assert len(fleet.job()["generations"]) == 5
 

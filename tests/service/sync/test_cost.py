@@ -17,8 +17,11 @@ from service.jobs.tables import JobRow
 from service.ledger.tables import IntervalRow
 from service.nodes.operations import mark_gone
 from service.nodes.tables import NodeRow
+from service.notices.tables import NoticeRow
 from service.reconcilers import jobs
 from service.reconcilers.nodes import NodeWatch
+from service.sync import endpoints
+from service.sync.answers import answer
 from service.sync.calm import CalmAsk, store_calm
 from service.sync.intake import Intake
 from service.sync.orders import shared_orders
@@ -30,6 +33,7 @@ from tests.service.fake_agent import JOB, mirror, roster
 STEADY = 8
 """Nodes; their parts in jobs; jobs with their generations; leases; progress; steps with logs; ledger; nodes written."""
 WITH_A_MIRROR = 18
+WITH_A_NOTICE = 21
 IDLE = 5
 
 
@@ -94,6 +98,26 @@ def test_reports_that_come_at_once_take_the_statements_of_one(training, context,
         stored = store_calm(session, asks, silent_after_s=6.0, gone_after_s=30.0, now=clock())
     assert all(isinstance(item, Intake) for item in stored)
     assert len(seen) <= STEADY, "\n".join(seen)
+
+
+def test_a_notice_is_committed_with_few_statements_before_orders_are_made(training, context, clock, monkeypatch):
+    """Whoever is woken by it need not wait for the orders of the node that goes; and its members stay the same."""
+    agents, parts = training
+    clock.advance(1)
+    sent: list[int] = []
+
+    def noted(intake, *arguments, **named):
+        with context.sessions() as session:
+            assert session.scalars(select(NoticeRow.node_id)).all() == ["a"]
+        sent.append(len(seen) - 1)
+        return answer(intake, *arguments, **named)
+
+    monkeypatch.setattr(endpoints, "answer", noted)
+    with statements(context) as seen:
+        orders = agents["a"].sync(**parts("a", 6), notices=(agents["a"].notice(),))
+    assert [fact.node_id for fact in orders.jobs[0].notices] == ["a"]
+    assert sent[0] <= WITH_A_NOTICE, "\n".join(seen)
+    assert not any("standing_plans FROM jobs" in statement for statement in seen[: sent[0]])
 
 
 def test_a_mirror_that_says_nothing_new_to_agents_takes_few_more(training, context, clock):

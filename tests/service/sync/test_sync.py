@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import URL, func, select
 
 from agent.protocol.notice_life import ends_utc, withdraw
+from agent.protocol.process_end import ProcessEnd
 from agent.protocol.sync import (
     CheckpointFact,
     HandoffMeasures,
@@ -21,7 +22,7 @@ from agent.protocol.sync import (
     SyncOrders,
 )
 from agent.protocol.values import HandoffState
-from liver_core.handoff import CostParts, RankStage, Reason, Rung, RungCost
+from liver_core.handoff import CostParts, FailureCause, RankStage, Reason, Rung, RungCost
 from liver_core.layout import ParallelLayout
 from service.db.wake import CHANNEL
 from service.jobs.causes import FailedPart, FirstCause
@@ -38,7 +39,9 @@ from service.tokens.operations import Caller
 from service.tokens.tables import Role
 from service.turns import LostTurn
 from tests.service.conftest import bearer
-from tests.service.fake_agent import mirror, roster, step_row
+from tests.service.fake_agent import MISSES_A_PEER, mirror, roster, step_row
+
+LOST_STORE = Reason("no answer: reset", "decision", cause=FailureCause(FailedPart.STORE))
 
 
 def connect(url: URL) -> psycopg.Connection:
@@ -404,14 +407,10 @@ class TestHandoffsMadeWithoutTheService:
     def test_an_attempt_that_failed_keeps_its_first_cause(self, running, client, clock):
         job_id, agent, other = running
         target = roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
-        killed = other.rank(
-            other.job_order(), stage=RankStage.FAILED, step=7,
-            reason=Reason("rank process (pid 7) was killed by SIGKILL after step 7", "training", 1),
-        )  # fmt: skip
-        other.sync(ranks=(killed,))
+        other.sync(ranks=(other.dead(other.job_order(), ProcessEnd(7, signal="SIGKILL", step=7), step=7),))
         aborted = mirror(
             agent.job_order().roster, target, clock(), state=HandoffState.ABORTED, mirror_seq=1,
-            reason=Reason("target rank 0: Connection closed by peer", "stream", 0),
+            reason=MISSES_A_PEER,
         )  # fmt: skip
         agent.sync(handoffs=(aborted,))
 
@@ -429,7 +428,7 @@ class TestHandoffsMadeWithoutTheService:
         target = roster(job_id, 2, ParallelLayout(pp=2), "a", "b")
         aborted = mirror(
             agent.job_order().roster, target, clock(), state=HandoffState.ABORTED,
-            reason=Reason("target rank 0: Connection closed by peer", "stream", 0),
+            reason=MISSES_A_PEER,
         )  # fmt: skip
         agent.sync(handoffs=(aborted,))
 
@@ -439,8 +438,8 @@ class TestHandoffsMadeWithoutTheService:
         assert cause()["what"] == "peer"
         for after_s, pid in ((1.0, 7), (1.0, 8)):
             clock.advance(after_s)
-            text = f"rank process (pid {pid}) was killed by SIGKILL after step {pid}"
-            other.sync(ranks=(other.rank(other.job_order(), stage=RankStage.FAILED, reason=Reason(text, "x", 1)),))
+            end = ProcessEnd(pid, signal="SIGKILL", step=pid)
+            other.sync(ranks=(other.dead(other.job_order(), end, step=pid),))
             other.sync()
             assert (cause()["what"], cause()["node"], cause()["step"]) == ("rank", "b", 7)
 
@@ -453,7 +452,7 @@ class TestHandoffsMadeWithoutTheService:
             close_generation(session, session.get_one(JobRow, job_id), first)
         late = mirror(
             agent.job_order().roster, roster(job_id, 2, ParallelLayout(pp=2), "a", "b"), clock(),
-            state=HandoffState.ABORTED, reason=Reason("target rank 0: Connection closed by peer", "stream", 0),
+            state=HandoffState.ABORTED, reason=MISSES_A_PEER,
         )  # fmt: skip
         agent.sync(handoffs=(late,))
         assert client.get(f"/api/v1/handoffs/{late.handoff_id}").json()["ended_by"] == first.as_json()
@@ -469,7 +468,7 @@ class TestHandoffsMadeWithoutTheService:
             watch.tick()
         aborted = mirror(
             agent.job_order().roster, roster(job_id, 2, ParallelLayout(pp=2), "a", "b"), clock(),
-            state=HandoffState.ABORTED, reason=Reason("target rank 0: Connection closed by peer", "stream", 0),
+            state=HandoffState.ABORTED, reason=MISSES_A_PEER,
         )  # fmt: skip
         agent.sync(handoffs=(aborted,))
         cause = client.get(f"/api/v1/handoffs/{aborted.handoff_id}").json()["ended_by"]
@@ -481,7 +480,7 @@ class TestHandoffsMadeWithoutTheService:
         job_id, agent, other = running
         aborted = mirror(
             agent.job_order().roster, roster(job_id, 2, ParallelLayout(pp=2), "a", "b"), clock(), mirror_seq=1,
-            state=HandoffState.ABORTED, reason=Reason("the store is gone at decision: reset", "decision"),
+            state=HandoffState.ABORTED, reason=LOST_STORE,
         )  # fmt: skip
         aborted = aborted.model_copy(update={"store_node": "a"})
         agent.sync(handoffs=(aborted,))
@@ -492,7 +491,7 @@ class TestHandoffsMadeWithoutTheService:
         broken = {"state": HandoffState.BROKEN, "mirror_seq": 2, "reason": Reason("no step for 67 s", "training", 0)}
         assert agent.sync(handoffs=(aborted.model_copy(update=broken),)).refusals == ()
         shown = client.get(f"/api/v1/handoffs/{aborted.handoff_id}").json()
-        assert (shown["state"], shown["reason"]) == ("aborted", "the store is gone at decision: reset")
+        assert (shown["state"], shown["reason"]) == ("aborted", "no answer: reset")
         assert (shown["ended_by"]["what"], shown["ended_by"]["node"]) == ("store", "a")
 
     def test_a_late_copy_does_not_undo_a_newer_one(self, running, client, clock):

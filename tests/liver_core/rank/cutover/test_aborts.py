@@ -106,6 +106,7 @@ def test_the_store_dies_before_the_boundary(job: Trio):
     job.permit_newcomers(request)
     reason = job.reason(newcomer, request, "aborted")
     assert "the store is gone" in reason and "boundary" in reason and "rank 1" in reason
+    assert job.cause(newcomer) == "store"
     job.abort(request, "the store is gone")
     for member in (LEAVER, SURVIVOR):
         assert "the store is gone" in job.reason(member, request, "aborted")

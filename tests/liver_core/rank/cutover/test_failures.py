@@ -38,7 +38,7 @@ def test_a_source_that_is_lost_before_the_boundary_breaks_the_world_with_a_reaso
     request, newcomer = job.ready()
     job.kill(LEAVER, with_signal)
     how, reason = job.ending(SURVIVOR)
-    assert how == "broken"
+    assert how == "broken" and job.cause(SURVIVOR) == "peer"
     assert "rank 1" in reason and "the world cannot go on" in reason
     assert any(phase in reason for phase in ("training", "boundary", "optimizer step"))
     assert "the world cannot go on" in job.reason(SURVIVOR, request, "aborted")
@@ -52,6 +52,7 @@ def test_a_leaver_that_dies_before_its_state_was_read_leaves_the_checkpoint(job:
     job.permit(request)
     how, reason = job.ending(SURVIVOR)
     assert how == "broken" and "a source is gone" in reason and "state certificate" in reason, reason
+    assert job.cause(SURVIVOR) == "peer"
     assert "a source is gone" in job.reason(SURVIVOR, request, "broken")
     assert job.ending(newcomer)[0] == "aborted"
 
@@ -108,7 +109,7 @@ def test_a_store_lost_before_the_decision_makes_all_hold_and_then_fall(
     for member in (LEAVER, SURVIVOR, newcomer):
         how, reason = job.ending(member)
         assert how == "broken" and "rank" in reason and "decision" in reason, reason
-        assert "the store" in job.reason(member, request, "broken")
+        assert "the store" in job.reason(member, request, "broken") and job.cause(member) == "store"
     assert time.monotonic() - lost_at < most_s
     assert job.steps(SURVIVOR)[-1][1] == stood_at, "a step was applied although nothing was decided"
 

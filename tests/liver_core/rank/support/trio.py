@@ -85,6 +85,13 @@ class Trio(Cluster):
         assert rank.result is not None
         return rank.result["how"], str(rank.result["reason"])
 
+    def cause(self, member: Member) -> str | None:
+        """What failed first, as a rank whose loop has ended knows; None: itself, or nothing."""
+        self.ending(member)
+        result = self.ranks[member].result
+        assert result is not None
+        return result["cause"]
+
     def trains_on(self, members: Iterable[Member] = (LEAVER, SURVIVOR)) -> None:
         """Everybody takes two more steps."""
         for member in members:

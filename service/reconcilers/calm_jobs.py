@@ -1,0 +1,66 @@
+"""Which jobs need no look although one is due: those that time alone cannot change, and that nothing else has changed
+since the last look. A whole look at a job takes some fifteen statements. Pure; the rows come in.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from datetime import datetime
+
+from service.jobs.queries import Situation
+from service.jobs.rules import Action, Do
+from service.jobs.tables import JobRow, JobState
+
+PASSED_MAX = 2
+"""However sure it seems, after so many looks left out there is a whole one."""
+KEPT_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    due_at: datetime | None
+    orders_seq: int
+    passed: int
+
+
+class CalmJobs:
+    """What the looks of this process have found. In one thread only."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, _Looked] = OrderedDict()
+
+    def note(self, job: JobRow, *, is_calm: bool) -> None:
+        """The job has been looked at, and `due_at` and `orders_seq` of its row are as the look leaves them."""
+        self._kept.pop(job.job_id, None)
+        if is_calm:
+            self._kept[job.job_id] = _Looked(job.due_at, job.orders_seq, 0)
+        while len(self._kept) > KEPT_MAX:
+            self._kept.popitem(last=False)
+
+    def passes(self, job: JobRow, *, due_at: datetime) -> bool:
+        """Whether the job, which is due, needs no look; then it is due again at `due_at`."""
+        known = self._kept.get(job.job_id)
+        if known is None or (job.due_at, job.orders_seq) != (known.due_at, known.orders_seq):
+            # Whatever changes a job makes it due, at another time than the look did, or gives it new orders.
+            return False
+        if known.passed >= PASSED_MAX or job.state != JobState.RUNNING:
+            return False
+        job.due_at = due_at
+        self._kept[job.job_id] = _Looked(due_at, job.orders_seq, known.passed + 1)
+        return True
+
+
+def time_changes_nothing(facts: Situation, action: Action) -> bool:
+    """Whether nothing is to do, and the rule would find the same later if no row changes. Not so where money or a
+    deadline counts, where a notice may be over, and where a node that becomes free would be taken."""
+    spec, world = facts.inputs.job, facts.view.world
+    return (
+        action.do is Do.NOTHING
+        and action.look_again_s is None
+        and world is not None
+        and len(world.node_ids()) >= spec.nodes.max
+        and not facts.view.leaving
+        and not any(node.is_at_risk for node in facts.inputs.nodes)
+        and spec.budget_usd is None
+        and spec.deadline is None
+        and spec.policy is None
+    )

@@ -1,0 +1,84 @@
+"""Jobs that nothing has changed are passed over, and only those."""
+
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from service.jobs.tables import JobRow
+from service.reconcilers import jobs
+from service.reconcilers.calm_jobs import PASSED_MAX
+from service.reconcilers.jobs import LOOK_AT_CALM_S
+from tests.service.reconcilers.conftest import Fleet
+
+
+@pytest.fixture
+def looks(monkeypatch) -> Callable[[Fleet], int]:
+    """How many whole looks at the job the next half minute brings: its nodes report in time, and nobody else says
+    anything."""
+    seen: list[str] = []
+    situation = jobs.situation
+
+    def noted(session, job: JobRow, **named):
+        seen.append(job.job_id)
+        return situation(session, job, **named)
+
+    monkeypatch.setattr(jobs, "situation", noted)
+
+    def count(fleet: Fleet) -> int:
+        for _ in range(int(LOOK_AT_CALM_S / 2) + 1):
+            for agent in fleet.agents.values():
+                agent.sync(**fleet.state_of(agent, trains=True))
+            fleet.clock.advance(2)
+        before = len(seen)
+        jobs.tick(fleet.context)
+        return len(seen) - before
+
+    return count
+
+
+def settled(fleet: Fleet, **job) -> None:
+    """A job that trains on four nodes, of which a look has found that nothing is to do."""
+    fleet.add("a", "b", "c", "d")
+    fleet.submit(**job)
+    for _ in range(4):
+        fleet.round()
+    fleet.clock.advance(LOOK_AT_CALM_S)
+    for agent in fleet.agents.values():
+        agent.sync(**fleet.state_of(agent, trains=True))
+    jobs.tick(fleet.context)
+    assert fleet.job()["state"] == "running"
+
+
+def test_a_job_at_its_full_size_that_nothing_changes_is_looked_at_once_in_three_times(fleet: Fleet, looks):
+    settled(fleet)
+    found = [looks(fleet) for _ in range(2 * (PASSED_MAX + 1))]
+    assert sum(found) == 2, found
+    assert found[: PASSED_MAX + 1] == found[PASSED_MAX + 1 :], found
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"nodes": {"min": 2, "max": 5}},
+        {"budget_usd": 1_000.0},
+        {"deadline": "2026-06-01T00:00:00Z"},
+        {"policy": {}},
+    ],
+    ids=["it could grow", "it has a budget", "it has a deadline", "it has a policy"],
+)
+def test_a_job_that_time_alone_may_change_is_looked_at_each_time(fleet: Fleet, looks, job):
+    settled(fleet, **job)
+    assert [looks(fleet) for _ in range(3)] == [1, 1, 1]
+
+
+def test_whatever_changes_a_calm_job_has_it_looked_at_at_once(fleet: Fleet, looks):
+    settled(fleet)
+    assert looks(fleet) == 0
+    agent = fleet.agents["b"]
+    agent.sync(**fleet.state_of(agent, trains=True), notices=(agent.notice(),))
+    jobs.tick(fleet.context)
+    with fleet.context.sessions() as session:
+        due_at = session.get_one(JobRow, fleet.job_id).due_at
+    assert due_at is not None
+    assert due_at <= fleet.clock() + timedelta(seconds=jobs.LOOK_AGAIN_S), "a job of which a node will go is not calm"
