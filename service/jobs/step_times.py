@@ -5,7 +5,7 @@ from itertools import groupby
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from service.planner.measured_steps import EDGE_STEPS, MeasuredStep, WorldSteps, as_of_now
+from service.planner.measured_steps import EDGE_STEPS, LayoutStep, WorldSteps, as_of_now
 
 WORLDS_MAX = 12
 """So many generations of a job are looked at, the newest."""
@@ -37,7 +37,7 @@ def step_seconds(session: Session, job_id: str) -> tuple[tuple[str, float], ...]
     return tuple((item.layout, item.seconds) for item in measured_steps(session, job_id))
 
 
-def measured_steps(session: Session, job_id: str) -> tuple[MeasuredStep, ...]:
+def measured_steps(session: Session, job_id: str) -> tuple[LayoutStep, ...]:
     """Steps by layout, as measured and as they would be now."""
     limits = {"job_id": job_id, "worlds": WORLDS_MAX, "edge": EDGE_STEPS}
     rows = session.execute(_STEPS_OF_WORLDS, limits).all()

@@ -31,7 +31,7 @@ class WorldSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredStep:
+class LayoutStep:
     """Seconds of a step in a layout as they would be now. `error`: by what share of itself the number may be off."""
 
     layout: str
@@ -39,11 +39,11 @@ class MeasuredStep:
     error: float
 
 
-def as_of_now(worlds: Sequence[WorldSteps]) -> tuple[MeasuredStep, ...]:
+def as_of_now(worlds: Sequence[WorldSteps]) -> tuple[LayoutStep, ...]:
     """By layout, in order of their names. `worlds`: of one job, the newest first. The newest world with enough steps
     stands for its layout; a world of fewer than that only where no other has the layout."""
-    found: dict[str, MeasuredStep] = {}
-    short: dict[str, MeasuredStep] = {}
+    found: dict[str, LayoutStep] = {}
+    short: dict[str, LayoutStep] = {}
     changed = 1.0
     for world in worlds:
         warm = world.seconds[WARM_UP_STEPS:]
@@ -55,7 +55,7 @@ def as_of_now(worlds: Sequence[WorldSteps]) -> tuple[MeasuredStep, ...]:
     return tuple(sorted((short | found).values(), key=lambda item: item.layout))
 
 
-def _measured(layout: str, steps: tuple[float, ...], changed: float) -> MeasuredStep:
+def _measured(layout: str, steps: tuple[float, ...], changed: float) -> LayoutStep:
     middle = median(steps)
     spread = median(abs(each - middle) for each in steps) / middle
-    return MeasuredStep(layout, middle * changed, _MEDIAN_ERROR * spread / len(steps) ** 0.5)
+    return LayoutStep(layout, middle * changed, _MEDIAN_ERROR * spread / len(steps) ** 0.5)
