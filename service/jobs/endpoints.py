@@ -35,8 +35,8 @@ from service.jobs.schemas import (
     ResumeJob,
     StepOut,
 )
-from service.jobs.step_times import step_seconds
 from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState
+from service.metrics.step_times import step_seconds
 from service.paging import ManyPagesOf, Pages, PagesOf
 from service.problems import ProblemError, invalid, not_found
 

@@ -22,7 +22,6 @@ from service.jobs.causes import end_of, said_of
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.grants import cut_off
 from service.jobs.rules import Checkpoint, JobView, Leaving
-from service.jobs.step_times import measured_steps
 from service.jobs.tables import (
     RANDOM_PART_CHARS,
     CheckpointRow,
@@ -37,6 +36,7 @@ from service.jobs.tables import (
 from service.jobs.tables import RankLogRow as LogRow
 from service.leases.markets import markets_of
 from service.ledger.remaining import remaining_of, spent_usd_of
+from service.metrics.step_times import measured_steps
 from service.nodes.rules import announces_its_end, answers
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import as_fact, open_notices

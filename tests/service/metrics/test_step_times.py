@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
-from service.jobs.step_times import WORLDS_MAX, measured_steps, step_seconds
+from service.metrics.step_times import WORLDS_MAX, measured_steps, step_seconds
 from service.planner.measured_steps import EDGE_STEPS, WARM_UP_STEPS
 from tests.service.fake_agent import JOB
 
