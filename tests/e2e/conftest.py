@@ -4,8 +4,6 @@ Chromium is Debian's package, installed where that can be done here; no build of
 without a build of the console, these tests are skipped and say so.
 """
 
-import json
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ from tests.e2e.story import SETTINGS, Story, story_in
 ROOT = Path(__file__).parents[2]
 APP = ROOT / "service" / "console" / "static" / "app" / "index.html"
 AXE = ROOT / "service" / "console" / "web" / "node_modules" / "axe-core" / "axe.min.js"
-SHOTS, REPORT = ROOT / "build" / "screenshots", ROOT / "build" / "reports" / "console.json"
+SHOTS = ROOT / "build" / "screenshots"
 SERVE = ("-m", "service.cli.main", "serve")
 PATIENCE_MS = 45_000
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -125,10 +123,3 @@ def visit(browser: Any, service: RealService) -> Iterator[Callable[..., Visitor]
     for visitor in made:
         visitor.context.close()
     assert not [error for visitor in made for error in visitor.errors]
-
-
-def report(**figures: Any) -> None:
-    """Add figures to the report."""
-    REPORT.parent.mkdir(parents=True, exist_ok=True)
-    known = json.loads(REPORT.read_text()) if REPORT.is_file() else {}
-    REPORT.write_text(json.dumps(known | figures | {"at_unix_s": int(time.time())}, indent=2) + "\n")

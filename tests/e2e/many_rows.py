@@ -4,15 +4,18 @@ reports would have left there, without the month. And changes of it, as reports 
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 
 from psycopg import Connection
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, select, text
 from sqlalchemy.orm import Session
 
 from liver_core.layout import Member, ParallelLayout, Roster, to_json
+from service.handoffs.tables import HandoffRow
 from service.ledger import sums
+from service.notices.tables import NoticeRow
 from tests.benchmarks.service_host import Host
 
 NODES, SLOTS, POOLS, DAYS = 1_000, 8, 12, 30
@@ -51,9 +54,9 @@ SELECT lease_id, slot, CASE WHEN day > 0 THEN started_at + day * interval '1 day
        started_at + day * interval '1 day', started_at + (day + 1) * interval '1 day',
        CASE WHEN (day * 7 + lease_id) %% 19 = 0 THEN (ARRAY['pause', 'recompute', 'lost'])[1 + day %% 3]
             ELSE 'productive' END, %(job_id)s, 1 + day, false
-  FROM leases, generate_series(0, {SLOTS} - 1) AS slot, generate_series(0, {DAYS} - 1) AS day
+  FROM leases, (VALUES (0)) AS one (slot), generate_series(0, {DAYS} - 1) AS day
  WHERE node_id LIKE 'big-%%';
-INSERT INTO job_steps (job_id, generation, step, seconds, loss, tokens, finished_at)
+INSERT INTO steps (job_id, generation, step, seconds, loss, tokens, finished_at)
 SELECT %(job_id)s, 1, 100 + number, {STEP_S}, 2.0 + 9.0 / (1 + number / 2000.0) + 0.02 * sin(number), 4000000,
        now() - interval '{DAYS} days' + number * interval '{STEP_S} seconds'
   FROM generate_series(1, {DAYS * 86_400 // STEP_S}) AS number;
@@ -63,36 +66,48 @@ SELECT node_id, lease_id, 'interruption', 'aws-imds', at + interval '2 minutes',
   FROM (SELECT *, started_at + (row_number() OVER (ORDER BY lease_id)) * interval '170 minutes' AS at
           FROM leases WHERE node_id LIKE 'big-%%' ORDER BY lease_id LIMIT {MOVES}) AS gone;
 UPDATE notices SET occurrence_id = notice_id WHERE occurrence_id IS NULL;
-INSERT INTO handoffs (handoff_id, job_id, parent, generation, plan_revision, plan_digest, mirror_seq, proposer, cause,
-                      state, stage, rung, target, source_layout, target_layout, leaving, superseded, reason, opened_at,
-                      changed_at, recorded_at, measures, pause_charged_s)
-SELECT gen_random_uuid(), %(job_id)s, 1, NULL, 1, '', 1, node_id, 'notice',
-       CASE WHEN notice_id %% 17 = 0 THEN 'aborted' ELSE 'active' END, '', 'live', %(target)s, 'TP8xPP8xDP125',
-       'TP8xPP8xDP124', jsonb_build_array(node_id), false, 'spot notice', first_seen_at + interval '1 second',
-       first_seen_at + interval '30 seconds', first_seen_at + interval '30 seconds', %(measures)s, 0.4
-  FROM notices WHERE node_id LIKE 'big-%%';
 """
 
 
 def fill(place: Host, job_id: str) -> None:
-    """A thousand nodes, a world of theirs, thirty days of ledger with their sums, steps, notices and handoffs."""
-    phases = {"plan": 0.4, "stream": 18.0, "to_ready": 22.0, "to_boundary": 4.0, "to_active": 0.5}
-    measures = {"phases_s": phases, "pause_s": 0.4, "bytes_moved": 84_000_000_000, "notice_to_safe_s": 27.0}
-    few = {"members": [{"node_id": f"big-{number:04}", "slot": 0} for number in range(1, 5)]}
-    values = {"job_id": job_id, "target": json.dumps(few), "measures": json.dumps(measures)}
+    """A thousand nodes, a world of theirs, steps, notices and handoffs of thirty days, and the ledger of these days for
+    one slot of each node: pages read its sums by hour, pool and cause, whose number does not depend on slots."""
     with place.connect() as connection:
         connection.execute(_NODES.encode())
         for statement in _MONTH.split(";\n"):
             if statement.strip():
-                connection.execute(statement.encode(), values if "%(" in statement else None)
+                connection.execute(statement.encode(), {"job_id": job_id} if "%(" in statement else None)
         _put_world(connection, job_id)
+        connection.execute("VACUUM (ANALYZE)")
     engine = create_engine("postgresql+psycopg://", creator=place.connect)
     with Session(engine) as session:
+        session.execute(text("SET session_replication_role = replica"))
+        session.add_all(_moves(session, job_id))
+        session.flush()
         while sums.roll(session, before=datetime.now(UTC), most=100_000) + sums.merge(session):
             session.commit()
     engine.dispose()
     with place.connect() as connection:
         connection.execute("VACUUM (ANALYZE)")
+
+
+def _moves(session: Session, job_id: str) -> list[HandoffRow]:
+    """One handoff for each notice of these nodes."""
+    phases = {"plan": 0.4, "stream": 18.0, "to_ready": 22.0, "to_boundary": 4.0, "to_active": 0.5}
+    measures = {"phases_s": phases, "pause_s": 0.4, "bytes_moved": 84_000_000_000, "notice_to_safe_s": 27.0}
+    few = {"members": [{"node_id": f"big-{number:04}", "slot": 0} for number in range(1, 5)]}
+    notices = session.scalars(select(NoticeRow).where(NoticeRow.node_id.like("big-%")))
+    return [
+        HandoffRow(
+            handoff_id=uuid4(), job_id=job_id, parent=1, generation=1_000 + notice.notice_id, proposer=notice.node_id,
+            cause="notice", state="aborted" if notice.notice_id % 17 == 0 else "active", rung="live", source=None,
+            target=few, source_layout="TP8xPP8xDP125", target_layout="TP8xPP8xDP124", leaving=[notice.node_id],
+            reason="spot notice", opened_at=notice.first_seen_at + timedelta(seconds=1), measures=measures,
+            changed_at=notice.first_seen_at + timedelta(seconds=30), pause_charged_s=0.4, mirror_seq=1,
+            recorded_at=notice.first_seen_at + timedelta(seconds=30),
+        )
+        for notice in notices
+    ]  # fmt: skip
 
 
 def _put_world(connection: Connection[Any], job_id: str) -> None:
@@ -120,7 +135,7 @@ def _put_world(connection: Connection[Any], job_id: str) -> None:
         )
         cursor.execute("DELETE FROM job_members WHERE job_id = %s", (job_id,))
         cursor.executemany(
-            "INSERT INTO job_members (job_id, node_id, role) VALUES (%s, %s, 'rank')",
+            "INSERT INTO job_members (job_id, node_id, role) VALUES (%s, %s, 'member')",
             [(job_id, name) for name in names],
         )
     connection.execute(
@@ -141,7 +156,7 @@ def change(place: Host, job_id: str, number: int) -> None:
         connection.execute(
             "WITH made AS (UPDATE jobs SET last_step = last_step + 1, last_step_at = now() WHERE job_id = %(job_id)s"
             " RETURNING active_generation, last_step)"
-            " INSERT INTO job_steps (job_id, generation, step, seconds, loss, tokens, finished_at)"
+            " INSERT INTO steps (job_id, generation, step, seconds, loss, tokens, finished_at)"
             " SELECT %(job_id)s, active_generation, 1000000 + last_step, 10, 2.1, 4000000, now() FROM made",
             {"job_id": job_id},
         )

@@ -1,7 +1,6 @@
 """The console in a browser, against a real service and its PostgreSQL: every screen, an incident as it happens,
 actions, roles, a restart of the service, and the questions that operators ask."""
 
-import gzip
 import re
 
 import pytest
@@ -9,14 +8,12 @@ import pytest
 from agent.protocol.values import HandoffState
 from liver_core.layout import ParallelLayout
 from tests.cluster.real_service import RealService, real_service, service_folder
-from tests.e2e.conftest import APP, NARROW, PATIENCE_MS, SERVE, SHOTS, WIDE, Visitor, report, sync_api
+from tests.e2e.conftest import NARROW, PATIENCE_MS, SERVE, SHOTS, Visitor, sync_api
 from tests.e2e.story import SETTINGS, Story, story_in, until
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 expect = sync_api.expect
 CLICKS_MAX = 2
-FIRST_LOAD_MAX_BYTES = 200 * 1024
-IDLE_S = 5.0
 
 
 def screens(story: Story) -> dict[str, str]:
@@ -76,26 +73,6 @@ def test_the_first_view_of_a_job_draws_its_timeline(visit, story, axis):
     mark = viewer.page.get_by_label("Handoffs and starts").get_by_role("link").last
     expect(mark).to_have_attribute("href", re.compile("^/(incidents|handoffs)/"))
     viewer.page.screenshot(path=SHOTS / f"job-by-{axis}-1440.png", full_page=True)
-
-
-def test_the_first_load_is_small_and_what_it_takes_is_reported(visit, story):
-    viewer = visit("operator", viewport=WIDE)
-    viewer.page.add_init_script(
-        "window.longTasks = []; new PerformanceObserver(list => window.longTasks.push("
-        "...list.getEntries().map(task => task.duration))).observe({type: 'longtask', buffered: true})"
-    )
-    viewer.go("/")
-    ready_ms = viewer.page.evaluate("performance.now()")
-    loaded = viewer.page.evaluate("performance.getEntriesByType('resource').map(entry => new URL(entry.name).pathname)")
-    files = {APP, *(APP.parent / path[1:] for path in loaded if path.startswith("/assets/"))}
-    first_load = sum(len(gzip.compress(path.read_bytes(), 6)) for path in files)
-    viewer.page.evaluate("window.longTasks.length = 0")
-    idle_until = viewer.page.evaluate("performance.now()") + IDLE_S * 1_000
-    viewer.page.wait_for_function("end => performance.now() > end", arg=idle_until)
-    idle = viewer.page.evaluate("window.longTasks")
-    report(first_load_bytes_gzip=first_load, time_to_interactive_ms=round(ready_ms),
-           long_tasks_over_50ms_idle=len(idle), idle_watched_s=IDLE_S)  # fmt: skip
-    assert len(files) > 2 and first_load <= FIRST_LOAD_MAX_BYTES
 
 
 def test_every_screen_fits_a_telephone(visit, story):
@@ -198,6 +175,57 @@ def test_a_page_outlives_a_restart_of_the_service(browser):
             watcher.sees(re.compile(rf"\b{again.step}\b"))
             assert not watcher.errors
             watcher.context.close()
+
+
+TRACE = "\n".join(
+    f"{at * 600_000},{what}"
+    for at, what in (
+        (0, "add,a"),
+        (0, "add,b"),
+        (0, "add,c"),
+        (0, "add,d"),
+        (1, "remove,b"),
+        (3, "add,e"),
+        (6, "remove,a"),
+    )
+)
+
+
+def test_a_job_is_replayed_on_a_trace_and_every_policy_stands_with_what_it_lost(visit, story):
+    """What the page shows is what the API answers to the same question, and nothing is written in the audit log."""
+    viewer = visit("operator")
+    before = len(story.get("/api/v1/audit", limit=1_000))
+    viewer.go(f"/jobs/{story.job_id}/what-if")
+    form = viewer.page.get_by_role("form", name="Replay")
+    form.get_by_role("button", name="A file").click()
+    form.get_by_label("Trace file").set_input_files(
+        {"name": "an hour.csv", "mimeType": "text/csv", "buffer": TRACE.encode()}
+    )
+    form.get_by_label("Notice").fill("-1")
+    form.get_by_role("button", name="Replay").click()
+    expect(form.get_by_role("alert")).to_have_text("must be at least 0")
+    form.get_by_label("Notice").fill("30")
+    form.get_by_role("button", name="Replay").click()
+    panel = viewer.page.get_by_role("region", name="How it would have gone")
+    expect(panel).to_be_visible(timeout=PATIENCE_MS)
+    asked = {"job": story.job_id, "trace": {"name": "an hour.csv", "text": TRACE}, "knobs": {"notice_s": 30}}
+    answer = story.client.post("/api/v1/what-if", json=asked).raise_for_status().json()
+    for run in answer["policies"]:
+        row = panel.get_by_role("row").filter(has_text=f"{run['goodput'] * 100:.1f} %")
+        expect(row.filter(has_text=f"{round(run['tokens']):,}").first).to_be_visible()
+        lost = sum(run["tokens_lost_by"].values())
+        assert abs(lost - (answer["ideal_tokens"] - run["tokens"])) <= 1e-6 * answer["ideal_tokens"]
+    gap = 1 - answer["policies"][0]["tokens"] / answer["ideal_tokens"]
+    losses = viewer.page.get_by_role("region", name="Tokens lost, by cause")
+    expect(losses.get_by_role("row").filter(has_text="LiveR")).to_contain_text(f"{gap * 100:.1f} %")
+    for name in ("Nodes", "Tokens made"):
+        expect(viewer.page.get_by_role("img", name=name, exact=True).locator("canvas")).to_be_visible()
+    viewer.page.screenshot(path=SHOTS / "job-replay-1440.png", full_page=True)
+    assert not viewer.violations()
+    viewer.page.set_viewport_size(NARROW)
+    viewer.page.screenshot(path=SHOTS / "job-replay-390.png", full_page=True)
+    assert not viewer.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert len(story.get("/api/v1/audit", limit=1_000)) == before
 
 
 def test_the_keyboard_alone_leads_to_a_job(visit, story):

@@ -13,6 +13,7 @@ from deploy.local.api import Api, interrupt, until
 from deploy.local.cluster import Cluster
 from deploy.local.processes import Processes
 from tests.cluster.real_ranks_model import build_corpus
+from tests.cluster.real_service import service_folder
 from tests.deploy.local.test_heard_by_queue_and_metadata import STEPS_AFTER, job_file
 from tests.e2e.conftest import SHOTS, Visitor, sync_api
 
@@ -47,11 +48,12 @@ class Scene:
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[Scene]:
+def scene() -> Iterator[Scene]:
     with ExitStack() as stack:
-        processes = Processes(tmp_path / "logs")
+        folder = stack.enter_context(service_folder())
+        processes = Processes(folder / "logs")
         stack.callback(processes.close)
-        yield Scene(tmp_path, processes)
+        yield Scene(folder, processes)
 
 
 def test_a_notice_for_a_node_with_a_real_rank_is_watched_to_its_commit(browser, scene):

@@ -2,7 +2,7 @@
 import { screen, waitFor, within } from '@testing-library/react'
 import userEvent from '@testing-library/user-event'
 import { expect, test } from 'vitest'
-import { done, incident, session } from './test/sample'
+import { done, incident, replayed, session } from './test/sample'
 import { open, serve } from './test/page'
 
 const LONG = { timeout: 15_000 }
@@ -94,6 +94,16 @@ test('a handoff page has its waterfall', async () => {
   expect(await phases.findByText('stream state', {}, LONG)).toBeTruthy()
 })
 
+test('a handoff page says what each way was expected to cost, what is a guess, and what it did cost', async () => {
+  serve()
+  open(`/handoffs/${done.handoff_id}`)
+  const ways = await panel('Training time lost, by way')
+  const row = (name: string | RegExp) => ways.getByText(name).closest('tr')!.textContent!
+  expect(row('live (chosen)')).toMatch(/900 ms.*1.40 s.*300 ms.*2.60 s.*3 handoffs/)
+  expect(row(/^stop and copy/)).toMatch(/35.0 s guess.*35.9 s.*no handoff yet/)
+  expect(row('measured')).toMatch(/700 ms.*1.10 s.*312 ms.*2.10 s/)
+})
+
 test('stopping a job names the job, every node and the open handoff, and sends the reason', async () => {
   const asked = serve()
   open('/jobs/gpt-7b')
@@ -175,7 +185,7 @@ test('an empty fleet says how to begin', async () => {
 test('a list goes on behind its page with the cursor of the service', async () => {
   const asked = serve((_, path, query) => path === '/api/v1/audit' && !query.get('cursor') ? { body: [{ audit_id: 99, at: '2026-11-24T08:00:00Z', actor: 'ines', token_id: '', role: 'operator', action: 'job.stop', target: 'x', detail: {} }], link: '</api/v1/audit?limit=100&cursor=abc>; rel="next"' } : undefined)
   open('/audit')
-  await userEvent.click(await screen.findByRole('button', { name: 'Older' }, LONG))
+  await userEvent.click(await screen.findByRole('button', { name: 'More' }, LONG))
   await waitFor(() => expect(asked.some(each => each.path.includes('cursor=abc'))).toBe(true), LONG)
   expect(await screen.findByText('job.checkpoint', {}, LONG)).toBeTruthy()
 })
@@ -200,4 +210,35 @@ test('what if: taking a node away asks the planner, without changing anything', 
   expect(await away.findByText('three nodes stay', {}, LONG)).toBeTruthy()
   expect((await panel('What if it had another number of nodes?')).getByText('TP2×PP1×DP3')).toBeTruthy()
   expect(asked.every(each => each.method === 'GET')).toBe(true)
+})
+
+const replays = (refusal?: object) => serve((method, path) => path !== '/api/v1/what-if' ? undefined : method === 'POST' && refusal ? { status: 422, body: refusal } : { body: replayed })
+
+test('a trace file is read in the browser and sent with the knobs; policies stand side by side with what each lost and why', async () => {
+  const asked = replays()
+  open('/jobs/gpt-7b/what-if')
+  const form = within(await screen.findByRole('form', { name: 'Replay' }, LONG))
+  await userEvent.click(form.getByRole('button', { name: 'A file' }))
+  await userEvent.click(form.getByRole('button', { name: 'Replay' }))
+  expect(form.getByRole('alert').textContent).toBe('choose a file')
+  await userEvent.upload(form.getByLabelText('Trace file'), new File(['0,add,a\n60000,remove,a\n'], 'two days.csv', { type: 'text/csv' }))
+  await userEvent.type(form.getByLabelText(/^Notice/), '30')
+  await userEvent.click(form.getByRole('button', { name: 'Replay' }))
+  const policies = await panel('How it would have gone')
+  expect(asked.find(each => each.method === 'POST')!.body).toEqual({ job: 'gpt-7b', trace: { name: 'two days.csv', text: '0,add,a\n60000,remove,a\n', format: 'auto' }, knobs: { notice_s: 30 } })
+  expect(policies.getByText(/LiveR makes 90.0 % of the tokens/)).toBeTruthy()
+  expect(policies.getByText('guess')).toBeTruthy()
+  const lost = within((await panel('Tokens lost, by cause')).getByRole('rowheader', { name: 'LiveR' }).closest('tr')!)
+  for (const share of ['2.0 %', '3.0 %', '4.0 %', '1.0 %', '10.0 %']) expect(lost.getByText(share)).toBeTruthy()
+  expect(screen.queryByText(/not all of it has a cause/)).toBeNull()
+})
+
+test('what the service refuses stands at the field that it is about', async () => {
+  replays({ title: 'Invalid', status: 422, detail: 'knobs.gang: too many', errors: [{ field: 'knobs.gang', rule: 'more than the trace has' }] })
+  open('/jobs/gpt-7b/what-if')
+  const form = within(await screen.findByRole('form', { name: 'Replay' }, LONG))
+  await userEvent.click(form.getByRole('button', { name: 'Replay' }))
+  const field = form.getByLabelText(/^Fewest nodes/)
+  await waitFor(() => expect(field.getAttribute('aria-invalid')).toBe('true'), LONG)
+  expect(form.getByRole('alert').textContent).toBe('more than the trace has')
 })

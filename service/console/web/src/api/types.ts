@@ -31,6 +31,8 @@ export type SessionOut = S['SessionOut']
 export type StepOut = S['StepOut']
 export type TimelineOut = S['TimelineOut']
 export type TokenOut = S['TokenOut']
+export type WhatIfAsk = S['WhatIfAsk']
+export type WhatIfOut = S['WhatIfOut']
 export type WaterfallOut = S['WaterfallOut']
 
 /** What each event of the stream carries. */

@@ -13,6 +13,8 @@ import { drawn, type Drawn, type Mark } from './timeline_data'
 
 const RIGHT_PX = 10
 const MARKS_MAX = 400
+/** With more marks than this in view, only those that went wrong have a line: the others would hide the curves. */
+const LINES_MAX = 60
 const GROUP = 'job-timeline'
 const LOSS = [{ name: 'loss', colorName: 'series-2' }]
 const TOKENS = [{ name: 'tokens/s', colorName: 'series-1', scale: [0, null] as [number, null] }]
@@ -122,16 +124,25 @@ function MarkCard({ mark, left }: { mark: Mark; left: number }) {
 }
 
 const markLevel = (mark: Mark) => mark.state === 'aborted' || mark.state === 'broken' || mark.lost_steps > 0 ? 'bad' : mark.kind === 'handoff' ? 'good' : 'info'
-const markText = (mark: Mark) => `${words(mark.kind)} ${mark.source_layout ? `${layoutName(mark.source_layout)} to ` : ''}${layoutName(mark.target_layout)}, cause ${words(mark.cause)}, ${mark.state}, pause ${seconds(mark.pause_s)}, ${plural(mark.lost_steps, 'step')} lost`
+// Marks stay the same objects while steps come in.
+const markTexts = new WeakMap<Mark, string>()
+function markText(mark: Mark): string {
+  const known = markTexts.get(mark)
+  const text = known ?? textOf(mark)
+  if (known === undefined) markTexts.set(mark, text)
+  return text
+}
+
+const textOf = (mark: Mark) => `${words(mark.kind)} ${mark.source_layout ? `${layoutName(mark.source_layout)} to ` : ''}${layoutName(mark.target_layout)}, cause ${words(mark.cause)}, ${mark.state}, pause ${seconds(mark.pause_s)}, ${plural(mark.lost_steps, 'step')} lost`
 
 function drawMarks(plot: uPlot, of: Drawn): void {
   const { ctx, bbox } = plot
   ctx.save()
   ctx.lineWidth = devicePixelRatio
   ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio])
-  for (const { x, mark } of of.marks.slice(-MARKS_MAX)) {
-    const left = Math.round(plot.valToPos(x, 'x', true))
-    if (left < bbox.left || left > bbox.left + bbox.width) continue
+  const inView = of.marks.slice(-MARKS_MAX).map(({ x, mark }) => ({ left: Math.round(plot.valToPos(x, 'x', true)), mark })).filter(({ left }) => left >= bbox.left && left <= bbox.left + bbox.width)
+  for (const { left, mark } of inView) {
+    if (inView.length > LINES_MAX && markLevel(mark) !== 'bad') continue
     ctx.strokeStyle = color({ bad: 'lost', good: 'line-strong', info: 'bootstrap' }[markLevel(mark)])
     ctx.beginPath()
     ctx.moveTo(left, bbox.top)

@@ -39,7 +39,7 @@ export function ListPanel<T>({ title, query, columns, id, empty, tools, note, cl
           {list.hasNextPage && (
             <div style={{ padding: '8px 14px' }}>
               <button type="button" disabled={list.isFetchingNextPage} onClick={() => void list.fetchNextPage()}>
-                {list.isFetchingNextPage ? 'Loading …' : 'Older'}
+                {list.isFetchingNextPage ? 'Loading …' : 'More'}
               </button>
             </div>
           )}

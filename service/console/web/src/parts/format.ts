@@ -2,7 +2,14 @@
 export const none = '–'
 type Maybe = number | null | undefined
 
-const digits = (value: number, places: number) => value.toLocaleString('en-US', { minimumFractionDigits: places, maximumFractionDigits: places })
+// Made once: `toLocaleString` makes one for each number, and screens write thousands of them.
+const formats = new Map<number, Intl.NumberFormat>()
+function digits(value: number, places: number): string {
+  const known = formats.get(places)
+  const format = known ?? new Intl.NumberFormat('en-US', { minimumFractionDigits: places, maximumFractionDigits: places })
+  if (!known) formats.set(places, format)
+  return format.format(value)
+}
 
 export function dollars(value: Maybe): string {
   if (value === null || value === undefined) return none
@@ -48,7 +55,7 @@ export function bytes(value: Maybe): string {
 }
 
 export const rate = (value: Maybe): string => (value === null || value === undefined ? none : `${bytes(value)}/s`)
-export const count = (value: Maybe): string => (value === null || value === undefined ? none : Math.round(value).toLocaleString('en-US'))
+export const count = (value: Maybe): string => (value === null || value === undefined ? none : digits(Math.round(value), 0))
 export const percent = (value: Maybe): string => (value === null || value === undefined ? none : `${digits(value * 100, value > 0.9995 || value === 0 ? 0 : 1)} %`)
 
 /** Three digits that count. */
@@ -65,6 +72,7 @@ export const tick = (value: number): string => (Math.abs(value) >= 1e5 || (value
 export const plural = (value: number, one: string, many = `${one}s`): string => `${count(value)} ${value === 1 ? one : many}`
 
 const sameDay = (a: Date, b: Date) => a.toDateString() === b.toDateString()
+const MONTHS = ['Jan', 'Feb', 'Mar', 'Apr', 'May', 'Jun', 'Jul', 'Aug', 'Sep', 'Oct', 'Nov', 'Dec']
 const two = (value: number) => String(value).padStart(2, '0')
 
 /** Local time, with the day where it is another one than `now`'s. */
@@ -73,7 +81,7 @@ export function localTime(iso: string, nowMs: number): string {
   const clock = `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`
   if (sameDay(at, new Date(nowMs))) return clock
   const year = at.getFullYear() === new Date(nowMs).getFullYear() ? '' : `${at.getFullYear()} `
-  return `${year}${at.toLocaleString('en-US', { month: 'short' })} ${at.getDate()} ${clock}`
+  return `${year}${MONTHS[at.getMonth()]} ${at.getDate()} ${clock}`
 }
 
 export const utcTime = (iso: string): string => `${new Date(iso).toISOString().replace('T', ' ').slice(0, 19)} UTC`

@@ -80,11 +80,13 @@ export const timeline: T.TimelineOut = {
 export const handoff: T.HandoffOut = {
   handoff_id: pending.handoff_id!, job_id: 'gpt-7b', state: 'streaming', stage: 'streaming', rung: 'live', cause: 'notice', why: 'b-2 will go by 18:02:00 UTC', reason: 'b-2 will go in 120 s; three nodes can go on', reason_detail: null, from: 'TP2xPP2xDP2', to: 'TP2xPP1xDP3',
   generation: 7, parent: 6, proposer: 'b-2', decision: 'undecided', leaving: ['b-2'], source_nodes: nodeIds.slice(0, 4), target_nodes: nodeIds.slice(0, 3), opened_at: at(39_971), changed_at: at(39_998), deadline_at: at(40_090),
-  plan_digest: 'sha256:9c1f', plan_revision: 1, superseded: false, ended_by: null, extra: {}, phases_s: { prepare: 4.2, stream: 21 }, pause_s: null, pause_steps: null, lost_s: null, lost_parts: null, rung_costs: [], cutover_step: null, certificate: null,
+  plan_digest: 'sha256:9c1f', plan_revision: 1, superseded: false, ended_by: null, extra: {}, phases_s: { prepare: 4.2, stream: 21 }, pause_s: null, pause_steps: null, lost_s: null, lost_parts: null,
+  rung_costs: [{ rung: 'live', parts: { building_s: 0.9, streaming_s: 1.4, pause_s: 0.3, after_s: 0 }, total_s: 2.6, measured: 3, guessed: [] }, { rung: 'stop_and_copy', parts: { building_s: 0.9, streaming_s: 0, pause_s: 35, after_s: 0 }, total_s: 35.9, measured: 0, guessed: ['pause'] }],
+  cutover_step: null, certificate: null,
   bytes_planned: 84e9, bytes_moved: 51e9, bytes_lower_bound: 80e9, bytes_replayed: null, bytes_reread: 0, bandwidth_bytes_per_s: 2.4e9, extra_bytes_budget: 24e9, extra_bytes_peak: 19e9,
   notice_to_decided_s: 0.4, notice_to_first_order_s: 0.9, notice_to_safe_s: null, notice_to_active_s: null,
 } as T.HandoffOut
-export const done: T.HandoffOut = { ...handoff, handoff_id: handoffIds[1]!, state: 'active', stage: 'active', decision: 'go', pause_s: 0.312, pause_steps: 0.016, lost_s: 2.1, cutover_step: 902, certificate: 'xor:5be1c0de77aa0913', bytes_moved: 84.2e9, notice_to_safe_s: 41.3, notice_to_active_s: 40.9, leaving: ['a-2'], deadline_at: at(18_120), opened_at: at(18_001), changed_at: at(18_041) }
+export const done: T.HandoffOut = { ...handoff, handoff_id: handoffIds[1]!, state: 'active', stage: 'active', decision: 'go', pause_s: 0.312, pause_steps: 0.016, lost_s: 2.1, lost_parts: { building_s: 0.7, streaming_s: 1.1, pause_s: 0.312, after_s: 0 }, cutover_step: 902, certificate: 'xor:5be1c0de77aa0913', bytes_moved: 84.2e9, notice_to_safe_s: 41.3, notice_to_active_s: 40.9, leaving: ['a-2'], deadline_at: at(18_120), opened_at: at(18_001), changed_at: at(18_041) }
 
 export const waterfall: T.WaterfallOut = {
   handoff_id: done.handoff_id, from_at: at(18_000), total_s: 41.3, critical_path: ['decide', 'world', 'stream', 'replay', 'switch'], incident_id: 2,
@@ -139,6 +141,20 @@ const tokens: readonly T.TokenOut[] = [
   { token_id: '8d1f00aa12', name: 'nodes of pool a', role: 'join', created_at: at(0), created_by: 'admin', expires_at: null, revoked_at: null, node_id: null, uses_left: 12 },
 ]
 const metrics: readonly T.MetricsOut[] = Array.from({ length: 200 }, (_, index) => ({ at: at(index * 200), generation: 1, step: index * 10, values: { loss: 10 * Math.exp(-index / 40) + 2.4, learning_rate: 3e-4 * Math.min(1, index / 20), grad_norm: 1 + 0.4 * Math.sin(index) } }))
+
+type Points = readonly (readonly [number, number, number, number, number])[]
+const run = (policy: string, tokens: number, lost: T.WhatIfOut['policies'][number]['tokens_lost_by'], points: Points): T.WhatIfOut['policies'][number] => ({
+  policy, tokens, goodput: tokens / 1_000, usd: 8, usd_per_mtok: 8e6 / tokens, changes: 3, tokens_lost_by: lost, node_hours_by_cause: { productive: 7, idle: 0.5 }, decisions: { start: 1, stay: 0, move: 2, pause: 0 },
+  curve: points.map(([hours, offered, held, used, made]) => ({ at_s: hours * 3_600, offered, held, used, tokens: made })),
+})
+export const replayed: T.WhatIfOut = {
+  job: 'GPT 7B, run 4', trace: 'own-48h', hours: 2, nodes_most: 4, slots_per_node: 8, device: 'A100', notice_s: 120, unannounced_share: 0.05, acquire_s: 120, lost_s: 4.2, lost_s_source: 'median of 12 handoffs of another size', lost_s_is_guess: true,
+  ideal_tokens: 1_000, oracles: { count_tokens: 960, victim_tokens: 980, regret_count: 0.0625, regret_victim: 0.0816 }, tokens_vs_hold_all: 1.8, usd_vs_hold_all: -0.44,
+  policies: [
+    run('liver', 900, { not_held: 20, layout: 30, pause: 40, lost_work: 10, waiting: 0 }, [[0, 4, 4, 4, 0], [1, 3, 3, 3, 400], [1.5, 3, 3, 2, 600], [2, 3, 3, 2, 900]]),
+    run('hold_all', 500, { not_held: 0, layout: 100, pause: 0, lost_work: 150, waiting: 250 }, [[0, 4, 4, 4, 0], [0.5, 4, 4, 4, 250], [1, 3, 3, 0, 500], [2, 3, 3, 0, 500]]),
+  ],
+}
 
 export const session: T.SessionOut = { token_id: '8d1f00aa11', name: 'ines', role: 'admin', session_expires_at: at(9e5) }
 

@@ -9,7 +9,7 @@ import { ActionButton } from '../../parts/ActionButton'
 import { Chip } from '../../parts/Chip'
 import { Confirm, type Touched } from '../../parts/Confirm'
 import { Facts } from '../../parts/Figure'
-import { layoutName, none, prose, seconds } from '../../parts/format'
+import { layoutName, none, plural, prose, seconds } from '../../parts/format'
 import { Countdown, Distance, Moment } from '../../parts/Moment'
 import { Empty, Panel, Problem, Skeleton } from '../../parts/Panel'
 import { Table } from '../../parts/Table'
@@ -35,7 +35,7 @@ export default function Node() {
       <div className="grid-2">
         <Panel title="Node">
           <Facts of={[
-            ['Pool', of.pool], ['Provider', `${of.provider}${of.provider_id ? `, ${of.provider_id}` : ''}`], ['Zone', of.zone ?? none], ['Device', `${of.device}, ${of.slots} slots`],
+            ['Pool', of.pool], ['Provider', `${of.provider}${of.provider_id ? `, ${of.provider_id}` : ''}`], ['Zone', of.zone ?? none], ['Device', `${of.device}, ${plural(of.slots, 'slot')}`],
             of.leaving && ['Goes', <><Countdown until={of.deadline_at} /> <Link to="/incidents" search={{ node: of.node_id, open: true }}>open notice</Link></>],
             ['Last report', <Distance at={of.last_seen_at} />], ['First seen', <Moment at={of.first_seen_at} />], ['Agent', of.agent_version],
             ['Clock', of.clock_ahead_s === null ? none : `${seconds(Math.abs(of.clock_ahead_s))} ${of.clock_ahead_s >= 0 ? 'ahead' : 'behind'}`],

@@ -10,6 +10,7 @@ import { Facts, Figure, Figures } from '../../parts/Figure'
 import { bytes, count, figure, layoutName, none, percent, prose, rate, seconds, shortId, words } from '../../parts/format'
 import { Countdown, Moment } from '../../parts/Moment'
 import { Panel, Problem, Skeleton } from '../../parts/Panel'
+import { COST_COLUMNS, costRows, RungCosts } from './RungCosts'
 
 const OVER = ['active', 'aborted', 'broken']
 export const isOver = (handoff: HandoffOut): boolean => OVER.includes(handoff.state)
@@ -32,6 +33,7 @@ export default function Handoff() {
       <Panel title="Phases" of={waterfall} lines={8} tools={<CsvButton name={`handoff ${shortId(of.handoff_id)} phases`} columns={PHASE_COLUMNS} rows={() => phaseRows(waterfall.data)} />}>
         {() => <Waterfall of={waterfall.data!} isOpen={!isOver(of)} />}
       </Panel>
+      <Panel title="Training time lost, by way" note={<span className="quiet small">as expected when it was chosen</span>} tools={<CsvButton name={`handoff ${shortId(of.handoff_id)} ways`} columns={COST_COLUMNS} rows={() => costRows(of)} />}><RungCosts of={of} /></Panel>
       <div className="grid-2">
         <Panel title="Bytes"><Bytes of={of} /></Panel>
         <Panel title="Proof and plan"><Proof of={of} /></Panel>

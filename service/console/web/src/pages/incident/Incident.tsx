@@ -61,7 +61,8 @@ function Report({ of }: { of: IncidentOut }) {
               ['Certificate', handoff.certificate ? <code>{handoff.certificate}</code> : <span className="quiet">none</span>],
               ['Switched at', handoff.cutover_step === null ? none : `step ${count(handoff.cutover_step)}`],
               handoff.ended_by !== null && ['First cause of the failure', <span className="bad">{firstCause(handoff.ended_by)}</span>],
-              handoff.reason !== '' && ['Reason', prose(handoff.reason)],
+              handoff.why !== '' && ['Why', prose(handoff.why)],
+              handoff.reason !== '' && handoff.reason !== handoff.why && [isOver(handoff) ? 'How it ended' : 'What it waits for', prose(handoff.reason)],
             ]} />
           </div>
         </Panel>

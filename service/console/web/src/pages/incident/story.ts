@@ -17,7 +17,7 @@ function outcome(of: IncidentOut): string {
     case 'moving':
       return `${jobs} is being moved while it trains.`
     case 'moved':
-      return done ? `${jobs} went on as ${layoutName(done.to)} instead of ${layoutName(done.from)}, with a pause of ${seconds(of.pause_s)}.` : `${jobs} was moved.`
+      return done ? `${jobs} went on as ${layoutName(done.to)} ${done.to === done.from ? 'on other nodes' : `instead of ${layoutName(done.from)}`}, with a pause of ${seconds(of.pause_s)}.` : `${jobs} was moved.`
     case 'restarted':
       return `${jobs} had to be started anew from a checkpoint${of.outcome_reason ? `: ${prose(of.outcome_reason)}` : '.'}`
     case 'failed':

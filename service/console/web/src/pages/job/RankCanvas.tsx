@@ -1,5 +1,5 @@
 // Thousands of ranks at once: a square each, a block for each node. The table beside it is the CSV.
-import { useEffect, useMemo, useRef, useState } from 'react'
+import { memo, useEffect, useMemo, useRef, useState } from 'react'
 import { color, useThemeVersion } from '../../charts/theme_colors'
 import type { RanksOut } from '../../api/types'
 import { levelOf } from '../../parts/Chip'
@@ -42,13 +42,14 @@ export function placeRanks(of: RanksOut, width: number): { squares: Placed[]; bl
   return { squares, blocks, height: y + lineHeight }
 }
 
-export function RankCanvas({ of, by }: { of: RanksOut; by: ColorBy }) {
+export const RankCanvas = memo(function RankCanvas({ of, by }: { of: RanksOut; by: ColorBy }) {
   const box = useRef<HTMLDivElement>(null)
   const canvas = useRef<HTMLCanvasElement>(null)
   const [width, setWidth] = useState(600)
   const [shown, setShown] = useState<Placed | null>(null)
   const theme = useThemeVersion()
   const placed = useMemo(() => placeRanks(of, width), [of, width])
+  const inAll = useMemo(() => summary(of), [of])
   useEffect(() => {
     const watch = new ResizeObserver(() => box.current && setWidth(Math.max(200, box.current.clientWidth)))
     watch.observe(box.current!)
@@ -62,11 +63,11 @@ export function RankCanvas({ of, by }: { of: RanksOut; by: ColorBy }) {
   }
   return (
     <div ref={box} style={{ maxHeight: HEIGHT_MAX, overflowY: 'auto', position: 'relative' }} tabIndex={0} role="region" aria-label="Ranks by node">
-      <canvas ref={canvas} style={{ width, height: placed.height, display: 'block' }} role="img" aria-label={summary(of)} onMouseMove={find} onMouseLeave={() => setShown(null)} />
-      <p className="small soft" style={{ minHeight: 20, position: 'sticky', bottom: 0, background: 'var(--surface)' }}>{shown ? rankText(shown.rank) : summary(of)}</p>
+      <canvas ref={canvas} style={{ width, height: placed.height, display: 'block' }} role="img" aria-label={inAll} onMouseMove={find} onMouseLeave={() => setShown(null)} />
+      <p className="small soft" style={{ minHeight: 20, position: 'sticky', bottom: 0, background: 'var(--surface)' }}>{shown ? rankText(shown.rank) : inAll}</p>
     </div>
   )
-}
+})
 
 function summary(of: RanksOut): string {
   const stages = new Map<string, number>()

@@ -1,4 +1,4 @@
-// "What if" some nodes went, or the job had more or fewer of them. The planner answers; nothing is changed.
+// "What if" some nodes went, the job had more or fewer of them, or capacity had come and gone otherwise. Nothing is changed.
 import { useQuery } from '@tanstack/react-query'
 import { useState } from 'react'
 import { ask } from '../../api/queries'
@@ -8,14 +8,18 @@ import { prose } from '../../parts/format'
 import { Empty, Panel, Skeleton, Why } from '../../parts/Panel'
 import { Table } from '../../parts/Table'
 import { PlanView } from './PlanDialog'
+import { Replay } from './replay/Replay'
 import { WithoutNodes } from './WithoutNodes'
 
 export default function WhatIf({ job }: { job: JobOut }) {
   return (
-    <div className="grid-2">
-      <OtherNodes job={job} />
-      <ByCount job={job} />
-    </div>
+    <>
+      <div className="grid-2">
+        <OtherNodes job={job} />
+        <ByCount job={job} />
+      </div>
+      <Replay jobId={job.job_id} />
+    </>
   )
 }
 
