@@ -94,14 +94,15 @@ class Watch(TorchDispatchMode):
             self.copies[_place()] += 1
         return func(*args, **kwargs)
 
-    def _collective(self, func: Any, args: Any) -> Any:
+    def _collective(self, func: Any, args: Sequence[Any]) -> Any:
         """What a collective returns: its first argument, as far as it returns tensors, and that it is done."""
         for tensor in pytree.tree_leaves(args):
             if isinstance(tensor, torch.Tensor) and not tensor.is_cuda:
                 self.strays[_place()] += 1
         kinds = [str(each.type) for each in func._schema.returns]
-        found = tuple(FakeWork().boxed() if kind.endswith("Work") else args[0] for kind in kinds)  # type: ignore[attr-defined]
-        return found if len(found) > 1 else found[0]
+        work: Any = FakeWork()
+        found = tuple(work.boxed() if kind.endswith("Work") else next(iter(args)) for kind in kinds)
+        return found if len(found) > 1 else next(iter(found))
 
     def tensor(self, make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """`torch.tensor`, which reads the tensors in its list in C++, one after the other, and there asks which device
