@@ -151,12 +151,14 @@ def test_an_update_of_a_thousand_nodes_takes_less_than_a_frame(visitor, month, s
 def test_only_rows_in_view_are_drawn_and_a_long_list_scrolls_to_its_end(visitor):
     viewer = visitor()
     viewer.go("/")
-    nodes = viewer.page.get_by_role("region", name="Nodes").get_by_role("table")
+    nodes = viewer.page.get_by_role("region", name="Nodes", exact=True).get_by_role("table")
     expect(nodes).to_have_attribute("aria-rowcount", str(NODES + 1))
     assert nodes.get_by_role("row").count() < ROWS_DRAWN_MAX
-    viewer.page.get_by_role("region", name="Nodes").first.get_by_role("button", name="More").click()
+    viewer.page.get_by_role("region", name="Nodes", exact=True).first.get_by_role("button", name="More").click()
     expect(nodes).to_have_attribute("aria-rowcount", str(NODES + FIRST_NODES + 1))
-    viewer.page.get_by_role("region", name="Nodes").last.evaluate("box => { box.scrollTop = box.scrollHeight }")
+    viewer.page.get_by_role("region", name="Nodes", exact=True).last.evaluate(
+        "box => { box.scrollTop = box.scrollHeight }"
+    )
     expect(nodes.get_by_role("link", name="node-d", exact=True)).to_be_visible()
     assert nodes.get_by_role("row").count() < ROWS_DRAWN_MAX
     viewer.page.screenshot(path=SHOTS / "fleet-1000-1440.png", full_page=True)
