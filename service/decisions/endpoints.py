@@ -86,6 +86,19 @@ class RemainingOut(BaseModel):
     usd: float | None = None
 
 
+class PoolMarketOut(BaseModel):
+    """A pool's price and losses, as the decision took them."""
+
+    pool: str
+    usd_per_hour: float | None = None
+    on_demand_usd_per_hour: float | None = None
+    life_s: float | None = Field(default=None, description="Expected time to its next loss, to one digit.")
+    losses: int = Field(default=0, description="Nodes lost within three minutes count as one.")
+    watched_h: float = Field(default=0.0, description="Hours of the last 14 days in which it had nodes of ours.")
+    volatility: float = Field(default=1.0, description="How many times more losses than expected came lately.")
+    group_sizes: list[tuple[int, float]] = Field(default=[], description="Nodes lost at once, share of the losses.")
+
+
 class MadeFrom(BaseModel):
     """What a decision was made from, beside the job's model."""
 
@@ -96,6 +109,7 @@ class MadeFrom(BaseModel):
     world: WorldBefore | None = None
     steps: list[MeasuredStep] = []
     remaining: RemainingOut | None = None
+    pools: list[PoolMarketOut] = Field(default=[], description="Of jobs that weigh prices.")
 
 
 class LossOut(BaseModel):

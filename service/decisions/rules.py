@@ -81,6 +81,7 @@ def made_from(inputs: PlanInputs) -> dict[str, Any]:
         else None,
         "steps": [{"layout": layout, "step_s": seconds} for layout, seconds in inputs.step_seconds[-STEPS_MAX:]],
         "remaining": asdict(inputs.remaining) if inputs.remaining else None,
+        "pools": [asdict(market) for market in inputs.markets[:KINDS_MAX]],
     }
 
 

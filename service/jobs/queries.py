@@ -34,7 +34,7 @@ from service.jobs.tables import (
     SourceKind,
 )
 from service.jobs.tables import RankLogRow as LogRow
-from service.leases.queries import price_of
+from service.leases.markets import markets_of
 from service.ledger.remaining import remaining_of, spent_usd_of
 from service.nodes.rules import announces_its_end, answers
 from service.nodes.tables import NodeRow, NodeState
@@ -52,7 +52,7 @@ SHOWN_MAX = 100
 """Generations and checkpoints that a job is shown with."""
 OVERDUE_S, OVERDUE_POLLS = 3.0, 3.0
 """A node that has not reported for so long, in seconds and in polls, may be gone."""
-NODES_CONSIDERED_MAX, POOLS_MAX = 10_000, 256
+NODES_CONSIDERED_MAX = 10_000
 NODES_MORE = 16
 """So many free nodes more than a job uses are looked at: some may be about to go."""
 STEPS_FOR_MEDIAN = 500
@@ -232,7 +232,8 @@ def _usable_of(
     going = {item.node_id for item in noticed} | (barred - set(world.node_ids() if world else ()))
     spec = job_file_of(job)
     weighs = spec.budget_usd is not None or (spec.policy is not None and spec.policy.usd_per_mtok is not None)
-    prices = _prices(session, {node.pool for node in nodes}, now=now) if weighs else {}
+    markets = markets_of(session, {node.pool for node in nodes}, now=now) if weighs else ()
+    prices = {market.pool: market.usd_per_hour for market in markets}
     inputs = PlanInputs(
         job=spec,
         nodes=tuple(
@@ -251,14 +252,9 @@ def _usable_of(
         world=world,
         step_seconds=step_seconds(session, job.job_id),
         history=_history(session, job.job_id),
+        markets=markets,
     )
     return _Usable(nodes, noticed, barred, going, inputs, _restarting(inputs, nodes, barred))
-
-
-def _prices(session: Session, pools: set[str], *, now: datetime) -> dict[str, float]:
-    """USD for an hour of a node, of the pools whose price is known."""
-    found = ((pool, price_of(session, pool, now=now)) for pool in sorted(pools)[:POOLS_MAX])
-    return {pool: float(row.price_usd_per_hour) for pool, row in found if row is not None}
 
 
 def _view(

@@ -27,6 +27,23 @@ class PlanNode:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolMarket:
+    """What is known of a pool's price and of its losses. `on_demand_usd_per_hour`: of such a node; None if unknown.
+    `life_s`: expected time to its next loss. `losses`: events in `watched_h` hours with nodes of ours. `volatility`:
+    how many times more of them than expected came lately, at least 1. `group_sizes`: (nodes lost at once, share of the
+    events)."""
+
+    pool: str
+    usd_per_hour: float | None = None
+    on_demand_usd_per_hour: float | None = None
+    life_s: float | None = None
+    losses: int = 0
+    watched_h: float = 0.0
+    volatility: float = 1.0
+    group_sizes: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class OtherNodes:
     """How many nodes the job cannot use, and why. They change no decision; reasons name them."""
 
@@ -69,7 +86,8 @@ class LayoutUse:
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
     """Everything a decision depends on. `step_seconds`: median measured step time by layout, `history` oldest first.
-    `remaining`: None where the job has neither deadline nor budget. `others` is for the reason only and not part of the
+    `remaining`: None where the job has neither deadline nor budget. `markets`: of the pools of its nodes, where it
+    weighs prices. `others` is for the reason only and not part of the
     digest."""
 
     job: JobFile
@@ -79,6 +97,7 @@ class PlanInputs:
     history: tuple[LayoutUse, ...] = field(default=())
     others: OtherNodes = field(default=OtherNodes())
     remaining: Remaining | None = None
+    markets: tuple[PoolMarket, ...] = ()
 
     def digest(self) -> str:
         """Same inputs, same digest, in every process."""
@@ -93,6 +112,8 @@ class PlanInputs:
         }
         if self.remaining is not None:
             content["remaining"] = asdict(self.remaining)
+        if self.markets:
+            content["markets"] = [asdict(market) for market in self.markets]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 

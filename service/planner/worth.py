@@ -6,10 +6,12 @@ make it faster. So it does where a price is not known, which nothing can be weig
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from math import inf
 
+from service.planner.change_cost import shipped_cost, state_bytes
 from service.planner.choices import Candidates, best_choice, lies_whole, most_nodes, step_times
 from service.planner.goals import Alert, CountOption, Within, within_goals
-from service.planner.inputs import PlanInputs, PlanNode
+from service.planner.inputs import PlanInputs, PlanNode, PoolMarket
 from service.planner.placement import preferred
 from service.policy.choosing import UtilityPolicy
 from service.policy.types import (
@@ -25,6 +27,8 @@ from service.policy.types import (
 
 COUNTS_MAX = 32
 """So many numbers of nodes are weighed, evenly spread where there are more."""
+POOLS_SHOWN_MAX = 3
+HOUR_S = 3_600.0
 PLACE = "here"
 """All nodes that a job may use can be in one world."""
 
@@ -81,16 +85,35 @@ def _asked(
     inputs: PlanInputs, ranked: tuple[PlanNode, ...], candidates: tuple[Candidate, ...], value: float
 ) -> PolicyInputs:
     """What the policy is asked, of nodes whose prices are known."""
-    prices = {node.pool: node.usd_per_hour or 0.0 for node in ranked}
     held = Counter(node.pool for node in ranked)
+    prices = {node.pool: node.usd_per_hour or 0.0 for node in ranked}
+    markets = {market.pool: market for market in inputs.markets}
+    pools = tuple(_pool(markets.get(pool, PoolMarket(pool)), prices[pool], held[pool]) for pool in sorted(held))
+    on_demand = [each.on_demand_usd_per_hour for each in inputs.markets if each.on_demand_usd_per_hour is not None]
     policy = inputs.job.policy
     return PolicyInputs(
-        pools=tuple(PoolView(pool, PLACE, Market.SPOT, prices[pool], held=held[pool]) for pool in sorted(held)),
+        pools=pools,
         candidates=candidates,
-        usd_per_hour_on_demand=max(prices.values()),
+        usd_per_hour_on_demand=max(on_demand or prices.values()),
         standing=_standing(inputs),
         goal=Goal(usd_per_mtok=value),
         knobs=PolicyKnobs(gain_min=policy.gain_min if policy else 0.0, spares_max=0),
+    )
+
+
+def _pool(market: PoolMarket, usd_per_hour: float, held: int) -> PoolView:
+    """What costs as much as on demand is not taken back."""
+    on_demand = market.on_demand_usd_per_hour
+    if on_demand is not None and usd_per_hour >= on_demand:
+        return PoolView(market.pool, PLACE, Market.ON_DEMAND, usd_per_hour, held=held)
+    return PoolView(
+        market.pool,
+        PLACE,
+        Market.SPOT,
+        usd_per_hour,
+        held=held,
+        life_s=inf if market.life_s is None else market.life_s,
+        group_sizes=market.group_sizes or ((1, 1.0),),
     )
 
 
@@ -107,8 +130,20 @@ def _by_price(
             kept.append(node)
             left[node.pool] -= 1
     if len(kept) == len(ranked):
-        return Weighed(inputs, f"all of them are worth their price {at}")
-    return Weighed(replace(inputs, nodes=tuple(kept)), f"{len(kept)} of {len(ranked)} nodes are worth their price {at}")
+        return Weighed(inputs, f"all of them are worth their price {at}{_lives(inputs)}")
+    reason = f"{len(kept)} of {len(ranked)} nodes are worth their price {at}{_lives(inputs)}"
+    return Weighed(replace(inputs, nodes=tuple(kept)), reason)
+
+
+def _lives(inputs: PlanInputs) -> str:
+    """When the next losses are expected, for a reason: of the pools that lose nodes first."""
+    known = sorted(
+        (each.life_s, each.pool, f"{each.losses} losses in {each.watched_h:g} h")
+        for each in inputs.markets
+        if each.life_s is not None
+    )
+    told = (f"{pool} in {life_s / HOUR_S:.2g} h, after {seen}" for life_s, pool, seen in known[:POOLS_SHOWN_MAX])
+    return f"; next losses expected of {', '.join(told)}" if known else ""
 
 
 def _options(
@@ -132,6 +167,7 @@ def _with_worth(options: tuple[CountOption, ...], decision: PolicyDecision) -> t
 def _candidates(inputs: PlanInputs, ranked: tuple[PlanNode, ...], known: Candidates) -> tuple[Candidate, ...]:
     """The best layout for each number of nodes, and the present one."""
     tokens = inputs.job.global_batch * inputs.job.model.seq_length
+    change_s = shipped_cost().lost_s(state_bytes(inputs.job)) if inputs.markets else 0.0
     least, most = inputs.job.nodes.min, most_nodes(inputs)
     counts = range(least, most + 1, max(1, -(-(most - least + 1) // COUNTS_MAX)))
     found = {}
@@ -139,13 +175,13 @@ def _candidates(inputs: PlanInputs, ranked: tuple[PlanNode, ...], known: Candida
         best = best_choice(replace(inputs, nodes=ranked[:count]), known)
         if best is not None:
             found[count] = Candidate(
-                str(best.layout), count, best.step.seconds, tokens, best.step.error, best.step.measured
+                str(best.layout), count, best.step.seconds, tokens, best.step.error, best.step.measured, change_s
             )
     world = inputs.world
     if world is not None and str(world.layout) not in {each.layout for each in found.values()}:
         step = step_times(inputs).of_layout(world.layout, whole=lies_whole(world.layout, world.members))
         nodes = len(world.node_ids())
-        found[-nodes] = Candidate(str(world.layout), nodes, step.seconds, tokens, step.error, step.measured)
+        found[-nodes] = Candidate(str(world.layout), nodes, step.seconds, tokens, step.error, step.measured, change_s)
     return tuple(found[count] for count in sorted(found))
 
 

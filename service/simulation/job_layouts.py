@@ -1,10 +1,10 @@
 """The layouts of a job file as candidates of a policy, with the planner's own rules and step times. Pure."""
 
 from agent.protocol.jobfile import JobFile
+from service.planner.change_cost import ChangeCost, state_bytes
 from service.planner.feasibility import candidates
-from service.planner.step_time import StepShape, StepTimes
+from service.planner.step_time import StepTimes
 from service.policy.types import Candidate
-from service.simulation.change_cost import STATE_BYTES_PER_PARAMETER, ChangeCost
 
 LAYOUTS_MAX = 512
 
@@ -42,11 +42,3 @@ def candidates_of(
                     change_s=lost_s,
                 )
     return tuple(found[nodes] for nodes in sorted(found))
-
-
-def state_bytes(job: JobFile) -> float:
-    """Of the optimizer's state of the whole job, which a handoff moves."""
-    shape = StepShape.of(job)
-    layer = 4 * shape.hidden_size**2 + 3 * shape.hidden_size * shape.ffn_hidden_size
-    head = 2 * shape.padded_vocab_size * shape.hidden_size
-    return float(STATE_BYTES_PER_PARAMETER * (shape.num_layers * layer + head))

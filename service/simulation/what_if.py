@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent.protocol.jobfile import JobFile
+from service.planner.change_cost import ChangeCost, shipped_cost, state_bytes
 from service.policy.price_book import PriceSteps, constant, read_prices
 from service.policy.types import Goal, PolicyKnobs
-from service.simulation.change_cost import ChangeCost, shipped_cost
 from service.simulation.comparing import Comparison, compare
-from service.simulation.job_layouts import candidates_of, state_bytes
+from service.simulation.job_layouts import candidates_of
 from service.simulation.replay_setup import ReplaySetup
 from service.simulation.traces import CapacityTrace
 

@@ -12,8 +12,8 @@ from service.cli.output import print_details, print_json, print_table, seconds
 
 if TYPE_CHECKING:
     from agent.protocol.jobfile import JobFile
+    from service.planner.change_cost import ChangeCost
     from service.policy.price_book import PriceSteps
-    from service.simulation.change_cost import ChangeCost
     from service.simulation.comparing import Comparison
     from service.simulation.what_if import WhatIf, WhatIfAnswer
 
@@ -160,7 +160,7 @@ def _text(path: Path, option: str) -> str:
 def _read_cost(path: Path | None) -> "ChangeCost":
     import json
 
-    from service.simulation.change_cost import cost_of_report, shipped_cost
+    from service.planner.change_cost import cost_of_report, shipped_cost
 
     if path is None:
         return shipped_cost()

@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+from service.planner.change_cost import ChangeCost, cost_of_report, shipped_cost
 from service.policy.choosing import decide
 from service.policy.types import Candidate, Market, PolicyInputs, PoolView, StandingWorld
-from service.simulation.change_cost import ChangeCost, cost_of_report, shipped_cost
 from tests.benchmarks.planner import measured
 from tests.benchmarks.policy.clusters import fixed_cases, notice_cases, release_cases
 from tests.benchmarks.policy.places import deadline_cases, months, starts

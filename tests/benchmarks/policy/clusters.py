@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from service.planner.change_cost import STATE_BYTES_PER_PARAMETER, ChangeCost
 from service.policy.choosing import UtilityPolicy
 from service.policy.types import Candidate, PolicyKnobs
-from service.simulation.change_cost import STATE_BYTES_PER_PARAMETER, ChangeCost
 from service.simulation.cluster_replay import ClusterRun, replay_cluster
 from service.simulation.comparing import Comparison, compare
 from service.simulation.count_oracles import oracle_tokens

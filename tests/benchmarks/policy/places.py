@@ -6,10 +6,10 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
+from service.planner.change_cost import ChangeCost
 from service.policy.choosing import UtilityPolicy
 from service.policy.plain_policies import UniformProgressPolicy
 from service.policy.types import Candidate, Policy, PolicyKnobs
-from service.simulation.change_cost import ChangeCost
 from service.simulation.cluster_replay import replay_cluster
 from service.simulation.deadline_bound import least_cost_usd
 from service.simulation.deadline_replay import DeadlineRun, replay

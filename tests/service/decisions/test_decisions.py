@@ -162,3 +162,25 @@ def test_a_job_whose_budget_is_spent_stands_until_the_budget_is_raised(fleet: Fl
     plan = fleet.client.get(f"/api/v1/jobs/{fleet.job_id}/plan").json()
     assert plan["alerts"] == [] and {option["nodes"] for option in plan["options"]} == {2, 3, 4}
     assert all(option["usd_per_hour"] == 36.0 * option["nodes"] for option in plan["options"])
+
+
+def test_a_job_that_weighs_prices_stores_what_its_decision_took_of_its_pools_and_says_it(fleet: Fleet):
+    fleet.add("a", "b", "c", "d")
+    price = {"price_usd_per_hour": 2.0, "on_demand_usd_per_hour": 6.0}
+    fleet.client.put("/api/v1/pools/spot-a/price", json=price)
+    fleet.submit(policy={"usd_per_mtok": 1e6})
+    for _ in range(8):
+        fleet.round(seconds=5.0)
+    plan = fleet.client.get(f"/api/v1/jobs/{fleet.job_id}/plan").json()
+    market = plan["made_from"]["pools"][0]
+    assert (market["pool"], market["usd_per_hour"], market["on_demand_usd_per_hour"]) == ("spot-a", 2.0, 6.0)
+    assert market["losses"] == 0 and 3_600 / 1.5 <= market["life_s"] <= 86_400
+    del fleet.agents["d"]
+    for _ in range(16):
+        fleet.round(seconds=4.0)
+    assert fleet.client.get("/api/v1/nodes/d").json()["state"] == "gone"
+    after = fleet.client.get(f"/api/v1/jobs/{fleet.job_id}/plan").json()["made_from"]["pools"][0]
+    assert after["losses"] == 1 and after["life_s"] <= market["life_s"]
+    stored = decisions(fleet)
+    assert all(each["made_from"]["pools"][0]["usd_per_hour"] == 2.0 for each in stored)
+    assert any("losses in" in each["verdict_reason"] for each in stored), [each["verdict_reason"] for each in stored]

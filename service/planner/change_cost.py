@@ -8,6 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agent.protocol.jobfile import JobFile
+from service.planner.step_time import StepShape
+
 STATE_BYTES_PER_PARAMETER = 12
 """fp32 masters and two moments: what a handoff moves (weights are derived)."""
 MEASURED_ON_TWO_CORES = (
@@ -70,3 +73,11 @@ def cost_of_report(report: Mapping[str, Any], source: str) -> ChangeCost:
         if isinstance(lost, int | float) and lost >= 0:
             points.append((float(case["state_bytes"]), float(lost)))
     return fitted_cost(points, source)
+
+
+def state_bytes(job: JobFile) -> float:
+    """Of the optimizer's state of the whole job, which a handoff moves."""
+    shape = StepShape.of(job)
+    layer = 4 * shape.hidden_size**2 + 3 * shape.hidden_size * shape.ffn_hidden_size
+    head = 2 * shape.padded_vocab_size * shape.hidden_size
+    return float(STATE_BYTES_PER_PARAMETER * (shape.num_layers * layer + head))
