@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from service.cli import access, handoffs, incidents, jobs, ledger, nodes, serve
+from service.cli import access, handoffs, jobs, ledger, nodes, serve
 from service.cli.client import TRUST, Trust
 from service.cli.offline import plan_memory, simulate
 
@@ -26,7 +26,7 @@ app = typer.Typer(
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(nodes.app, name="nodes")
 app.add_typer(handoffs.app, name="handoffs")
-app.add_typer(incidents.app, name="incidents")
+app.add_typer(handoffs.incidents, name="incidents")
 app.add_typer(nodes.notices, name="notices")
 app.add_typer(nodes.prices, name="prices")
 app.add_typer(ledger.app, name="ledger")

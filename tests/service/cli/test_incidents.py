@@ -10,7 +10,7 @@ pytest.importorskip("typer")
 import httpx
 from typer.testing import CliRunner
 
-from service.cli.incidents import slack
+from service.cli.handoffs import slack
 from service.cli.main import app
 
 MOVED: dict[str, Any] = {
