@@ -9,12 +9,13 @@ from sqlalchemy import select
 
 from agent.protocol.sync import MetricsRow, SyncOrders
 from liver_core.handoff import RankStage
-from service.jobs.tables import JobRow, JobStepRow
+from service.jobs.tables import HeldFactRow, JobGrantRow, JobRow, JobStepRow
 from service.ledger.tables import IntervalRow
 from service.nodes.tables import NodeRow
 from service.sync import calm as calm_reports
 from service.sync.calm import CalmAsk, Left
 from service.sync.reading import read_report
+from tests.service.fake_agent import step_row
 
 
 @pytest.fixture
@@ -185,3 +186,43 @@ def test_nothing_is_stored_for_an_agent_that_does_not_wait_for_the_answer_any_mo
     with context.sessions() as session:
         seqs = {node.node_id: node.report_seq for node in session.scalars(select(NodeRow))}
     assert (seqs["a"], seqs["b"]) == (agents["a"].seq - 1, agents["b"].seq)
+
+
+@pytest.mark.parametrize("what", ["metrics after the last step", "a log of another rank"])
+def test_a_report_that_says_what_the_node_may_not_say_is_not_calm_and_the_part_is_refused(
+    training, context, clock, found, what
+):
+    agents, parts = training
+    said = parts("a", 6)
+    if what.startswith("metrics"):
+        job_id = said["ranks"][0].job_id
+        said["metrics"] = (MetricsRow(job_id=job_id, generation=1, step=1001, at_utc=clock(), values={"x": 1.0}),)
+    else:
+        said["logs"] = (said["logs"][0].model_copy(update={"rank": said["ranks"][0].rank + 1}),)
+    refusals = agents["a"].sync(**said).refusals
+    assert found == [False] and len(refusals) == 1
+    assert job_of(context).last_step == 6
+
+
+def test_while_facts_of_a_job_wait_for_their_handoff_its_reports_are_stored_alone(training, context, clock, found):
+    """Only that looks whether they have to wait any longer."""
+    agents, parts = training
+    with context.sessions.begin() as session:
+        job_id = session.scalars(select(JobRow.job_id)).one()
+        fact = step_row(job_id, 2, 7, clock()).model_dump(mode="json")
+        held = {"part": "steps", "generation": 2, "fact": fact, "held_at": clock()}
+        session.add(HeldFactRow(job_id=job_id, node_id="a", **held))
+    agents["b"].sync(**parts("b", 6))
+    assert found == [False]
+
+
+def test_what_a_node_says_that_has_no_part_in_the_job_any_more_is_not_calm(training, context, clock, found):
+    agents, parts = training
+    with context.sessions.begin() as session:
+        job_id = session.scalars(select(JobRow.job_id)).one()
+        session.add(JobGrantRow(job_id=job_id, node_id="b", role=None, at=clock(), ends_at=clock()))
+    said = parts("b", 6)
+    clock.advance(1)
+    refusals = agents["b"].sync(**said).refusals
+    assert found == [False] and [item.part for item in refusals] == ["jobs"]
+    assert job_of(context).last_step == 4
