@@ -200,7 +200,9 @@ class Agent:
             on_exit=note_exit,
         )
         supervisor = Supervisor(
-            SupervisorSettings(settings.run_dir, settings.socket_dir, settings.rank_entry, settings.secret_places),
+            SupervisorSettings(
+                settings.run_dir, settings.socket_dir, settings.rank_entry, settings.secret_places, settings.gpus
+            ),
             self._journal,
             zygote,
             on_event=self._driver.take_rank_event,

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from agent.gpus import gpus_of_node
 from agent.notices import aws, gcp
 from agent.protocol.plain_rules import rule_in_words
 from agent.protocol.sync import Provider
@@ -132,6 +133,7 @@ def _settings(options: argparse.Namespace, environ: Mapping[str, str]) -> AgentS
         job_user=None if options.stop_ranks else job_user(options.job_user, _secret(options, run_dir, socket_dir)),
         peer_port=_integer("--peer-port", options.peer_port, 0, 65_535),
         device=options.device,
+        gpus=() if options.stop_ranks else gpus_of_node(options.device, environ),
         preload=options.preload,
         rank_entry=options.rank_entry,
         store_entry=environ.get("LIVER_AGENT_STORE_ENTRY") or DEFAULT_STORE_ENTRY,
@@ -173,7 +175,9 @@ def _parser(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     parser.add_argument("--run-dir", default=env("RUN_DIR"), help="journal, logs and sockets; one agent per directory")
     parser.add_argument("--host", default=env("HOST", "127.0.0.1"), help="private address for peers, ranks and stores")
     parser.add_argument("--peer-port", default=env("PEER_PORT", "0"), help="0: a free port, the same at each start")
-    parser.add_argument("--device", default=env("DEVICE", "cpu"), help="kind of device of the slots, shown to people")
+    parser.add_argument(
+        "--device", default=env("DEVICE", "cpu"), help="kind of device of the slots: cpu, or a name of its GPUs"
+    )
     parser.add_argument(
         "--preload", default=env("PRELOAD", DEFAULT_PRELOAD), help="modules to import once for all ranks"
     )

@@ -45,6 +45,7 @@ class AgentSettings:
     host: str
     peer_port: int = 0
     device: str = "cpu"
+    gpus: tuple[str, ...] = ()
     preload: str = DEFAULT_PRELOAD
     rank_entry: str = DEFAULT_RANK_ENTRY
     store_entry: str = DEFAULT_STORE_ENTRY

@@ -16,6 +16,7 @@ from agent.protocol.worker import RankSpec
 from agent.supervisor.records import RankState, SlotKey
 from agent.supervisor.supervisor import Supervisor
 from agent.supervisor.zygote_client import ZygoteError
+from liver_core.gpu_environment import GpuRefused
 from liver_core.handoff import Reason
 
 STOP_GRACE_S = 20.0
@@ -171,7 +172,7 @@ class RankHost:
         number = launch.spec.slot
         try:
             await self._supervisor.launch(launch.spec, launch.origin)
-        except (ZygoteError, OSError, SecretError) as error:
+        except (ZygoteError, OSError, SecretError, GpuRefused) as error:
             slot.launching = None
             reason = Reason(f"the rank could not be started: {error}", "start", launch.spec.rank)
             _log.warning("job %s slot %d: %s", self._job_id, number, reason.text)

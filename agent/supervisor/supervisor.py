@@ -26,6 +26,7 @@ from agent.supervisor.records import RankRecord, RankState, SlotKey
 from agent.supervisor.watchdog import RankPulse
 from agent.supervisor.zygote_client import Exited, ForkRequest
 from agent.supervisor.zygote_host import ZygoteHost
+from liver_core.gpu_environment import check_environment, check_job_environment, rank_environment
 from liver_core.handoff import RankStage, Reason
 from liver_core.layout import from_json, to_json
 from liver_core.layout.limits import fitting
@@ -39,12 +40,14 @@ LOGS_PER_JOB_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class SupervisorSettings:
-    """Directories, and the entry point of a rank. `socket_dir` is short: a socket's path has at most 107 bytes."""
+    """Directories, the entry point of a rank, and the node's GPUs in slot order. `socket_dir` is short: a socket's path
+    has at most 107 bytes."""
 
     run_dir: Path
     socket_dir: Path
     rank_entry: str = "agent.worker.rank_process:run"
     secret_places: SecretPlaces = NO_SECRETS
+    gpus: tuple[str, ...] = ()
 
 
 class Supervisor:
@@ -90,9 +93,14 @@ class Supervisor:
         return self._states
 
     async def launch(self, spec: RankSpec, origin: str) -> RankState:
-        """Fork the rank, journal it, start to watch it. The slot must not have a live process. Raises SecretError."""
+        """Start the rank, journal it, begin to watch it. The slot must not have a live process. Raises SecretError, and
+        GpuRefused for a setting with which it must not run on this node's GPUs."""
         key = SlotKey(spec.order.job_id, spec.slot)
         environment = await asyncio.to_thread(environment_of, spec.spec, self._settings.secret_places, os.environ)
+        if self._settings.gpus:
+            check_job_environment(environment)
+            environment = rank_environment(spec.slot, self._settings.gpus) | environment
+            check_environment({**os.environ, **environment})
         assert key not in self._states, f"slot {key} still has a process"
         log_path = self._log_path(spec)
         in_use = {state.record.log_path for state in self._states.values()}

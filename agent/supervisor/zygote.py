@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.supervisor.child_entry import become_program, end_process, name_process, run_entry
+from agent.supervisor.forkable import why_not_forked
 from agent.supervisor.job_user import JobUser
 from agent.supervisor.logs import cut_if_grown
 from agent.supervisor.process import own_identity, read_start_time
@@ -74,7 +76,7 @@ class Zygote:
         self._clients: dict[socket.socket, bytes] = {}
         self._children: dict[int, Child] = {}
         self._exits: deque[dict[str, Any]] = deque(maxlen=EXITS_MAX)
-        self._problem = ""
+        self._problem = self._says_why = ""
         self._preload_s = 0.0
         self._idle_since = time.monotonic()
         self._ending = False
@@ -141,8 +143,8 @@ class Zygote:
             **own_identity().to_json(),
             "preloaded": list(self._preload),
             "preload_s": round(self._preload_s, 3),
-            "threads": len(os.listdir("/proc/self/task")),
             "problem": self._problem,
+            "starts_programs": why_not_forked(),
             "children": [child.to_json() for child in self._children.values()],
         }
 
@@ -190,18 +192,16 @@ class Zygote:
             raise ZygoteRefusal(self._problem)
         if len(self._children) >= CHILDREN_MAX:
             raise ZygoteRefusal(f"{CHILDREN_MAX} children run already")
-        threads = len(os.listdir("/proc/self/task"))
-        if threads != 1:
-            raise ZygoteRefusal(
-                f"the zygote has {threads} threads, a fork would copy only one: a preloaded module started them"
-            )
-        module, _, function = str(request["entry"]).partition(":")
+        why_program = why_not_forked()
+        if why_program and not self._says_why:
+            self._says_why = why_program
+            sys.stdout.write(f"ranks and stores start as programs of their own: {why_program}\n")
         log_path = str(request["log_path"])
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
         if pid == 0:
-            _run_child(self._close_in_child, module, function, request, self._job_user)
+            _run_child(self._close_in_child, request, self._job_user, self._preload if why_program else None)
         start_time = read_start_time(pid)
         if start_time is None:
             # The child has already ended and is not reaped yet: nobody needs its start time any more.
@@ -262,39 +262,32 @@ class Zygote:
 
 
 def _run_child(
-    close: Callable[[], None], module: str, function: str, request: dict[str, Any], job_user: JobUser | None
+    close: Callable[[], None], request: dict[str, Any], job_user: JobUser | None, preload: tuple[str, ...] | None
 ) -> None:
-    """Never returns: a child that returned to the zygote's loop would answer requests in its place."""
+    """Never returns: a child that returned to the zygote's loop would answer requests in its place. With `preload` it
+    becomes a program of its own that imports these modules."""
     code = 1
     try:
         close()
         os.setsid()
         _redirect(str(request["log_path"]), job_user)
         with contextlib.suppress(OSError):
-            # Its command line is the zygote's; so `ps -o pid,comm` and `top` tell ranks from stores.
-            Path("/proc/self/comm").write_text(f"liver-{str(request['name']).partition('/')[0]}")
+            name_process(str(request["name"]))
         # While the process still may: the folder of the sockets is closed to a job's code.
         control = listen(str(request["socket_path"]))
         if job_user is not None:
             job_user.become()
             os.environ.update(job_user.environment())
             os.chdir(job_user.home)
-        os.environ.update({str(name): str(value) for name, value in request.get("environment", {}).items()})
-        if request.get("workdir"):
-            os.chdir(str(request["workdir"]))
-            sys.path.insert(0, str(request["workdir"]))
-        result = getattr(importlib.import_module(module), function)(request["spec"], control)
-        code = result if isinstance(result, int) else 0
+        if preload is not None:
+            become_program(request, control, preload)
+        code = run_entry(request, control)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException:
         traceback.print_exc()
     finally:
-        with contextlib.suppress(Exception):
-            sys.stdout.flush()
-            sys.stderr.flush()
-        # No exit handlers: they belong to the zygote. A rank that needs one runs it in its entry function.
-        os._exit(code)
+        end_process(code)
 
 
 def _redirect(log_path: str, job_user: JobUser | None) -> None:

@@ -12,8 +12,9 @@ from agent.supervisor.zygote_client import Exited, ForkRequest, ZygoteClient, Zy
 
 ZYGOTE_KEY = "zygote"
 TERMINATE_S = 5.0
-DEFAULT_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
-"""One OpenMP thread, as torchrun sets it: more would start threads in the zygote and compete for the node's cores."""
+DEFAULT_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""One OpenMP thread, as torchrun sets it: more would start threads in the zygote and compete for the node's cores. What
+is imported asks whether there is a GPU; answered by NVML that does not start CUDA, which no fork could use then."""
 
 
 class ZygoteHost:

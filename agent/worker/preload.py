@@ -1,13 +1,10 @@
 """Imported once by the zygote: everything a rank needs that takes seconds to import. Starts no thread."""
 
-import os
 import warnings
 
 # Megatron asks non-leaf shards for their gradient on purpose, once a step, and says at import what is not installed.
 warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
 warnings.filterwarnings("ignore", message=".*(Transformer Engine|Apex).*")
-
-os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 import torch  # noqa: E402
 

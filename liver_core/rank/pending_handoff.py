@@ -27,7 +27,6 @@ from liver_core.handoff.ready_tag import (
 )
 from liver_core.layout import Member
 from liver_core.rank.boundary_requests import BoundaryRequests
-from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S
 from liver_core.rank.next_world import CONNECT, NextWorld
 from liver_core.rank.prepare.preparation import Overtaken, Preparation, PrepareFailed, give_way
 from liver_core.rank.reporter import StageReporter
@@ -322,7 +321,7 @@ class PendingHandoff:
             self._connect_with_others(preparation, made)
             if request.source is None:
                 return 0 if made.small is None else int(made.small["step"])
-            made.boundary = made.exchange.wait("boundary", preparation.deadline, poll_s=IN_PAUSE_POLL_S)
+            made.boundary = made.exchange.wait_in_store_beside("boundary", preparation.deadline)
         except (RuntimeError, ExchangeTimeout) as error:
             if preparation.superseded:
                 raise _Superseded from None
@@ -341,7 +340,7 @@ class PendingHandoff:
         Nobody trains who could be disturbed where there is no source world."""
         if made.lacks_communicators:
             if made.request.source is not None:
-                made.exchange.wait(CONNECT, preparation.deadline, poll_s=IN_PAUSE_POLL_S)
+                made.exchange.wait_in_store_beside(CONNECT, preparation.deadline)
             made.connect()
 
     # Building.

@@ -5,9 +5,13 @@ Only bring-up and the decision go through the store; no step ever reads it. Ever
 
 from __future__ import annotations
 
+import contextlib
 import json
+import queue
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -16,6 +20,8 @@ from liver_core.handoff.messages import Decision, FailedPart, FailureCause
 from liver_core.worlds.groups import STORE_ANSWER_S, STORE_PATIENCE_S, NoStore, misses_a_peer
 
 _POLL_LEAST_S, _POLL_MOST_S = 0.001, 0.02
+_ASK_AGAIN_S = 0.5
+"""In the pause: what is waited for in the store mostly comes sooner, and c10d logs each wait that ends without it."""
 
 
 class ExchangeTimeout(TimeoutError):
@@ -57,6 +63,7 @@ class Exchange:
         self._refused = refused
         self._store = connect(connect_s, STORE_PATIENCE_S)
         self._lost = ""
+        self._is_left_waiting = False
         self._prefix = f"handoff/{handoff_id}/{target_revision}"
         self.cancelled = cancelled
 
@@ -85,26 +92,61 @@ class Exchange:
         text = json.dumps(value, separators=(",", ":"))
         return json.loads(self._guard(name, lambda: self._store.compare_set(self._key(name), "", text)))
 
-    def wait(self, name: str, deadline: float, *, poll_s: float = _POLL_MOST_S) -> Any:
-        """The value of `name`, waited for until `deadline` (time.monotonic seconds), seen at most `poll_s` late."""
-        return self.wait_any((name,), deadline, poll_s=poll_s)[1]
-
-    def wait_any(self, names: Sequence[str], deadline: float, *, poll_s: float = _POLL_MOST_S) -> tuple[str, Any]:
-        """The first of `names` that is there, and its value."""
+    def wait(self, name: str, deadline: float) -> Any:
+        """The value of `name`, waited for until `deadline` (time.monotonic seconds). Asks the store again and again;
+        `wait_in_store` is for what must be seen at once."""
         pause_s = _POLL_LEAST_S
         while True:
             if self.cancelled():
-                raise Cancelled(f"aborted while waiting for {names[0]}")
-            for name in names:
-                key = self._key(name)
-                if self._guard(name, lambda key=key: self._store.check([key])):
-                    return name, json.loads(self._guard(name, lambda key=key: self._store.get(key)))
+                raise Cancelled(f"aborted while waiting for {name}")
+            found = self.peek(name)
+            if found is not None:
+                return found
             left = deadline - time.monotonic()
             if left <= 0:
-                raise ExchangeTimeout(f"{names[0]} was not posted in time")
-            # Asked again and again rather than waited for: a wait cannot be cancelled, and c10d logs each that ends.
+                raise ExchangeTimeout(f"{name} was not posted in time")
             time.sleep(min(left, pause_s))
-            pause_s = min(2 * pause_s, poll_s)
+            pause_s = min(2 * pause_s, _POLL_MOST_S)
+
+    def wait_in_store(self, name: str, deadline: float, *, unless: str) -> tuple[str, Any]:
+        """The same, waited for in the store, which answers when the value is there: one request, however long it takes.
+        Or `unless` and its value, looked for now and then. For the pause: it is not cancelled."""
+        key = self._key(name)
+        while True:
+            until = min(deadline, time.monotonic() + _ASK_AGAIN_S)
+            if self._guard(name, lambda until=until: _comes(self._store, key, until, ask_s=_ASK_AGAIN_S)):
+                return name, json.loads(self._guard(name, lambda: self._store.get(key)))
+            other = self.peek(unless)
+            if other is not None:
+                return unless, other
+            if until >= deadline:
+                raise ExchangeTimeout(f"{name} was not posted in time")
+
+    def wait_in_store_beside(self, name: str, deadline: float) -> Any:
+        """The same beside training, cancelled as the other waits are. Then the client is left to its wait, and another
+        one is opened for whatever else is asked."""
+        store, key = self._store, self._key(name)
+        ends: queue.Queue[bool | Exception] = queue.Queue(1)
+
+        def work() -> None:
+            try:
+                # A client whose process will soon pause waits so long for an answer, and no longer than others in all.
+                ends.put(_comes(store, key, deadline, ask_s=STORE_PATIENCE_S - STORE_ANSWER_S))
+            except Exception as error:
+                ends.put(error)
+
+        threading.Thread(target=work, name="wait-in-store", daemon=True).start()
+        while True:
+            try:
+                found = ends.get(timeout=_POLL_MOST_S)
+                break
+            except queue.Empty:
+                if self.cancelled():
+                    self._is_left_waiting = True
+                    raise Cancelled(f"aborted while waiting for {name}") from None
+        if not self._guard(name, lambda: _unless_raised(found)):
+            raise ExchangeTimeout(f"{name} was not posted in time")
+        return json.loads(self._guard(name, lambda: self._store.get(key)))
 
     def gather(self, name: str, size: int, deadline: float) -> None:
         """Count this rank in and wait for all `size` ranks. Unlike a group's own bring-up it can be cancelled.
@@ -158,13 +200,30 @@ class Exchange:
         if self._lost:
             raise StoreLost(f"the store is gone at {name}: {self._lost}")
         try:
+            if self._is_left_waiting:
+                self._store, self._is_left_waiting = self._connect(STORE_ANSWER_S, STORE_ANSWER_S), False
             return action()
-        except (dist.DistError, RuntimeError) as error:
+        except (ConnectionError, dist.DistError, RuntimeError) as error:
             self._lost = str(error)
             raise StoreLost(f"the store is gone at {name}: {error}") from error
 
     def _key(self, name: str) -> str:
         return f"{self._prefix}/{name}"
+
+
+def _comes(store: dist.Store, key: str, until: float, *, ask_s: float) -> bool:
+    """Whether the key is there by `until`. Every `ask_s` seconds the store has to show that it still lives."""
+    while (left := until - time.monotonic()) > 0:
+        with contextlib.suppress(dist.DistStoreError):  # The store has answered that it has not come.
+            store.wait([key], timedelta(seconds=min(ask_s, left)))
+            return True
+    return store.check([key])
+
+
+def _unless_raised(found: bool | Exception) -> bool:
+    if isinstance(found, Exception):
+        raise found
+    return found
 
 
 def cause_of(error: BaseException | None) -> FailureCause | None:

@@ -68,7 +68,7 @@ class Decided:
 def made_from(inputs: PlanInputs) -> dict[str, Any]:
     """What a decision depended on, beside the job file: nodes that are alike are one entry with their number, the most
     first, at most KINDS_MAX of them."""
-    world, job = inputs.world, inputs.job
+    world, job, errors = inputs.world, inputs.job, dict(inputs.step_errors)
     kinds = Counter(replace(node, node_id="") for node in inputs.nodes)
     nodes = [{"nodes": count} | _without_name(asdict(node)) for node, count in kinds.most_common(KINDS_MAX)]
     return {
@@ -79,7 +79,10 @@ def made_from(inputs: PlanInputs) -> dict[str, Any]:
         "world": {"generation": world.generation, "layout": str(world.layout), "nodes": len(world.node_ids())}
         if world
         else None,
-        "steps": [{"layout": layout, "step_s": seconds} for layout, seconds in inputs.step_seconds[-STEPS_MAX:]],
+        "steps": [
+            {"layout": layout, "step_s": seconds, "error": errors.get(layout)}
+            for layout, seconds in inputs.step_seconds[-STEPS_MAX:]
+        ],
         "remaining": asdict(inputs.remaining) if inputs.remaining else None,
         "pools": [asdict(market) for market in inputs.markets[:KINDS_MAX]],
     }

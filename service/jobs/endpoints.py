@@ -36,6 +36,7 @@ from service.jobs.schemas import (
     StepOut,
 )
 from service.jobs.tables import ENDED, GenerationRow, JobRow, JobState
+from service.metrics.step_times import step_seconds
 from service.paging import ManyPagesOf, Pages, PagesOf
 from service.problems import ProblemError, invalid, not_found
 
@@ -112,7 +113,7 @@ def show(session: SessionOf, job_id: JobId, response: Response) -> JobOut:
         generations=[GenerationOut.of(item) for item in queries.list_generations(session, newest, job_id)[::-1]],
         checkpoints=[CheckpointOut.of(item) for item in checkpoints],
         pace=JobPace.of(row, queries.steps_per_s(session, row)),
-        step_seconds=dict(queries.step_seconds(session, job_id)),
+        step_seconds=dict(step_seconds(session, job_id)),
         standing_plans=row.standing_plans,
         layouts_by_count=row.layouts_by_count,
         open_handoff=str(handoff.handoff_id) if handoff else None,

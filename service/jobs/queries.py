@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, func, or_, select, text, tuple_, union_all
+from sqlalchemy import Select, func, or_, select, tuple_, union_all
 from sqlalchemy.orm import Session, defer
 
 from agent.protocol.jobfile import JobFile, step_of
@@ -36,6 +36,7 @@ from service.jobs.tables import (
 from service.jobs.tables import RankLogRow as LogRow
 from service.leases.markets import markets_of
 from service.ledger.remaining import remaining_of, spent_usd_of
+from service.metrics.step_times import measured_steps
 from service.nodes.rules import announces_its_end, answers
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import as_fact, open_notices
@@ -55,17 +56,7 @@ OVERDUE_S, OVERDUE_POLLS = 3.0, 3.0
 NODES_CONSIDERED_MAX = 10_000
 NODES_MORE = 16
 """So many free nodes more than a job uses are looked at: some may be about to go."""
-STEPS_FOR_MEDIAN = 500
 STEPS_FOR_PACE = 25
-
-_STEP_SECONDS = text(
-    """
-    SELECT g.layout, percentile_cont(0.5) WITHIN GROUP (ORDER BY recent.seconds) AS seconds
-      FROM (SELECT generation, seconds FROM steps WHERE job_id = :job_id ORDER BY finished_at DESC LIMIT :most) recent
-      JOIN job_generations g ON g.job_id = :job_id AND g.generation = recent.generation
-     GROUP BY g.layout HAVING count(*) >= 3 ORDER BY g.layout
-    """
-)
 
 _JOB_FILES = Parsed(JobFile.model_validate, most=LIST_MAX)
 _ROSTERS: Parsed[Roster] = Parsed(lambda stored: from_json(Roster, stored), most=LIST_MAX)
@@ -159,12 +150,6 @@ def logs_of(session: Session, job_id: str, *, rank: int | None, after: int, limi
     return session.scalars(statement.order_by(LogRow.log_id).limit(limit)).all()
 
 
-def step_seconds(session: Session, job_id: str) -> tuple[tuple[str, float], ...]:
-    """Median measured step time by layout, of recent steps."""
-    rows = session.execute(_STEP_SECONDS, {"job_id": job_id, "most": STEPS_FOR_MEDIAN}).all()
-    return tuple((row.layout, float(row.seconds)) for row in rows)
-
-
 def steps_per_s(session: Session, job: JobRow) -> float | None:
     """The pace of the active generation, by the median of its last steps; None while it has made none or stands."""
     if job.state != JobState.RUNNING:
@@ -234,6 +219,7 @@ def _usable_of(
     weighs = spec.budget_usd is not None or (spec.policy is not None and spec.policy.usd_per_mtok is not None)
     markets = markets_of(session, {node.pool for node in nodes}, now=now) if weighs else ()
     prices = {market.pool: market.usd_per_hour for market in markets}
+    steps = measured_steps(session, job.job_id)
     inputs = PlanInputs(
         job=spec,
         nodes=tuple(
@@ -250,7 +236,8 @@ def _usable_of(
             if node.node_id not in going and _usable(node, spec, world)
         ),
         world=world,
-        step_seconds=step_seconds(session, job.job_id),
+        step_seconds=tuple((each.layout, each.seconds) for each in steps),
+        step_errors=tuple((each.layout, each.error) for each in steps),
         history=_history(session, job.job_id),
         markets=markets,
     )

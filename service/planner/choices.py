@@ -117,7 +117,7 @@ def choice_of_nodes(inputs: PlanInputs, most: int) -> NodeChoice:
 def step_times(inputs: PlanInputs) -> StepTimes:
     """Of the job, on devices as the first node has."""
     device = next((node.device for node in inputs.nodes if node.device), "")
-    return StepTimes.of(inputs.job, inputs.step_seconds, device)
+    return StepTimes.of(inputs.job, inputs.step_seconds, device, inputs.step_errors)
 
 
 def lies_whole(layout: ParallelLayout, members: tuple[Member, ...]) -> bool:

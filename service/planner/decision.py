@@ -1,6 +1,7 @@
 """The planner: a target layout and its members, or why not. Pure."""
 
 from dataclasses import replace
+from math import hypot
 
 from agent.protocol.jobfile import PolicyRules
 from agent.protocol.values import Placement
@@ -61,7 +62,7 @@ def _decided(inputs: PlanInputs, known: Candidates, found: Weighed | None) -> Pl
         return PlannerDecision(PlannerVerdict.STAY, f"{world.layout} on its nodes is still the best choice")
     now = step_times(inputs).of_layout(world.layout, whole=lies_whole(world.layout, world.members))
     policy = inputs.job.policy or PolicyRules()
-    gains = expected.seconds <= now.seconds * (1 - policy.gain_min)
+    gains = expected.seconds <= now.seconds * (1 - max(policy.gain_min, _chance(expected, now)))
     same_nodes = len(target.node_ids()) == len(world.node_ids())
     if same_nodes and (inputs.job.layouts.pinned or not gains):
         return PlannerDecision(PlannerVerdict.STAY, f"{layout} on as many nodes gains too little over {world.layout}")
@@ -94,6 +95,12 @@ def _placed(inputs: PlanInputs, known: Candidates) -> tuple[Choice, tuple[Member
     members = place(best.layout, choice_of_nodes(inputs, best.most), inputs.world.members if inputs.world else ())
     assert members is not None, f"{best.layout} was found to fit and cannot be placed"
     return best, members
+
+
+def _chance(expected: StepEstimate, now: StepEstimate) -> float:
+    """The share by which two measured steps may differ by chance, at two standard errors. A layout that has not run is
+    worth a trial at its prediction."""
+    return 2 * hypot(expected.error, now.error) if expected.measured and now.measured else 0.0
 
 
 def _at_risk(inputs: PlanInputs, target: Placement) -> str:

@@ -85,15 +85,16 @@ class LayoutUse:
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """Everything a decision depends on. `step_seconds`: median measured step time by layout, `history` oldest first.
-    `remaining`: None where the job has neither deadline nor budget. `markets`: of the pools of its nodes, where it
-    weighs prices. `others` is for the reason only and not part of the
+    """Everything a decision depends on. `step_seconds`: measured step time by layout, `step_errors`: by what share of
+    itself it may be off. `history`: oldest first. `remaining`: None where the job has neither deadline nor budget.
+    `markets`: of the pools of its nodes, where it weighs prices. `others` is for the reason only and not part of the
     digest."""
 
     job: JobFile
     nodes: tuple[PlanNode, ...]
     world: World | None = None
     step_seconds: tuple[tuple[str, float], ...] = ()
+    step_errors: tuple[tuple[str, float], ...] = ()
     history: tuple[LayoutUse, ...] = field(default=())
     others: OtherNodes = field(default=OtherNodes())
     remaining: Remaining | None = None
@@ -108,6 +109,7 @@ class PlanInputs:
             if self.world is None
             else [self.world.generation, str(self.world.layout), [asdict(member) for member in self.world.members]],
             "step_seconds": [[layout, round(seconds, 2)] for layout, seconds in self.step_seconds],
+            "step_errors": [[layout, round(error, 2)] for layout, error in self.step_errors],
             "history": [asdict(use) for use in self.history],
         }
         if self.remaining is not None:

@@ -77,7 +77,7 @@ class StepShape:
 
 @dataclass(frozen=True, slots=True)
 class StepEstimate:
-    """Seconds of a step. `error`: by how much of itself the number may be off, 0 where it was measured."""
+    """Seconds of a step. `error`: by how much of itself the number may be off."""
 
     seconds: float
     error: float
@@ -162,17 +162,24 @@ class StepTimes:
     shape: StepShape
     rates: DeviceRates
     measured: tuple[tuple[str, float], ...]
+    errors: tuple[tuple[str, float], ...] = ()
 
     @classmethod
-    def of(cls, job: JobFile, measured: tuple[tuple[str, float], ...], device: str = "") -> "StepTimes":
-        """Of a job. `measured`: the median step by layout."""
-        return cls(StepShape.of(job), rates_of(device), measured)
+    def of(
+        cls,
+        job: JobFile,
+        measured: tuple[tuple[str, float], ...],
+        device: str = "",
+        errors: tuple[tuple[str, float], ...] = (),
+    ) -> "StepTimes":
+        """Of a job. `measured`: the median step by layout; `errors`: its error, 0 where none is named."""
+        return cls(StepShape.of(job), rates_of(device), measured, errors)
 
     def of_layout(self, layout: ParallelLayout, *, whole: bool = True) -> StepEstimate:
         """The step in this layout. `whole`: each TP group lies on one node."""
         seconds = dict(self.measured).get(str(layout))
         if seconds is not None and seconds > 0:
-            return StepEstimate(seconds, 0.0, measured=True)
+            return StepEstimate(seconds, dict(self.errors).get(str(layout), 0.0), measured=True)
         return self.predicted(layout, whole=whole)
 
     def predicted(self, layout: ParallelLayout, *, whole: bool = True) -> StepEstimate:

@@ -251,7 +251,7 @@ def _store_progress(session: Session, found: Sequence[_Calm], *, now: datetime) 
     made: dict[tuple[str, int], int] = {}
     for item in found:
         report = item.intake.report
-        at_work = [rank for rank in report.ranks if rank.step > 0 and rank.stage is not RankStage.STARTING]
+        at_work = [rank for rank in report.ranks if rank.stage is not RankStage.STARTING]
         for fact in (*report.steps, *at_work):
             key = fact.job_id, fact.generation
             made[key] = max(fact.step, made.get(key, 0))

@@ -9,9 +9,10 @@ from sqlalchemy.orm import Session
 
 from agent.protocol.errors import FieldProblem
 from agent.protocol.jobfile import JobFile
-from service.jobs.queries import job_file_of, step_seconds
+from service.jobs.queries import job_file_of
 from service.jobs.tables import ENDED, JobRow
 from service.leases.tables import LeaseRow
+from service.metrics.step_times import step_seconds
 from service.nodes.tables import NodeRow, NodeState
 from service.problems import invalid
 

@@ -26,7 +26,7 @@ from tests.benchmarks.circumstances import hardware
 from tests.benchmarks.notice_report import percentile
 from tests.benchmarks.service_agents import ANSWER_S, BusyAgent, Line, Pace, Reader, Watch, submit
 from tests.benchmarks.service_host import Host, Used, host
-from tests.benchmarks.service_rows import add_intervals, unsummed
+from tests.benchmarks.service_rows import INTERVAL_S, add_intervals, unsummed
 from tests.service.fake_agent import JOB
 
 NODES_OF_A_JOB = 4
@@ -267,6 +267,8 @@ async def _ledger(place: Host, sizes: Sequence[int]) -> list[dict[str, Any]]:
                 )
                 if answer.status_code == 200:
                     times_ms.append((time.monotonic() - began) * 1e3)
+                    counted_s = answer.json()["slot_seconds"]
+                    assert counted_s >= size * INTERVAL_S, f"{counted_s} slot seconds of {size} intervals"
             middle = percentile(sorted(times_ms), 50) if len(times_ms) == QUERIES else None
             found.append({"intervals": size, "query_ms": _round(middle)})
     return found

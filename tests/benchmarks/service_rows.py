@@ -11,6 +11,8 @@ from tests.benchmarks.service_host import Host
 
 SLOTS = 1_000
 """Chains among which the intervals are shared out."""
+INTERVAL_S = 10
+"""The length of each."""
 # Chains are checked at the end of a transaction, row by row: what is made here is a chain by construction.
 _STATEMENTS = """
 SET session_replication_role = replica;
@@ -31,9 +33,9 @@ INSERT INTO leases (node_id, instance_id, pool, slots, started_at, ended_at, end
 SELECT node_id, instance_id, pool, {slots}, since, now() - interval '1 day', 'filled in', '{{}}' FROM new, came;
 INSERT INTO ledger (lease_id, slot, follows, starts_at, ends_at, cause, rolled)
 SELECT lease_id, number % {slots},
-       CASE WHEN number >= {slots} THEN started_at + (number / {slots}) * interval '10 seconds' END,
-       started_at + (number / {slots}) * interval '10 seconds',
-       started_at + (number / {slots} + 1) * interval '10 seconds',
+       CASE WHEN number >= {slots} THEN started_at + (number / {slots}) * interval '{interval_s} seconds' END,
+       started_at + (number / {slots}) * interval '{interval_s} seconds',
+       started_at + (number / {slots} + 1) * interval '{interval_s} seconds',
        (ARRAY['productive', 'idle', 'bootstrap', 'lost'])[1 + (number / {slots}) % 4], true
   FROM generate_series(0, {rows} - 1) AS number,
        (SELECT max(lease_id) AS lease_id FROM leases) AS newest JOIN leases USING (lease_id);
@@ -49,7 +51,7 @@ def add_intervals(place: Host, rows: int) -> None:
     if rows <= 0:
         return
     with place.connect() as connection:
-        connection.execute(_STATEMENTS.format(slots=min(SLOTS, rows), rows=rows).encode())
+        connection.execute(_STATEMENTS.format(slots=min(SLOTS, rows), rows=rows, interval_s=INTERVAL_S).encode())
         connection.execute(_SUMS.encode())
     with place.connect() as connection:
         connection.execute("VACUUM (ANALYZE) ledger")

@@ -87,7 +87,7 @@ def rank_process(pipe: Any, member: Member, request: Any, setup: RankSetup, faul
         if setup.islands is not None:
             enter(setup.islands[0], member.node_id)
         if setup.gpus:
-            from liver_core.device.rank_device import rank_environment
+            from liver_core.gpu_environment import rank_environment
 
             os.environ |= rank_environment(ord(member.node_id[0]) - ord("a"), setup.gpus)
         listener.send("result", _run_rank(pipe, listener, member, request, setup, faults))

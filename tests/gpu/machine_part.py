@@ -52,7 +52,7 @@ def judge(device: str, found: dict[str, Any]) -> Finding:
     """What torch sees, and whether settings stand in the way."""
     import torch
 
-    from liver_core.device.rank_device import DeviceRefused, check_environment
+    from liver_core.gpu_environment import GpuRefused, check_environment
 
     found["cuda_of_torch"] = torch.version.cuda or ""
     if device == "cpu":
@@ -64,7 +64,7 @@ def judge(device: str, found: dict[str, Any]) -> Finding:
         return Finding(Verdict.FAILED, text, found, ends_the_run=True)
     try:
         check_environment(os.environ)
-    except DeviceRefused as refusal:
+    except GpuRefused as refusal:
         return Finding(Verdict.FAILED, str(refusal), found, ends_the_run=True)
     devices = [torch.cuda.get_device_properties(at) for at in range(torch.cuda.device_count())]
     found["devices"] = [{"name": each.name, "bytes": each.total_memory} for each in devices]

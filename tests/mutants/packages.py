@@ -38,6 +38,10 @@ PACKAGES = {
         tuple(f"service/{noun}/rules.py" for noun in ("handoffs", "jobs", "nodes", "notices")),
         tuple(f"tests/service/{noun}/test_rules.py" for noun in ("handoffs", "jobs", "nodes", "notices")),
     ),
+    # The statements that they send are text, and are not mutated.
+    "calm reports": Package(
+        ("service/sync/calm.py",), ("tests/service/sync/test_calm_rules.py", "tests/service/sync/test_calm.py")
+    ),
     "planner": Package(("service/planner",), ("tests/service/planner",)),
     "ledger": Package(
         tuple(f"service/ledger/{name}.py" for name in ("rules", "operations", "queries", "restarts", "training_log")),

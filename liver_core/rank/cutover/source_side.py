@@ -24,8 +24,7 @@ from liver_core.state.optimizer_step import measure_gradients
 from liver_core.state.small_state import count_sums, optimizer_counts
 from liver_core.worlds.groups import limited, plainly
 
-IN_PAUSE_POLL_S = 0.002
-"""The poll interval of a newcomer for what the source world publishes in the pause."""
+_LOST = "lost"
 
 
 class Lost(Exception):
@@ -73,9 +72,9 @@ class Pause:
             raise Lost(self.reason(name, str(error), cause=cause_of(error)), source=False) from error
 
     def wait(self, name: str) -> Any:
-        """Wait for what the source world publishes as `name`. If it publishes "lost" (it lost a rank), raises Lost."""
+        """Wait for what the source world publishes as `name`. Raises Lost, also if it says that it has lost a rank."""
         try:
-            found, value = self.following.exchange.wait_any((name, "lost"), self.until, poll_s=IN_PAUSE_POLL_S)
+            found, value = self.following.exchange.wait_in_store(name, self.until, unless=_LOST)
         except ExchangeTimeout as error:
             raise Lost(self.reason(name, str(error), cause=cause_of(error)), source=True) from error
         if found != name:
@@ -168,7 +167,7 @@ class SourceSide:
     def publish_lost(self, reason: Reason) -> None:
         """Publish that a source is lost, so that newcomers stop waiting for what will not come."""
         if self.publishes:
-            self._pause.post("lost", reason.text)
+            self._pause.post(_LOST, reason.text)
 
     @property
     def _gradients_stay(self) -> bool:

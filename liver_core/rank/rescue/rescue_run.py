@@ -29,7 +29,7 @@ from liver_core.handoff.cutover import (
 from liver_core.handoff.messages import FailedPart, FailureCause
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.cutover.cutover_run import COMPARING_SHARE, READING_SHARE, CutoverRun, Probe
-from liver_core.rank.cutover.source_side import IN_PAUSE_POLL_S, Lost, hashed
+from liver_core.rank.cutover.source_side import Lost, hashed
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.rescue.rescue_preparation import FAILED, every_element
 from liver_core.rank.rescue.saved_state import KEPT, Rescue
@@ -39,6 +39,9 @@ from liver_core.streaming.tiles import LOCAL
 from liver_core.transport.protocol import Read, Transport, TransportError
 from liver_core.transport.regions import copy_runs
 from liver_core.worlds.groups import limited, plainly
+
+_POLL_S = 0.002
+"""How often a survivor looks whether all of them have their share: in the pause."""
 
 
 class RescueRun(CutoverRun):
@@ -176,7 +179,7 @@ class RescueRun(CutoverRun):
                 if self.clock() >= until:
                     text = f"not all {survivors} survivors have their share"
                     return BarrierFailed(self.pause.reason("barrier", text))
-                time.sleep(IN_PAUSE_POLL_S)
+                time.sleep(_POLL_S)
         except ExchangeTimeout as error:
             return BarrierFailed(self.pause.reason("barrier", str(error), cause=cause_of(error)))
         return BarrierPassed(level)

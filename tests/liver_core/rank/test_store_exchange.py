@@ -1,11 +1,16 @@
-"""What the errors of a rank say of what failed first."""
+"""How ranks wait for what others leave in the store; and what their errors say of what failed first."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch.distributed as dist
 
 from liver_core.handoff.messages import FailedPart, FailureCause, PreparePhase
 from liver_core.rank.prepare.preparation import PrepareFailed
-from liver_core.rank.store_exchange import Exchange, ExchangeTimeout, cause_of
+from liver_core.rank.store_exchange import Cancelled, Exchange, ExchangeTimeout, StoreLost, cause_of
 from liver_core.worlds.groups import NoStore
 
 
@@ -61,3 +66,87 @@ def test_an_error_at_which_a_rank_misses_another_names_no_rank(error: Exception)
 def test_any_other_error_is_the_rank_s_own():
     for error in (ValueError("no item 7"), RuntimeError("CUDA out of memory"), _behind(RuntimeError("planted")), None):
         assert cause_of(error) is None
+
+
+class _Counted:
+    """A client of a real store. `asked`: how many requests were made through it."""
+
+    def __init__(self, store: dist.Store) -> None:
+        self._store = store
+        self.asked = 0
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked += 1
+        return getattr(self._store, name)
+
+
+@pytest.fixture
+def store() -> dist.TCPStore:
+    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def clients(store: dist.TCPStore) -> list[_Counted]:
+    return []
+
+
+@pytest.fixture
+def exchange(store: dist.TCPStore, clients: list[_Counted]) -> Exchange:
+    def connect(*_: float) -> Any:
+        clients.append(_Counted(dist.TCPStore("127.0.0.1", store.port, is_master=False)))
+        return clients[-1]
+
+    return Exchange(connect, "h")
+
+
+@pytest.fixture
+def others(store: dist.TCPStore) -> Exchange:
+    return Exchange(lambda *_: store, "h")
+
+
+WAITS = {
+    "in the pause": lambda exchange, until: exchange.wait_in_store("norm", until, unless="lost")[1],
+    "for the boundary": lambda exchange, until: exchange.wait_in_store_beside("norm", until),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+def test_what_is_waited_for_in_the_store_is_asked_for_once_however_long_it_takes(
+    exchange: Exchange, others: Exchange, clients: list[_Counted], wait: Callable[[Exchange, float], Any]
+):
+    """Thousands of ranks wait so for one store."""
+    later = threading.Timer(0.3, lambda: others.post("norm", 1.5))
+    later.start()
+    assert wait(exchange, time.monotonic() + 60) == 1.5
+    later.join()
+    assert clients[0].asked <= 4, "it waits, and reads the value; where the machine is slow, it asks once again"
+
+
+@pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
+def test_what_does_not_come_in_time_is_named_and_the_client_is_of_use_after_that(
+    exchange: Exchange, clients: list[_Counted], wait: Callable[[Exchange, float], Any]
+):
+    with pytest.raises(ExchangeTimeout, match="norm was not posted in time") as raised:
+        wait(exchange, time.monotonic() + 0.2)
+    assert not isinstance(raised.value, StoreLost)
+    exchange.post("mine", 1)
+    assert exchange.peek("mine") == 1 and len(clients) == 1
+
+
+def test_in_the_pause_the_loss_of_a_source_ends_the_wait_for_what_it_would_have_said(
+    exchange: Exchange, others: Exchange
+):
+    others.post("lost", "rank 3")
+    assert exchange.wait_in_store("norm", time.monotonic() + 60, unless="lost") == ("lost", "rank 3")
+
+
+def test_a_wait_for_the_boundary_is_cancelled_at_once_and_the_rank_can_still_tell_the_others(
+    exchange: Exchange, others: Exchange, clients: list[_Counted]
+):
+    began = time.monotonic()
+    exchange.cancelled = lambda: time.monotonic() > began + 0.2
+    with pytest.raises(Cancelled):
+        exchange.wait_in_store_beside("boundary", began + 60)
+    exchange.post("overtaken", True)
+    assert time.monotonic() - began < 30
+    assert others.peek("overtaken") is True and len(clients) == 2

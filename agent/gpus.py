@@ -1,0 +1,29 @@
+"""Which GPUs this node offers, asked once when the agent starts."""
+
+import logging
+import subprocess
+from collections.abc import Mapping
+
+from liver_core.gpu_environment import listed_gpus, visible_gpus
+
+ANSWER_S = 30.0
+_log = logging.getLogger(__name__)
+
+
+def gpus_of_node(device: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """In slot order. None where the agent was started for the CPU; none, and a warning, where none is found."""
+    if device == "cpu":
+        return ()
+    found = visible_gpus(environ, listed_gpus(_listing()))
+    if not found:
+        _log.warning("--device is %s, but no GPU is found (nvidia-smi -L, CUDA_VISIBLE_DEVICES)", device)
+    return found
+
+
+def _listing() -> str:
+    try:
+        done = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=ANSWER_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        _log.warning("nvidia-smi -L: %s", error)
+        return ""
+    return done.stdout
