@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,6 +24,9 @@ _log = logging.getLogger(__name__)
 STOP_S = 5
 """How long open streams have to end."""
 KEEP_ALIVE_S = 30
+TURN_S = 0.001
+"""How long a thread computes while others wait for the interpreter, at most. An answer is handed over between threads
+several times; by default each of these turns takes 5 ms while a reconciler computes."""
 HEAD_BYTES_MAX = 32 * 1024
 """Of the head of a request."""
 
@@ -34,6 +38,8 @@ def serve(settings: ServiceSettings, *, say: Callable[[str], None] = _log.info) 
     _check_tls(settings)
     # The port comes first, so that a second service on the same port starts and writes nothing.
     listener = bind(settings.host, settings.port)
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(TURN_S)
     try:
         manager = take_service_manager(os.environ)
         app = create_app(settings, manager=manager)
@@ -59,6 +65,7 @@ def serve(settings: ServiceSettings, *, say: Callable[[str], None] = _log.info) 
             _log.info("liver %s serves %s", release(), url)
             server.run(sockets=[listener])
     finally:
+        sys.setswitchinterval(usual_s)
         listener.close()
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from liver_core.certificate import CertificatePlan
+from liver_core.device.moments import Moment
 from liver_core.handoff.messages import PreparePhase, Rung
 from liver_core.layout import Member, ParallelLayout, Roster, paired_parameters
 from liver_core.layout.limits import STRICT
@@ -69,7 +70,20 @@ def target_certificate_plan(live: LiveState, source: ParallelLayout) -> Certific
 
 @dataclass(slots=True)
 class Timings:
-    """Seconds of the latest ordinary steps of a world: whole steps, and their part after the boundary."""
+    """Seconds of the latest ordinary steps of a world: whole steps, and their part after the boundary. The latter are
+    the device's, so the newest may not be known yet."""
 
     steps: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))
     optimizer: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))
+    _marked: deque[tuple[Moment, Moment, float]] = field(default_factory=lambda: deque(maxlen=_WINDOW_STEPS))
+
+    def applied(self, reduced: Moment, ended: Moment, *, waited_s: float) -> None:
+        """A step was applied between these two, less what it waited for in between."""
+        self._marked.append((reduced, ended, waited_s))
+        while self._marked:
+            first, last, without_s = self._marked[0]
+            seconds = first.seconds_to(last)
+            if seconds is None:
+                return
+            self.optimizer.append(seconds - without_s)
+            self._marked.popleft()

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from liver_core.device.moments import Moment, moment
+from liver_core.device.rank_device import own_device
 from liver_core.handoff.cutover import (
     ApplyStepInSource,
     ApplyStepInTarget,
@@ -209,7 +211,7 @@ class RankLoop:
         # otherwise the agent would abort it.
         self._reporter.cutting_over(following.request)
         boundary = BoundaryAgreed(version, dropped=bool(following.boundary.get("dropped")))
-        self._finish_cutover(self._cutover(following, boundary).run(), None, 0.0)
+        self._finish_cutover(self._cutover(following, boundary).run(), None, None)
 
     def _step(self) -> None:
         """Do one global batch: train, agree, then step here or hand the step over."""
@@ -227,7 +229,7 @@ class RankLoop:
             self._drop_step(active)
             return
         started += self._do_put_off(active)
-        reduced = time.monotonic()
+        reduced = moment(own_device())
         self.probe("reduced")
         self._phase = "boundary"
         part = digest_part(self.progress.step + 1, batches, world.coordinates)
@@ -243,7 +245,7 @@ class RankLoop:
             self._hand_over(active, following, totals, reduced)
             return
         waited_s = await_lease(boundary, self.requests, world.everyone, self.progress.step + 1)
-        measured = self._apply(active, totals, started + waited_s, reduced + waited_s)
+        measured = self._apply(active, totals, started + waited_s, reduced, waited_s)
         self.after_step.do(active, self.progress, measured, boundary.agreement)
 
     def _do_put_off(self, active: ActiveWorld) -> float:
@@ -269,8 +271,10 @@ class RankLoop:
         self._phase = "training"
         return following is not None
 
-    def _apply(self, active: ActiveWorld, totals: StepTotals, started: float, reduced: float) -> StepMeasures:
-        """The optimizer step in the world that reduced the gradients."""
+    def _apply(
+        self, active: ActiveWorld, totals: StepTotals, started: float, reduced: Moment, waited_s: float = 0.0
+    ) -> StepMeasures:
+        """The optimizer step in the world that reduced the gradients. `waited_s`: since then, for a step lease."""
         self._phase = "optimizer step"
         norm, stream = measure_gradients(active.state), self.pending.stream()
         self._check_finite("gradient norm", norm, active, active.live.gradients)
@@ -281,10 +285,10 @@ class RankLoop:
         settle_moments(active.live)
         if stream is not None and stream.attached:
             stream.after_step(self.progress.step + 1)
-        ended = time.monotonic()
-        self._advance(active, totals, ended - started)
-        self.timings.steps.append(ended - started)
-        self.timings.optimizer.append(ended - reduced)
+        ended = moment(own_device())
+        self._advance(active, totals, ended.at_s - started)
+        self.timings.steps.append(ended.at_s - started)
+        self.timings.applied(reduced, ended, waited_s=waited_s)
         self._note_first_step()
         return measured
 
@@ -305,17 +309,18 @@ class RankLoop:
 
     def _drop_step(self, active: ActiveWorld) -> None:
         """All ranks have dropped the step in progress: hand over the state from before it."""
-        following, dropped = self.following, time.monotonic()
+        following, dropped = self.following, moment(own_device())
         assert following is not None
-        following.measures["dropped_s"] = dropped - self._step_began
+        following.measures["dropped_s"] = dropped.at_s - self._step_began
         self._hand_over(active, following, None, dropped)
 
-    def _hand_over(self, active: ActiveWorld, following: NextWorld, totals: StepTotals | None, reduced: float) -> None:
+    def _hand_over(self, active: ActiveWorld, following: NextWorld, totals: StepTotals | None, reduced: Moment) -> None:
         """`totals` of the step handed over, None if it was dropped. `reduced`: when it was reduced or dropped."""
         self._reporter.cutting_over(following.request)
+        reduced_s = reduced.host_s()
         boundary = BoundaryAgreed(self.progress.step, dropped=totals is None)
         outcome = self._cutover(following, boundary, active, totals).run()
-        outcome.measures["reduced_at_utc"] = utc_now() - (time.monotonic() - reduced)
+        outcome.measures["reduced_at_utc"] = utc_now() - (time.monotonic() - reduced_s)
         outcome.measures["median_step_s"] = statistics.median(self.timings.steps or [0.0])
         # A dropped step has no gradients to apply, so its pause contains no optimizer step.
         usual_s = statistics.median(self.timings.optimizer or [0.0])
@@ -356,7 +361,7 @@ class RankLoop:
         chain = None if totals is None else totals.chain
         return CutoverRun(following, active, machine, boundary_of=posted, chain=chain, probe=self.probe)
 
-    def _finish_cutover(self, outcome: Outcome, totals: StepTotals | None, reduced: float) -> None:
+    def _finish_cutover(self, outcome: Outcome, totals: StepTotals | None, reduced: Moment | None) -> None:
         following = self.following
         assert following is not None
         self.decided = (following.request.handoff_id, outcome.decision)
@@ -367,10 +372,10 @@ class RankLoop:
             case RedoBatchInTarget(reason=reason):
                 self._switch(following, outcome, reason)
             case ApplyStepInSource(reason=reason):
-                assert self.active is not None and totals is not None
+                assert self.active is not None and totals is not None and reduced is not None
                 self.pending.drop_beside_training(reason)
                 return_gradients(self.active.live)
-                measured = self._apply(self.active, totals, reduced, reduced)
+                measured = self._apply(self.active, totals, reduced.at_s, reduced)
                 self.after_step.do(self.active, self.progress, measured, None)
             case RedoBatchInSource(reason=reason):
                 self.pending.drop_beside_training(reason)

@@ -24,6 +24,7 @@ from megatron.core.pipeline_parallel.schedules import (
 from megatron.core.transformer import TransformerConfig
 
 from liver_core.device import read
+from liver_core.device.rank_device import own_device
 from liver_core.training.job import MicroBatch, StepResult, TrainingJob, TrainState
 from liver_core.worlds.megatron import MegatronWorld, mark_tensor_parallel
 
@@ -68,6 +69,8 @@ def finish_build(
         raise ValueError("use_distributed_optimizer: must be True in OptimizerConfig; its shards are what LiveR moves")
     ddp = ddp or DistributedDataParallelConfig(grad_reduce_in_fp32=True, use_distributed_optimizer=True)
     mark_tensor_parallel(model)
+    # Megatron makes its own layers where it trains, but torch's, such as norms, on the host.
+    model = model.to(own_device())
     if config.bf16:
         model = model.bfloat16()
     wrapped = DistributedDataParallel(config, ddp, model, pg_collection=world.collection)

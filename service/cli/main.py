@@ -26,6 +26,7 @@ app = typer.Typer(
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(nodes.app, name="nodes")
 app.add_typer(handoffs.app, name="handoffs")
+app.add_typer(handoffs.incidents, name="incidents")
 app.add_typer(nodes.notices, name="notices")
 app.add_typer(nodes.prices, name="prices")
 app.add_typer(ledger.app, name="ledger")

@@ -32,7 +32,6 @@ from service.simulation.traces import CapacityTrace
 
 START_UTC = datetime(2026, 1, 1, tzinfo=UTC)
 PLACE, SOURCE = "here", "replay"
-DECIDES_AT_LEAST_EVERY_S = 600.0
 DIGITS_OF_LIFE = 2
 LOST_BY = ("not_held", "layout", "pause", "lost_work", "waiting")
 POINTS_MAX = 500
@@ -149,7 +148,7 @@ class _ClusterReplay:
     def run(self, goal: Goal) -> ClusterRun:
         for step in grid_of(self._trace, self._setup):
             changed = self._observe(step)
-            if changed or self._layout is None or step.begin_s - self._decided_s >= DECIDES_AT_LEAST_EVERY_S:
+            if changed or self._layout is None or step.begin_s - self._decided_s >= self._setup.decides_every_s:
                 self._decide(step.begin_s, goal)
             self._spend(step)
             self._note(step)
@@ -335,10 +334,12 @@ class _ClusterReplay:
             return
         seconds = 0.0
         if setup.checkpoint_every_s:
-            seconds, self._since_checkpoint_s = self._since_checkpoint_s, 0.0
+            # A change that is chosen or announced begins with a checkpoint.
+            seconds, self._since_checkpoint_s = self._since_checkpoint_s if forced and self._is_silent else 0.0, 0.0
         elif setup.counts_steps and forced:
-            elapsed = self._stepped_s % layout.step_time_s
-            ends_in_time = layout.step_time_s - elapsed <= setup.notice_s and not self._is_silent
+            part_s = layout.step_time_s / (1 if self._is_silent else setup.step_parts)
+            elapsed = self._stepped_s % part_s
+            ends_in_time = part_s - elapsed <= setup.notice_s and not self._is_silent
             seconds = 0.0 if ends_in_time else elapsed
         self._tokens -= seconds * layout.tokens_per_s
         self._lost_by["lost_work"] += seconds * layout.tokens_per_s

@@ -24,9 +24,11 @@ class ReplaySetup:
     """`prices`: of a node over time, where there are several. `notice_s`: how long before its end a node is
     announced to go; 0: at that moment, in time to change. `unannounced_share`: of the losses, those that nobody
     announces. `detect_s`: until such a one is noticed. `acquire_s`: from buying a node that was given back to having
-    it. `counts_steps`: a change that a loss forces drops the step that it does not leave time to end.
-    `checkpoint_every_s`: where it is not 0, a change goes back to the last checkpoint. `gang`: nodes without which the
-    job does not start at all."""
+    it. `counts_steps`: a change that a loss forces drops the step that it does not leave time to end. `step_parts`:
+    where it is more than 1, a loss that was announced drops only a part of the step, as if what is done of it could be
+    kept. `checkpoint_every_s`: where it is not 0, a loss that nobody announced goes back to the last checkpoint; any
+    other change writes one first. `gang`: nodes without which the job does not start at all. `decides_every_s`: the
+    policy is asked so often also while nothing changes."""
 
     pool: str = "spot"
     usd_per_hour: float = 1.0
@@ -39,8 +41,10 @@ class ReplaySetup:
     tick_s: float = 60.0
     victims: Victims = Victims.NAMED
     counts_steps: bool = False
+    step_parts: int = 1
     checkpoint_every_s: float = 0.0
     gang: int = 0
+    decides_every_s: float = 600.0
     seed: int = 1
 
     def usd_per_hour_at(self, at_s: float) -> float:

@@ -30,7 +30,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What the service and its database have used since they began. `statements`: of requests, not of reconcilers."""
+    """What the service and its database have used since they began. `statements`: of requests, not of reconcilers; 0
+    where the service is not the one of this module, and counts none."""
 
     service_cpu_s: float
     database_cpu_s: float
@@ -52,7 +53,8 @@ class Host(RealService):
         """Up to now."""
         with self.connect() as connection:
             row = connection.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')").fetchone()
-        count = int.from_bytes((self.folder / "statements").read_bytes()[:COUNT_BYTES], "little")
+        kept = self.folder / "statements"
+        count = int.from_bytes(kept.read_bytes()[:COUNT_BYTES], "little") if kept.exists() else 0
         return Used(
             service_cpu_s=_cpu_s(self.process.pid),
             database_cpu_s=_database_cpu_s(int(self._postmaster().read_text().splitlines()[0])),

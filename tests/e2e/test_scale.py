@@ -97,19 +97,28 @@ def note(figures: dict[str, Any], **circumstances: Any) -> None:
 
 def test_the_first_screen_of_a_thousand_nodes_is_small_and_soon_there(visitor):
     """Each time in a browser that has never seen it. Ready: the figures stand there, and a click would be answered."""
-    took_ms, files = [], set()
+    took_ms, worked_ms, files = [], [], set()
     for _ in range(LOADS):
         viewer = visitor()
+        session = processor_time(viewer)
         viewer.go("/")
         took_ms.append(viewer.page.evaluate("new Promise(done => requestIdleCallback(() => done(performance.now())))"))
+        worked_ms.append(round(spent(viewer.page, session)["TaskDuration"]))
         loaded = viewer.page.evaluate(
             "performance.getEntriesByType('resource').map(each => new URL(each.name).pathname)"
         )
         files = {APP, *(APP.parent / path[1:] for path in loaded if path.startswith("/assets/"))}
     first_load = sum(len(gzip.compress(path.read_bytes(), 6)) for path in files)
-    note({"first_load_bytes_gzip": first_load, "time_to_interactive_ms": round(statistics.median(took_ms))},
-         time_to_interactive_all_ms=[round(each) for each in took_ms])  # fmt: skip
+    figures = {"first_load_bytes_gzip": first_load, "time_to_interactive_ms": round(statistics.median(took_ms))}
+    note(figures, time_to_interactive_all_ms=list(map(round, took_ms)), main_thread_until_interactive_ms=worked_ms)
     assert len(files) > 2 and first_load <= FIRST_LOAD_MAX_BYTES
+
+
+def processor_time(viewer: Visitor) -> Any:
+    """The debugger of a page, which counts processor time and not the time that others had the processor."""
+    session = viewer.context.new_cdp_session(viewer.page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    return session
 
 
 def spent(page: Any, session: Any) -> dict[str, float]:
@@ -124,8 +133,7 @@ def test_an_update_of_a_thousand_nodes_takes_less_than_a_frame(visitor, month, s
     """A tenth of all nodes change and the job makes a step, once a second. By processor time of the page's main
     thread, so that what else runs on the machine does not count."""
     viewer = visitor()
-    session = viewer.context.new_cdp_session(viewer.page)
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    session = processor_time(viewer)
     viewer.go("/" if screen == "fleet" else f"/jobs/{month.job_id}")
     expect(viewer.page.locator(".link-state")).to_contain_text("live")
     change(month.host, month.job_id, 0)
@@ -151,12 +159,14 @@ def test_an_update_of_a_thousand_nodes_takes_less_than_a_frame(visitor, month, s
 def test_only_rows_in_view_are_drawn_and_a_long_list_scrolls_to_its_end(visitor):
     viewer = visitor()
     viewer.go("/")
-    nodes = viewer.page.get_by_role("region", name="Nodes").get_by_role("table")
+    nodes = viewer.page.get_by_role("region", name="Nodes", exact=True).get_by_role("table")
     expect(nodes).to_have_attribute("aria-rowcount", str(NODES + 1))
     assert nodes.get_by_role("row").count() < ROWS_DRAWN_MAX
-    viewer.page.get_by_role("region", name="Nodes").first.get_by_role("button", name="More").click()
+    viewer.page.get_by_role("region", name="Nodes", exact=True).first.get_by_role("button", name="More").click()
     expect(nodes).to_have_attribute("aria-rowcount", str(NODES + FIRST_NODES + 1))
-    viewer.page.get_by_role("region", name="Nodes").last.evaluate("box => { box.scrollTop = box.scrollHeight }")
+    viewer.page.get_by_role("region", name="Nodes", exact=True).last.evaluate(
+        "box => { box.scrollTop = box.scrollHeight }"
+    )
     expect(nodes.get_by_role("link", name="node-d", exact=True)).to_be_visible()
     assert nodes.get_by_role("row").count() < ROWS_DRAWN_MAX
     viewer.page.screenshot(path=SHOTS / "fleet-1000-1440.png", full_page=True)

@@ -49,6 +49,21 @@ def test_nothing_is_started_when_the_port_is_in_use(tmp_path, monkeypatch):
             serve.serve(ServiceSettings(data_dir=tmp_path, port=taken.getsockname()[1]))
 
 
+def test_threads_that_answer_get_the_interpreter_soon_while_another_computes(tmp_path, monkeypatch):
+    seen: list[float] = []
+
+    def create(*_: object, **__: object) -> None:
+        seen.append(sys.getswitchinterval())
+        raise StartError("this is far enough")
+
+    monkeypatch.setattr(serve, "create_app", create)
+    usual_s = sys.getswitchinterval()
+    with pytest.raises(StartError, match="far enough"):
+        serve.serve(ServiceSettings(data_dir=tmp_path, port=0))
+    assert seen == [pytest.approx(0.001)]
+    assert sys.getswitchinterval() == usual_s, "a process that goes on has its own again"
+
+
 def test_a_data_directory_that_cannot_be_written_is_named(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")

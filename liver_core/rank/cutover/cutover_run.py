@@ -245,6 +245,9 @@ class CutoverRun:
             raise Lost(reason, source=False) from error
         finally:
             self.pause.add("catch_up_s", started)
+        assert self.following.verdict is not None
+        if unsummed := stream.unsummed(self.following.verdict.version, self._version):
+            raise Lost(self.pause.reason("catch up", unsummed), source=False)
         self.pause.measures |= stream.measures()
         self.pause.measures["bytes_moved"] = self.pause.measures["bytes_streamed"]
 

@@ -223,11 +223,20 @@ class LiveTarget:
         if not ended or result.version != version:
             raise StreamFailed(f"{result.end} at version {result.version}, not {version}: {result.reason}")
 
-    def chain(self, after: int, upto: int) -> int:
-        """`certificate.chained_sums` of the gradients replayed after version `after` up to `upto`.
+    def unsummed(self, after: int, upto: int) -> str:
+        """Why `chain` cannot be told: a lost slot had everything read again at a later version, and the steps up to
+        there were never replayed. Empty if it can be."""
+        missing = [version for version in range(after + 1, upto + 1) if version not in self._summing.sums]
+        if not missing:
+            return ""
+        return (
+            f"a slot was overwritten after the state was certified at version {after}, and the state was read again: "
+            f"steps {missing[0]} to {missing[-1]} are in no sum of this rank"
+        )
 
-        A step that was not summed counts as 0, which makes the comparison fail.
-        """
+    def chain(self, after: int, upto: int) -> int:
+        """`certificate.chained_sums` of the gradients replayed after version `after` up to `upto`. Where one of them
+        is `unsummed` it counts as 0, which makes the comparison fail."""
         return chained_sums({version: self._summing.sums.get(version, 0) for version in range(after + 1, upto + 1)})
 
     def describe(self) -> str:

@@ -10,7 +10,15 @@ from typing import Any
 
 from service.planner.change_cost import STATE_BYTES_PER_PARAMETER, ChangeCost
 from service.policy.choosing import UtilityPolicy
-from service.policy.types import Candidate, PolicyKnobs
+from service.policy.types import (
+    Candidate,
+    Goal,
+    PolicyDecision,
+    PolicyInputs,
+    PolicyKnobs,
+    PolicyVerdict,
+    ScoredOption,
+)
 from service.simulation.cluster_replay import ClusterRun, replay_cluster
 from service.simulation.comparing import Comparison, compare
 from service.simulation.count_oracles import oracle_tokens
@@ -23,6 +31,9 @@ SMALL, LARGE = "gpt-1.5b", "gpt-6.7b"
 PARAMETERS = {SMALL: 1.5e9, LARGE: 6.7e9}
 FIXED_S = (2.0, 5.0)
 DRAWS = 20
+MINUTE_S = 60.0
+A40_PARTS = 32
+"""Of a batch of 1,024 as micro-batches of 32 samples. No version of LiveR keeps them: what that would bring."""
 HOLDS_ALL = PolicyKnobs(releases=False)
 """Tokens first: no node is given back, so that the distance to the oracles is that of the choice of layouts."""
 COUNTED = ReplaySetup(usd_per_hour=SPOT_USD, usd_per_hour_on_demand=ON_DEMAND_USD, victims=Victims.COUNTED)
@@ -37,7 +48,7 @@ def fixed_cases(folder: Path, cost: ChangeCost) -> Iterator[dict[str, Any]]:
             found = compare(trace(folder, name), layouts, setup=COUNTED, knobs=HOLDS_ALL)
             case = case_of(found, SMALL, mode, lost_s)
             if name == "p3":
-                case["baselines"]["parcae_published"] = parcae(folder)
+                case["baselines"] |= parcae_replayed(folder, layouts) | {"parcae_own_scores": parcae(folder)}
             yield case
 
 
@@ -55,6 +66,10 @@ def notice_cases(folder: Path, cost: ChangeCost) -> Iterator[dict[str, Any]]:
                 )
                 found = compare(trace(folder, name), layouts, setup=setup, knobs=HOLDS_ALL)
                 yield case_of(found, model, "notices", 5.0)
+                if model != SMALL:
+                    kept = replace(setup, step_parts=A40_PARTS)
+                    found = compare(trace(folder, name), layouts, setup=kept, knobs=HOLDS_ALL)
+                    yield case_of(found, model, "notices, parts of steps kept", 5.0)
 
 
 def release_cases(folder: Path, cost: ChangeCost) -> Iterator[dict[str, Any]]:
@@ -103,6 +118,40 @@ def case_of(found: Comparison, model: str, mode: str, lost_s: float) -> dict[str
     ideal = facts["ideal_tokens"] or 1.0
     case["tokens_lost_by"] = {cause: tokens / ideal for cause, tokens in facts["tokens_lost_by"].items()}
     return case | {"model": model, "mode": mode, "lost_s": lost_s, "usd_over_optimum": None, "deadline_missed": None}
+
+
+class Published:
+    """What was decided elsewhere, minute by minute: the layout that is used, if it fits what is up."""
+
+    def __init__(self, name: str, layouts: Sequence[str], candidates: Sequence[Candidate]) -> None:
+        self.name = name
+        self._layouts, self._candidates = layouts, {each.layout: each for each in candidates}
+
+    def decide(self, inputs: PolicyInputs) -> PolicyDecision:
+        """Holds all nodes, as those who published it did."""
+        minute = min(int(inputs.goal.elapsed_s // MINUTE_S), len(self._layouts) - 1)
+        pool = inputs.pools[0]
+        chosen = self._candidates.get(self._layouts[minute])
+        if chosen is None or chosen.nodes > pool.held:
+            return PolicyDecision(PolicyVerdict.PAUSE, "the layout that was published does not fit")
+        hold = ((pool.pool, pool.obtainable),)
+        option = ScoredOption(chosen.layout, pool.place, chosen.nodes, hold, chosen.tokens_per_s, 0.0, 0.0)
+        return PolicyDecision(PolicyVerdict.MOVE, self.name, option)
+
+
+def parcae_replayed(folder: Path, layouts: Sequence[Candidate]) -> dict[str, dict[str, float]]:
+    """Parcae's published decisions on the whole trace, with our costs of a change and our score."""
+    rows = json.loads((folder / f"parcae/liveput_res-{SMALL}_p3_gbs128_mbs1.json").read_text())
+    setup = replace(COUNTED, decides_every_s=MINUTE_S)
+    # With tokens left, the policy is told the time.
+    goal = Goal(tokens_left=1e18)
+    found = {}
+    for name in ("throughut-opt", "liveput-truth", "liveput-predict"):
+        policy = Published(name, [f"PP{row[name][1]}xDP{row[name][0]}" for row in rows], layouts)
+        run = replay_cluster(trace(folder, "p3"), layouts, policy, setup=setup, goal=goal)
+        spelled = name.replace("throughut-opt", "reactive").replace("-", "_")
+        found[f"parcae_{spelled}"] = {"goodput": run.goodput, "usd_per_mtok": run.usd_per_mtok}
+    return found
 
 
 def parcae(folder: Path) -> dict[str, float]:

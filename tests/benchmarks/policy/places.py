@@ -18,13 +18,13 @@ from service.simulation.replay_setup import ReplaySetup
 from tests.benchmarks.policy.data import h100, monthly_prices, v100, zone_trace
 
 HOUR_S = 3_600.0
-RATIOS = (1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0, 3.0)
+RATIOS = (1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0, 3.0)
 MONTHS_RATIO = 1.5
 WORK_S, START_S = 40 * HOUR_S, 600.0
 WATCHED_S = 2 * 24 * HOUR_S
 """The policy has seen so much of the offers before the job begins."""
 WINDOWS = 3
-GANG, START_HOURS, RUNS_S = 16, 24, 24 * HOUR_S
+GANG, RUNS_S = 16, 24 * HOUR_S
 POLICIES: tuple[Policy, ...] = (UtilityPolicy(), UniformProgressPolicy())
 
 
@@ -90,14 +90,15 @@ def months(folder: Path) -> list[dict[str, Any]]:
 
 
 def starts(folder: Path) -> dict[str, float]:
-    """Sixteen nodes of one H100 in each zone, from every hour of the first day for a day: all at once, or from the
+    """Sixteen nodes of one H100 in each zone, from every hour that the data have a day after: all at once, or from the
     first node on. What could be had is the free ideal."""
     series, _ = h100(folder)
     layouts = tuple(Candidate(f"DP{n}", n, 10.0 / n + 0.1, 1_000_000, change_s=5.0) for n in range(1, GANG + 1))
     per_hour, span = int(HOUR_S // series.tick_s), int(RUNS_S // series.tick_s)
     sums, ratios = {"gang_tokens": 0.0, "first_node_tokens": 0.0, "obtainable_tokens": 0.0}, []
+    hours = (series.ticks - span) // per_hour + 1
     for place in range(len(series.places)):
-        for hour in range(START_HOURS):
+        for hour in range(hours):
             found = zone_trace(series, place, hour * per_hour, hour * per_hour + span)
             first, gang = (
                 replay_cluster(found, layouts, UtilityPolicy(), setup=ReplaySetup(gang=at_least, tick_s=series.tick_s))

@@ -53,7 +53,7 @@ def test_a_submitted_job_is_listed_shown_stopped_and_watched_to_its_end(service:
 
 
 def test_lists_without_rows_say_so_to_people_and_are_empty_lists_for_programs(service: Service):
-    for noun in ("nodes", "handoffs", "notices"):
+    for noun in ("nodes", "handoffs", "notices", "incidents"):
         assert service.run(noun, "list").stdout.strip() == f"no {noun}"
         assert json.loads(service.run(noun, "list", "--json").stdout) == []
 

@@ -20,6 +20,7 @@ VERBS = [
     "jobs checkpoint", "jobs pause", "jobs resume", "jobs rotate-key", "jobs update", "jobs delete", "jobs export",
     "jobs decisions", "jobs plan", "jobs metrics", "jobs what-if",
     "nodes list", "nodes show", "nodes drain", "handoffs list", "handoffs show", "notices list",
+    "incidents list", "incidents show",
     "prices list", "prices set",
     "plan memory", "simulate", "ledger show", "ledger check",
     "tokens create", "tokens list", "tokens rotate", "tokens revoke", "audit", "cloud check",

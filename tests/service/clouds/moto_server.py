@@ -19,6 +19,7 @@ from service.clouds.aws.queue_worker import Clients
 
 REGION = "us-east-1"
 START_S = 30.0
+TERRAFORM = Path(__file__).resolve().parents[3] / "deploy" / "terraform" / "aws"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_EC2_METADATA_DISABLED": "true"}
 
 
@@ -42,8 +43,15 @@ class Account:
         made = sqs.create_queue(QueueName=self.name, Attributes={"RedrivePolicy": json.dumps(policy)})
         self.queue_url = made["QueueUrl"]
         pattern = {"source": ["aws.ec2", "aws.autoscaling", "aws.health"]}
-        self.events.put_rule(Name=self.name, EventPattern=json.dumps(pattern))
+        rule_arn = self.events.put_rule(Name=self.name, EventPattern=json.dumps(pattern))["RuleArn"]
+        sqs.set_queue_attributes(QueueUrl=self.queue_url, Attributes={"Policy": self._policy(rule_arn)})
         self.events.put_targets(Rule=self.name, Targets=[{"Id": "1", "Arn": self.arn_of(self.queue_url)}])
+
+    def _policy(self, *rule_arns: str) -> str:
+        """Of the queue, as the Terraform module makes it."""
+        text = (TERRAFORM / "queue-policy.json").read_text()
+        named = text.replace("${queue_arn}", self.arn_of(self.queue_url))
+        return named.replace("${rule_arns}", json.dumps(rule_arns))
 
     def arn_of(self, url: str) -> str:
         found = self.clients.sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])

@@ -1,6 +1,7 @@
 """Which channels of a node are alive, when each was last heard, and which nodes are deaf: in the API and in numbers."""
 
 from agent.protocol.sync import NoticeKind, Provider, SourceState
+from service.clouds.cloud_facts import RAW_CHARS_MAX
 from service.clouds.operations import note_channel
 
 
@@ -88,6 +89,13 @@ def test_every_message_about_a_node_is_kept_as_it_was_received(on_machines, tell
     (heard,) = client.get("/api/v1/hearings", params={"node_id": "a"}).json()
     assert (heard["raw"], heard["lag_s"], heard["disposition"]) == ('{"a": 1}', 3.0, "acts")
     assert heard["notice_id"] == client.get("/api/v1/notices").json()[0]["notice_id"]
+
+
+def test_of_a_long_message_the_beginning_is_kept(on_machines, tell, client):
+    text = "x" * (3 * RAW_CHARS_MAX)
+    tell(raw=text)
+    (heard,) = client.get("/api/v1/hearings", params={"node_id": "a"}).json()
+    assert len(heard["raw"]) == RAW_CHARS_MAX and heard["raw"][:1_000] == text[:1_000]
 
 
 def test_what_a_channel_told_is_forgotten_after_a_month(on_machines, tell, client, context, clock):

@@ -2,7 +2,6 @@
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,6 @@ from tests.service.clouds.moto_server import CREDENTIALS, REGION, Account, moto_
 
 pytest.importorskip("moto")
 pytest.importorskip("googleapiclient")
-TERRAFORM = Path(__file__).resolve().parents[3] / "deploy" / "terraform" / "aws"
 BOUNDARY = "google.auth._regional_access_boundary_utils._RegionalAccessBoundaryManager.maybe_start_refresh"
 
 
@@ -32,16 +30,7 @@ def account(emulator, settings, monkeypatch) -> Account:
     account = Account(emulator, make_clients(settings))
     account.make()
     settings.aws_queue_url = account.queue_url
-    let_send(account, f"arn:aws:events:{REGION}:123456789012:rule/{account.name}")
     return account
-
-
-def let_send(account: Account, *rule_arns: str) -> None:
-    """The queue's policy, as the Terraform module makes it."""
-    text = (TERRAFORM / "queue-policy.json").read_text()
-    queue_arn = account.arn_of(account.queue_url)
-    policy = text.replace("${queue_arn}", queue_arn).replace("${rule_arns}", json.dumps(rule_arns))
-    account.clients.sqs.set_queue_attributes(QueueUrl=account.queue_url, Attributes={"Policy": policy})
 
 
 @pytest.fixture

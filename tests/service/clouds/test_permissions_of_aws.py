@@ -7,7 +7,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -20,10 +19,9 @@ from service.clouds.aws.permission_look import NO_HANDLE, look_at_permissions
 from service.clouds.aws.queue_worker import make_clients
 from service.clouds.hearing import look_at_all
 from service.clouds.lacks import OwnView, Weight
-from tests.service.clouds.moto_server import CREDENTIALS, REGION, Account, moto_server
+from tests.service.clouds.moto_server import CREDENTIALS, REGION, TERRAFORM, Account, moto_server
 
 pytest.importorskip("moto")
-TERRAFORM = Path(__file__).resolve().parents[3] / "deploy" / "terraform" / "aws"
 ARN = "arn:aws:events:us-east-1:123456789012:rule/liver-spot-interruption"
 RECEIVE = "sqs:ReceiveMessage"
 

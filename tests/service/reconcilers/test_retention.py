@@ -103,9 +103,9 @@ def test_attempts_of_handoffs_go_and_handoffs_that_took_place_stay(fleet: Fleet,
                 text(
                     "INSERT INTO handoffs (handoff_id, job_id, generation, state, opened_at, changed_at, recorded_at, "
                     "measures, leaving, plan_revision, plan_digest, mirror_seq, stage, source_layout, superseded, "
-                    "reason, pause_charged_s, parent, proposer, cause, rung, target, target_layout) VALUES "
+                    "reason, pause_charged_s, parent, proposer, cause, rung, target, target_layout, why) VALUES "
                     "(gen_random_uuid(), :job_id, :generation, :state, :now, :now, :now, '{}', '[]', 1, '', 1, '', '', "
-                    "false, '', 0, :parent, :proposer, :cause, :rung, :target, :target_layout)"
+                    "false, '', 0, :parent, :proposer, :cause, :rung, :target, :target_layout, '')"
                 ),
                 row | {"job_id": fleet.job_id, "state": state, "now": fleet.clock(), "generation": number + 50},
             )

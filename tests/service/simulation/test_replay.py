@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from service.policy.choosing import UtilityPolicy
 from service.policy.plain_policies import ReactivePolicy
 from service.policy.types import Candidate, Goal, Policy, PolicyKnobs
-from service.simulation.cluster_replay import ClusterRun, replay_cluster
+from service.simulation.cluster_replay import POINTS_MAX, ClusterRun, replay_cluster
 from service.simulation.count_oracles import ideal_tokens, oracle_tokens
 from service.simulation.replay_ledger import hours_by_cause, ledger_of
 from service.simulation.replay_setup import ReplaySetup, Victims, grid_of, likely_hit
@@ -134,3 +134,60 @@ def test_a_loss_hits_when_it_more_likely_does_than_not() -> None:
     assert likely_hit(5, 10, 1) and not likely_hit(4, 10, 1)
     assert likely_hit(8, 10, 3)
     assert not likely_hit(0, 10, 3) and not likely_hit(5, 10, 0)
+
+
+def test_a_job_of_checkpoints_goes_back_to_one_only_where_a_loss_was_not_announced() -> None:
+    """It saves before every change that it chooses or is told of, as Varuna does."""
+    trace = of_counts("lossy", [(0.0, 3), (1_900.0, 4), (4_300.0, 3)], 6_000.0)
+    told, silent = (
+        replay_cluster(
+            trace,
+            linear(),
+            ReactivePolicy(),
+            setup=ReplaySetup(checkpoint_every_s=600.0, notice_s=30.0, unannounced_share=share),
+        )
+        for share in (0.0, 1.0)
+    )
+    assert told.changes == silent.changes == 3
+    assert dict(told.tokens_lost_by)["lost_work"] == 0
+    # It grew at 1,900 s with a checkpoint, paused for 2 s, and wrote the next ones at 600 s of work each.
+    assert dict(silent.tokens_lost_by)["lost_work"] == pytest.approx(4 * 125 * (4_300 - 1_902 - 3 * 600))
+
+
+def test_a_policy_is_asked_as_often_as_the_setup_says_also_while_nothing_changes() -> None:
+    class Counting(ReactivePolicy):
+        asked = 0
+
+        def decide(self, inputs):
+            type(self).asked += 1
+            return super().decide(inputs)
+
+    trace = of_counts("quiet", [(0.0, 2)], 3_600.0)
+    counts = []
+    for every_s in (60.0, 600.0):
+        Counting.asked = 0
+        replay_cluster(trace, linear(), Counting(), setup=ReplaySetup(decides_every_s=every_s))
+        counts.append(Counting.asked)
+    assert counts == [60, 6]
+
+
+def test_the_curve_of_a_run_ends_with_what_it_made_and_has_a_bounded_number_of_points() -> None:
+    trace = of_counts("growing", [(at * 61.0, at) for at in range(1, 9)], 90_000.0)
+    run = replay_cluster(trace, linear(), ReactivePolicy(), setup=ReplaySetup())
+    assert 300 < len(run.progress) <= POINTS_MAX
+    assert (run.progress[-1].at_s, run.progress[-1].tokens) == (90_000.0, run.tokens)
+    assert all(one.at_s < other.at_s for one, other in pairwise(run.progress))
+
+
+def test_where_what_is_done_of_a_step_is_kept_a_loss_costs_no_more_than_a_part_of_it() -> None:
+    trace = of_counts("lossy", [(0.0, 4), (371.0, 3)], 600.0)
+    slow = tuple(Candidate(f"DP{n}", n, 800.0 / n, 1_000, change_s=0.0) for n in range(1, 9))
+    lost = [
+        dict(
+            replay_cluster(
+                trace, slow, ReactivePolicy(), setup=ReplaySetup(counts_steps=True, notice_s=1.0, step_parts=parts)
+            ).tokens_lost_by
+        )["lost_work"]
+        for parts in (1, 20)
+    ]
+    assert lost == [pytest.approx(5 * ((371 - 1) % 200)), pytest.approx(0.0)]

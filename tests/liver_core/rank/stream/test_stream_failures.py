@@ -179,6 +179,22 @@ def test_gradients_that_are_summed_late_are_waited_for_at_the_boundary(job: Live
     assert measures["gradient_bytes_at_cutover"] > 0, "the step was done again, not handed over"
 
 
+def test_a_target_that_lost_a_slot_after_it_was_certified_is_no_go_and_says_so(job: LiveTrio):
+    """It reads everything again at a later version, so that the steps up to there are in no sum of its."""
+    request, _ = job.ready()
+    job.live(request)
+    job.arm(SURVIVOR, "replay", "hold")
+    job.await_passage(SURVIVOR, "replay")
+    held_at = job.steps(LEAVER)[-1][1]
+    job.await_step(LEAVER, held_at + 2 * int(job.setup.stream["ring_depth"]))
+    job.command([SURVIVOR], "release")
+    job.await_step(LEAVER, job.steps(LEAVER)[-1][1] + 10)
+    job.permit(request)
+    reason = job.reason(SURVIVOR, request, "aborted")
+    assert "catch up" in reason and "a slot was overwritten after the state was certified" in reason, reason
+    job.trains_on()
+
+
 @pytest.mark.parametrize("action", ["kill", "stall"])
 @pytest.mark.parametrize("point", ["boundary", "state read", "certificate", "barrier"])
 def test_a_newcomer_lost_between_boundary_and_decision_is_no_go(job: LiveTrio, point: str, action: str):

@@ -73,7 +73,7 @@ function Pools({ of }: { of: readonly PoolOut[] }) {
   return (
     <Table of={of} id={row => row.pool} caption="Pools" columns={[
       { name: 'Pool', isLead: true, cell: row => <Link to="/" search={{ pool: row.pool }} hash="nodes">{row.pool}</Link> },
-      { name: 'Nodes', cell: row => <span className="row">{row.ready} ready{row.leaving > 0 && <Chip state="leaving">{row.leaving} leaving</Chip>}{row.silent > 0 && <Chip state="silent">{row.silent} silent</Chip>}</span> },
+      { name: 'Nodes', cell: row => <span className="row reserved">{row.ready} ready{row.leaving > 0 && <Chip state="leaving">{row.leaving} leaving</Chip>}{row.silent > 0 && <Chip state="silent">{row.silent} silent</Chip>}</span> },
       { name: 'Busy / slots', isNumber: true, cell: row => `${row.busy} / ${row.slots}` },
       { name: 'Price', isNumber: true, cell: row => <Price of={row} /> },
       { name: 'On demand', isNumber: true, cell: row => row.on_demand_usd_per_hour === null ? <span className="quiet">–</span> : `${dollars(row.on_demand_usd_per_hour)} / h` },

@@ -1,0 +1,78 @@
+"""The reference job on a pretended GPU: build, steps, ring, and the next world built and allocated beside it.
+
+In processes of their own, since what pretends stays. Nothing here says that a kernel runs or what it computes.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PASSED_AT_ONCE_MOST = 16_384
+"""Bytes: of a single parameter of this small model, where a build passes one through memory."""
+RUNS = [("TP2xDP2", "TP2xPP2", "bf16"), ("TP2xPP2", "DP4", "fp32"), ("TP1", "TP2", "fp32")]
+READ_IN_A_STEP = {
+    "liver_core/training/megatron_job.py _result": "the losses of a step's micro-batches, at once, on the last stage",
+    "megatron/core/utils.py local_multi_tensor_l2_norm": "each parameter's norm, where neither Transformer Engine nor "
+    "Apex is there",
+    "megatron/core/optimizer/clip_grads.py get_grad_norm_fp32": "the norm, which travels with the boundary",
+}
+"""Where the host waits for the device in a step -> for what."""
+
+
+@pytest.fixture(params=RUNS, ids="-".join)
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return ran(*request.param)
+
+
+@cache
+def ran(*arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-W", "ignore", "-m", "tests.liver_core.device.fake_cuda", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr[-3_000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+
+def test_everything_that_trains_moves_or_comes_next_lies_on_the_device(found: dict[str, Any]) -> None:
+    where = found["devices"]
+    assert where.pop("counters") == ["cpu"], "the CPU alone writes them"
+    assert where.pop("buffers") in ([], ["cuda:0"]) and where.pop("next buffers") in ([], ["cuda:0"])
+    assert where.pop("next moments") == [], "moments are attached at the cutover"
+    assert len(where) == 10
+    assert {name: on for name, on in where.items() if on != ["cuda:0"]} == {}
+    assert all(found[phase]["strays"] == {} for phase in ("build", "first_step", "step", "next_build", "allocate"))
+
+
+def test_the_host_reads_from_the_device_in_a_step_only_where_it_is_meant_and_never_in_a_build(
+    found: dict[str, Any],
+) -> None:
+    for phase in ("first_step", "step"):
+        assert found[phase]["reads"].keys() <= READ_IN_A_STEP.keys(), phase
+        assert found[phase]["copies"] == {}, phase
+    assert found["step"]["reads"].get("liver_core/training/megatron_job.py _result", 0) <= 1
+    assert found["step"]["reads"]["megatron/core/optimizer/clip_grads.py get_grad_norm_fp32"] == 1
+    for phase in ("build", "next_build", "allocate"):
+        assert (found[phase]["reads"], found[phase]["copies"]) == ({}, {}), phase
+
+
+def test_the_next_world_takes_no_memory_until_it_is_allocated_and_then_what_was_planned(found: dict[str, Any]) -> None:
+    assert found["next_build"]["held_bytes"] == 0
+    assert found["next_build"]["peak_bytes"] <= PASSED_AT_ONCE_MOST
+    assert found["allocated_bytes"] == found["planned_bytes"]
+
+
+def test_the_present_world_and_its_ring_take_what_the_pure_half_counts_for_the_model(found: dict[str, Any]) -> None:
+    taken, planned = found["present_bytes"]
+    assert taken == planned <= found["fullest_bytes"][0]
+    assert found["planned_bytes"] <= found["fullest_bytes"][1]
+    assert found["ring_bytes"][0] == found["ring_bytes"][1]
