@@ -25,6 +25,13 @@ def test_one_communicator_is_made_and_all_others_are_split_from_it_at_once():
         assert sums == {"host": 10.0}
 
 
+def test_a_rank_that_is_in_none_of_the_groups_of_a_split_takes_part_in_it():
+    """The middle stage shares no embedding. Without it the others would wait in NCCL for ever."""
+    first, middle, last = ([ranks for _, ranks, _ in made] for _, made, _ in run_ranks(_connect, 3, "PP3"))
+    assert first == last == [(0, 1, 2), (0, 2)]
+    assert middle == [(0, 1, 2)]
+
+
 def test_votes_and_objects_go_over_the_host_in_a_world_with_communicators():
     assert run_ranks(_decisions, 2, "DP2") == [["gloo", "cpu", True, True]] * 2
 
