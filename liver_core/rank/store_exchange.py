@@ -126,12 +126,13 @@ class Exchange:
         """The same beside training, cancelled as the other waits are. Then the client is left to its wait, and another
         one is opened for whatever else is asked."""
         store, key = self._store, self._key(name)
-        ends: queue.Queue[bool | Exception] = queue.Queue(1)
+        ends: queue.Queue[bytes | Exception | None] = queue.Queue(1)
 
         def work() -> None:
             try:
                 # A client whose process will soon pause waits so long for an answer, and no longer than others in all.
-                ends.put(_comes(store, key, deadline, ask_s=STORE_PATIENCE_S - STORE_ANSWER_S))
+                came = _comes(store, key, deadline, ask_s=STORE_PATIENCE_S - STORE_ANSWER_S)
+                ends.put(store.get(key) if came else None)
             except Exception as error:
                 ends.put(error)
 
@@ -144,9 +145,10 @@ class Exchange:
                 if self.cancelled():
                     self._is_left_waiting = True
                     raise Cancelled(f"aborted while waiting for {name}") from None
-        if not self._guard(name, lambda: _unless_raised(found)):
+        value = self._guard(name, lambda: _unless_raised(found))
+        if value is None:
             raise ExchangeTimeout(f"{name} was not posted in time")
-        return json.loads(self._guard(name, lambda: self._store.get(key)))
+        return json.loads(value)
 
     def gather(self, name: str, size: int, deadline: float) -> None:
         """Count this rank in and wait for all `size` ranks. Unlike a group's own bring-up it can be cancelled.
@@ -220,7 +222,7 @@ def _comes(store: dist.Store, key: str, until: float, *, ask_s: float) -> bool:
     return store.check([key])
 
 
-def _unless_raised(found: bool | Exception) -> bool:
+def _unless_raised(found: bytes | Exception | None) -> bytes | None:
     if isinstance(found, Exception):
         raise found
     return found

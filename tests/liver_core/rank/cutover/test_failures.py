@@ -99,9 +99,11 @@ def test_a_store_lost_before_the_decision_makes_all_hold_and_then_fall(
 ):
     """One that stalls may come back and is waited for until the deadline, 10 s here. One that died is not: 30 s."""
     job.arm(SURVIVOR, "gradients read", "hold")
-    request, newcomer = job.ready(cutover=cutover)
+    request, newcomer = job.ready(TOLD, cutover=cutover)
     job.permit(request)
     job.await_passage(SURVIVOR, "gradients read")
+    # Before it has learned of the boundary, it would give up the handoff, and not fall with the others.
+    job.await_passage(newcomer, "state read")
     job.kill_store(with_signal)
     lost_at = time.monotonic()
     job.command([SURVIVOR], "release")
