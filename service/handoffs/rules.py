@@ -60,7 +60,8 @@ def why_opened(known: str, leaving: Collection[str], mirror: HandoffMirror) -> s
     if not more:
         return f"handoff because of {mirror.cause}"
     gone = ", ".join(more[:NAMED_MAX]) + (f" and {len(more) - NAMED_MAX} more" if len(more) > NAMED_MAX else "")
-    by = f" by {mirror.deadline_utc:%H:%M:%S} UTC" if mirror.deadline_utc is not None else ""
+    # The agents keep a margin before the end that was announced.
+    by = f", the job must have left by {mirror.deadline_utc:%H:%M:%S} UTC" if mirror.deadline_utc is not None else ""
     return "; ".join(filter(None, (known, f"{gone} will go{by}")))
 
 

@@ -278,8 +278,12 @@ class StepsInTheSourceWhenLate(Cutover):
         return self._decide(Decision.NO_GO, 0.0)
 
 
-def _any_roster(order: Order, record: ParticipantRecord, member: Member) -> str | None:
+def _no_refusal(*_: object) -> None:
     return None
+
+
+def _always_runs_a_rank(order: Order, record: ParticipantRecord, member: Member) -> bool:
+    return False
 
 
 def _after_the_highest_it_knows(highest: int) -> int:
@@ -310,7 +314,13 @@ REQUIRED = {
     "vote lost on restart": Bug(Machines(participant=ForgetsItsPromise)),
     "speak before persist": Bug(Machines(participant=SpeaksBeforeItPersists)),
     "restart numbered like a handoff": Bug(patches=((proposer, "next_start", _after_the_highest_it_knows),)),
-    "stale roster": Bug(patches=((refusals, "_roster_refusal", _any_roster),)),
+    "stale roster": Bug(
+        patches=(
+            (refusals, "_source_refusal", _no_refusal),
+            (refusals, "_runs_no_rank", _always_runs_a_rank),
+            (refusals, "_part_refusal", _no_refusal),
+        )
+    ),
     "amend after GO": Bug(Machines(proposer=AmendsAtAnyTime)),
     "stale revision counted in the tally": Bug(patches=((Tally, "_is_ready", _ready_in_any_revision),), first_seed=500),
     "deadline moved later by amend": Bug(Machines(proposer=MovesTheDeadlineLater)),

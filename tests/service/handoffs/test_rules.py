@@ -54,7 +54,7 @@ def copy_of(leaving: tuple[str, ...], deadline: datetime | None = None, cause: H
 
 def test_what_a_handoff_is_for_is_the_decision_or_who_will_go():
     at = datetime(2026, 1, 1, 12, 30, 5, tzinfo=UTC)
-    assert why_opened("", (), copy_of(("b",), at)) == "b will go by 12:30:05 UTC"
+    assert why_opened("", (), copy_of(("b",), at)) == "b will go, the job must have left by 12:30:05 UTC"
     assert why_opened("", (), copy_of((), cause=HandoffCause.GROW)) == "handoff because of grow"
     assert why_opened("TP2 is faster", (), copy_of((), cause=HandoffCause.GROW)) == "TP2 is faster"
 

@@ -78,7 +78,7 @@ export const timeline: T.TimelineOut = {
 }
 
 export const handoff: T.HandoffOut = {
-  handoff_id: pending.handoff_id!, job_id: 'gpt-7b', state: 'streaming', stage: 'streaming', rung: 'live', cause: 'notice', why: 'b-2 will go by 18:02:00 UTC', reason: 'b-2 will go in 120 s; three nodes can go on', reason_detail: null, from: 'TP2xPP2xDP2', to: 'TP2xPP1xDP3',
+  handoff_id: pending.handoff_id!, job_id: 'gpt-7b', state: 'streaming', stage: 'streaming', rung: 'live', cause: 'notice', why: 'b-2 will go, the job must have left by 18:02:00 UTC', reason: 'b-2 will go in 120 s; three nodes can go on', reason_detail: null, from: 'TP2xPP2xDP2', to: 'TP2xPP1xDP3',
   generation: 7, parent: 6, proposer: 'b-2', decision: 'undecided', leaving: ['b-2'], source_nodes: nodeIds.slice(0, 4), target_nodes: nodeIds.slice(0, 3), opened_at: at(39_971), changed_at: at(39_998), deadline_at: at(40_090),
   plan_digest: 'sha256:9c1f', plan_revision: 1, superseded: false, ended_by: null, extra: {}, phases_s: { prepare: 4.2, stream: 21 }, pause_s: null, pause_steps: null, lost_s: null, lost_parts: null,
   rung_costs: [{ rung: 'live', parts: { building_s: 0.9, streaming_s: 1.4, pause_s: 0.3, after_s: 0 }, total_s: 2.6, measured: 3, guessed: [] }, { rung: 'stop_and_copy', parts: { building_s: 0.9, streaming_s: 0, pause_s: 35, after_s: 0 }, total_s: 35.9, measured: 0, guessed: ['pause'] }],
