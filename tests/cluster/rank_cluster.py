@@ -40,6 +40,10 @@ class Rank:
     error: str | None = None
     listener: threading.Thread | None = None
 
+    def is_silent(self) -> bool:
+        """It has ended, and all that it said has been read."""
+        return self.listener is None or not self.listener.is_alive()
+
 
 class Cluster:
     """Rank processes of one job. `close` (or leaving the context) kills what is left, by pid."""
@@ -292,15 +296,13 @@ class Cluster:
 
     def finish(self, timeout_s: float = 60) -> dict[Member, dict[str, Any]]:
         """Wait until every living process has ended by itself; their results."""
-        for rank in self.ranks.values():
-            if not rank.process.is_alive() and rank.listener is not None:
-                # What it said at its end may still be in the pipe, and reading it may have to import torch here.
-                rank.listener.join(timeout_s)
-        living = [rank for rank in self.ranks.values() if rank.process.is_alive() or rank.result is not None]
+        # What one said at its end may be in the pipe long after it: reading it may have to import torch here.
         self.wait_for(
-            lambda: all(rank.result is not None or rank.error for rank in living), timeout_s, "end of all ranks"
+            lambda: all(rank.result is not None or rank.error or rank.is_silent() for rank in self.ranks.values()),
+            timeout_s,
+            "end of all ranks",
         )
-        return {rank.member: rank.result for rank in living if rank.result is not None}
+        return {rank.member: rank.result for rank in self.ranks.values() if rank.result is not None}
 
     def stop(self, timeout_s: float = 60) -> dict[Member, dict[str, Any]]:
         """Tell the active world to stop at its next boundary and wait for it."""
