@@ -32,6 +32,13 @@ def hidden(self: Queue) -> int:
     return sum(now <= message.visible_at for message in self._messages)
 
 
+def delete_message(self: Queue, receipt_handle: str) -> None:
+    """With the lock under which messages are added: moto 5 makes a new list without it, and what was sent meanwhile is
+    never handed out."""
+    with self._messages_lock:
+        _delete_message(self, receipt_handle)
+
+
 def delayed(self: Queue) -> int:
     """How many are not to be handed out yet."""
     now = unix_time_millis()
@@ -43,6 +50,8 @@ def nothing_waits(self: AutoScalingResponse) -> str:
     raise ValidationError(f"No active Lifecycle Action found with token {self._get_param('LifecycleActionToken')}")
 
 
+_delete_message = Queue.delete_message
+Queue.delete_message = delete_message  # type: ignore[method-assign]
 AutoScalingResponse.record_lifecycle_action_heartbeat = nothing_waits  # type: ignore[attr-defined]
 AutoScalingResponse.complete_lifecycle_action = nothing_waits  # type: ignore[attr-defined]
 SQSBackend.is_message_valid_based_on_retention_period = is_retained
