@@ -57,6 +57,16 @@ def fail(text: str, *, code: int = 1) -> NoReturn:
     raise typer.Exit(code)
 
 
+def text_of(path: Path, option: str, *, bytes_max: int) -> str:
+    """What a file that was named with this option holds. Fails where it cannot be read or is longer."""
+    try:
+        if path.stat().st_size > bytes_max:
+            fail(f"{option} {path}: has more than {bytes_max} bytes")
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        fail(f"{option} {path}: cannot be read: {error}")
+
+
 @dataclass(frozen=True, slots=True)
 class Token:
     """A bearer token and where it was found, for error messages; its text is never shown."""

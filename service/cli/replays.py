@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect, fail
-from service.cli.columns import Column
+from service.cli.client import DEFAULT_URL, AsJson, ServiceUrl, TokenFile, connect, text_of
+from service.cli.offline.simulate import POLICIES
 from service.cli.output import print_details, print_json, print_table, seconds
 from service.cli.which import JobId, find_job
 
@@ -15,14 +15,6 @@ EXAMPLE = "Example: liver jobs what-if gpt-small --trace p3-trace.csv, or withou
 FILE_BYTES_MAX = 4 * 1024 * 1024
 ANSWER_S = 60.0
 """The service gives up before, unless it was told to take longer."""
-POLICIES = (
-    Column("POLICY"),
-    Column("GOODPUT", right=True),
-    Column("M TOKENS", right=True),
-    Column("USD", right=True),
-    Column("USD PER M TOKENS", right=True),
-    Column("CHANGES", right=True),
-)
 
 Slots = Annotated[int | None, typer.Option(min=1, max=64, help="GPUs of a node.", show_default="as the nodes have")]
 Change = Annotated[
@@ -92,9 +84,9 @@ def what_if(
     if trace is None:
         asked["builtin"] = f"own-{own_hours}h"
     else:
-        asked["trace"] = {"name": trace.name[:256], "text": _text(trace, "--trace")}
+        asked["trace"] = {"name": trace.name[:256], "text": text_of(trace, "--trace", bytes_max=FILE_BYTES_MAX)}
     if prices is not None:
-        asked["prices"] = _text(prices, "--prices")
+        asked["prices"] = text_of(prices, "--prices", bytes_max=FILE_BYTES_MAX)
     found = client.post("/api/v1/what-if", content=json.dumps(asked).encode(), answer_s=ANSWER_S)
     if as_json:
         print_json(found)
@@ -128,12 +120,3 @@ def _show(found: dict[str, Any]) -> None:
             ("cost of a change", f"{seconds(found['lost_s'])}, {how} {found['lost_s_source']}"),
         ]
     )
-
-
-def _text(path: Path, option: str) -> str:
-    try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            fail(f"{option} {path}: has more than {FILE_BYTES_MAX} bytes")
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"{option} {path}: cannot be read: {error}")

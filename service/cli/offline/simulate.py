@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from service.cli.client import AsJson, fail
+from service.cli.client import AsJson, fail, text_of
 from service.cli.columns import Column
 from service.cli.offline.job_files import read_job_file
 from service.cli.output import print_details, print_json, print_table, seconds
@@ -100,7 +100,7 @@ def _answered(trace_file: Path, job: "JobFile", asked: "WhatIf") -> "WhatIfAnswe
     from service.simulation.what_if import what_if
 
     try:
-        trace = read_trace(trace_file.name, _text(trace_file, "--trace"))
+        trace = read_trace(trace_file.name, text_of(trace_file, "--trace", bytes_max=FILE_BYTES_MAX))
     except TraceError as error:
         fail(f"--trace {error}")
     try:
@@ -115,7 +115,7 @@ def _read_prices(path: Path | None) -> "tuple[PriceSteps, float]":
     from service.simulation.what_if import read_node_prices
 
     try:
-        return read_node_prices(None if path is None else _text(path, "--prices"))
+        return read_node_prices(None if path is None else text_of(path, "--prices", bytes_max=FILE_BYTES_MAX))
     except PriceError as error:
         fail(f"--prices {path}: {error}")
 
@@ -148,15 +148,6 @@ def _show(answer: "WhatIfAnswer") -> None:
     )
 
 
-def _text(path: Path, option: str) -> str:
-    try:
-        if path.stat().st_size > FILE_BYTES_MAX:
-            fail(f"{option} {path}: has more than {FILE_BYTES_MAX} bytes")
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        fail(f"{option} {path}: cannot be read: {error}")
-
-
 def _read_cost(path: Path | None) -> "ChangeCost":
     import json
 
@@ -165,6 +156,6 @@ def _read_cost(path: Path | None) -> "ChangeCost":
     if path is None:
         return shipped_cost()
     try:
-        return cost_of_report(json.loads(_text(path, "--report")), str(path))
+        return cost_of_report(json.loads(text_of(path, "--report", bytes_max=FILE_BYTES_MAX)), str(path))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         fail(f"--report {path}: {error}")
