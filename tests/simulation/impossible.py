@@ -18,6 +18,7 @@ _PARTICIPANT: dict[tuple[str, str], str] = {
     ("active", "aborted cutting_over left prepared preparing ready streaming other"): _IN_ORDER,
     ("cutting_over", "prepared preparing ready streaming training other"): _IN_ORDER,
     ("idle", "preparing streaming prepared ready cutting_over active left aborted"): _NOTHING_PROMISED,
+    ("replaced", "preparing streaming prepared ready cutting_over active left aborted"): _NOTHING_PROMISED,
     ("permitted", "active left preparing streaming training other"): _IN_ORDER,
     ("preparing", "active cutting_over left ready"): _PERMITTED_FIRST,
     ("ready", "active cutting_over left ready"): _PERMITTED_FIRST,
