@@ -163,7 +163,7 @@ class JobSlots:
         await self.feed(slot, OrderReceived(order))
 
     def _know(self, slot: int) -> None:
-        """A slot that had no part in the job may get one. Numbers before the newest start are used up for it as well."""
+        """A slot that had no part in the job may get one. Numbers before the newest start are used up for it too."""
         if slot not in self.participants:
             record = self.memory(slot).record
             highest = max(record.highest_generation, self._started - 1)
@@ -296,6 +296,8 @@ class JobSlots:
         name = f"{slot}-{order.generation}-{order.handoff_id[:4]}"
         launch = Launch(self._node.rank_spec(slot, order, spec, name), order.handoff_id)
         _log.info("job %s: starting rank %d of generation %d", self._job_id, launch.spec.rank, order.generation)
+        if self._host.is_busy(slot):
+            self._host.end(slot, f"generation {order.generation} starts", 0.0)  # Of no world; it has not ended yet.
         self._host.launch(launch)
 
     def _newcomer(self, slot: int, order: Order) -> Launch | None:
