@@ -10,6 +10,7 @@ _PERMITTED_FIRST = "a rank shows no tag and reaches no boundary before it was pe
 _NOTHING_PROMISED = "without a promise every handoff is another one"
 _NOT_TOLD = "the rank was not told of this handoff yet"
 _NOT_ASKED = "an answer comes to a question, and nothing was asked"
+_ONE_WAY = "within one run either the service starts worlds, or a proposer restarts them by a handoff"
 _ASKED_ONCE = "every question is asked once and answered once"
 _OVER = "the host stops asking and ticking when the cutover has ended"
 
@@ -40,8 +41,12 @@ _CUTOVER: dict[tuple[str, str], str] = {
     ("fell", " ".join(CUTOVER_EVENTS)): _OVER,
 }
 
-IMPOSSIBLE: dict[Pair, str] = {
-    ("participant", state, f"Rank.{stage}"): reason
-    for (state, stages), reason in _PARTICIPANT.items()
-    for stage in stages.split()
-} | {("cutover", state, event): reason for (state, events), reason in _CUTOVER.items() for event in events.split()}
+IMPOSSIBLE: dict[Pair, str] = (
+    {("participant", "stopping", event): _ONE_WAY for event in ("StartReceived", "WorldReplaced")}
+    | {
+        ("participant", state, f"Rank.{stage}"): reason
+        for (state, stages), reason in _PARTICIPANT.items()
+        for stage in stages.split()
+    }
+    | {("cutover", state, event): reason for (state, events), reason in _CUTOVER.items() for event in events.split()}
+)
