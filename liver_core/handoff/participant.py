@@ -250,7 +250,7 @@ class Participant(RecordKeeper):
             self._end_record(self._stage_given_up(self.record.promise), reason)
         if not holds and start is not None:
             return self._begin(start)
-        highest = generation - 1 if start is None else generation
+        highest = max(self.record.highest_generation, generation - 1 if start is None else generation)
         if not holds:
             return (self._persist(highest_generation=highest),)
         self.state = ParticipantState.REPLACED

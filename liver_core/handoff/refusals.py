@@ -19,8 +19,14 @@ def is_stale(order: Order, promise: Promise) -> bool:
 
 
 def is_replaced(record: ParticipantRecord, generation: int) -> bool:
-    """Whether it is news that the service has started `generation`: no number below it counts any more."""
-    return record.highest_generation < generation - 1
+    """Whether it is news that the service has started `generation`: no number below it counts any more. An older world
+    may be held all the same where a greater number was heard of, such as that of an aborted handoff."""
+    if record.highest_generation < generation - 1:
+        return True
+    if record.start is not None or record.replaced is not None:
+        return record.start is not None and record.start.generation < generation
+    held = (world.generation for world in (record.active, record.promise) if world is not None)
+    return any(number < generation for number in held)
 
 
 def is_new_start(order: Order, record: ParticipantRecord, member: Member, job_id: str) -> bool:

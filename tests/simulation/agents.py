@@ -125,6 +125,7 @@ class SimAgent:
         match effect:
             case Persist(record=record):
                 self.journal = record
+                sim.truth.persisted(self.member, record)
             case SendReport(to=to, report=report):
                 sim.truth.report_spoken(report, self.journal, self.rank)
                 sim.network.send(self.name, to, sim.hosts[to].receive, report)
@@ -147,7 +148,9 @@ class SimAgent:
             case RetireRank(handoff_id=handoff_id):
                 self._command("retire", handoff_id)
             case StopRank(at_once=True):
-                if not self._command("exit"):
+                if sim.starts.crashes_now():
+                    self.crash(0.2 + 2.0 * sim.starts.random.random())
+                elif not self._command("exit"):
                     sim.clock.after(0.05, self._no_process)
             case StopRank():
                 if sim.chance(0.5):

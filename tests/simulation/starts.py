@@ -64,8 +64,10 @@ class Starts:
         if self.random.random() < 0.6:
             members = tuple(self.random.sample(sim.plan.members, 2))
             sim.clock.after(1.0 + 14.0 * self.random.random(), self.want, members)
-        if self.random.random() < 0.6:
-            sim.clock.after(14.0 * self.random.random(), self._cut_off, self.random.choice(sim.plan.members))
+        if self.random.random() < 0.4:
+            sim.clock.after(14.0 * self.random.random(), self._cut_off, (self.random.choice(sim.plan.members),))
+        if self.random.random() < 0.4:
+            sim.clock.after(2.0 + 14.0 * self.random.random(), self._cut_off_world)
 
     def calm(self) -> None:
         """Everybody is heard again."""
@@ -88,8 +90,8 @@ class Starts:
             return True
         if self.newest is None or self.newest.generation in self.simulation.worlds:
             return False
-        start = self.newest
-        lost = any(_has_lost(self.said[member].record, start) for member in start.target.members)
+        generation, members = self.newest.generation, self.newest.target.members
+        lost = any(_has_lost(self.said[member].record, generation) for member in members)
         return not lost and self.simulation.clock.now < self.begun_at + START_WITHIN_S
 
     def _start_if_fenced(self) -> None:
@@ -123,8 +125,9 @@ class Starts:
     def _unfenced(self, target: tuple[Member, ...]) -> tuple[str, ...]:
         """Nodes whose leases a start on `target` waits for."""
         said = self.said
-        worlds = {said[member].record.active for member in said} | {
-            said[member].record.order.target for member in said if said[member].record.order is not None
+        records = [each.record for each in said.values()]
+        worlds = {record.active for record in records} | {
+            record.order.target for record in records if record.order is not None
         }
         older = [
             world.members
@@ -179,12 +182,27 @@ class Starts:
     def _delay_s(self) -> float:
         return 0.01 + self.simulation.network.delay_s * self.random.random()
 
-    def _cut_off(self, member: Member) -> None:
-        if self.simulation.chaos:
-            everybody = self.random.random() < 0.5
+    def _cut_off(self, members: tuple[Member, ...]) -> None:
+        if not self.simulation.chaos:
+            return
+        everybody, lasts_s = self.random.random() < 0.5, 4.0 + 14.0 * self.random.random()
+        for member in members:
             self.simulation.note(f"{member.node_id} is cut off from {'everybody' if everybody else 'the service'}")
             self.cut_off[member] = everybody
-            self.simulation.clock.after(4.0 + 14.0 * self.random.random(), self._heard_again, member)
+            self.simulation.clock.after(lasts_s, self._heard_again, member)
+
+    def _cut_off_world(self) -> None:
+        """All nodes of the newest world, which steps on; the service starts the job on others as soon as it may."""
+        sim = self.simulation
+        world = sim.worlds[max(sim.worlds)].roster.members
+        others = tuple(member for member in sim.plan.members if member not in world)
+        self._cut_off(world)
+        if len(others) >= 2:
+            sim.clock.after(3.0 * self.random.random(), self.want, others[:2])
+
+    def crashes_now(self) -> bool:
+        """Whether an agent dies where it was to end a rank for a start."""
+        return self.simulation.chaos and self.random.random() < 0.1
 
     def _heard_again(self, member: Member) -> None:
         self.cut_off.pop(member, None)
@@ -214,7 +232,7 @@ class Starts:
     def launch(self, agent: SimAgent, order: Order) -> None:
         """The rank of a start builds, and meets the others."""
         rank = agent.start_process(order)
-        self.simulation.truth.rank_starts(agent.member, order.generation)
+        self.simulation.truth.rank_starts(agent.member, order.generation, agent.journal)
         self.simulation.clock.after(self.simulation.build_s(agent.member), self._meet, rank, order)
 
     def _meet(self, rank: SimRank, order: Order) -> None:
@@ -259,16 +277,17 @@ def _is_over(record: ParticipantRecord, world: Roster) -> bool:
     return not bound and not steps
 
 
-def _has_lost(record: ParticipantRecord, start: Order) -> bool:
-    """Whether the record shows that its member's rank of the start is gone."""
-    return record.highest_generation >= start.generation and record.active is None
+def _has_lost(record: ParticipantRecord, generation: int) -> bool:
+    """Whether the record shows that its member's rank of this start is gone."""
+    return record.highest_generation >= generation and record.active is None
 
 
 def consider(agent: SimAgent, order: Order | None) -> None:
     """What the product's `Births` does twice a second with the orders that the agent has."""
     if order is None:
         return
-    agent.simulation.truth.start_heard(agent.member, order.generation)
     agent.handle(WorldReplaced(order.generation))
+    if agent.up:  # Else it died before that was on its disk.
+        agent.simulation.truth.start_heard(agent.member, order.generation)
     if agent.member in order.target.members:
         agent.handle(StartReceived(order))

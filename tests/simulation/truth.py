@@ -59,6 +59,7 @@ class Truth:
         self.starts_by_service = 0
         self.newest_start = 0  # the newest that has made a step
         self.fences: dict[Member, int] = {}  # member -> the newest start that its agent has heard of
+        self.giving_up: dict[Member, bool] = {}  # member -> whether its disk says that its rank is being ended
         self.rank_started: set[tuple[Member, int]] = set()
 
     def value(self, version: int) -> int:
@@ -97,11 +98,17 @@ class Truth:
         self.numbers[generation] = (f"start {generation}", True)
 
     def start_heard(self, member: Member, generation: int) -> None:
-        """An agent hears that the service has started `generation`."""
+        """An agent has heard that the service has started `generation`, and has carried out what follows."""
         self.fences[member] = max(self.fences.get(member, 0), generation)
 
-    def rank_starts(self, member: Member, generation: int) -> None:
+    def persisted(self, member: Member, record: ParticipantRecord) -> None:
+        """A participant has written its record."""
+        self.giving_up[member] = record.replaced is not None
+
+    def rank_starts(self, member: Member, generation: int, journal: ParticipantRecord) -> None:
         """A process of the start is made."""
+        if journal.active is None or journal.active.generation != generation:
+            raise Violation(f"start before persist: generation {generation} on {member}")
         if (member, generation) in self.rank_started:
             raise Violation(f"H6: the rank of generation {generation} on {member} is started twice")
         self.rank_started.add((member, generation))
@@ -223,6 +230,8 @@ class Truth:
 
     def agent_restored(self, member: Member, journal: ParticipantRecord) -> None:
         """A participant came back from its journal: no spoken promise may be forgotten."""
+        if self.giving_up.get(member, False) and journal.replaced is None:
+            raise Violation(f"given-up rank forgotten: {member} was ending it for a start")
         bound = self.bound.get(member)
         if bound is None:
             return

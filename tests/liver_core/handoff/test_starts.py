@@ -20,6 +20,7 @@ from liver_core.handoff.participant_events import (
 )
 from tests.liver_core.handoff.samples import (
     G1,
+    H2,
     STARTED,
     WHY,
     A,
@@ -85,6 +86,18 @@ def test_a_member_that_has_no_part_in_a_start_ends_its_rank_and_no_older_number_
     (report,) = reports_in(machine.handle(OrderReceived(late), NOW))
     assert (report.stage, report.promise) == (Stage.ABORTED, None)
     assert f"2 is used up, the highest seen is {STARTED - 1}" in report.reason.text
+
+
+def test_an_older_world_is_given_up_though_a_greater_number_than_that_of_the_start_was_heard_of():
+    """The abort of a handoff from the newer world came before the news of that world."""
+    machine = participant_in(ParticipantState.CUTTING_OVER)
+    later = order(Phase.ABORT, handoff_id=H2, generation=STARTED + 1, parent=STARTED, source=None)
+    machine.handle(OrderReceived(later), NOW)
+    assert machine.record.highest_generation == STARTED + 1
+    effects = machine.handle(WorldReplaced(STARTED), NOW)
+    assert any(isinstance(effect, StopRank) for effect in effects)
+    assert machine.handle(WorldReplaced(STARTED), NOW) == ()
+    assert machine.record.highest_generation == STARTED + 1
 
 
 def test_a_start_that_comes_after_its_number_was_heard_of_begins_all_the_same():
