@@ -402,7 +402,7 @@ MORE = {
     "own wish believed": Bug(Machines(cutover=BelievesItsOwnWish)),
     "own vote followed": Bug(Machines(cutover=FollowsItsVote)),
     "leaver leaves early": Bug(Machines(cutover=LeavesEarly)),
-    "dropped step applied": Bug(Machines(cutover=AppliesWhatWasDropped)),
+    "dropped step applied": Bug(Machines(cutover=AppliesWhatWasDropped), first_seed=300),
     "dropped step handed over": Bug(Machines(cutover=GoesWithoutGradients)),
     "leaver released before the vote": Bug(Machines(cutover=ReleasesBeforeTheVote)),
     "vote without the share": Bug(Machines(cutover=VotesWithoutItsShare), first_seed=300),
