@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from agent.link.step_leases import ASK_SHARE, SHARE, may_go_on
+from agent.link.step_leases import ASK_SHARE, may_go_on
+from agent.protocol.sync import LEASE_SHARE
 from liver_core.handoff import Order, ParticipantRecord, Reason, StoreAddress, generations, start_order
 from liver_core.handoff.participant_events import StartReceived, WorldReplaced
 from liver_core.layout import Member, ParallelLayout, Roster
@@ -139,7 +140,7 @@ class Starts:
 
     def _may_be_leased(self, member: Member) -> bool:
         since = max(self.said[member].sent_at, self.listening_since)
-        return self.simulation.clock.now < since + SHARE * LOST_AFTER_S
+        return self.simulation.clock.now < since + LEASE_SHARE * LOST_AFTER_S
 
     # Reports and answers.
 
@@ -212,7 +213,7 @@ class Starts:
     def _renew(self, agent: SimAgent) -> None:
         sim = self.simulation
         now, recent_s = sim.clock.now, ASK_SHARE * LOST_AFTER_S
-        until = agent.heard_at + SHARE * LOST_AFTER_S
+        until = agent.heard_at + LEASE_SHARE * LOST_AFTER_S
         if now - agent.heard_at > recent_s:
             known = [now - other.heard_at for other in sim.agents.values() if self._answers(other, agent)]
             reaches = bool(known) or not self.cut_off.get(agent.member, False)
