@@ -50,6 +50,7 @@ class Starts:
         self.wanted: tuple[Member, ...] | None = None
         self.wanted_at = 0.0
         self.said: dict[Member, Said] = {}
+        self.worlds: dict[Roster, None] = {}  # those that there are or were, and targets of handoffs, as it has heard
         self.listening_since = 0.0
         self.cut_off: dict[Member, bool] = {}  # from the service, and whether from everybody else too
         self.gatherings: dict[str, Gathering] = {}
@@ -61,6 +62,7 @@ class Starts:
         sim = self.simulation
         for member, agent in sim.agents.items():
             self.said[member] = Said(0.0, agent.journal)
+            self._learn(agent.journal)
             sim.clock.after(SYNC_S * self.random.random(), self._sync, agent)
         if self.random.random() < 0.6:
             members = tuple(self.random.sample(sim.plan.members, 2))
@@ -122,20 +124,15 @@ class Starts:
             cause="checkpoint",
             checkpoint=str(sim.truth.checkpoint_version),
         )
+        self.worlds[self.newest.target] = None  # It may begin before any of its members reports it.
 
     def _unfenced(self, target: tuple[Member, ...]) -> tuple[str, ...]:
         """Nodes whose leases a start on `target` waits for."""
         said = self.said
-        records = [each.record for each in said.values()]
-        worlds = {record.active for record in records} | {
-            record.order.target for record in records if record.order is not None
-        }
-        if self.newest is not None:
-            worlds.add(self.newest.target)  # It may begin before any of its members reports it.
         older = [
             world.members
-            for world in worlds
-            if world is not None and not any(_is_over(said[member].record, world) for member in world.members)
+            for world in self.worlds
+            if not any(_is_over(said[member].record, world) for member in world.members)
         ]
         leased = [member.node_id for member in said if self._may_be_leased(member)]
         return generations.unfenced(older, target=target, leased=leased)
@@ -143,6 +140,12 @@ class Starts:
     def _may_be_leased(self, member: Member) -> bool:
         since = max(self.said[member].sent_at, self.listening_since)
         return self.simulation.clock.now < since + LEASE_SHARE * LOST_AFTER_S
+
+    def _learn(self, record: ParticipantRecord) -> None:
+        """A handoff that was under way may have gone on unheard, so that its target stays known."""
+        for world in (record.active, record.order and record.order.target):
+            if world is not None:
+                self.worlds[world] = None
 
     # Reports and answers.
 
@@ -166,6 +169,7 @@ class Starts:
             return
         if said.sent_at >= self.said[agent.member].sent_at:
             self.said[agent.member] = said
+        self._learn(said.record)
         self.simulation.clock.after(self._delay_s(), self._take_answer, agent, said, incarnation, self.newest)
 
     def _take_answer(self, agent: SimAgent, said: Said, incarnation: int, newest: Order | None) -> None:
