@@ -54,7 +54,7 @@ def test_random_streams_depend_on_seed_step_and_place_only():
 
 def test_training_gets_the_interpreter_back_at_once_from_a_thread_that_builds():
     """By Python's default no hand-over takes less than 5 ms, and a step has hundreds of them."""
-    assert run_alone(_quickest_turn) < 0.0025
+    assert run_alone(_quickest_turn) < 0.004
 
 
 def test_a_missing_private_name_is_reported_by_name_and_version():
@@ -279,7 +279,7 @@ def _quickest_turn() -> float:
     turns = []
     for _ in range(50):
         began = time.perf_counter()
-        time.sleep(0)  # Gives the interpreter up, as an operation of torch does.
+        done.wait(0.001)  # Gives the interpreter up, for long enough that the other thread takes it.
         turns.append(time.perf_counter() - began)
     done.set()
     return min(turns[1:])
