@@ -1,138 +1,127 @@
-"""How many nodes a job should use of those it may: by what its tokens are worth, its budget and its deadline. Pure.
+"""How many nodes a job should use of those it may, and where: by its policy, its budget and its deadline. Pure.
 
 The best layout for each number of nodes is weighed on measured steps only: before the first, a job takes all nodes that
 make it faster. So it does where a price is not known, which nothing can be weighed without. It is never stopped here.
+A job with a `policy:` is decided by `service.policy`, as replays are; one without keeps to its budget and its deadline.
 """
 
-from collections import Counter
 from dataclasses import dataclass, replace
-from math import inf
 
-from service.planner.change_cost import shipped_cost, state_bytes
-from service.planner.choices import Candidates, best_choice, lies_whole, most_nodes, step_times
-from service.planner.goals import Alert, CountOption, Within, within_goals
-from service.planner.inputs import PlanInputs, PlanNode, PoolMarket
+from agent.protocol.jobfile import PolicyRules
+from service.planner.choices import Candidates
+from service.planner.count_options import candidates_of, count_options
+from service.planner.goals import Alert, CountOption, within_goals
+from service.planner.inputs import PlanInputs, PlanNode
 from service.planner.placement import preferred
+from service.planner.policy_answer import nodes_to_run_on, wanted_of
+from service.planner.policy_question import Question, grouped_by_place, in_one_place, question
+from service.planner.wanted import Wanted
 from service.policy.choosing import UtilityPolicy
-from service.policy.types import (
-    Candidate,
-    Goal,
-    Market,
-    PolicyDecision,
-    PolicyInputs,
-    PolicyKnobs,
-    PoolView,
-    StandingWorld,
-)
+from service.policy.types import Candidate, PolicyDecision
+from service.policy.utility import curve_of, value_of_token
 
-COUNTS_MAX = 32
-"""So many numbers of nodes are weighed, evenly spread where there are more."""
 POOLS_SHOWN_MAX = 3
 HOUR_S = 3_600.0
-PLACE = "here"
-"""All nodes that a job may use can be in one world."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """The inputs with the nodes that the job should use, and why these; what is wrong; what was weighed."""
+    """The inputs with the nodes that the job should use, and why these; what is wrong; what was weighed; what the job
+    should have. `layout`: what the policy chose for these nodes; empty where the planner chooses."""
 
     inputs: PlanInputs
     reason: str = ""
     alerts: tuple[tuple[Alert, str], ...] = ()
     options: tuple[CountOption, ...] = ()
+    wanted: Wanted | None = None
+    layout: str = ""
 
 
 def weighed(inputs: PlanInputs, known: Candidates) -> Weighed | None:
     """None where the job asks for nothing, or nothing can be said."""
-    value, left = _usd_per_mtok(inputs), inputs.remaining
+    policy, left = inputs.job.policy, inputs.remaining
+    alone = in_one_place(inputs)
     ranked = preferred(inputs)
     unpriced = sorted({node.pool for node in ranked if node.usd_per_hour is None})
     alerts: tuple[tuple[Alert, str], ...] = ()
     if left is not None and left.usd is not None and unpriced:
         alerts = ((Alert.UNPRICED, f"its budget is not planned with: pool {unpriced[0]} has no price"),)
-    asks = left is not None or (value is not None and not unpriced)
-    if not asks or not inputs.step_seconds or len(ranked) < inputs.job.nodes.min:
-        return Weighed(inputs, alerts=alerts) if alerts else None
-    candidates = _candidates(inputs, ranked, known)
-    if not candidates:
-        return None
-    by_price = value is not None and not unpriced
-    options = _options(candidates, sorted(ranked, key=lambda node: node.usd_per_hour or 0.0) if by_price else ranked)
-    within = Within(frozenset(option.nodes for option in options))
-    if left is not None:
-        within = within_goals(options, left, len(inputs.world.node_ids()) if inputs.world else None)
-    alerts += within.alerts
-    if by_price and value is not None:
-        allowed = tuple(each for each in candidates if each.nodes in within.counts)
-        decision = UtilityPolicy().decide(_asked(inputs, ranked, allowed, value))
-        found = _by_price(inputs, ranked, decision, value)
+    if policy is not None and not unpriced and inputs.step_seconds:
+        found = _by_policy(inputs, policy, ranked, known)
         if found is not None:
-            return replace(found, alerts=alerts, options=_with_worth(options, decision))
+            return found
+    if left is not None and inputs.step_seconds and len(alone.nodes) >= inputs.job.nodes.min:
+        return _by_goals(alone, known, alerts)
+    return Weighed(alone, alerts=alerts) if alerts or alone is not inputs else None
+
+
+def _by_goals(inputs: PlanInputs, known: Candidates, alerts: tuple[tuple[Alert, str], ...]) -> Weighed | None:
+    """By what is left of its time and its money: the number of nodes with the shortest step that both allow."""
+    ranked, left = preferred(inputs), inputs.remaining
+    candidates = candidates_of(inputs, [ranked], known)
+    if not candidates or left is None:
+        return None
+    options = count_options(candidates, ranked)
+    within = within_goals(options, left, _nodes_now(inputs))
+    alerts += within.alerts
     best = min((each for each in options if each.nodes in within.counts), key=lambda each: (each.step_s, each.nodes))
     if within.counts == {option.nodes for option in options} or best.nodes == len(ranked):
-        reason = f"no number of nodes is worth its price at {value:g} USD per million tokens" if by_price else ""
-        return Weighed(inputs, reason and f"{reason}, and the job goes on", alerts, options)
+        return Weighed(inputs, "", alerts, options)
     reason = f"{best.nodes} of {len(ranked)} nodes by what is left of its time and its budget"
     return Weighed(replace(inputs, nodes=ranked[: best.nodes]), reason, alerts, options)
 
 
-def _usd_per_mtok(inputs: PlanInputs) -> float | None:
-    return inputs.job.policy.usd_per_mtok if inputs.job.policy else None
-
-
-def _asked(
-    inputs: PlanInputs, ranked: tuple[PlanNode, ...], candidates: tuple[Candidate, ...], value: float
-) -> PolicyInputs:
-    """What the policy is asked, of nodes whose prices are known."""
-    held = Counter(node.pool for node in ranked)
-    prices = {node.pool: node.usd_per_hour or 0.0 for node in ranked}
-    markets = {market.pool: market for market in inputs.markets}
-    pools = tuple(_pool(markets.get(pool, PoolMarket(pool)), prices[pool], held[pool]) for pool in sorted(held))
-    on_demand = [each.on_demand_usd_per_hour for each in inputs.markets if each.on_demand_usd_per_hour is not None]
-    policy = inputs.job.policy
-    return PolicyInputs(
-        pools=pools,
-        candidates=candidates,
-        usd_per_hour_on_demand=max(on_demand or prices.values()),
-        standing=_standing(inputs),
-        goal=Goal(usd_per_mtok=value),
-        knobs=PolicyKnobs(gain_min=policy.gain_min if policy else 0.0, spares_max=0),
-    )
-
-
-def _pool(market: PoolMarket, usd_per_hour: float, held: int) -> PoolView:
-    """What costs as much as on demand is not taken back."""
-    on_demand = market.on_demand_usd_per_hour
-    if on_demand is not None and usd_per_hour >= on_demand:
-        return PoolView(market.pool, PLACE, Market.ON_DEMAND, usd_per_hour, held=held)
-    return PoolView(
-        market.pool,
-        PLACE,
-        Market.SPOT,
-        usd_per_hour,
-        held=held,
-        life_s=inf if market.life_s is None else market.life_s,
-        group_sizes=market.group_sizes or ((1, 1.0),),
-    )
-
-
-def _by_price(
-    inputs: PlanInputs, ranked: tuple[PlanNode, ...], decision: PolicyDecision, value: float
+def _by_policy(
+    inputs: PlanInputs, policy: PolicyRules, ranked: tuple[PlanNode, ...], known: Candidates
 ) -> Weighed | None:
-    """The nodes that the policy holds; None where none are worth their price."""
-    at = f"at {value:g} USD per million tokens"
-    if decision.option is None or decision.option.nodes < inputs.job.nodes.min:
+    """By the policy, of nodes that are up and of those that could be bought. None where no layout fits either."""
+    groups = grouped_by_place(inputs, ranked)
+    candidates = candidates_of(inputs, groups, known)
+    if not candidates:
         return None
-    left, kept = Counter(dict(decision.option.hold)), []
-    for node in ranked:
-        if left[node.pool] > 0:
-            kept.append(node)
-            left[node.pool] -= 1
-    if len(kept) == len(ranked):
-        return Weighed(inputs, f"all of them are worth their price {at}{_lives(inputs)}")
-    reason = f"{len(kept)} of {len(ranked)} nodes are worth their price {at}{_lives(inputs)}"
-    return Weighed(replace(inputs, nodes=tuple(kept)), reason)
+    asked = question(inputs, policy, ranked, candidates)
+    decision = UtilityPolicy().decide(asked.asked)
+    options, alerts = _looked_at(inputs, groups[0], candidates, decision)
+    kept = nodes_to_run_on(inputs, asked, ranked, decision)
+    wanted = wanted_of(inputs, asked, ranked, kept, decision)
+    said = f"; {wanted.reason}" if wanted is not None and wanted.reason else ""
+    at = _value(asked)
+    if kept is None:
+        if len(ranked) < inputs.job.nodes.min:
+            return Weighed(inputs, said.removeprefix("; "), alerts, options, wanted)
+        alone = in_one_place(inputs)
+        on = _by_goals(alone, known, ()) if inputs.remaining is not None else None
+        reason = f"no number of nodes is worth its price {at}, and the job goes on{said}"
+        return Weighed(on.inputs if on is not None else alone, reason, alerts, options, wanted)
+    count = "all of them are" if len(kept) == len(ranked) else f"{len(kept)} of {len(ranked)} nodes are"
+    reason = f"{count} worth their price {at}{_lives(inputs)}{said}"
+    layout = decision.option.layout if decision.option is not None and not inputs.job.layouts.pinned else ""
+    return Weighed(replace(inputs, nodes=kept), reason, alerts, options, wanted, layout)
+
+
+def _looked_at(
+    inputs: PlanInputs, nodes: tuple[PlanNode, ...], candidates: tuple[Candidate, ...], decision: PolicyDecision
+) -> tuple[tuple[CountOption, ...], tuple[tuple[Alert, str], ...]]:
+    """The numbers of nodes that are up, with what each is worth, and what a person should know of them."""
+    up = tuple(each for each in candidates if each.nodes <= len(nodes))
+    options = count_options(up, sorted(nodes, key=lambda node: node.usd_per_hour or 0.0))
+    alerts: tuple[tuple[Alert, str], ...] = ()
+    if options and inputs.remaining is not None:
+        alerts = within_goals(options, inputs.remaining, _nodes_now(inputs)).alerts
+    worth = {(each.layout, each.nodes): each.utility_usd_per_hour for each in reversed(decision.alternatives)}
+    return tuple(replace(each, usd_per_hour_worth=worth.get((each.layout, each.nodes))) for each in options), alerts
+
+
+def _nodes_now(inputs: PlanInputs) -> int | None:
+    return len(inputs.world.node_ids()) if inputs.world else None
+
+
+def _value(asked: Question) -> str:
+    """What a token is worth, for a reason."""
+    value, why = value_of_token(asked.asked, curve_of(asked.asked.candidates))
+    if asked.asked.goal.usd_per_mtok is not None:
+        return f"at {asked.asked.goal.usd_per_mtok:g} USD per million tokens"
+    return f"at {value * 1e6:.3g} USD per million tokens ({why})"
 
 
 def _lives(inputs: PlanInputs) -> str:
@@ -144,52 +133,3 @@ def _lives(inputs: PlanInputs) -> str:
     )
     told = (f"{pool} in {life_s / HOUR_S:.2g} h, after {seen}" for life_s, pool, seen in known[:POOLS_SHOWN_MAX])
     return f"; next losses expected of {', '.join(told)}" if known else ""
-
-
-def _options(
-    candidates: tuple[Candidate, ...], nodes: list[PlanNode] | tuple[PlanNode, ...]
-) -> tuple[CountOption, ...]:
-    """The fastest for each number of nodes, which are the first of `nodes`."""
-    found: dict[int, CountOption] = {}
-    for each in candidates:
-        prices = [node.usd_per_hour for node in nodes[: each.nodes]]
-        usd = None if None in prices else sum(price for price in prices if price is not None)
-        if each.nodes not in found or each.step_time_s < found[each.nodes].step_s:
-            found[each.nodes] = CountOption(each.nodes, each.layout, each.step_time_s, usd)
-    return tuple(found[count] for count in sorted(found))
-
-
-def _with_worth(options: tuple[CountOption, ...], decision: PolicyDecision) -> tuple[CountOption, ...]:
-    worth = {(each.layout, each.nodes): each.utility_usd_per_hour for each in reversed(decision.alternatives)}
-    return tuple(replace(each, usd_per_hour_worth=worth.get((each.layout, each.nodes))) for each in options)
-
-
-def _candidates(inputs: PlanInputs, ranked: tuple[PlanNode, ...], known: Candidates) -> tuple[Candidate, ...]:
-    """The best layout for each number of nodes, and the present one."""
-    tokens = inputs.job.global_batch * inputs.job.model.seq_length
-    change_s = shipped_cost().lost_s(state_bytes(inputs.job)) if inputs.markets else 0.0
-    least, most = inputs.job.nodes.min, most_nodes(inputs)
-    counts = range(least, most + 1, max(1, -(-(most - least + 1) // COUNTS_MAX)))
-    found = {}
-    for count in {*counts, most}:
-        best = best_choice(replace(inputs, nodes=ranked[:count]), known)
-        if best is not None:
-            found[count] = Candidate(
-                str(best.layout), count, best.step.seconds, tokens, best.step.error, best.step.measured, change_s
-            )
-    world = inputs.world
-    if world is not None and str(world.layout) not in {each.layout for each in found.values()}:
-        step = step_times(inputs).of_layout(world.layout, whole=lies_whole(world.layout, world.members))
-        nodes = len(world.node_ids())
-        found[-nodes] = Candidate(str(world.layout), nodes, step.seconds, tokens, step.error, step.measured, change_s)
-    return tuple(found[count] for count in sorted(found))
-
-
-def _standing(inputs: PlanInputs) -> StandingWorld | None:
-    world = inputs.world
-    if world is None:
-        return None
-    members, pools = set(world.node_ids()), {node.node_id: node.pool for node in inputs.nodes}
-    use = Counter(pools[name] for name in members if name in pools)
-    whole = members <= set(pools)
-    return StandingWorld(str(world.layout), len(members), PLACE, tuple(sorted(use.items())), is_whole=whole)
