@@ -178,8 +178,7 @@ class PlanOut(BaseModel):
     options: list[OptionOut] = Field(description="Numbers of nodes that were weighed by price, budget or deadline.")
     alerts: list[Alert] = Field(description="What a person should know; the reason says it in words.")
     wanted: WantedOut | None = Field(
-        default=None,
-        description="What the job should have; null without `policy`, and where nothing could be weighed."
+        default=None, description="What the job should have; null without `policy`, and where nothing could be weighed."
     )
     made_from: MadeFrom
     inputs_digest: str
@@ -205,8 +204,7 @@ class DecisionOut(BaseModel):
     options: list[OptionOut] = Field(description="Numbers of nodes that were weighed by price, budget or deadline.")
     alerts: list[Alert] = Field(description="What a person should know; the reason says it in words.")
     wanted: WantedOut | None = Field(
-        default=None,
-        description="What the job should have; null without `policy`, and where nothing could be weighed."
+        default=None, description="What the job should have; null without `policy`, and where nothing could be weighed."
     )
     made_from: MadeFrom = Field(validation_alias="inputs")
     inputs_digest: str = Field(description="The same for the same inputs.")

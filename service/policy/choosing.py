@@ -267,9 +267,7 @@ def _filled(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) ->
     return filled if left == 0 else None
 
 
-def _scored(
-    weighing: Weighing, candidate: Candidate, place: str, filled: _Filled, spares: int
-) -> ScoredOption:
+def _scored(weighing: Weighing, candidate: Candidate, place: str, filled: _Filled, spares: int) -> ScoredOption:
     inputs, use = weighing.inputs, _used(filled, candidate.nodes)
     if not inputs.knobs.releases:
         filled = [(pool, max(count, _capacity(pool, pool.market is Market.ON_DEMAND))) for pool, count in filled]

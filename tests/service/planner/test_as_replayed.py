@@ -1,4 +1,4 @@
-"""The service decides as a replay does: each question that a replay asks is put to the service too, as nodes and world."""
+"""The service decides as a replay does: each question that a replay asks is put to the service too, as nodes, world."""
 
 from collections import Counter
 from dataclasses import replace
