@@ -198,12 +198,12 @@ def test_what_a_job_should_have_is_stored_once_and_again_only_when_it_changes(fl
         fleet.round(seconds=5.0)
     before = decisions(fleet)
     assert before[-1]["wanted"]["gives_back"] == [] and before[-1]["wanted"]["spares"] == 0
-    for _ in range(10):
-        fleet.round(seconds=5.0)
+    for _ in range(7):
+        fleet.round(seconds=6.0)
     assert decisions(fleet) == before
     fleet.add("e")
-    for _ in range(10):
-        fleet.round(seconds=5.0)
+    for _ in range(6):
+        fleet.round(seconds=6.0)
     after = decisions(fleet)
     assert len(after) == len(before) + 1
     assert after[-1]["wanted"]["gives_back"] == ["e"] and after[-1]["verdict"] == "stay"
