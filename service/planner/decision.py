@@ -20,7 +20,7 @@ from service.planner.choices import (
 from service.planner.inputs import Alternative, PlanInputs, PlannerDecision, PlannerVerdict
 from service.planner.placement import place
 from service.planner.step_time import StepEstimate
-from service.planner.worth import Weighed, weighed
+from service.planner.weighing.worth import Weighed, weighed
 
 ALTERNATIVES_MAX = 16
 

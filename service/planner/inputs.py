@@ -10,7 +10,7 @@ from agent.protocol.jobfile import JobFile
 from agent.protocol.values import Placement
 from liver_core.layout import Member, ParallelLayout
 from service.planner.goals import Alert, CountOption, Remaining
-from service.planner.wanted import Wanted
+from service.planner.weighing.wanted import WantedCapacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class PlannerDecision:
     target: Placement | None = None
     alerts: tuple[Alert, ...] = ()
     options: tuple[CountOption, ...] = ()
-    wanted: Wanted | None = None
+    wanted: WantedCapacity | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from service.planner.choices import Candidates, best_choice, lies_whole, step_ti
 from service.planner.decision import decide, seconds_of, too_few_ranks
 from service.planner.inputs import LossPlan, PlanInputs, PlannerVerdict, PlanNode
 from service.planner.placement import preferred
-from service.planner.policy_question import in_one_place
+from service.planner.weighing.policy_question import in_one_place
 
 SEATS_IN_PLANS_MAX = 16_384
 """So many ranks are named in the standing plans of a job. Of a larger job the agents seat the ranks themselves."""

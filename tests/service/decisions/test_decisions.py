@@ -193,7 +193,7 @@ def test_what_a_job_should_have_is_stored_once_and_again_only_when_it_changes(fl
     fleet.add("a", "b", "c", "d")
     price = {"price_usd_per_hour": 2.0, "on_demand_usd_per_hour": 6.0}
     fleet.client.put("/api/v1/pools/spot-a/price", json=price)
-    fleet.submit(policy={"usd_per_mtok": 1e4, "spares_max": 0}, layouts={"allowed": ["TP2xPP2"]})
+    fleet.submit(policy={"usd_per_mtok": 1e4, "on_demand": False, "spares_max": 0}, layouts={"allowed": ["TP2xPP2"]})
     for _ in range(10):
         fleet.round(seconds=5.0)
     before = decisions(fleet)

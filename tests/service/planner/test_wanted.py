@@ -9,7 +9,7 @@ from service.planner.decision import decide
 from service.planner.goals import Alert, Remaining
 from service.planner.inputs import PlanInputs, PlannerDecision, PlannerVerdict, PlanNode, PoolMarket
 from service.planner.losses import loss_plans, spares, standing_plans
-from service.planner.wanted import Wanted
+from service.planner.weighing.wanted import WantedCapacity
 from service.policy.types import Market
 from tests.service.planner.test_decision import job, started
 from tests.service.planner.test_worth import MARGIN, fleet
@@ -30,7 +30,7 @@ def weighing(*nodes: PlanNode, markets: tuple[PoolMarket, ...] = (market(),), **
     return PlanInputs(spec, nodes, step_seconds=STEPS, markets=markets)
 
 
-def want(decision: PlannerDecision) -> Wanted:
+def want(decision: PlannerDecision) -> WantedCapacity:
     assert decision.wanted is not None, decision.reason
     return decision.wanted
 

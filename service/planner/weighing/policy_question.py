@@ -36,7 +36,7 @@ class PoolSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class PolicyQuestion:
     """What the policy is asked, and what its pools stand for, by their names there."""
 
     asked: PolicyInputs
@@ -50,7 +50,7 @@ class Question:
 
 def question(
     inputs: PlanInputs, policy: PolicyRules, nodes: Sequence[PlanNode], candidates: Sequence[Candidate]
-) -> Question:
+) -> PolicyQuestion:
     """Of nodes whose prices are known."""
     pools, views = _pools(inputs, policy, nodes)
     standing = _standing(inputs, policy.within)
@@ -73,7 +73,7 @@ def question(
             is_reproducible=policy.keep_tp,
         ),
     )
-    return Question(asked, pools, policy.within)
+    return PolicyQuestion(asked, pools, policy.within)
 
 
 def place_of(node: PlanNode, within: OnePlace | None) -> str:

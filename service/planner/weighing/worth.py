@@ -9,13 +9,13 @@ from dataclasses import dataclass, replace
 
 from agent.protocol.jobfile import PolicyRules
 from service.planner.choices import Candidates
-from service.planner.count_options import candidates_of, count_options
 from service.planner.goals import Alert, CountOption, within_goals
 from service.planner.inputs import PlanInputs, PlanNode
 from service.planner.placement import preferred
-from service.planner.policy_answer import nodes_to_run_on, wanted_of
-from service.planner.policy_question import Question, grouped_by_place, in_one_place, question
-from service.planner.wanted import Wanted
+from service.planner.weighing.count_options import candidates_of, count_options
+from service.planner.weighing.policy_answer import nodes_to_run_on, wanted_of
+from service.planner.weighing.policy_question import PolicyQuestion, grouped_by_place, in_one_place, question
+from service.planner.weighing.wanted import WantedCapacity
 from service.policy.choosing import UtilityPolicy
 from service.policy.types import Candidate, PolicyDecision
 from service.policy.utility import curve_of, value_of_token
@@ -33,7 +33,7 @@ class Weighed:
     reason: str = ""
     alerts: tuple[tuple[Alert, str], ...] = ()
     options: tuple[CountOption, ...] = ()
-    wanted: Wanted | None = None
+    wanted: WantedCapacity | None = None
     layout: str = ""
 
 
@@ -116,7 +116,7 @@ def _nodes_now(inputs: PlanInputs) -> int | None:
     return len(inputs.world.node_ids()) if inputs.world else None
 
 
-def _value(asked: Question) -> str:
+def _value(asked: PolicyQuestion) -> str:
     """What a token is worth, for a reason."""
     value, why = value_of_token(asked.asked, curve_of(asked.asked.candidates))
     if asked.asked.goal.usd_per_mtok is not None:

@@ -35,7 +35,7 @@ class PoolWant:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedCapacity:
     """The option that the policy wants to have: its layout, on how many nodes, with how many spares beside them, for
     what price, and what it is worth beyond that, both in USD per hour. `gives_back`: free nodes that buy nothing, by
     name. `weighed`: the options that were weighed, the best first; their pools have the policy's names."""

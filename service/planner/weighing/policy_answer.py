@@ -4,13 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 
 from service.planner.inputs import PlanInputs, PlanNode
-from service.planner.policy_question import Question
-from service.planner.wanted import PoolWant, Wanted, said
+from service.planner.weighing.policy_question import PolicyQuestion
+from service.planner.weighing.wanted import PoolWant, WantedCapacity, said
 from service.policy.types import PolicyDecision, PolicyVerdict, ScoredOption
 
 
 def nodes_to_run_on(
-    inputs: PlanInputs, asked: Question, ranked: Sequence[PlanNode], decision: PolicyDecision
+    inputs: PlanInputs, asked: PolicyQuestion, ranked: Sequence[PlanNode], decision: PolicyDecision
 ) -> tuple[PlanNode, ...] | None:
     """The nodes of the option that the policy runs, in their order; None where nothing that is up is worth running."""
     option = decision.option
@@ -32,11 +32,11 @@ def nodes_to_run_on(
 
 def wanted_of(
     inputs: PlanInputs,
-    asked: Question,
+    asked: PolicyQuestion,
     ranked: Sequence[PlanNode],
     run: Sequence[PlanNode] | None,
     decision: PolicyDecision,
-) -> Wanted | None:
+) -> WantedCapacity | None:
     """What the job should have; None where the policy would have nothing. `run`: what it runs on, None where that is
     not the policy's choice: then nothing is given back."""
     best, policy = decision.best, inputs.job.policy
@@ -52,7 +52,7 @@ def wanted_of(
     gives_back = _unused(inputs, asked, ranked, run, hold) if run is not None else ()
     reason = said(pools, gives_back, best.spares, policy.acquire_s)
     moved = _move(asked, best, decision)
-    return Wanted(
+    return WantedCapacity(
         layout=best.layout,
         place=best.place if asked.within is not None else "",
         nodes=best.nodes,
@@ -67,7 +67,7 @@ def wanted_of(
 
 
 def _taken(
-    asked: Question, ranked: Sequence[PlanNode], counts: dict[str, int], most: int, besides: frozenset[str]
+    asked: PolicyQuestion, ranked: Sequence[PlanNode], counts: dict[str, int], most: int, besides: frozenset[str]
 ) -> frozenset[str]:
     """The first nodes of each pool of the question, as many as it counts, `most` in all."""
     found: set[str] = set()
@@ -84,7 +84,7 @@ def _taken(
 
 
 def _unused(
-    inputs: PlanInputs, asked: Question, ranked: Sequence[PlanNode], run: Sequence[PlanNode], hold: dict[str, int]
+    inputs: PlanInputs, asked: PolicyQuestion, ranked: Sequence[PlanNode], run: Sequence[PlanNode], hold: dict[str, int]
 ) -> tuple[str, ...]:
     """Free nodes beyond what is held of their pool. Members that the job leaves are free only when it has left them."""
     members = set(inputs.world.node_ids()) if inputs.world is not None else set()
@@ -103,7 +103,7 @@ def _unused(
     return tuple(sorted(unused))
 
 
-def _move(asked: Question, best: ScoredOption, decision: PolicyDecision) -> str:
+def _move(asked: PolicyQuestion, best: ScoredOption, decision: PolicyDecision) -> str:
     """What going to another place costs, for a reason."""
     standing, option = asked.asked.standing, decision.option
     if standing is None or best.place == standing.place:
