@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
-from agent.link.kept_orders import answered_of, known_of, whole
+from agent.link.kept_orders import answered_of, brought, known_of, whole
 from agent.link.link import AWAKE_LEAST_S
 from agent.protocol.joining import JOIN_PATH, JoinRequest, NodeToken
 from agent.protocol.sync import (
@@ -35,6 +35,7 @@ from agent.protocol.sync import (
     SyncOrders,
     SyncReport,
 )
+from agent.protocol.wake import WakeEvent, WakeOrders
 from liver_core.handoff import RankStage
 
 ANSWER_S = 30.0
@@ -65,14 +66,14 @@ class Line:
             self.close()
         return int(head[9:12]), content
 
-    async def events(self, path: str, token: str, take: Callable[[], None]) -> None:
-        """Call `take` for each event of a stream, until it ends."""
+    async def events(self, path: str, token: str, take: Callable[[bytes], None]) -> None:
+        """Call `take` with the data of each event of a stream, until it ends."""
         reader, writer = await self._open()
         try:
             await _send(writer, "GET", path, token, "")
             while line := await reader.readline():
                 if line.startswith(b"data:"):
-                    take()
+                    take(line.removeprefix(b"data:"))
         finally:
             self.close()
 
@@ -154,6 +155,7 @@ class BusyAgent:
         self._notices: list[NoticeFact] = []
         self._named: set[tuple[str, datetime]] = set()
         self._awake = asyncio.Event()
+        self._brought: WakeOrders | None = None
 
     async def join(self, join_token: str) -> None:
         """Get a token of this node."""
@@ -195,11 +197,13 @@ class BusyAgent:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due_s - time.monotonic())):
                     await self._awake.wait()
+            self._take_brought()
             if self._awake.is_set():
                 await asyncio.sleep(max(0.0, began_s + AWAKE_LEAST_S - time.monotonic()))
             else:
                 due_s = max(due_s + self._pace.period_s, time.monotonic())
             self._awake.clear()
+            self._take_brought()
             began_s = time.monotonic()
             await self.sync()
 
@@ -238,6 +242,14 @@ class BusyAgent:
         self._answered_at = self.orders.issued_utc, time.monotonic()
         self._note_orders()
 
+    def _take_brought(self) -> None:
+        """What a wake-up brought, as `agent.link.link` takes it: never while a report is under way."""
+        orders, self._brought = self._brought, None
+        taken = brought(orders, self.orders) if orders is not None else None
+        if taken is not None:
+            self.orders = taken
+            self._note_orders()
+
     def _note_orders(self) -> None:
         if self._watch.take_orders is not None:
             self._watch.take_orders(self)
@@ -250,7 +262,8 @@ class BusyAgent:
                 self._named.add((fact.node_id, fact.first_seen_utc))
                 self._watch.notices_ms.append((now - since) * 1e3)
 
-    def _woken(self) -> None:
+    def _woken(self, event: bytes) -> None:
+        self._brought = WakeEvent.model_validate_json(event).orders or self._brought
         self._awake.set()
         job = self.job()
         since = self._watch.asked_at.get(job.job_id) if job is not None else None
