@@ -15,7 +15,6 @@ from service.sync import answers, news
 from service.sync.answers import StandingNow, Told
 from service.sync.endpoints import Listener, listener_of, wake
 from tests.service.fake_agent import FakeAgent
-from tests.service.sync.test_cost import statements
 
 
 @pytest.fixture
@@ -53,14 +52,17 @@ def test_what_was_brought_is_not_brought_again_and_nothing_is_where_nothing_is_n
     assert news_of(context, "nobody") is None
 
 
-def test_all_members_of_a_job_are_brought_orders_that_are_made_once(noticed, context):
+def test_all_members_of_a_job_are_brought_orders_that_are_looked_up_and_made_once(noticed, context, monkeypatch):
+    looks: list[str] = []
+    find = news.standing_jobs
+    monkeypatch.setattr(news, "standing_jobs", lambda *asked: looks.append("look") or find(*asked))
+    monkeypatch.setattr(answers, "shared_orders", lambda *_, **__: pytest.fail("the node's own answer had them made"))
+
     async def all_at_once() -> list[str | None]:
         return list(await asyncio.gather(*(context.news.of(name) for name in "bcd")))
 
-    with statements(context) as seen:
-        found = asyncio.run(all_at_once())
-    assert None not in found
-    assert len(seen) == 1, "the answer to the node that goes had them made\n" + "\n".join(seen)
+    assert None not in asyncio.run(all_at_once())
+    assert looks == ["look"]
 
 
 def test_a_node_that_is_no_member_any_more_is_brought_nothing(noticed, context, clock):
