@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from agent.protocol.sync import ANSWERED_AGO_S_MAX, NEIGHBOURS_KNOWN_MAX, JobOrder, PeerKeyKept, SyncOrders
-from agent.protocol.wake import WakeOrders
+from agent.protocol.wake_up import WakeOrders
 
 
 def known_of(orders: SyncOrders | None) -> dict[str, object]:

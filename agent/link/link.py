@@ -19,7 +19,7 @@ from agent.protocol import PROTOCOL_VERSION
 from agent.protocol.errors import REPLACED, VERSION_MISMATCH
 from agent.protocol.joining import JOIN_PATH
 from agent.protocol.sync import SyncOrders, SyncReport
-from agent.protocol.wake import WakeEvent, WakeOrders
+from agent.protocol.wake_up import WakeEvent, WakeOrders
 
 SYNC_PATH = "/agent/v1/sync"
 WAKE_PATH = "/agent/v1/wake"

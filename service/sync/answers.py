@@ -17,7 +17,7 @@ from sqlalchemy import DateTime, bindparam, text
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import SyncOrders
-from agent.protocol.wake import WakeOrders
+from agent.protocol.wake_up import WakeOrders
 from liver_core.layout.limits import NODES_MAX
 from service.jobs.queries import LIST_MAX
 from service.nodes.skew import in_node_time, off_by

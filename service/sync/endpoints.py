@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from agent.protocol import errors
 from agent.protocol.errors import FieldProblem, Problem
 from agent.protocol.sync import REPORT_BYTES_MAX, SyncOrders
-from agent.protocol.wake import WakeEvent
+from agent.protocol.wake_up import WakeEvent
 from liver_core.layout.limits import NodeId
 from service.context import Context, ContextOf, NodeOf
 from service.db.wake import node_topic
@@ -113,7 +113,7 @@ def _check_node(caller: Caller, node_id: str, *, field: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Listener:
+class WakeReader:
     """Who follows a wake stream, and with what token: `is_known` while the token is certain not to have been revoked,
     `is_over` once it has expired."""
 
@@ -124,11 +124,11 @@ class Listener:
 
 async def listener_of(
     request: Request, context: ContextOf, caller: NodeOf, node_id: Annotated[NodeId, Query()]
-) -> Listener:
+) -> WakeReader:
     """Raises 403 for a token of another node."""
     _check_node(caller, node_id, field="node_id")
     token, expires_at = bearer_of(request.headers), caller.expires_at
-    return Listener(
+    return WakeReader(
         node_id,
         is_known=lambda: context.recent_nodes.find(token, now=context.clock()) is not None,
         is_over=lambda: expires_at is not None and context.clock() >= expires_at,
@@ -142,7 +142,7 @@ async def listener_of(
     response_class=EventSourceResponse,
 )
 async def wake(
-    context: ContextOf, listener: Annotated[Listener, Depends(listener_of)]
+    context: ContextOf, listener: Annotated[WakeReader, Depends(listener_of)]
 ) -> AsyncIterator[ServerSentEvent]:
     """One event at the start and one per change of the node's orders, with the new orders where they are at hand. Only
     a hint: sync at each, and also every `poll_s`. Ends when its token expires: come again with another."""

@@ -35,7 +35,7 @@ from agent.protocol.sync import (
     SyncOrders,
     SyncReport,
 )
-from agent.protocol.wake import WakeEvent, WakeOrders
+from agent.protocol.wake_up import WakeEvent, WakeOrders
 from liver_core.handoff import RankStage
 
 ANSWER_S = 30.0

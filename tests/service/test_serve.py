@@ -19,7 +19,7 @@ import uvicorn
 from sqlalchemy import text
 
 from agent.link.kept_orders import brought
-from agent.protocol.wake import WakeEvent
+from agent.protocol.wake_up import WakeEvent
 from service import server as serve
 from service.app import create_app
 from service.context import utc_now

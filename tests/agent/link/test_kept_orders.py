@@ -7,7 +7,7 @@ import pytest
 
 from agent.link.kept_orders import brought, known_of, whole
 from agent.protocol.sync import JobOrder, SyncOrders
-from agent.protocol.wake import WakeOrders
+from agent.protocol.wake_up import WakeOrders
 from tests.agent.stub_service import StubService
 from tests.service.fake_agent import JOB
 

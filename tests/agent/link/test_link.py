@@ -18,7 +18,7 @@ from agent.link.link import AFTER_TIMEOUT_S, CALM_S, SPACING_S, LinkRefused, Lin
 from agent.protocol.errors import version_problem
 from agent.protocol.joining import JOIN_PATH
 from agent.protocol.sync import NodeInfo, Provider, SyncOrders, SyncReport
-from agent.protocol.wake import WakeEvent, WakeOrders
+from agent.protocol.wake_up import WakeEvent, WakeOrders
 from tests.agent.waiting import eventually
 
 INCARNATION = UUID(int=1)

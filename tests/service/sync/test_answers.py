@@ -11,7 +11,7 @@ from liver_core.handoff import RankStage
 from service.reconcilers import jobs
 from service.reconcilers.nodes import NodeWatch
 from service.sync import orders
-from service.sync.endpoints import Listener, wake
+from service.sync.endpoints import WakeReader, wake
 from tests.service.fake_agent import JOB, FakeAgent, step_row
 
 UNCHANGED_BYTES_MAX = 600
@@ -138,7 +138,7 @@ def test_an_idle_wake_stream_asks_the_database_nothing(client, context):
     try:
 
         async def first_events() -> list[str]:
-            events = aiter(wake(context, Listener("a", is_known=lambda: True, is_over=lambda: False)))
+            events = aiter(wake(context, WakeReader("a", is_known=lambda: True, is_over=lambda: False)))
             found = [(await anext(events)).id]
             context.hub.wake_all()
             found.append((await anext(events)).id)

@@ -9,11 +9,11 @@ from sqlalchemy.exc import OperationalError
 from starlette.requests import Request
 
 from agent.link.kept_orders import brought
-from agent.protocol.wake import WakeEvent, WakeOrders
+from agent.protocol.wake_up import WakeEvent, WakeOrders
 from service.jobs.tables import JobRow
 from service.sync import answers, news
 from service.sync.answers import StandingNow, Told
-from service.sync.endpoints import Listener, listener_of, wake
+from service.sync.endpoints import WakeReader, listener_of, wake
 from tests.service.fake_agent import FakeAgent
 
 
@@ -93,7 +93,7 @@ def woken(context, agent: FakeAgent, is_known: Callable[[], bool]) -> WakeEvent:
     """The event of a change, as the agent's stream has it."""
 
     async def second() -> str | None:
-        listener = Listener(agent.node_id, is_known=is_known, is_over=lambda: False)
+        listener = WakeReader(agent.node_id, is_known=is_known, is_over=lambda: False)
         async with aclosing(wake(context, listener)) as events:  # type: ignore[type-var]
             await anext(events)
             context.hub.wake_all()
@@ -127,7 +127,7 @@ def test_a_stream_ends_with_its_token(context, monkeypatch):
     monkeypatch.setattr("service.sync.endpoints.END_LOOK_S", 0.01)
 
     async def numbers() -> list[str | None]:
-        listener = Listener("b", is_known=lambda: True, is_over=lambda: True)
+        listener = WakeReader("b", is_known=lambda: True, is_over=lambda: True)
         return [event.id async for event in wake(context, listener)]
 
     assert asyncio.run(numbers()) == ["0"]
