@@ -154,8 +154,7 @@ def test_a_members_stream_brings_the_orders_that_name_a_notice_of_another_one(tm
         ends_at = time.monotonic() + 30
         while not all(agent.sync().jobs for agent in (first, second)):
             assert time.monotonic() < ends_at, "the job was not ordered within 30 s"
-        query = {"params": {"node_id": "b"}, "headers": second.headers}
-        with client.stream("GET", "/agent/v1/wake", **query) as events:
+        with client.stream("GET", "/agent/v1/wake?node_id=b", headers=second.headers) as events:
             lines = sse(events)
             assert next(lines) == ("wake", {"number": 0})
             fact = first.notice()

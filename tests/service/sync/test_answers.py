@@ -137,7 +137,7 @@ def test_an_idle_wake_stream_asks_the_database_nothing(client, context):
     event.listen(context.database.engine, "before_cursor_execute", keep)
     try:
 
-        async def first_events() -> list[str]:
+        async def first_events() -> list[str | None]:
             events = aiter(wake(context, WakeReader("a", is_known=lambda: True, is_over=lambda: False)))
             found = [(await anext(events)).id]
             context.hub.wake_all()
