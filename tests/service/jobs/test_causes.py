@@ -113,7 +113,7 @@ def test_an_attempt_in_which_one_rank_could_not_be_read_names_that_rank_and_its_
     source = Roster("job", 2, ParallelLayout(pp=2), (Member("b", 0), Member("c", 0)))
     missed = Reason("x", "connect", 0, node="d", cause=FailureCause(FailedPart.PEER, peer=1))
     found = cause_of_attempt(missed, store_node="a", source=source)
-    assert found == FirstCause(FailedPart.PEER, "c", 1)
+    assert found is not None and found == FirstCause(FailedPart.PEER, "c", 1)
     assert first_of([found, of_rank(1, 6, KILLED)]) == of_rank(1, 6, KILLED)
     assert in_words(found.as_json()) == "not reached by another rank: rank 1 on c"
     beyond = replace(missed, cause=FailureCause(FailedPart.PEER, peer=2))
