@@ -57,23 +57,23 @@ class Weighing:
 
     def utility(self, candidate: Candidate, place: str, pools: list[tuple[PoolView, int]], spares: int) -> float:
         """USD per hour; see `service.policy.utility`."""
-        used = [pool for pool, count in pools if count]
-        horizon = horizon_s(self.inputs, used)
-        share = max(0.0, horizon - self.change_s(candidate, place)) / horizon
-        worth = self.usd_per_token * candidate.tokens_per_s * HOUR_S * share
-        prices = sum(pool.usd_per_hour * count for pool, count in pools)
-        moved_usd = 0.0 if self.goes_on(candidate.layout, place) else max((pool.move_usd for pool in used), default=0.0)
-        losses = sum(
-            tokens_of_one_loss(self.curve, candidate, spares, pool) * HOUR_S / pool.life_s
-            for pool in used
-            if pool.market is Market.SPOT and pool.life_s < inf
-        )
-        losses -= sum(
-            tokens_of_one_gain(self.curve, candidate, spares, pool) * HOUR_S / pool.grows_in_s
-            for pool in used
-            if pool.grows_in_s < inf and pool.acquire_s
-        )
-        return worth - prices - moved_usd * HOUR_S / horizon - self.usd_per_token * losses
+        prices = moved_usd = losses = gains = changes_per_s = 0.0
+        for pool, count in pools:
+            prices += pool.usd_per_hour * count
+            if not count:
+                continue
+            changes_per_s += 1.0 / pool.life_s + 1.0 / pool.grows_in_s
+            moved_usd = max(moved_usd, pool.move_usd)
+            if pool.market is Market.SPOT and pool.life_s < inf:
+                losses += tokens_of_one_loss(self.curve, candidate, spares, pool) * HOUR_S / pool.life_s
+            if pool.grows_in_s < inf and pool.acquire_s:
+                gains += tokens_of_one_gain(self.curve, candidate, spares, pool) * HOUR_S / pool.grows_in_s
+        horizon = horizon_s(self.inputs.knobs, changes_per_s)
+        change_s = self.change_s(candidate, place)
+        if self.goes_on(candidate.layout, place):
+            moved_usd = 0.0
+        worth = self.usd_per_token * candidate.tokens_per_s * HOUR_S * (max(0.0, horizon - change_s) / horizon)
+        return worth - prices - moved_usd * HOUR_S / horizon - self.usd_per_token * (losses - gains)
 
     def is_safe(self, candidate: Candidate, place: str, pools: list[tuple[PoolView, int]]) -> bool:
         """Whether the deadline holds if the option is lost at the next decision and the job then starts on on-demand
@@ -164,20 +164,28 @@ def _options(weighing: Weighing, *, up_only: bool) -> Iterator[_Option]:
     for place in sorted({pool.place for pool in inputs.pools}):
         pools = [pool for pool in inputs.pools if pool.place == place and _may_buy(pool, inputs)]
         there = sum(_capacity(pool, up_only) for pool in pools)
+        orders = _orders(pools)
         for candidate in weighing.curve.best:
             if candidate.nodes > there:
                 break
             for spares in _spares(there - candidate.nodes, inputs):
-                for filled in _fillings(pools, candidate.nodes, spares, up_only=up_only):
+                for filled in _fillings(orders, candidate.nodes, spares, up_only=up_only):
                     if weighing.is_safe(candidate, place, filled):
                         yield _scored(weighing, candidate, place, filled, spares), candidate
 
 
-def _fillings(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) -> list[list[tuple[PoolView, int]]]:
-    """Nodes from the cheapest pools first; and, where a place has several, from those that last longest."""
+def _orders(pools: list[PoolView]) -> list[list[PoolView]]:
+    """The cheapest pools first; and, where a place has several, those that last longest."""
     orders = [sorted(pools, key=lambda pool: (pool.usd_per_hour, pool.pool))]
     if len(pools) > 1:
         orders.append(sorted(pools, key=lambda pool: (-pool.life_s, pool.usd_per_hour, pool.pool)))
+    return orders
+
+
+def _fillings(
+    orders: list[list[PoolView]], nodes: int, spares: int, *, up_only: bool
+) -> list[list[tuple[PoolView, int]]]:
+    """Nodes from the pools in each of the orders."""
     found = [_filled(order, nodes, spares, up_only=up_only) for order in orders]
     return [filled for filled in found if filled is not None]
 

@@ -9,6 +9,7 @@ from typing import Any
 from service.planner.change_cost import ChangeCost
 from service.policy.choosing import UtilityPolicy
 from service.policy.plain_policies import UniformProgressPolicy
+from service.policy.remembering import RememberingPolicy
 from service.policy.types import Candidate, Policy, PolicyKnobs
 from service.simulation.cluster_replay import replay_cluster
 from service.simulation.deadline_bound import least_cost_usd
@@ -95,13 +96,14 @@ def starts(folder: Path) -> dict[str, float]:
     series, _ = h100(folder)
     layouts = tuple(Candidate(f"DP{n}", n, 10.0 / n + 0.1, 1_000_000, change_s=5.0) for n in range(1, GANG + 1))
     per_hour, span = int(HOUR_S // series.tick_s), int(RUNS_S // series.tick_s)
+    policy = RememberingPolicy(UtilityPolicy())
     sums, ratios = {"gang_tokens": 0.0, "first_node_tokens": 0.0, "obtainable_tokens": 0.0}, []
     hours = (series.ticks - span) // per_hour + 1
     for place in range(len(series.places)):
         for hour in range(hours):
             found = zone_trace(series, place, hour * per_hour, hour * per_hour + span)
             first, gang = (
-                replay_cluster(found, layouts, UtilityPolicy(), setup=ReplaySetup(gang=at_least, tick_s=series.tick_s))
+                replay_cluster(found, layouts, policy, setup=ReplaySetup(gang=at_least, tick_s=series.tick_s))
                 for at_least in (0, GANG)
             )
             sums["gang_tokens"] += gang.tokens
