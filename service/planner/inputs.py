@@ -8,6 +8,7 @@ from enum import StrEnum
 from agent.protocol.jobfile import JobFile
 from agent.protocol.values import Placement
 from liver_core.layout import Member, ParallelLayout
+from service.planner.change_cost import OwnChanges
 from service.planner.goals import Alert, CountOption, Remaining
 
 
@@ -87,8 +88,8 @@ class LayoutUse:
 class PlanInputs:
     """Everything a decision depends on. `step_seconds`: measured step time by layout, `step_errors`: by what share of
     itself it may be off. `history`: oldest first. `remaining`: None where the job has neither deadline nor budget.
-    `markets`: of the pools of its nodes, where it weighs prices. `others` is for the reason only and not part of the
-    digest."""
+    `markets`, `changes`: of the pools of its nodes and what its handoffs cost it, where it weighs prices. `others` is
+    for the reason only and not part of the digest."""
 
     job: JobFile
     nodes: tuple[PlanNode, ...]
@@ -99,6 +100,7 @@ class PlanInputs:
     others: OtherNodes = field(default=OtherNodes())
     remaining: Remaining | None = None
     markets: tuple[PoolMarket, ...] = ()
+    changes: OwnChanges | None = None
 
     def digest(self) -> str:
         """Same inputs, same digest, in every process."""
@@ -116,6 +118,8 @@ class PlanInputs:
             content["remaining"] = asdict(self.remaining)
         if self.markets:
             content["markets"] = [asdict(market) for market in self.markets]
+        if self.changes is not None:
+            content["changes"] = asdict(self.changes)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from math import inf
 
-from service.planner.change_cost import shipped_cost, state_bytes
+from service.planner.change_cost import expected_change
 from service.planner.choices import Candidates, best_choice, lies_whole, most_nodes, step_times
 from service.planner.goals import Alert, CountOption, Within, within_goals
 from service.planner.inputs import PlanInputs, PlanNode, PoolMarket
@@ -167,7 +167,7 @@ def _with_worth(options: tuple[CountOption, ...], decision: PolicyDecision) -> t
 def _candidates(inputs: PlanInputs, ranked: tuple[PlanNode, ...], known: Candidates) -> tuple[Candidate, ...]:
     """The best layout for each number of nodes, and the present one."""
     tokens = inputs.job.global_batch * inputs.job.model.seq_length
-    change_s = shipped_cost().lost_s(state_bytes(inputs.job)) if inputs.markets else 0.0
+    change_s = expected_change(inputs.job, inputs.changes).lost_s if inputs.markets else 0.0
     least, most = inputs.job.nodes.min, most_nodes(inputs)
     counts = range(least, most + 1, max(1, -(-(most - least + 1) // COUNTS_MAX)))
     found = {}
