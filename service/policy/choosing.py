@@ -47,29 +47,29 @@ class Weighing:
         standing = self.inputs.standing
         return standing is not None and standing.is_whole and (standing.layout, standing.place) == (layout, place)
 
-    def change_s(self, candidate: Candidate, place: str) -> float:
-        """Training time that the option loses before its first step."""
+    def change_s(self, candidate: Candidate, place: str, move_s: float) -> float:
+        """Training time that the option loses before its first step. `move_s`: until the state is there."""
         standing = self.inputs.standing
         if self.goes_on(candidate.layout, place):
             return 0.0
         is_there = standing is not None and standing.place == place
-        return candidate.change_s if is_there else max(candidate.change_s, self.inputs.knobs.start_s)
+        return candidate.change_s if is_there else max(candidate.change_s, self.inputs.knobs.start_s) + move_s
 
     def utility(self, candidate: Candidate, place: str, pools: list[tuple[PoolView, int]], spares: int) -> float:
         """USD per hour; see `service.policy.utility`."""
-        prices = moved_usd = losses = gains = changes_per_s = 0.0
+        prices = moved_usd = moved_s = losses = gains = changes_per_s = 0.0
         for pool, count in pools:
             prices += pool.usd_per_hour * count
             if not count:
                 continue
             changes_per_s += 1.0 / pool.life_s + 1.0 / pool.grows_in_s
-            moved_usd = max(moved_usd, pool.move_usd)
+            moved_usd, moved_s = max(moved_usd, pool.move_usd), max(moved_s, pool.move_s)
             if pool.market is Market.SPOT and pool.life_s < inf:
                 losses += tokens_of_one_loss(self.curve, candidate, spares, pool) * HOUR_S / pool.life_s
             if pool.grows_in_s < inf and pool.acquire_s:
                 gains += tokens_of_one_gain(self.curve, candidate, spares, pool) * HOUR_S / pool.grows_in_s
         horizon = horizon_s(self.inputs.knobs, changes_per_s)
-        change_s = self.change_s(candidate, place)
+        change_s = self.change_s(candidate, place, moved_s)
         if self.goes_on(candidate.layout, place):
             moved_usd = 0.0
         worth = self.usd_per_token * candidate.tokens_per_s * HOUR_S * (max(0.0, horizon - change_s) / horizon)
@@ -81,16 +81,16 @@ class Weighing:
         if self.slack_s == inf or all(pool.market is Market.ON_DEMAND for pool, count in pools if count):
             return True
         standing = self.inputs.standing
-        starts_s = self.change_s(candidate, place)
+        starts_s = self.change_s(candidate, place, max((pool.move_s for pool, count in pools if count), default=0.0))
         if standing is not None and self.goes_on(candidate.layout, place):
             starts_s = standing.starting_s
         knobs = self.inputs.knobs
-        return self.slack_s - min(starts_s, knobs.decides_every_s) >= knobs.start_s
+        return self.slack_s - min(starts_s, knobs.decides_every_s) >= knobs.start_s + knobs.rescue_s
 
     def may_wait(self) -> bool:
         """Whether spot nodes may still be started if nothing is done until the next decision."""
         knobs = self.inputs.knobs
-        return self.slack_s >= 2 * knobs.decides_every_s + 2 * knobs.start_s
+        return self.slack_s >= 2 * knobs.decides_every_s + 2 * (knobs.start_s + knobs.rescue_s)
 
 
 class UtilityPolicy:
