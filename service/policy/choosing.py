@@ -85,12 +85,12 @@ class Weighing:
         if standing is not None and self.goes_on(candidate.layout, place):
             starts_s = standing.starting_s
         knobs = self.inputs.knobs
-        return self.slack_s - min(starts_s, knobs.decides_every_s) >= knobs.start_s + knobs.rescue_s
+        return self.slack_s - min(starts_s, knobs.decides_every_s) >= knobs.rescued_s
 
     def may_wait(self) -> bool:
         """Whether spot nodes may still be started if nothing is done until the next decision."""
         knobs = self.inputs.knobs
-        return self.slack_s >= 2 * knobs.decides_every_s + 2 * (knobs.start_s + knobs.rescue_s)
+        return self.slack_s >= 2 * knobs.decides_every_s + 2 * knobs.rescued_s
 
 
 class UtilityPolicy:

@@ -78,6 +78,16 @@ class PoolView:
 
 
 @dataclass(frozen=True, slots=True)
+class PriceHad:
+    """At this price of one node or less the job's nodes could be had for this share of the past time. `gap_s`: how
+    long a time without them lasted on average."""
+
+    usd_per_hour: float
+    share: float
+    gap_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class StandingWorld:
     """What the job runs on. `use`: nodes by pool, those that will be lost left out. `is_whole`: all of its nodes stay,
     so that it may go on in its layout. `starting_s`: time until its first step."""
@@ -128,18 +138,23 @@ class PolicyKnobs:
     is_reproducible: bool = False
     decides_every_s: float = 60.0
 
+    @property
+    def rescued_s(self) -> float:
+        """From wherever the state may be to the first step on on-demand nodes."""
+        return self.start_s + self.rescue_s
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyInputs:
     """Everything a decision depends on. `usd_per_hour_on_demand`: of one node, whether or not such nodes may be bought:
-    the yardstick of what a token is worth. `had`: (price of one node, share of the past time at which the job's nodes
-    could be had at this price or less), cheapest first; shares grow. `served_s`: how long the job has been on what it
+    the yardstick of what a token is worth. `had`: the prices at which the job's nodes could be
+    had so far, cheapest first; shares grow and gaps shrink. `served_s`: how long the job has been on what it
     runs on."""
 
     pools: tuple[PoolView, ...]
     candidates: tuple[Candidate, ...]
     usd_per_hour_on_demand: float
-    had: tuple[tuple[float, float], ...] = ()
+    had: tuple[PriceHad, ...] = ()
     standing: StandingWorld | None = None
     served_s: float = inf
     goal: Goal = Goal()

@@ -7,9 +7,9 @@ where it takes more than the spares, the job runs on fewer until others are boug
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import comb, inf
+from math import comb, exp, inf
 
-from service.policy.types import Candidate, PolicyInputs, PolicyKnobs, PoolView
+from service.policy.types import Candidate, PolicyInputs, PolicyKnobs, PoolView, PriceHad
 
 HOUR_S = 3_600.0
 STARTS_KEPT = 4
@@ -62,13 +62,25 @@ def value_of_token(inputs: PolicyInputs, curve: Curve) -> tuple[float, str]:
     if goal.deadline_in_s == inf or goal.tokens_left == inf:
         return WORTH_FACTOR * on_demand, f"a token is worth {WORTH_FACTOR:g} times what it costs on on-demand nodes"
     share = share_of_time(inputs, fastest.tokens_per_s)
-    for price, had in inputs.had:
-        if had >= share:
-            return price * WAIT_FACTOR * per_token_at, (
-                f"the job must run for {share:.0%} of the time left; nodes were to be had at {price:.4g} USD per hour "
-                f"or less for {had:.0%} of the time"
-            )
+    waits_s = max(0.0, goal.deadline_in_s - goal.tokens_left / fastest.tokens_per_s - inputs.knobs.rescued_s)
+    enough = [(_holding_out_usd(inputs, had, waits_s), had) for had in inputs.had if had.share >= share]
+    if enough:
+        usd, had = min(enough, key=lambda each: each[0])
+        return usd * WAIT_FACTOR * per_token_at, (
+            f"the job must run for {share:.0%} of the time left and may wait {waits_s / HOUR_S:.2g} h; nodes "
+            f"were to be had at {had.usd_per_hour:.4g} USD per hour or less for {had.share:.0%} of the time, and came "
+            f"back in {had.gap_s / HOUR_S:.2g} h: an hour is worth {usd:.4g} USD"
+        )
     return on_demand, f"the job must run for {share:.0%} of the time left: any price up to on-demand is right"
+
+
+def _holding_out_usd(inputs: PolicyInputs, had: PriceHad, waits_s: float) -> float:
+    """What an hour of a node comes to for who takes nothing dearer than this: where the next gap, with the start behind
+    it, outlasts the time that is left to wait, what is left runs on demand. Gaps are as if they ended by chance alone
+    (exponential), which makes one look at the future, and none into it."""
+    gap_s = had.gap_s + inputs.knobs.start_s
+    late = exp(-waits_s / gap_s) if gap_s > 0 else 0.0
+    return had.usd_per_hour * (1.0 - late) + inputs.usd_per_hour_on_demand * late
 
 
 def share_of_time(inputs: PolicyInputs, tokens_per_s: float) -> float:

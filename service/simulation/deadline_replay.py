@@ -19,6 +19,7 @@ from service.policy.types import (
     PolicyKnobs,
     PolicyVerdict,
     PoolView,
+    PriceHad,
     StandingWorld,
 )
 from service.simulation.places import DeadlineJob, PlaceSeries
@@ -123,8 +124,8 @@ class Watch:
         useful = max(life_s - self._job.start_s, 0.05 * life_s)
         return self._series.usd_per_hour[place][tick] * life_s / useful
 
-    def had(self) -> tuple[tuple[float, float], ...]:
-        """(price, share of the time at which it or less was enough), at most twenty of them."""
+    def had(self) -> tuple[PriceHad, ...]:
+        """At most twenty prices."""
         total = len(self._prices)
         found: dict[float, float] = {}
         for twentieth in range(1, 21):
@@ -132,7 +133,17 @@ class Watch:
             price = self._prices[at]
             if price < inf:
                 found[price] = max(found.get(price, 0.0), (at + 1) / total)
-        return tuple(sorted(found.items()))
+        return tuple(PriceHad(price, share, self._gap_s(price)) for price, share in sorted(found.items()))
+
+    def _gap_s(self, price: float) -> float:
+        """The mean length of the times in which this price was not enough; the last one may go on yet."""
+        gaps, without, was_enough = 0, 0, True
+        for best in self._order:
+            is_enough = best <= price
+            without += not is_enough
+            gaps += was_enough and not is_enough
+            was_enough = is_enough
+        return self._series.tick_s * without / gaps if gaps else 0.0
 
 
 def replay(series: PlaceSeries, job: DeadlineJob, policy: Policy, *, begin: int, knobs: PolicyKnobs) -> DeadlineRun:
