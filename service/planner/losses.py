@@ -15,6 +15,7 @@ from service.planner.decision import decide, seconds_of, too_few_ranks
 from service.planner.feasibility import CANDIDATES_MAX
 from service.planner.inputs import LossPlan, PlanInputs, PlannerVerdict, PlanNode
 from service.planner.placement import preferred
+from service.planner.weighing.policy_question import in_one_place
 
 SEATS_IN_PLANS_MAX = 16_384
 """So many ranks are named in the standing plans of a job. Of a larger job the agents seat the ranks themselves."""
@@ -56,7 +57,7 @@ def loss_plans(inputs: PlanInputs, known: Candidates | None = None) -> tuple[Los
     now = step_times(inputs).of_layout(world.layout, whole=lies_whole(world.layout, world.members))
     found = []
     for what, leaving in _kinds(inputs):
-        left = without(inputs, leaving)
+        left = in_one_place(without(inputs, leaving))
         best = best_choice(left, known) if len(left.nodes) >= inputs.job.nodes.min else None
         if best is None:
             ready = f"{len(left.nodes)} nodes are left, the job needs at least nodes.min {inputs.job.nodes.min}"
@@ -72,9 +73,10 @@ def loss_plans(inputs: PlanInputs, known: Candidates | None = None) -> tuple[Los
 
 
 def without(inputs: PlanInputs, leaving: tuple[str, ...]) -> PlanInputs:
-    """The same without these nodes."""
+    """The same without these nodes. Nothing is bought as fast as a loss comes."""
     gone = set(leaving)
-    return replace(inputs, nodes=tuple(node for node in inputs.nodes if node.node_id not in gone))
+    markets = tuple(replace(market, offered=0, on_demand_offered=0) for market in inputs.markets)
+    return replace(inputs, nodes=tuple(node for node in inputs.nodes if node.node_id not in gone), markets=markets)
 
 
 def _kinds(inputs: PlanInputs) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -106,6 +108,7 @@ def _zones(inputs: PlanInputs) -> dict[str, tuple[str, ...]]:
 
 def spares(inputs: PlanInputs) -> tuple[str, ...]:
     """Free nodes that agents may take by themselves, the first choice first: at most as many as the world has nodes."""
+    inputs = in_one_place(inputs)
     members = inputs.world.node_ids() if inputs.world is not None else ()
     free = tuple(node.node_id for node in preferred(inputs) if node.node_id not in members)
     return free[: min(SPARES_MAX, len(members))]

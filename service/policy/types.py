@@ -170,7 +170,7 @@ class PolicyInputs:
 @dataclass(frozen=True, slots=True)
 class ScoredOption:
     """One option that was weighed: where, in which layout, on how many nodes of which pools, and what it is worth in
-    USD per hour. `hold` counts spares, `nodes` does not."""
+    USD per hour. `hold` counts spares, `nodes` does not. `use`: the nodes of `hold` that it runs on, by pool."""
 
     layout: str
     place: str
@@ -179,6 +179,7 @@ class ScoredOption:
     tokens_per_s: float
     usd_per_hour: float
     utility_usd_per_hour: float
+    use: tuple[tuple[str, int], ...] = ()
 
     @property
     def spares(self) -> int:
@@ -188,13 +189,15 @@ class ScoredOption:
 @dataclass(frozen=True, slots=True)
 class PolicyDecision:
     """What to do, why, and what it was chosen from (the best first). `hold`: how many nodes of each pool to have; what
-    is held beyond that is given back, what is missing is bought. `alert`: what a person should know, or empty."""
+    is held beyond that is given back, what is missing is bought. `best`: what the job should run on once its nodes are
+    up; another option than `option` while it waits for them. `alert`: what a person should know, or empty."""
 
     verdict: PolicyVerdict
     reason: str
     option: ScoredOption | None = None
     alternatives: tuple[ScoredOption, ...] = field(default=())
     alert: str = ""
+    best: ScoredOption | None = None
 
     @property
     def hold(self) -> tuple[tuple[str, int], ...]:

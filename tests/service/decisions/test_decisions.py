@@ -181,6 +181,9 @@ def test_a_job_that_weighs_prices_stores_what_its_decision_took_of_its_pools_and
     market = plan["made_from"]["pools"][0]
     assert (market["pool"], market["usd_per_hour"], market["on_demand_usd_per_hour"]) == ("spot-a", 2.0, 6.0)
     assert market["losses"] == 0 and 3_600 / 1.5 <= market["life_s"] <= 86_400
+    assert plan["wanted"]["pools"][0] | {"hold": 0} == {
+        "pool": "spot-a", "place": "", "market": "spot", "usd_per_hour": 2.0, "held": 4, "hold": 0
+    }  # fmt: skip
     del fleet.agents["d"]
     for _ in range(16):
         fleet.round(seconds=4.0)
@@ -220,3 +223,29 @@ def test_a_decision_says_whether_a_change_costs_what_the_jobs_own_handoffs_lost_
                 )
             )  # fmt: skip
     assert taken() == {"lost_s": 3.25, "source": "its own handoffs", "handoffs": 4, "is_extrapolated": False}
+
+
+def test_what_a_job_should_have_is_stored_once_and_again_only_when_it_changes(fleet: Fleet):
+    fleet.add("a", "b", "c", "d")
+    price = {"price_usd_per_hour": 2.0, "on_demand_usd_per_hour": 6.0}
+    fleet.client.put("/api/v1/pools/spot-a/price", json=price)
+    fleet.submit(policy={"usd_per_mtok": 1e4, "on_demand": False, "spares_max": 0}, layouts={"allowed": ["TP2xPP2"]})
+    for _ in range(10):
+        fleet.round(seconds=5.0)
+    before = decisions(fleet)
+    assert before[-1]["wanted"]["gives_back"] == [] and before[-1]["wanted"]["spares"] == 0
+    for _ in range(7):
+        fleet.round(seconds=6.0)
+    assert decisions(fleet) == before
+    fleet.add("e")
+    for _ in range(6):
+        fleet.round(seconds=6.0)
+    after = decisions(fleet)
+    assert len(after) == len(before) + 1
+    assert after[-1]["wanted"]["gives_back"] == ["e"] and after[-1]["verdict"] == "stay"
+    assert "no use for e, which may be given back" in after[-1]["reason"]
+    plan = fleet.client.get(f"/api/v1/jobs/{fleet.job_id}/plan").json()
+    assert plan["wanted"] == after[-1]["wanted"]
+    best = plan["wanted"]["weighed"][0]
+    assert (best["nodes"], best["spares"], best["hold"]) == (4, 0, [["spot-a", 4]])
+    assert fleet.job()["state"] == "running"
