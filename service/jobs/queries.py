@@ -228,7 +228,7 @@ def _usable_of(
     # A member whose notice no longer moves the job keeps its ranks; nobody else gets any there.
     going = {item.node_id for item in noticed} | (barred - set(world.node_ids() if world else ()))
     spec = job_file_of(job)
-    markets = weighed_markets(session, spec, {node.pool for node in nodes}, now=now)
+    markets = weighed_markets(session, spec, job.job_id, {node.pool for node in nodes}, now=now)
     prices = {market.pool: market.usd_per_hour for market in markets}
     steps = measured_steps(session, job.job_id)
     inputs = PlanInputs(

@@ -8,11 +8,12 @@ from uuid import UUID, uuid4
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.capacity.wants import store_wants
 from service.context import Context
 from service.db.claims import claim_due, take_back
 from service.db.outage import is_outage
 from service.decisions.operations import record
-from service.decisions.rules import decided
+from service.decisions.rules import considered, decided
 from service.handoffs.operations import drop_handoff, propose_handoff
 from service.handoffs.queries import open_handoff
 from service.jobs.membership import refresh_members
@@ -130,9 +131,21 @@ def _handle(context: Context, claim: Claim) -> None:
         if plans is not None:
             _store_plans(session, row, plans, now=now)
         record(session, row, decided(facts, action), now=now)
+        _store_wants(session, facts, action, now=now)
         apply_action(session, row, action, plan_digest=facts.inputs.digest(), now=now)
         is_calm = row.state == JobState.RUNNING and time_changes_nothing(facts, action)
     _CALM.note(row, is_calm=is_calm)
+
+
+def _store_wants(session: Session, facts: Situation, action: Action, *, now: datetime) -> None:
+    """What its policy wants is asked for as long as the job should run."""
+    policy, view = facts.inputs.job.policy, facts.view
+    if policy is None:
+        return
+    is_over = action.state in ENDED or view.state in ENDED or view.stop_requested
+    wanted = considered(facts).decision.wanted
+    wants = () if is_over or view.paused_because or view.overspent or wanted is None else wanted.pools
+    store_wants(session, facts.job_id, wants, acquire_s=policy.acquire_s, now=now)
 
 
 def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: str, now: datetime) -> None:
