@@ -303,7 +303,7 @@ def _view(
         ahead=ahead,
         ahead_by_member=ahead_by_member,
         unheard=_unheard(nodes, heard_since),
-        lost_sight_of=_lost_sight_of(session, members, handoff, heard_since),
+        lost_sight_of=handoffs.lost_sight_of(session, members, handoff, heard_since),
         last_step=job.last_step,
         last_step_at=job.last_step_at,
         step_s=dict(inputs.step_seconds).get(row.layout, 0.0) if row else 0.0,
@@ -383,15 +383,6 @@ def _may_live(node: NodeRow, now: datetime) -> bool:
 
 def _unheard(nodes: Sequence[NodeRow], since: datetime) -> tuple[str, ...]:
     return tuple(node.node_id for node in nodes if node.state == NodeState.READY and node.last_seen_at < since)
-
-
-def _lost_sight_of(
-    session: Session, members: set[str], handoff: HandoffRow | None, since: datetime
-) -> tuple[tuple[str, datetime], ...]:
-    """Nodes of the world and of the open handoff's next one that were not heard since, and when each was last."""
-    wanted = members | set(handoffs.placement_of(handoff).node_ids() if handoff is not None else ())
-    rows = select(NodeRow.node_id, NodeRow.last_seen_at).where(NodeRow.node_id.in_(wanted))
-    return tuple(session.execute(rows.where(NodeRow.last_seen_at < since).order_by(NodeRow.node_id)).tuples())
 
 
 def _absent(session: Session, handoff: HandoffRow | None) -> tuple[str, ...]:
