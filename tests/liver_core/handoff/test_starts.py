@@ -53,7 +53,7 @@ def test_the_rank_of_the_older_world_has_ended_before_the_one_of_a_start_begins(
     machine = participant()
     persist, stop = machine.handle(StartReceived(start()), NOW)
     assert isinstance(persist, Persist) and persist.record.highest_generation == STARTED
-    assert stop == StopRank(persist.record.replaced, at_once=True)
+    assert persist.record.replaced is not None and stop == StopRank(persist.record.replaced, at_once=True)
     assert machine.record.active == G1, "it steps there until it has ended"
     persist, begins = machine.handle(RankDied(WHY), NOW)
     assert persist.record.active == start().target and persist.born == begins.order == start()
