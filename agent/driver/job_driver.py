@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
+from agent.driver.deaths import Deaths
 from agent.driver.lead import Lead
 from agent.driver.lifecycle import Births
 from agent.driver.mirrors import relay_of
@@ -28,7 +29,7 @@ from agent.link.step_leases import StepLeases
 from agent.peer.peer_client import PeerUnreachable
 from agent.peer.peer_server import PeerRefused
 from agent.peer.probe import Probes, Reached, answer_of
-from agent.protocol.peer import Envelope, FactsBody, NoticeBody, OrderBody, RankMeasures, ReportBody
+from agent.protocol.peer import DeathBody, Envelope, FactsBody, NoticeBody, OrderBody, RankMeasures, ReportBody
 from agent.protocol.rank import Checkpointed, Finished, Hello, RankEvent, StageReport, StepLease, StepReport
 from agent.protocol.sync import (
     CheckpointFact,
@@ -69,6 +70,7 @@ class JobDriver:
             spec_of=lambda: self.order.spec if self.order else None,
             send_report=self._send_report,
         )
+        self._deaths = Deaths(node, job_id, self._host, self.slots.participants)
         self.spare = SpareStore(node, job_id)
         self.lead = Lead(
             node,
@@ -287,16 +289,15 @@ class JobDriver:
                     raise ValueError(f"slot: this node has {self._node.slots} slots, the order is for {slot}")
                 if order.source is None:
                     raise ValueError("source: must not be null between agents; starts come from the service")
-                return lambda: self._take_order(slot, order)
+                return lambda: self.slots.take_order(slot, order)
             case ReportBody(report=report, measured=measured):
                 return lambda: self.lead.take_report(report, measured)
             case NoticeBody(notice=fact, step_s=step_s):
                 return lambda: self._take_peers_notice(fact, step_s)
+            case DeathBody(death=death):
+                return self._deaths.work_of(envelope.sender, death)
             case FactsBody() as facts:
                 return self.relay.work_of(facts)
-
-    async def _take_order(self, slot: int, order: Order) -> None:
-        await self.slots.take_order(slot, order)
 
     async def _take_rank_event(self, slot: int, event: RankEvent) -> None:
         match event:
@@ -329,6 +330,8 @@ class JobDriver:
             self._lost[slot] = self._status(slot, state).model_copy(
                 update={"stage": RankStage.FAILED, "reason": reason}
             )
+        if not expected:
+            await self._deaths.tell(slot, reason)
         if self._host.ended(slot):
             await self.slots.take_death(slot, reason)
         self._node.sync_soon()
@@ -439,7 +442,7 @@ class JobDriver:
         newest = order.generation if order is not None and order.generation is not None else 0
         for slot, state in self._host.states().items():
             if state.generation >= newest:
-                await self._host.give(slot, StepLease(until_s=until))
+                await self._host.say(slot, StepLease(until_s=until))
 
     async def _heard_ago(self, node_id: str) -> float | None:
         try:
@@ -456,7 +459,7 @@ class JobDriver:
 
     async def _send_order(self, member: Member, order: Order) -> None:
         if member.node_id == self._node.node_id:
-            self.post(lambda: self._take_order(member.slot, order))
+            self.post(lambda: self.slots.take_order(member.slot, order))
             return
         envelope = self._node.envelope(self.job_id, member.node_id, OrderBody(slot=member.slot, order=order))
         self._node.peers.send_newest(envelope, f"order/{member.slot}")

@@ -10,6 +10,7 @@ import logging
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,6 +37,7 @@ from liver_core.rank.cutover.cutover_run import CutoverRun, Outcome, Probe
 from liver_core.rank.droppable_step import DropRule, StepPlace, do_step
 from liver_core.rank.metrics.step_metrics import StepMeasures, StepMetrics, measures_before
 from liver_core.rank.next_world import COLLECT_AFTER_S, NextWorld
+from liver_core.rank.peer_deaths import PeerDeath, PeerDeaths, as_felt
 from liver_core.rank.pending_handoff import NoPartInHandoff, PendingHandoff
 from liver_core.rank.prepare.memory_plan import take_place
 from liver_core.rank.prepare.preparation import Preparation
@@ -66,7 +68,8 @@ _log = logging.getLogger(__name__)
 
 
 class RankLoop:
-    """One rank process of one job. Call `run` in the main thread, and the command methods from any other."""
+    """One rank process of one job. Call `run` in the main thread, and the command methods from any other, those of
+    `requests` too."""
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class RankLoop:
         self.stops_at_nonfinite = stops_at_nonfinite
         self.probe = probe
         self.requests = BoundaryRequests()
+        self.deaths = PeerDeaths()
         self.active: ActiveWorld | None = None
         self.retirement: Retirement | None = None
         self.progress = TrainingProgress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
@@ -115,7 +119,7 @@ class RankLoop:
         self._reporter = StageReporter(listener)
         self._stage = self._reporter.stage
         self.pending = PendingHandoff(
-            member, self.requests, self._reporter, self._preparation, lambda: self.active is not None
+            member, self.requests, self._reporter, self._preparation, lambda: self.active is not None, self.deaths
         )
         self.decided: tuple[str, Decision] = ("", Decision.UNDECIDED)
         self._switched = False
@@ -157,17 +161,10 @@ class RankLoop:
         """Stop showing the ready tag. Has no effect if the boundary was agreed first."""
         self.pending.withdraw(handoff_id)
 
-    def retire(self, handoff_id: str) -> None:
-        """Every rank of the new world has done its first step."""
-        self.requests.retire(handoff_id)
-
-    def stop(self, why: str) -> None:
-        """End at the first boundary at which every rank has this request."""
-        self.requests.stop(why)
-
-    def abort(self, handoff_id: str, reason: Reason) -> None:
-        """Drop the next world at the next boundary, or sooner if it is still being built."""
-        self.requests.abort(handoff_id, reason)
+    def peer_died(self, death: PeerDeath) -> None:
+        """An agent says that a rank of one of this rank's worlds is dead: end what waits for it on the device."""
+        active = () if self.active is None else (self.active.world,)
+        self.deaths.note(death, (*active, *self.pending.worlds()))
 
     # The main thread.
 
@@ -188,9 +185,10 @@ class RankLoop:
 
     def _broken(self, error: RuntimeError) -> Ended:
         """The world in which this rank trains is lost, and so is a handoff in progress. The checkpoint rung is next."""
-        rank = self.active.world.rank if self.active is not None else None
-        why = f"the world cannot go on: {type(error).__name__}: {plainly(error)}"
-        reason = Reason(why, self._phase, rank, cause=cause_of(error))
+        reason = Reason(f"{type(error).__name__}: {plainly(error)}", self._phase, cause=cause_of(error))
+        if self.active is not None:
+            reason = self.deaths.named(replace(reason, rank=self.active.world.rank), self.active.world.roster)
+        reason = replace(reason, text=f"the world cannot go on: {reason.text}")
         if self._phase == "switch" or self._switched:
             under_way = self.following or (self.retirement.following if self.retirement is not None else None)
             stage = RankStage.BROKEN
@@ -199,7 +197,7 @@ class RankLoop:
         if under_way is not None:
             self._stage(under_way.request, stage, reason=reason)
         self.pending.report_drop()
-        return Ended(Ending.BROKEN, reason)
+        return Ended(Ending.BROKEN, as_felt(reason))
 
     def _enter(self, request: Order) -> None:
         """A new process: build, wait for permission, wait for the boundary of the source world, then cut over."""
@@ -228,6 +226,7 @@ class RankLoop:
         if result is None:
             self._drop_step(active)
             return
+        self.deaths.check(world)
         started += self._do_put_off(active)
         reduced = moment(own_device())
         self.probe("reduced")
@@ -277,6 +276,7 @@ class RankLoop:
         """The optimizer step in the world that reduced the gradients. `waited_s`: since then, for a step lease."""
         self._phase = "optimizer step"
         norm, stream = measure_gradients(active.state), self.pending.stream()
+        self.deaths.check(active.world)
         self._check_finite("gradient norm", norm, active, active.live.gradients)
         if stream is not None and stream.attached:
             stream.before_step(active, self.progress.step + 1, norm, self.timings.steps)
@@ -385,8 +385,9 @@ class RankLoop:
                 self.pending.drop(reason)
                 raise Ended(Ending.ABORTED, reason)
             case FallToCheckpoint(reason=reason):
+                reason = self.deaths.named(reason, following.request.source, following.request.target)
                 self._stage(following.request, RankStage.BROKEN, reason=reason, measures=following.measures)
-                raise Ended(Ending.BROKEN, reason)
+                raise Ended(Ending.BROKEN, as_felt(reason))
 
     def _switch(self, following: NextWorld, outcome: Outcome, redo: Reason | None) -> None:
         """GO: the next world becomes the active one. It applies the step that was handed over. With a reason `redo` it
@@ -462,12 +463,10 @@ class RankLoop:
         self._stage(following.request, RankStage.LEFT, reason=reason, measures=measures, certificate=certificate)
         self.probe("leave")
         stays_s = 0.0 if following.request.rescues else following.request.cutover.store_s
-        deadline = time.monotonic() + stays_s
-        with self.requests.changed:
-            while following.request.handoff_id not in self.requests.retired and time.monotonic() < deadline:
-                if self.requests.stored.stop is not None:
-                    break
-                self.requests.changed.wait(0.25)
+        handoff_id, requests = following.request.handoff_id, self.requests
+        requests.wait_for(
+            lambda: handoff_id in requests.retired or requests.stored.stop is not None, time.monotonic() + stays_s
+        )
         following.drop()
         raise Ended(Ending.LEFT, reason)
 

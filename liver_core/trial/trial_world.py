@@ -36,6 +36,7 @@ from liver_core.worlds.megatron import (
     retire,
     seed_streams,
 )
+from liver_core.worlds.nccl_groups import CONNECT_S
 from liver_core.worlds.released_storage import released
 
 _HOST = "127.0.0.1"
@@ -63,7 +64,7 @@ class TrialWorld:
         self.world: MegatronWorld = bring_up(
             roster, rank, store, host=_HOST, timeout_s=_GROUP_S, collective_s=_GROUP_S, name=name
         )
-        connect(self.world)
+        connect(self.world, CONNECT_S, since=time.monotonic())
         self.progress = TrainingProgress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self._state: TrainState | None = None
         self._live: LiveState | None = None

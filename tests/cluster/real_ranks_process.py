@@ -336,6 +336,11 @@ class Recorder:
                 self.listener.send("passed", fault.point)
             case "hold":
                 self._hold(fault.point)
+            case "wait in NCCL":
+                self.listener.send("passed", fault.point)
+                self.model_nccl.library.backends[0].collective()
+            case "hold communicators":
+                self.model_nccl.library.looks = lambda: self._hold(fault.point)
             case "corrupt":
                 made = self.loop.following or self.loop.preparation.made
                 made.live.regions["exp_avg"].view(-1)[3] += 1.0
