@@ -48,10 +48,11 @@ from liver_core.rank.rescue.rescue_run import RescueRun
 from liver_core.rank.retire import Retirement
 from liver_core.rank.step_boundary import StepTotals, agree, start_total
 from liver_core.rank.step_lease import await_lease
+from liver_core.rank.step_numbers import read_numbers
 from liver_core.rank.store_exchange import cause_of
 from liver_core.state.buckets import return_gradients, spread_gradients
 from liver_core.state.megatron_optimizer import settle_moments
-from liver_core.state.optimizer_step import apply_step, measure_gradients, refresh_weights
+from liver_core.state.optimizer_step import apply_step, refresh_weights, start_norm
 from liver_core.state.small_state import TrainingProgress, collect, install, reseed
 from liver_core.steady_clock import utc_now
 from liver_core.training.cursor import DataCursor, chained, digest_part
@@ -226,19 +227,20 @@ class RankLoop:
         if result is None:
             self._drop_step(active)
             return
-        self.deaths.check(world)
         started += self._do_put_off(active)
         reduced = moment(own_device())
         self.probe("reduced")
         self._phase = "boundary"
+        numbers = read_numbers(result, start_norm(active.state))
+        self.deaths.check(world)
         part = digest_part(self.progress.step + 1, batches, world.coordinates)
-        totalling = start_total(result, part, world.everyone, self.pending.chain(self.progress.step))
+        totalling = start_total(numbers.result, part, world.everyone, self.pending.chain(self.progress.step))
         word = self.pending.word()
         self.probe("asked")
         boundary = agree(word, world.everyone, has_lease=self.requests.has_lease())
-        totals = totalling.wait()
+        totals = replace(totalling.wait(), norm=numbers.norm)
         if totals.has_loss:
-            self._check_finite("loss", totals.loss, active, (result.loss_sum,))
+            self._check_finite("loss", totals.loss, active, (float(numbers.result.loss_sum),))
         following = self.pending.settle(boundary.agreement)
         if following is not None:
             self._hand_over(active, following, totals, reduced)
@@ -275,8 +277,7 @@ class RankLoop:
     ) -> StepMeasures:
         """The optimizer step in the world that reduced the gradients. `waited_s`: since then, for a step lease."""
         self._phase = "optimizer step"
-        norm, stream = measure_gradients(active.state), self.pending.stream()
-        self.deaths.check(active.world)
+        norm, stream = totals.norm, self.pending.stream()
         self._check_finite("gradient norm", norm, active, active.live.gradients)
         if stream is not None and stream.attached:
             stream.before_step(active, self.progress.step + 1, norm, self.timings.steps)
@@ -358,8 +359,7 @@ class RankLoop:
             return RescueRun(
                 following, active, machine, boundary_of=posted, probe=self.probe, complete=preparation.complete
             )
-        chain = None if totals is None else totals.chain
-        return CutoverRun(following, active, machine, boundary_of=posted, chain=chain, probe=self.probe)
+        return CutoverRun(following, active, machine, boundary_of=posted, totals=totals, probe=self.probe)
 
     def _finish_cutover(self, outcome: Outcome, totals: StepTotals | None, reduced: Moment | None) -> None:
         following = self.following

@@ -6,6 +6,7 @@ sums the results of the step at the same time. Both span the whole world.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -43,7 +44,8 @@ class StepTotals:
     """One step over the whole world: mean loss over micro-batches, tokens, digest of the sample ids it used.
 
     `chain`: the sum modulo 2^64 over the gradients streamed before this step (`certificate.chained_sums`). None unless
-    every rank knew its part. `has_loss`: whether any rank computed one; `loss` is NaN if none did.
+    every rank knew its part. `has_loss`: whether any rank computed one; `loss` is NaN if none did. `norm`: of the
+    gradients, NaN where it is not known.
     """
 
     loss: float
@@ -51,6 +53,7 @@ class StepTotals:
     sample_digest: int
     chain: int | None = None
     has_loss: bool = True
+    norm: float = math.nan
 
 
 class Totalling:
@@ -80,7 +83,7 @@ def start_total(result: StepResult, digest_part: int, group: dist.ProcessGroup, 
 
     They are sent as 22-bit numbers. Sums of these are exact in float64 for up to 2^31 ranks.
     """
-    known = [result.loss_sum, result.loss_count, result.tokens, chain is not None]
+    known = [float(result.loss_sum), result.loss_count, result.tokens, chain is not None]
     parts = [*_parts(digest_part), *_parts(chain or 0)]
     return Totalling(torch.tensor([*known, *parts], dtype=torch.float64), group)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -149,7 +149,8 @@ class TrialWorld:
     def gradients(self) -> StepResult:
         """Forward, backward and reduction of the next step, from the random streams that it starts with."""
         seed_streams(self.world, seed=self.job.seed, step=self.progress.step)
-        return self.job.step(self.state, self.world, self.batches)
+        result = self.job.step(self.state, self.world, self.batches)
+        return replace(result, loss_sum=float(result.loss_sum)) if isinstance(result, StepResult) else result
 
     def step_draws(self) -> bool:
         """Whether a step draws random numbers, as dropout does."""

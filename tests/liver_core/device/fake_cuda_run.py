@@ -20,10 +20,11 @@ from liver_core.memory.memory_placement import areas
 from liver_core.memory.overheads import DeviceOverheads
 from liver_core.memory.transformer_shape import TransformerShape, manifest_of
 from liver_core.rank.active_world import ActiveWorld
+from liver_core.rank.step_numbers import read_numbers
 from liver_core.state.built_state import check_built
 from liver_core.state.live_state import allocate
 from liver_core.state.megatron_optimizer import adopt, settle_moments, unwrapped
-from liver_core.state.optimizer_step import apply_step, measure_gradients
+from liver_core.state.optimizer_step import apply_step, start_norm
 from liver_core.streaming.ring import SourceRing
 from liver_core.training.gpt import GptJob
 from liver_core.training.job import MicroBatch
@@ -123,8 +124,8 @@ def active_in(job: GptJob, present: MegatronWorld, manifest: Manifest) -> Active
 
 def step(job: GptJob, active: ActiveWorld) -> None:
     """As the loop does one."""
-    job.step(active.state, active.world, BATCHES)
-    apply_step(active.state, measure_gradients(active.state))
+    result = job.step(active.state, active.world, BATCHES)
+    apply_step(active.state, read_numbers(result, start_norm(active.state)).norm)
     settle_moments(active.live)
 
 
