@@ -11,6 +11,7 @@ import importlib
 import os
 import signal
 import statistics
+import sys
 import threading
 import time
 import traceback
@@ -184,15 +185,18 @@ def make_job(setup: RankSetup) -> Any:
 
 
 def model_nccl(listener: PipeListener, recorder: Recorder, member: Member) -> Any:
-    """Where this rank trains. It says when a communicator is made: the step, and whether training pauses."""
+    """Where this rank trains. It says when a communicator is made: the step, whether training pauses for a cutover, and
+    whether it waits for communicators."""
     import torch
 
-    from liver_core.worlds.nccl_groups import TrainsOn
+    from liver_core.worlds.nccl_groups import NcclGroups, TrainsOn
     from tests.liver_core.worlds.nccl_model import ModelNccl
 
     def looks() -> None:
         loop = recorder.loop
-        listener.send("communicator", loop.progress.step, loop.pending._cutting, threading.current_thread().name)
+        main = sys._current_frames()[threading.main_thread().ident or 0]
+        waits = any(frame.f_code is NcclGroups.connect.__code__ for frame, _ in traceback.walk_stack(main))
+        listener.send("communicator", loop.progress.step, loop.pending._cutting, waits)
 
     return TrainsOn(f"GPU-{member}", torch.device("cpu"), ModelNccl(looks))
 

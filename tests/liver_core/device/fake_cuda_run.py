@@ -28,7 +28,7 @@ from liver_core.state.host_memory import move_in, wait_in_host_memory
 from liver_core.state.live_state import LiveState, allocate
 from liver_core.state.megatron_optimizer import adopt, settle_moments, unwrapped
 from liver_core.state.optimizer_step import apply_step, start_norm
-from liver_core.streaming.ring import SourceRing
+from liver_core.streaming.ring import BEFORE_ANY, SourceRing
 from liver_core.training.gpt import GptJob
 from liver_core.training.job import MicroBatch
 from liver_core.worlds import megatron
@@ -149,9 +149,10 @@ class QuietStream(SourceStream):
 
 def published_step(job: GptJob, active: ActiveWorld) -> SourceRing:
     """A step beside a handoff that streams. Returns its ring."""
-    ring = SourceRing(active.live.shards.region_numel, RING_DEPTH, version=2, device=active.live.device)
+    live = active.live
+    ring = SourceRing(live.shards.region_numel, RING_DEPTH, version=BEFORE_ANY, device=live.device)
     unused: Any = None
-    stream = QuietStream(active.live, unused, ring, rank=0, connect=unused)
+    stream = QuietStream(live, unused, ring, rank=0, connect=unused)
     stream.attach(2, (1.0,), since=0.0)
     result = job.step(active.state, active.world, BATCHES)
     norm = read_numbers(result, start_norm(active.state)).norm

@@ -96,7 +96,7 @@ def test_a_rank_that_waits_in_nccl_for_a_dead_one_ends_within_a_second_of_the_wo
 
 
 def test_ranks_over_gloo_name_the_one_that_was_killed_within_a_second(corpus: str) -> None:
-    with Cluster(RankSetup(small_gpt(corpus), pace_s=0.05)) as cluster:
+    with Cluster(RankSetup(small_gpt(corpus), global_batch=12, pace_s=0.05)) as cluster:
         a, b, c = cluster.launch("DP3", "abc").members
         cluster.kill(c)
         cluster.await_death(c)
@@ -113,7 +113,7 @@ def test_ranks_over_gloo_name_the_one_that_was_killed_within_a_second(corpus: st
 def test_a_rank_of_the_next_world_that_dies_while_communicators_are_made_ends_the_handoff_and_is_named(
     corpus: str,
 ) -> None:
-    with Cluster(RankSetup(small_gpt(corpus), model_nccl=True)) as cluster:
+    with Cluster(RankSetup(small_gpt(corpus), global_batch=12, model_nccl=True)) as cluster:
         cluster.launch("DP2", "ab")
         request = cluster.open("DP3", "abc")
         everyone = cluster.members(request)
