@@ -20,10 +20,11 @@ from agent.supervisor.supervisor import ProcessIdentity
 from agent.supervisor.watchdog import RankPulse
 from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason
 from liver_core.layout import Member
-from tests.agent.cluster import JOB_ID, Cluster, cluster
+from tests.agent.cluster import JOB_ID, REAL_RANKS, Cluster, cluster
 from tests.agent.driver.test_notice_response import Scene
 from tests.agent.stub_service import StubService, roster_of
-from tests.agent.waiting import fake_job
+from tests.agent.waiting import fake_job, real_job
+from tests.cluster.real_ranks_model import build_corpus
 
 FOUR = ("a", "b", "c", "d")
 KILLED = Reason(
@@ -131,6 +132,23 @@ def test_ranks_on_other_nodes_hear_within_a_second_that_one_was_killed() -> None
         nodes.wait(lambda: all("rank 2 on c" in _ranks_log(nodes, name) for name in "ab"), "the word of the agent", 10)
         assert time.monotonic() - began < 1.0
         assert "was killed by SIGKILL" in _ranks_log(nodes, "a")
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_ranks_that_train_end_with_the_name_of_the_one_that_was_killed(tmp_path: Path) -> None:
+    args = {"data_prefix": build_corpus(tmp_path), "micro_batch_s": 0.05}
+    job = real_job("deaths", "SlowJob", args, global_batch=8, micro_batch=2)
+    with cluster("a", "b", job=job, ranks=REAL_RANKS) as nodes:
+        nodes.wait_training(1, ("a", "b"))
+        victim = nodes.rank("b")
+        assert victim is not None
+        os.kill(victim.pid, signal.SIGKILL)
+        lost = nodes.wait(lambda: (rank := nodes.rank("a")) and rank.stage is RankStage.FAILED and rank, "its end")
+        assert lost.reason is not None and lost.reason.cause == FailureCause(FailedPart.PEER, step=lost.step)
+        assert "the world cannot go on: rank 1 on b is dead: rank process" in lost.reason.text
+        assert "was killed by SIGKILL" in lost.reason.text
 
 
 def _ranks_log(nodes: Cluster, name: str) -> str:
