@@ -27,6 +27,7 @@ REAL_WORKERS ?= 3
 # Trials of `make chaos`. What build/reports/chaos.json has already is not played again: remove
 # it to begin anew. A trial takes one to four minutes on two busy cores.
 TRIALS ?= 40
+TRIALS_AT_A_TIME ?= 1
 # More arguments for pytest; for example: make test-fast PYTEST_ARGS='-k planner -x'
 PYTEST_ARGS ?=
 # More arguments for the benchmarks of handoffs and of the service; for example: make bench-handoff BENCH_ARGS='--sizes 16MB,64MB --repeats 2'
@@ -61,7 +62,7 @@ REAL = -n $(REAL_WORKERS) --dist loadfile --no-loadscope-reorder
 TORCH_FREE_TESTS := $(wildcard tests/service tests/deploy tests/fuzz tests/migrations tests/agent/protocol tests/test_imports.py tests/test_docs.py)
 
 help: ## Show this list.
-	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, PACKAGES, SEED, TRIALS, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS, STORM_ARGS, GPU_ARGS)"
+	@echo "LiveR: targets (variables: PYTHON, SEEDS, N, PACKAGES, SEED, TRIALS, TRIALS_AT_A_TIME, RUNS, WORKERS, REAL_WORKERS, PYTEST_ARGS, BENCH_ARGS, NOTICE_ARGS, STORM_ARGS, GPU_ARGS)"
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/stamp ## Make .venv with everything, under constraints.txt (re-runs only when the pins change).
@@ -115,8 +116,8 @@ sim: setup ## Run the handoff simulator over SEEDS seeds (20,000 by default).
 mutants: setup ## Plant N mistakes (150) in a copy of what decides (PACKAGES: only in these), one at a time, and count those that the nearest tests find, by package (writes build/reports/mutants.json).
 	$(BIN)/python -m tests.mutants.run --count $(N) --seed $(SEED) --workers $(WORKERS) --report $(REPORTS)/mutants.json $(if $(PACKAGES),--packages $(PACKAGES))
 
-chaos: setup ## Kill and stop parts of real jobs at random moments, TRIALS times from SEED on (hours); writes build/reports/chaos.json.
-	$(BIN)/python -m tests.chaos.run --trials $(TRIALS) --seed $(SEED) --report $(REPORTS)/chaos.json --keep build/chaos --resume
+chaos: setup ## Kill and stop parts of real jobs at random moments, TRIALS times from SEED on, TRIALS_AT_A_TIME side by side (a minute a trial); writes build/reports/chaos.json.
+	$(BIN)/python -m tests.chaos.run --trials $(TRIALS) --seed $(SEED) --report $(REPORTS)/chaos.json --keep build/chaos --resume --workers $(TRIALS_AT_A_TIME)
 
 fuzz-api: setup ## Ask a real service at least 5,000 things that its API description allows and forbids (half an hour); writes build/reports/fuzz-api.json.
 	$(BIN)/python -m tests.fuzz.run --seed $(SEED) --report $(REPORTS)/fuzz-api.json

@@ -24,6 +24,7 @@ from tests.chaos.judge import record_of
 from tests.chaos.machines import DATABASE_FOLDER, FILLER
 from tests.chaos.plan import TrialPlan, plan_of
 from tests.chaos.report import broken_rules, load, save, summary
+from tests.chaos.side_by_side import COMMAND, play_side_by_side
 from tests.chaos.trial import Trial
 
 _OWN_PID = os.getpid()
@@ -43,18 +44,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     seeds = range(options.seed, options.seed + options.trials)
     until = time.monotonic() + 60.0 * options.minutes
+
+    def done(seed: int, record: dict[str, Any]) -> None:
+        records[seed] = record
+        save(options.report, records)
+
+    due = (seed for seed in seeds if time.monotonic() <= until and not (options.resume and seed in records))
+    failed: list[int] = []
     try:
-        for seed in seeds:
-            if time.monotonic() > until or (options.resume and seed in records):
-                continue
-            records[seed] = run_trial(plan_of(seed, possible_actions()), keep=options.keep, say=_say)
-            save(options.report, records)
+        if options.workers > 1:
+            failed = play_side_by_side(due, options.workers, command=_command(options), say=_say, done=done)
+        else:
+            for seed in due:
+                done(seed, run_trial(plan_of(seed, possible_actions()), keep=options.keep, say=_say))
     except KeyboardInterrupt:
         print("interrupted; the trials before are in the report", flush=True)
         return 130
     played = [records[seed] for seed in seeds if seed in records]
     print(summary(played), flush=True)
-    return 1 if any(broken_rules(record) for record in played) else 0
+    return 1 if failed or any(broken_rules(record) for record in played) else 0
+
+
+def _command(options: argparse.Namespace) -> tuple[str, ...]:
+    return COMMAND if options.keep is None else (*COMMAND, "--keep", str(options.keep))
 
 
 def run_trial(plan: TrialPlan, *, keep: Path | None, say: Callable[[str], None]) -> dict[str, Any]:
@@ -118,6 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=1, help="the first of them")
     parser.add_argument("--report", type=Path, default=Path("build/reports/chaos.json"))
     parser.add_argument("--resume", action="store_true", help="leave out seeds that the report has")
+    parser.add_argument("--workers", type=int, default=1, help="trials at a time; a quiet trial takes half a core")
     parser.add_argument("--minutes", type=float, default=1e6, help="begin no trial after so many minutes")
     parser.add_argument("--keep", type=Path, help="folder for logs and facts of trials that broke a rule")
     return parser
