@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import UUID
 
-from agent.driver.deaths import Deaths
 from agent.driver.lead import Lead
 from agent.driver.lifecycle import Births
 from agent.driver.mirrors import relay_of
@@ -26,6 +25,7 @@ from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.driver.spare_store import KEPT_BY, SpareStore
 from agent.journal import JournalError, Table
 from agent.link.step_leases import StepLeases
+from agent.peer.deaths import Deaths
 from agent.peer.peer_client import PeerUnreachable
 from agent.peer.peer_server import PeerRefused
 from agent.peer.probe import Probes, Reached, answer_of
@@ -70,7 +70,7 @@ class JobDriver:
             spec_of=lambda: self.order.spec if self.order else None,
             send_report=self._send_report,
         )
-        self._deaths = Deaths(node, job_id, self._host, self.slots.participants)
+        self._deaths = Deaths(node.node_id, self.slots.participants, send=self._send, say=self._host.say_all)
         self.spare = SpareStore(node, job_id)
         self.lead = Lead(
             node,
@@ -187,9 +187,8 @@ class JobDriver:
 
     def statuses(self) -> tuple[RankStatus, ...]:
         """Every rank of this node, those that were lost included."""
-        alive = [self._status(slot, state) for slot, state in sorted(self._host.states().items())]
-        slots = {status.slot for status in alive}
-        return (*alive, *(status for slot, status in self._lost.items() if slot not in slots))
+        alive = {slot: self._status(slot, state) for slot, state in sorted(self._host.states().items())}
+        return (*alive.values(), *(status for slot, status in self._lost.items() if slot not in alive))
 
     def stores(self) -> tuple[StoreHosted, ...]:
         """The stores of this node that the service should know of."""
@@ -442,7 +441,7 @@ class JobDriver:
         newest = order.generation if order is not None and order.generation is not None else 0
         for slot, state in self._host.states().items():
             if state.generation >= newest:
-                await self._host.say(slot, StepLease(until_s=until))
+                await self._host.give(slot, StepLease(until_s=until))
 
     async def _heard_ago(self, node_id: str) -> float | None:
         try:
@@ -461,8 +460,7 @@ class JobDriver:
         if member.node_id == self._node.node_id:
             self.post(lambda: self.slots.take_order(member.slot, order))
             return
-        envelope = self._node.envelope(self.job_id, member.node_id, OrderBody(slot=member.slot, order=order))
-        self._node.peers.send_newest(envelope, f"order/{member.slot}")
+        self._send(member.node_id, OrderBody(slot=member.slot, order=order), f"order/{member.slot}", attempts=1)
 
     async def _send_report(self, to: str, report: Report) -> None:
         handoff_id, measured = self._measured.get(report.member.slot, ("", None))
@@ -471,8 +469,10 @@ class JobDriver:
         if to == self._node.node_id:
             self.post(lambda: self.lead.take_report(report, measured))
             return
-        envelope = self._node.envelope(self.job_id, to, ReportBody(report=report, measured=measured))
-        self._node.peers.send_newest(envelope, f"report/{report.member.slot}")
+        self._send(to, ReportBody(report=report, measured=measured), f"report/{report.member.slot}", attempts=1)
+
+    def _send(self, to: str, body: DeathBody | OrderBody | ReportBody, subject: str, attempts: int = 3) -> None:
+        self._node.peers.send_newest(self._node.envelope(self.job_id, to, body), subject, attempts=attempts)
 
     async def _tidy_stores(self) -> None:
         """End the stores of worlds that are over; one that a world or a handoff may still need stays."""

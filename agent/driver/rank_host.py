@@ -122,9 +122,13 @@ class RankHost:
         await self._supervisor.send(key, StatusQuery())
         return True
 
-    async def say(self, number: int, message: StepLease | PeerDied) -> None:
-        """Send what is no wish: late it would be worth nothing, and it is not sent again."""
-        await self._supervisor.send(SlotKey(self._job_id, number), message)
+    async def give(self, number: int, lease: StepLease) -> None:
+        """Send a step lease. It is no wish: the next one replaces it, and a late one must not be sent again."""
+        await self._supervisor.send(SlotKey(self._job_id, number), lease)
+
+    async def say_all(self, message: PeerDied) -> None:
+        """Send to every rank what is no wish."""
+        await asyncio.gather(*(self._supervisor.send(SlotKey(self._job_id, slot), message) for slot in self.states()))
 
     async def ask_checkpoint(self, request: WriteCheckpoint) -> None:
         """Pass the request on to every rank. It is no wish: the ranks keep what they were told of a handoff."""

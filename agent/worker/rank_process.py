@@ -28,7 +28,6 @@ from liver_core.layout import Member
 from liver_core.rank.after_step import CheckpointPlan, Ending
 from liver_core.rank.droppable_step import DropRule
 from liver_core.rank.loop import RankLoop
-from liver_core.rank.peer_deaths import PeerDeath
 from liver_core.rank.prepare.prepare_settings import PrepareSettings
 from liver_core.rank.step_boundary import StepTotals
 from liver_core.rank.store_exchange import cause_of
@@ -41,6 +40,7 @@ from liver_core.training.entrypoint import load_job
 from liver_core.transport.endpoint import make_endpoint, warm_up
 from liver_core.transport.protocol import TransportError
 from liver_core.worlds.megatron import prepare_process
+from liver_core.worlds.peer_deaths import PeerDeath
 
 if TYPE_CHECKING:
     from liver_core.rank.metrics.event_files import EventFiles

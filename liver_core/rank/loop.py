@@ -37,7 +37,6 @@ from liver_core.rank.cutover.cutover_run import CutoverRun, Outcome, Probe
 from liver_core.rank.droppable_step import DropRule, StepPlace, do_step
 from liver_core.rank.metrics.step_metrics import StepMeasures, StepMetrics, measures_before
 from liver_core.rank.next_world import COLLECT_AFTER_S, NextWorld
-from liver_core.rank.peer_deaths import PeerDeath, PeerDeaths, as_felt
 from liver_core.rank.pending_handoff import NoPartInHandoff, PendingHandoff
 from liver_core.rank.prepare.memory_plan import take_place
 from liver_core.rank.prepare.preparation import Preparation
@@ -46,9 +45,8 @@ from liver_core.rank.reporter import Listener, StageReporter
 from liver_core.rank.rescue.rescue_preparation import RescuePreparation
 from liver_core.rank.rescue.rescue_run import RescueRun
 from liver_core.rank.retire import Retirement
-from liver_core.rank.step_boundary import StepTotals, agree, start_total
+from liver_core.rank.step_boundary import StepTotals, agree, read_numbers, start_total
 from liver_core.rank.step_lease import await_lease
-from liver_core.rank.step_numbers import read_numbers
 from liver_core.rank.store_exchange import cause_of
 from liver_core.state.buckets import return_gradients, spread_gradients
 from liver_core.state.megatron_optimizer import settle_moments
@@ -59,6 +57,7 @@ from liver_core.training.cursor import DataCursor, chained, digest_part
 from liver_core.training.job import TrainingJob
 from liver_core.worlds.groups import plainly
 from liver_core.worlds.megatron import activate
+from liver_core.worlds.peer_deaths import PeerDeath, PeerDeaths, as_felt
 
 if TYPE_CHECKING:
     from liver_core.rank.metrics.event_files import EventFiles

@@ -28,7 +28,6 @@ from liver_core.handoff.ready_tag import (
 from liver_core.layout import Member
 from liver_core.rank.boundary_requests import BoundaryRequests
 from liver_core.rank.next_world import CONNECT, NextWorld
-from liver_core.rank.peer_deaths import PeerDeaths
 from liver_core.rank.prepare.preparation import Overtaken, Preparation, PrepareFailed, give_way
 from liver_core.rank.reporter import StageReporter
 from liver_core.rank.store_exchange import Cancelled, ExchangeTimeout, cause_of
@@ -36,6 +35,7 @@ from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.steady_clock import utc_now
 from liver_core.worlds.groups import expect_quick_answers, plainly
 from liver_core.worlds.megatron import MegatronWorld
+from liver_core.worlds.peer_deaths import PeerDeaths
 
 _log = logging.getLogger(__name__)
 _USERS_CODE = (PreparePhase.BUILD_MODEL, PreparePhase.WARM_UP, PreparePhase.LOAD_STATE)

@@ -1,23 +1,45 @@
 """The step boundary: one tiny all-reduce in which every rank of a world agrees on what happens next.
 
 It runs at every step, handoff or not: if only some ranks entered a collective, it would deadlock. A second all-reduce
-sums the results of the step at the same time. Both span the whole world.
+sums the results of the step at the same time. Both span the whole world and go over gloo, in host memory. What they are
+made of, and the gradient norm, the host reads from the device before, at once and only here: each read would wait for
+all that the device has to do.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
+from liver_core.device import read
 from liver_core.handoff.ready_tag import Agreement, agreed, boundary_pair
+from liver_core.state.optimizer_step import norm_of
 from liver_core.training.job import StepResult
 
 _PART_BITS = 22
 _PARTS = 3
 _PART_MASK = (1 << _PART_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """`result`: its loss as a float. `norm`: of the gradients, over the world."""
+
+    result: StepResult
+    norm: float
+
+
+def read_numbers(result: StepResult, squared_norm: torch.Tensor) -> StepNumbers:
+    """`squared_norm`: what `start_norm` gave. Waits for what this thread has queued on its device, once."""
+    loss = result.loss_sum
+    if not isinstance(loss, torch.Tensor) or loss.device != squared_norm.device:
+        (squared,) = read(squared_norm.reshape(1))
+        return StepNumbers(replace(result, loss_sum=float(loss)), norm_of(squared))
+    loss_sum, squared = read(torch.cat([loss.detach().reshape(1).double(), squared_norm.reshape(1).double()]))
+    return StepNumbers(replace(result, loss_sum=loss_sum), norm_of(squared))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from liver_core.memory.memory_placement import Area, areas
 from liver_core.memory.overheads import DeviceOverheads
 from liver_core.memory.transformer_shape import TransformerShape, manifest_of
 from liver_core.rank.active_world import ActiveWorld
-from liver_core.rank.step_numbers import read_numbers
+from liver_core.rank.step_boundary import read_numbers
 from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.state.built_state import check_built
 from liver_core.state.host_memory import move_in, wait_in_host_memory

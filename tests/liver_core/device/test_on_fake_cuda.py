@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 PASSED_AT_ONCE_MOST = 16_384
 """Bytes: of a single parameter of this small model, where a build passes one through memory."""
 RUNS = [("TP2xDP2", "TP2xPP2", "bf16"), ("TP2xPP2", "DP4", "fp32"), ("TP1", "TP2", "fp32")]
-READS = "liver_core/rank/step_numbers.py read_numbers"
+READS = "liver_core/rank/step_boundary.py read_numbers"
 """Where the host waits for the device in a step: for the loss and the gradient norm, at once."""
 
 

@@ -25,7 +25,6 @@ STEP_PATH = (
     "rank/retire.py",
     "rank/step_boundary.py",
     "rank/step_lease.py",
-    "rank/step_numbers.py",
     "rank/stream",
     "state/buckets.py",
     "state/host_memory.py",

@@ -25,7 +25,7 @@ KILLED = FailureCause(FailedPart.RANK, "SIGKILL", step=3)
 
 
 def death(generation: int = 1, member: Member = B, cause: FailureCause = KILLED, text: str = "it was killed") -> Any:
-    from liver_core.rank.peer_deaths import PeerDeath
+    from liver_core.worlds.peer_deaths import PeerDeath
 
     return PeerDeath(generation, member, Reason(text, "training", 1, node=member.node_id, cause=cause))
 
@@ -37,7 +37,7 @@ def world(generation: int = 1) -> Any:
 
 
 def test_only_the_communicators_of_the_world_that_lost_a_rank_are_ended() -> None:
-    from liver_core.rank.peer_deaths import PeerDeaths, PeerGone
+    from liver_core.worlds.peer_deaths import PeerDeaths, PeerGone
 
     deaths, before, active, gloo = PeerDeaths(), world(1), world(2), world(2)
     gloo.nccl = None
@@ -51,7 +51,7 @@ def test_only_the_communicators_of_the_world_that_lost_a_rank_are_ended() -> Non
 
 
 def test_the_rank_that_died_by_itself_is_named_before_those_that_only_missed_it() -> None:
-    from liver_core.rank.peer_deaths import PeerDeaths
+    from liver_core.worlds.peer_deaths import PeerDeaths
 
     deaths, felt = PeerDeaths(), FailureCause(FailedPart.PEER)
     deaths.note(death(member=A, cause=felt, text="it missed a peer"), ())
@@ -62,7 +62,7 @@ def test_the_rank_that_died_by_itself_is_named_before_those_that_only_missed_it(
 
 
 def test_a_rank_that_misses_a_peer_waits_a_little_for_the_word_of_its_agent_and_no_other_rank_does() -> None:
-    from liver_core.rank.peer_deaths import NAMED_WITHIN_S, PeerDeaths
+    from liver_core.worlds.peer_deaths import NAMED_WITHIN_S, PeerDeaths
 
     deaths, own = PeerDeaths(), Reason("out of memory", "training", 0)
     began = time.monotonic()
@@ -84,7 +84,7 @@ def test_a_rank_that_waits_in_nccl_for_a_dead_one_ends_within_a_second_of_the_wo
         cluster.kill(b)
         cluster.await_death(b)
         waits = cluster.ranks[a]
-        time.sleep(SECOND)
+        waits.process.join(SECOND)
         assert waits.result is None and waits.process.is_alive(), "the model ended a collective by itself"
         told = time.monotonic()
         cluster.command([a], "peer_died", death(member=b))

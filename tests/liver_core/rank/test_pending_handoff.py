@@ -34,10 +34,10 @@ def test_a_failure_in_the_users_code_shows_its_traceback(
     caplog: pytest.LogCaptureFixture, phase: PreparePhase, shows: bool
 ):
     from liver_core.rank.boundary_requests import BoundaryRequests
-    from liver_core.rank.peer_deaths import PeerDeaths
     from liver_core.rank.pending_handoff import PendingHandoff
     from liver_core.rank.prepare.preparation import PrepareFailed
     from liver_core.rank.reporter import StageReporter
+    from liver_core.worlds.peer_deaths import PeerDeaths
 
     def forget_a_layer() -> None:
         raise KeyError("layer 7")
@@ -68,9 +68,9 @@ def test_a_failure_in_the_users_code_shows_its_traceback(
 def test_training_does_not_wait_for_a_world_that_is_dropped_and_the_next_handoff_does():
     from liver_core.handoff.messages import Reason
     from liver_core.rank.boundary_requests import BoundaryRequests
-    from liver_core.rank.peer_deaths import PeerDeaths
     from liver_core.rank.pending_handoff import PendingHandoff
     from liver_core.rank.reporter import StageReporter
+    from liver_core.worlds.peer_deaths import PeerDeaths
 
     may_end, builds = threading.Event(), threading.Event()
 
@@ -113,9 +113,9 @@ def test_a_rank_that_ends_reports_why_a_handoff_was_aborted_although_its_world_i
     """The reason is the first cause of what comes next: without it only what the other ranks felt would be known."""
     from liver_core.handoff.messages import Reason
     from liver_core.rank.boundary_requests import BoundaryRequests
-    from liver_core.rank.peer_deaths import PeerDeaths
     from liver_core.rank.pending_handoff import PendingHandoff
     from liver_core.rank.reporter import StageReporter
+    from liver_core.worlds.peer_deaths import PeerDeaths
 
     may_end, ended = threading.Event(), threading.Event()
 

@@ -65,7 +65,7 @@ def _norms(rank: int, port: int, shapes: dict[str, list[tuple[int, ...]]], on_la
 def _read() -> tuple[list[int], float, float, float]:
     import torch
 
-    from liver_core.rank import step_numbers
+    from liver_core.rank import step_boundary
     from liver_core.training.job import StepResult
 
     reads: list[int] = []
@@ -75,8 +75,8 @@ def _read() -> tuple[list[int], float, float, float]:
         return numbers.tolist()
 
     losses = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
-    with mock.patch.object(step_numbers, "read", read):
-        there = step_numbers.read_numbers(StepResult(losses.cumsum(0)[2], 3, 1), torch.tensor([2.5]))
-        here = step_numbers.read_numbers(StepResult(0.1 + 0.2 + 0.3, 3, 1), torch.tensor([2.5]))
+    with mock.patch.object(step_boundary, "read", read):
+        there = step_boundary.read_numbers(StepResult(losses.cumsum(0)[2], 3, 1), torch.tensor([2.5]))
+        here = step_boundary.read_numbers(StepResult(0.1 + 0.2 + 0.3, 3, 1), torch.tensor([2.5]))
     assert there.norm == here.norm
     return reads, float(there.result.loss_sum), float(here.result.loss_sum), there.norm

@@ -35,7 +35,7 @@ class Library:
             self.made.append(ranks)
 
         def abort() -> None:
-            time.sleep(self.abort_s)
+            threading.Event().wait(self.abort_s)  # As long as NCCL takes.
             self.aborted.append(ranks)
             if ranks == (0, 1, 2, 3):
                 self.all_aborted.set()
@@ -83,7 +83,7 @@ def test_making_communicators_ends_when_a_rank_is_known_dead_without_waiting_for
 
     def makes(ranks: Any) -> None:
         begun.set()
-        time.sleep(5.0)
+        threading.Event().wait(5.0)
 
     groups = groups_of(Library(makes, abort_s=3.0))
     later = threading.Thread(target=lambda: (begun.wait(5.0), groups.abandon("rank 3 on c is dead")), daemon=True)

@@ -4,41 +4,44 @@ What waits for a dead rank on a GPU waits for ever, and what misses one over the
 says of its own ranks, and of no others, that they are dead. Nothing is inferred where that does not come.
 """
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
-from agent.driver.node_context import Node
-from agent.driver.rank_host import RankHost
 from agent.protocol.peer import DeathBody
 from agent.protocol.rank import PeerDied
 from liver_core.handoff import Participant, Reason
 from liver_core.layout import Member, Roster
 
-ATTEMPTS = 3
 _log = logging.getLogger(__name__)
 
 
 class Deaths:
-    """Of one job. `participants`: those of this node, by slot."""
+    """Of one job on the node `node_id`. `participants`: those of this node, by slot. `send`: to the agent of a node, by
+    a subject of which only the newest matters. `say`: to every rank here; which of its worlds is meant it knows best.
+    """
 
-    def __init__(self, node: Node, job_id: str, host: RankHost, participants: Mapping[int, Participant]) -> None:
-        self._node = node
-        self._job_id = job_id
-        self._host = host
+    def __init__(
+        self,
+        node_id: str,
+        participants: Mapping[int, Participant],
+        *,
+        send: Callable[[str, DeathBody, str], None],
+        say: Callable[[PeerDied], Awaitable[None]],
+    ) -> None:
+        self._node_id = node_id
         self._participants = participants
+        self._send = send
+        self._say = say
 
     async def tell(self, slot: int, reason: Reason) -> None:
         """The process of this slot has ended, and nobody had told it to."""
-        member = Member(self._node.node_id, slot)
+        member = Member(self._node_id, slot)
         for roster in worlds_of(self._participants.get(slot), member):
-            here = replace(reason, rank=roster.rank_of(member), node=self._node.node_id)
+            here = replace(reason, rank=roster.rank_of(member), node=self._node_id)
             death = PeerDied(generation=roster.generation, member=member, reason=here)
-            others = {other.node_id for other in roster.members} - {self._node.node_id}
-            for node_id in sorted(others):
-                envelope = self._node.envelope(self._job_id, node_id, DeathBody(death=death))
-                self._node.peers.send_newest(envelope, f"death/{slot}/{roster.generation}", attempts=ATTEMPTS)
+            for node_id in sorted({other.node_id for other in roster.members} - {self._node_id}):
+                self._send(node_id, DeathBody(death=death), f"death/{slot}/{roster.generation}")
             await self._say(death)
 
     def work_of(self, sender: str, death: PeerDied) -> Callable[[], Awaitable[None]]:
@@ -48,12 +51,9 @@ class Deaths:
         return lambda: self._take(death)
 
     async def _take(self, death: PeerDied) -> None:
-        _log.warning("job %s: rank on %s, generation %d: %s", self._job_id, *_named(death))
+        text = "generation %d has lost rank %s on %s: %s"
+        _log.warning(text, death.generation, death.reason.rank, death.member.node_id, death.reason.text)
         await self._say(death)
-
-    async def _say(self, death: PeerDied) -> None:
-        """To every rank here: which of its worlds has lost something by it, a rank knows best."""
-        await asyncio.gather(*(self._host.say(slot, death) for slot in self._host.states()))
 
 
 def worlds_of(participant: Participant | None, member: Member) -> tuple[Roster, ...]:
@@ -63,7 +63,3 @@ def worlds_of(participant: Participant | None, member: Member) -> tuple[Roster, 
     record = participant.record
     found = (record.active, None if record.order is None else record.order.target)
     return tuple(roster for roster in found if roster is not None and member in roster.members)
-
-
-def _named(death: PeerDied) -> tuple[str, int, str]:
-    return death.member.node_id, death.generation, death.reason.text
