@@ -24,8 +24,9 @@ from service.problems import ProblemError, unauthenticated, unknown
 from service.repeats.operations import claim
 from service.sessions.operations import find_session
 from service.settings import ServiceSettings
-from service.sync.answers import KeptOrders
+from service.sync.answers import KeptOrders, ToldOrders
 from service.sync.calm import CalmReports
+from service.sync.news import News
 from service.tokens.operations import Caller, verify_token
 from service.tokens.recent import RecentNodes
 from service.tokens.tables import PEOPLE, Role
@@ -51,10 +52,12 @@ class Context:
     recent_nodes: RecentNodes = field(default_factory=RecentNodes)
     turns: Turns = field(default_factory=Turns)
     orders: KeptOrders = field(default_factory=KeptOrders)
+    told: ToldOrders = field(default_factory=ToldOrders)
     listening: Listening = field(init=False)
     agents: Lane = field(init=False)
     people: Lane = field(init=False)
     calm: CalmReports = field(init=False)
+    news: News = field(init=False)
     writing: WriteCheck = field(init=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +69,10 @@ class Context:
         people = Lane(base.readers, places=base.readers_max, wait_s=PEOPLE_WAIT_S, whose="people and scripts")
         object.__setattr__(self, "agents", agents)
         object.__setattr__(self, "people", people)
-        object.__setattr__(self, "calm", CalmReports(agents, self.orders, self.clock, self.settings))
+        calm = CalmReports(agents, self.orders, self.told, self.clock, self.settings)
+        object.__setattr__(self, "calm", calm)
+        news = News(agents, self.orders, self.told, self.clock, lost_after_s=self.settings.lost_after_s)
+        object.__setattr__(self, "news", news)
         data_dir = base.embedded.pgdata if base.embedded is not None else None
         object.__setattr__(self, "writing", WriteCheck(base.sessions, data_dir))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from agent.protocol.sync import ANSWERED_AGO_S_MAX, NEIGHBOURS_KNOWN_MAX, JobOrder, PeerKeyKept, SyncOrders
+from agent.protocol.wake_up import WakeOrders
 
 
 def known_of(orders: SyncOrders | None) -> dict[str, object]:
@@ -42,6 +43,21 @@ def whole(orders: SyncOrders, had: SyncOrders | None) -> SyncOrders:
         return orders.model_copy(update={"jobs": had.jobs})
     known = {order.neighbours: order for order in had.jobs} if had is not None else {}
     return orders.model_copy(update={"jobs": tuple(_with_neighbours(order, known) for order in orders.jobs)})
+
+
+def brought(orders: WakeOrders, had: SyncOrders | None) -> SyncOrders | None:
+    """The orders that a wake-up brings, in the place of those that the agent has. None where those are as new, are of
+    other jobs, or do not have what is left out: then only the answer to the next report says what counts."""
+    if had is None or orders.orders_seq <= had.orders_seq or orders.issued_utc < had.issued_utc:
+        return None
+    if {order.job_id for order in orders.jobs} != {order.job_id for order in had.jobs}:
+        return None
+    said = {name: getattr(orders, name) for name in ("orders_seq", "issued_utc", "orders_digest", "jobs")}
+    try:
+        # What was refused was said with the answer.
+        return whole(had.model_copy(update={**said, "unchanged": False, "refusals": ()}), had)
+    except ValueError:
+        return None
 
 
 def _with_neighbours(order: JobOrder, known: Mapping[str, JobOrder]) -> JobOrder:

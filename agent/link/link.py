@@ -14,11 +14,12 @@ from enum import StrEnum
 import httpx
 from pydantic import ValidationError
 
-from agent.link.kept_orders import answered_of, known_of, whole
+from agent.link.kept_orders import answered_of, brought, known_of, whole
 from agent.protocol import PROTOCOL_VERSION
 from agent.protocol.errors import REPLACED, VERSION_MISMATCH
 from agent.protocol.joining import JOIN_PATH
 from agent.protocol.sync import SyncOrders, SyncReport
+from agent.protocol.wake_up import WakeEvent, WakeOrders
 
 SYNC_PATH = "/agent/v1/sync"
 WAKE_PATH = "/agent/v1/wake"
@@ -66,9 +67,9 @@ class ServiceAway(Exception):
 
 
 class ServiceLink:
-    """`make_report(seq)` makes the next report. `take_orders` is called with each answer, `take_back` with the number
-    of a report that the service refuses as a whole for what it holds. Call `sync_soon` for news that the service needs
-    soon, `sync_with_progress` for progress."""
+    """`make_report(seq)` makes the next report. `take_orders` is called with each answer and with orders that a wake-up
+    brings, `take_back` with the number of a report that the service refuses as a whole for what it holds. Call
+    `sync_soon` for news that the service needs soon, `sync_with_progress` for progress."""
 
     def __init__(
         self,
@@ -99,6 +100,7 @@ class ServiceLink:
         self._awake = asyncio.Event()
         self._report_seq = 0
         self._orders: SyncOrders | None = None
+        self._brought: WakeOrders | None = None
         self._answered: tuple[datetime, float] | None = None
         self._calm_s = CALM_S
         self._away_rounds = 0
@@ -142,6 +144,7 @@ class ServiceLink:
                         await news.wait()
                 except TimeoutError:
                     continue
+                await self._take_brought()
                 # Whoever is woken goes at once; only wake-ups that follow each other closely are taken together.
                 is_awake = self._awake.is_set()
                 await asyncio.sleep(max(0.0, began + AWAKE_LEAST_S - time.monotonic()) if is_awake else POLL_LEAST_S)
@@ -215,6 +218,7 @@ class ServiceLink:
         self._prompt.clear()
         self._awake.clear()
         self._least_s = 0.0
+        await self._take_brought()
         began = time.monotonic()
         try:
             orders = await self.sync()
@@ -235,6 +239,15 @@ class ServiceLink:
         self._calm_s = max(CALM_S, min(POLL_MOST_S, orders.progress_s))
         return min(POLL_MOST_S, max(POLL_LEAST_S, orders.poll_s))
 
+    async def _take_brought(self) -> None:
+        """Take what the last wake-up brought, unless an answer since then says as much. Never while a report is under
+        way: its answer may be older or newer."""
+        orders, self._brought = self._brought, None
+        taken = brought(orders, self._orders) if orders is not None else None
+        if taken is not None:
+            self._orders = taken
+            await self._take_orders(taken)
+
     def _set_state(self, state: LinkState, reason: str) -> None:
         if (state, reason) != (self.state, self.reason):
             if state is LinkState.CONNECTED:
@@ -250,7 +263,8 @@ class ServiceLink:
         return random.uniform(BACKOFF_FIRST_S / 2, ceiling)
 
     async def _listen(self) -> None:
-        """Sync at every event of the wake stream. The service sends one at the start of each connection too."""
+        """Sync at every event of the wake stream. The service sends one at the start of each connection too. What an
+        event brings is taken before."""
         pause_s = BACKOFF_FIRST_S
         while True:
             try:
@@ -261,12 +275,21 @@ class ServiceLink:
                         pause_s = BACKOFF_FIRST_S
                         async for line in response.aiter_lines():
                             if line.startswith("data:"):
+                                self._brought = _orders_in(line.removeprefix("data:")) or self._brought
                                 self._awake.set()
                                 self.sync_soon()
             except httpx.HTTPError:
                 pass
             await asyncio.sleep(random.uniform(pause_s / 2, pause_s))
             pause_s = min(BACKOFF_MAX_S, pause_s * 2)
+
+
+def _orders_in(event: str) -> WakeOrders | None:
+    """What the event brings. One that cannot be read wakes all the same: the answer says it all."""
+    try:
+        return WakeEvent.model_validate_json(event).orders
+    except ValidationError:
+        return None
 
 
 def _refusal(response: httpx.Response) -> LinkRefused | ServiceAway:

@@ -226,17 +226,39 @@ class StopRule(JobPart):
     steps: int = Field(ge=1, le=2**40)
 
 
+class OnePlace(StrEnum):
+    """What the nodes of one world must have in common."""
+
+    ZONE = "zone"
+    POOL = "pool"
+
+
 class PolicyRules(JobPart):
-    """How the planner weighs changes (docs/planner.md)."""
+    """How the service weighs changes, and what it wants to have (docs/policy.md)."""
 
     gain_min: float = Field(
-        default=0.03, ge=0, le=10, description="A job moves of itself only for a step that is shorter by this share."
+        default=0.03, ge=0, le=10, description="A job moves of itself only for what is better by this share."
     )
     usd_per_mtok: float | None = Field(
-        default=None, gt=0, le=1e9, description="What a million tokens are worth; not given: all nodes that help are."
+        default=None,
+        gt=0,
+        le=1e9,
+        description="What a million tokens are worth; not given: by the prices of on-demand nodes.",
     )
     keep_tp: bool = Field(
         default=False, description="Only changes of PP and DP, so that what TP splits is summed in the same order."
+    )
+    spares_max: int = Field(default=4, ge=0, le=64, description="Nodes held beyond those used, at most.")
+    on_demand: bool = Field(default=True, description="Whether on-demand nodes may be wanted.")
+    patience_s: float = Field(
+        default=0.0, ge=0, le=604_800, description="On-demand nodes serve so long before spot nodes take over."
+    )
+    start_s: float = Field(
+        default=0.0, ge=0, le=86_400, description="From nothing, or from another place, to the first step."
+    )
+    acquire_s: float = Field(default=120.0, ge=0, le=86_400, description="From wanting a node to having it.")
+    within: OnePlace | None = Field(
+        default=None, description="A world never lies in two zones, or in two pools; not given: it may."
     )
 
 
@@ -404,6 +426,7 @@ __all__ = [
     "ModelShape",
     "NodeBounds",
     "OnNonfinite",
+    "OnePlace",
     "PinnedLayout",
     "PolicyRules",
     "SecretReference",

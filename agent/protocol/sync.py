@@ -490,9 +490,3 @@ class SyncOrders(Message):
     wake_path: ShortText = "/agent/v1/wake"
     poll_s: Seconds = Field(default=1.0, description="Time to the next sync when nothing wakes the agent.")
     progress_s: Seconds = Field(default=1.0, description="Least time between two syncs that only tell progress.")
-
-
-class WakeEvent(Message):
-    """One event of the wake stream: only a hint that another sync is worth making."""
-
-    number: Count = Field(description="How many events of this stream came before it.")

@@ -46,6 +46,23 @@ WEIGHED = (
     Column("USD/H", right=True),
     Column("WORTH USD/H", right=True),
 )
+WANTED = (
+    Column("POOL"),
+    Column("PLACE"),
+    Column("SOLD AS"),
+    Column("HELD", right=True),
+    Column("SHOULD HOLD", right=True),
+    Column("USD/H OF ONE", right=True),
+)
+OPTIONS = (
+    Column("OPTION"),
+    Column("PLACE"),
+    Column("NODES", right=True),
+    Column("SPARES", right=True),
+    Column("HOLDS"),
+    Column("USD/H", right=True),
+    Column("WORTH USD/H", right=True),
+)
 ALTERNATIVES = (Column("LAYOUT"), Column("NODES", right=True), Column("STEP", right=True), Column("KNOWN BY"))
 
 
@@ -220,9 +237,50 @@ def plan(
     ]:
         typer.echo("")
         print_table(WEIGHED, weighed, empty="")
+    if found["wanted"] is not None:
+        _print_wanted(found["wanted"])
     if losses := [(item["what"], layout(item["layout"]), item["reason"]) for item in found["losses"]]:
         typer.echo("")
         print_table(LOSSES, losses, empty="")
+
+
+def _print_wanted(found: dict) -> None:
+    """What the policy wants the job to have, and what that was chosen from."""
+    beside = f" and {found['spares']} spares" if found["spares"] else ""
+    typer.echo("")
+    print_details(
+        (
+            ("should have", f"{layout(found['layout'])} on {found['nodes']} nodes{beside}"),
+            ("no use for", names(found["gives_back"])),
+        )
+    )
+    rows = [
+        (
+            each["pool"],
+            each["place"] or "any",
+            each["market"].replace("_", " "),
+            str(each["held"]),
+            str(each["hold"]),
+            f"{each['usd_per_hour']:.2f}",
+        )
+        for each in found["pools"]
+    ]
+    typer.echo("")
+    print_table(WANTED, rows, empty="")
+    rows = [
+        (
+            layout(each["layout"]),
+            each["place"],
+            str(each["nodes"]),
+            str(each["spares"]),
+            ", ".join(f"{count} {pool}" for pool, count in each["hold"]),
+            f"{each['usd_per_hour']:.2f}",
+            f"{each['utility_usd_per_hour']:.2f}",
+        )
+        for each in found["weighed"]
+    ]
+    typer.echo("")
+    print_table(OPTIONS, rows, empty="")
 
 
 def metrics(

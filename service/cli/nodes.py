@@ -237,19 +237,30 @@ def set_price(
     egress: Annotated[
         float | None, typer.Option("--egress", min=0, help="Of 10^9 bytes that leave the pool.", metavar="USD_PER_GB")
     ] = None,
+    on_demand: Annotated[
+        float | None, typer.Option("--on-demand", min=0, help="Of such a node on demand.", metavar="USD_PER_HOUR")
+    ] = None,
+    *,
     service_url: ServiceUrl = DEFAULT_URL,
     token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Set the price of a pool from now or another time on; what was spent before that keeps its price."""
-    body = {"price_usd_per_hour": usd_per_hour, "effective_from": since_when, "egress_usd_per_gb": egress}
+    body = {
+        "price_usd_per_hour": usd_per_hour,
+        "effective_from": since_when,
+        "egress_usd_per_gb": egress,
+        "on_demand_usd_per_hour": on_demand,
+    }
     given = {name: value for name, value in body.items() if value is not None}
     price = connect(service_url, token_file).put(f"/api/v1/pools/{quote(pool, safe='')}/price", given)
     if as_json:
         print_json(price)
     else:
         per_gb = f", {_per_gb(price)} USD per GB that leaves" if price["egress_usd_per_gb"] is not None else ""
-        typer.echo(f"{price['pool']}: {price['price_usd_per_hour']:.4f} USD per node hour{per_gb}")
+        on_demand_usd = price["on_demand_usd_per_hour"]
+        beside = "" if on_demand_usd is None else f", {on_demand_usd:.4f} on demand"
+        typer.echo(f"{price['pool']}: {price['price_usd_per_hour']:.4f} USD per node hour{per_gb}{beside}")
 
 
 def _per_gb(price: dict[str, Any]) -> str:

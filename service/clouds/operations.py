@@ -138,7 +138,9 @@ def count_only(session: Session, channel: str, reasons: Sequence[str], *, now: d
         _count(session, Counter({key: len(reasons)}), {key: reasons[-1]}, now=now)
 
 
-def hear_from_agent(session: Session, fact: NoticeFact, lease: LeaseRow, *, is_first: bool, now: datetime) -> None:
+def hear_from_agent(
+    session: Session, fact: NoticeFact, lease: LeaseRow, occurrence_id: int | None, *, is_first: bool, now: datetime
+) -> None:
     """Note what an agent heard itself, beside what the channels of the account tell. `is_first`: no other channel had
     said so before."""
     if fact.withdrawn_utc is not None:
@@ -161,7 +163,7 @@ def hear_from_agent(session: Session, fact: NoticeFact, lease: LeaseRow, *, is_f
         "disposition": disposition.value,
         "reason": reason,
         "raw": fact.raw,
-        "occurrence_id": session.scalars(_newest_of(lease.lease_id, fact.kind, fact.source)).first(),
+        "occurrence_id": occurrence_id,
     }
     _hear(session, [values])
 
@@ -220,9 +222,9 @@ def _machine(notices: Mapping[int, LeaseNotices], found: _Found | None, now: dat
 def _hearing(
     fact: CloudFact, found: _Found, judgement: Judgement, notices: Mapping[int, LeaseNotices], now: datetime
 ) -> dict[str, object]:
-    notice, row = judgement.notice, None
+    notice, occurrence_id = judgement.notice, None
     if notice is not None and found.lease_id is not None:
-        row = notices[found.lease_id].row_of(notice)
+        occurrence_id = notices[found.lease_id].occurrence_of(notice)
     return {
         "channel": fact.channel,
         "message_id": fact.message_id,
@@ -237,13 +239,8 @@ def _hearing(
         "disposition": judgement.disposition.value,
         "reason": fitting(judgement.reason),
         "raw": fact.raw,
-        "occurrence_id": None if row is None else row.occurrence_id,
+        "occurrence_id": occurrence_id,
     }
-
-
-def _newest_of(lease_id: int, kind: NoticeKind, source: str):
-    of_channel = NoticeRow.lease_id == lease_id, NoticeRow.kind == kind.value, NoticeRow.source == source
-    return select(NoticeRow.occurrence_id).where(*of_channel).order_by(NoticeRow.notice_id.desc()).limit(1)
 
 
 def _hear(session: Session, rows: Sequence[Mapping[str, object]]) -> None:

@@ -18,7 +18,12 @@ from service.db.outage import Outage
 
 CHANNEL = "liver_wake"
 PAYLOAD_CHARS_MAX = 7_500  # PostgreSQL's own limit is 8000 bytes.
+TOPIC_CHARS_MAX = len("node/,") + 63
+SENDING = {"channel": CHANNEL, "topics_max": PAYLOAD_CHARS_MAX // TOPIC_CHARS_MAX}
+"""For a statement that sends topics of nodes and jobs itself: so many always fit one notification."""
 RETRY_S = 1.0
+ORDERS_FIRST_S = 0.05
+"""What wakes the reconcilers has nearly always woken agents too: their orders do not compete with a look at the job."""
 RECONCILERS = "reconcilers"
 TOKENS = "tokens"
 """Topic of keys and tokens of nodes that end before their time."""
@@ -78,8 +83,9 @@ class WakeHub:
             self._thread.join(timeout_s)
 
     def wait_for_reconcilers(self, timeout_s: float) -> None:
-        """Block one reconciler thread until something changed or the time is over."""
+        """Block one reconciler thread until something changed, a moment ago, or the time is over."""
         if self._reconcilers.wait(timeout_s):
+            self._stop.wait(ORDERS_FIRST_S)
             self._reconcilers.clear()
 
     def wake_all(self) -> None:

@@ -11,7 +11,7 @@ from agent.protocol.errors import FieldProblem
 from agent.protocol.jobfile import PolicyRules
 from liver_core.layout.limits import JobId, NodeId
 from service.context import PERSON_ONLY, ContextOf, SessionOf
-from service.decisions.rules import OPTIONS_MAX, considered, made_from
+from service.decisions.rules import OPTIONS_MAX, considered, made_from, wanted
 from service.decisions.tables import DecisionRow
 from service.edge.routes import PeoplesRoute
 from service.jobs.queries import situation
@@ -21,6 +21,7 @@ from service.paging import PagesOf
 from service.planner.goals import Alert
 from service.planner.inputs import PlannerVerdict
 from service.planner.losses import loss_plans
+from service.policy.types import Market
 from service.problems import conflict, invalid, not_found
 from service.reconcilers.jobs import limits_of
 
@@ -49,6 +50,44 @@ class OptionOut(BaseModel):
     usd_per_hour_worth: float | None = Field(
         description="What its tokens bring beyond what it costs; null where policy.usd_per_mtok is not given."
     )
+
+
+class PoolWantOut(BaseModel):
+    """Nodes of one pool that a job should have."""
+
+    pool: str
+    place: str = Field(description="The zone or the pool where its world must lie; empty where it may lie anywhere.")
+    market: Market
+    usd_per_hour: float = Field(description="Of one.")
+    held: int = Field(description="Nodes that are up and that it may use.")
+    hold: int = Field(description="Nodes that it should have; what is missing would be bought.")
+
+
+class WeighedOut(BaseModel):
+    """An option that the policy weighed."""
+
+    layout: str
+    place: str
+    nodes: int
+    spares: int = 0
+    hold: list[tuple[str, int]] = Field(description="Nodes to have of each pool, spares too.")
+    usd_per_hour: float
+    utility_usd_per_hour: float = Field(description="What its tokens bring beyond all that it costs.")
+
+
+class WantedOut(BaseModel):
+    """What a job should have, by its policy. Nobody buys or ends machines by it yet."""
+
+    layout: str
+    place: str
+    nodes: int = Field(description="That it would run on.")
+    spares: int = Field(description="Beside them.")
+    usd_per_hour: float
+    usd_per_hour_worth: float = Field(description="What its tokens bring beyond all that it costs.")
+    pools: list[PoolWantOut]
+    gives_back: list[str] = Field(description="Free nodes that buy it nothing.")
+    weighed: list[WeighedOut] = Field(description="What it was chosen from, the best first.")
+    reason: str
 
 
 class NodeKindOut(BaseModel):
@@ -94,9 +133,21 @@ class PoolMarketOut(BaseModel):
     on_demand_usd_per_hour: float | None = None
     life_s: float | None = Field(default=None, description="Expected time to its next loss, to one digit.")
     losses: int = Field(default=0, description="Nodes lost within three minutes count as one.")
+    egress_usd_per_gb: float | None = Field(default=None, description="Of 10^9 bytes that leave it.")
+    offered: int = Field(default=0, description="Nodes that are taken to be there to buy, as it is priced.")
+    on_demand_offered: int = Field(default=0, description="The same on demand.")
     watched_h: float = Field(default=0.0, description="Hours of the last 14 days in which it had nodes of ours.")
     volatility: float = Field(default=1.0, description="How many times more losses than expected came lately.")
     group_sizes: list[tuple[int, float]] = Field(default=[], description="Nodes lost at once, share of the losses.")
+
+
+class ChangeOut(BaseModel):
+    """What a change was taken to cost the job."""
+
+    lost_s: float = Field(description="Training time that it loses, in seconds.")
+    source: str = Field(description="By what: its own handoffs, the median of the newest; else benchmarks.")
+    handoffs: int = Field(description="Its own ones, at least 3 and at most 8; 0: by benchmarks.")
+    is_extrapolated: bool = Field(description="The job's state is smaller or larger than any in the benchmarks.")
 
 
 class MadeFrom(BaseModel):
@@ -110,6 +161,7 @@ class MadeFrom(BaseModel):
     steps: list[MeasuredStep] = []
     remaining: RemainingOut | None = None
     pools: list[PoolMarketOut] = Field(default=[], description="Of jobs that weigh prices.")
+    change: ChangeOut | None = Field(default=None, description="Of jobs that weigh prices.")
 
 
 class LossOut(BaseModel):
@@ -135,6 +187,9 @@ class PlanOut(BaseModel):
     alternatives: list[AlternativeOut] = Field(description="The best first.")
     options: list[OptionOut] = Field(description="Numbers of nodes that were weighed by price, budget or deadline.")
     alerts: list[Alert] = Field(description="What a person should know; the reason says it in words.")
+    wanted: WantedOut | None = Field(
+        default=None, description="What the job should have; null without `policy`, and where nothing could be weighed."
+    )
     made_from: MadeFrom
     inputs_digest: str
     action: Do | None = Field(description="What the service does next. Null where nodes are taken away in thought.")
@@ -158,6 +213,9 @@ class DecisionOut(BaseModel):
     alternatives: list[AlternativeOut]
     options: list[OptionOut] = Field(description="Numbers of nodes that were weighed by price, budget or deadline.")
     alerts: list[Alert] = Field(description="What a person should know; the reason says it in words.")
+    wanted: WantedOut | None = Field(
+        default=None, description="What the job should have; null without `policy`, and where nothing could be weighed."
+    )
     made_from: MadeFrom = Field(validation_alias="inputs")
     inputs_digest: str = Field(description="The same for the same inputs.")
 
@@ -202,6 +260,7 @@ def show_plan(
         alternatives=[AlternativeOut.model_validate(item, from_attributes=True) for item in found.alternatives()],
         options=[OptionOut.model_validate(item, from_attributes=True) for item in found.decision.options[:OPTIONS_MAX]],
         alerts=list(found.decision.alerts),
+        wanted=WantedOut.model_validate(want) if (want := wanted(found.decision)) is not None else None,
         made_from=MadeFrom.model_validate(made_from(found.inputs)),
         inputs_digest=found.inputs.digest(),
         action=action.do if action else None,

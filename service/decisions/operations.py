@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from liver_core.layout.limits import fitting
 from service.audit.tables import AuditRow
 from service.db.base import among
-from service.decisions.rules import OPTIONS_MAX, Decided, made_from
+from service.decisions.rules import OPTIONS_MAX, Decided, made_from, wanted
 from service.decisions.tables import DecisionRow
 from service.jobs.tables import JobRow
 
@@ -53,6 +53,7 @@ def record(session: Session, job: JobRow, decided: Decided | None, *, now: datet
             inputs=made_from(considered.inputs),
             options=[asdict(item) for item in considered.decision.options[:OPTIONS_MAX]],
             alerts=list(considered.decision.alerts),
+            wanted=wanted(considered.decision),
             inputs_digest=considered.inputs.digest(),
             what_sha256=decided.digest(),
         )

@@ -10,11 +10,12 @@ from liver_core.layout.limits import fitting
 from service.jobs.queries import Situation
 from service.jobs.rules import Action, Do
 from service.jobs.tables import ENDED, JobState
+from service.planner.change_cost import expected_change
 from service.planner.decision import alternatives, decide
 from service.planner.inputs import Alternative, PlanInputs, PlannerDecision
 
 BY_ITSELF = "the service"
-KINDS_MAX, OPTIONS_MAX, STEPS_MAX = 64, 64, 64
+KINDS_MAX, OPTIONS_MAX, STEPS_MAX, GIVEN_BACK_MAX = 64, 64, 64, 256
 STOP, PAUSE, BEGIN = ("stop_job",), ("pause_job",), ("submit_job", "resume_job")
 """Names of the audit log: the newest row of these says who asked."""
 
@@ -56,6 +57,8 @@ class Decided:
         action, considered = self.action, self.considered
         what = [action.do, action.state, considered.decision.verdict, considered.layout, *considered.nodes]
         what += considered.decision.alerts
+        if considered.decision.wanted is not None:
+            what += considered.decision.wanted.what()
         return hashlib.sha256(json.dumps(what).encode()).hexdigest()
 
     def by(self, actor: str | None) -> str:
@@ -85,7 +88,17 @@ def made_from(inputs: PlanInputs) -> dict[str, Any]:
         ],
         "remaining": asdict(inputs.remaining) if inputs.remaining else None,
         "pools": [asdict(market) for market in inputs.markets[:KINDS_MAX]],
+        "change": asdict(expected_change(job, inputs.changes)) if inputs.markets else None,
     }
+
+
+def wanted(decision: PlannerDecision) -> dict[str, Any] | None:
+    """What the job should have, as it is kept and shown: at most GIVEN_BACK_MAX names and KINDS_MAX pools."""
+    found = decision.wanted
+    if found is None:
+        return None
+    kept = asdict(replace(found, gives_back=found.gives_back[:GIVEN_BACK_MAX], pools=found.pools[:KINDS_MAX]))
+    return kept | {"weighed": [asdict(each) | {"spares": each.spares} for each in found.weighed]}
 
 
 def _without_name(node: dict[str, Any]) -> dict[str, Any]:

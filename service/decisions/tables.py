@@ -11,7 +11,8 @@ from service.db.base import Base, Json, JsonList
 class DecisionRow(Base):
     """One decision. `action`: what was done; `verdict`: what the planner wanted; `layout`, `nodes`: where.
     `inputs`: what it was made from, nodes that are alike as one; `options`: the numbers of nodes that were weighed.
-    `alerts`: what a person should know. `what_sha256`: by which the next one differs or not."""
+    `alerts`: what a person should know. `wanted`: what the job should have, by its policy; null where it has none, or
+    where nothing could be weighed. `what_sha256`: by which the next one differs or not."""
 
     __tablename__ = "decisions"
     __table_args__ = (Index("ix_decisions_job", "job_id", "decision_id"),)
@@ -30,5 +31,6 @@ class DecisionRow(Base):
     inputs: Mapped[Json] = mapped_column(default=dict)
     options: Mapped[JsonList] = mapped_column(default=list)
     alerts: Mapped[JsonList] = mapped_column(default=list)
+    wanted: Mapped[Json | None] = mapped_column(default=None)
     inputs_digest: Mapped[str]
     what_sha256: Mapped[str]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
-from sqlalchemy import bindparam, delete, func, select, update
+from sqlalchemy import bindparam, delete, func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.orm import Session, defer
 
@@ -16,7 +16,7 @@ from agent.protocol.values import Placement
 from liver_core.handoff.generations import next_start
 from liver_core.layout import Roster, to_json
 from service.db.base import ORDERS_SEQUENCE, Json, among
-from service.db.wake import job_topic, node_topic, notify
+from service.db.wake import SENDING, job_topic, node_topic, notify
 from service.jobs.causes import FirstCause
 from service.jobs.grants import end_grants, follow_members
 from service.jobs.rules import Checkpoint
@@ -50,6 +50,18 @@ _LOCK_MANY = (
     .order_by(JobRow.job_id)
     .with_for_update(key_share=True)
     .execution_options(populate_existing=True)
+)
+# A job's members are some thousands at most: one statement numbers their orders and wakes them all.
+_TOUCH = text(
+    """
+    WITH topics AS (SELECT 0 AS number, CAST(:job_topic AS text) AS topic
+                    UNION ALL
+                    SELECT row_number() OVER (ORDER BY node_id), :node_topic || node_id
+                      FROM job_members WHERE job_id = :job_id AND node_id <> :asker),
+         sent AS (SELECT pg_notify(:channel, string_agg(topic, ',' ORDER BY number)) AS done
+                    FROM topics GROUP BY number / :topics_max)
+    SELECT nextval('orders_seq') FROM (SELECT count(done::text) FROM sent) AS all_sent
+    """
 )
 _MEMBERS = select(JobMemberRow.node_id).where(among(JobMemberRow.job_id, "job_ids"))
 
@@ -181,13 +193,13 @@ def set_state(job: JobRow, state: JobState, reason: str, *, now: datetime) -> No
         job.due_at = None
 
 
-def touch(session: Session, job: JobRow, *, now: datetime) -> None:
-    """The job's orders have changed: give them a new number, wake its agents and the reconcilers."""
-    job.orders_seq = session.execute(ORDERS_SEQUENCE.next_value()).scalar_one()
+def touch(session: Session, job: JobRow, *, now: datetime, asker: str = "") -> None:
+    """The job's orders have changed: give them a new number, wake its agents and the reconcilers. `asker`: a node that
+    gets them in the answer that it waits for, and is not woken."""
+    topics = {"job_topic": job_topic(job.job_id), "node_topic": node_topic(""), "job_id": job.job_id, "asker": asker}
+    job.orders_seq = session.execute(_TOUCH, topics | SENDING).scalar_one()
     if job.state not in ENDED:
         job.due_at = now
-    nodes = session.scalars(select(JobMemberRow.node_id).where(JobMemberRow.job_id == job.job_id)).all()
-    notify(session, [job_topic(job.job_id), *(node_topic(node_id) for node_id in nodes)])
 
 
 def touch_all(session: Session, urgent: Mapping[str, bool], *, now: datetime) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from math import inf
 from statistics import median
 from typing import Any
 from uuid import UUID
@@ -34,7 +35,7 @@ from service.jobs.tables import (
     SourceKind,
 )
 from service.jobs.tables import RankLogRow as LogRow
-from service.leases.markets import markets_of
+from service.leases.markets import weighed_markets
 from service.ledger.remaining import remaining_of, spent_usd_of
 from service.metrics.step_times import measured_steps
 from service.nodes.rules import announces_its_end, answers
@@ -43,6 +44,7 @@ from service.notices.queries import as_fact, open_notices
 from service.notices.rules import takes_node
 from service.notices.tables import NoticeRow
 from service.paging import Pages
+from service.planner.change_cost import OWN_MOST, own_changes
 from service.planner.decision import decide
 from service.planner.goals import overspent
 from service.planner.inputs import LayoutUse, OtherNodes, PlanInputs, PlanNode, World
@@ -190,7 +192,10 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
     ready, left_out = len(usable.restart.nodes), len(usable.nodes) >= spec.nodes.max + NODES_MORE
     if ready <= spec.nodes.min or (ready < spec.nodes.max and left_out):
         usable = _usable_of(session, job, world, _nodes_for(session, job, world), now=now)
-    inputs, restart = (replace(item, remaining=remaining) for item in (usable.inputs, usable.restart))
+    served_s = _served_s(spec, row, now)
+    inputs, restart = (
+        replace(item, remaining=remaining, served_s=served_s) for item in (usable.inputs, usable.restart)
+    )
     handoff = handoffs.open_handoff(session, job.job_id)
     if len(restart.nodes) <= spec.nodes.min:
         # A reason for having too few nodes says where the others are.
@@ -205,6 +210,13 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
     return Situation(job.job_id, view, inputs, restart, handoff.handoff_id if handoff else None)
 
 
+def _served_s(spec: JobFile, row: GenerationRow | None, now: datetime) -> float:
+    """0 while the patience of the job's policy lasts, then inf: plans are made anew for other inputs only."""
+    if row is None or spec.policy is None:
+        return inf
+    return 0.0 if (now - row.created_at).total_seconds() < spec.policy.patience_s else inf
+
+
 def _usable_of(
     session: Session, job: JobRow, world: World | None, nodes: Sequence[NodeRow], *, now: datetime
 ) -> _Usable:
@@ -216,8 +228,7 @@ def _usable_of(
     # A member whose notice no longer moves the job keeps its ranks; nobody else gets any there.
     going = {item.node_id for item in noticed} | (barred - set(world.node_ids() if world else ()))
     spec = job_file_of(job)
-    weighs = spec.budget_usd is not None or (spec.policy is not None and spec.policy.usd_per_mtok is not None)
-    markets = markets_of(session, {node.pool for node in nodes}, now=now) if weighs else ()
+    markets = weighed_markets(session, spec, job.job_id, {node.pool for node in nodes}, now=now)
     prices = {market.pool: market.usd_per_hour for market in markets}
     steps = measured_steps(session, job.job_id)
     inputs = PlanInputs(
@@ -240,6 +251,7 @@ def _usable_of(
         step_errors=tuple((each.layout, each.error) for each in steps),
         history=_history(session, job.job_id),
         markets=markets,
+        changes=own_changes(handoffs.lost_seconds(session, job.job_id, most=OWN_MOST)) if markets else None,
     )
     return _Usable(nodes, noticed, barred, going, inputs, _restarting(inputs, nodes, barred))
 

@@ -2,12 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
+from agent.protocol.jobfile import JobFile
 from agent.protocol.notice_life import DRAIN
+from service.capacity.wants import short_pools
 from service.leases.queries import price_of
 from service.planner.inputs import PoolMarket
 from service.policy.pool_lives import LeaseSeen, PoolLife, life_of
@@ -29,6 +32,22 @@ _LEASES = text(
 )
 
 
+def weighed_markets(
+    session: Session, spec: JobFile, job_id: str, pools: Collection[str], *, now: datetime
+) -> tuple[PoolMarket, ...]:
+    """Of the pools of a job's nodes and of those that its file names, where it weighs prices. With a policy it may want
+    as many nodes of each as it could hold, since nobody knows how many there are; no spot nodes where none came lately.
+    """
+    if spec.policy is None:
+        return markets_of(session, pools, now=now) if spec.budget_usd is not None else ()
+    most, names = spec.nodes.max + spec.policy.spares_max, {*pools, *spec.pools}
+    short = short_pools(session, job_id, names, now=now)
+    return tuple(
+        replace(each, offered=0 if each.pool in short else most, on_demand_offered=spec.nodes.max)
+        for each in markets_of(session, names, now=now)
+    )
+
+
 def markets_of(session: Session, pools: Collection[str], *, now: datetime) -> tuple[PoolMarket, ...]:
     """Of each pool. A lease that ended counts as a loss unless somebody had drained its node."""
     names, since = sorted(pools)[:POOLS_MAX], now - LOOKS_BACK
@@ -44,8 +63,9 @@ def _market(session: Session, pool: str, life: PoolLife | None, now: datetime) -
     row = price_of(session, pool, now=now)
     usd = float(row.price_usd_per_hour) if row is not None else None
     on_demand = float(row.on_demand_usd_per_hour) if row is not None and row.on_demand_usd_per_hour else None
+    egress = float(row.egress_usd_per_gb) if row is not None and row.egress_usd_per_gb is not None else None
     if life is None:
-        return PoolMarket(pool, usd, on_demand)
+        return PoolMarket(pool, usd, on_demand, egress_usd_per_gb=egress)
     return PoolMarket(
         pool,
         usd,
@@ -55,6 +75,7 @@ def _market(session: Session, pool: str, life: PoolLife | None, now: datetime) -
         watched_h=_rounded(life.watched_h),
         volatility=_rounded(life.volatility),
         group_sizes=tuple((size, round(share, 2)) for size, share in life.group_sizes),
+        egress_usd_per_gb=egress,
     )
 
 

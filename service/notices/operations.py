@@ -34,13 +34,14 @@ class LeaseNotices:
         facts = (as_fact(row) for row in self._newest.values())
         return tuple(fact for fact in facts if may_count(fact, now))
 
-    def row_of(self, notice: NoticeFact) -> NoticeRow | None:
-        """The newest row of its kind and source."""
-        return self._newest.get((notice.kind.value, notice.source))
+    def occurrence_of(self, notice: NoticeFact) -> int | None:
+        """The number of the occurrence that the newest row of its kind and source belongs to, once that is written."""
+        row = self._row_of(notice)
+        return None if row is None else row.occurrence_id
 
     def add(self, fact: NoticeFact, *, lease_id: int, now: datetime, same_within: timedelta = timedelta(0)) -> bool:
         """As `record_notice`, which says what is what."""
-        newest = self.row_of(fact)
+        newest = self._row_of(fact)
         known = None if newest is None else as_fact(newest)
         if known is not None:
             fact = _aligned(known, fact, same_within)
@@ -76,6 +77,10 @@ class LeaseNotices:
             first = self._first[row]
             row.occurrence_id = first if isinstance(first, int) else first.notice_id
         self.added = []
+
+    def _row_of(self, notice: NoticeFact) -> NoticeRow | None:
+        """The newest row of its kind and source."""
+        return self._newest.get((notice.kind.value, notice.source))
 
     def _occurrence(self, row: NoticeRow) -> NoticeRow | int:
         """Its number, or the row that begins it, which has none yet."""

@@ -38,6 +38,10 @@ class Candidates:
         steps = ((times.of_layout(layout), layout) for layout in found if _is_kept(inputs, layout))
         return cls(tuple(sorted(steps, key=lambda item: item[0].seconds)))
 
+    def only(self, layout: str) -> "Candidates":
+        """That layout alone, where it is among these."""
+        return Candidates(tuple(each for each in self.by_step if str(each[1]) == layout))
+
 
 def best_choice(inputs: PlanInputs, known: Candidates) -> Choice | None:
     """The first of `choices`, without looking at those that cannot be better."""

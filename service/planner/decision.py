@@ -20,7 +20,7 @@ from service.planner.choices import (
 from service.planner.inputs import Alternative, PlanInputs, PlannerDecision, PlannerVerdict
 from service.planner.placement import place
 from service.planner.step_time import StepEstimate
-from service.planner.worth import Weighed, weighed
+from service.planner.weighing.worth import Weighed, weighed
 
 ALTERNATIVES_MAX = 16
 
@@ -35,22 +35,25 @@ def decide(inputs: PlanInputs, known: Candidates | None = None) -> PlannerDecisi
         return decision
     reason = "; ".join((decision.reason, *(text for _, text in found.alerts)))
     alerts = tuple(alert for alert, _ in found.alerts)
-    return replace(decision, reason=reason, alerts=alerts, options=found.options)
+    return replace(decision, reason=reason, alerts=alerts, options=found.options, wanted=found.wanted)
 
 
 def _decided(inputs: PlanInputs, known: Candidates, found: Weighed | None) -> PlannerDecision:
     available = len(inputs.nodes)
     inputs = inputs if found is None else found.inputs
-    best = _placed(inputs, known)
+    wants = f"; {found.reason}" if found is not None and found.reason else ""
+    chosen = known.only(found.layout) if found is not None and found.layout else None
+    best = _placed(inputs, chosen) if chosen is not None else None
+    by_policy = best is not None
+    best = best or _placed(inputs, known)
     if best is None:
-        return PlannerDecision(PlannerVerdict.SUSPEND, _why_nothing(inputs))
+        return PlannerDecision(PlannerVerdict.SUSPEND, _why_nothing(inputs) + wants)
     choice, members = best
     layout, expected = choice.layout, choice.step
     target = Placement(layout=layout, members=members)
     named = f"{layout} on {len(target.node_ids())} of {available} nodes, {seconds_of(expected)} per step"
     named += _at_risk(inputs, target) + ("" if choice.whole else "; no nodes can hold each TP group whole")
-    if found is not None and found.reason:
-        named += f"; {found.reason}"
+    named += wants
     world = inputs.world
     if world is None:
         return PlannerDecision(PlannerVerdict.START, f"start {named}", target)
@@ -59,10 +62,11 @@ def _decided(inputs: PlanInputs, known: Candidates, found: Weighed | None) -> Pl
     if lost:
         return PlannerDecision(PlannerVerdict.MOVE, f"without {', '.join(lost[:8])}: {named}", target)
     if str(layout) == str(world.layout):
-        return PlannerDecision(PlannerVerdict.STAY, f"{world.layout} on its nodes is still the best choice")
+        return PlannerDecision(PlannerVerdict.STAY, f"{world.layout} on its nodes is still the best choice{wants}")
     now = step_times(inputs).of_layout(world.layout, whole=lies_whole(world.layout, world.members))
-    policy = inputs.job.policy or PolicyRules()
-    gains = expected.seconds <= now.seconds * (1 - max(policy.gain_min, _chance(expected, now)))
+    # What the policy chose gains enough in money; only what may be chance is no reason to move.
+    gain_min = 0.0 if by_policy else (inputs.job.policy or PolicyRules()).gain_min
+    gains = expected.seconds <= now.seconds * (1 - max(gain_min, _chance(expected, now)))
     same_nodes = len(target.node_ids()) == len(world.node_ids())
     if same_nodes and (inputs.job.layouts.pinned or not gains):
         return PlannerDecision(PlannerVerdict.STAY, f"{layout} on as many nodes gains too little over {world.layout}")

@@ -4,11 +4,14 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from math import inf
 
 from agent.protocol.jobfile import JobFile
 from agent.protocol.values import Placement
 from liver_core.layout import Member, ParallelLayout
+from service.planner.change_cost import OwnChanges
 from service.planner.goals import Alert, CountOption, Remaining
+from service.planner.weighing.wanted import WantedCapacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class PlanNode:
 @dataclass(frozen=True, slots=True)
 class PoolMarket:
     """What is known of a pool's price and of its losses. `on_demand_usd_per_hour`: of such a node; None if unknown.
+    `egress_usd_per_gb`: of 10^9 bytes that leave it. `offered`, `on_demand_offered`: nodes that could be bought there
+    as it is priced, and on demand, as far as is known.
     `life_s`: expected time to its next loss. `losses`: events in `watched_h` hours with nodes of ours. `volatility`:
     how many times more of them than expected came lately, at least 1. `group_sizes`: (nodes lost at once, share of the
     events)."""
@@ -41,6 +46,9 @@ class PoolMarket:
     watched_h: float = 0.0
     volatility: float = 1.0
     group_sizes: tuple[tuple[int, float], ...] = ()
+    egress_usd_per_gb: float | None = None
+    offered: int = 0
+    on_demand_offered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +95,9 @@ class LayoutUse:
 class PlanInputs:
     """Everything a decision depends on. `step_seconds`: measured step time by layout, `step_errors`: by what share of
     itself it may be off. `history`: oldest first. `remaining`: None where the job has neither deadline nor budget.
-    `markets`: of the pools of its nodes, where it weighs prices. `others` is for the reason only and not part of the
-    digest."""
+    `markets`: of the pools of its nodes and those it names, and `changes`, what its handoffs cost it, where it weighs
+    prices. `served_s`: how long it has been on what it runs on, 0 or inf: whether its policy's patience is over.
+    `others` is for the reason only and not part of the digest."""
 
     job: JobFile
     nodes: tuple[PlanNode, ...]
@@ -99,6 +108,8 @@ class PlanInputs:
     others: OtherNodes = field(default=OtherNodes())
     remaining: Remaining | None = None
     markets: tuple[PoolMarket, ...] = ()
+    changes: OwnChanges | None = None
+    served_s: float = inf
 
     def digest(self) -> str:
         """Same inputs, same digest, in every process."""
@@ -116,6 +127,10 @@ class PlanInputs:
             content["remaining"] = asdict(self.remaining)
         if self.markets:
             content["markets"] = [asdict(market) for market in self.markets]
+        if self.changes is not None:
+            content["changes"] = asdict(self.changes)
+        if self.served_s < inf:
+            content["served_s"] = self.served_s
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
@@ -131,13 +146,15 @@ class PlannerVerdict(StrEnum):
 @dataclass(frozen=True, slots=True)
 class PlannerDecision:
     """The verdict, its reason, and the target (unless the verdict is stay or suspend). `alerts`: what a person should
-    know, which the reason says in words. `options`: the numbers of nodes that were weighed, where any were."""
+    know, which the reason says in words. `options`: the numbers of nodes that were weighed, where any were. `wanted`:
+    what the job should have, by its policy; None where it has none, or where nothing could be weighed."""
 
     verdict: PlannerVerdict
     reason: str
     target: Placement | None = None
     alerts: tuple[Alert, ...] = ()
     options: tuple[CountOption, ...] = ()
+    wanted: WantedCapacity | None = None
 
 
 @dataclass(frozen=True, slots=True)

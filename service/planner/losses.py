@@ -9,10 +9,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from agent.protocol.sync import LayoutForCount, StandingPlan
-from service.planner.choices import Candidates, best_choice, lies_whole, step_times
+from service.planner.by_count import BestByCount
+from service.planner.choices import Candidates, Choice, best_choice, lies_whole, step_times
 from service.planner.decision import decide, seconds_of, too_few_ranks
+from service.planner.feasibility import CANDIDATES_MAX
 from service.planner.inputs import LossPlan, PlanInputs, PlannerVerdict, PlanNode
 from service.planner.placement import preferred
+from service.planner.weighing.policy_question import in_one_place
 
 SEATS_IN_PLANS_MAX = 16_384
 """So many ranks are named in the standing plans of a job. Of a larger job the agents seat the ranks themselves."""
@@ -54,7 +57,7 @@ def loss_plans(inputs: PlanInputs, known: Candidates | None = None) -> tuple[Los
     now = step_times(inputs).of_layout(world.layout, whole=lies_whole(world.layout, world.members))
     found = []
     for what, leaving in _kinds(inputs):
-        left = without(inputs, leaving)
+        left = in_one_place(without(inputs, leaving))
         best = best_choice(left, known) if len(left.nodes) >= inputs.job.nodes.min else None
         if best is None:
             ready = f"{len(left.nodes)} nodes are left, the job needs at least nodes.min {inputs.job.nodes.min}"
@@ -70,9 +73,10 @@ def loss_plans(inputs: PlanInputs, known: Candidates | None = None) -> tuple[Los
 
 
 def without(inputs: PlanInputs, leaving: tuple[str, ...]) -> PlanInputs:
-    """The same without these nodes."""
+    """The same without these nodes. Nothing is bought as fast as a loss comes."""
     gone = set(leaving)
-    return replace(inputs, nodes=tuple(node for node in inputs.nodes if node.node_id not in gone))
+    markets = tuple(replace(market, offered=0, on_demand_offered=0) for market in inputs.markets)
+    return replace(inputs, nodes=tuple(node for node in inputs.nodes if node.node_id not in gone), markets=markets)
 
 
 def _kinds(inputs: PlanInputs) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -104,6 +108,7 @@ def _zones(inputs: PlanInputs) -> dict[str, tuple[str, ...]]:
 
 def spares(inputs: PlanInputs) -> tuple[str, ...]:
     """Free nodes that agents may take by themselves, the first choice first: at most as many as the world has nodes."""
+    inputs = in_one_place(inputs)
     members = inputs.world.node_ids() if inputs.world is not None else ()
     free = tuple(node.node_id for node in preferred(inputs) if node.node_id not in members)
     return free[: min(SPARES_MAX, len(members))]
@@ -118,17 +123,40 @@ def layouts_by_count(inputs: PlanInputs, known: Candidates | None = None) -> tup
     counts = range(job.nodes.min, min(job.nodes.max, len(sizes)) + 1)
     if known is None or len(inputs.nodes) < job.nodes.min:
         known = Candidates.of(replace(inputs, nodes=_fleet(inputs, sizes)))
-    return tuple(_layout_for_count(inputs, known, sizes, count) for count in counts)
+    if job.layouts.pinned or len(known.by_step) >= CANDIDATES_MAX:
+        # Pinned layouts depend on the number of nodes, and a list that was cut is made anew for each.
+        return tuple(_layout_for_count(inputs, known, sizes, count) for count in counts)
+    times = step_times(replace(inputs, nodes=_fleet(inputs, sizes[:1])))
+    smallest, largest = (
+        BestByCount.of(known, row[: counts.stop - 1], job.nodes.min, times).choices for row in (sizes, sizes[::-1])
+    )
+    return tuple(
+        _named(count, smallest[count], "")
+        if count in smallest
+        else _named(count, largest[count], _on_the_largest(sizes, count))
+        if count in largest
+        else _layout_for_count(inputs, known, sizes, count)
+        for count in counts
+    )
+
+
+def _named(count: int, best: Choice, which: str) -> LayoutForCount:
+    reason = f"{best.layout}{which}, {seconds_of(best.step)} per step"
+    return LayoutForCount(nodes=count, layout=best.layout, reason=reason)
+
+
+def _on_the_largest(sizes: list[int], count: int) -> str:
+    return f" on nodes with {sum(sizes[-count:])} slots"
 
 
 def _layout_for_count(inputs: PlanInputs, known: Candidates, sizes: list[int], count: int) -> LayoutForCount:
+    """Of one number of nodes, or why none fits."""
     pinned, why = bool(inputs.job.layouts.pinned), ""
-    for slots, which in ((sizes[:count], ""), (sizes[-count:], f" on nodes with {sum(sizes[-count:])} slots")):
+    for slots, which in ((sizes[:count], ""), (sizes[-count:], _on_the_largest(sizes, count))):
         alone = replace(inputs, nodes=_fleet(inputs, slots), world=None)
         best = best_choice(alone, known)
         if best is not None and (not pinned or best.most == count):
-            reason = f"{best.layout}{which}, {seconds_of(best.step)} per step"
-            return LayoutForCount(nodes=count, layout=best.layout, reason=reason)
+            return _named(count, best, which)
         if best is None:
             why = too_few_ranks(alone)
     return LayoutForCount(nodes=count, layout=None, reason=why or f"no layout fits {count} nodes")

@@ -29,7 +29,12 @@ from service.policy.utility import (
 
 ALTERNATIVES_SHOWN_MAX = 16
 TIES = 1e-9
+MARGIN = 0.05
+"""What a job would change to must leave so much of the time to its deadline, or of its money. Once chosen, all of it
+may be used: while the job runs so, what it needs and what is left fall alike, so that it is not changed back."""
 _Option = tuple[ScoredOption, Candidate]
+_Filled = list[tuple[PoolView, int]]
+"""How many nodes of each pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,55 +47,77 @@ class Weighing:
     usd_per_token: float
     slack_s: float
 
-    def goes_on(self, layout: str, place: str) -> bool:
-        """Whether this is what the job runs on now, and may go on with."""
+    def goes_on(self, layout: str, place: str, pools: _Filled) -> bool:
+        """Whether this is what the job runs on now, and may go on with: on the same nodes."""
         standing = self.inputs.standing
-        return standing is not None and standing.is_whole and (standing.layout, standing.place) == (layout, place)
+        if standing is None or not standing.is_whole or (standing.layout, standing.place) != (layout, place):
+            return False
+        hold = {pool.pool: count for pool, count in pools}
+        return all(hold.get(pool, 0) >= count for pool, count in standing.use)
 
-    def change_s(self, candidate: Candidate, place: str) -> float:
-        """Training time that the option loses before its first step."""
+    def change_s(self, candidate: Candidate, place: str, pools: _Filled) -> float:
+        """Training time that the option loses before its first step; the state may be on its way for some of it."""
         standing = self.inputs.standing
-        if self.goes_on(candidate.layout, place):
+        if self.goes_on(candidate.layout, place, pools):
             return 0.0
         is_there = standing is not None and standing.place == place
-        return candidate.change_s if is_there else max(candidate.change_s, self.inputs.knobs.start_s)
+        move_s = max((pool.move_s for pool, count in pools if count), default=0.0)
+        return candidate.change_s if is_there else max(candidate.change_s, self.inputs.knobs.start_s) + move_s
 
-    def utility(self, candidate: Candidate, place: str, pools: list[tuple[PoolView, int]], spares: int) -> float:
+    def utility(self, candidate: Candidate, place: str, pools: _Filled, spares: int) -> float:
         """USD per hour; see `service.policy.utility`."""
-        used = [pool for pool, count in pools if count]
-        horizon = horizon_s(self.inputs, used)
-        share = max(0.0, horizon - self.change_s(candidate, place)) / horizon
-        worth = self.usd_per_token * candidate.tokens_per_s * HOUR_S * share
-        prices = sum(pool.usd_per_hour * count for pool, count in pools)
-        moved_usd = 0.0 if self.goes_on(candidate.layout, place) else max((pool.move_usd for pool in used), default=0.0)
-        losses = sum(
-            tokens_of_one_loss(self.curve, candidate, spares, pool) * HOUR_S / pool.life_s
-            for pool in used
-            if pool.market is Market.SPOT and pool.life_s < inf
-        )
-        losses -= sum(
-            tokens_of_one_gain(self.curve, candidate, spares, pool) * HOUR_S / pool.grows_in_s
-            for pool in used
-            if pool.grows_in_s < inf and pool.acquire_s
-        )
-        return worth - prices - moved_usd * HOUR_S / horizon - self.usd_per_token * losses
+        prices = moved_usd = losses = gains = changes_per_s = 0.0
+        for pool, count in pools:
+            prices += pool.usd_per_hour * count
+            if not count:
+                continue
+            changes_per_s += 1.0 / pool.life_s + 1.0 / pool.grows_in_s
+            moved_usd = max(moved_usd, pool.move_usd)
+            if pool.market is Market.SPOT and pool.life_s < inf:
+                losses += tokens_of_one_loss(self.curve, candidate, spares, pool) * HOUR_S / pool.life_s
+            if pool.grows_in_s < inf and pool.acquire_s:
+                gains += tokens_of_one_gain(self.curve, candidate, spares, pool) * HOUR_S / pool.grows_in_s
+        horizon = horizon_s(self.inputs.knobs, changes_per_s)
+        change_s = self.change_s(candidate, place, pools)
+        if self.goes_on(candidate.layout, place, pools):
+            moved_usd = 0.0
+        worth = self.usd_per_token * candidate.tokens_per_s * HOUR_S * (max(0.0, horizon - change_s) / horizon)
+        return worth - prices - moved_usd * HOUR_S / horizon - self.usd_per_token * (losses - gains)
 
-    def is_safe(self, candidate: Candidate, place: str, pools: list[tuple[PoolView, int]]) -> bool:
+    def is_safe(self, candidate: Candidate, place: str, pools: _Filled) -> bool:
         """Whether the deadline holds if the option is lost at the next decision and the job then starts on on-demand
         nodes, which nobody takes back."""
         if self.slack_s == inf or all(pool.market is Market.ON_DEMAND for pool, count in pools if count):
             return True
         standing = self.inputs.standing
-        starts_s = self.change_s(candidate, place)
-        if standing is not None and self.goes_on(candidate.layout, place):
+        starts_s = self.change_s(candidate, place, pools)
+        if standing is not None and self.goes_on(candidate.layout, place, pools):
             starts_s = standing.starting_s
         knobs = self.inputs.knobs
-        return self.slack_s - min(starts_s, knobs.decides_every_s) >= knobs.start_s
+        return self.slack_s - min(starts_s, knobs.decides_every_s) >= knobs.rescued_s
+
+    def grade(self, option: ScoredOption) -> int:
+        """2: the job ends in time and within its budget if it goes on so until its end; 1: within its budget only; else
+        0. The fastest layout is in time as far as any is."""
+        goal = self.inputs.goal
+        if goal.tokens_left == inf or not option.tokens_per_s:
+            return 2
+        standing = self.inputs.standing
+        is_present = standing is not None and (standing.layout, standing.place) == (option.layout, option.place)
+        share = 1.0 if is_present else 1.0 - MARGIN
+        needs_s = goal.tokens_left / option.tokens_per_s
+        if self.usd_to_end(option) > goal.budget_left_usd * share:
+            return 0
+        is_fastest = option.tokens_per_s >= self.curve.best[-1].tokens_per_s
+        return 2 if is_fastest or needs_s <= goal.deadline_in_s * share else 1
+
+    def usd_to_end(self, option: ScoredOption) -> float:
+        return self.inputs.goal.tokens_left / option.tokens_per_s / HOUR_S * option.usd_per_hour
 
     def may_wait(self) -> bool:
         """Whether spot nodes may still be started if nothing is done until the next decision."""
         knobs = self.inputs.knobs
-        return self.slack_s >= 2 * knobs.decides_every_s + 2 * knobs.start_s
+        return self.slack_s >= 2 * knobs.decides_every_s + 2 * knobs.rescued_s
 
 
 class UtilityPolicy:
@@ -114,8 +141,8 @@ def decide(inputs: PolicyInputs) -> PolicyDecision:
         return PolicyDecision(PolicyVerdict.PAUSE, "the budget is spent", alternatives=shown, alert=alert)
     if not options:
         return _wait(weighing, alert)
-    best, current = options[0][0], _current(weighing)
-    if current is not None and not _gains_enough(inputs, best, current):
+    best, current = _best(weighing, options), _current(weighing)
+    if current is not None and _stays(weighing, best, current):
         best = current
     if best.utility_usd_per_hour <= 0 and weighing.may_wait():
         reason = f"nothing that could be had is worth its price: {why}"
@@ -123,7 +150,31 @@ def decide(inputs: PolicyInputs) -> PolicyDecision:
     run = best if _is_up(inputs, best) else _run_meanwhile(weighing, current)
     chosen = best if run is None or run is best else replace(run, hold=_both(run, best))
     verdict = verdict_of(inputs, run)
-    return PolicyDecision(verdict, _reason(verdict, chosen, current, why), chosen, shown, alert)
+    return PolicyDecision(verdict, _reason(verdict, chosen, current, why), chosen, shown, alert, best)
+
+
+def _best(weighing: Weighing, options: list[_Option]) -> ScoredOption:
+    """The most useful of those that keep deadline and budget. A budget is a bound, and a deadline a wish within it:
+    where nothing keeps both, the fastest that the budget pays for, or what costs least to the end."""
+    found = [option for option, _ in options]
+    grade = max(weighing.grade(option) for option in found)
+    kept = [option for option in found if weighing.grade(option) == grade]
+    if grade == 2:
+        return kept[0]
+    return max(kept, key=lambda each: each.tokens_per_s) if grade else min(kept, key=weighing.usd_to_end)
+
+
+def _stays(weighing: Weighing, best: ScoredOption, current: ScoredOption) -> bool:
+    """Whether what the job runs on is kept: another option must gain enough, and one that keeps deadline and budget
+    better always does."""
+    grade, other = weighing.grade(current), weighing.grade(best)
+    if grade != other:
+        return grade > other
+    if grade == 2:
+        return not _gains_enough(weighing.inputs, best, current)
+    if grade == 1:
+        return current.tokens_per_s >= best.tokens_per_s
+    return weighing.usd_to_end(current) <= weighing.usd_to_end(best)
 
 
 def _wait(weighing: Weighing, alert: str) -> PolicyDecision:
@@ -164,22 +215,36 @@ def _options(weighing: Weighing, *, up_only: bool) -> Iterator[_Option]:
     for place in sorted({pool.place for pool in inputs.pools}):
         pools = [pool for pool in inputs.pools if pool.place == place and _may_buy(pool, inputs)]
         there = sum(_capacity(pool, up_only) for pool in pools)
+        orders = _orders(pools)
         for candidate in weighing.curve.best:
             if candidate.nodes > there:
                 break
             for spares in _spares(there - candidate.nodes, inputs):
-                for filled in _fillings(pools, candidate.nodes, spares, up_only=up_only):
+                for filled in _fillings(orders, candidate.nodes, spares, up_only=up_only):
                     if weighing.is_safe(candidate, place, filled):
                         yield _scored(weighing, candidate, place, filled, spares), candidate
 
 
-def _fillings(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) -> list[list[tuple[PoolView, int]]]:
-    """Nodes from the cheapest pools first; and, where a place has several, from those that last longest."""
+def _orders(pools: list[PoolView]) -> list[list[PoolView]]:
+    """The cheapest pools first; and, where a place has several, those that last longest."""
     orders = [sorted(pools, key=lambda pool: (pool.usd_per_hour, pool.pool))]
     if len(pools) > 1:
         orders.append(sorted(pools, key=lambda pool: (-pool.life_s, pool.usd_per_hour, pool.pool)))
-    found = [_filled(order, nodes, spares, up_only=up_only) for order in orders]
-    return [filled for filled in found if filled is not None]
+    return orders
+
+
+def _fillings(orders: list[list[PoolView]], nodes: int, spares: int, *, up_only: bool) -> list[_Filled]:
+    """Nodes from the pools in each of the orders; what is the same twice counts once."""
+    found: list[_Filled] = []
+    for order in orders:
+        filled = _filled(order, nodes, spares, up_only=up_only)
+        if filled is not None and not any(_counts(filled) == _counts(other) for other in found):
+            found.append(filled)
+    return found
+
+
+def _counts(filled: _Filled) -> dict[str, int]:
+    return {pool.pool: count for pool, count in filled if count}
 
 
 def _spares(most: int, inputs: PolicyInputs) -> range:
@@ -195,9 +260,9 @@ def _capacity(pool: PoolView, up_only: bool) -> int:
     return pool.held if up_only else pool.obtainable
 
 
-def _filled(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) -> list[tuple[PoolView, int]] | None:
+def _filled(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) -> _Filled | None:
     """Nodes from the pools in their order; spares are spot nodes. None where spares would have to be on-demand."""
-    filled: list[tuple[PoolView, int]] = []
+    filled: _Filled = []
     left = nodes + spares
     for pool in pools:
         most = _capacity(pool, up_only)
@@ -208,10 +273,8 @@ def _filled(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) ->
     return filled if left == 0 else None
 
 
-def _scored(
-    weighing: Weighing, candidate: Candidate, place: str, filled: list[tuple[PoolView, int]], spares: int
-) -> ScoredOption:
-    inputs = weighing.inputs
+def _scored(weighing: Weighing, candidate: Candidate, place: str, filled: _Filled, spares: int) -> ScoredOption:
+    inputs, use = weighing.inputs, _used(filled, candidate.nodes)
     if not inputs.knobs.releases:
         filled = [(pool, max(count, _capacity(pool, pool.market is Market.ON_DEMAND))) for pool, count in filled]
     return ScoredOption(
@@ -222,7 +285,18 @@ def _scored(
         tokens_per_s=candidate.tokens_per_s,
         usd_per_hour=sum(pool.usd_per_hour * count for pool, count in filled),
         utility_usd_per_hour=weighing.utility(candidate, place, filled, spares),
+        use=use,
     )
+
+
+def _used(filled: _Filled, nodes: int) -> tuple[tuple[str, int], ...]:
+    """What it runs on: all on-demand nodes, which are no spares, and of the others the first."""
+    used, left = [], nodes - sum(count for pool, count in filled if pool.market is Market.ON_DEMAND)
+    for pool, count in filled:
+        taken = count if pool.market is Market.ON_DEMAND else min(left, count)
+        left -= 0 if pool.market is Market.ON_DEMAND else taken
+        used.append((pool.pool, taken))
+    return tuple((pool, count) for pool, count in used if count)
 
 
 def _rank(option: _Option) -> tuple[float, float, int, str, str]:
@@ -252,15 +326,18 @@ def _current(weighing: Weighing) -> ScoredOption | None:
             filled.append((pool, base + extra))
             left -= extra
         if weighing.is_safe(candidate, standing.place, filled):
-            found.append(_scored(weighing, candidate, standing.place, filled, spares))
+            scored = _scored(weighing, candidate, standing.place, filled, spares)
+            found.append(replace(scored, use=standing.use))
     return max(found, key=lambda each: (each.utility_usd_per_hour, -each.usd_per_hour), default=None)
 
 
 def _gains_enough(inputs: PolicyInputs, best: ScoredOption, current: ScoredOption) -> bool:
-    if best.layout == current.layout and best.place == current.place:
-        return best.utility_usd_per_hour > current.utility_usd_per_hour + TIES
     if _is_on_demand(inputs, current) and not _is_on_demand(inputs, best) and inputs.served_s < inputs.knobs.patience_s:
         return False
+    hold = dict(best.hold)
+    is_same = (best.layout, best.place) == (current.layout, current.place)
+    if is_same and all(hold.get(pool, 0) >= count for pool, count in current.use):
+        return best.utility_usd_per_hour > current.utility_usd_per_hour + TIES
     least = inputs.knobs.gain_min * abs(current.utility_usd_per_hour)
     return best.utility_usd_per_hour > current.utility_usd_per_hour + max(least, TIES)
 
@@ -278,10 +355,11 @@ def _is_up(inputs: PolicyInputs, option: ScoredOption) -> bool:
 
 def _run_meanwhile(weighing: Weighing, current: ScoredOption | None) -> ScoredOption | None:
     """What to run until all of the nodes of the best option are up; None to wait for them."""
-    now = min((option for option in _options(weighing, up_only=True)), key=_rank, default=None)
-    if current is not None and (now is None or not _gains_enough(weighing.inputs, now[0], current)):
+    options = sorted(_options(weighing, up_only=True), key=_rank)
+    now = _best(weighing, options) if options else None
+    if current is not None and (now is None or _stays(weighing, now, current)):
         return current
-    return now[0] if now is not None and now[0].utility_usd_per_hour > 0 else None
+    return now if now is not None and now.utility_usd_per_hour > 0 else None
 
 
 def _both(run: ScoredOption, best: ScoredOption) -> tuple[tuple[str, int], ...]:

@@ -17,6 +17,8 @@ from sqlalchemy import DateTime, bindparam, text
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import SyncOrders
+from agent.protocol.wake_up import WakeOrders
+from liver_core.layout.limits import NODES_MAX
 from service.jobs.queries import LIST_MAX
 from service.nodes.skew import in_node_time, off_by
 from service.sync.intake import Intake
@@ -25,6 +27,8 @@ from service.sync.orders import OwnPart, SharedOrder, own_part, shared_orders
 MADE_AGAIN_AFTER = timedelta(seconds=30)
 """However sure it seems that nothing has changed."""
 BUILDERS = 64
+WAKE_CHARS_MAX = 64 * 1024
+"""Of one job in a wake-up. Larger orders are in the answer to the report that the agent is woken for."""
 _NEIGHBOURS = {"roster", "peers"}
 _OWN = {"standing_plans", "probe"}
 
@@ -41,6 +45,13 @@ _STANDING = text(
      ORDER BY job_id
     """
 ).bindparams(bindparam("now", type_=DateTime(timezone=True)))
+_STANDING_JOBS = text(
+    """
+    SELECT job_id, orders_seq, next_generation, active_generation, state, checkpoints_asked, checkpoints_answered,
+           reason
+      FROM jobs WHERE job_id = ANY(CAST(:job_ids AS text[]))
+    """
+)
 _OWN_PART = TypeAdapter(OwnPart)
 
 
@@ -71,28 +82,26 @@ class KeptOrders:
         # All nodes of a job are woken at once: one of them makes the order, and the others wait for it.
         self._building = tuple(threading.Lock() for _ in range(BUILDERS))
 
-    def of(self, intake: Intake, standing: "StandingNow", *, lost_after_s: float) -> Rendered | None:
+    def of(self, session: Session, standing: "StandingNow", *, lost_after_s: float, now: datetime) -> Rendered | None:
         """The order of the job that stands so; None if it is gone meanwhile."""
         key = (*standing, lost_after_s)
-        found = self._find(key, intake.now)
+        found = self._find(key, now)
         if found is not None:
             return found
         with self._building[hash(standing.job_id) % BUILDERS]:
-            found = self._find(key, intake.now)
+            found = self._find(key, now)
             if found is not None:
                 return found
-            only = (standing.job_id,)
-            made = shared_orders(intake.session, only, lost_after_s=lost_after_s, now=intake.now)
+            made = shared_orders(session, (standing.job_id,), lost_after_s=lost_after_s, now=now)
             if not made:
                 return None
             rendered = render(made[standing.job_id])
-            self._keep(standing.job_id, _Kept(key, intake.now, rendered))
+            self._keep(standing.job_id, _Kept(key, now, rendered))
             return rendered
 
-    def make(self, session: Session, intakes: Iterable[Intake], *, lost_after_s: float, now: datetime) -> None:
-        """Make what is not kept of the jobs of these nodes, all of it together. None of them has changed any."""
-        standing = {row.job_id: row for intake in intakes for row in _standing(intake)}
-        keys = {job_id: (*row, lost_after_s) for job_id, row in standing.items()}
+    def make(self, session: Session, standing: Iterable["StandingNow"], *, lost_after_s: float, now: datetime) -> None:
+        """Make what is not kept of the jobs that stand so, all of it together."""
+        keys = {row.job_id: (*row, lost_after_s) for row in standing}
         wanted = [job_id for job_id, key in keys.items() if self._find(key, now) is None]
         for job_id, shared in shared_orders(session, wanted, lost_after_s=lost_after_s, now=now).items():
             self._keep(job_id, _Kept(keys[job_id], now, render(shared)))
@@ -113,19 +122,54 @@ class KeptOrders:
             self._kept[job_id] = kept
 
 
-def answer(intake: Intake, kept: KeptOrders, *, poll_s: float, lost_after_s: float) -> str:
+class Told(NamedTuple):
+    """What the last answer to a node said, where that was the order of one job. `neighbours`: their digest. `ahead`: by
+    how much the node's clock is."""
+
+    job_id: str
+    orders_seq: int
+    neighbours: str
+    ahead: timedelta
+
+
+class ToldOrders:
+    """The newest orders that this process told each node, by which it knows what is news to it; of at most `most`."""
+
+    def __init__(self, *, most: int = NODES_MAX) -> None:
+        self._most = most
+        self._told: dict[str, Told] = {}
+        self._lock = threading.Lock()
+
+    def of(self, node_id: str) -> Told | None:
+        """None: nothing yet, or the orders of no job, or of several."""
+        return self._told.get(node_id)
+
+    def note(self, node_id: str, told: Told | None) -> None:
+        """The node is told this."""
+        with self._lock:
+            self._told.pop(node_id, None)
+            if told is None:
+                return
+            if len(self._told) >= self._most:
+                del self._told[next(iter(self._told))]
+            self._told[node_id] = told
+
+
+def answer(intake: Intake, kept: KeptOrders, told: ToldOrders, *, poll_s: float, lost_after_s: float) -> str:
     """The answer to a report that is committed, as JSON: orders for all jobs that the node is a member of or still has
     ranks of. What the report names as known is left out."""
     node, report = intake.node, intake.report
-    standing = _standing(intake)
+    standing = standing_of(intake)
     ahead = off_by(node.clock_ahead_s)
     found: list[tuple[Rendered, str]] = []
     for row in standing:
-        rendered = kept.of(intake, row, lost_after_s=lost_after_s)
+        rendered = kept.of(intake.session, row, lost_after_s=lost_after_s, now=intake.now)
         if rendered is not None:
-            moved = _in_node_time(rendered, ahead)
-            found.append((moved, _OWN_PART.dump_json(own_part(moved.shared, node.node_id)).decode()))
+            found.append(_for_node(rendered, node.node_id, ahead))
     digest = _digest(*(part for rendered, own in found for part in (rendered.digest, own)))
+    is_one = len(standing) == len(found) == 1
+    neighbours = found[0][0].neighbours_digest if is_one else ""
+    told.note(node.node_id, Told(standing[0].job_id, standing[0].orders_seq, neighbours, ahead) if is_one else None)
     is_known = digest == report.orders_known
     envelope = SyncOrders(
         orders_seq=max((row.orders_seq for row in standing), default=0),
@@ -142,6 +186,20 @@ def answer(intake: Intake, kept: KeptOrders, *, poll_s: float, lost_after_s: flo
     return f'{envelope.model_dump_json(exclude={"jobs"})[:-1]},"jobs":[{",".join(jobs)}]}}'
 
 
+def news_for(node_id: str, told: Told, standing: "StandingNow", rendered: Rendered, *, now: datetime) -> str | None:
+    """The orders of a node that was told only of this job, as JSON of `WakeOrders`; None where they are no news, and
+    where the node is no member any more. What was made of the rows by now says it."""
+    if standing.orders_seq <= told.orders_seq or node_id not in rendered.shared.order.peers:
+        return None
+    moved, own = _for_node(rendered, node_id, told.ahead)
+    job = _text(moved, own, (told.neighbours,))
+    if len(job) > WAKE_CHARS_MAX:
+        return None
+    digest = _digest(moved.digest, own)
+    head = WakeOrders(orders_seq=standing.orders_seq, issued_utc=now, orders_digest=digest, jobs=())
+    return f'{head.model_dump_json(exclude={"jobs"})[:-1]},"jobs":[{job}]}}'
+
+
 class StandingNow(NamedTuple):
     """Whatever changes with the orders of a job."""
 
@@ -155,8 +213,8 @@ class StandingNow(NamedTuple):
     reason: str
 
 
-def _standing(intake: Intake) -> tuple[StandingNow, ...]:
-    """Of each job that the node is a member of, or reports ranks of. It needs a grant for the one as for the other."""
+def standing_of(intake: Intake) -> tuple[StandingNow, ...]:
+    """How each job stands that the node is a member of, or reports ranks of. It needs a grant for either."""
     if intake.standing is not None:
         # What was committed since then wakes the agent once more.
         jobs = [item.job for item in intake.standing if item.is_granted]
@@ -164,6 +222,11 @@ def _standing(intake: Intake) -> tuple[StandingNow, ...]:
     job_ids = list({rank.job_id for rank in intake.report.ranks})
     values = {"node_id": intake.node.node_id, "job_ids": job_ids, "now": intake.now}
     return tuple(StandingNow(*row) for row in intake.session.execute(_STANDING, values))
+
+
+def standing_jobs(session: Session, job_ids: Iterable[str]) -> tuple[StandingNow, ...]:
+    """How these jobs stand; those that do not exist are left out."""
+    return tuple(StandingNow(*row) for row in session.execute(_STANDING_JOBS, {"job_ids": list(job_ids)}))
 
 
 def render(shared: SharedOrder) -> Rendered:
@@ -175,6 +238,12 @@ def render(shared: SharedOrder) -> Rendered:
     named = order.model_copy(update={"neighbours": digest})
     rest = named.model_dump_json(exclude=_OWN | (_NEIGHBOURS if neighbours else set()))[1:-1]
     return Rendered(shared, rest, neighbours, digest, _digest(rest))
+
+
+def _for_node(rendered: Rendered, node_id: str, ahead: timedelta) -> tuple[Rendered, str]:
+    """The order by the node's own clock, and what only this node is told, as JSON."""
+    moved = _in_node_time(rendered, ahead)
+    return moved, _OWN_PART.dump_json(own_part(moved.shared, node_id)).decode()
 
 
 def _in_node_time(rendered: Rendered, ahead: timedelta) -> Rendered:

@@ -30,7 +30,7 @@ from service.nodes.tables import NodeRow
 from service.problems import ProblemError
 from service.settings import ServiceSettings
 from service.sync.accounts import only_grows
-from service.sync.answers import KeptOrders, answer
+from service.sync.answers import KeptOrders, ToldOrders, answer, standing_of
 from service.sync.facts import store_rows
 from service.sync.intake import Intake
 from service.sync.reading import Reading
@@ -87,10 +87,16 @@ class CalmReports:
     """Those that come while others are stored are stored together, after them."""
 
     def __init__(
-        self, lane: Lane, orders: KeptOrders, clock: Callable[[], datetime], settings: ServiceSettings
+        self,
+        lane: Lane,
+        orders: KeptOrders,
+        told: ToldOrders,
+        clock: Callable[[], datetime],
+        settings: ServiceSettings,
     ) -> None:
         self._lane = lane
         self._orders = orders
+        self._told = told
         self._clock = clock
         self._settings = settings
         self._gathering: Gathering[CalmAsk, str | Left] = Gathering(self._work)
@@ -129,8 +135,11 @@ class CalmReports:
                 stored = store_calm(session, asks, **silences, now=now)
             # Nobody waits for a lock while orders are made.
             intakes = [item for item in stored if isinstance(item, Intake)]
-            self._orders.make(session, intakes, lost_after_s=settings.lost_after_s, now=now)
-            return [item if isinstance(item, Left) else answer(item, self._orders, **limits) for item in stored]
+            standing = (row for intake in intakes for row in standing_of(intake))
+            self._orders.make(session, standing, lost_after_s=settings.lost_after_s, now=now)
+            return [
+                item if isinstance(item, Left) else answer(item, self._orders, self._told, **limits) for item in stored
+            ]
 
 
 def may_be_calm(report: SyncReport) -> bool:

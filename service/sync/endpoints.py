@@ -4,6 +4,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -13,10 +14,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from agent.protocol import errors
 from agent.protocol.errors import FieldProblem, Problem
-from agent.protocol.sync import REPORT_BYTES_MAX, SyncOrders, WakeEvent
+from agent.protocol.sync import REPORT_BYTES_MAX, SyncOrders
+from agent.protocol.wake_up import WakeEvent
 from liver_core.layout.limits import NodeId
 from service.context import Context, ContextOf, NodeOf
 from service.db.wake import node_topic
+from service.edge.credentials import bearer_of
 from service.problems import ProblemError, unavailable
 from service.sync.answers import answer
 from service.sync.calm import CalmAsk
@@ -29,7 +32,7 @@ router = APIRouter(prefix="/agent/v1", tags=["agents"])
 BODY_BYTES_MAX = {f"{router.prefix}/sync": REPORT_BYTES_MAX}
 READ_HERE_BYTES_MAX = 64 * 1024
 END_LOOK_S = 15.0
-"""How often an idle wake stream looks whether the service ends, should nobody wake it then."""
+"""How often an idle wake stream looks whether it ends, should nobody wake it then."""
 
 _BODY: dict[str, Any] = {"requestBody": {"required": True, "content": {"application/json": {}}}}
 
@@ -91,7 +94,8 @@ def _sync(
             silences = {"silent_after_s": settings.silent_after_s, "gone_after_s": settings.gone_after_s}
             intake = apply_report(session, reading, caller, **silences, now=context.clock(), arrived=arrived)
         # Others are woken, and nobody waits for a lock, while orders are made.
-        return answer(intake, context.orders, poll_s=settings.agent_poll_s, lost_after_s=settings.lost_after_s)
+        limits = {"poll_s": settings.agent_poll_s, "lost_after_s": settings.lost_after_s}
+        return answer(intake, context.orders, context.told, **limits)
 
 
 def _check_node(caller: Caller, node_id: str, *, field: str) -> None:
@@ -108,9 +112,27 @@ def _check_node(caller: Caller, node_id: str, *, field: str) -> None:
         )
 
 
-async def _own_node(caller: NodeOf, node_id: Annotated[NodeId, Query()]) -> str:
+@dataclass(frozen=True, slots=True)
+class WakeReader:
+    """Who follows a wake stream, and with what token: `is_known` while the token is certain not to have been revoked,
+    `is_over` once it has expired."""
+
+    node_id: str
+    is_known: Callable[[], bool]
+    is_over: Callable[[], bool]
+
+
+async def listener_of(
+    request: Request, context: ContextOf, caller: NodeOf, node_id: Annotated[NodeId, Query()]
+) -> WakeReader:
+    """Raises 403 for a token of another node."""
     _check_node(caller, node_id, field="node_id")
-    return node_id
+    token, expires_at = bearer_of(request.headers), caller.expires_at
+    return WakeReader(
+        node_id,
+        is_known=lambda: context.recent_nodes.find(token, now=context.clock()) is not None,
+        is_over=lambda: expires_at is not None and context.clock() >= expires_at,
+    )
 
 
 @router.get(
@@ -119,15 +141,27 @@ async def _own_node(caller: NodeOf, node_id: Annotated[NodeId, Query()]) -> str:
     summary="A stream with an event whenever the node should sync",
     response_class=EventSourceResponse,
 )
-async def wake(context: ContextOf, node_id: Annotated[NodeId, Depends(_own_node)]) -> AsyncIterator[ServerSentEvent]:
-    """One event at the start and one per change of the node's orders. Only a hint: sync also every `poll_s`."""
+async def wake(
+    context: ContextOf, listener: Annotated[WakeReader, Depends(listener_of)]
+) -> AsyncIterator[ServerSentEvent]:
+    """One event at the start and one per change of the node's orders, with the new orders where they are at hand. Only
+    a hint: sync at each, and also every `poll_s`. Ends when its token expires: come again with another."""
     events = itertools.count()
-    async with context.hub.waiter(node_topic(node_id)) as changed:
-        changed.set()
-        while not context.hub.stopping:
+    async with context.hub.waiter(node_topic(listener.node_id)) as changed:
+        yield _event(next(events), None)
+        while not context.hub.stopping and not listener.is_over():
             with suppress(TimeoutError):
                 async with asyncio.timeout(END_LOOK_S):
                     await changed.wait()
             if changed.is_set():
                 changed.clear()
-                yield ServerSentEvent(data=WakeEvent(number=(number := next(events))), event="wake", id=str(number))
+                is_told = listener.is_known() and not context.hub.stopping
+                yield _event(next(events), await context.news.of(listener.node_id) if is_told else None)
+
+
+def _event(number: int, orders: str | None) -> ServerSentEvent:
+    """`orders`: as JSON of `WakeOrders`."""
+    event = WakeEvent(number=number).model_dump_json(exclude={"orders"})
+    if orders is not None:
+        event = f'{event[:-1]},"orders":{orders}}}'
+    return ServerSentEvent(raw_data=event, event="wake", id=str(number))

@@ -11,7 +11,7 @@ from agent.protocol.sync import REFUSALS_MAX, Refusal, SyncReport
 from liver_core.layout.limits import NAME_CHARS_MAX, fitting
 from service.handoffs.tables import HandoffRow
 from service.jobs.grants import Standing
-from service.jobs.tables import GenerationRow, JobRow
+from service.jobs.tables import GenerationRow, JobMemberRow, JobRow
 from service.nodes.tables import NodeRow
 from service.sync.rights import JobFacts, KnownWorld, Seats, seats_of
 
@@ -48,6 +48,14 @@ class Intake:
     generations: dict[tuple[str, int], GenerationRow | None] = field(default_factory=dict)
     worlds: dict[tuple[str, int], KnownWorld | None] = field(default_factory=dict)
     standing: tuple[Standing, ...] | None = None
+    memberships: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def jobs_of(self, node_id: str) -> frozenset[str]:
+        """The jobs that the node is a member of, read once: members change only when all is stored."""
+        if node_id not in self.memberships:
+            mine = select(JobMemberRow.job_id).where(JobMemberRow.node_id == node_id)
+            self.memberships[node_id] = frozenset(self.session.scalars(mine))
+        return self.memberships[node_id]
 
     def generation(self, job_id: str, number: int) -> GenerationRow | None:
         """A generation of a locked job, read once between two changes of the job's worlds."""

@@ -33,7 +33,7 @@ from service.ledger.tables import Cause
 from service.nodes.operations import lock_node, note_answers, skew_of, store_node
 from service.nodes.skew import SAME_WITHIN, in_service_time, off_by
 from service.nodes.tables import NodeRow, NodeState
-from service.notices.operations import record_notice
+from service.notices.operations import LeaseNotices, notices_of_leases, store_added
 from service.notices.queries import known_of_lease
 from service.notices.rules import SAID_BY_SERVICE, same_loss, withdrawn_by
 from service.peer_keys.operations import note_keeps
@@ -161,8 +161,9 @@ def _take_out_of_reach(intake: Intake) -> None:
     intake.keep(within_reach(intake.report, reach, intake.refuse))
 
 
-def _store_notices(intake: Intake, lease: LeaseRow, notices: tuple[NoticeFact, ...]) -> None:
-    for fact in notices:
+def _store_notices(intake: Intake, lease: LeaseRow, facts: tuple[NoticeFact, ...]) -> None:
+    by_lease: dict[int, LeaseNotices] = {}
+    for fact in facts:
         if fact.source in SAID_BY_SERVICE:
             continue
         found = lease if fact.node_id == intake.node.node_id else _lease_of_peer(intake, fact)
@@ -170,17 +171,21 @@ def _store_notices(intake: Intake, lease: LeaseRow, notices: tuple[NoticeFact, .
         same_within = timedelta(0) if is_exact else SAME_WITHIN
         if found is None:
             continue
-        known = known_of_lease(intake.session, found.lease_id, now=intake.now)
+        if found.lease_id not in by_lease:
+            by_lease |= notices_of_leases(intake.session, [found.lease_id])
+        notices = by_lease[found.lease_id]
+        known = notices.known(intake.now)
         is_first = not any(item.source != fact.source and same_loss(item, fact) for item in known)
-        if record_notice(intake.session, fact, lease_id=found.lease_id, now=intake.now, same_within=same_within):
-            hear_from_agent(intake.session, fact, found, is_first=is_first, now=intake.now)
+        if notices.add(fact, lease_id=found.lease_id, now=intake.now, same_within=same_within):
+            store_added(intake.session, [notices])
+            occurrence = notices.occurrence_of(fact)
+            hear_from_agent(intake.session, fact, found, occurrence, is_first=is_first, now=intake.now)
             _change_orders_of(intake, fact.node_id)
 
 
 def _change_orders_of(intake: Intake, node_id: str) -> None:
     """The orders of all jobs of this node that the reporting one may speak of say something else now."""
-    members = select(JobMemberRow.job_id).where(JobMemberRow.node_id == node_id)
-    intake.described.update(job_id for job_id in intake.session.scalars(members) if job_id in intake.jobs)
+    intake.described |= intake.jobs_of(node_id) & intake.jobs.keys()
 
 
 def _lease_of_peer(intake: Intake, fact: NoticeFact) -> LeaseRow | None:
@@ -252,7 +257,7 @@ def _wake(intake: Intake, *, all_jobs: bool) -> None:
     for job_id in sorted(touched):
         if job_id in intake.changed:
             refresh_members(session, intake.jobs[job_id], now=now)
-        touch(session, intake.jobs[job_id], now=now)
+        touch(session, intake.jobs[job_id], now=now, asker=intake.node.node_id)
     for job_id in sorted((intake.due - touched) & intake.jobs.keys()):
         job = intake.jobs[job_id]
         if job.state not in ENDED:

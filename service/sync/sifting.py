@@ -15,7 +15,7 @@ from service.audit.operations import note
 from service.audit.tables import AuditRow
 from service.handoffs.operations import mirror_handoff
 from service.jobs.grants import granted_nodes, lock_granted
-from service.jobs.tables import HeldFactRow, JobMemberRow
+from service.jobs.tables import HeldFactRow
 from service.ledger.rules import OVER
 from service.nodes.operations import differs
 from service.nodes.tables import NodeRow
@@ -51,7 +51,7 @@ def keep_granted(intake: Intake) -> None:
     named = {item.job_id for part in _OF_JOBS for item in getattr(report, part)}
     concerned = set(named)
     if report.notices or differs(intake.node, report.node):
-        concerned.update(session.scalars(select(JobMemberRow.job_id).where(JobMemberRow.node_id == node_id)))
+        concerned |= intake.jobs_of(node_id)
     intake.jobs, intake.with_held = lock_granted(session, node_id, concerned, now=intake.now)
     if not (foreign := named - intake.jobs.keys()):
         return

@@ -13,7 +13,6 @@ import asyncio
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import httpx
 
 from tests.benchmarks.circumstances import hardware
 from tests.benchmarks.notice_report import percentile
-from tests.benchmarks.service_agents import ANSWER_S, BusyAgent, Line, Pace, Reader, Watch, submit
+from tests.benchmarks.service_agents import ANSWER_S, BusyAgent, Line, OwnLag, Pace, Reader, Watch, submit
 from tests.benchmarks.service_host import Host, Used, host
 from tests.benchmarks.service_rows import INTERVAL_S, add_intervals, unsummed
 from tests.service.fake_agent import JOB
@@ -96,7 +95,7 @@ class Run:
             )
             for number in range(case.agents)
         ]
-        self.unnamed = 0
+        self.unnamed, self.lag = 0, OwnLag()
         self.start_up: dict[str, Any] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -107,7 +106,7 @@ class Run:
         joined = self.place.used()
         await _in_turns(self._submit, range(self.case.jobs))
         within_s = START_S + START_S_AN_AGENT * len(self.agents)
-        await _until(lambda: all(agent.job() is not None for agent in self.agents), within_s, self._without_job)
+        await _until(lambda: all(agent.is_at_work for agent in self.agents), within_s, self._without_job)
         self.start_up = {"join": _cost(began, joined), "start": _cost(joined, self.place.used())}
         await pause(WARM_PERIODS * self.case.period_s)
         self.watch.begin()
@@ -125,8 +124,8 @@ class Run:
         await submit(self.place.url, self.place.token("operator"), self.case.job_file())
 
     def _without_job(self) -> str:
-        idle = sum(agent.job() is None for agent in self.agents)
-        return f"a job on every node: {idle} of {len(self.agents)} have none. Not taken: {self.watch.refused}"
+        idle = sum(not agent.is_at_work for agent in self.agents)
+        return f"a job on every node: {idle} of {len(self.agents)} report none. Not taken: {self.watch.refused}"
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
@@ -146,25 +145,37 @@ class Run:
         for job_id in self._jobs():
             self.watch.asked_at[job_id] = time.monotonic()
             path = f"/api/v1/jobs/{job_id}/checkpoint"
-            status, body = await line.ask("POST", path, self.place.token("operator"))
-            assert status == 200, body[:500]
+            status, _ = await line.ask("POST", path, self.place.token("operator"))
+            if status != 200:
+                self.watch.refuse(f"checkpoint: status {status}")
             await pause(TRIAL_S / 2)
             del self.watch.asked_at[job_id]
 
     async def time_notices(self) -> None:
         """A node reports a notice; how long until the other members have orders that name it. What takes longer than
-        `ANSWER_S` is counted, not timed."""
-        members = [(job.job_id, agent) for agent in self.agents[::-1] if (job := agent.job()) is not None]
-        first, sizes = dict(members), Counter(job_id for job_id, _ in members)
-        for job_id in self._jobs():
-            known = len(self.watch.notices_ms) + sizes[job_id] - 1
-            fact = first[job_id].report_notice()
-            ends_s = time.monotonic() + ANSWER_S
-            await pause(TRIAL_S)
-            while len(self.watch.notices_ms) < known and time.monotonic() < ends_s:
-                await pause(TRIAL_S / 10)
+        `ANSWER_S` is counted, not timed. Each member of a job in turn, once all know that the one before stays."""
+        members: dict[str, list[BusyAgent]] = {}
+        for agent in self.agents:
+            if (job := agent.job()) is not None:
+                members.setdefault(job.job_id, []).append(agent)
+        late = asyncio.create_task(self.lag.measure())
+        for trial, job_id in enumerate(self._jobs()):
+            of_job = members[job_id]
+            agent, known = of_job[trial // len(members) % len(of_job)], len(self.watch.notices_ms) + len(of_job) - 1
+            fact = agent.report_notice()
+            await self._within(ANSWER_S, lambda known=known: len(self.watch.notices_ms) >= known)
             self.unnamed += max(0, known - len(self.watch.notices_ms))
-            first[job_id].withdraw(fact)
+            agent.withdraw(fact)
+            await self._within(ANSWER_S, lambda of_job=of_job, fact=fact: all(x.has_taken_back(fact) for x in of_job))
+        late.cancel()
+        await asyncio.gather(late, return_exceptions=True)
+
+    async def _within(self, seconds: float, is_so: Callable[[], bool]) -> None:
+        """Let the agents work for a second, and for up to so many if it takes longer."""
+        ends_s = time.monotonic() + seconds
+        await pause(TRIAL_S)
+        while not is_so() and time.monotonic() < ends_s:
+            await pause(TRIAL_S / 10)
 
     def _jobs(self) -> list[str]:
         known = list(dict.fromkeys(job.job_id for agent in self.agents if (job := agent.job()) is not None))
@@ -217,6 +228,7 @@ async def _measured(run: Run) -> dict[str, Any]:
         "wake_ms": _round(percentile(sorted(run.watch.wakes_ms), 50)),
         "notice_to_order_ms": _spread(sorted(run.watch.notices_ms)),
         "notices_without_order": run.unnamed,
+        "generator_late_ms": _spread(sorted(run.lag.late_ms)),
         "cpu_ms_per_agent_period": {
             "service": _round((after.service_cpu_s - before.service_cpu_s) * 1e3 / count),
             "database": _round((after.database_cpu_s - before.database_cpu_s) * 1e3 / count),

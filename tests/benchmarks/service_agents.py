@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
-from agent.link.kept_orders import answered_of, known_of, whole
+from agent.link.kept_orders import answered_of, brought, known_of, whole
 from agent.link.link import AWAKE_LEAST_S
 from agent.protocol.joining import JOIN_PATH, JoinRequest, NodeToken
 from agent.protocol.sync import (
@@ -35,9 +35,11 @@ from agent.protocol.sync import (
     SyncOrders,
     SyncReport,
 )
+from agent.protocol.wake_up import WakeEvent, WakeOrders
 from liver_core.handoff import RankStage
 
 ANSWER_S = 30.0
+NAP_S = 0.02
 _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 
 
@@ -65,14 +67,14 @@ class Line:
             self.close()
         return int(head[9:12]), content
 
-    async def events(self, path: str, token: str, take: Callable[[], None]) -> None:
-        """Call `take` for each event of a stream, until it ends."""
+    async def events(self, path: str, token: str, take: Callable[[bytes], None]) -> None:
+        """Call `take` with the data of each event of a stream, until it ends."""
         reader, writer = await self._open()
         try:
             await _send(writer, "GET", path, token, "")
             while line := await reader.readline():
                 if line.startswith(b"data:"):
-                    take()
+                    take(line.removeprefix(b"data:"))
         finally:
             self.close()
 
@@ -120,6 +122,21 @@ class Watch:
         self.refused[why] = self.refused.get(why, 0) + 1
 
 
+class OwnLag:
+    """How late this process itself is, which plays all the agents: an order may have lain here for so long before its
+    time was taken. Measured by naps that last longer than they should."""
+
+    def __init__(self) -> None:
+        self.late_ms: list[float] = []
+
+    async def measure(self) -> None:
+        """Until cancelled."""
+        while True:
+            due = time.monotonic() + NAP_S
+            await asyncio.sleep(NAP_S)
+            self.late_ms.append((time.monotonic() - due) * 1e3)
+
+
 @dataclass(slots=True)
 class Pace:
     """How often agents report, and how fast their jobs train. Steps follow from the time: all nodes agree on them."""
@@ -142,6 +159,8 @@ class BusyAgent:
         self.node_id = node_id
         self._machine = machine
         self.orders: SyncOrders | None = None
+        self.is_at_work = False
+        self._job: JobOrder | None = None
         self._url, self._slots, self._watch, self._pace = url, slots, watch, pace
         self._line = Line(url)
         self._token = ""
@@ -154,6 +173,7 @@ class BusyAgent:
         self._notices: list[NoticeFact] = []
         self._named: set[tuple[str, datetime]] = set()
         self._awake = asyncio.Event()
+        self._brought: WakeOrders | None = None
 
     async def join(self, join_token: str) -> None:
         """Get a token of this node."""
@@ -164,10 +184,13 @@ class BusyAgent:
 
     def job(self) -> JobOrder | None:
         """The job that it works for."""
-        for order in self.orders.jobs if self.orders is not None else ():
-            if order.roster is not None and self.node_id in order.roster.node_ids():
-                return order
-        return None
+        return self._job
+
+    def has_taken_back(self, fact: NoticeFact) -> bool:
+        """Whether its orders say that the notice is withdrawn, or do not name it any more."""
+        named = self._job.notices if self._job is not None else ()
+        same = [item for item in named if (item.node_id, item.first_seen_utc) == (fact.node_id, fact.first_seen_utc)]
+        return all(item.withdrawn_utc is not None for item in same)
 
     def report_notice(self) -> NoticeFact:
         """Its node will go: said at once."""
@@ -185,8 +208,9 @@ class BusyAgent:
         return fact
 
     def withdraw(self, fact: NoticeFact) -> None:
-        """It does not go after all."""
+        """It does not go after all: said at once."""
         self._notices = [fact.model_copy(update={"withdrawn_utc": datetime.now(UTC)})]
+        self._awake.set()
 
     async def run(self, first_in_s: float) -> None:
         """Report until cancelled, for the first time in so many seconds."""
@@ -195,11 +219,13 @@ class BusyAgent:
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, due_s - time.monotonic())):
                     await self._awake.wait()
+            self._take_brought()
             if self._awake.is_set():
                 await asyncio.sleep(max(0.0, began_s + AWAKE_LEAST_S - time.monotonic()))
             else:
                 due_s = max(due_s + self._pace.period_s, time.monotonic())
             self._awake.clear()
+            self._take_brought()
             began_s = time.monotonic()
             await self.sync()
 
@@ -234,15 +260,27 @@ class BusyAgent:
             self._sent_step = report.steps[-1].step
         self._log_chars += sum(len(chunk.text) for chunk in report.logs)
         self._answered = max([self._answered, *(fact.asked for fact in report.checkpoints)])
-        self.orders = whole(SyncOrders.model_validate_json(body), self.orders)
-        self._answered_at = self.orders.issued_utc, time.monotonic()
-        self._note_orders()
+        answer = SyncOrders.model_validate_json(body)
+        self._answered_at = answer.issued_utc, time.monotonic()
+        self.is_at_work = bool(report.ranks)
+        self._take(whole(answer, self.orders))
 
-    def _note_orders(self) -> None:
+    def _take_brought(self) -> None:
+        """What a wake-up brought, as `agent.link.link` takes it: never while a report is under way."""
+        orders, self._brought = self._brought, None
+        taken = brought(orders, self.orders) if orders is not None else None
+        if taken is not None:
+            self._take(taken)
+
+    def _take(self, orders: SyncOrders) -> None:
+        if self.orders is None or orders.jobs is not self.orders.jobs:
+            # A roster of a thousand is looked through once, not for each report.
+            mine = (order for order in orders.jobs if order.roster and self.node_id in order.roster.node_ids())
+            self._job = next(mine, None)
+        self.orders = orders
         if self._watch.take_orders is not None:
             self._watch.take_orders(self)
-        now = time.monotonic()
-        job = self.job()
+        now, job = time.monotonic(), self._job
         for fact in job.notices if job is not None else ():
             since = self._watch.noticed_at.get((fact.node_id, fact.first_seen_utc))
             is_news = (fact.node_id, fact.first_seen_utc) not in self._named
@@ -250,7 +288,8 @@ class BusyAgent:
                 self._named.add((fact.node_id, fact.first_seen_utc))
                 self._watch.notices_ms.append((now - since) * 1e3)
 
-    def _woken(self) -> None:
+    def _woken(self, event: bytes) -> None:
+        self._brought = WakeEvent.model_validate_json(event).orders or self._brought
         self._awake.set()
         job = self.job()
         since = self._watch.asked_at.get(job.job_id) if job is not None else None

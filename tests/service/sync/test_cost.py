@@ -33,7 +33,7 @@ from tests.service.fake_agent import JOB, mirror, roster
 STEADY = 8
 """Nodes; their parts in jobs; jobs with their generations; leases; progress; steps with logs; ledger; nodes written."""
 WITH_A_MIRROR = 18
-WITH_A_NOTICE = 21
+WITH_A_NOTICE = 16
 IDLE = 5
 
 

@@ -6,7 +6,7 @@ import type { JobOut, PlanOut } from '../../api/types'
 import { Chip } from '../../parts/Chip'
 import { layoutName, prose } from '../../parts/format'
 import { Skeleton, Why } from '../../parts/Panel'
-import { Alternatives } from './Alternatives'
+import { Alternatives, Wanted } from './Alternatives'
 import { WithoutNodes } from './WithoutNodes'
 
 export function PlanDialog({ job, onClose }: { job: JobOut; onClose: () => void }) {
@@ -34,6 +34,7 @@ export function PlanView({ of }: { of: PlanOut }) {
       <p>{prose(of.reason)}</p>
       {of.verdict_reason && of.verdict_reason !== of.reason && <p className="soft">{prose(of.verdict_reason)}</p>}
       <Alternatives of={of.alternatives} chosen={of.layout} />
+      <Wanted of={of.wanted} />
     </div>
   )
 }

@@ -7,7 +7,7 @@ import { bytes, count, layoutName, plural, prose, seconds, words } from '../../p
 import { ListPanel } from '../../parts/ListPanel'
 import { Moment } from '../../parts/Moment'
 import { HandoffList } from '../handoff/HandoffList'
-import { Alternatives } from './Alternatives'
+import { Alternatives, Wanted } from './Alternatives'
 
 export default function Tables({ jobId, of }: { jobId: string; of: 'handoffs' | 'checkpoints' | 'decisions' }) {
   if (of === 'handoffs') return <HandoffList jobId={jobId} />
@@ -58,7 +58,7 @@ function Why({ of }: { of: DecisionOut }) {
       {of.verdict_reason && of.verdict_reason !== of.reason && <span className="soft">Planner: {prose(of.verdict_reason)}</span>}
       {of.nodes.length > 0 && <span className="quiet small">on {of.nodes.join(', ')}</span>}
       {of.alternatives.length > 0 && <div><button type="button" className="plain" aria-expanded={isOpen} onClick={() => setOpen(!isOpen)}>{isOpen ? 'Hide' : 'Show'} {plural(of.alternatives.length, 'alternative')}</button></div>}
-      {isOpen && <Alternatives of={of.alternatives} chosen={of.layout} />}
+      {isOpen && <><Alternatives of={of.alternatives} chosen={of.layout} /><Wanted of={of.wanted} /></>}
     </div>
   )
 }
