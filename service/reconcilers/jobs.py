@@ -21,6 +21,7 @@ from service.jobs.operations import close_generation, new_birth, set_state, star
 from service.jobs.queries import Situation, situation
 from service.jobs.rules import Action, Do, JobLimits, next_action
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
+from service.planner.choices import Candidates
 from service.planner.losses import layouts_by_count, spares, standing_plans
 from service.reconcilers.calm_jobs import CalmJobs, time_changes_nothing
 from service.settings import ServiceSettings
@@ -230,14 +231,15 @@ def _plans(facts: Situation) -> Plans:
 
 
 def _made_plans(facts: Situation, going: tuple[str, ...], digest: str) -> Plans:
-    standing = standing_plans(facts.inputs)
+    known = Candidates.of(facts.inputs)
+    standing = standing_plans(facts.inputs, known)
     if going:
         # While notices are open, the inputs lack the nodes that will go. So a plan for one more loss covers them all.
         standing = tuple(
             plan.model_copy(update={"leaving": tuple(dict.fromkeys((*going, *plan.leaving)))}) for plan in standing
         )
         standing = tuple({plan.leaving: plan for plan in standing}.values())
-    by_count = layouts_by_count(facts.inputs)
+    by_count = layouts_by_count(facts.inputs, known)
     return Plans(
         standing=[plan.model_dump(mode="json") for plan in standing],
         by_count=[choice.model_dump(mode="json") for choice in by_count],
