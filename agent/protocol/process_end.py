@@ -45,4 +45,4 @@ class ProcessEnd:
         """What failed, given the cause that the rank itself has reported last."""
         if reported is None or reported.what is FailedPart.RANK or self.is_killed:
             return FailureCause(FailedPart.RANK, self.signal, self.exit_code, self.step)
-        return FailureCause(reported.what, step=self.step)
+        return FailureCause(reported.what, step=self.step, peer=reported.peer)

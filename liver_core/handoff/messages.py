@@ -171,12 +171,14 @@ class FailedPart(StrEnum):
 class FailureCause:
     """What failed, as far as the one that gives the reason knows. Nobody reads that in the reason's sentence.
 
-    `signal` or `exit_code` where a process ended; `step`: the last one that it had made."""
+    `signal` or `exit_code` where a process ended; `step`: the last one that it had made. `peer`: which rank of the
+    present world another one could not read, where a rank is only missed."""
 
     what: FailedPart
     signal: ShortText | None = None
     exit_code: ExitCode | None = None
     step: Count | None = None
+    peer: Rank | None = None
 
 
 @dataclass(frozen=True, slots=True)

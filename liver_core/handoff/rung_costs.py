@@ -89,8 +89,9 @@ def newest(measured: Iterable[MeasuredCost]) -> tuple[MeasuredCost, ...]:
 def estimate_costs(inputs: LadderInputs, measured: Sequence[MeasuredCost]) -> tuple[RungCost, ...]:
     """Of live, of stop-and-copy, and of a restart from the last checkpoint, if there is one. `measured`: newest last.
 
-    The rungs that are compared build the same world, so what building and the first steps cost is taken from the other
-    one where a rung was not measured. No agent measures restarts, which are guessed as the ladder does.
+    The rungs that are compared build the same world. So what its first steps cost is taken from both: these are many
+    steps, whose noise would decide between the rungs. What building cost is taken from the other one where a rung was
+    not measured. No agent measures restarts, which are guessed as the ladder does.
     """
     costs = [_cost(rung, inputs, measured) for rung in COMPARED]
     if inputs.checkpoint_age_steps is not None:
@@ -139,15 +140,14 @@ _NOTHING = CostParts(0.0, 0.0, 0.0, 0.0)
 
 def _cost(rung: Rung, inputs: LadderInputs, measured: Sequence[MeasuredCost]) -> RungCost:
     own = [each.parts for each in newest(measured) if each.rung is rung]
-    # Both rungs that are compared build the same world.
-    built = own or [each.parts for each in newest(measured) if each.rung in COMPARED]
+    both = [each.parts for each in newest(measured) if each.rung in COMPARED]
     stream_s = max(0.0, weigh(rung, inputs).seconds - inputs.prepare_s) if rung.streams else 0.0
     pause_s = inputs.follow_s if rung.streams else copy_s(inputs.bytes_to_move, inputs.bandwidth_bytes_per_s)
     guesses = {
-        "building": (built, BUILD_GUESS_SHARE * inputs.prepare_s),
+        "building": (own or both, BUILD_GUESS_SHARE * inputs.prepare_s),
         "streaming": (own if rung.streams else [_NOTHING], STREAM_GUESS_SHARE * stream_s),
         "pause": (own, pause_s),
-        "after": (built, 0.0),
+        "after": (both, 0.0),
     }
     parts = CostParts(
         **{

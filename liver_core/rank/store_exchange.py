@@ -17,6 +17,7 @@ from typing import Any
 import torch.distributed as dist
 
 from liver_core.handoff.messages import Decision, FailedPart, FailureCause
+from liver_core.transport.protocol import TransportError, TransportTimeout
 from liver_core.worlds.groups import STORE_ANSWER_S, STORE_PATIENCE_S, NoStore, misses_a_peer
 
 _POLL_LEAST_S, _POLL_MOST_S = 0.001, 0.02
@@ -234,8 +235,9 @@ def cause_of(error: BaseException | None) -> FailureCause | None:
     chain = list(_with_causes(error))
     if any(isinstance(each, StoreLost | NoStore) for each in chain):
         return FailureCause(FailedPart.STORE)
-    if any(isinstance(each, TimeoutError) or misses_a_peer(each) for each in chain):
-        return FailureCause(FailedPart.PEER)
+    if any(isinstance(each, TimeoutError | TransportTimeout) or misses_a_peer(each) for each in chain):
+        missed = (each.peer for each in chain if isinstance(each, TransportError) and each.peer is not None)
+        return FailureCause(FailedPart.PEER, peer=next(missed, None))
     return None
 
 

@@ -7,6 +7,7 @@ One of the few places that import Megatron-Core (see tests/test_tidy.py). It use
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,6 +53,10 @@ _GLOBAL_GROUPS = {
     "_EMBEDDING_GROUP": "embd",
     "_POSITION_EMBEDDING_GROUP": "pos_embd",
 }
+SWITCH_INTERVAL_S = 0.0005
+"""Longest time that a thread keeps the interpreter from another one that waits for it. Torch gives the interpreter up
+in each operation of a step. Beside a thread that builds the next world, which is Python mostly, each operation would
+wait for Python's usual 5 ms to get it back, and a step of a hundred operations for half a second."""
 
 
 @dataclass(slots=True)
@@ -99,13 +104,15 @@ def check_private_names() -> None:
 
 
 def prepare_process() -> None:
-    """Call once, before the first world of a process: checks, per-thread default group, Megatron's scratch buffer."""
+    """Call once, before the first world of a process: checks, per-thread default group, Megatron's scratch buffer, and
+    how the threads of the process take turns."""
     check_private_names()
     install_thread_world()
     if parallel_state._GLOBAL_MEMORY_BUFFER is None:
         parallel_state._set_global_memory_buffer()
     # Half a million objects of torch and Megatron live as long as the process. The garbage collector can skip them.
     gc.freeze()
+    sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
 
 
 def bring_up(

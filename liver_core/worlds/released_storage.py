@@ -10,13 +10,12 @@ import ctypes
 import functools
 import gc
 import mmap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 _KEEP_BYTES = 4096
 # Storage address -> its bytes when it was released. If an address is reused, its next release overwrites the entry.
@@ -192,12 +191,23 @@ def _hollow_views(func, args, kwargs):
         return _placed(base, meta.shape, meta.stride(), int(meta.storage_offset()), meta.dtype)
 
     base = next(tensor for tensor in _tensors_in(args, kwargs) if storage_is_released(tensor))
-    return tree_map_only(torch.Tensor, view, _on_meta(func, args, kwargs))
+    return _each_tensor(view, _on_meta(func, args, kwargs))
 
 
 def _on_meta(func, args, kwargs) -> Any:
     """What the operation makes of tensors that have geometry only."""
-    return func(*tree_map_only(torch.Tensor, _twin, args), **tree_map_only(torch.Tensor, _twin, kwargs))
+    twins = {name: _each_tensor(_twin, value) for name, value in kwargs.items()}
+    return func(*(_each_tensor(_twin, value) for value in args), **twins)
+
+
+def _each_tensor(action: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """`value` with `action` done to it, or to its tensors if it is a list. Torch's trees do the same for any nesting,
+    and take longer than the operation."""
+    if isinstance(value, torch.Tensor):
+        return action(value)
+    if type(value) in (list, tuple):
+        return type(value)(_each_tensor(action, each) for each in value)
+    return value
 
 
 def _twin(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from service.capacity.tables import InstanceRow, RequestRow
 from service.context import PERSON_ONLY, SessionOf
 from service.edge.routes import PeoplesRoute
 from service.paging import PagesOf
+from service.policy.types import Market
 
 router = APIRouter(prefix="/api/v1/instances", tags=["capacity"], route_class=PeoplesRoute, dependencies=[PERSON_ONLY])
 
@@ -25,6 +26,8 @@ class RequestOut(BaseModel):
     provider_id: str | None = Field(description="The provider's own name of the request.")
     pool: str
     machines: int
+    market: Market | None = Field(description="How they are sold; null where a person asked.")
+    place: str = Field(description="The zone or pool that they must be in; empty where any will do.")
     asked_by: str
     asked_at: datetime
     ended_at: datetime | None = Field(description="Nothing more comes of it since then.")

@@ -11,11 +11,13 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from agent.protocol.sync import Provider
 from service.db.base import Base, one_of
+from service.policy.types import Market
 
 
 class RequestRow(Base):
     """Machines that somebody asked for: `asked_by` names who. `provider_id`: the provider's own name of the request.
-    `ended_at`: nothing more will come of it."""
+    `market`: how they are sold, null where a person asked; `place`: the zone or pool that a world must lie in, empty
+    where any will do. `ended_at`: nothing more will come of it."""
 
     __tablename__ = "capacity_requests"
     __table_args__ = (
@@ -24,6 +26,8 @@ class RequestRow(Base):
         CheckConstraint("ended_at IS NULL OR ended_at >= asked_at", name="ends_after_it_was_asked"),
         Index("uq_capacity_requests_provider_id", "provider", "provider_id", unique=True,
               postgresql_where="provider_id IS NOT NULL"),
+        one_of("market", Market),
+        Index("ix_capacity_requests_asked_by", "asked_by", "ended_at", postgresql_where="market IS NOT NULL"),
     )  # fmt: skip
 
     request_id: Mapped[int] = mapped_column(Identity(always=True), primary_key=True)
@@ -33,6 +37,8 @@ class RequestRow(Base):
     asked_by: Mapped[str]
     asked_at: Mapped[datetime]
     provider_id: Mapped[str | None] = mapped_column(default=None)
+    market: Mapped[str | None] = mapped_column(default=None)
+    place: Mapped[str] = mapped_column(default="", server_default="")
     ended_at: Mapped[datetime | None] = mapped_column(default=None)
     end_reason: Mapped[str] = mapped_column(default="")
 

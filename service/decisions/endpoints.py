@@ -141,6 +141,15 @@ class PoolMarketOut(BaseModel):
     group_sizes: list[tuple[int, float]] = Field(default=[], description="Nodes lost at once, share of the losses.")
 
 
+class ChangeOut(BaseModel):
+    """What a change was taken to cost the job."""
+
+    lost_s: float = Field(description="Training time that it loses, in seconds.")
+    source: str = Field(description="By what: its own handoffs, the median of the newest; else benchmarks.")
+    handoffs: int = Field(description="Its own ones, at least 3 and at most 8; 0: by benchmarks.")
+    is_extrapolated: bool = Field(description="The job's state is smaller or larger than any in the benchmarks.")
+
+
 class MadeFrom(BaseModel):
     """What a decision was made from, beside the job's model."""
 
@@ -152,6 +161,7 @@ class MadeFrom(BaseModel):
     steps: list[MeasuredStep] = []
     remaining: RemainingOut | None = None
     pools: list[PoolMarketOut] = Field(default=[], description="Of jobs that weigh prices.")
+    change: ChangeOut | None = Field(default=None, description="Of jobs that weigh prices.")
 
 
 class LossOut(BaseModel):

@@ -10,6 +10,7 @@ from liver_core.layout.limits import fitting
 from service.jobs.queries import Situation
 from service.jobs.rules import Action, Do
 from service.jobs.tables import ENDED, JobState
+from service.planner.change_cost import expected_change
 from service.planner.decision import alternatives, decide
 from service.planner.inputs import Alternative, PlanInputs, PlannerDecision
 
@@ -87,6 +88,7 @@ def made_from(inputs: PlanInputs) -> dict[str, Any]:
         ],
         "remaining": asdict(inputs.remaining) if inputs.remaining else None,
         "pools": [asdict(market) for market in inputs.markets[:KINDS_MAX]],
+        "change": asdict(expected_change(job, inputs.changes)) if inputs.markets else None,
     }
 
 

@@ -196,7 +196,9 @@ def _first_cause(session: Session, mirror: HandoffMirror) -> FirstCause | None:
     ended = [
         cause_of_rank(node_id, rank["rank"], rank["step"], said_of(rank), end_of(rank)) for node_id, rank in failed
     ]
-    told = cause_of_attempt(mirror.reason, store_node=mirror.store_node) if mirror.reason else None
+    told = None
+    if mirror.reason is not None:
+        told = cause_of_attempt(mirror.reason, store_node=mirror.store_node, source=mirror.source)
     parent = session.get(GenerationRow, (mirror.job_id, mirror.parent))
     if told is not None and parent is not None and (known := FirstCause.of(parent.ended_by)) is not None:
         ended.append(known)  # The world has ended meanwhile, and its ranks are not reported any more.

@@ -47,6 +47,19 @@ def list_handoffs(
     return pages.newest(session, statement, HandoffRow.opened_at, HandoffRow.handoff_id)
 
 
+def lost_seconds(session: Session, job_id: str, *, most: int) -> list[float]:
+    """Training time that the job's newest live handoffs lost, of those where it was measured; newest first."""
+    lost = HandoffRow.measures["lost_s"].as_float()
+    statement = (
+        select(lost)
+        .where(HandoffRow.job_id == job_id, HandoffRow.state == HandoffState.ACTIVE, HandoffRow.rung == Rung.LIVE)
+        .where(lost.is_not(None))
+        .order_by(HandoffRow.opened_at.desc(), HandoffRow.handoff_id.desc())
+        .limit(most)
+    )
+    return list(session.scalars(statement))
+
+
 def open_handoff(session: Session, job_id: str) -> HandoffRow | None:
     """The handoff that may still become active; if several are known, the one that is furthest."""
     return open_handoffs(session, [job_id]).get(job_id)

@@ -12,6 +12,7 @@ from agent.protocol.process_end import ProcessEnd
 from liver_core.handoff import FailedPart, FailureCause, Reason
 from liver_core.handoff.refusals import REFUSED
 from liver_core.layout.limits import fitting
+from liver_core.layout.roster import Roster
 
 FIRST_CAUSE_WITHIN_S = 1.5
 """Ranks feel that a peer is gone before its agent has reported how it ended, by no more than this."""
@@ -69,8 +70,9 @@ def cause_of_rank(
     return FirstCause(FailedPart.RANK, node, rank, known.signal, known.exit_code, at)
 
 
-def cause_of_attempt(reason: Reason, *, store_node: str | None) -> FirstCause | None:
-    """The same of the reason for which a handoff ended; None if nothing failed, as where it was taken back."""
+def cause_of_attempt(reason: Reason, *, store_node: str | None, source: Roster | None = None) -> FirstCause | None:
+    """The same of the reason for which a handoff ended; None if nothing failed, as where it was taken back. `source`:
+    the world that it began from, whose ranks were read."""
     found = cause_of_rank(reason.node or None, reason.rank, None, reason.cause, None)
     nobody = reason.rank is None or reason.phase == REFUSED
     match found.what:
@@ -78,10 +80,20 @@ def cause_of_attempt(reason: Reason, *, store_node: str | None) -> FirstCause | 
             return FirstCause(FailedPart.STORE, store_node)
         case FailedPart.NODE:
             return FirstCause(FailedPart.NODE, reason.node or None, step=found.step)
+        case FailedPart.PEER if (missed := _missed(reason, source)) is not None:
+            return FirstCause(FailedPart.PEER, *missed, step=found.step)
         case FailedPart.RANK if nobody and found.signal is None and found.exit_code is None:
             return None
         case _:
             return found
+
+
+def _missed(reason: Reason, source: Roster | None) -> tuple[str, int] | None:
+    """Node and rank of the source that another rank could not read."""
+    peer = reason.cause.peer if reason.cause is not None else None
+    if peer is None or source is None or peer >= len(source.members):
+        return None
+    return source.members[peer].node_id, peer
 
 
 def first_of(causes: Iterable[FirstCause | None]) -> FirstCause | None:
@@ -111,7 +123,9 @@ def in_words(cause: Mapping[str, Any] | None) -> str:
     if cause is None:
         return ""
     what = {"peer": "a rank that no agent has named", "start": "no step was made"}.get(cause["what"], cause["what"])
-    if cause["rank"] is not None:
+    if cause["what"] == FailedPart.PEER and cause["rank"] is not None:
+        what = f"not reached by another rank: rank {cause['rank']}"
+    elif cause["rank"] is not None:
         what = f"{what} {cause['rank']}"
     if cause["node"] is not None:
         what = f"{what} on {cause['node']}" if cause["what"] != FailedPart.NODE else f"node {cause['node']}"

@@ -44,6 +44,7 @@ from service.notices.queries import as_fact, open_notices
 from service.notices.rules import takes_node
 from service.notices.tables import NoticeRow
 from service.paging import Pages
+from service.planner.change_cost import OWN_MOST, own_changes
 from service.planner.decision import decide
 from service.planner.goals import overspent
 from service.planner.inputs import LayoutUse, OtherNodes, PlanInputs, PlanNode, World
@@ -227,7 +228,7 @@ def _usable_of(
     # A member whose notice no longer moves the job keeps its ranks; nobody else gets any there.
     going = {item.node_id for item in noticed} | (barred - set(world.node_ids() if world else ()))
     spec = job_file_of(job)
-    markets = weighed_markets(session, spec, {node.pool for node in nodes}, now=now)
+    markets = weighed_markets(session, spec, job.job_id, {node.pool for node in nodes}, now=now)
     prices = {market.pool: market.usd_per_hour for market in markets}
     steps = measured_steps(session, job.job_id)
     inputs = PlanInputs(
@@ -250,6 +251,7 @@ def _usable_of(
         step_errors=tuple((each.layout, each.error) for each in steps),
         history=_history(session, job.job_id),
         markets=markets,
+        changes=own_changes(handoffs.lost_seconds(session, job.job_id, most=OWN_MOST)) if markets else None,
     )
     return _Usable(nodes, noticed, barred, going, inputs, _restarting(inputs, nodes, barred))
 

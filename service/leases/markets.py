@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from agent.protocol.jobfile import JobFile
 from agent.protocol.notice_life import DRAIN
+from service.capacity.wants import short_pools
 from service.leases.queries import price_of
 from service.planner.inputs import PoolMarket
 from service.policy.pool_lives import LeaseSeen, PoolLife, life_of
@@ -32,16 +33,18 @@ _LEASES = text(
 
 
 def weighed_markets(
-    session: Session, spec: JobFile, pools: Collection[str], *, now: datetime
+    session: Session, spec: JobFile, job_id: str, pools: Collection[str], *, now: datetime
 ) -> tuple[PoolMarket, ...]:
     """Of the pools of a job's nodes and of those that its file names, where it weighs prices. With a policy it may want
-    as many nodes of each as it could hold: nobody orders machines here, so that nobody knows how many there are."""
+    as many nodes of each as it could hold, since nobody knows how many there are; no spot nodes where none came lately.
+    """
     if spec.policy is None:
         return markets_of(session, pools, now=now) if spec.budget_usd is not None else ()
-    most = spec.nodes.max + spec.policy.spares_max
+    most, names = spec.nodes.max + spec.policy.spares_max, {*pools, *spec.pools}
+    short = short_pools(session, job_id, names, now=now)
     return tuple(
-        replace(each, offered=most, on_demand_offered=spec.nodes.max)
-        for each in markets_of(session, {*pools, *spec.pools}, now=now)
+        replace(each, offered=0 if each.pool in short else most, on_demand_offered=spec.nodes.max)
+        for each in markets_of(session, names, now=now)
     )
 
 

@@ -1,11 +1,12 @@
 """What a change costs in training time: a line through the handoffs that were measured, by the size of the state. Pure.
 
 `lost_s` of a handoff is all training time that it cost, not only the pause. Beyond the sizes that were measured the
-line is an extrapolation, and says so.
+line is an extrapolation, and says so. What a job's own handoffs lost counts before the line.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from agent.protocol.jobfile import JobFile
@@ -20,6 +21,28 @@ MEASURED_ON_TWO_CORES = (
 )  # fmt: skip
 """(bytes of state, seconds lost): medians of live handoffs in docs/benchmarks.md. Two CPU cores with three or four
 ranks on them; nothing here was measured on GPUs."""
+
+OWN_LEAST, OWN_MOST = 3, 8
+"""A job's own handoffs count once there are so many, so that one odd one decides nothing; of more, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnChanges:
+    """What a change cost this job: the median of its newest live handoffs. `spread_s`: between the least and the most
+    of them."""
+
+    lost_s: float
+    spread_s: float
+    handoffs: int
+
+
+def own_changes(lost_s: Sequence[float]) -> OwnChanges | None:
+    """Of the seconds that the job's live handoffs lost, the newest first; None while there are too few. A handoff that
+    seems to have gained time lost none."""
+    newest = [max(0.0, each) for each in lost_s[:OWN_MOST]]
+    if len(newest) < OWN_LEAST:
+        return None
+    return OwnChanges(median(newest), max(newest) - min(newest), len(newest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +104,22 @@ def state_bytes(job: JobFile) -> float:
     layer = 4 * shape.hidden_size**2 + 3 * shape.hidden_size * shape.ffn_hidden_size
     head = 2 * shape.padded_vocab_size * shape.hidden_size
     return float(STATE_BYTES_PER_PARAMETER * (shape.num_layers * layer + head))
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeExpected:
+    """What a change is taken to cost a job, and by what. `handoffs`: its own ones that were measured, or 0.
+    `is_extrapolated`: by a line, for a state of a size that was never measured."""
+
+    lost_s: float
+    source: str
+    handoffs: int = 0
+    is_extrapolated: bool = False
+
+
+def expected_change(job: JobFile, own: OwnChanges | None) -> ChangeExpected:
+    """By the job's own handoffs where there are some, else by the benchmarks and the size of its state."""
+    if own is not None:
+        return ChangeExpected(own.lost_s, "its own handoffs", own.handoffs)
+    cost, size = shipped_cost(), state_bytes(job)
+    return ChangeExpected(cost.lost_s(size), cost.source, is_extrapolated=cost.is_extrapolated(size))

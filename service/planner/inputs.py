@@ -9,6 +9,7 @@ from math import inf
 from agent.protocol.jobfile import JobFile
 from agent.protocol.values import Placement
 from liver_core.layout import Member, ParallelLayout
+from service.planner.change_cost import OwnChanges
 from service.planner.goals import Alert, CountOption, Remaining
 from service.planner.weighing.wanted import WantedCapacity
 
@@ -94,9 +95,9 @@ class LayoutUse:
 class PlanInputs:
     """Everything a decision depends on. `step_seconds`: measured step time by layout, `step_errors`: by what share of
     itself it may be off. `history`: oldest first. `remaining`: None where the job has neither deadline nor budget.
-    `markets`: of the pools of its nodes and those it names, where it weighs prices. `served_s`: how long it has been on
-    what it runs on, 0 or inf: whether its policy's patience is over. `others` is for the reason only and not part of
-    the digest."""
+    `markets`: of the pools of its nodes and those it names, and `changes`, what its handoffs cost it, where it weighs
+    prices. `served_s`: how long it has been on what it runs on, 0 or inf: whether its policy's patience is over.
+    `others` is for the reason only and not part of the digest."""
 
     job: JobFile
     nodes: tuple[PlanNode, ...]
@@ -107,6 +108,7 @@ class PlanInputs:
     others: OtherNodes = field(default=OtherNodes())
     remaining: Remaining | None = None
     markets: tuple[PoolMarket, ...] = ()
+    changes: OwnChanges | None = None
     served_s: float = inf
 
     def digest(self) -> str:
@@ -125,6 +127,8 @@ class PlanInputs:
             content["remaining"] = asdict(self.remaining)
         if self.markets:
             content["markets"] = [asdict(market) for market in self.markets]
+        if self.changes is not None:
+            content["changes"] = asdict(self.changes)
         if self.served_s < inf:
             content["served_s"] = self.served_s
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from agent.protocol.sync import LayoutForCount, StandingPlan
-from service.planner.choices import Candidates, best_choice, lies_whole, step_times
+from service.planner.by_count import BestByCount
+from service.planner.choices import Candidates, Choice, best_choice, lies_whole, step_times
 from service.planner.decision import decide, seconds_of, too_few_ranks
+from service.planner.feasibility import CANDIDATES_MAX
 from service.planner.inputs import LossPlan, PlanInputs, PlannerVerdict, PlanNode
 from service.planner.placement import preferred
 from service.planner.weighing.policy_question import in_one_place
@@ -121,17 +123,40 @@ def layouts_by_count(inputs: PlanInputs, known: Candidates | None = None) -> tup
     counts = range(job.nodes.min, min(job.nodes.max, len(sizes)) + 1)
     if known is None or len(inputs.nodes) < job.nodes.min:
         known = Candidates.of(replace(inputs, nodes=_fleet(inputs, sizes)))
-    return tuple(_layout_for_count(inputs, known, sizes, count) for count in counts)
+    if job.layouts.pinned or len(known.by_step) >= CANDIDATES_MAX:
+        # Pinned layouts depend on the number of nodes, and a list that was cut is made anew for each.
+        return tuple(_layout_for_count(inputs, known, sizes, count) for count in counts)
+    times = step_times(replace(inputs, nodes=_fleet(inputs, sizes[:1])))
+    smallest, largest = (
+        BestByCount.of(known, row[: counts.stop - 1], job.nodes.min, times).choices for row in (sizes, sizes[::-1])
+    )
+    return tuple(
+        _named(count, smallest[count], "")
+        if count in smallest
+        else _named(count, largest[count], _on_the_largest(sizes, count))
+        if count in largest
+        else _layout_for_count(inputs, known, sizes, count)
+        for count in counts
+    )
+
+
+def _named(count: int, best: Choice, which: str) -> LayoutForCount:
+    reason = f"{best.layout}{which}, {seconds_of(best.step)} per step"
+    return LayoutForCount(nodes=count, layout=best.layout, reason=reason)
+
+
+def _on_the_largest(sizes: list[int], count: int) -> str:
+    return f" on nodes with {sum(sizes[-count:])} slots"
 
 
 def _layout_for_count(inputs: PlanInputs, known: Candidates, sizes: list[int], count: int) -> LayoutForCount:
+    """Of one number of nodes, or why none fits."""
     pinned, why = bool(inputs.job.layouts.pinned), ""
-    for slots, which in ((sizes[:count], ""), (sizes[-count:], f" on nodes with {sum(sizes[-count:])} slots")):
+    for slots, which in ((sizes[:count], ""), (sizes[-count:], _on_the_largest(sizes, count))):
         alone = replace(inputs, nodes=_fleet(inputs, slots), world=None)
         best = best_choice(alone, known)
         if best is not None and (not pinned or best.most == count):
-            reason = f"{best.layout}{which}, {seconds_of(best.step)} per step"
-            return LayoutForCount(nodes=count, layout=best.layout, reason=reason)
+            return _named(count, best, which)
         if best is None:
             why = too_few_ranks(alone)
     return LayoutForCount(nodes=count, layout=None, reason=why or f"no layout fits {count} nodes")

@@ -56,33 +56,33 @@ class Weighing:
         return all(hold.get(pool, 0) >= count for pool, count in standing.use)
 
     def change_s(self, candidate: Candidate, place: str, pools: _Filled) -> float:
-        """Training time that the option loses before its first step."""
+        """Training time that the option loses before its first step; the state may be on its way for some of it."""
         standing = self.inputs.standing
         if self.goes_on(candidate.layout, place, pools):
             return 0.0
         is_there = standing is not None and standing.place == place
-        return candidate.change_s if is_there else max(candidate.change_s, self.inputs.knobs.start_s)
+        move_s = max((pool.move_s for pool, count in pools if count), default=0.0)
+        return candidate.change_s if is_there else max(candidate.change_s, self.inputs.knobs.start_s) + move_s
 
     def utility(self, candidate: Candidate, place: str, pools: _Filled, spares: int) -> float:
         """USD per hour; see `service.policy.utility`."""
-        used = [pool for pool, count in pools if count]
-        horizon = horizon_s(self.inputs, used)
-        share = max(0.0, horizon - self.change_s(candidate, place, pools)) / horizon
-        worth = self.usd_per_token * candidate.tokens_per_s * HOUR_S * share
-        prices = sum(pool.usd_per_hour * count for pool, count in pools)
-        goes_on = self.goes_on(candidate.layout, place, pools)
-        moved_usd = 0.0 if goes_on else max((pool.move_usd for pool in used), default=0.0)
-        losses = sum(
-            tokens_of_one_loss(self.curve, candidate, spares, pool) * HOUR_S / pool.life_s
-            for pool in used
-            if pool.market is Market.SPOT and pool.life_s < inf
-        )
-        losses -= sum(
-            tokens_of_one_gain(self.curve, candidate, spares, pool) * HOUR_S / pool.grows_in_s
-            for pool in used
-            if pool.grows_in_s < inf and pool.acquire_s
-        )
-        return worth - prices - moved_usd * HOUR_S / horizon - self.usd_per_token * losses
+        prices = moved_usd = losses = gains = changes_per_s = 0.0
+        for pool, count in pools:
+            prices += pool.usd_per_hour * count
+            if not count:
+                continue
+            changes_per_s += 1.0 / pool.life_s + 1.0 / pool.grows_in_s
+            moved_usd = max(moved_usd, pool.move_usd)
+            if pool.market is Market.SPOT and pool.life_s < inf:
+                losses += tokens_of_one_loss(self.curve, candidate, spares, pool) * HOUR_S / pool.life_s
+            if pool.grows_in_s < inf and pool.acquire_s:
+                gains += tokens_of_one_gain(self.curve, candidate, spares, pool) * HOUR_S / pool.grows_in_s
+        horizon = horizon_s(self.inputs.knobs, changes_per_s)
+        change_s = self.change_s(candidate, place, pools)
+        if self.goes_on(candidate.layout, place, pools):
+            moved_usd = 0.0
+        worth = self.usd_per_token * candidate.tokens_per_s * HOUR_S * (max(0.0, horizon - change_s) / horizon)
+        return worth - prices - moved_usd * HOUR_S / horizon - self.usd_per_token * (losses - gains)
 
     def is_safe(self, candidate: Candidate, place: str, pools: _Filled) -> bool:
         """Whether the deadline holds if the option is lost at the next decision and the job then starts on on-demand
@@ -94,7 +94,7 @@ class Weighing:
         if standing is not None and self.goes_on(candidate.layout, place, pools):
             starts_s = standing.starting_s
         knobs = self.inputs.knobs
-        return self.slack_s - min(starts_s, knobs.decides_every_s) >= knobs.start_s
+        return self.slack_s - min(starts_s, knobs.decides_every_s) >= knobs.rescued_s
 
     def grade(self, option: ScoredOption) -> int:
         """2: the job ends in time and within its budget if it goes on so until its end; 1: within its budget only; else
@@ -117,7 +117,7 @@ class Weighing:
     def may_wait(self) -> bool:
         """Whether spot nodes may still be started if nothing is done until the next decision."""
         knobs = self.inputs.knobs
-        return self.slack_s >= 2 * knobs.decides_every_s + 2 * knobs.start_s
+        return self.slack_s >= 2 * knobs.decides_every_s + 2 * knobs.rescued_s
 
 
 class UtilityPolicy:
@@ -215,20 +215,26 @@ def _options(weighing: Weighing, *, up_only: bool) -> Iterator[_Option]:
     for place in sorted({pool.place for pool in inputs.pools}):
         pools = [pool for pool in inputs.pools if pool.place == place and _may_buy(pool, inputs)]
         there = sum(_capacity(pool, up_only) for pool in pools)
+        orders = _orders(pools)
         for candidate in weighing.curve.best:
             if candidate.nodes > there:
                 break
             for spares in _spares(there - candidate.nodes, inputs):
-                for filled in _fillings(pools, candidate.nodes, spares, up_only=up_only):
+                for filled in _fillings(orders, candidate.nodes, spares, up_only=up_only):
                     if weighing.is_safe(candidate, place, filled):
                         yield _scored(weighing, candidate, place, filled, spares), candidate
 
 
-def _fillings(pools: list[PoolView], nodes: int, spares: int, *, up_only: bool) -> list[_Filled]:
-    """Nodes from the cheapest pools first; and, where a place has several, from those that last longest."""
+def _orders(pools: list[PoolView]) -> list[list[PoolView]]:
+    """The cheapest pools first; and, where a place has several, those that last longest."""
     orders = [sorted(pools, key=lambda pool: (pool.usd_per_hour, pool.pool))]
     if len(pools) > 1:
         orders.append(sorted(pools, key=lambda pool: (-pool.life_s, pool.usd_per_hour, pool.pool)))
+    return orders
+
+
+def _fillings(orders: list[list[PoolView]], nodes: int, spares: int, *, up_only: bool) -> list[_Filled]:
+    """Nodes from the pools in each of the orders; what is the same twice counts once."""
     found: list[_Filled] = []
     for order in orders:
         filled = _filled(order, nodes, spares, up_only=up_only)

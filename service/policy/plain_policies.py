@@ -49,7 +49,7 @@ class UniformProgressPolicy:
         if goal.deadline_in_s == inf or not inputs.candidates:
             return decide(inputs)
         candidate = inputs.candidates[0]
-        start_s = inputs.knobs.start_s
+        start_s = inputs.knobs.rescued_s
         needs_s = goal.tokens_left / candidate.tokens_per_s
         done_s = goal.tokens_done / candidate.tokens_per_s
         line = (done_s + needs_s) / (goal.elapsed_s + goal.deadline_in_s)

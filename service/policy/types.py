@@ -54,7 +54,7 @@ class PoolView:
     not up yet. `offered`: further nodes that could be bought, up after `acquire_s`. `life_s`: expected time to the next
     loss in this pool, given how long its capacity has lasted; `grows_in_s`: to the next nodes that it offers.
     `group_sizes`: how many nodes go at once, with shares that sum to 1. `move_usd`: egress and start-up fees of
-    bringing the job here; 0 where it is.
+    bringing the job here, `move_s`: time that its state takes on the way, before the start; 0 where it is.
     """
 
     pool: str
@@ -69,11 +69,22 @@ class PoolView:
     grows_in_s: float = inf
     group_sizes: tuple[tuple[int, float], ...] = ((1, 1.0),)
     move_usd: float = 0.0
+    move_s: float = 0.0
 
     @property
     def obtainable(self) -> int:
         """Nodes that the job could hold here: those it has, those that come, those it could buy."""
         return self.held + self.coming + self.offered
+
+
+@dataclass(frozen=True, slots=True)
+class PriceHad:
+    """At this price of one node or less the job's nodes could be had for this share of the past time. `gap_s`: how
+    long a time without them lasted on average."""
+
+    usd_per_hour: float
+    share: float
+    gap_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +118,11 @@ class PolicyKnobs:
     """What a user may set. Every knob is explained in docs/policy.md.
 
     `gain_min`: the share of the present utility by which another option must be better. `spares_max`: nodes held beyond
-    those used, at most. `releases`: whether nodes that buy nothing are given back. `on_demand`: whether on-demand nodes
-    may be bought at all. `patience_s`: on-demand nodes are not given back for spot before they have served so long.
-    `start_s`: time from nothing, or from another place, to the first step. `is_reproducible`: only layouts whose TP
+    those used, at most. `releases`: whether nodes that buy nothing are given back, `keeps_s`: and only so long after
+    they were last wanted (whoever holds the nodes sees to it: `service.policy.keeping`). `on_demand`: whether on-demand
+    nodes may be bought at all. `patience_s`: these are not given back for spot before they have served so long.
+    `start_s`: time from nothing, or from another place, to the first step; `rescue_s`: the longest time that the state
+    takes to on-demand nodes, from wherever it may be. `is_reproducible`: only layouts whose TP
     degree is that of the present one (PP-only and DP-only changes). `decides_every_s`: the longest time to the next
     decision, which a deadline must survive.
     """
@@ -117,26 +130,33 @@ class PolicyKnobs:
     gain_min: float = 0.0
     spares_max: int = 4
     releases: bool = True
+    keeps_s: float = 300.0
     on_demand: bool = True
     patience_s: float = 0.0
     start_s: float = 0.0
+    rescue_s: float = 0.0
     horizon_min_s: float = 60.0
     horizon_max_s: float = 24 * 3_600.0
     is_reproducible: bool = False
     decides_every_s: float = 60.0
 
+    @property
+    def rescued_s(self) -> float:
+        """From wherever the state may be to the first step on on-demand nodes."""
+        return self.start_s + self.rescue_s
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyInputs:
     """Everything a decision depends on. `usd_per_hour_on_demand`: of one node, whether or not such nodes may be bought:
-    the yardstick of what a token is worth. `had`: (price of one node, share of the past time at which the job's nodes
-    could be had at this price or less), cheapest first; shares grow. `served_s`: how long the job has been on what it
+    the yardstick of what a token is worth. `had`: the prices at which the job's nodes could be
+    had so far, cheapest first; shares grow and gaps shrink. `served_s`: how long the job has been on what it
     runs on."""
 
     pools: tuple[PoolView, ...]
     candidates: tuple[Candidate, ...]
     usd_per_hour_on_demand: float
-    had: tuple[tuple[float, float], ...] = ()
+    had: tuple[PriceHad, ...] = ()
     standing: StandingWorld | None = None
     served_s: float = inf
     goal: Goal = Goal()

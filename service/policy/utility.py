@@ -7,9 +7,9 @@ where it takes more than the spares, the job runs on fewer until others are boug
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import comb, inf
+from math import comb, exp, inf
 
-from service.policy.types import Candidate, PolicyInputs, PoolView
+from service.policy.types import Candidate, PolicyInputs, PolicyKnobs, PoolView, PriceHad
 
 HOUR_S = 3_600.0
 STARTS_KEPT = 4
@@ -21,9 +21,10 @@ WAIT_FACTOR = 1.03
 """Waiting for capacity that is cheaper by less than this is not worth the time that it takes from the slack."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Curve:
-    """The best candidate for each number of nodes, and those that are worth their nodes: more nodes, more tokens."""
+    """The best candidate for each number of nodes, and those that are worth their nodes: more nodes, more tokens.
+    `curve_of` makes one of the same candidates, so that each is equal to itself only."""
 
     best: tuple[Candidate, ...]
     rates: tuple[float, ...]
@@ -61,13 +62,25 @@ def value_of_token(inputs: PolicyInputs, curve: Curve) -> tuple[float, str]:
     if goal.deadline_in_s == inf or goal.tokens_left == inf:
         return WORTH_FACTOR * on_demand, f"a token is worth {WORTH_FACTOR:g} times what it costs on on-demand nodes"
     share = share_of_time(inputs, fastest.tokens_per_s)
-    for price, had in inputs.had:
-        if had >= share:
-            return price * WAIT_FACTOR * per_token_at, (
-                f"the job must run for {share:.0%} of the time left; nodes were to be had at {price:.4g} USD per hour "
-                f"or less for {had:.0%} of the time"
-            )
+    waits_s = max(0.0, goal.deadline_in_s - goal.tokens_left / fastest.tokens_per_s - inputs.knobs.rescued_s)
+    enough = [(_holding_out_usd(inputs, had, waits_s), had) for had in inputs.had if had.share >= share]
+    if enough:
+        usd, had = min(enough, key=lambda each: each[0])
+        return usd * WAIT_FACTOR * per_token_at, (
+            f"the job must run for {share:.0%} of the time left and may wait {waits_s / HOUR_S:.2g} h; nodes "
+            f"were to be had at {had.usd_per_hour:.4g} USD per hour or less for {had.share:.0%} of the time, and came "
+            f"back in {had.gap_s / HOUR_S:.2g} h: an hour is worth {usd:.4g} USD"
+        )
     return on_demand, f"the job must run for {share:.0%} of the time left: any price up to on-demand is right"
+
+
+def _holding_out_usd(inputs: PolicyInputs, had: PriceHad, waits_s: float) -> float:
+    """What an hour of a node comes to for who takes nothing dearer than this: where the next gap, with the start behind
+    it, outlasts the time that is left to wait, what is left runs on demand. Gaps are as if they ended by chance alone
+    (exponential), which makes one look at the future, and none into it."""
+    gap_s = had.gap_s + inputs.knobs.start_s
+    late = exp(-waits_s / gap_s) if gap_s > 0 else 0.0
+    return had.usd_per_hour * (1.0 - late) + inputs.usd_per_hour_on_demand * late
 
 
 def share_of_time(inputs: PolicyInputs, tokens_per_s: float) -> float:
@@ -87,20 +100,33 @@ def victims_among(held: int, of: int, lost: int) -> tuple[float, ...]:
 
 def tokens_of_one_loss(curve: Curve, candidate: Candidate, spares: int, pool: PoolView) -> float:
     """Tokens that the next loss of the pool is expected to cost an option that has its nodes there."""
-    there = max(pool.obtainable, candidate.nodes + spares)
-    held, lost_tokens = candidate.nodes + spares, 0.0
-    rate, rates = candidate.tokens_per_s, curve.rates
-    for size, chance in pool.group_sizes:
-        touched = 1.0 - victims_among(candidate.nodes, there, size)[0]
-        lost_tokens += chance * touched * candidate.change_s * rate
-        if not pool.acquire_s or size <= spares:
+    there, costs = max(pool.obtainable, candidate.nodes + spares), (candidate.change_s, candidate.tokens_per_s)
+    return _tokens_of_loss(curve, candidate.nodes, costs, spares, there, (pool.acquire_s, pool.group_sizes))
+
+
+@lru_cache(maxsize=100_000)
+def _tokens_of_loss(
+    curve: Curve,
+    nodes: int,
+    costs: tuple[float, float],
+    spares: int,
+    there: int,
+    loses: tuple[float, tuple[tuple[int, float], ...]],
+) -> float:
+    """`costs`: seconds of a change, tokens per second; `loses`: seconds to buy a node again, sizes of losses."""
+    (change_s, rate), (acquire_s, group_sizes) = costs, loses
+    held, rates, lost_tokens = nodes + spares, curve.rates, 0.0
+    for size, chance in group_sizes:
+        touched = 1.0 - victims_among(nodes, there, size)[0]
+        lost_tokens += chance * touched * change_s * rate
+        if not acquire_s or size <= spares:
             continue
         likely = victims_among(held, there, size)
         missing_tokens = sum(
             likely[taken] * (rate - rates[max(0, min(held - taken, len(rates) - 1))])
             for taken in range(spares + 1, len(likely))
         )
-        lost_tokens += chance * missing_tokens * (pool.acquire_s + candidate.change_s)
+        lost_tokens += chance * missing_tokens * (acquire_s + change_s)
     return lost_tokens
 
 
@@ -111,8 +137,7 @@ def tokens_of_one_gain(curve: Curve, candidate: Candidate, spares: int, pool: Po
     return (curve.tokens_per_s(held + 1) - curve.tokens_per_s(held)) * pool.acquire_s
 
 
-def horizon_s(inputs: PolicyInputs, used: list[PoolView]) -> float:
+def horizon_s(knobs: PolicyKnobs, changes_per_s: float) -> float:
     """L: the expected time until the capacity that an option uses changes, within the knobs' bounds."""
-    changes_per_s = sum(1.0 / pool.life_s + 1.0 / pool.grows_in_s for pool in used)
     expected = 1.0 / changes_per_s if changes_per_s > 0 else inf
-    return min(max(expected, inputs.knobs.horizon_min_s), inputs.knobs.horizon_max_s)
+    return min(max(expected, knobs.horizon_min_s), knobs.horizon_max_s)

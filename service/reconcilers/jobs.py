@@ -8,11 +8,12 @@ from uuid import UUID, uuid4
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from service.capacity.wants import store_wants
 from service.context import Context
 from service.db.claims import claim_due, take_back
 from service.db.outage import is_outage
 from service.decisions.operations import record
-from service.decisions.rules import decided
+from service.decisions.rules import considered, decided
 from service.handoffs.operations import drop_handoff, propose_handoff
 from service.handoffs.queries import open_handoff
 from service.jobs.membership import refresh_members
@@ -20,6 +21,7 @@ from service.jobs.operations import close_generation, new_birth, set_state, star
 from service.jobs.queries import Situation, situation
 from service.jobs.rules import Action, Do, JobLimits, next_action
 from service.jobs.tables import ENDED, JobMemberRow, JobRow, JobState, MemberRole, SourceKind
+from service.planner.choices import Candidates
 from service.planner.losses import layouts_by_count, spares, standing_plans
 from service.reconcilers.calm_jobs import CalmJobs, time_changes_nothing
 from service.settings import ServiceSettings
@@ -129,9 +131,21 @@ def _handle(context: Context, claim: Claim) -> None:
         if plans is not None:
             _store_plans(session, row, plans, now=now)
         record(session, row, decided(facts, action), now=now)
+        _store_wants(session, facts, action, now=now)
         apply_action(session, row, action, plan_digest=facts.inputs.digest(), now=now)
         is_calm = row.state == JobState.RUNNING and time_changes_nothing(facts, action)
     _CALM.note(row, is_calm=is_calm)
+
+
+def _store_wants(session: Session, facts: Situation, action: Action, *, now: datetime) -> None:
+    """What its policy wants is asked for as long as the job should run."""
+    policy, view = facts.inputs.job.policy, facts.view
+    if policy is None:
+        return
+    is_over = action.state in ENDED or view.state in ENDED or view.stop_requested
+    wanted = considered(facts).decision.wanted
+    wants = () if is_over or view.paused_because or view.overspent or wanted is None else wanted.pools
+    store_wants(session, facts.job_id, wants, acquire_s=policy.acquire_s, now=now)
 
 
 def apply_action(session: Session, job: JobRow, action: Action, *, plan_digest: str, now: datetime) -> None:
@@ -217,14 +231,15 @@ def _plans(facts: Situation) -> Plans:
 
 
 def _made_plans(facts: Situation, going: tuple[str, ...], digest: str) -> Plans:
-    standing = standing_plans(facts.inputs)
+    known = Candidates.of(facts.inputs)
+    standing = standing_plans(facts.inputs, known)
     if going:
         # While notices are open, the inputs lack the nodes that will go. So a plan for one more loss covers them all.
         standing = tuple(
             plan.model_copy(update={"leaving": tuple(dict.fromkeys((*going, *plan.leaving)))}) for plan in standing
         )
         standing = tuple({plan.leaving: plan for plan in standing}.values())
-    by_count = layouts_by_count(facts.inputs)
+    by_count = layouts_by_count(facts.inputs, known)
     return Plans(
         standing=[plan.model_dump(mode="json") for plan in standing],
         by_count=[choice.model_dump(mode="json") for choice in by_count],

@@ -5,7 +5,8 @@ is left: `docs/examples/tick_by_tick.py` is the same in one page.
 """
 
 from bisect import insort
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from math import inf
 
 from service.policy.hazard import LifeTable, volatility
@@ -18,6 +19,7 @@ from service.policy.types import (
     PolicyKnobs,
     PolicyVerdict,
     PoolView,
+    PriceHad,
     StandingWorld,
 )
 from service.simulation.places import DeadlineJob, PlaceSeries
@@ -30,9 +32,31 @@ LOSSES_KEPT_H = 24.0
 NEVER_MOVES = 1e-9
 
 
+class SpentOn(StrEnum):
+    """What time and money of a run went into. Moving: nodes that wait until the state is there; egress: its bytes."""
+
+    WORK = "work"
+    START = "start"
+    MOVING = "moving"
+    IDLE = "idle"
+    EGRESS = "egress"
+
+
+@dataclass(frozen=True, slots=True)
+class SpentRow:
+    """One row of a run's ledger, in seconds since the job began. Egress has no length, being idle no price."""
+
+    what: SpentOn
+    place: str
+    begin_s: float
+    end_s: float
+    usd: float
+
+
 @dataclass(frozen=True, slots=True)
 class DeadlineRun:
-    """How it went. `done_at_s` is infinite where the work was not done in time."""
+    """How it went. `done_at_s` is infinite where the work was not done in time. `ledger`: each moment until the end
+    once, and each move; its dollars sum to `usd`."""
 
     usd: float
     done_at_s: float
@@ -40,10 +64,15 @@ class DeadlineRun:
     on_demand_s: float
     idle_s: float
     places: tuple[tuple[str, float], ...]
+    ledger: tuple[SpentRow, ...] = field(repr=False, default=())
 
     @property
     def is_missed(self) -> bool:
         return self.done_at_s == inf
+
+    @property
+    def egress_usd(self) -> float:
+        return sum(row.usd for row in self.ledger if row.what is SpentOn.EGRESS)
 
 
 class Watch:
@@ -95,8 +124,8 @@ class Watch:
         useful = max(life_s - self._job.start_s, 0.05 * life_s)
         return self._series.usd_per_hour[place][tick] * life_s / useful
 
-    def had(self) -> tuple[tuple[float, float], ...]:
-        """(price, share of the time at which it or less was enough), at most twenty of them."""
+    def had(self) -> tuple[PriceHad, ...]:
+        """At most twenty prices."""
         total = len(self._prices)
         found: dict[float, float] = {}
         for twentieth in range(1, 21):
@@ -104,7 +133,17 @@ class Watch:
             price = self._prices[at]
             if price < inf:
                 found[price] = max(found.get(price, 0.0), (at + 1) / total)
-        return tuple(sorted(found.items()))
+        return tuple(PriceHad(price, share, self._gap_s(price)) for price, share in sorted(found.items()))
+
+    def _gap_s(self, price: float) -> float:
+        """The mean length of the times in which this price was not enough; the last one may go on yet."""
+        gaps, without, was_enough = 0, 0, True
+        for best in self._order:
+            is_enough = best <= price
+            without += not is_enough
+            gaps += was_enough and not is_enough
+            was_enough = is_enough
+        return self._series.tick_s * without / gaps if gaps else 0.0
 
 
 def replay(series: PlaceSeries, job: DeadlineJob, policy: Policy, *, begin: int, knobs: PolicyKnobs) -> DeadlineRun:
@@ -116,17 +155,25 @@ def replay(series: PlaceSeries, job: DeadlineJob, policy: Policy, *, begin: int,
 
 
 class _Replay:
-    """One run: where the job is, what is done, what it has cost."""
+    """One run: where the job and its state are, what is done, what it has cost."""
 
     def __init__(self, series: PlaceSeries, job: DeadlineJob, policy: Policy, watch: Watch, knobs: PolicyKnobs) -> None:
         self._series, self._job, self._policy, self._watch = series, job, policy, watch
-        self._knobs = replace(knobs, start_s=job.start_s, spares_max=0, decides_every_s=series.tick_s)
+        self._moves, self._number = job.moves_of(series), {name: at for at, name in enumerate(series.places)}
+        self._number[ON_DEMAND] = len(series.places)
+        self._knobs = replace(
+            knobs,
+            start_s=job.start_s,
+            rescue_s=self._moves.seconds_to(self._number[ON_DEMAND]),
+            spares_max=0,
+            decides_every_s=series.tick_s,
+        )
         self._at: str | None = None
         self._state_at: str | None = None
-        self._cold_s = self._served_s = 0.0
-        self._done_s = self._usd = self._idle_s = 0.0
-        self._spent: dict[str, float] = {}
-        self._moves = 0
+        self._moving_s = self._cold_s = self._served_s = 0.0
+        self._done_s = self._usd = 0.0
+        self._moved = 0
+        self._ledger: list[SpentRow] = []
 
     def run(self, begin: int) -> DeadlineRun:
         series, job = self._series, self._job
@@ -136,8 +183,8 @@ class _Replay:
                 break
             self._watch.see(tick)
             self._lose(tick)
-            self._go(self._wanted(tick, elapsed))
-            done_in = self._spend(tick, min(series.tick_s, job.deadline_s - elapsed))
+            self._go(self._wanted(tick, elapsed), elapsed)
+            done_in = self._spend(tick, elapsed, min(series.tick_s, job.deadline_s - elapsed))
             if done_in is not None:
                 return self._result(elapsed + done_in)
         return self._result(inf)
@@ -145,7 +192,7 @@ class _Replay:
     def _lose(self, tick: int) -> None:
         if self._at is None or self._at == ON_DEMAND:
             return
-        if self._series.offered[self._series.places.index(self._at)][tick] < self._job.gang:
+        if self._series.offered[self._number[self._at]][tick] < self._job.gang:
             self._at = None
 
     def _wanted(self, tick: int, elapsed: float) -> str | None:
@@ -166,7 +213,8 @@ class _Replay:
         pools.append(self._pool(ON_DEMAND, Market.ON_DEMAND, series.on_demand_usd_per_hour, inf))
         standing = None
         if self._at is not None:
-            standing = StandingWorld(GANG, 1, self._at, ((self._at, 1),), starting_s=self._cold_s)
+            starting_s = self._moving_s + self._cold_s
+            standing = StandingWorld(GANG, 1, self._at, ((self._at, 1),), starting_s=starting_s)
         return PolicyInputs(
             pools=tuple(pools),
             candidates=(Candidate(GANG, 1, 1.0, 1, is_measured=True, change_s=job.start_s),),
@@ -184,49 +232,77 @@ class _Replay:
         )
 
     def _pool(self, place: str, market: Market, usd: float, life_s: float) -> PoolView:
-        is_here = self._at == place
-        moved = self._job.move_usd if self._state_at not in (None, place) else 0.0
+        here, (moved_usd, moved_s) = int(self._at == place), self._move_to(place)
         return PoolView(
-            place, place, market, usd, held=int(is_here), offered=1 - int(is_here), life_s=life_s, move_usd=moved
+            place, place, market, usd, held=here, offered=1 - here, life_s=life_s, move_usd=moved_usd, move_s=moved_s
         )
 
-    def _go(self, place: str | None) -> None:
+    def _move_to(self, place: str) -> tuple[float, float]:
+        """Dollars and seconds until the state is there; a job that has not begun has none."""
+        if self._state_at is None:
+            return 0.0, 0.0
+        source, target = self._number[self._state_at], self._number[place]
+        return self._moves.usd[source][target], self._moves.seconds[source][target]
+
+    def _go(self, place: str | None, elapsed: float) -> None:
         if place == self._at:
             return
         if place is not None:
-            self._moves += 1
+            usd, self._moving_s = self._move_to(place)
+            self._moved += 1
             self._cold_s, self._served_s = self._job.start_s, 0.0
-            if self._state_at not in (None, place):
-                self._usd += self._job.move_usd
+            if usd:
+                self._usd += usd
+                self._ledger.append(SpentRow(SpentOn.EGRESS, place, elapsed, elapsed, usd))
             self._state_at = place
         self._at = place
 
-    def _spend(self, tick: int, span_s: float) -> float | None:
+    def _spend(self, tick: int, elapsed: float, span_s: float) -> float | None:
         """One tick; when in it the work was done, if it was."""
         if self._at is None:
-            self._idle_s += span_s
+            self._note(SpentOn.IDLE, elapsed, elapsed + span_s, 0.0)
             return None
         series = self._series
         usd = series.on_demand_usd_per_hour
         if self._at != ON_DEMAND:
-            usd = series.usd_per_hour[series.places.index(self._at)][tick]
-        works_s = max(0.0, span_s - self._cold_s)
+            usd = series.usd_per_hour[self._number[self._at]][tick]
+        moves_s = min(span_s, self._moving_s)
+        starts_s = min(span_s - moves_s, self._cold_s)
+        works_s = span_s - moves_s - starts_s
         left_s = self._job.work_s - self._done_s
         is_done = works_s >= left_s - NEVER_MOVES
-        used_s = self._cold_s + left_s if is_done else span_s
+        works_s = min(works_s, left_s)
+        used_s = moves_s + starts_s + works_s if is_done else span_s
+        at_s = elapsed
+        for what, seconds in ((SpentOn.MOVING, moves_s), (SpentOn.START, starts_s), (SpentOn.WORK, works_s)):
+            if seconds > 0:
+                self._note(what, at_s, at_s + seconds, usd * seconds / HOUR_S)
+                at_s += seconds
         self._usd += usd * used_s / HOUR_S
-        self._spent[self._at] = self._spent.get(self._at, 0.0) + used_s
-        self._done_s += min(works_s, left_s)
-        self._cold_s = max(0.0, self._cold_s - span_s)
+        self._done_s += works_s
+        self._moving_s -= moves_s
+        self._cold_s -= starts_s
         self._served_s += used_s
         return used_s if is_done else None
 
+    def _note(self, what: SpentOn, begin_s: float, end_s: float, usd: float) -> None:
+        place, last = self._at or "", self._ledger[-1] if self._ledger else None
+        if last is not None and (last.what, last.place) == (what, place) and last.end_s == begin_s:
+            self._ledger[-1] = replace(last, end_s=end_s, usd=last.usd + usd)
+        else:
+            self._ledger.append(SpentRow(what, place, begin_s, end_s, usd))
+
     def _result(self, done_at_s: float) -> DeadlineRun:
+        spent: dict[str, float] = {}
+        for row in self._ledger:
+            spent[row.place] = spent.get(row.place, 0.0) + row.end_s - row.begin_s
+        idle_s = spent.pop("", 0.0)
         return DeadlineRun(
             usd=self._usd,
             done_at_s=done_at_s,
-            moves=self._moves,
-            on_demand_s=self._spent.get(ON_DEMAND, 0.0),
-            idle_s=self._idle_s,
-            places=tuple(sorted(self._spent.items(), key=lambda item: -item[1])),
+            moves=self._moved,
+            on_demand_s=spent.get(ON_DEMAND, 0.0),
+            idle_s=idle_s,
+            places=tuple(sorted(spent.items(), key=lambda item: -item[1])),
+            ledger=tuple(self._ledger),
         )

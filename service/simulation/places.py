@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from service.simulation.moving import MoveCosts, free_moves
+
 TICKS_MAX = 1_000_000
 
 
@@ -46,10 +48,20 @@ class PlaceSeries:
 @dataclass(frozen=True, slots=True)
 class DeadlineJob:
     """Work in seconds of the gang, and the time in which it must be done. `start_s`: from nothing to the first step;
-    `move_usd`: egress of bringing the state to another place; `gang`: nodes without which it cannot run."""
+    `moves`: of bringing the state to another place, which costs nothing if None; `gang`: nodes without which it cannot
+    run."""
 
     work_s: float
     deadline_s: float
     start_s: float
-    move_usd: float = 0.0
     gang: int = 1
+    moves: MoveCosts | None = None
+
+    def moves_of(self, series: PlaceSeries) -> MoveCosts:
+        """Between the places of the series and, as the last one, on demand. Raises ValueError for another number."""
+        size = len(series.places) + 1
+        if self.moves is None:
+            return free_moves(size)
+        if len(self.moves.usd) != size:
+            raise ValueError(f"moves: between {size} places with on demand, not {len(self.moves.usd)}")
+        return self.moves

@@ -252,7 +252,7 @@ def _names_taken(told: Told, facts: Facts) -> bool:
 def _names(told: Told, struck: dict[str, Any]) -> bool:
     """Whether a reason names what was struck, and where that is on a node, the node, the rank or the process."""
     text, what, typed = told.text.lower(), struck["what"], told.ended_by or {}
-    if typed and typed["what"] != "peer":
+    if typed and (typed["what"] != "peer" or typed["node"] is not None):
         return typed["what"] == what or (bool(struck["node"]) and typed["node"] == struck["node"])
     if what in ("service", "database"):
         return what in text

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agent.protocol.jobfile import parse_layout
-from service.planner.change_cost import shipped_cost, state_bytes
+from service.planner.change_cost import expected_change
 from service.planner.choices import Candidates, best_choice, lies_whole, step_times
 from service.planner.goals import CountOption
 from service.planner.inputs import PlanInputs, PlanNode
@@ -19,7 +19,7 @@ def candidates_of(inputs: PlanInputs, groups: Sequence[Sequence[PlanNode]], know
     """The best layout for each number of nodes of a group, and the present one. A group can be in one world. What the
     first one has counts also for the others; they add the numbers that it does not reach."""
     tokens = inputs.job.global_batch * inputs.job.model.seq_length
-    change_s = shipped_cost().lost_s(state_bytes(inputs.job)) if inputs.markets else 0.0
+    change_s = expected_change(inputs.job, inputs.changes).lost_s if inputs.markets else 0.0
     found: dict[int, Candidate] = {}
     for group in groups:
         nodes = (*group, *_bought(inputs, group))

@@ -11,7 +11,7 @@ ENDS = (
     ProcessEnd(17, exit_code=1, step=0, logged="FileNotFoundError: [Errno 2] No such file or directory: '/nope'"),
     ProcessEnd(17),
 )
-FELT, STORE = FailureCause(FailedPart.PEER), FailureCause(FailedPart.STORE)
+FELT, STORE = FailureCause(FailedPart.PEER, peer=3), FailureCause(FailedPart.STORE)
 
 
 def test_the_sentence_is_plain():
@@ -31,11 +31,11 @@ def test_the_sentence_is_plain():
         (ENDS[0], None, FailureCause(FailedPart.RANK, signal="SIGKILL", step=4)),
         (ENDS[1], None, FailureCause(FailedPart.RANK, exit_code=5, step=0)),
         (ENDS[1], FailureCause(FailedPart.RANK, exit_code=9), FailureCause(FailedPart.RANK, exit_code=5, step=0)),
-        (ENDS[1], FELT, FailureCause(FailedPart.PEER, step=0)),
+        (ENDS[1], FELT, FailureCause(FailedPart.PEER, step=0, peer=3)),
         (ENDS[1], STORE, FailureCause(FailedPart.STORE, step=0)),
         # It was killed meanwhile, and that is what its peers will miss.
         (ENDS[0], FELT, FailureCause(FailedPart.RANK, signal="SIGKILL", step=4)),
-        (ProcessEnd(17, signal="SIGABRT", step=4), FELT, FailureCause(FailedPart.PEER, step=4)),
+        (ProcessEnd(17, signal="SIGABRT", step=4), FELT, FailureCause(FailedPart.PEER, step=4, peer=3)),
     ],
 )
 def test_a_rank_that_ended_since_it_missed_another_part_is_not_the_cause_unless_something_killed_it(

@@ -3,18 +3,28 @@
 import csv
 import gzip
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 from service.policy.types import Candidate
+from service.simulation.moving import Link
 from service.simulation.places import PlaceSeries
 from service.simulation.traces import CapacityTrace, of_counts, read_trace
 
 TRACES = {"p3": "bamboo/p3-trace.csv", "g4dn": "bamboo/g4dn-trace.csv", "gcp_scaled": "oobleck/scale_gcp-trace.csv"}
 H100_TICK_S, V100_TICK_S = 600.0, 195.0
-V100_ON_DEMAND_USD = 3.06
+V100_ON_DEMAND_USD, V100_ON_DEMAND_ZONE = 3.06, "us-east-1a"
 MACHINE = "a3-highgpu-8g"
+NEAR_ON_AWS = {
+    "us-central1": "us-east-2", "us-east4": "us-east-1", "us-east5": "us-east-2", "us-west1": "us-west-2",
+    "europe-west1": "eu-west-1", "europe-west3": "eu-central-1", "asia-southeast1": "ap-southeast-1",
+    "asia-south2": "ap-south-1",
+}  # fmt: skip
+"""GCP's own prices of egress are not in the data."""
 A40_BATCH, A40_TOKENS = 1_024, 1_024 * 2_048
 
 
@@ -76,6 +86,12 @@ def h100(folder: Path) -> tuple[PlaceSeries, list[str]]:
     return PlaceSeries(H100_TICK_S, tuple(zones), rows, usd, min(on_demand)), regions
 
 
+def h100_on_demand_zone(folder: Path) -> str:
+    """A zone of the region in which 8 H100 on demand cost least."""
+    found = [json.loads(path.read_text()) for path in (folder / "skynomad/spot_price_cache-gcp").glob("*.json")]
+    return min((float(each["on_demand_price"]), f"{each['region']}-any") for each in found)[1]
+
+
 def _gridded(seen: dict[str, int], first: str, ticks: int) -> tuple[int, ...]:
     """One count for each tick; what was not probed is as it was before."""
     by_tick = {int((_seconds(at) - _seconds(first)) // H100_TICK_S): count for at, count in seen.items()}
@@ -109,6 +125,47 @@ def v100(folder: Path) -> PlaceSeries:
         tuple(tuple(row[:ticks]) for row in usd),
         V100_ON_DEMAND_USD,
     )
+
+
+def links(folder: Path) -> Callable[[str, str], Link]:
+    """Between two zones, by name. USD: AWS's prices between regions, for regions of GCP those of AWS's that are near;
+    inside a region, and where two have the same one near, what GCP takes. Bandwidth: the median of what one GPU
+    reaches between zones of GCP, of one region and of two."""
+    with (folder / "skynomad/aws_egress_pricing.csv").open(newline="") as file:
+        rows = csv.DictReader(file)
+        usd = {(row["from_region"], row["to_region"]): float(row["price_usd_per_gb"]) for row in rows}
+    paid: dict[bool, float] = {True: 0.0, False: 0.0}
+    for source, row in json.loads((folder / "sailor/communication_cost.json").read_text()).items():
+        for target, price in row.items():
+            is_near = region_of(source) == region_of(target)
+            paid[is_near] = max(paid[is_near], float(price))
+    near, far = _bandwidths(json.loads((folder / "sailor/multizone_bandwidths.json").read_text()))
+
+    def link(source: str, target: str) -> Link:
+        one, other = region_of(source), region_of(target)
+        if one == other:
+            return Link(paid[True], near)
+        on_aws = NEAR_ON_AWS.get(one, one), NEAR_ON_AWS.get(other, other)
+        return Link(usd.get(on_aws, paid[False]), far)
+
+    return link
+
+
+def _bandwidths(found: dict[str, Any]) -> tuple[float, float]:
+    """Bytes per second between zones of one region, and of two."""
+    seen: dict[bool, list[float]] = {True: [], False: []}
+    for source, senders in found.items():
+        for gpu, counts in senders.items():
+            for target, receivers in counts.get("1", {}).items():
+                peak = receivers.get(gpu, {}).get("1")
+                if source != target and peak is not None:
+                    seen[region_of(source) == region_of(target)].append(float(peak[1]))
+    return median(seen[True]), median(seen[False])
+
+
+def region_of(zone: str) -> str:
+    """`us-east-1` of `us-east-1a`, `us-central1` of `us-central1-b`."""
+    return zone.rsplit("-", 1)[0] if zone.rsplit("-", 1)[1].isalpha() else zone.rstrip("abcdef")
 
 
 def monthly_prices(folder: Path) -> dict[str, dict[str, tuple[float, float]]]:

@@ -6,20 +6,32 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from service.planner.change_cost import ChangeCost
+from service.planner.change_cost import STATE_BYTES_PER_PARAMETER, ChangeCost
 from service.policy.choosing import UtilityPolicy
 from service.policy.plain_policies import UniformProgressPolicy
+from service.policy.remembering import RememberingPolicy
 from service.policy.types import Candidate, Policy, PolicyKnobs
 from service.simulation.cluster_replay import replay_cluster
 from service.simulation.deadline_bound import least_cost_usd
 from service.simulation.deadline_replay import DeadlineRun, replay
+from service.simulation.moving import MoveCosts, moves_between
 from service.simulation.places import DeadlineJob, PlaceSeries
 from service.simulation.replay_setup import ReplaySetup
-from tests.benchmarks.policy.data import h100, monthly_prices, v100, zone_trace
+from tests.benchmarks.policy.clusters import LARGE, PARAMETERS, SMALL
+from tests.benchmarks.policy.data import (
+    V100_ON_DEMAND_ZONE,
+    h100,
+    h100_on_demand_zone,
+    links,
+    monthly_prices,
+    v100,
+    zone_trace,
+)
 
 HOUR_S = 3_600.0
 RATIOS = (1.0, 1.05, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0, 3.0)
 MONTHS_RATIO = 1.5
+MOVED_RATIOS = (1.1, 1.5, 2.0)
 WORK_S, START_S = 40 * HOUR_S, 600.0
 WATCHED_S = 2 * 24 * HOUR_S
 """The policy has seen so much of the offers before the job begins."""
@@ -36,9 +48,26 @@ def deadline_cases(folder: Path, cost: ChangeCost) -> Iterator[dict[str, Any]]:
             yield deadline_case(name, series, ratio, WINDOWS)
 
 
-def deadline_case(name: str, series: PlaceSeries, ratio: float, windows: int) -> dict[str, Any]:
+def moving_cases(folder: Path, cost: ChangeCost) -> Iterator[dict[str, Any]]:
+    """Some of them again where the state must come along: of GPT-6.7B to the H100, of GPT-1.5B to the V100. Runs and
+    bound pay for its bytes and wait for the link."""
+    del cost
+    found = links(folder)
+    for name, series, zone, model in (
+        ("h100_13_zones", h100(folder)[0], h100_on_demand_zone(folder), LARGE),
+        ("v100_9_zones", v100(folder), V100_ON_DEMAND_ZONE, SMALL),
+    ):
+        moved_bytes = STATE_BYTES_PER_PARAMETER * PARAMETERS[model]
+        moves = moves_between((*series.places, zone), found, state_bytes=moved_bytes)
+        for ratio in MOVED_RATIOS:
+            yield deadline_case(name, series, ratio, WINDOWS, moves) | {"mode": "deadline, moves paid", "model": model}
+
+
+def deadline_case(
+    name: str, series: PlaceSeries, ratio: float, windows: int, moves: MoveCosts | None = None
+) -> dict[str, Any]:
     """Sums over the windows; each against the least that its window could have cost."""
-    job = DeadlineJob(WORK_S, WORK_S * ratio + START_S, START_S)
+    job = DeadlineJob(WORK_S, WORK_S * ratio + START_S, START_S, moves=moves)
     runs: dict[str, list[DeadlineRun]] = {policy.name: [] for policy in POLICIES}
     least = []
     for cut, begin in windows_of(series, job, windows):
@@ -54,6 +83,7 @@ def deadline_case(name: str, series: PlaceSeries, ratio: float, windows: int) ->
         "usd": mean(run.usd for run in ours), "usd_least": mean(least),
         "usd_over_optimum": mean(run.usd for run in ours) / mean(least) - 1, "worst_window": max(over),
         "deadline_missed": sum(run.is_missed for run in ours), "moves": mean(run.moves for run in ours),
+        "egress_usd": mean(run.egress_usd for run in ours),
         "baselines": {"uniform_progress": {
             "usd_over_optimum": mean(run.usd for run in baseline) / mean(least) - 1,
             "deadline_missed": sum(run.is_missed for run in baseline),
@@ -95,13 +125,14 @@ def starts(folder: Path) -> dict[str, float]:
     series, _ = h100(folder)
     layouts = tuple(Candidate(f"DP{n}", n, 10.0 / n + 0.1, 1_000_000, change_s=5.0) for n in range(1, GANG + 1))
     per_hour, span = int(HOUR_S // series.tick_s), int(RUNS_S // series.tick_s)
+    policy = RememberingPolicy(UtilityPolicy())
     sums, ratios = {"gang_tokens": 0.0, "first_node_tokens": 0.0, "obtainable_tokens": 0.0}, []
     hours = (series.ticks - span) // per_hour + 1
     for place in range(len(series.places)):
         for hour in range(hours):
             found = zone_trace(series, place, hour * per_hour, hour * per_hour + span)
             first, gang = (
-                replay_cluster(found, layouts, UtilityPolicy(), setup=ReplaySetup(gang=at_least, tick_s=series.tick_s))
+                replay_cluster(found, layouts, policy, setup=ReplaySetup(gang=at_least, tick_s=series.tick_s))
                 for at_least in (0, GANG)
             )
             sums["gang_tokens"] += gang.tokens

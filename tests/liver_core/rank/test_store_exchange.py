@@ -11,6 +11,7 @@ import torch.distributed as dist
 from liver_core.handoff.messages import FailedPart, FailureCause, PreparePhase
 from liver_core.rank.prepare.preparation import PrepareFailed
 from liver_core.rank.store_exchange import Cancelled, Exchange, ExchangeTimeout, StoreLost, cause_of
+from liver_core.transport.protocol import Call, TransportTimeout
 from liver_core.worlds.groups import NoStore
 
 
@@ -61,6 +62,11 @@ def test_an_error_of_the_store_names_the_store_also_behind_another_one(error: Ex
 )
 def test_an_error_at_which_a_rank_misses_another_names_no_rank(error: Exception):
     assert cause_of(error) == cause_of(_behind(error)) == FailureCause(FailedPart.PEER)
+
+
+def test_an_error_of_reading_one_peer_names_its_rank():
+    error = TransportTimeout(Call.CONNECT, "did not answer a read", peer=5)
+    assert cause_of(error) == cause_of(_behind(error)) == FailureCause(FailedPart.PEER, peer=5)
 
 
 def test_any_other_error_is_the_rank_s_own():

@@ -107,6 +107,8 @@ def test_a_price_that_was_set_is_listed(service: Service):
     assert json.loads(service.run("prices", "list", "--json").stdout)[0]["pool"] == "spot-a"
     earlier = service.run("prices", "set", "spot-a", "2", "--from", "2020-01-01T00:00:00Z", "--egress", "0.02")
     assert earlier.stdout == "spot-a: 2.0000 USD per node hour, 0.0200 USD per GB that leaves\n"
+    bought = service.run("prices", "set", "spot-b", "2", "--on-demand", "6")
+    assert bought.stdout == "spot-b: 2.0000 USD per node hour, 6.0000 on demand\n"
     every = json.loads(service.run("prices", "list", "--pool", "spot-a", "--json").stdout)
     assert [(item["price_usd_per_hour"], item["egress_usd_per_gb"]) for item in every] == [(3.5, None), (2.0, 0.02)]
     assert "effective_from" in service.run("prices", "set", "spot-a", "2", "--from", "noon").stderr

@@ -1,11 +1,17 @@
 """What the service decides is stored once, with alternatives and who asked; a plan shows it and changes nothing."""
 
+from datetime import timedelta
+from uuid import UUID
+
 from sqlalchemy import func, select
 
+from agent.protocol.values import HandoffState
+from liver_core.handoff import Rung
 from liver_core.layout import ParallelLayout
 from service.decisions import operations
 from service.decisions.operations import trim_decisions
 from service.decisions.tables import DecisionRow
+from service.handoffs.tables import HandoffRow
 from service.jobs.tables import JobRow
 from service.planner.decision import alternatives, decide
 from service.planner.inputs import PlanInputs, PlanNode, World
@@ -187,6 +193,36 @@ def test_a_job_that_weighs_prices_stores_what_its_decision_took_of_its_pools_and
     stored = decisions(fleet)
     assert all(each["made_from"]["pools"][0]["usd_per_hour"] == 2.0 for each in stored)
     assert any("losses in" in each["verdict_reason"] for each in stored), [each["verdict_reason"] for each in stored]
+
+
+def test_a_decision_says_whether_a_change_costs_what_the_jobs_own_handoffs_lost_or_what_others_did(fleet, context):
+    fleet.add("a", "b", "c", "d")
+    fleet.client.put("/api/v1/pools/spot-a/price", json={"price_usd_per_hour": 2.0, "on_demand_usd_per_hour": 6.0})
+    fleet.submit(policy={"usd_per_mtok": 1e6})
+    for _ in range(4):
+        fleet.round()
+
+    def taken() -> dict:
+        return fleet.client.get(f"/api/v1/jobs/{fleet.job_id}/plan").json()["made_from"]["change"]
+
+    assert taken()["handoffs"] == 0 and "benchmarks" in taken()["source"]
+    lost = [(HandoffState.ACTIVE, Rung.LIVE, lost_s) for lost_s in (90.0, 2.5, 3.5, 3.0)]
+    others = [
+        (HandoffState.ACTIVE, Rung.STOP_AND_COPY, 70.0),
+        (HandoffState.BROKEN, Rung.LIVE, 80.0),
+        (HandoffState.ACTIVE, Rung.LIVE, None),
+    ]
+    with context.sessions.begin() as session:
+        for at, (state, rung, lost_s) in enumerate((*lost, *others)):
+            opened = fleet.clock() + timedelta(seconds=at)
+            session.add(
+                HandoffRow(
+                    handoff_id=UUID(int=at + 1), job_id=fleet.job_id, parent=1, generation=90 + at, proposer="service",
+                    cause="notice", state=state, rung=rung, source={}, target={}, target_layout="PP2",
+                    opened_at=opened, changed_at=opened, recorded_at=opened, measures={"lost_s": lost_s},
+                )
+            )  # fmt: skip
+    assert taken() == {"lost_s": 3.25, "source": "its own handoffs", "handoffs": 4, "is_extrapolated": False}
 
 
 def test_what_a_job_should_have_is_stored_once_and_again_only_when_it_changes(fleet: Fleet):

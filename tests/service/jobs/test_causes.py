@@ -1,10 +1,13 @@
 """Which of several facts about one failure is its first cause."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent.protocol.process_end import ProcessEnd
 from liver_core.handoff import FailureCause, Reason
 from liver_core.handoff.refusals import REFUSED
+from liver_core.layout import Member, ParallelLayout, Roster
 from service.jobs.causes import (
     FailedPart,
     FirstCause,
@@ -104,6 +107,18 @@ def test_an_attempt_names_the_node_of_its_store_or_of_the_agent_that_is_not_reac
     assert away == FirstCause(FailedPart.NODE, "b")
     felt = cause_of_attempt(Reason("x", "read", 2, node="b", cause=FELT), store_node="a")
     assert felt == FirstCause(FailedPart.PEER), "who says so is not the one"
+
+
+def test_an_attempt_in_which_one_rank_could_not_be_read_names_that_rank_and_its_node_until_an_agent_knows_more():
+    source = Roster("job", 2, ParallelLayout(pp=2), (Member("b", 0), Member("c", 0)))
+    missed = Reason("x", "connect", 0, node="d", cause=FailureCause(FailedPart.PEER, peer=1))
+    found = cause_of_attempt(missed, store_node="a", source=source)
+    assert found is not None and found == FirstCause(FailedPart.PEER, "c", 1)
+    assert first_of([found, of_rank(1, 6, KILLED)]) == of_rank(1, 6, KILLED)
+    assert in_words(found.as_json()) == "not reached by another rank: rank 1 on c"
+    beyond = replace(missed, cause=FailureCause(FailedPart.PEER, peer=2))
+    for reason, world in ((beyond, source), (missed, None)):
+        assert cause_of_attempt(reason, store_node="a", source=world) == FirstCause(FailedPart.PEER)
 
 
 def test_causes_are_shown_in_words():

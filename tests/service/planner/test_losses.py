@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from agent.protocol.jobfile import parse_layout
 from service.planner import losses
-from service.planner.choices import Candidates
-from service.planner.decision import decide
+from service.planner.choices import Candidates, best_choice
+from service.planner.decision import decide, seconds_of
 from service.planner.feasibility import rule_violations
 from service.planner.inputs import PlanInputs, PlannerVerdict, PlanNode
 from service.planner.losses import layouts_by_count, loss_plans, standing_plans, without
@@ -79,6 +79,41 @@ def test_layouts_by_count_of_a_fleet_that_is_not_there_yet_are_those_of_nodes_li
     assert [choice.layout and str(choice.layout) for choice in layouts_by_count(PlanInputs(job(), nodes("a")))] == [
         str(choice.layout) for choice in layouts_by_count(PlanInputs(job(), nodes("a", "b")))
     ]
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    slots=st.lists(st.integers(1, 5), min_size=1, max_size=9),
+    least=st.integers(1, 4),
+    measured=st.lists(st.tuples(st.sampled_from(["PP2", "DP2", "TP2", "PP4", "TP4", "TP2xPP2"]), st.floats(0.1, 9))),
+    allowed=st.sampled_from([(), ("TP4",), ("TP4", "PP2", "DP4"), ("TP2xPP2", "TP4xPP2", "PP3")]),
+)
+def test_the_layouts_for_all_numbers_of_nodes_are_those_of_each_number_asked_alone(slots, least, measured, allowed):
+    times = tuple((str(parse_layout(name)), seconds) for name, seconds in dict(measured).items())
+    rules = job(nodes={"min": least, "max": 9}, layouts={"allowed": list(allowed)})
+    inputs = PlanInputs(rules, tuple(PlanNode(f"n{at}", count) for at, count in enumerate(slots)), step_seconds=times)
+    for found in layouts_by_count(inputs):
+        row = sorted([*slots, *[min(slots)] * (least - len(slots))])
+        asked = (row[: found.nodes], row[-found.nodes :])
+        fleets = (tuple(PlanNode(f"n{at:02}", count) for at, count in enumerate(row)) for row in asked)
+        alone = [best_choice(replace(inputs, nodes=fleet), Candidates.of(inputs_of(inputs, row))) for fleet in fleets]
+        best = next((choice for choice in alone if choice is not None), None)
+        assert found.layout == (best.layout if best is not None else None)
+        if best is not None:
+            assert f"{best.layout}" in found.reason and seconds_of(best.step) in found.reason
+            assert ("on nodes with" in found.reason) == (alone[0] is None)
+
+
+def inputs_of(inputs: PlanInputs, slots: list[int]) -> PlanInputs:
+    return replace(inputs, nodes=tuple(PlanNode(f"n{at:02}", count) for at, count in enumerate(slots)))
+
+
+def test_the_layouts_of_a_thousand_nodes_are_not_looked_for_anew_at_each_number(monkeypatch):
+    asked = []
+    monkeypatch.setattr(losses, "best_choice", lambda inputs, known: asked.append(len(inputs.nodes)))
+    rules = job(nodes={"min": 1, "max": 1_000}, layouts={"allowed": ["DP1", "DP2", "DP4"]})
+    found = layouts_by_count(PlanInputs(rules, tuple(PlanNode(f"n{at:04}", 8) for at in range(1_000))))
+    assert len(found) == 1_000 and asked == []
 
 
 def test_a_job_that_keeps_its_tp_changes_pp_and_dp_only():

@@ -18,8 +18,10 @@ from service.policy.types import (
     PolicyKnobs,
     PolicyVerdict,
     PoolView,
+    PriceHad,
     StandingWorld,
 )
+from service.policy.utility import WAIT_FACTOR, curve_of, value_of_token
 
 HOUR_S = 3_600.0
 PLACES = ("a", "b")
@@ -149,7 +151,7 @@ def gang(**changes: object) -> PolicyInputs:
         (spot("dear", offered=1, usd=2.0), spot("cheap", offered=1, usd=1.0), bought),
         (Candidate("gang", 1, 1.0, 1),),
         5.0,
-        had=((1.03, 0.6), (2.06, 0.9)),
+        had=(PriceHad(1.03, 0.6, 2 * HOUR_S), PriceHad(2.06, 0.9, 0.5 * HOUR_S)),
         goal=Goal(tokens_left=10 * HOUR_S, deadline_in_s=20 * HOUR_S),
         knobs=PolicyKnobs(start_s=600.0, spares_max=0),
     )
@@ -170,6 +172,28 @@ def test_with_little_time_to_spare_the_dear_place_is_taken_too() -> None:
     )
     chosen = decide(late).option
     assert chosen is not None and chosen.place == "dear"
+
+
+def test_who_has_less_time_to_wait_than_a_cheap_place_stays_away_takes_the_dear_one() -> None:
+    """The cheap place is there for longer than the job needs it; it has just gone, for two hours as a rule."""
+    inputs = gang(pools=(spot("dear", offered=1, usd=2.0), gang().pools[2]))
+    for spare_h, wanted in ((40.0, None), (1.5, "dear")):
+        # Two hours of work are left.
+        goal = Goal(tokens_left=2 * HOUR_S, tokens_done=8 * HOUR_S, deadline_in_s=(2 + spare_h) * HOUR_S)
+        chosen = decide(replace(inputs, goal=goal, had=(PriceHad(1.03, 0.99, 2 * HOUR_S), PriceHad(2.06, 1.0, 0.0))))
+        assert (chosen.option.place if chosen.option else None) == wanted, spare_h
+
+
+def test_the_less_time_is_left_to_wait_the_more_an_hour_is_worth_and_never_more_than_on_demand() -> None:
+    had = (PriceHad(1.0, 0.8, 2 * HOUR_S), PriceHad(2.0, 1.0, 0.25 * HOUR_S))
+    worth = []
+    for spare_h in (0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 40.0):
+        inputs = gang(goal=Goal(tokens_left=2 * HOUR_S, deadline_in_s=(2 + spare_h) * HOUR_S), had=had)
+        usd, reason = value_of_token(inputs, curve_of(inputs.candidates))
+        worth.append(usd * HOUR_S)
+        assert "of the time left" in reason
+    assert worth == sorted(worth, reverse=True)
+    assert worth[0] <= 5.0 * WAIT_FACTOR and worth[-1] == pytest.approx(1.0 * WAIT_FACTOR, rel=1e-3)
 
 
 def test_on_demand_is_bought_when_only_it_ends_in_time() -> None:

@@ -1,0 +1,87 @@
+"""Requests for machines that a job's policy wants: written and ended here, and filled by nobody yet.
+
+A pool from which nothing came for a while counts as having nothing to offer for a time, so that the policy looks
+elsewhere, also on demand.
+"""
+
+from collections.abc import Collection, Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy.orm import Session
+
+from agent.protocol.sync import Provider
+from service.capacity.tables import InstanceRow, RequestRow
+from service.planner.weighing.wanted import PoolWant
+from service.policy.types import Market
+
+SHORT_AFTER_ACQUIRES, SHORT_AFTER_S_LEAST = 5, 60.0
+"""Nothing came if none did in so many times `policy.acquire_s`, or in so many seconds if that is longer."""
+SHORT_FOR = timedelta(minutes=30)
+KEPT_FOR = timedelta(hours=1)
+HAS_THEM, NOTHING_CAME = "the job has them, or wants them no longer", "nothing came in time"
+
+
+def store_wants(session: Session, job_id: str, wants: Sequence[PoolWant], *, acquire_s: float, now: datetime) -> None:
+    """The job's open requests become what it wants now. Of spot nodes that do not come, the request ends."""
+    asked_by = _asked_by(job_id)
+    wanted = {(each.pool, each.place, each.market.value): each.missing for each in wants if each.missing}
+    patience = timedelta(seconds=max(SHORT_AFTER_S_LEAST, SHORT_AFTER_ACQUIRES * acquire_s))
+    open_rows = select(RequestRow).where(*_of_policy(job_id), RequestRow.ended_at.is_(None))
+    for row in session.scalars(open_rows.with_for_update()):
+        missing = wanted.pop((row.pool, row.place, row.market or ""), 0)
+        if not missing:
+            row.ended_at, row.end_reason = now, HAS_THEM
+        elif missing < row.machines:
+            # Some came: the others may too.
+            row.machines, row.asked_at = missing, now
+        elif row.market == Market.SPOT and now - row.asked_at >= patience:
+            row.ended_at, row.end_reason = now, NOTHING_CAME
+        else:
+            row.machines = missing
+    for (pool, place, market), missing in wanted.items():
+        session.add(
+            RequestRow(
+                provider=_provider_of(session, pool), pool=pool, place=place, market=market, machines=missing,
+                asked_by=asked_by, asked_at=now,
+            )
+        )  # fmt: skip
+    _drop_old(session, job_id, now)
+
+
+def short_pools(session: Session, job_id: str, pools: Collection[str], *, now: datetime) -> frozenset[str]:
+    """Pools from which the job wanted spot nodes lately, and got none."""
+    rows = select(RequestRow.pool).where(
+        *_of_policy(job_id),
+        RequestRow.end_reason == NOTHING_CAME,
+        RequestRow.ended_at > now - SHORT_FOR,
+    )
+    return frozenset(session.scalars(rows)) & frozenset(pools)
+
+
+def _of_policy(job_id: str) -> tuple[ColumnElement[bool], ...]:
+    return RequestRow.asked_by == _asked_by(job_id), RequestRow.market.is_not(None)
+
+
+def _asked_by(job_id: str) -> str:
+    return f"policy of job {job_id}"
+
+
+def _provider_of(session: Session, pool: str) -> str:
+    """Of the pool's newest machine; none where it never had any."""
+    newest = select(InstanceRow.provider).where(InstanceRow.pool == pool).order_by(InstanceRow.instance_id.desc())
+    return session.scalars(newest.limit(1)).one_or_none() or Provider.NONE.value
+
+
+def _drop_old(session: Session, job_id: str, now: datetime) -> None:
+    """Requests that ended long ago and that no machine came from."""
+    session.execute(
+        delete(RequestRow)
+        .where(
+            *_of_policy(job_id),
+            RequestRow.ended_at < now - KEPT_FOR,
+            RequestRow.provider_id.is_(None),
+            ~select(InstanceRow.instance_id).where(InstanceRow.request_id == RequestRow.request_id).exists(),
+        )
+        .execution_options(synchronize_session=False)
+    )
