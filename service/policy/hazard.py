@@ -19,9 +19,6 @@ PRIOR_PER_HOUR = (1.5, 0.68, 0.37, 0.175, 0.12, 0.08, 0.07, 0.02)
 H100 in thirteen zones of GCP (14 days of 2025)."""
 PRIOR_WEIGHT_H = 3.0
 """The prior counts as much as so many hours at risk in each class."""
-ADVISOR_FACTORS = (0.25, 0.5, 0.75, 1.0, 1.5)
-"""By AWS Spot Advisor's class of interruptions a month (0: below 5 % ... 4: above 20 %). The classes are of whole types
-over a month and hide bursts, so that they only scale the prior."""
 GROUP_WITHIN_S = 180.0
 """Losses of one pool within so long are one event: of interruptions of one type and zone that come together, 92 % come
 within three minutes."""
@@ -31,7 +28,7 @@ VOLATILITY_MAX = 4.0
 
 
 class LifeTable:
-    """Losses and hours at risk of one pool, by age. `factor` scales the prior, as a Spot Advisor class does."""
+    """Losses and hours at risk of one pool, by age. `factor` scales the prior."""
 
     def __init__(self, *, factor: float = 1.0, prior_weight_h: float = PRIOR_WEIGHT_H) -> None:
         self._prior = tuple(rate * factor for rate in PRIOR_PER_HOUR)

@@ -118,8 +118,9 @@ class PolicyKnobs:
     """What a user may set. Every knob is explained in docs/policy.md.
 
     `gain_min`: the share of the present utility by which another option must be better. `spares_max`: nodes held beyond
-    those used, at most. `releases`: whether nodes that buy nothing are given back. `on_demand`: whether on-demand nodes
-    may be bought at all. `patience_s`: on-demand nodes are not given back for spot before they have served so long.
+    those used, at most. `releases`: whether nodes that buy nothing are given back, `keeps_s`: and only so long after
+    they were last wanted (whoever holds the nodes sees to it: `service.policy.keeping`). `on_demand`: whether on-demand
+    nodes may be bought at all. `patience_s`: these are not given back for spot before they have served so long.
     `start_s`: time from nothing, or from another place, to the first step; `rescue_s`: the longest time that the state
     takes to on-demand nodes, from wherever it may be. `is_reproducible`: only layouts whose TP
     degree is that of the present one (PP-only and DP-only changes). `decides_every_s`: the longest time to the next
@@ -129,6 +130,7 @@ class PolicyKnobs:
     gain_min: float = 0.0
     spares_max: int = 4
     releases: bool = True
+    keeps_s: float = 300.0
     on_demand: bool = True
     patience_s: float = 0.0
     start_s: float = 0.0

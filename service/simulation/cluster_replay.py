@@ -15,6 +15,7 @@ from agent.protocol.notice_life import Notices
 from agent.protocol.sync import NoticeFact, NoticeKind
 from service.ledger.tables import Cause
 from service.policy.hazard import ChangeEvents
+from service.policy.keeping import LatelyWanted
 from service.policy.types import (
     Candidate,
     Goal,
@@ -125,6 +126,7 @@ class _ClusterReplay:
         self._random = Random(setup.seed)
         self._silent = Random(setup.seed + 1)
         self._notices, self._losses, self._gains = Notices(), ChangeEvents(), ChangeEvents()
+        self._wanted = LatelyWanted(knobs.keeps_s)
         self._offered: dict[str, None] = {}
         self._up: dict[str, float] = {}
         self._coming: dict[str, float] = {}
@@ -274,8 +276,13 @@ class _ClusterReplay:
             candidate = self._by_layout[option.layout]
             if self._is_broken() or self._layout is None or self._layout.layout != option.layout:
                 self._change(at_s, candidate, staying)
-        self._hold(at_s, sum(count for _, count in decision.hold), staying)
+        self._hold(at_s, self._kept(at_s, decision, len(staying)), staying)
         self._is_hit = self._is_silent = False
+
+    def _kept(self, at_s: float, decision: PolicyDecision, staying: int) -> int:
+        """The nodes to hold: what is wanted, and of those that are there what was wanted a moment ago."""
+        wanted = sum(count for _, count in decision.hold)
+        return max(wanted, min(self._wanted.count(at_s, wanted), staying + len(self._coming)))
 
     def _is_broken(self) -> bool:
         return self._is_hit or any(node in self._leaving for node in self._used)

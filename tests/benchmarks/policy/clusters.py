@@ -10,6 +10,7 @@ from typing import Any
 
 from service.planner.change_cost import STATE_BYTES_PER_PARAMETER, ChangeCost
 from service.policy.choosing import UtilityPolicy
+from service.policy.remembering import RememberingPolicy
 from service.policy.types import (
     Candidate,
     Goal,
@@ -84,11 +85,11 @@ def released(found: CapacityTrace, layouts: Sequence[Candidate], model: str) -> 
     """The mean over draws of who is lost, against holding all nodes with the same draws."""
     setup = replace(COUNTED, victims=Victims.DRAWN, acquire_s=120.0)
     grid = grid_of(found, setup)
-    ours, held = [], []
+    policy, ours, held = RememberingPolicy(UtilityPolicy()), [], []
     for seed in range(1, DRAWS + 1):
         drawn = replace(setup, seed=seed)
-        ours.append(replay_cluster(found, layouts, UtilityPolicy(), setup=drawn))
-        held.append(replay_cluster(found, layouts, UtilityPolicy(), setup=drawn, knobs=HOLDS_ALL))
+        ours.append(replay_cluster(found, layouts, policy, setup=drawn))
+        held.append(replay_cluster(found, layouts, policy, setup=drawn, knobs=HOLDS_ALL))
     return {
         "trace": found.name, "model": model, "mode": "release", "lost_s": 5.0, "notice_s": 0.0,
         "unannounced_share": 0.0, "acquire_s": 120.0, "draws": DRAWS,
