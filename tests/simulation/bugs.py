@@ -406,7 +406,7 @@ MORE = {
     "dropped step handed over": Bug(Machines(cutover=GoesWithoutGradients)),
     "leaver released before the vote": Bug(Machines(cutover=ReleasesBeforeTheVote)),
     "vote without the share": Bug(Machines(cutover=VotesWithoutItsShare), first_seed=300),
-    "old world after the release": Bug(Machines(cutover=GoesBackAfterTheRelease), first_seed=3700),
+    "old world after the release": Bug(Machines(cutover=GoesBackAfterTheRelease), first_seed=6700),
     "deadline cuts off the building": Bug(Machines(cutover=WaitsNoLongerThanForTheDecision)),
     "no answer taken for no": Bug(Machines(cutover=StepsInTheSourceWhenLate)),
     "next rung taken in silence": Bug(Machines(participant=FallsSilently)),
