@@ -241,3 +241,62 @@ def test_reproducible_jobs_keep_their_tensor_parallel_degree() -> None:
 def test_too_many_pools_are_refused_by_number() -> None:
     with pytest.raises(ValueError, match="pools: at most 256, are 257"):
         PolicyInputs(tuple(spot(f"p{index}") for index in range(257)), (), 1.0)
+
+
+def bounded(goal: Goal, *, on: int | None = None, offered: int = 8) -> PolicyInputs:
+    """Linear layouts on up to eight nodes of one place; a token is worth twice what it costs on one."""
+    standing = None if on is None else StandingWorld(f"DP{on}", on, "a", (("a", on),))
+    pools = (spot("a", held=8, offered=offered, life_h=inf),)
+    curved = tuple(Candidate(f"DP{nodes}", nodes, 8.0 / nodes**0.7, 1_000) for nodes in range(1, 9))
+    worth = 2.0 / (1_000 / 8 * HOUR_S) * 1e6
+    return PolicyInputs(pools, curved, 3.0, standing=standing, goal=replace(goal, usd_per_mtok=worth))
+
+
+def needs_h(inputs: PolicyInputs, nodes: int) -> float:
+    return inputs.goal.tokens_left / inputs.candidates[nodes - 1].tokens_per_s / HOUR_S
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    tokens=st.floats(1e5, 1e8),
+    deadline_s=st.floats(1e3, 1e6),
+    budget=st.floats(0.1, 1e3),
+    on=st.none() | st.integers(1, 8),
+)
+def test_a_budget_is_kept_where_any_number_of_nodes_keeps_it_and_then_the_deadline(tokens, deadline_s, budget, on):
+    inputs = bounded(Goal(tokens_left=tokens, deadline_in_s=deadline_s, budget_left_usd=budget), on=on)
+    best = decide(inputs).best
+    if best is None:
+        return
+    affordable = [n for n in range(1, 9) if needs_h(inputs, n) * n <= 0.95 * budget]
+    both = [n for n in affordable if needs_h(inputs, n) * HOUR_S <= 0.95 * deadline_s]
+    if affordable:
+        assert needs_h(inputs, best.nodes) * best.usd_per_hour <= budget * (1 + 1e-9)
+    if both:
+        assert needs_h(inputs, best.nodes) * HOUR_S <= deadline_s * (1 + 1e-9)
+
+
+def test_a_job_with_little_time_takes_more_nodes_than_their_tokens_are_worth() -> None:
+    loose = bounded(Goal(tokens_left=1e6, deadline_in_s=10 * needs_h(bounded(Goal(tokens_left=1e6)), 1) * HOUR_S))
+    tight = replace(loose, goal=replace(loose.goal, deadline_in_s=1.1 * needs_h(loose, 6) * HOUR_S))
+    assert [made.best.nodes for made in map(decide, (loose, tight)) if made.best is not None] == [3, 6]
+    poor = replace(tight, goal=replace(tight.goal, budget_left_usd=1.1 * needs_h(tight, 2) * 2))
+    found = decide(poor).best
+    assert found is not None and found.nodes == 2, "a budget is a bound, a deadline a wish"
+
+
+def test_other_nodes_of_the_same_layout_cost_a_change_and_must_gain_as_much_as_another_layout() -> None:
+    pools = (replace(spot("x", held=2, usd=1.0), place="a"), replace(spot("y", held=2, usd=0.99), place="a"))
+    inputs = PolicyInputs(
+        pools,
+        (Candidate("DP2", 2, 4.0, 1_000, change_s=5.0),),
+        3.0,
+        standing=StandingWorld("DP2", 2, "a", (("x", 2),)),
+        goal=Goal(usd_per_mtok=10.0),
+        knobs=PolicyKnobs(gain_min=0.05, spares_max=0),
+    )
+    assert dict(decide(inputs).hold) == {"x": 2}
+    assert dict(decide(replace(inputs, pools=(pools[0], replace(pools[1], usd_per_hour=0.1)))).hold) == {"y": 2}
+    free = replace(inputs, knobs=replace(inputs.knobs, gain_min=0.0))
+    # Eight hundredths of a cent an hour are saved, and 5 s in ten hours are lost, worth twelve.
+    assert dict(decide(replace(free, pools=(pools[0], replace(pools[1], usd_per_hour=0.9996)))).hold) == {"x": 2}

@@ -242,3 +242,12 @@ test('what the service refuses stands at the field that it is about', async () =
   await waitFor(() => expect(field.getAttribute('aria-invalid')).toBe('true'), LONG)
   expect(form.getByRole('alert').textContent).toBe('more than the trace has')
 })
+
+test('a decision shows what the policy wants the job to hold beside its alternatives', async () => {
+  serve()
+  open('/jobs/gpt-7b/decisions')
+  await userEvent.click((await screen.findAllByRole('button', { name: /Show 2 alternatives/ }, LONG))[0]!)
+  expect(await screen.findByText(/Should have TP2×PP1×DP4 on 4 nodes and 1 spare in zone-1/, {}, LONG)).toBeTruthy()
+  expect(screen.getByText(/no use for a-9/)).toBeTruthy()
+  expect(screen.getByText('5 a in zone-1')).toBeTruthy()
+})

@@ -105,6 +105,11 @@ const decision: T.DecisionOut = {
   decision_id: 31, job_id: 'gpt-7b', decided_at: at(18_000.4), verdict: 'move', verdict_reason: '', action: 'propose', layout: 'TP2xPP1xDP3', nodes: nodeIds.slice(0, 3), asked_by: 'a-2', inputs_digest: 'sha256:77',
   reason: 'a-2 will go in 120 s; TP2xPP1xDP3 on the three that stay takes 24.1 s a step, and moving takes 41 s of the 120',
   alternatives: [{ layout: 'TP2xPP1xDP3', nodes: 3, step_s: 24.1, measured: false }, { layout: 'TP2xPP2xDP1', nodes: 2, step_s: 35.2, measured: true }],
+  wanted: {
+    layout: 'TP2xPP1xDP4', place: 'zone-1', nodes: 4, spares: 1, usd_per_hour: 62.5, usd_per_hour_worth: 118.2, gives_back: ['a-9'], reason: 'wanted: 2 of pool a',
+    pools: [{ pool: 'a', place: 'zone-1', market: 'spot', usd_per_hour: 12.5, held: 3, hold: 5 }, { pool: 'a', place: 'zone-1', market: 'on_demand', usd_per_hour: 40, held: 0, hold: 0 }],
+    weighed: [{ layout: 'TP2xPP1xDP4', place: 'zone-1', nodes: 4, spares: 1, hold: [['a in zone-1', 5]], usd_per_hour: 62.5, utility_usd_per_hour: 118.2 }],
+  },
 } as unknown as T.DecisionOut
 export const incident: T.IncidentOut = {
   incident_id: 2, node_id: 'a-2', pool: 'a', kind: 'interruption', source: 'imds', drained: false, first_seen_at: at(18_000), deadline_at: at(18_120), withdrawn_at: null, open: false, state: 'over', jobs: ['gpt-7b'], handoff_ids: [done.handoff_id],
