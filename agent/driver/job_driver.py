@@ -25,10 +25,11 @@ from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.driver.spare_store import KEPT_BY, SpareStore
 from agent.journal import JournalError, Table
 from agent.link.step_leases import StepLeases
+from agent.peer.deaths import Deaths
 from agent.peer.peer_client import PeerUnreachable
 from agent.peer.peer_server import PeerRefused
 from agent.peer.probe import Probes, Reached, answer_of
-from agent.protocol.peer import Envelope, FactsBody, NoticeBody, OrderBody, RankMeasures, ReportBody
+from agent.protocol.peer import DeathBody, Envelope, FactsBody, NoticeBody, OrderBody, RankMeasures, ReportBody
 from agent.protocol.rank import Checkpointed, Finished, Hello, RankEvent, StageReport, StepLease, StepReport
 from agent.protocol.sync import (
     CheckpointFact,
@@ -69,6 +70,7 @@ class JobDriver:
             spec_of=lambda: self.order.spec if self.order else None,
             send_report=self._send_report,
         )
+        self._deaths = Deaths(node.node_id, self.slots.participants, send=self._send, say=self._host.say_all)
         self.spare = SpareStore(node, job_id)
         self.lead = Lead(
             node,
@@ -185,9 +187,8 @@ class JobDriver:
 
     def statuses(self) -> tuple[RankStatus, ...]:
         """Every rank of this node, those that were lost included."""
-        alive = [self._status(slot, state) for slot, state in sorted(self._host.states().items())]
-        slots = {status.slot for status in alive}
-        return (*alive, *(status for slot, status in self._lost.items() if slot not in slots))
+        alive = {slot: self._status(slot, state) for slot, state in sorted(self._host.states().items())}
+        return (*alive.values(), *(status for slot, status in self._lost.items() if slot not in alive))
 
     def stores(self) -> tuple[StoreHosted, ...]:
         """The stores of this node that the service should know of."""
@@ -287,16 +288,15 @@ class JobDriver:
                     raise ValueError(f"slot: this node has {self._node.slots} slots, the order is for {slot}")
                 if order.source is None:
                     raise ValueError("source: must not be null between agents; starts come from the service")
-                return lambda: self._take_order(slot, order)
+                return lambda: self.slots.take_order(slot, order)
             case ReportBody(report=report, measured=measured):
                 return lambda: self.lead.take_report(report, measured)
             case NoticeBody(notice=fact, step_s=step_s):
                 return lambda: self._take_peers_notice(fact, step_s)
+            case DeathBody(death=death):
+                return self._deaths.work_of(envelope.sender, death)
             case FactsBody() as facts:
                 return self.relay.work_of(facts)
-
-    async def _take_order(self, slot: int, order: Order) -> None:
-        await self.slots.take_order(slot, order)
 
     async def _take_rank_event(self, slot: int, event: RankEvent) -> None:
         match event:
@@ -329,6 +329,8 @@ class JobDriver:
             self._lost[slot] = self._status(slot, state).model_copy(
                 update={"stage": RankStage.FAILED, "reason": reason}
             )
+        if not expected:
+            await self._deaths.tell(slot, reason)
         if self._host.ended(slot):
             await self.slots.take_death(slot, reason)
         self._node.sync_soon()
@@ -456,10 +458,9 @@ class JobDriver:
 
     async def _send_order(self, member: Member, order: Order) -> None:
         if member.node_id == self._node.node_id:
-            self.post(lambda: self._take_order(member.slot, order))
+            self.post(lambda: self.slots.take_order(member.slot, order))
             return
-        envelope = self._node.envelope(self.job_id, member.node_id, OrderBody(slot=member.slot, order=order))
-        self._node.peers.send_newest(envelope, f"order/{member.slot}")
+        self._send(member.node_id, OrderBody(slot=member.slot, order=order), f"order/{member.slot}", attempts=1)
 
     async def _send_report(self, to: str, report: Report) -> None:
         handoff_id, measured = self._measured.get(report.member.slot, ("", None))
@@ -468,8 +469,10 @@ class JobDriver:
         if to == self._node.node_id:
             self.post(lambda: self.lead.take_report(report, measured))
             return
-        envelope = self._node.envelope(self.job_id, to, ReportBody(report=report, measured=measured))
-        self._node.peers.send_newest(envelope, f"report/{report.member.slot}")
+        self._send(to, ReportBody(report=report, measured=measured), f"report/{report.member.slot}", attempts=1)
+
+    def _send(self, to: str, body: DeathBody | OrderBody | ReportBody, subject: str, attempts: int = 3) -> None:
+        self._node.peers.send_newest(self._node.envelope(self.job_id, to, body), subject, attempts=attempts)
 
     async def _tidy_stores(self) -> None:
         """End the stores of worlds that are over; one that a world or a handoff may still need stays."""

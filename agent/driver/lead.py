@@ -49,6 +49,7 @@ from liver_core.handoff import (
     Stage,
     StoreAddress,
 )
+from liver_core.handoff.ladder import weigh
 from liver_core.handoff.proposer import ProposerState
 from liver_core.handoff.proposer_events import (
     Amend,
@@ -64,7 +65,7 @@ from liver_core.handoff.proposer_events import (
     SendOrder,
     Tick,
 )
-from liver_core.handoff.rung_costs import choose_by
+from liver_core.handoff.rung_costs import choose_by, estimate_costs
 from liver_core.layout import Member, Roster, from_json, to_json
 from liver_core.layout.limits import fitting
 
@@ -289,7 +290,9 @@ class Lead:
             inputs, current.rung, spent_s=now - self.progress.mirror.opened_utc.timestamp()
         )
         text = f"{node} goes {current.deadline_utc - safe_by:.1f} s sooner than was known{why}"
-        await self._revise(replace(current, deadline_utc=safe_by, rung=rung), frozenset(), heard_at, text)
+        costs = estimate_costs(inputs, self.mirrors.costs)
+        expected = Amendment(frozenset(), heard_at, text, costs, weigh(rung, inputs).seconds)
+        await self._revise(replace(current, deadline_utc=safe_by, rung=rung), expected)
 
     async def _amend(self, order: JobOrder, leaving: Leaving, more: frozenset[str]) -> bool:
         """A newer revision of the open handoff, for all that go; False when there can be none. While the service is
@@ -303,31 +306,34 @@ class Lead:
         if isinstance(wanted, NoPlan) or not progress.leaving <= wanted.leaving:
             return False
         wanted = replace(wanted, deadline_utc=min(wanted.deadline_utc, current.deadline_utc))
-        choice, _ = choose_by(order.spec.prefer, self._ladder(order, wanted), self.mirrors.costs)
+        inputs = self._ladder(order, wanted)
+        choice, costs = choose_by(order.spec.prefer, inputs, self.mirrors.costs)
         if choice.rung not in LIVE_RUNGS:
             return False
         # Ranks keep what they have of a target that stays; when time is short they take the next rung by themselves.
         same = (wanted.plan.layout, wanted.plan.members) == (current.layout, current.members)
+        rung = current.rung if same else choice.rung
         amended = replace(
             current,
             layout=wanted.plan.layout,
             members=wanted.plan.members,
             plan_digest=wanted.plan.digest,
             cause=str(wanted.cause),
-            rung=current.rung if same else choice.rung,
+            rung=rung,
             deadline_utc=wanted.deadline_utc,
         )
         text = f"{', '.join(sorted(more))} will go too: {wanted.plan.reason}; {choice.reason}"
-        return await self._revise(amended, more, wanted.notice_at, text)
+        expected = Amendment(more, wanted.notice_at, text, costs, weigh(rung, inputs).seconds)
+        return await self._revise(amended, expected)
 
-    async def _revise(self, amended: Proposal, more: frozenset[str], notice_at: float | None, text: str) -> bool:
+    async def _revise(self, amended: Proposal, amendment: Amendment) -> bool:
         """Make `amended` the newest revision of the open handoff; False where it was refused."""
         assert self.progress is not None
         effects = self._proposer.handle(Amend(amended), self._node.now())
         taken = amended in (self._proposer.record.proposal, self._proposer.record.pending)
         if taken:
-            self._say(f"amending handoff {amended.handoff_id} to {amended.layout}: {text}")
-            self.progress.amendment = Amendment(more, notice_at, text)
+            self._say(f"amending handoff {amended.handoff_id} to {amended.layout}: {amendment.reason}")
+            self.progress.amendment = amendment
         await self._carry_out(effects)
         if taken:
             await self.mirrors.say_open(self._proposer.record)

@@ -120,11 +120,14 @@ def _between(late: list[tuple[float, float]], moment: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Amendment:
-    """Why the plan of an open handoff gets a newer revision: `more` nodes go too, or one goes sooner."""
+    """Why the plan of an open handoff gets a newer revision: `more` nodes go too, or one goes sooner. `costs` and
+    `estimate_s` as in `Progress`, of the newer plan; not known for one that this agent's process did not make."""
 
     more: frozenset[str]
     notice_at: float | None
     reason: str
+    costs: tuple[RungCost, ...] = ()
+    estimate_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -206,6 +209,7 @@ class Progress:
         source = () if proposal.source is None else proposal.source.members
         self.leavers = frozenset(source) - frozenset(proposal.members)
         self.reason, self.fallback = Reason(amendment.reason, "amend"), None
+        self.costs, self.estimate_s = amendment.costs, amendment.estimate_s
         self.stages.clear()
         self.marks.pop("ready", None)
 

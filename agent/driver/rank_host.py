@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from agent.protocol.rank import StatusQuery, StepLease, WriteCheckpoint
+from agent.protocol.rank import PeerDied, StatusQuery, StepLease, WriteCheckpoint
 from agent.protocol.secret_values import SecretError
 from agent.protocol.values import Message
 from agent.protocol.worker import RankSpec
@@ -125,6 +125,10 @@ class RankHost:
     async def give(self, number: int, lease: StepLease) -> None:
         """Send a step lease. It is no wish: the next one replaces it, and a late one must not be sent again."""
         await self._supervisor.send(SlotKey(self._job_id, number), lease)
+
+    async def say_all(self, message: PeerDied) -> None:
+        """Send to every rank what is no wish."""
+        await asyncio.gather(*(self._supervisor.send(SlotKey(self._job_id, slot), message) for slot in self.states()))
 
     async def ask_checkpoint(self, request: WriteCheckpoint) -> None:
         """Pass the request on to every rank. It is no wish: the ranks keep what they were told of a handoff."""

@@ -11,6 +11,7 @@ from uuid import UUID
 from pydantic import Field
 
 from agent.protocol.notice_life import moved
+from agent.protocol.rank import PeerDied
 from agent.protocol.sync import CheckpointFact, HandoffMirror, MetricsRow, NoticeFact, StepRow
 from agent.protocol.values import Message, Utc
 from liver_core.handoff import PROTOCOL_VERSION, MessageError, Order, Report
@@ -65,6 +66,13 @@ class NoticeBody(Message):
     step_s: Seconds = 0.0
 
 
+class DeathBody(Message):
+    """A rank of the sender's node has died."""
+
+    kind: Literal["death"] = "death"
+    death: PeerDied
+
+
 class FactsBody(Message):
     """What the sender knows and the service does not yet: the receiver tells it too, since the sender may be gone."""
 
@@ -75,7 +83,7 @@ class FactsBody(Message):
     metrics: tuple[MetricsRow, ...] = Field(default=(), max_length=ROWS_PASSED_MAX)
 
 
-PeerBody = Annotated[OrderBody | ReportBody | NoticeBody | FactsBody, Field(discriminator="kind")]
+PeerBody = Annotated[OrderBody | ReportBody | NoticeBody | DeathBody | FactsBody, Field(discriminator="kind")]
 
 
 class Envelope(Message):
@@ -105,6 +113,8 @@ def in_time_of(envelope: Envelope, ahead_s: float) -> Envelope:
             body = body.model_copy(update={"report": _moved(report, ahead_s), "measured": measured})
         case NoticeBody(notice=notice) as body:
             body = body.model_copy(update={"notice": moved(notice, ahead)})
+        case DeathBody() as body:
+            pass  # It names no time.
         case FactsBody() as body:
             parts = ("handoffs", "checkpoints", "steps", "metrics")
             body = body.model_copy(

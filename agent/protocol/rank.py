@@ -10,6 +10,7 @@ from pydantic import Field, TypeAdapter
 
 from agent.protocol.values import Amount, Message, MetricValues, Step
 from liver_core.handoff import Decision, Order, RankStage, Reason
+from liver_core.layout import Member
 from liver_core.layout.limits import (
     COUNT_MAX,
     Bound,
@@ -87,6 +88,16 @@ class StepLease(Message):
 
     type: Literal["step_lease"] = "step_lease"
     until_s: Amount = Field(description="On the machine's monotonic clock, which all its processes share, in seconds.")
+
+
+class PeerDied(Message):
+    """The process of another rank of a world has ended: whatever still waits for it waits for nothing. Both worlds are
+    named where it had a rank in two, a message each."""
+
+    type: Literal["peer_died"] = "peer_died"
+    generation: Generation = Field(description="Of the world that has lost a rank.")
+    member: Member = Field(description="Which rank of it.")
+    reason: Reason = Field(description="With its number in that world, its node, and how its process ended.")
 
 
 class StatusQuery(Message):
@@ -173,7 +184,7 @@ class Failed(Message):
 
 
 RankCommand = Annotated[
-    Prepare | Permit | Withdraw | Abort | Retire | WriteCheckpoint | Stop | StepLease | StatusQuery,
+    Prepare | Permit | Withdraw | Abort | Retire | WriteCheckpoint | Stop | StepLease | PeerDied | StatusQuery,
     Field(discriminator="type"),
 ]
 RankEvent = Annotated[

@@ -40,6 +40,7 @@ from liver_core.training.entrypoint import load_job
 from liver_core.transport.endpoint import make_endpoint, warm_up
 from liver_core.transport.protocol import TransportError
 from liver_core.worlds.megatron import prepare_process
+from liver_core.worlds.peer_deaths import PeerDeath
 
 if TYPE_CHECKING:
     from liver_core.rank.metrics.event_files import EventFiles
@@ -182,20 +183,23 @@ class Worker:
                 if self.spec.order.source is not None and (loop is None or not self.first_prepare):
                     os._exit(0)  # A newcomer that has built nothing yet.
                 if loop is not None:
-                    loop.abort(str(command.handoff_id), command.reason)
+                    loop.requests.abort(str(command.handoff_id), command.reason)
             case rank.Retire():
                 if loop is not None:
-                    loop.retire(str(command.handoff_id))
+                    loop.requests.retire(str(command.handoff_id))
             case rank.WriteCheckpoint():
                 if loop is not None:
                     loop.requests.checkpoint(command.number)
             case rank.Stop():
                 if loop is None or loop.active is None:
                     os._exit(0)
-                loop.stop(command.reason)
+                loop.requests.stop(command.reason)
             case rank.StepLease():
                 if loop is not None:
                     loop.requests.lease(command.until_s)
+            case rank.PeerDied():
+                if loop is not None:
+                    loop.peer_died(PeerDeath(command.generation, command.member, command.reason))
             case rank.StatusQuery():
                 pass
             case _:

@@ -10,6 +10,7 @@ import logging
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,18 +45,19 @@ from liver_core.rank.reporter import Listener, StageReporter
 from liver_core.rank.rescue.rescue_preparation import RescuePreparation
 from liver_core.rank.rescue.rescue_run import RescueRun
 from liver_core.rank.retire import Retirement
-from liver_core.rank.step_boundary import StepTotals, agree, start_total
+from liver_core.rank.step_boundary import StepTotals, agree, read_numbers, start_total
 from liver_core.rank.step_lease import await_lease
 from liver_core.rank.store_exchange import cause_of
 from liver_core.state.buckets import return_gradients, spread_gradients
 from liver_core.state.megatron_optimizer import settle_moments
-from liver_core.state.optimizer_step import apply_step, measure_gradients, refresh_weights
+from liver_core.state.optimizer_step import apply_step, refresh_weights, start_norm
 from liver_core.state.small_state import TrainingProgress, collect, install, reseed
 from liver_core.steady_clock import utc_now
 from liver_core.training.cursor import DataCursor, chained, digest_part
 from liver_core.training.job import TrainingJob
 from liver_core.worlds.groups import plainly
 from liver_core.worlds.megatron import activate
+from liver_core.worlds.peer_deaths import PeerDeath, PeerDeaths, as_felt
 
 if TYPE_CHECKING:
     from liver_core.rank.metrics.event_files import EventFiles
@@ -66,7 +68,8 @@ _log = logging.getLogger(__name__)
 
 
 class RankLoop:
-    """One rank process of one job. Call `run` in the main thread, and the command methods from any other."""
+    """One rank process of one job. Call `run` in the main thread, and the command methods from any other, those of
+    `requests` too."""
 
     def __init__(
         self,
@@ -97,6 +100,7 @@ class RankLoop:
         self.stops_at_nonfinite = stops_at_nonfinite
         self.probe = probe
         self.requests = BoundaryRequests()
+        self.deaths = PeerDeaths()
         self.active: ActiveWorld | None = None
         self.retirement: Retirement | None = None
         self.progress = TrainingProgress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
@@ -115,7 +119,7 @@ class RankLoop:
         self._reporter = StageReporter(listener)
         self._stage = self._reporter.stage
         self.pending = PendingHandoff(
-            member, self.requests, self._reporter, self._preparation, lambda: self.active is not None
+            member, self.requests, self._reporter, self._preparation, lambda: self.active is not None, self.deaths
         )
         self.decided: tuple[str, Decision] = ("", Decision.UNDECIDED)
         self._switched = False
@@ -157,17 +161,10 @@ class RankLoop:
         """Stop showing the ready tag. Has no effect if the boundary was agreed first."""
         self.pending.withdraw(handoff_id)
 
-    def retire(self, handoff_id: str) -> None:
-        """Every rank of the new world has done its first step."""
-        self.requests.retire(handoff_id)
-
-    def stop(self, why: str) -> None:
-        """End at the first boundary at which every rank has this request."""
-        self.requests.stop(why)
-
-    def abort(self, handoff_id: str, reason: Reason) -> None:
-        """Drop the next world at the next boundary, or sooner if it is still being built."""
-        self.requests.abort(handoff_id, reason)
+    def peer_died(self, death: PeerDeath) -> None:
+        """An agent says that a rank of one of this rank's worlds is dead: end what waits for it on the device."""
+        active = () if self.active is None else (self.active.world,)
+        self.deaths.note(death, (*active, *self.pending.worlds()))
 
     # The main thread.
 
@@ -188,9 +185,10 @@ class RankLoop:
 
     def _broken(self, error: RuntimeError) -> Ended:
         """The world in which this rank trains is lost, and so is a handoff in progress. The checkpoint rung is next."""
-        rank = self.active.world.rank if self.active is not None else None
-        why = f"the world cannot go on: {type(error).__name__}: {plainly(error)}"
-        reason = Reason(why, self._phase, rank, cause=cause_of(error))
+        reason = Reason(f"{type(error).__name__}: {plainly(error)}", self._phase, cause=cause_of(error))
+        if self.active is not None:
+            reason = self.deaths.named(replace(reason, rank=self.active.world.rank), self.active.world.roster)
+        reason = replace(reason, text=f"the world cannot go on: {reason.text}")
         if self._phase == "switch" or self._switched:
             under_way = self.following or (self.retirement.following if self.retirement is not None else None)
             stage = RankStage.BROKEN
@@ -199,7 +197,7 @@ class RankLoop:
         if under_way is not None:
             self._stage(under_way.request, stage, reason=reason)
         self.pending.report_drop()
-        return Ended(Ending.BROKEN, reason)
+        return Ended(Ending.BROKEN, as_felt(reason))
 
     def _enter(self, request: Order) -> None:
         """A new process: build, wait for permission, wait for the boundary of the source world, then cut over."""
@@ -232,14 +230,16 @@ class RankLoop:
         reduced = moment(own_device())
         self.probe("reduced")
         self._phase = "boundary"
+        numbers = read_numbers(result, start_norm(active.state))
+        self.deaths.check(world)
         part = digest_part(self.progress.step + 1, batches, world.coordinates)
-        totalling = start_total(result, part, world.everyone, self.pending.chain(self.progress.step))
+        totalling = start_total(numbers.result, part, world.everyone, self.pending.chain(self.progress.step))
         word = self.pending.word()
         self.probe("asked")
         boundary = agree(word, world.everyone, has_lease=self.requests.has_lease())
-        totals = totalling.wait()
+        totals = replace(totalling.wait(), norm=numbers.norm)
         if totals.has_loss:
-            self._check_finite("loss", totals.loss, active, (result.loss_sum,))
+            self._check_finite("loss", totals.loss, active, (float(numbers.result.loss_sum),))
         following = self.pending.settle(boundary.agreement)
         if following is not None:
             self._hand_over(active, following, totals, reduced)
@@ -276,7 +276,7 @@ class RankLoop:
     ) -> StepMeasures:
         """The optimizer step in the world that reduced the gradients. `waited_s`: since then, for a step lease."""
         self._phase = "optimizer step"
-        norm, stream = measure_gradients(active.state), self.pending.stream()
+        norm, stream = totals.norm, self.pending.stream()
         self._check_finite("gradient norm", norm, active, active.live.gradients)
         if stream is not None and stream.attached:
             stream.before_step(active, self.progress.step + 1, norm, self.timings.steps)
@@ -358,8 +358,7 @@ class RankLoop:
             return RescueRun(
                 following, active, machine, boundary_of=posted, probe=self.probe, complete=preparation.complete
             )
-        chain = None if totals is None else totals.chain
-        return CutoverRun(following, active, machine, boundary_of=posted, chain=chain, probe=self.probe)
+        return CutoverRun(following, active, machine, boundary_of=posted, totals=totals, probe=self.probe)
 
     def _finish_cutover(self, outcome: Outcome, totals: StepTotals | None, reduced: Moment | None) -> None:
         following = self.following
@@ -385,8 +384,9 @@ class RankLoop:
                 self.pending.drop(reason)
                 raise Ended(Ending.ABORTED, reason)
             case FallToCheckpoint(reason=reason):
+                reason = self.deaths.named(reason, following.request.source, following.request.target)
                 self._stage(following.request, RankStage.BROKEN, reason=reason, measures=following.measures)
-                raise Ended(Ending.BROKEN, reason)
+                raise Ended(Ending.BROKEN, as_felt(reason))
 
     def _switch(self, following: NextWorld, outcome: Outcome, redo: Reason | None) -> None:
         """GO: the next world becomes the active one. It applies the step that was handed over. With a reason `redo` it
@@ -462,12 +462,10 @@ class RankLoop:
         self._stage(following.request, RankStage.LEFT, reason=reason, measures=measures, certificate=certificate)
         self.probe("leave")
         stays_s = 0.0 if following.request.rescues else following.request.cutover.store_s
-        deadline = time.monotonic() + stays_s
-        with self.requests.changed:
-            while following.request.handoff_id not in self.requests.retired and time.monotonic() < deadline:
-                if self.requests.stored.stop is not None:
-                    break
-                self.requests.changed.wait(0.25)
+        handoff_id, requests = following.request.handoff_id, self.requests
+        requests.wait_for(
+            lambda: handoff_id in requests.retired or requests.stored.stop is not None, time.monotonic() + stays_s
+        )
         following.drop()
         raise Ended(Ending.LEFT, reason)
 

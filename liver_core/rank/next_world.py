@@ -25,6 +25,7 @@ from liver_core.state.live_state import LiveState, free
 from liver_core.training.job import TrainState
 from liver_core.transport.protocol import Read, Transport
 from liver_core.worlds.megatron import MegatronWorld, connect, retire
+from liver_core.worlds.nccl_groups import CONNECT_S
 from liver_core.worlds.released_storage import collect
 
 COLLECT_AFTER_S = 1.0
@@ -40,7 +41,7 @@ class NextWorld:
     `verdict`: how the state moves, once all ranks have agreed. If there is a `rescue`, it comes before world, state and
     plan. `measures`: seconds per phase, and bytes. `placement`: which parts of a target's world wait in host memory.
     `account`: the memory that the handoff may take and has taken. `lacks_communicators`: the ranks of the target world
-    must make those of their GPUs before the cutover; known to leavers too.
+    must make those of their GPUs before the cutover, within `connect_s`; known to leavers too.
     """
 
     request: Order
@@ -64,6 +65,7 @@ class NextWorld:
     measures: dict[str, float] = field(default_factory=dict)
     placement: MemoryPlacement = field(default_factory=lambda: MemoryPlacement((), ()))
     lacks_communicators: bool = False
+    connect_s: float = CONNECT_S
     account: MemoryAccount = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,15 +87,16 @@ class NextWorld:
         verdict = self.verdict
         return None if verdict is None or self.streams else Reason(verdict.reason, verdict.phase)
 
-    def connect(self) -> None:
-        """Make the communicators of the next world, in the main thread, at the boundary that all ranks have agreed on
-        for it. Newcomers learn of that boundary here. Raises RuntimeError if a rank is gone."""
+    def connect(self, since: float) -> None:
+        """Make the communicators of the next world at the boundary that all ranks have agreed on for it, `since` when
+        (time.monotonic seconds). Newcomers learn of that boundary here. Raises RuntimeError if a rank is gone, or if
+        they are not there within `connect_s`."""
         started = time.monotonic()
         if self.source_rank == 0:
             self.exchange.post(CONNECT, True)
         if self.world is not None:
             settle_all(DeviceWait.QUIET, own_device())
-            connect(self.world)
+            connect(self.world, self.connect_s, since=since)
         self.lacks_communicators = False
         self.measures["connect_communicators_s"] = time.monotonic() - started
 

@@ -34,6 +34,8 @@ from liver_core.rank.store_exchange import Cancelled, ExchangeTimeout, cause_of
 from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.steady_clock import utc_now
 from liver_core.worlds.groups import expect_quick_answers, plainly
+from liver_core.worlds.megatron import MegatronWorld
+from liver_core.worlds.peer_deaths import PeerDeaths
 
 _log = logging.getLogger(__name__)
 _USERS_CODE = (PreparePhase.BUILD_MODEL, PreparePhase.WARM_UP, PreparePhase.LOAD_STATE)
@@ -66,6 +68,7 @@ class PendingHandoff:
         reporter: StageReporter,
         make: Callable[[Order], Preparation],
         trains: Callable[[], bool],
+        deaths: PeerDeaths,
     ) -> None:
         self.preparation: Preparation | None = None
         self.following: NextWorld | None = None
@@ -75,10 +78,12 @@ class PendingHandoff:
         self._reporter = reporter
         self._make = make
         self._trains = trains
+        self._deaths = deaths
         self._lock = threading.Lock()
         self._early: Order | None = None
         self._later: Order | None = None
         self._cutting = self._connecting = False
+        self._agreed_at = 0.0
         self._shown = False
         self._report_due = False
         self._dropper: threading.Thread | None = None
@@ -173,6 +178,7 @@ class PendingHandoff:
             following = self.following
             meant = following is not None and agreement is not None and _is_for(agreement, following.request)
             self._connecting = meant and agreement is not None and agreement.phase is BoundaryPhase.CONNECT
+            self._agreed_at = time.monotonic()
             self._cutting = meant and not self._connecting
             report_due = self._report_due
             self._shown, self._report_due = False, False
@@ -196,6 +202,12 @@ class PendingHandoff:
         except TimeoutError:
             return None
 
+    def worlds(self) -> tuple[MegatronWorld, ...]:
+        """The next world, as far as it is made. From any thread."""
+        preparation = self.preparation
+        made = self.following or (None if preparation is None else preparation.made)
+        return () if made is None or made.world is None else (made.world,)
+
     def stream(self) -> SourceStream | None:
         """The stream that publishes this rank's steps, if a handoff needs one."""
         preparation = self.preparation
@@ -214,15 +226,20 @@ class PendingHandoff:
         following = self.following
         assert following is not None
         try:
-            following.connect()
+            self._make_communicators(following, self._agreed_at)
         except RuntimeError as error:
             _log.exception("%s cannot make the communicators of the next world", self._member)
-            text = f"communicators: {plainly(error)}"
-            reason = self._reason(following.request, CONNECT, text, cause_of(error))
-            self._requests.abort(following.request.handoff_id, reason)
+            request = following.request
+            reason = self._reason(request, CONNECT, f"communicators: {plainly(error)}", cause_of(error))
+            self._requests.abort(request.handoff_id, self._deaths.named(reason, request.target))
         with self._lock:
             self._connecting = False
             self._amend_later()
+
+    def _make_communicators(self, made: NextWorld, since: float) -> None:
+        if made.world is not None:
+            self._deaths.check(made.world)
+        made.connect(since)
 
     def _amend_later(self) -> None:
         """With the lock: the newer revision that had to wait for the end of a boundary."""
@@ -325,7 +342,9 @@ class PendingHandoff:
         except (RuntimeError, ExchangeTimeout) as error:
             if preparation.superseded:
                 raise _Superseded from None
-            reason = self._reason(request, "boundary", plainly(error), cause_of(error))
+            phase = CONNECT if made.lacks_communicators else "boundary"
+            reason = self._reason(request, phase, plainly(error), cause_of(error))
+            reason = self._deaths.named(reason, request.source, request.target)
             reason = self._requests.take_abort(request.handoff_id) or reason
             self.drop(reason)
             raise NoPartInHandoff(reason) from error
@@ -341,7 +360,7 @@ class PendingHandoff:
         if made.lacks_communicators:
             if made.request.source is not None:
                 made.exchange.wait_in_store_beside(CONNECT, preparation.deadline)
-            made.connect()
+            self._make_communicators(made, time.monotonic())
 
     # Building.
 

@@ -1,22 +1,45 @@
 """The step boundary: one tiny all-reduce in which every rank of a world agrees on what happens next.
 
 It runs at every step, handoff or not: if only some ranks entered a collective, it would deadlock. A second all-reduce
-sums the results of the step at the same time. Both span the whole world.
+sums the results of the step at the same time. Both span the whole world and go over gloo, in host memory. What they are
+made of, and the gradient norm, the host reads from the device before, at once and only here: each read would wait for
+all that the device has to do.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
+from liver_core.device import read
 from liver_core.handoff.ready_tag import Agreement, agreed, boundary_pair
+from liver_core.state.optimizer_step import norm_of
 from liver_core.training.job import StepResult
 
 _PART_BITS = 22
 _PARTS = 3
 _PART_MASK = (1 << _PART_BITS) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepNumbers:
+    """`result`: its loss as a float. `norm`: of the gradients, over the world."""
+
+    result: StepResult
+    norm: float
+
+
+def read_numbers(result: StepResult, squared_norm: torch.Tensor) -> StepNumbers:
+    """`squared_norm`: what `start_norm` gave. Waits for what this thread has queued on its device, once."""
+    loss = result.loss_sum
+    if not isinstance(loss, torch.Tensor) or loss.device != squared_norm.device:
+        (squared,) = read(squared_norm.reshape(1))
+        return StepNumbers(replace(result, loss_sum=float(loss)), norm_of(squared))
+    loss_sum, squared = read(torch.cat([loss.detach().reshape(1).double(), squared_norm.reshape(1).double()]))
+    return StepNumbers(replace(result, loss_sum=loss_sum), norm_of(squared))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +66,8 @@ class StepTotals:
     """One step over the whole world: mean loss over micro-batches, tokens, digest of the sample ids it used.
 
     `chain`: the sum modulo 2^64 over the gradients streamed before this step (`certificate.chained_sums`). None unless
-    every rank knew its part. `has_loss`: whether any rank computed one; `loss` is NaN if none did.
+    every rank knew its part. `has_loss`: whether any rank computed one; `loss` is NaN if none did. `norm`: of the
+    gradients, NaN where it is not known.
     """
 
     loss: float
@@ -51,6 +75,7 @@ class StepTotals:
     sample_digest: int
     chain: int | None = None
     has_loss: bool = True
+    norm: float = math.nan
 
 
 class Totalling:
@@ -80,7 +105,7 @@ def start_total(result: StepResult, digest_part: int, group: dist.ProcessGroup, 
 
     They are sent as 22-bit numbers. Sums of these are exact in float64 for up to 2^31 ranks.
     """
-    known = [result.loss_sum, result.loss_count, result.tokens, chain is not None]
+    known = [float(result.loss_sum), result.loss_count, result.tokens, chain is not None]
     parts = [*_parts(digest_part), *_parts(chain or 0)]
     return Totalling(torch.tensor([*known, *parts], dtype=torch.float64), group)
 

@@ -6,12 +6,15 @@ Megatron's order of operations, so old and new world compute the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
+import torch.distributed as dist
+from megatron.core.optimizer import clip_grads
+from megatron.core.utils import local_multi_tensor_l2_norm
 
+from liver_core.device import read
 from liver_core.state.megatron_optimizer import distributed_optimizer
 from liver_core.state.step_counts import counts_of, form_of, set_counts
 
@@ -19,11 +22,41 @@ if TYPE_CHECKING:
     from liver_core.training.job import TrainState
 
 
-def measure_gradients(state: TrainState) -> float:
-    """Total gradient norm over the world (a collective of it). Gradients do not change."""
+def start_norm(state: TrainState) -> torch.Tensor:
+    """float32 [1] on the device that trains: the square of the gradient norm over the world (a collective of it).
+
+    Megatron's `get_grad_norm` up to where it reads this number, without a wait of the host. Gradients do not change.
+    """
     optimizer = distributed_optimizer(state.optimizer)
     optimizer.prepare_grads()
-    return float(optimizer.get_grad_norm())
+    squared = _local_norm(optimizer.get_main_grads_for_grad_norm(), optimizer.buffers[0].grad_data.device) ** 2.0
+    dist.all_reduce(squared, group=optimizer.get_grad_stats_parallel_group())
+    return squared
+
+
+def norm_of(squared: float) -> float:
+    """The norm, from the number that `start_norm` computes; in float64 on the host, as Megatron does it."""
+    return squared**0.5
+
+
+def measure_gradients(state: TrainState) -> float:
+    """Total gradient norm over the world (a collective of it), read at once. Gradients do not change."""
+    (squared,) = read(start_norm(state))
+    return norm_of(squared)
+
+
+def _local_norm(gradients: Sequence[torch.Tensor], device: torch.device) -> torch.Tensor:
+    """float32 [1]: the norm of this rank's part, by the kernels that Megatron has found.
+
+    Without Transformer Engine and Apex it has a stand-in that reads the norm of each parameter on the host. This one
+    computes the same bits where the gradients are.
+    """
+    if not gradients:
+        return torch.zeros(1, dtype=torch.float32, device=device)
+    if clip_grads.l2_norm_impl is local_multi_tensor_l2_norm:
+        return torch.norm(torch.stack([torch.norm(gradient) for gradient in gradients]).reshape(1, -1)).reshape(1)
+    overflow = torch.zeros(1, dtype=torch.int, device=device)
+    return clip_grads.multi_tensor_applier(clip_grads.l2_norm_impl, overflow, [gradients], False)[0]
 
 
 def apply_step(state: TrainState, grad_norm: float) -> None:
@@ -31,7 +64,7 @@ def apply_step(state: TrainState, grad_norm: float) -> None:
     optimizer = distributed_optimizer(state.optimizer)
     optimizer.prepare_grads()
     if optimizer.config.clip_grad > 0.0:
-        clip_grad_by_total_norm_fp32([*optimizer.get_parameters()], optimizer.config.clip_grad, grad_norm)
+        clip_grads.clip_grad_by_total_norm_fp32([*optimizer.get_parameters()], optimizer.config.clip_grad, grad_norm)
     optimizer.step_with_ready_grads()
     _gather_in_next_forward(state)
     if state.scheduler is not None:

@@ -45,11 +45,12 @@ class MicroBatch:
 class StepResult:
     """What one rank learned in one step.
 
-    `loss_sum` over `loss_count` micro-batches: zero on ranks that compute no loss. `tokens`: tokens this rank's
-    data-parallel replica trained on, counted on one rank of the replica only, zero on the others.
+    `loss_sum` over `loss_count` micro-batches: zero on ranks that compute no loss. A number, or a tensor of one number
+    where it was computed: the loop reads that together with the gradient norm, so that the host waits once. `tokens`:
+    tokens this rank's data-parallel replica trained on, counted on one rank of the replica only, zero on the others.
     """
 
-    loss_sum: float
+    loss_sum: float | torch.Tensor
     loss_count: int
     tokens: int
 

@@ -262,7 +262,7 @@ class JobTrial:
                 f"step: loss_count is {result.loss_count}, must be {len(batches)}: the micro-batches whose losses are "
                 "in loss_sum, on ranks that compute a loss"
             )
-        if not math.isfinite(result.loss_sum):
+        if not math.isfinite(float(result.loss_sum)):
             return missing(f"step: loss is {result.loss_sum} in the first step; look at data and initial values")
         if not float(self._world.reduced().abs().sum()):
             return missing("step: all gradients are zero after it; it must run backward and reduce gradients")
@@ -277,7 +277,7 @@ class JobTrial:
         first, reduced = world.gradients(), world.reduced()
         second = world.gradients()
         losses = f"loss {first.loss_sum / first.loss_count!r}, then {second.loss_sum / second.loss_count!r}"
-        if not _close(first.loss_sum, second.loss_sum):
+        if not _close(float(first.loss_sum), float(second.loss_sum)):
             return missing(
                 f"the same sample ids give {losses}; a batch must depend on its sample ids and the seed only, not on "
                 "an iterator that goes on: after a handoff another process asks for the next ids"
@@ -288,7 +288,7 @@ class JobTrial:
                 f"the same batch gives {growth:.2f} times the gradients the second time; step must begin with "
                 "state.model.zero_grad_buffer() and state.optimizer.zero_grad()"
             )
-        if not same_numbers(first.loss_sum, second.loss_sum) or not torch.equal(reduced, world.reduced()):
+        if not same_numbers(float(first.loss_sum), float(second.loss_sum)) or not torch.equal(reduced, world.reduced()):
             return warning(
                 f"the same batch gives {losses}: equal but for rounding, some operation is not deterministic"
             )
@@ -313,7 +313,8 @@ class JobTrial:
         active: Any = world
         parts = do_step(self._job, active, world.batches, rule, lambda place: False)
         assert parts is not None
-        if not same_numbers(whole.loss_sum, parts.loss_sum) or not torch.equal(gradients, world.reduced()):
+        same_loss = same_numbers(float(whole.loss_sum), float(parts.loss_sum))
+        if not same_loss or not torch.equal(gradients, world.reduced()):
             return missing("step_in_parts: gives another loss or other gradients than step; must be equal bit for bit")
         return ok(f"equal to step in parts of {rule.every} micro-batches")
 

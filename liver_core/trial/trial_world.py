@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from liver_core.worlds.megatron import (
     retire,
     seed_streams,
 )
+from liver_core.worlds.nccl_groups import CONNECT_S
 from liver_core.worlds.released_storage import released
 
 _HOST = "127.0.0.1"
@@ -63,7 +64,7 @@ class TrialWorld:
         self.world: MegatronWorld = bring_up(
             roster, rank, store, host=_HOST, timeout_s=_GROUP_S, collective_s=_GROUP_S, name=name
         )
-        connect(self.world)
+        connect(self.world, CONNECT_S, since=time.monotonic())
         self.progress = TrainingProgress(0, DataCursor(0, job.global_batch, job.micro_batch), 0)
         self._state: TrainState | None = None
         self._live: LiveState | None = None
@@ -148,7 +149,8 @@ class TrialWorld:
     def gradients(self) -> StepResult:
         """Forward, backward and reduction of the next step, from the random streams that it starts with."""
         seed_streams(self.world, seed=self.job.seed, step=self.progress.step)
-        return self.job.step(self.state, self.world, self.batches)
+        result = self.job.step(self.state, self.world, self.batches)
+        return replace(result, loss_sum=float(result.loss_sum)) if isinstance(result, StepResult) else result
 
     def step_draws(self) -> bool:
         """Whether a step draws random numbers, as dropout does."""

@@ -236,18 +236,25 @@ def activate(world: MegatronWorld) -> None:
     parallel_state._MPU_TENSOR_MODEL_PARALLEL_RANK = None
 
 
-def connect(world: MegatronWorld) -> None:
+def connect(world: MegatronWorld, limit_s: float, *, since: float) -> None:
     """Make the communicators of `world` on its GPUs, if it has any. Every rank of it must call this at the same time,
-    in its main thread, at a boundary, with an idle device. Raises RuntimeError if a rank is gone."""
+    at a boundary, with an idle device, and training waits. Raises RuntimeError if a rank is gone or a communicator is
+    not there `limit_s` seconds after `since` (time.monotonic seconds)."""
     if world.nccl is not None:
-        world.nccl.connect()
+        world.nccl.connect(limit_s, since=since)
 
 
 def disconnect(world: MegatronWorld) -> None:
-    """Free the communicators of a world that is no longer active, without its peers. In the main thread, at a boundary:
-    freeing waits for the device, and with collectives in flight may wait for ever."""
+    """Free the communicators of a world that is no longer active, without its peers. Freeing waits for the device."""
     if world.nccl is not None:
         world.nccl.abort()
+
+
+def abandon(world: MegatronWorld, why: str) -> None:
+    """A rank of `world` is gone: end what this rank waits for on its device, from any thread and without waiting.
+    Nothing without NCCL: gloo notices by itself."""
+    if world.nccl is not None:
+        world.nccl.abandon(why)
 
 
 def retire(world: MegatronWorld) -> None:

@@ -8,8 +8,11 @@ Written after torch 2.13 (ProcessGroupNCCL) and NCCL 2.30; tested against a mode
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,11 +20,22 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from liver_core.device.rank_device import own_device, own_gpu
+from liver_core.device.threads import background
 from liver_core.worlds.group_plan import GroupPlan, Ranks
+
+CONNECT_S = 20.0
+"""How long making the communicators of a world may take. Training stands meanwhile, and a rank that stands for much
+longer counts as hanging."""
+_ABORT_S = 30.0
+"""How long whoever frees a world waits for an abort that another thread has begun."""
 
 
 class NcclMoved(RuntimeError):
     """The installed torch lacks a name of NCCL's that we rely on."""
+
+
+class CommunicatorsEnded(RuntimeError):
+    """The communicators of a world were aborted, or not made in time; the text says why."""
 
 
 class NcclLibrary(Protocol):
@@ -73,8 +87,11 @@ class NcclGroups:
         self._library = place.library
         self._timeout = timedelta(seconds=timeout_s)
         self._backends: dict[Ranks, Any] = {}
-        self._guard = threading.Lock()
-        self._connected = self._aborted = False
+        self._changed = threading.Condition()
+        self._connected = False
+        self._problem: BaseException | None = None
+        self._ended = ""
+        self._aborted = threading.Event()
 
     def make(self, store: dist.Store, ranks: Ranks, name: str) -> Any:
         """The backend of one group, the world's before all others. Starts no communicator."""
@@ -94,34 +111,87 @@ class NcclGroups:
         self._backends[ranks] = backend
         return backend
 
-    def connect(self) -> None:
-        """Make all communicators. Every rank of the world calls it at the same time, in its main thread, while nothing
-        else is queued on its device. Raises RuntimeError if a peer is gone, or once the groups are aborted."""
-        with self._guard:
+    def connect(self, limit_s: float, *, since: float) -> None:
+        """Make all communicators. Every rank of the world calls it at the same time, while nothing else is queued on
+        its device; the calling thread waits.
+
+        Raises CommunicatorsEnded once they are aborted, or `limit_s` seconds after `since` (time.monotonic seconds),
+        and RuntimeError of NCCL. NCCL offers no way to end a call that makes one, so it runs in a thread of its own.
+        Where it does not come back, that thread and what it holds are left to it.
+        """
+        with self._changed:
             if self._connected:
                 return
-            if self._aborted:
-                raise RuntimeError("the communicators of this world were aborted before they were made")
+            if self._ended:
+                raise CommunicatorsEnded(
+                    f"the communicators of this world were aborted before they were made: {self._ended}"
+                )
+        background(self._make_all, name="communicators").start()
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._connected or self._problem is not None or self._ended != "",
+                since + limit_s - time.monotonic(),
+            )
+            ended, problem, connected = self._ended, self._problem, self._connected
+        if ended:
+            raise CommunicatorsEnded(ended)
+        if problem is not None:
+            raise problem
+        if not connected:
+            late = f"not made within the limit of {limit_s:g} s after the boundary at which all ranks began (connect_s)"
+            self.abandon(late)
+            raise CommunicatorsEnded(late)
+
+    def abandon(self, why: str) -> None:
+        """`abort` without waiting for it: NCCL may take long, and the calling thread has more to do."""
+        if self._end(why):
+            background(self._abort_all, name="abort-communicators").start()
+
+    def abort(self, why: str = "this world is over") -> None:
+        """End what this rank waits for on the device. From any thread, once and for all."""
+        if self._end(why):
+            self._abort_all()
+        self._aborted.wait(_ABORT_S)
+
+    def _end(self, why: str) -> bool:
+        """Whether this is the first reason to end them."""
+        with self._changed:
+            first = not self._ended
+            self._ended = self._ended or why
+            self._changed.notify_all()
+            return first
+
+    def _abort_all(self) -> None:
+        """The other groups before the world's, whose resources they use."""
+        try:
+            for backend in reversed(list(self._backends.values())):
+                backend.abort()
+        finally:
+            self._aborted.set()
+
+    def _make_all(self) -> None:
+        problem: BaseException | None = None
+        try:
+            for make in self._makings():
+                if self._ended:
+                    break
+                make()
+        except Exception as error:
+            problem = error
+        with self._changed:
+            self._problem, self._connected = problem, problem is None and not self._ended
+            late = self._ended != ""
+            self._changed.notify_all()
+        if late:
+            self._abort_all()  # What was made since the first abort.
+
+    def _makings(self) -> list[Callable[[], Any]]:
         whole = self._backends[self._plan.world]
-        whole.eager_connect_single_device(self._device)
+        makings = [partial(whole.eager_connect_single_device, self._device)]
         for split in self._plan.splits:
             mine = next((ranks for ranks in split if self._rank in ranks), None)
             if mine is None:
-                whole.perform_nocolor_split(self._device)
+                makings.append(partial(whole.perform_nocolor_split, self._device))
             else:
-                self._backends[mine].eager_connect_single_device(self._device)
-        with self._guard:
-            self._connected = True
-
-    def abort(self) -> None:
-        """A peer is dead: end what this rank waits for on the device. From any thread, once and for all.
-
-        The other groups before the world's, whose resources they use.
-        """
-        with self._guard:
-            if self._aborted:
-                return
-            self._aborted = True
-            found = list(self._backends.values())
-        for backend in reversed(found):
-            backend.abort()
+                makings.append(partial(self._backends[mine].eager_connect_single_device, self._device))
+        return makings

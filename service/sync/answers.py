@@ -45,11 +45,16 @@ _STANDING = text(
      ORDER BY job_id
     """
 ).bindparams(bindparam("now", type_=DateTime(timezone=True)))
-_STANDING_JOBS = text(
+# Of those whose part has not ended: a later machine with the name of a node may be asked for, too.
+_STANDING_NODES = text(
     """
-    SELECT job_id, orders_seq, next_generation, active_generation, state, checkpoints_asked, checkpoints_answered,
-           reason
-      FROM jobs WHERE job_id = ANY(CAST(:job_ids AS text[]))
+    SELECT asked.node_id, job_id, orders_seq, next_generation, active_generation, state, checkpoints_asked,
+           checkpoints_answered, reason
+      FROM unnest(CAST(:node_ids AS text[]), CAST(:job_ids AS text[])) AS asked (node_id, job_id)
+      JOIN jobs USING (job_id)
+      JOIN LATERAL (SELECT role FROM job_grants
+                     WHERE job_grants.job_id = jobs.job_id AND job_grants.node_id = asked.node_id
+                     ORDER BY grant_id DESC LIMIT 1) AS newest ON newest.role IS NOT NULL
     """
 )
 _OWN_PART = TypeAdapter(OwnPart)
@@ -188,8 +193,8 @@ def answer(intake: Intake, kept: KeptOrders, told: ToldOrders, *, poll_s: float,
 
 def news_for(node_id: str, told: Told, standing: "StandingNow", rendered: Rendered, *, now: datetime) -> str | None:
     """The orders of a node that was told only of this job, as JSON of `WakeOrders`; None where they are no news, and
-    where the node is no member any more. What was made of the rows by now says it."""
-    if standing.orders_seq <= told.orders_seq or node_id not in rendered.shared.order.peers:
+    where they are large."""
+    if standing.orders_seq <= told.orders_seq:
         return None
     moved, own = _for_node(rendered, node_id, told.ahead)
     job = _text(moved, own, (told.neighbours,))
@@ -224,9 +229,11 @@ def standing_of(intake: Intake) -> tuple[StandingNow, ...]:
     return tuple(StandingNow(*row) for row in intake.session.execute(_STANDING, values))
 
 
-def standing_jobs(session: Session, job_ids: Iterable[str]) -> tuple[StandingNow, ...]:
-    """How these jobs stand; those that do not exist are left out."""
-    return tuple(StandingNow(*row) for row in session.execute(_STANDING_JOBS, {"job_ids": list(job_ids)}))
+def standing_nodes(session: Session, asked: Iterable[tuple[str, str]]) -> dict[tuple[str, str], StandingNow]:
+    """How these jobs stand, for those of the nodes that have a part in them. `asked`: nodes and jobs."""
+    node_ids, job_ids = (list(names) for names in zip(*asked, strict=True))
+    rows = session.execute(_STANDING_NODES, {"node_ids": node_ids, "job_ids": job_ids})
+    return {(row.node_id, row.job_id): StandingNow(*row[1:]) for row in rows}
 
 
 def render(shared: SharedOrder) -> Rendered:

@@ -1,5 +1,5 @@
-"""What a wake-up brings: the node's new orders, so that it need not ask for them. Made of committed rows only, once for
-all nodes of a job, in one transaction for all jobs that have changed at about the same time.
+"""What a wake-up brings: the node's new orders, so that it need not ask for them. Made of committed rows only, for
+nodes that have a part in the job by now; once for all of them, in one transaction for all that are woken together.
 """
 
 import asyncio
@@ -12,10 +12,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.gathering import Gathering
 from service.lanes import Lane
 from service.problems import ProblemError
-from service.sync.answers import KeptOrders, Rendered, StandingNow, ToldOrders, news_for, standing_jobs
+from service.sync.answers import KeptOrders, Rendered, StandingNow, ToldOrders, news_for, standing_nodes
 
 WAIT_S = 0.5
 """Then the wake-up goes without: the agent asks at once."""
+TOGETHER_MAX = 1_024
+"""So many nodes are looked up at once: more than most jobs have."""
+_Ask = tuple[str, str]
+_Found = tuple[StandingNow, Rendered]
 _log = logging.getLogger(__name__)
 
 
@@ -37,7 +41,7 @@ class News:
         self._clock = clock
         self._lost_after_s = lost_after_s
         # What has changed since a look began needs another look: nobody waits for the time between two.
-        self._gathering: Gathering[str, tuple[StandingNow, Rendered] | None] = Gathering(self._look, every_s=0.0)
+        self._gathering: Gathering[_Ask, _Found | None] = Gathering(self._look, most=TOGETHER_MAX, every_s=0.0)
 
     async def of(self, node_id: str) -> str | None:
         """New orders of the node as JSON of `WakeOrders`; None where there are none, where they did not come in time,
@@ -47,7 +51,7 @@ class News:
             return None
         try:
             async with asyncio.timeout(WAIT_S):
-                found = await self._gathering.ask(told.job_id)
+                found = await self._gathering.ask((node_id, told.job_id))
         except (TimeoutError, SQLAlchemyError, ProblemError) as error:
             _log.debug("node %s is woken without its orders: %s", node_id, error)
             return None
@@ -59,18 +63,18 @@ class News:
             self._told.note(node_id, told._replace(orders_seq=standing.orders_seq))
         return news
 
-    async def _look(self, job_ids: Sequence[str]) -> Sequence[tuple[StandingNow, Rendered] | None]:
-        found = await self._lane.run(self._made, frozenset(job_ids))
-        return [found.get(job_id) for job_id in job_ids]
+    async def _look(self, asked: Sequence[_Ask]) -> Sequence[_Found | None]:
+        found = await self._lane.run(self._made, frozenset(asked))
+        return [found.get(ask) for ask in asked]
 
-    def _made(self, job_ids: frozenset[str]) -> dict[str, tuple[StandingNow, Rendered]]:
-        now, found = self._clock(), {}
+    def _made(self, asked: frozenset[_Ask]) -> dict[_Ask, _Found]:
+        now, orders = self._clock(), {}
         with self._lane.sessions() as session:
-            standing = standing_jobs(session, job_ids)
-            if len(standing) > 1:
-                self._orders.make(session, standing, lost_after_s=self._lost_after_s, now=now)
-            for row in standing:
-                rendered = self._orders.of(session, row, lost_after_s=self._lost_after_s, now=now)
-                if rendered is not None:
-                    found[row.job_id] = row, rendered
-        return found
+            standing = standing_nodes(session, asked)
+            jobs = {row.job_id: row for row in standing.values()}
+            if len(jobs) > 1:
+                self._orders.make(session, jobs.values(), lost_after_s=self._lost_after_s, now=now)
+            for row in jobs.values():
+                orders[row.job_id] = self._orders.of(session, row, lost_after_s=self._lost_after_s, now=now)
+        made = ((ask, jobs[ask[1]], orders[ask[1]]) for ask in standing)
+        return {ask: (row, rendered) for ask, row, rendered in made if rendered is not None}

@@ -21,6 +21,7 @@ from agent.protocol.rank import (
     Failed,
     Finished,
     Hello,
+    PeerDied,
     Permit,
     Prepare,
     RankCommand,
@@ -182,6 +183,8 @@ class FakeRank:
                 self.say(self.hello())
                 if self.order is not None:
                     self.turn(self.stage)
+            case PeerDied():
+                print(f"rank {command.reason.rank} on {command.member.node_id}: {command.reason.text}", flush=True)
             case WriteCheckpoint() if command.number > self.saved:
                 self.saved = command.number
                 self.save(command.number)

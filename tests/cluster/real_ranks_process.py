@@ -11,6 +11,7 @@ import importlib
 import os
 import signal
 import statistics
+import sys
 import threading
 import time
 import traceback
@@ -184,15 +185,18 @@ def make_job(setup: RankSetup) -> Any:
 
 
 def model_nccl(listener: PipeListener, recorder: Recorder, member: Member) -> Any:
-    """Where this rank trains. It says when a communicator is made: the step, and whether training pauses."""
+    """Where this rank trains. It says when a communicator is made: the step, whether training pauses for a cutover, and
+    whether it waits for communicators."""
     import torch
 
-    from liver_core.worlds.nccl_groups import TrainsOn
+    from liver_core.worlds.nccl_groups import NcclGroups, TrainsOn
     from tests.liver_core.worlds.nccl_model import ModelNccl
 
     def looks() -> None:
         loop = recorder.loop
-        listener.send("communicator", loop.progress.step, loop.pending._cutting, threading.current_thread().name)
+        main = sys._current_frames()[threading.main_thread().ident or 0]
+        waits = any(frame.f_code is NcclGroups.connect.__code__ for frame, _ in traceback.walk_stack(main))
+        listener.send("communicator", loop.progress.step, loop.pending._cutting, waits)
 
     return TrainsOn(f"GPU-{member}", torch.device("cpu"), ModelNccl(looks))
 
@@ -336,6 +340,11 @@ class Recorder:
                 self.listener.send("passed", fault.point)
             case "hold":
                 self._hold(fault.point)
+            case "wait in NCCL":
+                self.listener.send("passed", fault.point)
+                self.model_nccl.library.backends[0].collective()
+            case "hold communicators":
+                self.model_nccl.library.looks = lambda: self._hold(fault.point)
             case "corrupt":
                 made = self.loop.following or self.loop.preparation.made
                 made.live.regions["exp_avg"].view(-1)[3] += 1.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,17 +13,24 @@ from tests.cluster.real_ranks import run_ranks
 from tests.gpu.check import Finding, Verdict
 
 RANKS, TIMEOUT_S = 2, 10.0
+NO_GROUP = "none for this device"
 Group = dist.ProcessGroup
 Check = Callable[[Group, torch.device, int], bool]
 """Whether every element is what it must be. Arguments: group, device, rank of two."""
 
 
 def run(device: str) -> Finding:
-    by_rank = run_ranks(check_all, RANKS, timeout_s=35)
+    return finding_of(run_ranks(check_all, RANKS, timeout_s=35))
+
+
+def finding_of(by_rank: Sequence[Mapping[str, str]]) -> Finding:
+    """What the ranks say together. Where their groups take no tensor of the device at all, that is said once."""
     said = {name: next((text for rank in by_rank if (text := rank[name])), "") for name in (*NEEDED, *OF_SOME)}
     found = {name: text or "right" for name, text in said.items()}
     found["kind of group"] = by_rank[0]["kind of group"]
     bad = [name for name in NEEDED if said[name]]
+    if bad and found["kind of group"] == NO_GROUP:
+        return Finding(Verdict.FAILED, f"groups of this torch take no tensors of the device: {said[bad[0]]}", found)
     absent = [name for name in OF_SOME if said[name]]
     if bad:
         return Finding(Verdict.FAILED, f"{', '.join(bad)}: {said[bad[0]]}", found)
@@ -38,16 +45,16 @@ def check_all(rank: int, port: int) -> dict[str, str]:
     """Name -> empty, or what was wrong. Each in a group of its own, since one that failed is of no use any more."""
     from liver_core.device.rank_device import own_device
     from liver_core.handoff.messages import StoreAddress
-    from liver_core.worlds.groups import connect_store, destroy_groups, make_group
+    from liver_core.worlds.groups import OnDevice, connect_store, destroy_groups, make_group
 
     store = connect_store(StoreAddress("127.0.0.1", port), timeout_s=20)
-    device, found = own_device(), {}
+    device, found = own_device(), {"kind of group": NO_GROUP}
     for name, check in (NEEDED | OF_SOME).items():
         group = None
         try:
-            group = make_group(
-                store, range(RANKS), rank, name=name, host="127.0.0.1", timeout_s=TIMEOUT_S, collective_s=TIMEOUT_S
-            )
+            # As slots that share a GPU have it: gloo for its tensors too.
+            limits = {"timeout_s": TIMEOUT_S, "collective_s": TIMEOUT_S}
+            group = make_group(store, range(RANKS), rank, name=name, host="127.0.0.1", on_device=OnDevice(), **limits)
             found["kind of group"] = group._get_backend(device).name()
             found[name] = "" if check(group, device, rank) else "other numbers than it must give"
         except Exception as error:

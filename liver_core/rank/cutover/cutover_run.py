@@ -49,6 +49,7 @@ from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.cutover.source_side import Lost, Pause, SourceSide, hashed, word, words
 from liver_core.rank.cutover.vote import Counted, count
 from liver_core.rank.next_world import NextWorld
+from liver_core.rank.step_boundary import StepTotals
 from liver_core.rank.store_exchange import ExchangeTimeout, StoreGone, cause_of
 from liver_core.rank.stream.target_stream import StreamFailed
 from liver_core.state.live_state import state_kinds
@@ -85,8 +86,8 @@ class Outcome:
 
 class CutoverRun:
     """One rank's cutover. On a source, `boundary_of` gives what is equal on all its ranks at this boundary: version,
-    small state, totals of the step. `chain`: the sum over the source world of the gradients streamed until then, None
-    if the boundary did not yield it."""
+    small state, totals of the step. `totals`: of the step that is handed over, None where it was dropped or where this
+    rank did not take part in it."""
 
     def __init__(
         self,
@@ -95,7 +96,7 @@ class CutoverRun:
         machine: Cutover,
         *,
         boundary_of: Callable[[], dict[str, Any]],
-        chain: int | None = None,
+        totals: StepTotals | None = None,
         probe: Probe = lambda point: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -109,7 +110,7 @@ class CutoverRun:
         self.pause = Pause(following, machine.rank, clock, probe)
         self.source: SourceSide | None = None
         if following.source_rank is not None and active is not None:
-            self.source = SourceSide(self.pause, active, boundary_of, chain)
+            self.source = SourceSide(self.pause, active, boundary_of, totals)
         self._reached = Level.NOTHING
         self._arrived_gradients: torch.Tensor | None = None
         self._joined = self._agreed = False

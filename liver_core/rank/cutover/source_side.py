@@ -5,6 +5,7 @@ All living source ranks run the same collectives, even if they fail as targets. 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,10 +18,10 @@ from liver_core.device import DeviceWait, settle
 from liver_core.handoff.messages import FailedPart, FailureCause, Reason
 from liver_core.rank.active_world import ActiveWorld
 from liver_core.rank.next_world import NextWorld
+from liver_core.rank.step_boundary import StepTotals
 from liver_core.rank.store_exchange import ExchangeTimeout, cause_of
 from liver_core.state.buckets import collect_gradients
 from liver_core.state.megatron_optimizer import GRAD
-from liver_core.state.optimizer_step import measure_gradients
 from liver_core.state.small_state import count_sums, optimizer_counts
 from liver_core.worlds.groups import limited, plainly
 
@@ -88,7 +89,7 @@ class SourceSide:
     source world, once they are known. `broken`: why the source world cannot go on, None while it can."""
 
     def __init__(
-        self, pause: Pause, active: ActiveWorld, boundary_of: Callable[[], dict[str, Any]], chain: int | None
+        self, pause: Pause, active: ActiveWorld, boundary_of: Callable[[], dict[str, Any]], totals: StepTotals | None
     ) -> None:
         self.boundary: dict[str, Any] = {}
         self.certificates: dict[str, torch.Tensor] = {}
@@ -97,7 +98,8 @@ class SourceSide:
         self._following = pause.following
         self._active = active
         self._boundary_of = boundary_of
-        self._chain = chain
+        self._chain = None if totals is None else totals.chain
+        self._norm = math.nan if totals is None else totals.norm
         self._summing: tuple[str, torch.Tensor, Any] | None = None
 
     @property
@@ -131,11 +133,11 @@ class SourceSide:
             raise failure
 
     def publish_gradients(self) -> None:
-        """Measure the gradients, make them readable, publish the norm. Call `finish_certificate` next. Raises Lost."""
-        pause, stay = self._pause, self._gradients_stay
+        """Make the gradients readable and publish their norm. Call `finish_certificate` next. Raises Lost."""
+        pause, stay, norm = self._pause, self._gradients_stay, self._norm
         pause.probe("norm")
-        norm = self._collective("gradient norm", lambda: measure_gradients(self._active.state))
-        # All gradients are reduced. If they are read in place, targets need not wait for their hash.
+        # All gradients are reduced: the norm was computed of them. If they are read in place, targets need not wait
+        # for their hash.
         if stay:
             self._settle_gradients()
             self._publish("norm", norm)

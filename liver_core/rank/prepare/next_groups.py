@@ -42,7 +42,7 @@ def make_next_groups(
         )
 
     made.world = cancellable(connect_groups, aborted, undo=retire, name="connecting the groups")
-    made.lacks_communicators = made.world.nccl is not None
+    made.lacks_communicators, made.connect_s = made.world.nccl is not None, settings.connect_s
     if made.target_rank == 0 and place.gpu:
         made.exchange.post(_COMMUNICATORS, made.lacks_communicators)
 

@@ -6,6 +6,7 @@ world is built by the steps that any other handoff builds it with, but in the ma
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -138,7 +139,7 @@ class RescuePreparation(Preparation):
     def _bring_up(self, made: NextWorld) -> None:
         super()._bring_up(made)
         # Training stands still, so there is no quieter moment.
-        made.connect()
+        made.connect(time.monotonic())
 
     def _lay_out(self, made: NextWorld) -> None:
         assert made.rescue is not None

@@ -65,6 +65,7 @@ class Scene:
     def __init__(self, order: JobOrder, journal: Journal | None = None) -> None:
         self.order = order
         self.now = START_S
+        self.pulse = Pulse(100, 0.1, 0.5, 90)
         self.journal = journal or Journal()
         self.stores = Stores()
         self.mirrors: list[HandoffMirror] = []
@@ -98,7 +99,7 @@ class Scene:
             JOB_ID,
             send_order=self._send,
             post=self.posted.put_nowait,
-            pulse=lambda: Pulse(100, 0.1, 0.5, 90),
+            pulse=lambda: self.pulse,
         )
 
     async def _send(self, member: Member, order: Order) -> None:

@@ -53,6 +53,28 @@ def test_another_notice_amends_the_handoff_that_is_still_preparing(job: JobOrder
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("leaving", [("c", "d"), ("d",)], ids=["more nodes", "a nearer deadline"])
+def test_what_rungs_cost_is_estimated_anew_for_an_amended_plan(job: JobOrder, leaving: tuple[str, ...]) -> None:
+    """Of a restart the steps since the last checkpoint: they were 10 of 0.5 s, and are 50 of 1 s now."""
+
+    async def run() -> None:
+        now = Scene(job)
+        await now.notice(60.0, "d")
+        assert now.lead.progress is not None
+        opened, needed_s = now.mirrors[-1], now.lead.progress.estimate_s
+        now.now, now.pulse = now.now + 20.0, replace(now.pulse, step=140, median_step_s=1.0)
+        await now.notice(50.0, *leaving)
+        amended = now.mirrors[-1]
+        assert (opened.plan_revision, amended.plan_revision) == (1, 2)
+        before, after = (mirror.measures.rung_costs[-1] for mirror in (opened, amended))
+        assert before.rung is after.rung is Rung.CHECKPOINT
+        assert after.total_s == pytest.approx(before.total_s - 5.0 + 50.0)
+        assert needed_s is not None and now.lead.progress.estimate_s is not None
+        assert now.lead.progress.estimate_s > needed_s + 0.4, "what streams takes a step more"
+
+    asyncio.run(run())
+
+
 def test_a_deadline_that_lies_later_does_not_move_the_open_one(job: JobOrder) -> None:
     async def run() -> None:
         now = Scene(job)

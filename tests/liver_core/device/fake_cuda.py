@@ -54,12 +54,15 @@ def pretend() -> None:
 
 
 def pretend_megatron() -> None:
-    """After Megatron is imported: groups without peers, no random streams of a device, hooks of `_backward`."""
+    """After Megatron is imported: groups without peers, no random streams of a device, hooks of `_backward`, and host
+    memory that is not pinned."""
     from megatron.core.distributed import DistributedDataParallel
     from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
 
+    from liver_core.state import host_memory
     from liver_core.worlds import megatron
 
+    host_memory.pin = lambda tensor: None
     CudaRNGStatesTracker.fork = lambda *_, **__: nullcontext()  # type: ignore[method-assign]
     megatron.make_group = groups.make_group = make_group  # type: ignore[assignment]
     made = DistributedDataParallel._make_backward_post_hook

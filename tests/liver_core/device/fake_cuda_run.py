@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,15 +17,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from liver_core.device import waits
 from liver_core.layout import Manifest, Member, ParallelLayout, Roster
 from liver_core.memory.device_memory import TrainingShape, rank_memory
-from liver_core.memory.memory_placement import areas
+from liver_core.memory.memory_placement import Area, areas
 from liver_core.memory.overheads import DeviceOverheads
 from liver_core.memory.transformer_shape import TransformerShape, manifest_of
 from liver_core.rank.active_world import ActiveWorld
+from liver_core.rank.step_boundary import read_numbers
+from liver_core.rank.stream.source_stream import SourceStream
 from liver_core.state.built_state import check_built
-from liver_core.state.live_state import allocate
+from liver_core.state.host_memory import move_in, wait_in_host_memory
+from liver_core.state.live_state import LiveState, allocate
 from liver_core.state.megatron_optimizer import adopt, settle_moments, unwrapped
-from liver_core.state.optimizer_step import apply_step, measure_gradients
-from liver_core.streaming.ring import SourceRing
+from liver_core.state.optimizer_step import apply_step, start_norm
+from liver_core.streaming.ring import BEFORE_ANY, SourceRing
 from liver_core.training.gpt import GptJob
 from liver_core.training.job import MicroBatch
 from liver_core.worlds import megatron
@@ -75,13 +79,21 @@ def run(source: ParallelLayout, target: ParallelLayout, precision: str, watch: f
         for number in ("first_step", "step"):  # The first makes the moments.
             step(job, active)
             found[number] = seen(watch)
-        ring = SourceRing(active.live.shards.region_numel, RING_DEPTH, version=2, device=active.live.device)
+        ring = published_step(job, active)
+        found["published_step"] = seen(watch)
         with megatron.building(following), released() as hollow:
             state = check_built(job.build(following), following)
             live = adopt(state.model, state.optimizer, manifest, following)
         found["next_build"] = {**seen(watch), "peak_bytes": hollow.peak_bytes, "held_bytes": held(state, live)}
+        waiting = areas(manifest, target, 0)[1:]
+        found["waiting"] = waiting_on_host(live, waiting)
         found["allocated_bytes"] = allocate(live)
         found["allocate"] = seen(watch)
+        found["waiting_devices"] = devices(ActiveWorld(following, state, live))["regions"]
+        moved: list[tuple[int, int]] = []
+        move_in(live, lambda device, host: moved.append((device, host)))
+        found["move_in"] = {**seen(watch), "device_bytes": sum(device for device, _ in moved)}
+        found["left_on_host"] = found["waiting"][0] + sum(host for _, host in moved)
     found["devices"] = devices(active, ring) | {
         f"next {name}": on for name, on in devices(ActiveWorld(following, state, live)).items()
     }
@@ -123,9 +135,40 @@ def active_in(job: GptJob, present: MegatronWorld, manifest: Manifest) -> Active
 
 def step(job: GptJob, active: ActiveWorld) -> None:
     """As the loop does one."""
-    job.step(active.state, active.world, BATCHES)
-    apply_step(active.state, measure_gradients(active.state))
+    result = job.step(active.state, active.world, BATCHES)
+    apply_step(active.state, read_numbers(result, start_norm(active.state)).norm)
     settle_moments(active.live)
+
+
+class QuietStream(SourceStream):
+    """Its threads do not begin: pretending is a matter of the thread that trains."""
+
+    def _in_background(self, name: str, action: Callable[[], None]) -> threading.Thread:
+        return threading.Thread(target=action, name=name)
+
+
+def published_step(job: GptJob, active: ActiveWorld) -> SourceRing:
+    """A step beside a handoff that streams. Returns its ring."""
+    live = active.live
+    ring = SourceRing(live.shards.region_numel, RING_DEPTH, version=BEFORE_ANY, device=live.device)
+    unused: Any = None
+    stream = QuietStream(live, unused, ring, rank=0, connect=unused)
+    stream.attach(2, (1.0,), since=0.0)
+    result = job.step(active.state, active.world, BATCHES)
+    norm = read_numbers(result, start_norm(active.state)).norm
+    stream.before_step(active, 3, norm, (1.0,))
+    apply_step(active.state, norm)
+    settle_moments(active.live)
+    stream.after_step(3)
+    while ring.settle_next():
+        pass
+    assert not stream.failure, stream.failure
+    return ring
+
+
+def waiting_on_host(live: LiveState, waiting: Sequence[Area]) -> list[int]:
+    """Bytes of host memory taken and planned by a next world of which these areas wait there."""
+    return [wait_in_host_memory(live, waiting), sum(area.host_bytes for area in waiting)]
 
 
 def seen(watch: fake_cuda.Watch) -> dict[str, dict[str, int]]:

@@ -150,7 +150,6 @@ def gradients(device: LateDevice) -> None:
     reduced.add_(4.0)
     side, seen = _source_side({"grad": reduced}, lambda name: raw(reduced))
     with (
-        mock.patch.object(source_side, "measure_gradients", lambda state: 1.0),
         mock.patch.object(side, "_collective", lambda what, action: action()),
         mock.patch.object(side, "_start_sum", lambda name, part: None),
         mock.patch.object(source_side, "hashed", lambda *_: NOTHING),
@@ -293,10 +292,10 @@ def communicators(device: LateDevice) -> None:
     with device.own(CPU):
         replayed.fill_(2.0)
     found = []
-    nccl = SimpleNamespace(connect=lambda: found.append((raw(trained), raw(replayed))))
-    made: Any = SimpleNamespace(source_rank=1, world=SimpleNamespace(nccl=nccl), measures={})
+    nccl = SimpleNamespace(connect=lambda limit_s, since: found.append((raw(trained), raw(replayed))))
+    made: Any = SimpleNamespace(source_rank=1, world=SimpleNamespace(nccl=nccl), measures={}, connect_s=1.0)
     with mock.patch.object(next_world, "own_device", lambda: CPU):
-        NextWorld.connect(made)
+        NextWorld.connect(made, 0.0)
     assert found == [([1.0] * N, [2.0] * N)]
 
 

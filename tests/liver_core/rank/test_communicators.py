@@ -21,7 +21,7 @@ def test_survivors_newcomers_and_leavers_make_them_together_while_training_stand
         assert at_start == [1, 1], "that of the first world"
         assert [len(_made(rank)) for rank in (leaver, survivor, newcomer)] == [1, 2, 1]
         for rank in (leaver, survivor, newcomer):
-            assert all(not paused and thread == "MainThread" for _, _, paused, thread in _made(rank))
+            assert all(not paused and stands for _, _, paused, stands in _made(rank))
         said = [event[0] if event[0] != "stage" else event[2] for event in survivor.events]
         made_at = len(said) - 1 - said[::-1].index("communicator")
         assert said.index("prepared", said.index("active")) < made_at < said.index("cutting_over", made_at)

@@ -37,6 +37,7 @@ def test_a_failure_in_the_users_code_shows_its_traceback(
     from liver_core.rank.pending_handoff import PendingHandoff
     from liver_core.rank.prepare.preparation import PrepareFailed
     from liver_core.rank.reporter import StageReporter
+    from liver_core.worlds.peer_deaths import PeerDeaths
 
     def forget_a_layer() -> None:
         raise KeyError("layer 7")
@@ -55,7 +56,9 @@ def test_a_failure_in_the_users_code_shows_its_traceback(
 
     listener: Any = Recorder()
     make: Any = Preparation
-    pending = PendingHandoff(Member("a", 0), BoundaryRequests(), StageReporter(listener), make, lambda: True)
+    pending = PendingHandoff(
+        Member("a", 0), BoundaryRequests(), StageReporter(listener), make, lambda: True, PeerDeaths()
+    )
     pending.prepare(order())
     assert listener.aborted.wait(5.0)
     assert phase.replace("_", " ") in listener.reasons[0]
@@ -67,6 +70,7 @@ def test_training_does_not_wait_for_a_world_that_is_dropped_and_the_next_handoff
     from liver_core.rank.boundary_requests import BoundaryRequests
     from liver_core.rank.pending_handoff import PendingHandoff
     from liver_core.rank.reporter import StageReporter
+    from liver_core.worlds.peer_deaths import PeerDeaths
 
     may_end, builds = threading.Event(), threading.Event()
 
@@ -89,7 +93,7 @@ def test_training_does_not_wait_for_a_world_that_is_dropped_and_the_next_handoff
             builds.set()
 
     listener, make, requests = Recorder(), Preparation, BoundaryRequests()
-    pending = PendingHandoff(Member("a", 0), requests, StageReporter(listener), make, lambda: True)  # type: ignore[arg-type]
+    pending = PendingHandoff(Member("a", 0), requests, StageReporter(listener), make, lambda: True, PeerDeaths())  # type: ignore[arg-type]
     pending.following = World(order())  # type: ignore[assignment]
     requests.abort(order().handoff_id, Reason("withdrawn", "abort"))
     dropping = threading.Thread(target=pending.maintain, daemon=True)
@@ -111,6 +115,7 @@ def test_a_rank_that_ends_reports_why_a_handoff_was_aborted_although_its_world_i
     from liver_core.rank.boundary_requests import BoundaryRequests
     from liver_core.rank.pending_handoff import PendingHandoff
     from liver_core.rank.reporter import StageReporter
+    from liver_core.worlds.peer_deaths import PeerDeaths
 
     may_end, ended = threading.Event(), threading.Event()
 
@@ -124,7 +129,9 @@ def test_a_rank_that_ends_reports_why_a_handoff_was_aborted_although_its_world_i
 
     listener: Any = Recorder()
     unused: Any = None
-    pending = PendingHandoff(Member("a", 0), BoundaryRequests(), StageReporter(listener), unused, lambda: True)
+    pending = PendingHandoff(
+        Member("a", 0), BoundaryRequests(), StageReporter(listener), unused, lambda: True, PeerDeaths()
+    )
     pending.following = World()  # type: ignore[assignment]
     pending.drop_beside_training(Reason("a source is gone", "read"))
     assert listener.reasons == []

@@ -45,7 +45,7 @@ def train_and_save(rank: int, port: int, setup: RankSetup, saving: Saving) -> di
         result = job.step(state, world, cursor.batches(world.coordinates.dp, world.layout.dp))
         state.optimizer.step()
         state.scheduler.step(increment=BATCH)
-        cursor, losses[step] = cursor.advanced(), result.loss_sum / max(1, result.loss_count)
+        cursor, losses[step] = cursor.advanced(), float(result.loss_sum) / max(1, result.loss_count)
         if step == 3:
             if saving.spoiled:
                 state.optimizer.chained_optimizers[0].shard_fp32_from_float16_groups[0][0].mul_(2)

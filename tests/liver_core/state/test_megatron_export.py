@@ -290,7 +290,7 @@ def _train_as_megatron(rank: int, port: int, corpus: str, folder: str, layout: s
         result = job.step(state, world, cursor.batches(world.coordinates.dp, world.layout.dp))
         state.optimizer.step()
         state.scheduler.step(increment=job.global_batch)
-        cursor, losses[step] = cursor.advanced(), result.loss_sum / max(1, result.loss_count)
+        cursor, losses[step] = cursor.advanced(), float(result.loss_sum) / max(1, result.loss_count)
     retire(world)
     return losses
 

@@ -132,7 +132,7 @@ class KeepsGradients(GptJob):
 
 class ReturnsLoss(GptJob):
     def step(self, state: Any, world: Any, batches: Sequence[Any]) -> Any:
-        return super().step(state, world, batches).loss_sum
+        return float(super().step(state, world, batches).loss_sum)
 
 
 class ForgetfulSchedule(GptJob):

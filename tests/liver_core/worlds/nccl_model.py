@@ -7,6 +7,7 @@ colour get one communicator, in the order of their ranks. Whoever calls somethin
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,13 @@ class ModelBackend(_Gloo):
         super().__init__(store, rank, size, gloo_options("127.0.0.1", timedelta(seconds=20)))
         self.asked, self.library = asked, library
         self.has_communicator = False
+        self.ended = threading.Event()
+
+    def collective(self) -> None:
+        """One that a rank never joins: it comes back when the communicator is aborted, and not before."""
+        assert self.has_communicator
+        self.ended.wait()
+        raise RuntimeError("NCCL communicator was aborted on rank 1.")
 
     def eager_connect_single_device(self, device: Any) -> None:
         assert not self.has_communicator, "made twice"
@@ -78,6 +86,7 @@ class ModelBackend(_Gloo):
         assert color == NOBODY or mine == ranks, f"colour {color} is that of ranks {mine}, the group is {ranks}"
 
     def abort(self) -> None:
+        self.ended.set()
         self.library.aborted.append(self.asked.group_name)
 
     def _agree(self, call: tuple[str, int]) -> list[tuple[str, int]]:

@@ -3,6 +3,7 @@ before all ranks have agreed to. Nothing here says how NCCL itself behaves."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -89,8 +90,8 @@ def _connect(rank: int, port: int, layout: str) -> tuple[list[Any], list[Any], d
     library = ModelNccl()
     world = _world(layout, rank, port, f"GPU-{rank}", library)
     before = list(library.made)
-    connect(world)
-    connect(world)
+    connect(world, 20.0, since=time.monotonic())
+    connect(world, 20.0, since=time.monotonic())
     value = torch.tensor([float(rank + 1)])
     dist.all_reduce(value, group=world.everyone)
     retire(world)
@@ -129,7 +130,7 @@ def _shared(rank: int, port: int, layout: str) -> tuple[str, str, list[Any]]:
 
     library = ModelNccl()
     world = _world(layout, rank, port, "GPU-0", library)
-    connect(world)
+    connect(world, 20.0, since=time.monotonic())
     tp = world.collection.tp
     return c10d._world.pg_backend_config[tp], tp._get_backend(torch.device("cuda")).name(), library.made
 
@@ -157,14 +158,14 @@ def _abort(rank: int, port: int, layout: str) -> tuple[list[str], list[str], str
 
     library = ModelNccl()
     world = _world(layout, rank, port, f"GPU-{rank}", library)
-    connect(world)
+    connect(world, 20.0, since=time.monotonic())
     disconnect(world)
     aborted = list(library.aborted)
     disconnect(world)
     other = _world(layout, rank, port, f"GPU-{rank}", ModelNccl(), number=2)
     disconnect(other)
     try:
-        connect(other)
+        connect(other, 20.0, since=time.monotonic())
     except RuntimeError as error:
         return aborted, library.aborted, str(error)
     return aborted, library.aborted, "connected"

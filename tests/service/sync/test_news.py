@@ -10,9 +10,8 @@ from starlette.requests import Request
 
 from agent.link.kept_orders import brought
 from agent.protocol.wake_up import WakeEvent, WakeOrders
-from service.jobs.tables import JobRow
+from service.jobs.operations import end_part
 from service.sync import answers, news
-from service.sync.answers import StandingNow, Told
 from service.sync.endpoints import WakeReader, listener_of, wake
 from tests.service.fake_agent import FakeAgent
 
@@ -54,8 +53,8 @@ def test_what_was_brought_is_not_brought_again_and_nothing_is_where_nothing_is_n
 
 def test_all_members_of_a_job_are_brought_orders_that_are_looked_up_and_made_once(noticed, context, monkeypatch):
     looks: list[str] = []
-    find = news.standing_jobs
-    monkeypatch.setattr(news, "standing_jobs", lambda *asked: looks.append("look") or find(*asked))
+    find = news.standing_nodes
+    monkeypatch.setattr(news, "standing_nodes", lambda *asked: looks.append("look") or find(*asked))
     monkeypatch.setattr(answers, "shared_orders", lambda *_, **__: pytest.fail("the node's own answer had them made"))
 
     async def all_at_once() -> list[str | None]:
@@ -65,15 +64,14 @@ def test_all_members_of_a_job_are_brought_orders_that_are_looked_up_and_made_onc
     assert looks == ["look"]
 
 
-def test_a_node_that_is_no_member_any_more_is_brought_nothing(noticed, context, clock):
-    with context.sessions() as session:
-        job = session.query(JobRow).one()
-        standing = StandingNow(*(getattr(job, name) for name in StandingNow._fields))
-        rendered = context.orders.of(session, standing, lost_after_s=context.settings.lost_after_s, now=clock())
-    assert rendered is not None
-    told = Told(job.job_id, 0, rendered.neighbours_digest, context.told.of("b").ahead)
-    assert answers.news_for("b", told, standing, rendered, now=clock()) is not None
-    assert answers.news_for("x", told, standing, rendered, now=clock()) is None
+def test_a_node_whose_part_has_ended_is_brought_nothing_nor_is_a_later_machine_with_its_name(noticed, context, clock):
+    """What was told to the one before is still known here, and its name still stands in the job's roster."""
+    with context.sessions.begin() as session:
+        end_part(session, "b", now=clock())
+    assert context.told.of("b") is not None
+    assert news_of(context, "b") is None
+    found = news_of(context, "c")
+    assert found is not None
 
 
 def test_orders_that_are_large_are_left_to_the_answer(noticed, context, monkeypatch):
@@ -85,7 +83,7 @@ def test_without_the_database_an_agent_is_woken_all_the_same(noticed, context, m
     def away(*_: object) -> None:
         raise OperationalError("select", {}, Exception("the server is gone"))
 
-    monkeypatch.setattr(news, "standing_jobs", away)
+    monkeypatch.setattr(news, "standing_nodes", away)
     assert news_of(context, "b") is None
 
 

@@ -1,0 +1,65 @@
+"""A rank of this node has died: the other ranks of its worlds are told, on this node and on others.
+
+What waits for a dead rank on a GPU waits for ever, and what misses one over the network learns no name. So each agent
+says of its own ranks, and of no others, that they are dead. Nothing is inferred where that does not come.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+
+from agent.protocol.peer import DeathBody
+from agent.protocol.rank import PeerDied
+from liver_core.handoff import Participant, Reason
+from liver_core.layout import Member, Roster
+
+_log = logging.getLogger(__name__)
+
+
+class Deaths:
+    """Of one job on the node `node_id`. `participants`: those of this node, by slot. `send`: to the agent of a node, by
+    a subject of which only the newest matters. `say`: to every rank here; which of its worlds is meant it knows best.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        participants: Mapping[int, Participant],
+        *,
+        send: Callable[[str, DeathBody, str], None],
+        say: Callable[[PeerDied], Awaitable[None]],
+    ) -> None:
+        self._node_id = node_id
+        self._participants = participants
+        self._send = send
+        self._say = say
+
+    async def tell(self, slot: int, reason: Reason) -> None:
+        """The process of this slot has ended, and nobody had told it to."""
+        member = Member(self._node_id, slot)
+        for roster in worlds_of(self._participants.get(slot), member):
+            here = replace(reason, rank=roster.rank_of(member), node=self._node_id)
+            death = PeerDied(generation=roster.generation, member=member, reason=here)
+            for node_id in sorted({other.node_id for other in roster.members} - {self._node_id}):
+                self._send(node_id, DeathBody(death=death), f"death/{slot}/{roster.generation}")
+            await self._say(death)
+
+    def work_of(self, sender: str, death: PeerDied) -> Callable[[], Awaitable[None]]:
+        """What is to be done about the word of another agent. Raises ValueError where it is not of its own rank."""
+        if death.member.node_id != sender:
+            raise ValueError(f"death.member: must be a rank of the sender {sender}, is of {death.member.node_id}")
+        return lambda: self._take(death)
+
+    async def _take(self, death: PeerDied) -> None:
+        text = "generation %d has lost rank %s on %s: %s"
+        _log.warning(text, death.generation, death.reason.rank, death.member.node_id, death.reason.text)
+        await self._say(death)
+
+
+def worlds_of(participant: Participant | None, member: Member) -> tuple[Roster, ...]:
+    """The worlds that lose a rank with this member: the one that it steps in, and the one that it prepares."""
+    if participant is None:
+        return ()
+    record = participant.record
+    found = (record.active, None if record.order is None else record.order.target)
+    return tuple(roster for roster in found if roster is not None and member in roster.members)
