@@ -1,17 +1,16 @@
 """Worlds that the service starts (first start, checkpoint rung), and jobs that it stops or suspends.
 
-A birth is named by generation and origin: the same number with another origin is a stale world, which is ended first.
-A rank that died is not started again here; the service decides what follows and starts a new generation.
+The participant machine gives up what is older, and then starts the rank. A rank that died is not started again here:
+the service decides what follows and starts a new generation.
 """
 
 import logging
 import os
 
-from agent.driver.journal_records import SlotMemory
 from agent.driver.lead import Lead
 from agent.driver.node_context import Node
 from agent.driver.participants import JobSlots
-from agent.driver.rank_host import STOP_GRACE_S, Launch, RankHost
+from agent.driver.rank_host import STOP_GRACE_S, RankHost
 from agent.protocol.rank import WriteCheckpoint
 from agent.protocol.sync import DesiredState, JobOrder, RankStatus, SourceCheckpoint, SourceHandoff
 from agent.protocol.values import HandoffCause
@@ -63,27 +62,17 @@ class Births:
         self._note_missing(order, roster, mine, lost)
         if isinstance(order.source, SourceHandoff):
             return
+        # Older worlds are given up before the newer one has a store, wherever that is.
+        if await self._slots.give_up(order.generation):
+            await self._lead.cancel(Reason(f"generation {order.generation} starts afresh", "cancel"))
         store = await self._store_for(order, roster)
-        stale = [slot for slot in self._host.states() if slot not in mine and self._is_stale(slot, order)]
-        for slot in stale:
-            self._host.end(slot, f"generation {order.generation} has no rank here", 0.0)
         for slot in mine:
             if store is not None and self._is_due(slot, order):
-                await self._launch(order, roster, slot, store)
+                await self._slots.take_start(slot, self._first_order(order, roster, store))
 
     def _is_due(self, slot: int, order: JobOrder) -> bool:
-        """Whether this birth has not happened here and nothing newer has. A rank may have died in a newer world that
-        the service does not know of: its number is remembered, though the world is gone."""
-        assert order.generation is not None
-        memory = self._slots.memory(slot)
-        return memory.origin != str(order.origin_id) and order.generation > memory.record.highest_generation
-
-    def _is_stale(self, slot: int, order: JobOrder) -> bool:
-        assert order.generation is not None
-        memory = self._slots.memory(slot)
-        active = memory.record.active
-        bound = memory.record.promise is not None and memory.record.promise.generation > order.generation
-        return not bound and active is not None and active.generation < order.generation
+        """Whether this slot has not heard of the start, nor of anything newer."""
+        return order.generation is not None and order.generation > self._slots.memory(slot).record.highest_generation
 
     async def _store_for(self, order: JobOrder, roster: Roster) -> StoreAddress | None:
         """The store where the ranks of this birth meet: hosted here if it is this node's turn, else told by orders."""
@@ -106,16 +95,6 @@ class Births:
             return None
         self._node.sync_soon()
         return store
-
-    async def _launch(self, order: JobOrder, roster: Roster, slot: int, store: StoreAddress) -> None:
-        assert order.generation is not None and order.roster is not None and order.source is not None
-        assert order.origin_id is not None
-        first = self._first_order(order, roster, store)
-        spec = self._node.rank_spec(slot, first, order.spec, f"{slot}-{order.generation}-{first.handoff_id[:4]}")
-        origin = str(order.origin_id)
-        _log.info("job %s: starting rank %d of generation %d", self._job_id, spec.rank, order.generation)
-        await self._lead.cancel(Reason(f"generation {order.generation} starts afresh", "cancel"))
-        await self._slots.begin(Launch(spec, origin), roster, SlotMemory(origin=origin, store=store))
 
     def _first_order(self, order: JobOrder, roster: Roster, store: StoreAddress) -> Order:
         """What the ranks of a birth are asked to build: the world of `roster` without a source."""

@@ -33,9 +33,13 @@ from liver_core.handoff.participant_events import (
     RetireRank,
     SendReport,
     SetReadyTag,
+    StartRank,
+    StartReceived,
     StopRank,
     Tick,
+    WorldReplaced,
 )
+from liver_core.handoff.refusals import is_replaced
 from liver_core.layout import Member, Roster, from_json, to_json
 
 LEAVE_GRACE_S, ABORT_GRACE_S = 10.0, 10.0
@@ -80,6 +84,7 @@ class JobSlots:
         self._send_report = send_report
         self._hellos: dict[int, tuple[float, Hello]] = {}
         self._aborting_since: dict[int, float] = {}
+        self._started = 0
 
     def restore(self) -> None:
         """What the journal kept."""
@@ -125,6 +130,8 @@ class JobSlots:
         return any(self._is_starting(slot, memory) for slot, memory in self._memories.items())
 
     def _is_starting(self, slot: int, memory: SlotMemory) -> bool:
+        if memory.record.replaced is not None:
+            return True
         active, state = memory.record.active, self._host.state(slot)
         if active is None or self._host.awaits(slot, active.generation):
             return active is not None
@@ -136,25 +143,31 @@ class JobSlots:
         """The order of the handoff that ranks of this node are promised to."""
         return next((item.record.order for item in self.participants.values() if item.record.order is not None), None)
 
-    async def begin(self, launch: Launch, active: Roster, store: SlotMemory) -> None:
-        """A world that the service starts: the slot's memory is replaced, then its rank is launched."""
-        slot = launch.spec.slot
-        highest = max(self.memory(slot).record.highest_generation, active.generation)
-        ended = self.memory(slot).record.ended
-        self._memories[slot] = replace(
-            store, record=ParticipantRecord(active=active, highest_generation=highest, ended=ended)
-        )
-        await self._persist(slot)
-        self._add(slot, self._memories[slot].record)
-        if self._host.is_busy(slot):
-            self._host.end(slot, f"generation {active.generation} starts afresh", 0.0)
-        self._host.launch(launch)
+    async def give_up(self, generation: int) -> bool:
+        """The service has started `generation`: what any slot holds of an older world or handoff is over. Whether that
+        is news to one of them."""
+        self._started = max(self._started, generation)
+        news = [slot for slot, item in self.participants.items() if is_replaced(item.record, generation)]
+        for slot in news:
+            await self.feed(slot, WorldReplaced(generation))
+        return bool(news)
+
+    async def take_start(self, slot: int, order: Order) -> None:
+        """The service has this slot start a rank."""
+        self._know(slot)
+        await self.feed(slot, StartReceived(order))
 
     async def take_order(self, slot: int, order: Order) -> None:
         """An order of a proposer, from here or from a peer."""
-        if slot not in self.participants:
-            self._add(slot, self.memory(slot).record)
+        self._know(slot)
         await self.feed(slot, OrderReceived(order))
+
+    def _know(self, slot: int) -> None:
+        """A slot that had no part in the job may get one. Numbers before the newest start are used up for it too."""
+        if slot not in self.participants:
+            record = self.memory(slot).record
+            highest = max(record.highest_generation, self._started - 1)
+            self._add(slot, replace(record, highest_generation=highest))
 
     async def take_hello(self, slot: int, hello: Hello) -> None:
         """A rank connected, or answered a query; what it holds of a handoff follows in stage reports."""
@@ -222,11 +235,13 @@ class JobSlots:
 
     async def _carry_out_one(self, slot: int, effect: ParticipantEffect) -> None:
         match effect:
-            case Persist(record=record):
-                self._memories[slot] = self._remember(slot, record)
+            case Persist(record=record, born=born):
+                self._memories[slot] = self._remember(slot, record, born)
                 await self._persist(slot)
             case PrepareRank(order=order):
                 await self._prepare(slot, order)
+            case StartRank(order=order):
+                await self._start(slot, order)
             case SetReadyTag(handoff_id=handoff_id, plan_revision=revision):
                 await self._host.tell(slot, Permit(handoff_id=UUID(handoff_id), plan_revision=revision))
             case ClearReadyTag(handoff_id=handoff_id):
@@ -235,8 +250,10 @@ class JobSlots:
                 await self._abort(slot, handoff_id, reason)
             case RetireRank(handoff_id=handoff_id):
                 await self._host.tell(slot, Retire(handoff_id=UUID(handoff_id)))
-            case StopRank(reason=reason):
-                self._host.end(slot, str(reason), LEAVE_GRACE_S)
+            case StopRank(reason=reason, at_once=at_once):
+                self._host.end(slot, str(reason), 0.0 if at_once else LEAVE_GRACE_S)
+                if at_once and not self._host.is_busy(slot):
+                    await self.feed(slot, RankDied(Reason("no process of this rank runs on its node", "start")))
             case QueryRank():
                 if not await self._host.query(slot) and not self._host.is_busy(slot):
                     await self.feed(slot, RankDied(Reason("no process of this rank runs on its node", "adopt")))
@@ -245,10 +262,10 @@ class JobSlots:
             case _:
                 assert_never(effect)
 
-    def _remember(self, slot: int, record: ParticipantRecord) -> SlotMemory:
-        """The world's birth is not in the record: a world made by a handoff is born of that."""
+    def _remember(self, slot: int, record: ParticipantRecord, born: Order | None) -> SlotMemory:
+        """The world's birth is not in the record: a world made by a handoff is born of that, any other of a start."""
         memory = self.memory(slot)
-        order = record.order
+        order = born or record.order
         if record.active is not None and order is not None and record.active.generation == order.generation:
             return SlotMemory(record=record, origin=str(order.handoff_id), store=order.store)
         return replace(memory, record=record)
@@ -270,6 +287,18 @@ class JobSlots:
                 return
             self._host.launch(launch)
         await self._host.tell(slot, Prepare(order=order, clock_zero=self._node.clock.zero))
+
+    async def _start(self, slot: int, order: Order) -> None:
+        spec = self._spec_of()
+        if spec is None:
+            await self.feed(slot, RankDied(Reason("the job file has not come from the service yet", "start")))
+            return
+        name = f"{slot}-{order.generation}-{order.handoff_id[:4]}"
+        launch = Launch(self._node.rank_spec(slot, order, spec, name), order.handoff_id)
+        _log.info("job %s: starting rank %d of generation %d", self._job_id, launch.spec.rank, order.generation)
+        if self._host.is_busy(slot):
+            self._host.end(slot, f"generation {order.generation} starts", 0.0)  # Of no world; it has not ended yet.
+        self._host.launch(launch)
 
     def _newcomer(self, slot: int, order: Order) -> Launch | None:
         spec = self._spec_of()

@@ -319,4 +319,5 @@ def next_number(highest: int, order: JobOrder, source: Roster) -> int | str:
     used = max(highest, order.next_generation - 1, source.generation)
     if start_of(used) > start_of(source.generation):
         return f"no handoff of generation {source.generation}: the service has started generation {used}"
-    return next_handoff(used) or f"no handoff of generation {source.generation}: its start has no number left"
+    number = next_handoff(used, source.generation)
+    return number or f"no handoff of generation {source.generation}: its start has no number left"

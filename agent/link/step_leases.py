@@ -12,8 +12,8 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-SHARE = 0.7
-"""Of the time after which the service takes a silent node for lost. The rest is for a step boundary that comes late."""
+from agent.protocol.sync import LEASE_SHARE
+
 ASK_SHARE = 0.3
 """Of that time: when the other agents are asked, and how old an answer of the service is that still counts."""
 PERIOD_S = 2.0
@@ -75,7 +75,7 @@ class StepLeases:
         now, recent_s = time.monotonic(), ASK_SHARE * lost_after_s
         if now - self._heard_at <= recent_s:
             self._say(is_refused=False)
-            await self._give(self._heard_at + SHARE * lost_after_s)
+            await self._give(self._heard_at + LEASE_SHARE * lost_after_s)
             return
         asked = random.sample(list(peers), min(PEERS_MAX, len(peers)))
         answers = await asyncio.gather(*(self._heard_ago(name) for name in asked))
@@ -87,8 +87,11 @@ class StepLeases:
         if may_go_on(is_there=is_there, reaches_anybody=reaches):
             self._say(is_refused=False)
             await self._give(time.monotonic() + EXTENDED_S)
-        elif now - self._heard_at > SHARE * lost_after_s:
+        elif now - self._heard_at > LEASE_SHARE * lost_after_s:
             self._say(is_refused=True)
+            if math.isfinite(self._heard_at):
+                # A rank that was never given a lease needs none: one that has come since then is told that it has none.
+                await self._give(self._heard_at + LEASE_SHARE * lost_after_s)
 
     def _say(self, *, is_refused: bool) -> None:
         if is_refused and not self._is_refused:

@@ -278,6 +278,11 @@ class PeerKeyKept(Message):
     number: Count
 
 
+LEASE_SHARE = 0.7
+"""Of the time after which the service may start a job elsewhere: for so long after an answer ranks may step on. The
+rest is for a step boundary that comes late."""
+
+
 class NodeAnswers(Message):
     """A node that the orders name under `probe`: its machine has just accepted a connection from the reporting one."""
 

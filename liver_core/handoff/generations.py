@@ -6,6 +6,10 @@ once. A handoff takes the number after the highest one that its proposer has hea
 start is greater than every handoff before it, and fences it.
 """
 
+from collections.abc import Collection, Iterable
+
+from liver_core.layout import Member
+
 PLACES = 100_000
 
 
@@ -19,7 +23,24 @@ def next_start(highest: int) -> int:
     return 1 if highest == 0 else (start_of(highest) + 1) * PLACES + 1
 
 
-def next_handoff(highest: int) -> int | None:
-    """The number of a world that a handoff makes, or None if its start has no number left."""
-    following = highest + 1
-    return following if start_of(following) == start_of(highest) else None
+def next_handoff(highest: int, parent: int) -> int | None:
+    """The number of a world that a handoff from `parent` makes. None if its start has no number left, or if a newer one
+    has been heard of: `parent` is about to end, and the number after `highest` may be that of the newer world."""
+    following = max(highest, parent) + 1
+    return following if start_of(following) == start_of(parent) else None
+
+
+def unfenced(
+    worlds: Iterable[Collection[Member]], *, target: Collection[Member], leased: Collection[str]
+) -> tuple[str, ...]:
+    """Nodes whose step leases a start on `target` has to wait for, since a world that is older might still step.
+
+    `worlds`: members of each older one of which no rank is known to have ended. It steps only while all of its ranks
+    live and one of its nodes is `leased`. One of which a member is in `target` is not waited for: there its rank ends
+    before the next one starts.
+    """
+    waits: dict[str, None] = {}
+    for world in worlds:
+        if not set(world) & set(target):
+            waits |= dict.fromkeys(member.node_id for member in world if member.node_id in leased)
+    return tuple(waits)

@@ -7,18 +7,16 @@ time, and journals a promise (`Persist`) before it reports it. `refusals` decide
 from dataclasses import replace
 from typing import assert_never
 
-from liver_core.handoff.messages import Decision, HandoffId, Order, Phase, Promise, Reason, Stage
+from liver_core.handoff.messages import Decision, Order, Phase, Promise, Reason, Stage
 from liver_core.handoff.participant_events import (
     BEFORE_BOUNDARY,
     BEFORE_PERMISSION,
-    ENDED_MAX,
     MAY_OBEY_ABORT,
     MAY_SHOW_TAG,
     OF_ONE_REVISION,
     RETIRE_GRACE_S,
     AbortRank,
     ClearReadyTag,
-    EndedHandoff,
     OrderReceived,
     ParticipantEffect,
     ParticipantEvent,
@@ -31,20 +29,27 @@ from liver_core.handoff.participant_events import (
     RankReported,
     RankStage,
     RetireRank,
-    SendReport,
-    SetReadyTag,
+    StartRank,
+    StartReceived,
     StopRank,
     Tick,
+    WorldReplaced,
 )
-from liver_core.handoff.participant_report import STAGE_OF_STATE, Truth, build_report
-from liver_core.handoff.ready_tag import ready_tag
-from liver_core.handoff.refusals import amend_refusal, ends_promise, is_stale, prepare_refusal
+from liver_core.handoff.participant_report import RecordKeeper
+from liver_core.handoff.refusals import (
+    amend_refusal,
+    ends_promise,
+    is_new_start,
+    is_replaced,
+    is_stale,
+    prepare_refusal,
+)
 from liver_core.layout import Member
 
 Effects = tuple[ParticipantEffect, ...]
 
 
-class Participant:
+class Participant(RecordKeeper):
     """One member's part in the handoffs of one job.
 
     `record`: after a restart of the agent the journalled one, otherwise a new ParticipantRecord (with `active` set if
@@ -53,18 +58,15 @@ class Participant:
     """
 
     def __init__(self, *, job_id: str, member: Member, agent_incarnation: int, record: ParticipantRecord) -> None:
-        self.job_id = job_id
-        self.member = member
-        self.agent_incarnation = agent_incarnation
-        self.record = record
-        self.state = ParticipantState.IDLE
-        self._report_seq = 0
+        super().__init__(job_id=job_id, member=member, agent_incarnation=agent_incarnation, record=record)
         self._tag_heard = False  # whether the rank has reported READY since permission
-        # Why the ranks took the next rung. Not journalled: the rank reports it again to a restarted agent.
-        self._fallback: Reason | None = None
 
     def start(self, now: float) -> Effects:
-        """Re-adopt the rank: if the record has a promise or a world, ask the rank for its true stage (QueryRank)."""
+        """Re-adopt the rank: if the record has a promise or a world, ask the rank for its true stage (QueryRank). One
+        whose world was given up for a start is ended, whatever it says."""
+        if self.record.replaced is not None:
+            self.state = ParticipantState.REPLACED
+            return (StopRank(self.record.replaced, at_once=True),)
         if self.record.promise is None and self.record.active is None:
             return ()
         self.state = ParticipantState.RESTORING
@@ -75,6 +77,10 @@ class Participant:
         match event:
             case OrderReceived(order=order):
                 return self._on_order(order, now)
+            case WorldReplaced(generation=generation):
+                return self._on_replaced(generation)
+            case StartReceived(order=order):
+                return self._on_start(order)
             case RankReported():
                 return self._on_rank(event, now)
             case RankDied(reason=reason):
@@ -92,7 +98,7 @@ class Participant:
     # Orders.
 
     def _on_order(self, order: Order, now: float) -> Effects:
-        if self.state is ParticipantState.RESTORING:
+        if self.state in (ParticipantState.RESTORING, ParticipantState.REPLACED):
             return ()  # The order will be sent again. There is nothing true to report until the rank answers.
         promise = self.record.promise
         if order.job_id == self.job_id and promise is not None and promise.handoff_id == order.handoff_id:
@@ -223,14 +229,64 @@ class Participant:
             self._report_of(order, Stage.ACTIVE, self.record.ended[-1].reason, self.record.ended[-1].decision, now),
         )
 
+    # Worlds that the service starts.
+
+    def _on_replaced(self, generation: int) -> Effects:
+        if not is_replaced(self.record, generation):
+            return ()
+        return self._give_up(generation, None)
+
+    def _on_start(self, order: Order) -> Effects:
+        if not is_new_start(order, self.record, self.member, self.job_id):
+            return ()
+        return self._give_up(order.generation, order)
+
+    def _give_up(self, generation: int, start: Order | None) -> Effects:
+        """What is held of a world or handoff below `generation` is over. That is on disk before the rank is ended, and
+        the rank has ended before the one of `start` begins."""
+        reason = self._because("start", f"the service has started generation {generation}")
+        holds = any(held is not None for held in (self.record.active, self.record.promise, self.record.replaced))
+        if self.record.promise is not None:
+            self._end_record(self._stage_given_up(self.record.promise), reason)
+        if not holds and start is not None:
+            return self._begin(start)
+        highest = max(self.record.highest_generation, generation - 1 if start is None else generation)
+        if not holds:
+            return (self._persist(highest_generation=highest),)
+        self.state = ParticipantState.REPLACED
+        persist = self._persist(highest_generation=highest, start=start, replaced=self.record.replaced or reason)
+        return (persist, StopRank(reason, at_once=True))
+
+    def _stage_given_up(self, promise: Promise) -> Stage:
+        """How a promised handoff ends here when a start replaces both of its worlds."""
+        if self.record.active is not None and self.record.active.generation == promise.generation:
+            return Stage.ACTIVE
+        return Stage.BROKEN if promise.phase is Phase.PERMIT else Stage.ABORTED
+
+    def _given_up(self) -> Effects:
+        """The rank of the world that was given up has ended."""
+        if self.record.start is not None:
+            return self._begin(self.record.start)
+        self.state = ParticipantState.IDLE
+        return (self._persist(active=None, replaced=None),)
+
+    def _begin(self, start: Order) -> Effects:
+        """No process of an older world is left here. A rank that dies after this is not started again: the others of
+        its world miss it, and the service decides."""
+        self.state = ParticipantState.IDLE
+        persist = self._persist(
+            active=start.target, highest_generation=start.generation, start=None, replaced=None, reason=None
+        )
+        return (replace(persist, born=start), StartRank(start))
+
     # The rank.
 
     def _on_rank(self, event: RankReported, now: float) -> Effects:
         promise = self.record.promise
+        if self.state in (ParticipantState.STOPPING, ParticipantState.REPLACED):
+            return ()  # Only its end counts now; that arrives as RankDied.
         if promise is None:
             return self._on_rank_unpromised(event, now)
-        if self.state is ParticipantState.STOPPING:
-            return ()  # Only its end counts now; that arrives as RankDied.
         foreign = event.handoff_id not in ("", promise.handoff_id)
         older = event.plan_revision not in (None, promise.plan_revision) and event.stage in OF_ONE_REVISION
         if foreign or older or event.stage is RankStage.TRAINING:
@@ -387,6 +443,8 @@ class Participant:
                 return () if self.record.active is None else (self._persist(active=None, reason=reason),)
             case ParticipantState.STOPPING:
                 return self._stopped(now)
+            case ParticipantState.REPLACED:
+                return self._given_up()
             case ParticipantState.RESTORING if self.record.promise is None:
                 self.state = ParticipantState.IDLE
                 return (self._persist(active=None, reason=reason),)
@@ -420,6 +478,8 @@ class Participant:
         promise, order = self.record.promise, self.record.order
         if self.state is ParticipantState.RESTORING:
             return (QueryRank(),)
+        if self.state is ParticipantState.REPLACED and self.record.replaced is not None:
+            return (StopRank(self.record.replaced, at_once=True),)
         if promise is None or order is None:
             return ()
         if self.state is ParticipantState.ABORTING:
@@ -434,67 +494,3 @@ class Participant:
         if self.state is ParticipantState.ACTIVE and now > kept_until:
             return self._retire(now)
         return ()
-
-    # Endings, the record and reports.
-
-    def _end(self, stage: Stage, reason: Reason, now: float, *, decision: Decision = Decision.UNDECIDED) -> Effects:
-        """The handoff is over here. The world in which the rank trains stays as it is."""
-        self.state, order = ParticipantState.IDLE, self.record.order
-        self.record = replace(self.record, decision=decision)
-        self._end_record(stage, reason)
-        return (Persist(self.record), self._report_of(order, stage, reason, decision, now))
-
-    def _lose_rank(
-        self, stage: Stage, reason: Reason, now: float, *, decision: Decision = Decision.UNDECIDED
-    ) -> Effects:
-        """The handoff is over here, and this member runs no rank any more."""
-        self.record = replace(self.record, active=None)
-        persist, report = self._end(stage, reason, now, decision=decision)
-        return (persist, StopRank(reason), report)
-
-    def _end_record(self, stage: Stage, reason: Reason | None) -> None:
-        promise = self.record.promise
-        assert promise is not None
-        ended = EndedHandoff(
-            promise.handoff_id, promise.generation, promise.plan_revision, stage, self.record.decision, reason
-        )
-        self.record = replace(
-            self.record,
-            promise=None,
-            order=None,
-            reason=reason,
-            decision=Decision.UNDECIDED,
-            ended=(*self.record.ended[-(ENDED_MAX - 1) :], ended),
-        )
-
-    def _persist(self, **changes: object) -> Persist:
-        self.record = replace(self.record, **changes)  # type: ignore[arg-type]
-        return Persist(self.record)
-
-    def _set_tag(self, promise: Promise) -> SetReadyTag:
-        handoff_id, revision = promise.handoff_id, promise.plan_revision
-        return SetReadyTag(handoff_id, revision, ready_tag(handoff_id, revision))
-
-    def _ended(self, handoff_id: HandoffId) -> EndedHandoff | None:
-        return next((ended for ended in self.record.ended if ended.handoff_id == handoff_id), None)
-
-    def _refuse(self, order: Order, reason: Reason | None, now: float) -> SendReport:
-        return self._report_of(order, Stage.ABORTED, reason, Decision.UNDECIDED, now)
-
-    def _report(self, now: float, refusal: Reason | None = None) -> SendReport:
-        """The truth about the promised handoff. `refusal`: why the order that this report answers is rejected."""
-        stage = STAGE_OF_STATE[self.state]
-        reason = refusal or self.record.reason or (self._fallback if stage is Stage.READY else None)
-        return self._report_of(self.record.order, stage, reason, self.record.decision, now)
-
-    def _report_of(
-        self, order: Order | None, stage: Stage, reason: Reason | None, decision: Decision, now: float
-    ) -> SendReport:
-        assert order is not None, "a report answers an order"
-        self._report_seq += 1
-        truth, key = Truth(self.member, stage, decision, reason), (self.agent_incarnation, self._report_seq)
-        return SendReport(order.proposer_id, build_report(order, self.record, truth, key, now))
-
-    def _because(self, phase: str, text: str) -> Reason:
-        world = self.record.active or (self.record.order.target if self.record.order is not None else None)
-        return Reason(text, phase, rank=None if world is None else world.rank_of(self.member))

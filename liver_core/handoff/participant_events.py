@@ -25,10 +25,11 @@ from liver_core.layout.limits import STRICT, Bound, Count
 
 
 class ParticipantState(StrEnum):
-    """Where this member is; everything but `idle` belongs to the one promised handoff."""
+    """Where this member is; everything but `idle` and `replaced` belongs to the one promised handoff."""
 
     IDLE = "idle"
     RESTORING = "restoring"  # the agent restarted; the rank was asked where it stands
+    REPLACED = "replaced"  # the service starts another world: the rank of the one that is given up is being ended
     STOPPING = "stopping"  # checkpoint rung: the rank of the world that is given up is being ended
     PREPARING = "preparing"
     STREAMING = "streaming"  # built; the state has not converged yet
@@ -74,6 +75,21 @@ class OrderReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class WorldReplaced:
+    """The service has started `generation`, the first of a start. Level-triggered: it comes again and again, and to
+    members of older worlds that have no part in the new one too."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartReceived:
+    """The service has this member start a rank of a world that reads nothing from an older one. Level-triggered."""
+
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
 class RankReported:
     """The rank process said where it stands (unasked, or as the answer to QueryRank). Level-triggered: the last one is
     the truth.
@@ -98,7 +114,7 @@ class RankDied:
     reason: Reason
 
 
-ParticipantEvent = OrderReceived | RankReported | RankDied | Tick
+ParticipantEvent = OrderReceived | WorldReplaced | StartReceived | RankReported | RankDied | Tick
 
 
 # Effects.
@@ -124,6 +140,7 @@ class ParticipantRecord:
 
     `active` is the world that this member's rank steps in, None when it runs no rank. `promise` and the `order` behind
     it stand until the handoff has ended here; `decision` and `reason` belong to it. At most ENDED_MAX `ended` are kept.
+    `replaced`: why the rank is being ended for a start of the service, `start`: what it is to start after that, if any.
     """
 
     __pydantic_config__ = STRICT
@@ -135,18 +152,30 @@ class ParticipantRecord:
     decision: Decision = Decision.UNDECIDED
     reason: Reason | None = None
     ended: Annotated[tuple[EndedHandoff, ...], Bound(max_length=ENDED_MAX)] = ()
+    replaced: Reason | None = None
+    start: Order | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Journal the record, wait until it is on disk, and only then go on to the next effect."""
+    """Journal the record, wait until it is on disk, and only then go on to the next effect. `born`: the start that its
+    active world comes from, where it is new."""
 
     record: ParticipantRecord
+    born: Order | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareRank:
     """Start the rank process if the member has none, and tell it to build the target world. Repeating is safe."""
+
+    order: Order
+
+
+@dataclass(frozen=True, slots=True)
+class StartRank:
+    """Start the rank of a world that the service starts. No process is left in its place. It needs no permission: the
+    ranks of its world meet in their store, and go on together or not at all."""
 
     order: Order
 
@@ -185,9 +214,11 @@ class RetireRank:
 
 @dataclass(frozen=True, slots=True)
 class StopRank:
-    """End the rank process: a leaver after the decision, or a rank of a world that will be restarted."""
+    """End the rank process: a leaver after the decision, or a rank of a world that is given up. `at_once`: what it does
+    until then counts for nothing. Its end must be told (RankDied), also where there is no process."""
 
     reason: Reason
+    at_once: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,5 +235,14 @@ class SendReport:
 
 
 ParticipantEffect = (
-    Persist | PrepareRank | SetReadyTag | ClearReadyTag | AbortRank | RetireRank | StopRank | QueryRank | SendReport
+    Persist
+    | PrepareRank
+    | StartRank
+    | SetReadyTag
+    | ClearReadyTag
+    | AbortRank
+    | RetireRank
+    | StopRank
+    | QueryRank
+    | SendReport
 )

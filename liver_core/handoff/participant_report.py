@@ -1,14 +1,26 @@
-"""What a participant tells about itself: a Report made from its record. Pure."""
+"""What a participant keeps, and what it tells about itself: its record, and the reports made from that. Pure."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from liver_core.handoff.messages import Decision, Order, Reason, Report, Stage, WorldStage
-from liver_core.handoff.participant_events import ParticipantRecord, ParticipantState
+from liver_core.handoff.messages import Decision, HandoffId, Order, Promise, Reason, Report, Stage, WorldStage
+from liver_core.handoff.participant_events import (
+    ENDED_MAX,
+    EndedHandoff,
+    ParticipantEffect,
+    ParticipantRecord,
+    ParticipantState,
+    Persist,
+    SendReport,
+    SetReadyTag,
+    StopRank,
+)
+from liver_core.handoff.ready_tag import ready_tag
 from liver_core.layout import Member
 
 STAGE_OF_STATE = {
     ParticipantState.IDLE: Stage.IDLE,
     ParticipantState.RESTORING: Stage.PREPARING,
+    ParticipantState.REPLACED: Stage.IDLE,
     ParticipantState.STOPPING: Stage.PREPARING,
     ParticipantState.PREPARING: Stage.PREPARING,
     ParticipantState.STREAMING: Stage.STREAMING,
@@ -71,3 +83,81 @@ def _stages(order: Order, record: ParticipantRecord, truth: Truth) -> tuple[Worl
     if rank is not None:
         stages.append(WorldStage(order.generation, rank, truth.stage))
     return tuple(stages)
+
+
+class RecordKeeper:
+    """The half of a participant that changes its record and speaks of it."""
+
+    def __init__(self, *, job_id: str, member: Member, agent_incarnation: int, record: ParticipantRecord) -> None:
+        self.job_id = job_id
+        self.member = member
+        self.agent_incarnation = agent_incarnation
+        self.record = record
+        self.state = ParticipantState.IDLE
+        self._report_seq = 0
+        # Why the ranks took the next rung. Not journalled: the rank reports it again to a restarted agent.
+        self._fallback: Reason | None = None
+
+    def _end(
+        self, stage: Stage, reason: Reason, now: float, *, decision: Decision = Decision.UNDECIDED
+    ) -> tuple[ParticipantEffect, ...]:
+        """The handoff is over here. The world in which the rank trains stays as it is."""
+        self.state, order = ParticipantState.IDLE, self.record.order
+        self.record = replace(self.record, decision=decision)
+        self._end_record(stage, reason)
+        return (Persist(self.record), self._report_of(order, stage, reason, decision, now))
+
+    def _lose_rank(
+        self, stage: Stage, reason: Reason, now: float, *, decision: Decision = Decision.UNDECIDED
+    ) -> tuple[ParticipantEffect, ...]:
+        """The handoff is over here, and this member runs no rank any more."""
+        self.record = replace(self.record, active=None)
+        persist, report = self._end(stage, reason, now, decision=decision)
+        return (persist, StopRank(reason), report)
+
+    def _set_tag(self, promise: Promise) -> SetReadyTag:
+        handoff_id, revision = promise.handoff_id, promise.plan_revision
+        return SetReadyTag(handoff_id, revision, ready_tag(handoff_id, revision))
+
+    def _end_record(self, stage: Stage, reason: Reason | None) -> None:
+        promise = self.record.promise
+        assert promise is not None
+        ended = EndedHandoff(
+            promise.handoff_id, promise.generation, promise.plan_revision, stage, self.record.decision, reason
+        )
+        self.record = replace(
+            self.record,
+            promise=None,
+            order=None,
+            reason=reason,
+            decision=Decision.UNDECIDED,
+            ended=(*self.record.ended[-(ENDED_MAX - 1) :], ended),
+        )
+
+    def _persist(self, **changes: object) -> Persist:
+        self.record = replace(self.record, **changes)  # type: ignore[arg-type]
+        return Persist(self.record)
+
+    def _ended(self, handoff_id: HandoffId) -> EndedHandoff | None:
+        return next((ended for ended in self.record.ended if ended.handoff_id == handoff_id), None)
+
+    def _refuse(self, order: Order, reason: Reason | None, now: float) -> SendReport:
+        return self._report_of(order, Stage.ABORTED, reason, Decision.UNDECIDED, now)
+
+    def _report(self, now: float, refusal: Reason | None = None) -> SendReport:
+        """The truth about the promised handoff. `refusal`: why the order that this report answers is rejected."""
+        stage = STAGE_OF_STATE[self.state]
+        reason = refusal or self.record.reason or (self._fallback if stage is Stage.READY else None)
+        return self._report_of(self.record.order, stage, reason, self.record.decision, now)
+
+    def _report_of(
+        self, order: Order | None, stage: Stage, reason: Reason | None, decision: Decision, now: float
+    ) -> SendReport:
+        assert order is not None, "a report answers an order"
+        self._report_seq += 1
+        truth, key = Truth(self.member, stage, decision, reason), (self.agent_incarnation, self._report_seq)
+        return SendReport(order.proposer_id, build_report(order, self.record, truth, key, now))
+
+    def _because(self, phase: str, text: str) -> Reason:
+        world = self.record.active or (self.record.order.target if self.record.order is not None else None)
+        return Reason(text, phase, rank=None if world is None else world.rank_of(self.member))

@@ -109,7 +109,8 @@ class Proposer:
             return (Refused(proposal.handoff_id, Reason(refusal, "open")),)
         generation = self._next_generation(proposal)
         if generation is None:
-            return (Refused(proposal.handoff_id, Reason("generation: this start has no number left", "open")),)
+            text = f"generation: the start of {proposal.parent} has no number left, or a newer one has been heard of"
+            return (Refused(proposal.handoff_id, Reason(text, "open")),)
         self.record = replace(
             self.record,
             highest_generation=generation,
@@ -126,7 +127,7 @@ class Proposer:
     def _next_generation(self, proposal: Proposal) -> int | None:
         used = max(self.record.highest_generation, self._highest_seen, proposal.parent)
         restarts = proposal.source is None or proposal.rung is Rung.CHECKPOINT
-        return next_start(used) if restarts else next_handoff(used)
+        return next_start(used) if restarts else next_handoff(used, proposal.parent)
 
     def _open_refusal(self, proposal: Proposal, now: float) -> str | None:
         if self.record.proposal is not None:

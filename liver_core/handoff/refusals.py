@@ -18,6 +18,24 @@ def is_stale(order: Order, promise: Promise) -> bool:
     return wanted < (promise.plan_revision, _PHASE_ORDER[promise.phase])
 
 
+def is_replaced(record: ParticipantRecord, generation: int) -> bool:
+    """Whether it is news that the service has started `generation`: no number below it counts any more. An older world
+    may be held all the same where a greater number was heard of, such as that of an aborted handoff."""
+    if record.highest_generation < generation - 1:
+        return True
+    if record.start is not None or record.replaced is not None:
+        return record.start is not None and record.start.generation < generation
+    held = (world.generation for world in (record.active, record.promise) if world is not None)
+    return any(number < generation for number in held)
+
+
+def is_new_start(order: Order, record: ParticipantRecord, member: Member, job_id: str) -> bool:
+    """Whether the member has a rank to start that it has not heard of, and knows of nothing newer. A rank that died in
+    a newer world, of which the service does not know, has used that world's number too."""
+    is_ours = order.job_id == job_id and member in order.target.members
+    return is_ours and order.generation > record.highest_generation
+
+
 def ends_promise(order: Order, promised: Order | None) -> bool:
     """Whether the proposer of the promised handoff opens its next one here. It has at most one open at a time: the
     promised one has ended, and its abort did not arrive."""

@@ -109,7 +109,7 @@ class Exchange:
             time.sleep(min(left, pause_s))
             pause_s = min(2 * pause_s, _POLL_MOST_S)
 
-    def wait_in_store(self, name: str, deadline: float, *, unless: str) -> tuple[str, Any]:
+    def wait_in_store(self, name: str, deadline: float, *, unless: str = "") -> tuple[str, Any]:
         """The same, waited for in the store, which answers when the value is there: one request, however long it takes.
         Or `unless` and its value, looked for now and then. For the pause: it is not cancelled."""
         key = self._key(name)
@@ -117,7 +117,7 @@ class Exchange:
             until = min(deadline, time.monotonic() + _ASK_AGAIN_S)
             if self._guard(name, lambda until=until: _comes(self._store, key, until, ask_s=_ASK_AGAIN_S)):
                 return name, json.loads(self._guard(name, lambda: self._store.get(key)))
-            other = self.peek(unless)
+            other = self.peek(unless) if unless else None
             if other is not None:
                 return unless, other
             if until >= deadline:
@@ -157,22 +157,34 @@ class Exchange:
         All go on or nobody does: whoever sees the last one come and whoever is cancelled settle it between them. After
         somebody has left, the others wait to be cancelled too.
         """
-        key, outcome = self._key(name), f"{name}/outcome"
-        self._guard(name, lambda: self._store.add(key, 1))
-        pause_s = _POLL_LEAST_S
-        while True:
-            there = self._guard(name, lambda: self._store.add(key, 0))
-            if there >= size and self.settle(outcome, "complete") == "complete":
-                return
-            if self.cancelled():
-                if self.settle(outcome, "left") == "complete":
-                    return
-                raise Cancelled(f"aborted while waiting for {name}")
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise ExchangeTimeout(f"{name}: only {there} of {size} ranks came in time")
-            time.sleep(min(left, pause_s))
-            pause_s = min(2 * pause_s, _POLL_MOST_S)
+        outcome = f"{name}/outcome"
+        try:
+            is_last = self.count(name, 1) >= size
+            settled = self.settle(outcome, "complete") if is_last else self.wait_in_store_beside(outcome, deadline)
+            while settled != "complete":
+                if self.cancelled():
+                    raise Cancelled
+                if time.monotonic() >= deadline:
+                    raise ExchangeTimeout(f"{name}: a rank has left")
+                time.sleep(_POLL_MOST_S)
+        except Cancelled:
+            if self.settle(outcome, "left") != "complete":
+                raise Cancelled(f"aborted while waiting for {name}") from None
+        except StoreLost:
+            raise
+        except ExchangeTimeout:
+            there = self.count(name, 0)
+            raise ExchangeTimeout(f"{name}: only {there} of {size} ranks came in time") from None
+
+    def all_hold(self, name: str, size: int, deadline: float, *, holds: bool) -> bool:
+        """Whether all `size` ranks hold what is asked for: one answer for all, as soon as the last says so or one
+        does not. For the pause: it is not cancelled."""
+        outcome = f"{name}/outcome"
+        if not holds:
+            return self.settle(outcome, False)
+        if self.count(name, 1) >= size:
+            return self.settle(outcome, True)
+        return self.wait_in_store(outcome, deadline)[1]
 
     def decide(self, wish: Decision) -> Decision:
         """One compare-and-set on the decision record, from nothing to `wish`; the answer is what it holds now."""

@@ -21,6 +21,10 @@ from liver_core.transport.protocol import Call, TransportError
 from liver_core.transport.regions import Address
 
 TOKEN_BYTES = 64
+_PROTOCOLS = "get/bcopy,get/zcopy,reconfig"
+"""Of UCX's some eighty ways to move bytes, those of one-sided reads, and the one that changes a connection's wires. UCX
+weighs all that it may use for each agent and each peer, and each time looks TCP's devices up in /sys: that was most of
+the CPU that agents and connections cost. A value in the environment wins here too."""
 
 
 def ucx_environment(*, interface: str, host_memory_only: bool) -> dict[str, str]:
@@ -50,6 +54,8 @@ def ucx_environment(*, interface: str, host_memory_only: bool) -> dict[str, str]
         # NIXL's plugin refuses to load on a machine with GPUs where cuda_copy is not among the wires.
         wires = "tcp,cma,self,cuda_copy" if has_gpu() else "tcp,cma,self"
         settings |= {"UCX_TLS": wires, "UCX_MEM_EVENTS": "n"}
+        if not has_gpu():
+            settings["UCX_PROTOS"] = _PROTOCOLS
     else:
         settings["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "on"
     if interface:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from datetime import datetime
 from uuid import UUID
 
 from sqlalchemy import bindparam, select
@@ -15,6 +16,7 @@ from service.handoffs.tables import DECLINED, HandoffRow
 from service.jobs.causes import FirstCause
 from service.jobs.rules import Declined, Loss, OpenHandoff
 from service.jobs.tables import GenerationRow, JobRow
+from service.nodes.tables import NodeRow
 from service.paging import Pages
 
 _BEGINS_AN_ID = re.compile("[0-9a-f]{1,32}")
@@ -136,3 +138,12 @@ def as_declined(row: HandoffRow | None, *, active: int | None) -> Declined | Non
 def placement_of(row: HandoffRow) -> Placement:
     """The target as it was stored, without job and generation."""
     return Placement.model_validate({key: row.target[key] for key in ("layout", "members")}, strict=False)
+
+
+def lost_sight_of(
+    session: Session, members: set[str], handoff: HandoffRow | None, since: datetime
+) -> tuple[tuple[str, datetime], ...]:
+    """Nodes of a world and of the next one of its open handoff that were not heard since, and when each was last."""
+    wanted = members | set(placement_of(handoff).node_ids() if handoff is not None else ())
+    rows = select(NodeRow.node_id, NodeRow.last_seen_at).where(NodeRow.node_id.in_(wanted))
+    return tuple(session.execute(rows.where(NodeRow.last_seen_at < since).order_by(NodeRow.node_id)).tuples())

@@ -1,10 +1,12 @@
-"""Which of two copies of a handoff is newer, and what it is for, in words. Pure."""
+"""What a job is decided from of its handoffs, which of two copies of one is newer, and what it is for. Pure."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
 
 from agent.protocol.sync import HandoffMirror
-from agent.protocol.values import HandoffState
+from agent.protocol.values import HandoffState, Placement
 
 NAMED_MAX = 8
 """So many nodes are named in a text."""
@@ -26,6 +28,32 @@ class Copy:
     state: HandoffState
     plan_revision: int
     mirror_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenHandoff:
+    """A handoff that is not active, aborted or broken. `may_lose_leavers`: the next world no longer needs the leaving
+    nodes. It is decided, or it is a rescue past its boundary, which releases them before it builds the next world; if
+    they went too early, its ranks report that they are broken."""
+
+    handoff_id: UUID
+    state: HandoffState
+    leaving: tuple[str, ...]
+    target_nodes: tuple[str, ...]
+    opened_at: datetime
+    changed_at: datetime
+    deadline_at: datetime | None
+    may_lose_leavers: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """What the service proposed last, if an agent did not open it, and when and why not."""
+
+    target: Placement
+    leaving: tuple[str, ...]
+    declined_at: datetime
+    reason: str
 
 
 def is_newer(new: Copy, old: Copy) -> bool:

@@ -303,6 +303,7 @@ def _view(
         ahead=ahead,
         ahead_by_member=ahead_by_member,
         unheard=_unheard(nodes, heard_since),
+        lost_sight_of=handoffs.lost_sight_of(session, members, handoff, heard_since),
         last_step=job.last_step,
         last_step_at=job.last_step_at,
         step_s=dict(inputs.step_seconds).get(row.layout, 0.0) if row else 0.0,

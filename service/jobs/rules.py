@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
-from uuid import UUID
 
+from agent.protocol.sync import LEASE_SHARE
 from agent.protocol.values import HandoffState, Placement
+from liver_core.handoff.generations import unfenced
+from liver_core.layout import Member
 from liver_core.layout.limits import fitting
+from service.handoffs.rules import Declined, OpenHandoff
 from service.jobs.causes import FIRST_CAUSE_WITHIN_S, FailedPart, FirstCause, first_of, node_behind, rank_behind
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.tables import JobState, SourceKind
@@ -30,6 +33,7 @@ class JobLimits:
     propose_again_s: float = 60.0
     handoff_quiet_s: float = 240.0
     grow_settle_s: float = 3.0
+    lost_after_s: float = 20.0
     start_within_s: float = 270.0
     stop_within_s: float = 60.0
     checkpoint_within_s: float = 120.0
@@ -38,32 +42,6 @@ class JobLimits:
     first_cause_within_s: float = FIRST_CAUSE_WITHIN_S
     starts_max: int = 3
     crashes_max: int = 3
-
-
-@dataclass(frozen=True, slots=True)
-class OpenHandoff:
-    """A handoff that is not active, aborted or broken. `may_lose_leavers`: the next world no longer needs the leaving
-    nodes. It is decided, or it is a rescue past its boundary, which releases them before it builds the next world; if
-    they went too early, its ranks report that they are broken."""
-
-    handoff_id: UUID
-    state: HandoffState
-    leaving: tuple[str, ...]
-    target_nodes: tuple[str, ...]
-    opened_at: datetime
-    changed_at: datetime
-    deadline_at: datetime | None
-    may_lose_leavers: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Declined:
-    """What the service proposed last, if an agent did not open it, and when and why not."""
-
-    target: Placement
-    leaving: tuple[str, ...]
-    declined_at: datetime
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +86,7 @@ class JobView:
     says so, and not only others; `step_s`: seconds of a usual step, 0 if not known;
     `saves_at_end`: ranks that end write a checkpoint first; `saves_soon`: one has been asked for; `suspended_because`:
     why the job was suspended, empty if it was not; `listening_since`: before, the service could not hear of any step.
+    `lost_sight_of`: nodes of this world, or of the open handoff's, that are not heard, and when they last were.
     `paused_because`: who asked that it stands until it is resumed, empty if nobody did. `overspent`: its budget is
     spent; empty if it is not, or if there is none.
     """
@@ -130,6 +109,7 @@ class JobView:
     answering: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     unheard: tuple[str, ...] = ()
+    lost_sight_of: tuple[tuple[str, datetime], ...] = ()
     broken: tuple[Loss, ...] = ()
     errors: tuple[RankError, ...] = ()
     unharmed: tuple[tuple[str, int], ...] = ()
@@ -335,6 +315,9 @@ def _start_again(view: JobView, limits: JobLimits, loss: str) -> Action:
     if unheard := [node for node in view.restart.target.node_ids() if node in view.unheard]:
         # One of them may be what was lost. It reports, or counts as silent and is left out, within seconds.
         return Action(Do.NOTHING, f"{loss}; a restart waits for news from {', '.join(unheard[:8])}", look_again_s=0.5)
+    if leased := _may_step_on(view, view.restart.target, limits):
+        text = f"{loss}; a restart waits until the step leases of {', '.join(leased[:8])} are over"
+        return Action(Do.NOTHING, text, look_again_s=0.5)
     checkpoint = view.checkpoint
     source = f"checkpoint of step {checkpoint.step}" if checkpoint else "its beginning (there is no checkpoint)"
     lost = _lost_steps(view)
@@ -348,6 +331,17 @@ def _start_again(view: JobView, limits: JobLimits, loss: str) -> Action:
         crashes=crashes,
         look_again_s=limits.start_within_s,
     )
+
+
+def _may_step_on(view: JobView, target: Placement, limits: JobLimits) -> tuple[str, ...]:
+    """Nodes that are not heard, and on which an older world may step on with the leases that they have. One that is
+    heard learns of the start at once, and gives its world up."""
+    worlds = [] if view.world is None or view.errors or view.broken else [view.world.members]
+    if view.handoff is not None and not set(view.handoff.target_nodes) & set(target.node_ids()):
+        worlds.append(tuple(Member(name, 0) for name in view.handoff.target_nodes))
+    until = timedelta(seconds=LEASE_SHARE * limits.lost_after_s)
+    leased = [name for name, seen_at in view.lost_sight_of if view.now < seen_at + until]
+    return unfenced(worlds, target=target.members, leased=leased)
 
 
 def _watch_handoff(view: JobView, handoff: OpenHandoff, limits: JobLimits) -> Action:

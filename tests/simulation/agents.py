@@ -33,6 +33,7 @@ from liver_core.handoff.participant_events import (
     RetireRank,
     SendReport,
     SetReadyTag,
+    StartRank,
     StopRank,
     Tick,
 )
@@ -47,7 +48,9 @@ from liver_core.handoff.proposer_events import (
     SendOrder,
 )
 from liver_core.layout import Member
+from tests.simulation import starts
 from tests.simulation.ranks import SimRank
+from tests.simulation.truth import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -72,6 +75,10 @@ class SimAgent:
         self.ticking = False
         self.skew_s = simulation.skew_s()  # of this node's clock
         self.rank: SimRank | None = None
+        self.given_up: list[SimRank] = []  # for starts
+        self.orders: Order | None = None  # the newest start that it has heard of; on its disk
+        self.heard_at = 0.0  # when the last report was sent that the service has answered
+        self.asks_until = 0.0
         self.participant = self._new_participant()
 
     def _new_participant(self) -> Participant:
@@ -118,6 +125,7 @@ class SimAgent:
         match effect:
             case Persist(record=record):
                 self.journal = record
+                sim.truth.persisted(self.member, record)
             case SendReport(to=to, report=report):
                 sim.truth.report_spoken(report, self.journal, self.rank)
                 sim.network.send(self.name, to, sim.hosts[to].receive, report)
@@ -125,6 +133,8 @@ class SimAgent:
                 if self.rank is None or not self.rank.alive or (self.rank.world is None and self.rank.order != order):
                     self._spawn(order)
                 self._command("prepare", order)
+            case StartRank(order=order):
+                sim.starts.launch(self, order)
             case SetReadyTag(handoff_id=handoff_id, plan_revision=revision, tag=tag):
                 self._command("permit", handoff_id, revision, tag)
             case ClearReadyTag(handoff_id=handoff_id):
@@ -137,6 +147,11 @@ class SimAgent:
                     sim.clock.after(0.05, self._no_process)
             case RetireRank(handoff_id=handoff_id):
                 self._command("retire", handoff_id)
+            case StopRank(at_once=True):
+                if sim.starts.crashes_now():
+                    self.crash(0.2 + 2.0 * sim.starts.random.random())
+                elif not self._command("exit"):
+                    sim.clock.after(0.05, self._no_process)
             case StopRank():
                 if sim.chance(0.5):
                     sim.repeat_old_orders(self)
@@ -158,6 +173,24 @@ class SimAgent:
                 return  # The same newcomer takes a newer revision.
             self.rank.alive = False
         self.rank = SimRank(self.simulation, self.member)
+        self.rank.belongs_to = order.generation
+
+    def consider(self, orders: Order | None) -> None:
+        """The newest start that the service tells of."""
+        self.orders = orders or self.orders
+        starts.consider(self, self.orders)
+
+    def start_process(self, order: Order) -> SimRank:
+        """The process of a start. One that lingers is killed; it must not step any more."""
+        before = self.rank
+        if before is not None and before.alive and before.world is not None:
+            raise Violation(f"H3: generation {order.generation} starts on {self.member} while its older rank steps")
+        if before is not None:
+            before.alive = False
+            self.given_up.append(before)
+        self.rank = SimRank(self.simulation, self.member)
+        self.rank.belongs_to = order.generation
+        return self.rank
 
     def _command(self, name: str, *args: object) -> bool:
         """To the rank, in order, also when the agent dies meanwhile. False when there is no process."""

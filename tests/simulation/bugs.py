@@ -22,7 +22,9 @@ from liver_core.handoff import (
     Proposer,
     Reason,
     Stage,
+    generations,
     ladder,
+    participant,
     proposer,
     refusals,
 )
@@ -37,17 +39,21 @@ from liver_core.handoff.cutover import (
     RedoBatchInSource,
     StateRead,
 )
+from liver_core.handoff.generations import PLACES
 from liver_core.handoff.participant_events import (
     ParticipantEffect,
     ParticipantEvent,
     ParticipantRecord,
     ParticipantState,
+    Persist,
     SendReport,
+    StartRank,
     Tick,
 )
 from liver_core.handoff.proposer_events import PersistProposal, ProposerEffect, ProposerEvent
 from liver_core.handoff.tally import Tally
 from liver_core.layout import Member
+from tests.simulation import starts
 from tests.simulation.simulation import Machines
 
 CutoverEffects = tuple[CutoverEffect, ...]
@@ -278,6 +284,59 @@ class StepsInTheSourceWhenLate(Cutover):
         return self._decide(Decision.NO_GO, 0.0)
 
 
+class StartsBesideTheOlderRank(Participant):
+    """The rank of a start begins while that of the older world is still told to end."""
+
+    def _give_up(self, generation: int, start: Order | None) -> tuple[ParticipantEffect, ...]:
+        effects = super()._give_up(generation, start)
+        return effects if start is None or self.state is not ParticipantState.REPLACED else self._begin(start)
+
+
+class KeepsOlderNumbers(Participant):
+    """A member that has no part in a start ends its rank, and nothing more."""
+
+    def _on_replaced(self, generation: int) -> tuple[ParticipantEffect, ...]:
+        highest = self.record.highest_generation
+        effects = super()._on_replaced(generation)
+        self.record = replace(self.record, highest_generation=highest)
+        return tuple(Persist(self.record) if isinstance(effect, Persist) else effect for effect in effects)
+
+
+class ForgetsWhatItGivesUp(Participant):
+    """An agent that restarts takes the rank that it was ending for one that goes on."""
+
+    def __init__(self, *, job_id: str, member: Member, agent_incarnation: int, record: ParticipantRecord) -> None:
+        forgotten = replace(record, replaced=None, start=None)
+        super().__init__(job_id=job_id, member=member, agent_incarnation=agent_incarnation, record=forgotten)
+
+
+class StartsBeforeItPersists(Participant):
+    def handle(self, event: ParticipantEvent, now: float) -> tuple[ParticipantEffect, ...]:
+        effects = super().handle(event, now)
+        started = any(isinstance(effect, StartRank) for effect in effects)
+        return tuple(reversed(effects)) if started else effects
+
+
+def _any_start_of_mine(order: Order, record: ParticipantRecord, member: Member, job_id: str) -> bool:
+    return member in order.target.members and order.generation >= record.highest_generation
+
+
+def _none_of_them(*_: object, **__: object) -> tuple[str, ...]:
+    return ()
+
+
+def _always(**_: object) -> bool:
+    return True
+
+
+def _the_same_again(highest: int) -> int:
+    return PLACES + 1
+
+
+def _whatever_was_heard(highest: int, parent: int) -> int:
+    return max(highest, parent) + 1
+
+
 def _no_refusal(*_: object) -> None:
     return None
 
@@ -328,6 +387,10 @@ REQUIRED = {
     "step before the barrier": Bug(Machines(cutover=StepsBeforeTheBarrier)),
     "certificate skipped": Bug(Machines(cutover=SkipsTheCertificate)),
     "GO read before it is set": Bug(Machines(cutover=ReadsGoBeforeItIsSet)),
+    "start beside the older rank": Bug(Machines(participant=StartsBesideTheOlderRank)),
+    "older numbers after a start": Bug(Machines(participant=KeepsOlderNumbers)),
+    "start while an older world may step": Bug(patches=((generations, "unfenced", _none_of_them),)),
+    "handoff numbered into a newer start": Bug(patches=((proposer, "next_handoff", _whatever_was_heard),)),
 }
 MORE = {
     "generation forgotten by the proposer": Bug(Machines(proposer=ForgetsWhatItBurned)),
@@ -339,16 +402,21 @@ MORE = {
     "own wish believed": Bug(Machines(cutover=BelievesItsOwnWish)),
     "own vote followed": Bug(Machines(cutover=FollowsItsVote)),
     "leaver leaves early": Bug(Machines(cutover=LeavesEarly)),
-    "dropped step applied": Bug(Machines(cutover=AppliesWhatWasDropped)),
+    "dropped step applied": Bug(Machines(cutover=AppliesWhatWasDropped), first_seed=300),
     "dropped step handed over": Bug(Machines(cutover=GoesWithoutGradients)),
     "leaver released before the vote": Bug(Machines(cutover=ReleasesBeforeTheVote)),
     "vote without the share": Bug(Machines(cutover=VotesWithoutItsShare), first_seed=300),
-    "old world after the release": Bug(Machines(cutover=GoesBackAfterTheRelease), first_seed=1800),
+    "old world after the release": Bug(Machines(cutover=GoesBackAfterTheRelease), first_seed=3700),
     "deadline cuts off the building": Bug(Machines(cutover=WaitsNoLongerThanForTheDecision)),
     "no answer taken for no": Bug(Machines(cutover=StepsInTheSourceWhenLate)),
     "next rung taken in silence": Bug(Machines(participant=FallsSilently)),
     "ladder forgets what streaming needs": Bug(patches=((ladder, "_stream", _always_converges),)),
     "permission before all are ready": Bug(patches=((Tally, "all_ready", _most_are_ready),)),
+    "start taken twice": Bug(patches=((participant, "is_new_start", _any_start_of_mine),)),
+    "start numbered like the one before": Bug(patches=((generations, "next_start", _the_same_again),)),
+    "given-up rank forgotten on restart": Bug(Machines(participant=ForgetsWhatItGivesUp)),
+    "start before persist": Bug(Machines(participant=StartsBeforeItPersists)),
+    "lease though the job may start elsewhere": Bug(patches=((starts, "may_go_on", _always),)),
     "retired before all are active": Bug(patches=((Tally, "all_switched", _one_has_switched),)),
 }
 BUGS = REQUIRED | MORE

@@ -55,6 +55,8 @@ PARTICIPANT_EVENTS = (
     # Its host tells a participant nothing else of a rank.
     *(f"Rank.{stage}" for stage in RankStage if stage is RankStage.TRAINING or stage.is_of_handoff),
     "Rank.other",
+    "StartReceived",
+    "WorldReplaced",
     "RankDied",
     "Tick",
 )

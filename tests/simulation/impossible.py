@@ -10,6 +10,7 @@ _PERMITTED_FIRST = "a rank shows no tag and reaches no boundary before it was pe
 _NOTHING_PROMISED = "without a promise every handoff is another one"
 _NOT_TOLD = "the rank was not told of this handoff yet"
 _NOT_ASKED = "an answer comes to a question, and nothing was asked"
+_ONE_WAY = "within one run either the service starts worlds, or a proposer restarts them by a handoff"
 _ASKED_ONCE = "every question is asked once and answered once"
 _OVER = "the host stops asking and ticking when the cutover has ended"
 
@@ -18,6 +19,7 @@ _PARTICIPANT: dict[tuple[str, str], str] = {
     ("active", "aborted cutting_over left prepared preparing ready streaming other"): _IN_ORDER,
     ("cutting_over", "prepared preparing ready streaming training other"): _IN_ORDER,
     ("idle", "preparing streaming prepared ready cutting_over active left aborted"): _NOTHING_PROMISED,
+    ("replaced", "preparing streaming prepared ready cutting_over active left aborted"): _NOTHING_PROMISED,
     ("permitted", "active left preparing streaming training other"): _IN_ORDER,
     ("preparing", "active cutting_over left ready"): _PERMITTED_FIRST,
     ("ready", "active cutting_over left ready"): _PERMITTED_FIRST,
@@ -39,8 +41,12 @@ _CUTOVER: dict[tuple[str, str], str] = {
     ("fell", " ".join(CUTOVER_EVENTS)): _OVER,
 }
 
-IMPOSSIBLE: dict[Pair, str] = {
-    ("participant", state, f"Rank.{stage}"): reason
-    for (state, stages), reason in _PARTICIPANT.items()
-    for stage in stages.split()
-} | {("cutover", state, event): reason for (state, events), reason in _CUTOVER.items() for event in events.split()}
+IMPOSSIBLE: dict[Pair, str] = (
+    {("participant", "stopping", event): _ONE_WAY for event in ("StartReceived", "WorldReplaced")}
+    | {
+        ("participant", state, f"Rank.{stage}"): reason
+        for (state, stages), reason in _PARTICIPANT.items()
+        for stage in stages.split()
+    }
+    | {("cutover", state, event): reason for (state, events), reason in _CUTOVER.items() for event in events.split()}
+)

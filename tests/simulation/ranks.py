@@ -5,6 +5,7 @@ The training state is one number per version (`Truth.value`); what a target read
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, assert_never
 
 from liver_core.handoff import (
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 COLLECTIVE_TIMEOUT_S = 3.0
+LEASE_AGAIN_S = 0.2
 JOIN_TIMEOUT_S = 15.0
 _BUILDING = (RankStage.PREPARING, RankStage.STREAMING, RankStage.PREPARED, RankStage.READY)
 
@@ -118,11 +120,23 @@ class SimWorld:
             self.simulation.note(f"boundary of generation {self.generation} agreed at version {ranks[0].version}")
             self._hand_over(ranks, dropped=False)
             return
+        self._apply(ranks)
+
+    def _apply(self, ranks: list[SimRank]) -> None:
+        """The step, as soon as any rank holds a step lease."""
+        if not any(rank.has_lease for rank in ranks):
+            self.simulation.clock.after(LEASE_AGAIN_S, self._apply_later)
+            return
         for rank in ranks:
             rank.apply_step(self)
         if self.steps % CHECKPOINT_EVERY == 0:
             self.simulation.truth.checkpoint_version = ranks[0].version
         self._begin_step()
+
+    def _apply_later(self) -> None:
+        ranks = self._met()
+        if ranks is not None:
+            self._apply(ranks)
 
     def _met(self) -> list[SimRank] | None:
         """All ranks, in a collective of all; None where one is gone."""
@@ -181,6 +195,8 @@ class SimRank:
         self.decision_read = Decision.UNDECIDED
         self.decision = Decision.UNDECIDED  # of the last handoff, as reported
         self.redoing = False
+        self.belongs_to = 1  # the generation that its agent takes it for
+        self.leased_until = math.inf
         self.commands_until = 0.0
         self.reports_until = 0.0
 
@@ -331,6 +347,20 @@ class SimRank:
             return
         self.say()
 
+    # A rank that the service starts.
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether it holds a step lease."""
+        return self.simulation.clock.now < self.leased_until
+
+    def begin_training(self, world: SimWorld, version: int) -> None:
+        """All ranks of the start have loaded the checkpoint."""
+        self.world, self.version = world, version
+        self.value = self.simulation.truth.value(version)
+        self.say()
+        world.join(self)
+
     # What the process says and how it ends.
 
     @property
@@ -380,12 +410,12 @@ class SimRank:
         drops = self.order is not None and self.order.rung is Rung.DROP_STEP
         return drop_word(self.word()) if drops else NOTHING_WANTED
 
-    def apply_step(self, world: SimWorld) -> None:
-        """One optimizer step in `world`."""
+    def apply_step(self, world: SimWorld, *, at_cutover: bool = False) -> None:
+        """One optimizer step in `world`. One that is handed over needs no step lease."""
         self.simulation.truth.gradients_whole(self)
         self.version += 1
         self.value = self.simulation.truth.value(self.version) if self.value == self._right() else -1
-        self.simulation.truth.step_applied(self, world)
+        self.simulation.truth.step_applied(self, world, at_cutover=at_cutover)
         if self.redoing:
             self.redoing = False
             self._first_step_done()
@@ -578,12 +608,13 @@ class SimRank:
         self.decision = self.decision_read
         self.version, self.value = self.held_version, self.held_value
         self.world = sim.world_of(order)
+        self.belongs_to = order.generation
         self.tag = 0
         self.redoing, self.reason = redo is not None, redo
         if self.redoing:
             self.partial = False
         else:
-            self.apply_step(self.world)
+            self.apply_step(self.world, at_cutover=True)
             self._first_step_done()
         self.world.join(self)
 
@@ -602,7 +633,7 @@ class SimRank:
         if redo:
             self.partial = False
         else:
-            self.apply_step(self.world)
+            self.apply_step(self.world, at_cutover=True)
         self.world.join(self)
 
     def _leave(self, reason: Reason) -> None:

@@ -40,8 +40,9 @@ from tests.simulation.coverage import Coverage
 from tests.simulation.network import Network
 from tests.simulation.plans import LEAD, SERVICE, Fault, Intent, Plan, draw_plan
 from tests.simulation.ranks import Barrier, SimRank, SimWorld
+from tests.simulation.starts import Starts
 from tests.simulation.store import SimStore
-from tests.simulation.truth import CHECKPOINT_EVERY, Truth, Violation
+from tests.simulation.truth import CHECKPOINT_EVERY, NOT_BEGUN, Truth, Violation
 
 CUTOVER_DEADLINES = CutoverDeadlines(target_s=3.0, source_s=4.5, store_s=8.0, build_s=20.0)
 REST_WITHIN_S = 260.0
@@ -95,6 +96,7 @@ class Simulation:
         lead = ProposerHost(self, LEAD, ProposerRecord(highest_generation=1))
         self.hosts = {LEAD: lead, SERVICE: ProposerHost(self, SERVICE, ProposerRecord())}
         self._start_world(first)
+        self.starts = Starts(self)
 
     def run(self) -> Truth:
         """From the first step to rest."""
@@ -107,6 +109,7 @@ class Simulation:
                 self.clock.after(fault.delay_s, self._strike, fault)
         self.clock.after(plan.chaos_s, self._calm)
         self.clock.after(THINK_S, self._think)
+        self.starts.begin()
         for _ in range(EVENTS_MAX):
             if not self.chaos and self._rests():
                 return self.truth
@@ -130,6 +133,11 @@ class Simulation:
             rank.world = world
             self.agents[member].rank = rank
             world.join(rank)
+
+    def begin_world(self, roster: Roster) -> SimWorld:
+        """A world that the service has started; its era begins with its first step."""
+        world = self.worlds[roster.generation] = SimWorld(self, roster, NOT_BEGUN)
+        return world
 
     # What the parts ask of the whole.
 
@@ -182,12 +190,13 @@ class Simulation:
         return self.worlds[order.generation]
 
     def target_ranks(self, order: Order) -> dict[Member, SimRank]:
-        """The processes of a target roster that hold this handoff."""
+        """The processes of a target roster that hold this handoff, or held it until they were ended for a start."""
         held = {}
         for member in order.target.members:
-            rank = self.agents[member].rank
-            if rank is not None and rank.order is not None and rank.order.handoff_id == order.handoff_id:
-                held[member] = rank
+            agent = self.agents[member]
+            for rank in (agent.rank, *agent.given_up):
+                if rank is not None and rank.order is not None and rank.order.handoff_id == order.handoff_id:
+                    held[member] = rank
         return held
 
     def cutover_begins(self, ranks: list[SimRank], *, dropped: bool) -> None:
@@ -359,6 +368,7 @@ class Simulation:
         self.network.loss, self.network.repeat, self.network.delay_s = 0.0, 0.0, 0.05
         self.network.service_away = False
         self.armed.clear()
+        self.starts.calm()
         self.waiting_faults.clear()
         for agent in self.agents.values():
             agent.crash_after = 1_000_000
@@ -530,6 +540,9 @@ class Simulation:
 
         It need not know those of handoffs: agents that it does not hear take them without it.
         """
+        if self.starts.is_on:
+            self.starts.want(members)
+            return
         known = max(host.proposer.record.highest_generation, self.job_row)
         host.proposer.record = replace(host.proposer.record, highest_generation=known)
         newest = self.worlds[max(self.worlds)].roster
@@ -542,6 +555,8 @@ class Simulation:
         Two of the same given-up world could both go, for its members are free as soon as they have ended. One whose
         process is gone stays in that row, and goes on while any of its members is bound by it.
         """
+        if self.starts.is_on:
+            return self.starts.is_busy
         proposals = ((host, host.proposer.record.proposal) for host in self.hosts.values())
         return any(
             proposal.rung is Rung.CHECKPOINT and (not host.gone or self._binds(proposal.handoff_id))
@@ -558,6 +573,8 @@ class Simulation:
     def _rests(self) -> bool:
         world = self.current_world()
         if world is None or world.steps < 2 or any(host.busy for host in self.hosts.values()):
+            return False
+        if self.starts.is_busy or any(agent.participant.record.replaced is not None for agent in self.agents.values()):
             return False
         if len(world.at_boundary) != len(world.roster.members):
             return False

@@ -86,6 +86,10 @@ def test_all_bugs_that_were_asked_for_are_planted():
         "step before the barrier",
         "certificate skipped",
         "GO read before it is set",
+        "start beside the older rank",
+        "older numbers after a start",
+        "start while an older world may step",
+        "handoff numbered into a newer start",
     }
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 CHECKPOINT_EVERY = 5
+NOT_BEGUN = -1
+"""The era of a start before its first step."""
 BUSY = (
     RankStage.PREPARING,
     RankStage.STREAMING,
@@ -54,6 +56,11 @@ class Truth:
         self.ended: list[HandoffEnded] = []
         self.stream_failures: dict[int, str] = {}  # generation of the source -> why the live rung failed there
         self.steps = 0
+        self.starts_by_service = 0
+        self.newest_start = 0  # the newest that has made a step
+        self.fences: dict[Member, int] = {}  # member -> the newest start that its agent has heard of
+        self.giving_up: dict[Member, bool] = {}  # member -> whether its disk says that its rank is being ended
+        self.rank_started: set[tuple[Member, int]] = set()
 
     def value(self, version: int) -> int:
         """The one correct state at a version."""
@@ -63,12 +70,14 @@ class Truth:
 
     # H3, H5: steps.
 
-    def step_applied(self, rank: SimRank, world: SimWorld) -> None:
+    def step_applied(self, rank: SimRank, world: SimWorld, *, at_cutover: bool) -> None:
         """`rank` stepped from `rank.version - 1` to `rank.version` in `world`."""
         self.steps += 1
+        if world.era == NOT_BEGUN:
+            world.era = self._first_step_of_start(rank, world)
         if rank.value != self.value(rank.version):
             raise Violation(f"H1: {rank} has a wrong state at version {rank.version} in generation {world.generation}")
-        if world.era < self.era:
+        if world.era < self.era and not (at_cutover and self.starts_by_service):
             raise Violation(f"H3: {rank} steps in generation {world.generation} beside a restarted world")
         owner = self.applied.setdefault((world.era, rank.version), world.generation)
         if owner != world.generation:
@@ -78,6 +87,39 @@ class Truth:
         """`rank` is about to apply a step."""
         if rank.partial:
             raise Violation(f"H1: {rank} applies a step that was dropped before its gradients were whole")
+
+    # Starts of the service.
+
+    def started(self, generation: int) -> None:
+        """The service starts a world with this number."""
+        self.starts_by_service += 1
+        if generation in self.numbers:
+            raise Violation(f"H6: generation {generation} of a start was used before, by {self.numbers[generation][0]}")
+        self.numbers[generation] = (f"start {generation}", True)
+
+    def start_heard(self, member: Member, generation: int) -> None:
+        """An agent has heard that the service has started `generation`, and has carried out what follows."""
+        self.fences[member] = max(self.fences.get(member, 0), generation)
+
+    def persisted(self, member: Member, record: ParticipantRecord) -> None:
+        """A participant has written its record."""
+        self.giving_up[member] = record.replaced is not None
+
+    def rank_starts(self, member: Member, generation: int, journal: ParticipantRecord) -> None:
+        """A process of the start is made."""
+        if journal.active is None or journal.active.generation != generation:
+            raise Violation(f"start before persist: generation {generation} on {member}")
+        if (member, generation) in self.rank_started:
+            raise Violation(f"H6: the rank of generation {generation} on {member} is started twice")
+        self.rank_started.add((member, generation))
+        if generation < self.fences.get(member, 0):
+            raise Violation(f"H6: {member} starts generation {generation}, it knows of {self.fences[member]}")
+
+    def _first_step_of_start(self, rank: SimRank, world: SimWorld) -> int:
+        if world.generation < self.newest_start:
+            raise Violation(f"H3: {rank} begins generation {world.generation} beside the newer {self.newest_start}")
+        self.newest_start = world.generation
+        return self.new_era()
 
     def new_era(self) -> int:
         self.era += 1
@@ -166,6 +208,9 @@ class Truth:
         if promise is None:
             self.bound.pop(report.member, None)
             return
+        if promise.generation < self.fences.get(report.member, 0):
+            known = self.fences[report.member]
+            raise Violation(f"H6: {report.member} is bound to generation {promise.generation}, it knows of {known}")
         self.bound[report.member] = promise.handoff_id
         owner = self.promised.setdefault((report.member, promise.generation), promise.handoff_id)
         if owner != promise.handoff_id:
@@ -185,6 +230,8 @@ class Truth:
 
     def agent_restored(self, member: Member, journal: ParticipantRecord) -> None:
         """A participant came back from its journal: no spoken promise may be forgotten."""
+        if self.giving_up.get(member, False) and journal.replaced is None:
+            raise Violation(f"given-up rank forgotten: {member} was ending it for a start")
         bound = self.bound.get(member)
         if bound is None:
             return

@@ -33,15 +33,12 @@ from liver_core.rank.cutover.source_side import Lost, hashed
 from liver_core.rank.next_world import NextWorld
 from liver_core.rank.rescue.rescue_preparation import FAILED, every_element
 from liver_core.rank.rescue.saved_state import KEPT, Rescue
-from liver_core.rank.store_exchange import ExchangeTimeout, cause_of
+from liver_core.rank.store_exchange import ExchangeTimeout, StoreLost, cause_of
 from liver_core.state.live_state import state_kinds
 from liver_core.streaming.tiles import LOCAL
 from liver_core.transport.protocol import Read, Transport, TransportError
 from liver_core.transport.regions import copy_runs
 from liver_core.worlds.groups import limited, plainly
-
-_POLL_S = 0.002
-"""How often a survivor looks whether all of them have their share: in the pause."""
 
 
 class RescueRun(CutoverRun):
@@ -169,20 +166,12 @@ class RescueRun(CutoverRun):
         self.probe("vote")
         exchange, survivors = self.following.exchange, len(self._rescue.plan.survivors)
         try:
-            if level is Level.NOTHING:
-                exchange.post("rescue/missed", self.machine.rank)
-                return BarrierPassed(level)
-            exchange.count("rescue/held", 1)
-            while exchange.count("rescue/held", 0) < survivors:
-                if exchange.peek("rescue/missed") is not None:
-                    return BarrierPassed(Level.NOTHING)
-                if self.clock() >= until:
-                    text = f"not all {survivors} survivors have their share"
-                    return BarrierFailed(self.pause.reason("barrier", text))
-                time.sleep(_POLL_S)
-        except ExchangeTimeout as error:
+            whole = exchange.all_hold("rescue/held", survivors, until, holds=level is not Level.NOTHING)
+        except StoreLost as error:
             return BarrierFailed(self.pause.reason("barrier", str(error), cause=cause_of(error)))
-        return BarrierPassed(level)
+        except ExchangeTimeout:
+            return BarrierFailed(self.pause.reason("barrier", f"not all {survivors} survivors have their share"))
+        return BarrierPassed(level if whole else Level.NOTHING)
 
     # After the release.
 

@@ -30,7 +30,9 @@ from liver_core.handoff import (
     Rung,
     Stage,
     StoreAddress,
+    start_order,
 )
+from liver_core.handoff.generations import next_start
 from liver_core.handoff.participant import ParticipantState
 from liver_core.handoff.participant_events import EndedHandoff
 from liver_core.layout import Member, Roster, from_json, to_json
@@ -39,7 +41,7 @@ from tests.agent.waiting import fake_job
 
 ACTIVE = roster_of(5, ("a", "b"))
 TARGET = ("a", "c")
-HANDOFF, OTHER = UUID(int=7), UUID(int=8)
+HANDOFF, OTHER, START = UUID(int=7), UUID(int=8), UUID(int=9)
 STORE = StoreAddress("127.0.0.1", 4_000)
 START_S = 1_700_000_000.0
 CLOCK_ZERO = 1_000.0
@@ -102,7 +104,7 @@ class Scene:
             node_id=node_id,
             incarnation=1,
             journal=SimpleNamespace(put=self._put, items=lambda table: tuple(self.kept.items())),
-            rank_spec=lambda slot, order, spec, number: SimpleNamespace(slot=slot, order=order, number=number),
+            rank_spec=lambda slot, order, spec, number: SimpleNamespace(slot=slot, rank=0, order=order, number=number),
             now=lambda: self.now,
             clock=SimpleNamespace(zero=CLOCK_ZERO),
         )
@@ -184,7 +186,7 @@ def hello(stage: RankStage = RankStage.TRAINING, generation: int = 5) -> Hello:
 
 def running(active: Roster | None = ACTIVE, **known: Any) -> Scene:
     """A node whose rank steps in `active`."""
-    scene = Scene()
+    scene = Scene(spec=fake_job(Path("/nowhere")))
     scene.restore(ParticipantRecord(active=active, highest_generation=5, **known))
     return scene
 
@@ -193,39 +195,83 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
     asyncio.run(scenario)
 
 
+STARTED = next_start(9)
+
+
+def start(generation: int = STARTED) -> Order:
+    """The service starts the job on a and b."""
+    target = roster_of(generation, ("a", "b"))
+    return start_order(target, STORE, str(START), deadline_utc=START_S + 100.0, issued_at=START_S, proposer_id="a")
+
+
 def test_a_start_by_the_service_does_not_forget_which_numbers_were_used() -> None:
     async def scenario() -> None:
-        scene = Scene()
+        scene = Scene(spec=fake_job(Path("/nowhere")))
         ended = EndedHandoff(HandoffId(str(OTHER)), 9, 1, Stage.ABORTED, Decision.UNDECIDED, WHY)
         scene.restore(ParticipantRecord(highest_generation=9, ended=(ended,)))
-        launch = Launch(cast(Any, SimpleNamespace(slot=0)), "start")
-        await scene.slots.begin(launch, ACTIVE, SlotMemory(origin="start", store=STORE))
-        assert (scene.record.active, scene.record.highest_generation, scene.record.ended) == (ACTIVE, 9, (ended,))
-        assert scene.slots.memory(0).origin == "start"
+        await scene.slots.take_start(0, start(9))
+        assert scene.record.active is None, "a rank that died in a newer world than the service knows"
+        await scene.slots.take_start(0, start())
+        assert (scene.record.active, scene.record.highest_generation) == (start().target, STARTED)
+        assert scene.record.ended == (ended,)
+        assert (scene.slots.memory(0).origin, scene.slots.memory(0).store) == (str(START), STORE)
         assert scene.slots.has_ended(str(OTHER)) and not scene.slots.has_ended(str(HANDOFF))
         scene.notes.clear()
         await scene.slots.take_order(0, order(generation=8))
         ((to, refused),) = scene.taken("report")
         assert to == "lead" and refused.stage is Stage.ABORTED
         assert scene.record.promise is None
-        await scene.slots.take_order(0, order(generation=10))
-        assert scene.record.promise is not None and scene.slots.highest_generation() == 10
 
     run(scenario())
 
 
-def test_a_start_by_the_service_is_on_disk_before_the_process_starts_and_ends_the_one_before() -> None:
+@pytest.mark.parametrize("lingers", [False, True])
+def test_a_start_is_on_disk_before_its_process_starts_and_ends_one_that_lingers(lingers: bool) -> None:
     async def scenario() -> None:
-        for busy in (False, True):
-            scene = Scene()
-            scene.host.busy = {0} if busy else set()
-            launch = Launch(cast(Any, SimpleNamespace(slot=0)), "start")
-            await scene.slots.begin(launch, ACTIVE, SlotMemory(origin="start", store=STORE))
-            ends = ["end"] if busy else []
-            assert [note[0] for note in scene.notes] == ["persist", *ends, "launch"]
-            assert scene.notes[0][1].record.active == ACTIVE
-            assert scene.notes[-1] == ("launch", launch)
-            assert not busy or scene.notes[1] == ("end", 0, "generation 5 starts afresh", 0.0)
+        scene = Scene(spec=fake_job(Path("/nowhere")))
+        scene.host.busy = {0} if lingers else set()
+        await scene.slots.take_start(0, start())
+        ends = ["end"] if lingers else []
+        assert [note[0] for note in scene.notes] == ["persist", *ends, "launch"]
+        assert scene.notes[0][1].record.active == start().target
+        launch = scene.notes[-1][1]
+        assert (launch.origin, launch.spec.order) == (str(START), start())
+
+    run(scenario())
+
+
+def test_a_start_is_told_to_a_process_only_when_the_one_of_the_older_world_has_ended() -> None:
+    async def scenario() -> None:
+        scene = running()
+        assert await scene.slots.give_up(STARTED) and not await scene.slots.give_up(STARTED)
+        assert [note[0] for note in scene.notes] == ["persist", "end"]
+        assert scene.notes[1] == ("end", 0, f"rank 0, start: the service has started generation {STARTED}", 0.0)
+        await scene.slots.take_start(0, start())
+        assert scene.taken("launch") == [] and scene.slots.is_starting()
+        scene.host.busy = set()
+        await scene.slots.take_death(0, WHY)
+        assert [launch.spec.order for launch in scene.taken("launch")] == [start()]
+
+    run(scenario())
+
+
+def test_a_rank_of_an_older_world_that_has_no_process_any_more_holds_up_no_start() -> None:
+    async def scenario() -> None:
+        scene = running()
+        scene.host.busy = set()
+        await scene.slots.take_start(0, start())
+        assert len(scene.taken("launch")) == 1 and scene.record.active == start().target
+
+    run(scenario())
+
+
+def test_a_slot_that_had_no_part_in_the_job_refuses_numbers_before_the_newest_start_as_well() -> None:
+    async def scenario() -> None:
+        scene = Scene("c", spec=fake_job(Path("/nowhere")))
+        await scene.slots.give_up(STARTED)
+        await scene.slots.take_order(0, order())
+        ((_, refused),) = scene.taken("report")
+        assert refused.stage is Stage.ABORTED and scene.record.promise is None
 
     run(scenario())
 

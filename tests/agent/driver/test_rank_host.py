@@ -8,14 +8,13 @@ from uuid import uuid4
 
 import pytest
 
-from agent.driver.journal_records import SlotMemory
 from agent.driver.lifecycle import Births
 from agent.driver.rank_host import Launch, RankHost
 from agent.protocol.sync import DesiredState
 from agent.supervisor.records import SlotKey
-from liver_core.handoff import RankStage
-from tests.agent.driver.test_participants import ACTIVE, STORE, Scene, order
-from tests.agent.stub_service import JOB_ID
+from liver_core.handoff import Order, ParticipantRecord, RankStage, start_order
+from tests.agent.driver.test_participants import ACTIVE, STORE, WHY, Scene, order
+from tests.agent.stub_service import JOB_ID, roster_of
 from tests.agent.waiting import fake_job
 
 KEY = SlotKey("job", 0)
@@ -82,7 +81,10 @@ class Slow:
 
 
 def launch_of(generation: int) -> Launch:
-    return Launch(cast(Any, SimpleNamespace(slot=0, rank=0, order=SimpleNamespace(generation=generation))), "origin")
+    order = SimpleNamespace(generation=generation)
+    return Launch(
+        cast(Any, SimpleNamespace(slot=0, rank=0, order=order, stage=RankStage.TRAINING, handoff_id="")), "origin"
+    )
 
 
 async def unexpected(slot: int, reason: Any) -> None:
@@ -93,7 +95,14 @@ def hosted() -> tuple[Slow, RankHost, Scene]:
     """The slots of one node, and what carries out what they want."""
     slow = Slow()
     host = RankHost(JOB_ID, cast(Any, slow), unexpected)
-    return slow, host, Scene(spec=fake_job(Path("/nowhere")), host=host)
+    scene = Scene(spec=fake_job(Path("/nowhere")), host=host)
+    scene.restore(ParticipantRecord(active=roster_of(4, ("a", "b")), highest_generation=4))
+    return slow, host, scene
+
+
+def born() -> Order:
+    """The service starts generation 5."""
+    return start_order(ACTIVE, STORE, "born", deadline_utc=2e9, issued_at=1.7e9, proposer_id="a")
 
 
 async def settled() -> None:
@@ -110,12 +119,14 @@ def test_the_rank_of_a_world_that_starts_is_not_replaced_by_a_newcomer_of_a_hand
         host.launch(launch_of(4))
         if before == "runs":
             await settled()
-        await scene.slots.begin(launch_of(5), ACTIVE, SlotMemory(origin="born", store=STORE))
+        await scene.slots.take_start(0, born())
         await scene.slots.take_order(0, order())
         await settled()
         assert slow.stopped == [4], "the world before it is over"
         slow.states.clear()
-        assert not host.ended(0), "its end is no news: another one waits for its place"
+        assert host.ended(0)
+        await scene.slots.take_death(0, WHY)
+        await scene.slots.take_order(0, order())
         await settled()
         await host.close()
         return slow.launched
@@ -129,10 +140,11 @@ def test_a_world_starts_until_its_rank_has_made_a_step():
         host.launch(launch_of(4))
         await settled()
         assert not scene.slots.is_starting(), "no world of the service's"
-        await scene.slots.begin(launch_of(5), ACTIVE, SlotMemory(origin="born", store=STORE))
+        await scene.slots.take_start(0, born())
         found = [scene.slots.is_starting()]
         slow.states.clear()
         host.ended(0)
+        await scene.slots.take_death(0, WHY)
         await settled()
         for handoff_id, stage in (
             ("", RankStage.STARTING),

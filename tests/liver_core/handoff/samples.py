@@ -16,16 +16,20 @@ from liver_core.handoff import (
     Reason,
     Rung,
     StoreAddress,
+    start_order,
 )
 from liver_core.handoff.participant_events import (
     OrderReceived,
     ParticipantEffect,
+    ParticipantEvent,
     ParticipantState,
     RankDied,
     RankReported,
     RankStage,
     SendReport,
+    StartReceived,
     Tick,
+    WorldReplaced,
 )
 from liver_core.layout import Member, ParallelLayout, Roster
 
@@ -74,6 +78,19 @@ def order(phase: Phase = Phase.PREPARE, **changes: object) -> Order:
 def restart_order(phase: Phase = Phase.PREPARE, **changes: object) -> Order:
     """Generation 1 is given up; generation 2 on a and c loads a checkpoint."""
     return order(phase, rung=Rung.CHECKPOINT, checkpoint="step-5", **changes)
+
+
+STARTED = 100_001
+"""The first generation of the job's second start."""
+
+
+def start(*members: Member, generation: int = STARTED, name: str = "s1") -> Order:
+    """The service starts the job again, on a and c where no others are given."""
+    target = roster(generation, *(members or (A, C)))
+    store = StoreAddress("127.0.0.1", 4001)
+    return start_order(
+        target, store, name, deadline_utc=DEADLINE, issued_at=1.0, proposer_id="a", cause="checkpoint", checkpoint="s5"
+    )
 
 
 def proposal(**changes: object) -> Proposal:
@@ -127,6 +144,10 @@ def participant_in(state: ParticipantState, member: Member = A) -> Any:
     if state is ParticipantState.STOPPING:
         machine.handle(OrderReceived(restart_order()), 1.0)
         return machine
+    if state is ParticipantState.REPLACED:
+        machine.handle(OrderReceived(order()), 1.0)
+        machine.handle(WorldReplaced(STARTED), 2.0)
+        return machine
     steps = {
         ParticipantState.PREPARING: OrderReceived(order()),
         ParticipantState.STREAMING: rank_says(RankStage.STREAMING),
@@ -147,8 +168,8 @@ def participant_in(state: ParticipantState, member: Member = A) -> Any:
     return machine
 
 
-def every_participant_event() -> list[OrderReceived | RankReported | RankDied | Tick]:
-    """Own, older, newer and foreign orders of every phase; the rank saying everything; death; time."""
+def every_participant_event() -> list[ParticipantEvent]:
+    """Own, older, newer and foreign orders of every phase; starts; the rank saying everything; death; time."""
     orders = [order(phase) for phase in Phase]
     orders += [order(phase, plan_revision=2, plan_digest="d2") for phase in Phase]
     orders += [order(phase, handoff_id=H2, generation=3) for phase in Phase]
@@ -158,7 +179,9 @@ def every_participant_event() -> list[OrderReceived | RankReported | RankDied | 
     said += [rank_says(stage, plan_revision=7) for stage in stages]
     said += [rank_says(stage, handoff_id=H2) for stage in stages]
     said += [rank_says(RankStage.TRAINING, handoff_id=HandoffId(""), generation=g) for g in (0, 1, 2)]
-    return [*map(OrderReceived, orders), *said, RankDied(WHY), Tick()]
+    starts = [start(), start(B, C), start(generation=2), replace(start(), job_id="other")]
+    replaced = [WorldReplaced(generation) for generation in (1, 2, STARTED)]
+    return [*map(OrderReceived, orders), *map(StartReceived, starts), *replaced, *said, RankDied(WHY), Tick()]
 
 
 def reports_in(effects: tuple[ParticipantEffect, ...]) -> list[Any]:

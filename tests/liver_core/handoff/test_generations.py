@@ -4,28 +4,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from liver_core.handoff.generations import PLACES, next_handoff, next_start, start_of
+from liver_core.handoff.generations import PLACES, next_handoff, next_start, start_of, unfenced
+from liver_core.layout import Member
 
-STEPS = st.lists(st.tuples(st.sampled_from(["start", "handoff", "agents hear", "service hears"])), max_size=60)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["start", "handoff", "agents hear", "agents fence", "agents switch", "service hears"])),
+    max_size=60,
+)
 
 
 @given(STEPS)
 def test_no_number_is_used_twice(steps: list[tuple[str]]):
     """`service` and `agents`: the highest number that each knows. The service hears of its own starts at once; agents
-    hear of a start, or of nothing, and hand over from what they know."""
-    service, agents, used = 1, 1, [1]
+    hear of a start, or only that all numbers before it are used up, or of nothing. They hand over from `parent`, the
+    newest world that they stepped in."""
+    service, agents, parent, newest_start, used = 1, 1, 1, 1, [1]
     for (step,) in steps:
         match step:
             case "start":
-                service = next_start(service)
+                service = newest_start = next_start(service)
                 used.append(service)
             case "handoff":
-                following = next_handoff(agents)
-                assert following is not None
-                agents = following
-                used.append(agents)
+                following = next_handoff(agents, parent)
+                if start_of(agents) > start_of(parent):
+                    assert following is None
+                else:
+                    assert following is not None
+                    parent = agents = following
+                    used.append(agents)
             case "agents hear":
                 agents = max(agents, service)
+            case "agents fence":
+                agents = max(agents, newest_start - 1)
+            case "agents switch":
+                agents = parent = max(agents, newest_start)
             case _:
                 service = max(service, agents)
     assert len(used) == len(set(used))
@@ -35,17 +47,44 @@ def test_no_number_is_used_twice(steps: list[tuple[str]]):
 def test_a_start_is_above_every_handoff_before_it(highest: int):
     started = next_start(highest)
     assert started > highest
-    assert next_handoff(started) == started + 1
+    assert next_handoff(started, started) == started + 1
     assert highest == 0 or start_of(started) == start_of(highest) + 1
 
 
 def test_the_first_world_is_generation_1_and_its_handoffs_count_on():
     assert next_start(0) == 1
-    assert next_handoff(1) == 2
+    assert next_handoff(1, 1) == 2
 
 
 @pytest.mark.parametrize("highest", [PLACES - 1, 3 * PLACES - 1])
 def test_a_start_runs_out_of_numbers_and_takes_none_of_the_next(highest: int):
-    assert next_handoff(highest - 1) == highest
-    assert next_handoff(highest) is None
+    assert next_handoff(highest - 1, highest - 1) == highest
+    assert next_handoff(highest, highest - 1) is None
     assert next_start(highest) == highest + 2
+
+
+@pytest.mark.parametrize("heard", [PLACES, PLACES + 1, PLACES + 7])
+def test_a_world_of_which_a_newer_start_was_heard_has_no_next_handoff(heard: int):
+    """At the first place the start itself was not heard of, only that all numbers before it are used up."""
+    assert next_handoff(heard, 5) is None
+
+
+A, B, C, D = (Member(name, 0) for name in "abcd")
+
+
+@pytest.mark.parametrize(
+    ("worlds", "target", "leased", "waits"),
+    [
+        ([(A, B)], (C, D), "ab", "ab"),
+        ([(A, B)], (C, D), "b", "b"),
+        ([(A, B)], (C, D), "cd", ""),
+        ([(A, B)], (B, C), "ab", ""),
+        ([(A, B), (C,)], (B, D), "abc", "c"),
+        ([], (A,), "abcd", ""),
+    ],
+    ids=["all", "one", "no lease", "one member starts anew", "the next world of a handoff", "no world"],
+)
+def test_a_start_waits_for_the_leases_of_worlds_that_none_of_its_own_ranks_will_have_ended(
+    worlds: list[tuple[Member, ...]], target: tuple[Member, ...], leased: str, waits: str
+):
+    assert "".join(unfenced(worlds, target=target, leased=leased)) == waits

@@ -156,3 +156,53 @@ def test_a_wait_for_the_boundary_is_cancelled_at_once_and_the_rank_can_still_tel
     exchange.post("overtaken", True)
     assert time.monotonic() - began < 30
     assert others.peek("overtaken") is True and len(clients) == 2
+
+
+JOINT_WAITS = {
+    "of survivors": lambda exchange, until: exchange.all_hold("held", 2, until, holds=True),
+    "of targets that are brought up": lambda exchange, until: exchange.gather("bring_up", 2, until),
+}
+
+
+@pytest.mark.parametrize("wait", JOINT_WAITS.values(), ids=JOINT_WAITS)
+def test_the_last_of_several_ranks_is_waited_for_in_the_store_which_is_asked_few_times(
+    exchange: Exchange, others: Exchange, clients: list[_Counted], wait: Callable[[Exchange, float], Any]
+):
+    until = time.monotonic() + 60
+    later = threading.Timer(0.3, lambda: wait(others, until))
+    later.start()
+    assert wait(exchange, until) is not False
+    later.join()
+    assert clients[0].asked <= 5, "it counts itself in, waits and reads; where the machine is slow, it asks once again"
+
+
+def test_a_survivor_that_has_not_its_share_ends_the_wait_of_the_others_at_once(exchange: Exchange, others: Exchange):
+    later = threading.Timer(0.1, lambda: others.all_hold("held", 2, time.monotonic() + 60, holds=False))
+    later.start()
+    began = time.monotonic()
+    assert exchange.all_hold("held", 2, began + 60, holds=True) is False
+    later.join()
+    assert time.monotonic() - began < 30
+
+
+def test_ranks_of_which_not_all_come_in_time_say_how_many_did(exchange: Exchange):
+    with pytest.raises(ExchangeTimeout, match="bring_up: only 1 of 2 ranks came in time"):
+        exchange.gather("bring_up", 2, time.monotonic() + 0.2)
+
+
+def test_a_rank_that_is_cancelled_before_the_last_has_come_leaves_and_the_last_does_not_go_on(
+    exchange: Exchange, others: Exchange
+):
+    began = time.monotonic()
+    exchange.cancelled = lambda: time.monotonic() > began + 0.1
+    with pytest.raises(Cancelled):
+        exchange.gather("bring_up", 2, began + 60)
+    others.cancelled = lambda: time.monotonic() > began + 0.5
+    with pytest.raises(Cancelled):
+        others.gather("bring_up", 2, began + 60)
+
+
+def test_a_rank_that_is_cancelled_after_the_last_has_come_goes_on_with_the_others(exchange: Exchange, others: Exchange):
+    others.settle("bring_up/outcome", "complete")
+    exchange.cancelled = lambda: True
+    exchange.gather("bring_up", 2, time.monotonic() + 60)

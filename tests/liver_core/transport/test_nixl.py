@@ -80,6 +80,15 @@ def test_no_profile_lets_ucx_emulate_reads(host_memory_only: bool):
     assert ("UCX_CUDA_IPC_ENABLE_GET_ZCOPY" in settings) is not host_memory_only
 
 
+def test_where_all_memory_is_the_hosts_ucx_weighs_only_what_reads_one_sidedly(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("liver_core.transport.ucx.has_gpu", lambda: False)
+    settings = ucx_environment(interface="eth0", host_memory_only=True)
+    assert set(settings["UCX_PROTOS"].split(",")) == {"get/bcopy", "get/zcopy", "reconfig"}
+    assert "UCX_PROTOS" not in ucx_environment(interface="eth0", host_memory_only=False)
+    monkeypatch.setattr("liver_core.transport.ucx.has_gpu", lambda: True)
+    assert "UCX_PROTOS" not in ucx_environment(interface="eth0", host_memory_only=True), "cuda_copy needs more"
+
+
 def test_gpus_and_rdma_devices_are_found_without_their_drivers(tmp_path: Path):
     assert not has_gpu(tmp_path) and rdma_devices(tmp_path) == ()
     for name, vendor, kind in (("a", "0x8086", "0x030000"), ("b", "0x10de", "0x020000"), ("c", "0x10de", "0x030200")):

@@ -441,6 +441,36 @@ def test_a_restart_waits_for_news_from_the_nodes_it_would_take():
     assert act(replace(broken, unheard=())).do is Do.START
 
 
+ELSEWHERE = replace(START, target=Placement(layout=ParallelLayout(dp=2), members=(Member("d", 0), Member("e", 0))))
+
+
+def test_a_restart_elsewhere_waits_until_no_node_that_is_not_heard_can_hold_a_step_lease():
+    """Nobody tells such a node that its world is replaced: a key was revoked, or the node is cut off."""
+    lost = view(revoked=("b",), restart=ELSEWHERE, lost_sight_of=(("a", at(-30)), ("b", at(-13.9))))
+    waits = act(lost)
+    assert (waits.do, waits.look_again_s) == (Do.NOTHING, 0.5)
+    assert waits.reason == "the key of b was revoked; a restart waits until the step leases of b are over"
+    assert act(replace(lost, lost_sight_of=(("a", at(-30)), ("b", at(-14))))).do is Do.START
+    assert act(replace(lost, lost_sight_of=())).do is Do.START, "who is heard learns of it at once"
+
+
+def test_a_restart_waits_for_no_lease_of_a_world_that_has_lost_a_rank_or_gives_one_to_the_next():
+    lost = view(revoked=("b",), restart=ELSEWHERE, lost_sight_of=(("b", at(-1)),))
+    assert act(lost).do is Do.NOTHING
+    broken = RankError("rank 1 on node b is broken", "it failed", node="b", rank=1)
+    assert act(replace(lost, revoked=(), errors=(broken,), error_at=at(-9))).do is Do.START
+    assert act(replace(lost, restart=START)).do is Do.START, "a starts its next rank only when the older one has ended"
+
+
+def test_a_restart_waits_for_the_leases_of_the_world_that_an_open_handoff_may_have_led_to():
+    handoff = OpenHandoff(uuid4(), HandoffState.CUTTING_OVER, ("a",), ("b", "x"), at(-9), at(-5), at(60))
+    broken = RankError("rank 0 on node a is broken", "it failed", node="a", rank=0)
+    lost = view(errors=(broken,), error_at=at(-9), restart=ELSEWHERE, handoff=handoff, lost_sight_of=(("x", at(-3)),))
+    assert act(lost).reason.endswith("a restart waits until the step leases of x are over")
+    to_b = Placement(layout=ParallelLayout(dp=2), members=(Member("b", 0), Member("d", 0)))
+    assert act(replace(lost, restart=replace(START, target=to_b))).do is Do.START
+
+
 NOTICED = (Leaving("c", at(0), None),)
 
 

@@ -1,0 +1,301 @@
+"""Worlds that the service starts, beside handoffs: its row of the job, what its agents tell it, and step leases. Pure.
+
+The participant machine gives up the older world and starts the rank; when a start has to wait is decided by
+`generations.unfenced`, who may step on by `agent.link.step_leases`, as in the product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING
+
+from agent.link.step_leases import ASK_SHARE, may_go_on
+from agent.protocol.sync import LEASE_SHARE
+from liver_core.handoff import Order, ParticipantRecord, Reason, StoreAddress, generations, start_order
+from liver_core.handoff.participant_events import StartReceived, WorldReplaced
+from liver_core.layout import Member, ParallelLayout, Roster
+
+if TYPE_CHECKING:
+    from tests.simulation.agents import SimAgent
+    from tests.simulation.ranks import SimRank
+    from tests.simulation.simulation import Simulation
+
+LOST_AFTER_S = 16.0
+"""The service may start the job elsewhere when a node is not heard for so long."""
+SYNC_S, ANSWER_S = 0.5, 4.0
+EXTENDED_S = 1.5
+"""A lease of an agent that takes the service for away."""
+START_WITHIN_S, GATHER_S, WANTED_S = 20.0, 12.0, 18.0
+SHARE_OF_RUNS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What an agent reports: sent when, and from which record."""
+
+    sent_at: float
+    record: ParticipantRecord
+
+
+class Starts:
+    """The service, as far as it starts worlds. Half of the runs have one; in the others the proposer restarts."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.random = Random(f"starts of {simulation.seed}")
+        self.is_on = bool(simulation.plan.intents) and self.random.random() < SHARE_OF_RUNS
+        self.newest: Order | None = None
+        self.begun_at = 0.0
+        self.wanted: tuple[Member, ...] | None = None
+        self.wanted_at = 0.0
+        self.said: dict[Member, Said] = {}
+        self.worlds: dict[Roster, None] = {}  # those that there are or were, and targets of handoffs, as it has heard
+        self.listening_since = 0.0
+        self.cut_off: dict[Member, bool] = {}  # from the service, and whether from everybody else too
+        self.gatherings: dict[str, Gathering] = {}
+
+    def begin(self) -> None:
+        """Agents report from now on; a start that nobody needs comes now and then, and a node is cut off."""
+        if not self.is_on:
+            return
+        sim = self.simulation
+        for member, agent in sim.agents.items():
+            self.said[member] = Said(0.0, agent.journal)
+            self._learn(agent.journal)
+            sim.clock.after(SYNC_S * self.random.random(), self._sync, agent)
+        if self.random.random() < 0.6:
+            members = tuple(self.random.sample(sim.plan.members, 2))
+            sim.clock.after(1.0 + 14.0 * self.random.random(), self.want, members)
+        if self.random.random() < 0.4:
+            sim.clock.after(14.0 * self.random.random(), self._cut_off, (self.random.choice(sim.plan.members),))
+        if self.random.random() < 0.4:
+            sim.clock.after(1.0 + 9.0 * self.random.random(), self._cut_off_world)
+
+    def calm(self) -> None:
+        """Everybody is heard again."""
+        self.cut_off.clear()
+
+    # The service.
+
+    def want(self, members: tuple[Member, ...]) -> None:
+        """The world of `members` is to start as soon as no older one may step any more. If that takes too long, it is
+        decided anew: the older one is heard."""
+        if self.wanted is None:
+            self.simulation.note(f"the service wants to start on {' '.join(member.node_id for member in members)}")
+            self.wanted, self.wanted_at = members, self.simulation.clock.now
+            self._start_if_fenced()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a start waits, or is under way for not too long."""
+        if self.wanted is not None:
+            return True
+        if self.newest is None or self.newest.generation in self.simulation.worlds:
+            return False
+        generation, members = self.newest.generation, self.newest.target.members
+        lost = any(_has_lost(self.said[member].record, generation) for member in members)
+        return not lost and self.simulation.clock.now < self.begun_at + START_WITHIN_S
+
+    def _start_if_fenced(self) -> None:
+        sim = self.simulation
+        if self.wanted is None:
+            return
+        waits = self._unfenced(self.wanted)
+        if waits and sim.clock.now > self.wanted_at + WANTED_S:
+            sim.note(f"the start is not wanted any more, for {waits[0]} is heard")
+            self.wanted = None
+            return
+        if sim.network.service_away or waits:
+            sim.clock.after(SYNC_S, self._start_if_fenced)
+            return
+        members, self.wanted = self.wanted, None
+        generation = generations.next_start(sim.job_row)
+        sim.truth.started(generation)
+        sim.job_row, self.begun_at = max(sim.job_row, generation), sim.clock.now
+        sim.note(f"the service starts generation {generation}")
+        self.newest = start_order(
+            Roster(sim.job_id, generation, ParallelLayout(dp=len(members)), members),
+            StoreAddress("127.0.0.1", 4_000),
+            f"start-{generation}",
+            deadline_utc=sim.clock.now + START_WITHIN_S,
+            issued_at=sim.clock.now,
+            proposer_id="service",
+            cause="checkpoint",
+            checkpoint=str(sim.truth.checkpoint_version),
+        )
+        self.worlds[self.newest.target] = None  # It may begin before any of its members reports it.
+
+    def _unfenced(self, target: tuple[Member, ...]) -> tuple[str, ...]:
+        """Nodes whose leases a start on `target` waits for."""
+        said = self.said
+        older = [
+            world.members
+            for world in self.worlds
+            if not any(_is_over(said[member].record, world) for member in world.members)
+        ]
+        leased = [member.node_id for member in said if self._may_be_leased(member)]
+        return generations.unfenced(older, target=target, leased=leased)
+
+    def _may_be_leased(self, member: Member) -> bool:
+        since = max(self.said[member].sent_at, self.listening_since)
+        return self.simulation.clock.now < since + LEASE_SHARE * LOST_AFTER_S
+
+    def _learn(self, record: ParticipantRecord) -> None:
+        """A handoff that was under way may have gone on unheard, so that its target stays known."""
+        for world in (record.active, record.order and record.order.target):
+            if world is not None:
+                self.worlds[world] = None
+
+    # Reports and answers.
+
+    def _sync(self, agent: SimAgent) -> None:
+        """One exchange, over TCP: what gets lost comes late. Besides, what an agent does twice a second in any case: it
+        considers its orders and renews its lease."""
+        sim = self.simulation
+        sim.clock.after(SYNC_S * (0.8 + 0.4 * self.random.random()), self._sync, agent)
+        if not agent.up:
+            return
+        agent.consider(agent.orders)
+        self._renew(agent)
+        if sim.clock.now < agent.asks_until or not self._passes(agent.member):
+            return
+        agent.asks_until = sim.clock.now + ANSWER_S
+        sent = Said(sim.clock.now, agent.journal)
+        sim.clock.after(self._delay_s(), self._take_report, agent, sent, agent.incarnation)
+
+    def _take_report(self, agent: SimAgent, said: Said, incarnation: int) -> None:
+        if not self._passes(agent.member):
+            return
+        if said.sent_at >= self.said[agent.member].sent_at:
+            self.said[agent.member] = said
+        self._learn(said.record)
+        self.simulation.clock.after(self._delay_s(), self._take_answer, agent, said, incarnation, self.newest)
+
+    def _take_answer(self, agent: SimAgent, said: Said, incarnation: int, newest: Order | None) -> None:
+        if not agent.up or agent.incarnation != incarnation or not self._passes(agent.member):
+            return
+        agent.asks_until = 0.0
+        agent.heard_at = max(agent.heard_at, said.sent_at)
+        agent.consider(newest)
+        self._renew(agent)
+
+    def _passes(self, member: Member) -> bool:
+        network = self.simulation.network
+        if network.service_away:
+            self.listening_since = self.simulation.clock.now
+            return False
+        return member not in self.cut_off
+
+    def _delay_s(self) -> float:
+        return 0.01 + self.simulation.network.delay_s * self.random.random()
+
+    def _cut_off(self, members: tuple[Member, ...]) -> None:
+        if not self.simulation.chaos:
+            return
+        everybody, lasts_s = self.random.random() < 0.5, 6.0 + 18.0 * self.random.random()
+        for member in members:
+            self.simulation.note(f"{member.node_id} is cut off from {'everybody' if everybody else 'the service'}")
+            self.cut_off[member] = everybody
+            self.simulation.clock.after(lasts_s, self._heard_again, member)
+
+    def _cut_off_world(self) -> None:
+        """All nodes of the newest world, which steps on; the service starts the job on others as soon as it may."""
+        sim = self.simulation
+        world = sim.worlds[max(sim.worlds)].roster.members
+        others = tuple(member for member in sim.plan.members if member not in world)
+        self._cut_off(world)
+        if len(others) >= 2:
+            sim.clock.after(3.0 * self.random.random(), self.want, others[:2])
+
+    def crashes_now(self) -> bool:
+        """Whether an agent dies where it was to end a rank for a start."""
+        return self.simulation.chaos and self.random.random() < 0.1
+
+    def _heard_again(self, member: Member) -> None:
+        self.cut_off.pop(member, None)
+
+    # Step leases: as StepLeases.renew.
+
+    def _renew(self, agent: SimAgent) -> None:
+        sim = self.simulation
+        now, recent_s = sim.clock.now, ASK_SHARE * LOST_AFTER_S
+        until = agent.heard_at + LEASE_SHARE * LOST_AFTER_S
+        if now - agent.heard_at > recent_s:
+            known = [now - other.heard_at for other in sim.agents.values() if self._answers(other, agent)]
+            reaches = bool(known) or not self.cut_off.get(agent.member, False)
+            if may_go_on(is_there=any(ago <= recent_s for ago in known), reaches_anybody=reaches):
+                until = now + EXTENDED_S
+        rank = agent.rank
+        newest = 0 if agent.orders is None else agent.orders.generation
+        if rank is not None and rank.alive and rank.belongs_to >= newest:
+            rank.leased_until = until
+
+    def _answers(self, other: SimAgent, asking: SimAgent) -> bool:
+        alone = self.cut_off.get(other.member, False) or self.cut_off.get(asking.member, False)
+        return other is not asking and other.up and not alone
+
+    # Ranks.
+
+    def launch(self, agent: SimAgent, order: Order) -> None:
+        """The rank of a start builds, and meets the others."""
+        rank = agent.start_process(order)
+        self.simulation.truth.rank_starts(agent.member, order.generation, agent.journal)
+        self.simulation.clock.after(self.simulation.build_s(agent.member), self._meet, rank, order)
+
+    def _meet(self, rank: SimRank, order: Order) -> None:
+        if rank.alive:
+            self.gatherings.setdefault(order.handoff_id, Gathering(self, order)).enter(rank)
+
+
+class Gathering:
+    """Where the ranks of one start meet, in its store: all of them go on together or nobody does."""
+
+    def __init__(self, starts: Starts, order: Order) -> None:
+        self.starts = starts
+        self.order = order
+        self.ranks: dict[Member, SimRank] = {}
+        starts.simulation.clock.after(GATHER_S, self._give_up)
+        self.is_over = False
+
+    def enter(self, rank: SimRank) -> None:
+        """All have come when the last has, and lives."""
+        self.ranks[rank.member] = rank
+        complete = len(self.ranks) == len(self.order.target.members)
+        if self.is_over or not complete or not all(each.alive for each in self.ranks.values()):
+            return
+        self.is_over = True
+        world = self.starts.simulation.begin_world(self.order.target)
+        for each in self.ranks.values():
+            each.begin_training(world, int(self.order.checkpoint))
+
+    def _give_up(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            for each in self.ranks.values():
+                each.break_down(Reason("not all ranks of the start came", "start", 0))
+
+
+def _is_over(record: ParticipantRecord, world: Roster) -> bool:
+    """Whether the record shows that its member's rank of `world` has ended, or will never begin."""
+    if record.highest_generation < world.generation:
+        return False
+    bound = record.promise is not None and record.promise.generation <= world.generation
+    steps = record.active is not None and record.active.generation <= world.generation
+    return not bound and not steps
+
+
+def _has_lost(record: ParticipantRecord, generation: int) -> bool:
+    """Whether the record shows that its member's rank of this start is gone."""
+    return record.highest_generation >= generation and record.active is None
+
+
+def consider(agent: SimAgent, order: Order | None) -> None:
+    """What the product's `Births` does twice a second with the orders that the agent has."""
+    if order is None:
+        return
+    agent.handle(WorldReplaced(order.generation))
+    if agent.up:  # Else it died before that was on its disk.
+        agent.simulation.truth.start_heard(agent.member, order.generation)
+    if agent.member in order.target.members:
+        agent.handle(StartReceived(order))
