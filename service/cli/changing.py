@@ -246,7 +246,7 @@ def plan(
 
 def _print_wanted(found: dict) -> None:
     """What the policy wants the job to have, and what that was chosen from."""
-    beside = f" and {found['spares']} spares" if found["spares"] else ""
+    beside = f" and {found['spares']} spare{'s' * (found['spares'] > 1)}" if found["spares"] else ""
     typer.echo("")
     print_details(
         (
