@@ -45,7 +45,7 @@ from liver_core.rank.reporter import Listener, StageReporter
 from liver_core.rank.rescue.rescue_preparation import RescuePreparation
 from liver_core.rank.rescue.rescue_run import RescueRun
 from liver_core.rank.retire import Retirement
-from liver_core.rank.step_boundary import StepTotals, agree, read_numbers, start_total
+from liver_core.rank.step_boundary import StepTotals, agree, meet, read_numbers, start_total
 from liver_core.rank.step_lease import await_lease
 from liver_core.rank.store_exchange import cause_of
 from liver_core.state.buckets import return_gradients, spread_gradients
@@ -374,6 +374,7 @@ class RankLoop:
                 assert self.active is not None and totals is not None and reduced is not None
                 self.pending.drop_beside_training(reason)
                 return_gradients(self.active.live)
+                meet(self.active.world.everyone)  # No rank may be gone since the boundary, or no step is made.
                 measured = self._apply(self.active, totals, reduced.at_s, reduced)
                 self.after_step.do(self.active, self.progress, measured, None)
             case RedoBatchInSource(reason=reason):

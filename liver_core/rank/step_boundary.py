@@ -118,6 +118,11 @@ def first_rank(is_here: bool, group: dist.ProcessGroup) -> int | None:
     return int(lowest.item()) if lowest.item() < ranks else None
 
 
+def meet(group: dist.ProcessGroup) -> None:
+    """Return once every rank of the group has come here. Raises RuntimeError if one is gone."""
+    dist.all_reduce(torch.zeros(1), group=group)
+
+
 def _parts(word: int) -> list[int]:
     return [(word >> shift) & _PART_MASK for shift in range(0, _PARTS * _PART_BITS, _PART_BITS)]
 
