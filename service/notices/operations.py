@@ -26,6 +26,7 @@ class LeaseNotices:
 
     def __init__(self, rows: Iterable[NoticeRow] = ()) -> None:
         self._newest = {(row.kind, row.source): row for row in rows}
+        # Of the rows that were added: the number of the occurrence, or the row that begins it.
         self._first: dict[NoticeRow, NoticeRow | int] = {}
         self.added: list[NoticeRow] = []
 
@@ -76,7 +77,7 @@ class LeaseNotices:
         for row in self.added:
             first = self._first[row]
             row.occurrence_id = first if isinstance(first, int) else first.notice_id
-        self.added = []
+        self.added, self._first = [], {}
 
     def _row_of(self, notice: NoticeFact) -> NoticeRow | None:
         """The newest row of its kind and source."""

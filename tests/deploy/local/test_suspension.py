@@ -12,7 +12,6 @@ import pytest
 from deploy.local.api import Api, interrupt, until
 from deploy.local.cluster import Cluster
 from deploy.local.processes import Processes
-from liver_core.state.checkpoint import PARTIAL
 from tests.cluster.real_ranks_model import build_corpus
 from tests.cluster.real_service import service_folder
 from tests.deploy.local.test_heard_by_queue_and_metadata import STEPS_AFTER, WORLD, job_file
@@ -64,7 +63,7 @@ def test_a_suspension_that_was_announced_fits_a_notice_of_15_s_and_loses_no_step
 
     last_step = scene.job()["last_step"]
     written = sorted(path.name for path in scene.checkpoints.rglob("step-*"))
-    assert written[-1] == f"step-{last_step:09d}" and not any(PARTIAL in name for name in written)
+    assert written[-1] == f"step-{last_step:09d}" and not any(".partial" in name for name in written)
     # That it is whole shows when the job goes on from it.
     scene.cluster.start_node("n3")
     scene.wait("the job on other nodes", lambda: scene.job()["last_step"] >= last_step + STEPS_AFTER)

@@ -1,6 +1,6 @@
 """Whatever the order in which channels speak of the losses of a machine, and however often: the same occurrences."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
@@ -12,6 +12,7 @@ from service.clouds.cloud_facts import CloudFact, Disposition, FactKind
 from service.clouds.rules import Machine, judge
 from service.notices.operations import LeaseNotices
 from service.notices.rules import earliest_deadline
+from service.notices.tables import NoticeRow
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 CHANNELS = ("aws-queue", "gcp-pubsub", "gcp-operations")
@@ -25,6 +26,7 @@ class Known:
 
     notices: LeaseNotices
     acts: int = 0
+    stored: list[NoticeRow] = field(default_factory=list)
 
     def take(self, fact: CloudFact, now: datetime = NOW) -> Disposition:
         machine = Machine("a", has_lease=True, known=self.notices.known(now))
@@ -34,13 +36,16 @@ class Known:
         self.acts += judgement.disposition is Disposition.ACTS
         return judgement.disposition
 
-    def occurrences(self) -> set[int]:
-        """Numbered as the database would."""
-        for number, row in enumerate(self.notices.added, start=1):
-            row.notice_id = number
-        rows = list(self.notices.added)
+    def store(self) -> None:
+        """Number what was added, as the database would."""
+        for row in self.notices.added:
+            self.stored.append(row)
+            row.notice_id = len(self.stored)
         self.notices.number()
-        return {row.occurrence_id for row in rows if row.occurrence_id is not None}
+
+    def occurrences(self) -> set[int | None]:
+        self.store()
+        return {row.occurrence_id for row in self.stored}
 
 
 def fact(channel: str, kind: FactKind, in_s: float, *, ago_s: float = 0.0, takes_back: bool = False) -> CloudFact:
@@ -80,6 +85,16 @@ def test_one_loss_is_one_occurrence_with_the_earliest_deadline_in_any_order(case
     assert found is not None and abs(found - min(deadlines)) <= timedelta(seconds=1)
     assert {(row.kind, row.source) for row in known.notices.added} == {(item.kind.value, item.channel) for item in said}
     assert len(known.occurrences()) == 1
+
+
+@given(st.lists(st.tuples(hearings, st.booleans()), min_size=1, max_size=8))
+def test_one_loss_is_one_occurrence_however_much_of_it_is_stored_at_a_time(heard):
+    known = Known(LeaseNotices())
+    for item, is_last_of_its_batch in heard:
+        known.take(item)
+        if is_last_of_its_batch:
+            known.store()
+    assert known.occurrences() == {1}
 
 
 @given(st.permutations([fact(channel, FactKind.INTERRUPTION, 60) for channel in CHANNELS] * 3))

@@ -2,6 +2,7 @@
 
 from datetime import timedelta
 
+import pytest
 from sqlalchemy import select
 
 from agent.protocol.notice_life import withdraw
@@ -61,6 +62,28 @@ def test_the_node_after_the_queue_is_one_more_channel_too(on_machines, tell, cli
         == entry["channels"][1]["deadline_at"]
     )
     assert hearings(context) == [("aws-queue", "acts", "a"), ("aws-imds", "adds", "a")]
+
+
+@pytest.mark.parametrize("reporter", ["a", "b"])
+@pytest.mark.parametrize(
+    "others", [{"kind": NoticeKind.MAINTENANCE}, {"source": "shutdown"}], ids=["two kinds", "two sources"]
+)
+def test_one_report_with_two_notices_of_one_loss_is_one_occurrence(
+    on_machines, client, context, clock, others, reporter
+):
+    """As after an outage of the service, when all that was said meanwhile waits; a peer passes it on in one too."""
+    agents = {agent.node_id: agent for agent in on_machines[1:]}
+    first = agents["a"].notice(deadline_s=120)
+    second = agents["a"].notice(deadline_s=100).model_copy(update=others)
+    agents[reporter].sync(notices=(first, second))
+    (entry,) = notices(client)
+    assert sorted((item["kind"], item["source"]) for item in entry["channels"]) == sorted(
+        (fact.kind.value, fact.source) for fact in (first, second)
+    )
+    assert entry["deadline_at"] == min(item["deadline_at"] for item in entry["channels"])
+    assert hearings(context)[0] == (first.source, "acts", "a")
+    agents[reporter].sync(notices=(first, second))
+    assert notices(client) == [entry], "said again, it is no news"
 
 
 def test_a_second_channel_starts_no_second_handoff(training, tell, client, context, clock):

@@ -110,9 +110,9 @@ def test_standing_plans_are_made_again_only_for_other_inputs(fleet, context, clo
     made = []
     make = jobs.standing_plans
 
-    def counted(inputs):
+    def counted(inputs, known):
         made.append(inputs.digest())
-        return make(inputs)
+        return make(inputs, known)
 
     monkeypatch.setattr(jobs, "standing_plans", counted)
     facts, _ = looked_at(context, fleet, clock())
