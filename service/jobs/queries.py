@@ -1,5 +1,6 @@
 """Reads of jobs, and collects everything that the job rule and the planner need."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -8,7 +9,7 @@ from statistics import median
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Select, func, or_, select, tuple_, union_all
+from sqlalchemy import func, or_, select, tuple_
 from sqlalchemy.orm import Session, defer
 
 from agent.protocol.jobfile import JobFile, step_of
@@ -22,6 +23,7 @@ from service.handoffs.tables import HandoffRow
 from service.jobs.causes import end_of, said_of
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.grants import cut_off
+from service.jobs.nodes_read import every_node_of, first_most, first_nodes_of
 from service.jobs.rules import Checkpoint, JobView, Leaving
 from service.jobs.tables import (
     RANDOM_PART_CHARS,
@@ -55,9 +57,6 @@ SHOWN_MAX = 100
 """Generations and checkpoints that a job is shown with."""
 OVERDUE_S, OVERDUE_POLLS = 3.0, 3.0
 """A node that has not reported for so long, in seconds and in polls, may be gone."""
-NODES_CONSIDERED_MAX = 10_000
-NODES_MORE = 16
-"""So many free nodes more than a job uses are looked at: some may be about to go."""
 STEPS_FOR_PACE = 25
 
 _JOB_FILES = Parsed(JobFile.model_validate, most=LIST_MAX)
@@ -188,10 +187,9 @@ def situation(session: Session, job: JobRow, *, poll_s: float, now: datetime) ->
     spent_usd = spent_usd_of(session, job.job_id) if spec.budget_usd is not None else 0.0
     remaining = remaining_of(spec, last_step=job.last_step, spent_usd=spent_usd, now=now)
     # No more than the job could use are read, unless too many of those cannot be used, or a reason names the others.
-    usable = _usable_of(session, job, world, _best_nodes_for(session, job, world, spec), now=now)
-    ready, left_out = len(usable.restart.nodes), len(usable.nodes) >= spec.nodes.max + NODES_MORE
-    if ready <= spec.nodes.min or (ready < spec.nodes.max and left_out):
-        usable = _usable_of(session, job, world, _nodes_for(session, job, world), now=now)
+    usable = _usable_of(session, job, world, first_nodes_of(session, job, world, spec), now=now)
+    if len(usable.restart.nodes) <= spec.nodes.min or _are_left_out(spec, usable):
+        usable = _usable_of(session, job, world, every_node_of(session, job, world), now=now)
     served_s = _served_s(spec, row, now)
     inputs, restart = (
         replace(item, remaining=remaining, served_s=served_s) for item in (usable.inputs, usable.restart)
@@ -316,37 +314,14 @@ def _view(
     )
 
 
-def _nodes_for(session: Session, job: JobRow, world: World | None) -> Sequence[NodeRow]:
-    """Living nodes that do not work for another job, and the members of the world in any state."""
-    elsewhere = select(JobMemberRow.node_id).where(
-        JobMemberRow.job_id != job.job_id, JobMemberRow.role != MemberRole.SPARE
-    )
-    mine = select(NodeRow.node_id).where(NodeRow.node_id.in_(world.node_ids() if world else ()))
-    free = select(NodeRow.node_id).where(NodeRow.state != NodeState.GONE, NodeRow.node_id.not_in(elsewhere))
-    return _by_name(session, mine, free)
+def _are_left_out(spec: JobFile, usable: _Usable) -> bool:
+    """Whether nodes that were not read might be used: too few of those that were, in all or in one place, are ready."""
 
+    def kind(node: NodeRow | PlanNode) -> tuple[str, str]:
+        return (node.pool, node.zone or "") if spec.policy is not None else ("", "")
 
-def _best_nodes_for(session: Session, job: JobRow, world: World | None, spec: JobFile) -> Sequence[NodeRow]:
-    """The same, but of the free nodes only the first of those that the planner would take, and a few more."""
-    elsewhere = select(JobMemberRow.node_id).where(
-        JobMemberRow.job_id != job.job_id, JobMemberRow.role != MemberRole.SPARE
-    )
-    members = select(JobMemberRow.node_id).where(
-        JobMemberRow.job_id == job.job_id, JobMemberRow.node_id.not_in(elsewhere)
-    )
-    mine = select(NodeRow.node_id).where(NodeRow.node_id.in_(world.node_ids() if world else ()))
-    living = select(NodeRow.node_id).where(NodeRow.state != NodeState.GONE, NodeRow.node_id.in_(members))
-    free = select(NodeRow.node_id).where(NodeRow.state == NodeState.READY, NodeRow.node_id.not_in(elsewhere))
-    if spec.pools:
-        free = free.where(NodeRow.pool.in_(spec.pools))
-    best = free.order_by(NodeRow.slots.desc(), NodeRow.node_id).limit(spec.nodes.max + NODES_MORE)
-    return _by_name(session, mine, living, select(best.subquery().c.node_id))
-
-
-def _by_name(session: Session, *names: Select[str]) -> Sequence[NodeRow]:
-    """The nodes that any of these names. Alternatives in one condition would have all nodes read that ever were."""
-    statement = select(NodeRow).where(NodeRow.node_id.in_(union_all(*names))).order_by(NodeRow.node_id)
-    return session.scalars(statement.limit(NODES_CONSIDERED_MAX)).all()
+    read, ready = Counter(map(kind, usable.nodes)), Counter(map(kind, usable.restart.nodes))
+    return any(count >= first_most(spec) and ready[each] < spec.nodes.max for each, count in read.items())
 
 
 def _restarting(inputs: PlanInputs, nodes: Sequence[NodeRow], barred: set[str]) -> PlanInputs:

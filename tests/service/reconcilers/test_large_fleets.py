@@ -9,8 +9,9 @@ import pytest
 from sqlalchemy import event, insert, select, update
 
 from liver_core.handoff import RankStage
-from service.jobs import queries
-from service.jobs.queries import NODES_MORE, situation
+from service.jobs import nodes_read
+from service.jobs.nodes_read import NODES_MORE
+from service.jobs.queries import situation
 from service.jobs.tables import JobRow
 from service.leases.tables import PoolPriceRow
 from service.nodes.tables import NodeRow
@@ -61,7 +62,7 @@ def looked_at(context, job_id, now):
 def test_a_look_at_a_job_reads_only_the_nodes_that_it_could_use(fleet, context, clock, monkeypatch):
     few, seen = looked_at(context, fleet, clock())
     assert len(seen) <= 2 + MAX + NODES_MORE
-    monkeypatch.setattr(queries, "NODES_MORE", FLEET)
+    monkeypatch.setattr(nodes_read, "NODES_MORE", FLEET)
     every, seen = looked_at(context, fleet, clock())
     assert len(seen) >= FLEET
     assert few.view.decision.verdict is PlannerVerdict.MOVE
@@ -93,6 +94,49 @@ def test_the_prices_of_pools_are_known_to_a_job_that_weighs_them_and_to_no_other
         job = session.get_one(JobRow, fleet)
         job.spec = job.spec | {"policy": {"usd_per_mtok": 2.0}}
     assert prices() == {3.0}
+
+
+def set_policy(context, job_id, **policy):
+    """The job needs exactly as many nodes as it may have, and weighs prices."""
+    with context.sessions.begin() as session:
+        job = session.get_one(JobRow, job_id)
+        job.spec = job.spec | {"policy": {"usd_per_mtok": 2.0} | policy, "nodes": {"min": MAX, "max": MAX}}
+
+
+def test_a_zone_with_enough_nodes_is_seen_behind_many_that_have_too_few(fleet, context, clock):
+    set_policy(context, fleet, within="zone")
+    few = NODES_MORE + 2 * MAX
+    with context.sessions.begin() as session:
+        for number in range(FLEET):
+            zone = f"few-{number // (MAX - 1)}" if number < few else "large"
+            session.execute(update(NodeRow).where(NodeRow.node_id == f"free-{number:03}").values(zone=zone))
+    found, seen = looked_at(context, fleet, clock())
+    assert found.view.restart.target is not None, found.view.restart.reason
+    assert found.view.restart.target.node_ids() == tuple(f"free-{few + number:03}" for number in range(MAX))
+    assert len(seen) <= 2 + few + MAX + NODES_MORE
+
+
+def test_nodes_of_a_cheap_pool_are_seen_behind_many_of_a_dear_one(fleet, context, clock):
+    set_policy(context, fleet)
+    with context.sessions.begin() as session:
+        last = select(NodeRow.node_id).where(NodeRow.node_id >= f"free-{FLEET - MAX:03}")
+        session.execute(update(NodeRow).where(NodeRow.node_id.in_(last)).values(pool="cheap"))
+    found, seen = looked_at(context, fleet, clock())
+    assert sum(node.pool == "cheap" for node in found.inputs.nodes) == MAX
+    assert len(seen) <= 2 + MAX + NODES_MORE + MAX
+
+
+def test_nodes_behind_those_of_their_pool_that_will_go_are_used_though_another_pool_has_enough(fleet, context, clock):
+    going = {"source": "aws-imds", "state": "watching", "reason": "", "since_utc": "2026-01-01T00:00:00Z",
+             "announces": ["interruption"]}  # fmt: skip
+    set_policy(context, fleet)
+    with context.sessions.begin() as session:
+        cheap = NodeRow.node_id >= f"free-{FLEET // 2:03}"
+        session.execute(update(NodeRow).where(cheap).values(pool="cheap"))
+        first = NodeRow.node_id < f"free-{FLEET - MAX:03}"
+        session.execute(update(NodeRow).where(cheap, first).values(notice_source=going))
+    found, _ = looked_at(context, fleet, clock())
+    assert sum(node.pool == "cheap" for node in found.inputs.nodes) == MAX
 
 
 def test_losses_of_a_pool_fall_among_the_nodes_of_ours_that_are_there(fleet, context, clock):
