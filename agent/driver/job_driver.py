@@ -73,12 +73,7 @@ class JobDriver:
         self._deaths = Deaths(node.node_id, self.slots.participants, send=self._send, say=self._host.say_all)
         self.spare = SpareStore(node, job_id)
         self.lead = Lead(
-            node,
-            job_id,
-            send_order=self._send_order,
-            post=self.post,
-            pulse=self._pulse,
-            uses_store=self.spare.use,
+            node, job_id, send_order=self._send_order, post=self.post, pulse=self._pulse, uses_store=self.spare.use
         )
         self.notices = NoticeResponse(node, job_id, self.slots, self.lead, lambda: self._pulse().median_step_s)
         self.relay = relay_of(node, job_id)
@@ -307,6 +302,8 @@ class JobDriver:
                 if event.measures or event.certificate:
                     measured = RankMeasures(measures=event.measures, certificate=event.certificate)
                     self._measured[slot] = (str(event.handoff_id), measured)
+                if event.stage is RankStage.BROKEN and not self._host.is_condemned(slot):
+                    await self._deaths.tell_broken(slot, event)  # Taking the stage forgets which worlds it is of.
                 await self.slots.take_stage(slot, event)
                 self._node.sync_with_progress()
             case StepReport():

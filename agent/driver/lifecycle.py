@@ -145,12 +145,12 @@ class Births:
         return isinstance(order.source, SourceHandoff) or memory.origin == str(order.origin_id)
 
     async def _wind_down(self, order: JobOrder, reason: str) -> None:
-        """Have the ranks end after their step. They write a checkpoint first, if the job has a place for it."""
-        if self._ending:
-            return
-        self._ending = True
-        await self._lead.cancel(Reason(reason, "cancel"))
-        for slot in self._host.busy():
+        """Have the ranks end after their step. They write a checkpoint first, if the job has a place for it. A rank
+        may still be started after that: for a start or a handoff that was on its way."""
+        is_news, self._ending = not self._ending, True
+        if is_news:
+            await self._lead.cancel(Reason(reason, "cancel"))
+        for slot in self._host.busy() if is_news else self._host.lasting():
             state = self._host.state(slot)
             grace_s = max(STOP_GRACE_S, STEPS_GRACE * (state.pulse.median_s() if state is not None else 0.0))
             self._host.end(slot, reason, grace_s + (CHECKPOINT_GRACE_S if order.saves_at_end else 0.0))

@@ -82,6 +82,10 @@ class RankHost:
             number for number, slot in self._slots.items() if slot.occupied or (slot.launching or slot.next) is not None
         )
 
+    def lasting(self) -> tuple[int, ...]:
+        """The busy slots that stay so: their process was not told to end, or another one follows it."""
+        return tuple(number for number in self.busy() if not self._slot(number).condemned or self._slot(number).next)
+
     def launch(self, launch: Launch) -> None:
         """Start a process, after the one that is in the slot has ended."""
         slot = self._slot(launch.spec.slot)

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 from agent.protocol.peer import DeathBody
-from agent.protocol.rank import PeerDied
+from agent.protocol.rank import PeerDied, StageReport
 from liver_core.handoff import Participant, Reason
 from liver_core.layout import Member, Roster
 
@@ -33,6 +33,11 @@ class Deaths:
         self._participants = participants
         self._send = send
         self._say = say
+
+    async def tell_broken(self, slot: int, said: StageReport) -> None:
+        """The rank of this slot says that it can go on in no world: its process makes no step any more, and ends."""
+        reason = said.reason or Reason("it cannot go on in any world", "cutover", said.rank)
+        await self.tell(slot, reason.as_felt())
 
     async def tell(self, slot: int, reason: Reason) -> None:
         """The process of this slot has ended, and nobody had told it to."""

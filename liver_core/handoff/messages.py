@@ -4,7 +4,7 @@ Pure. Both are level-triggered: an Order says the whole wanted state of one part
 Either may be lost, repeated, delayed and reordered; nothing is ever inferred from a message that did not come.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any, NewType
 
@@ -207,6 +207,10 @@ class Reason:
         phase = self.phase.replace("_", " ")
         where = f"rank {self.rank}, {phase}" if self.rank is not None else phase
         return f"{where}{f', tile {self.tile}' if self.tile else ''}: {self.text}"
+
+    def as_felt(self) -> "Reason":
+        """As what the process of a rank ends with: of one that blames another, whose `node` it names, it only died."""
+        return replace(self, cause=FailureCause(FailedPart.PEER)) if self.node else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ from liver_core.training.cursor import DataCursor, chained, digest_part
 from liver_core.training.job import TrainingJob
 from liver_core.worlds.groups import plainly
 from liver_core.worlds.megatron import activate
-from liver_core.worlds.peer_deaths import PeerDeath, PeerDeaths, as_felt
+from liver_core.worlds.peer_deaths import PeerDeath, PeerDeaths
 
 if TYPE_CHECKING:
     from liver_core.rank.metrics.event_files import EventFiles
@@ -197,7 +197,7 @@ class RankLoop:
         if under_way is not None:
             self._stage(under_way.request, stage, reason=reason)
         self.pending.report_drop()
-        return Ended(Ending.BROKEN, as_felt(reason))
+        return Ended(Ending.BROKEN, reason.as_felt())
 
     def _enter(self, request: Order) -> None:
         """A new process: build, wait for permission, wait for the boundary of the source world, then cut over."""
@@ -387,7 +387,7 @@ class RankLoop:
             case FallToCheckpoint(reason=reason):
                 reason = self.deaths.named(reason, following.request.source, following.request.target)
                 self._stage(following.request, RankStage.BROKEN, reason=reason, measures=following.measures)
-                raise Ended(Ending.BROKEN, as_felt(reason))
+                raise Ended(Ending.BROKEN, reason.as_felt())
 
     def _switch(self, following: NextWorld, outcome: Outcome, redo: Reason | None) -> None:
         """GO: the next world becomes the active one. It applies the step that was handed over. With a reason `redo` it

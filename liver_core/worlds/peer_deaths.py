@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from liver_core.handoff.messages import FailedPart, FailureCause, Reason
+from liver_core.handoff.messages import FailedPart, Reason
 from liver_core.layout import Member, Roster
 from liver_core.worlds.megatron import MegatronWorld, abandon
 
@@ -89,8 +89,3 @@ class PeerDeaths:
             return reason
         dead = death.reason
         return replace(reason, text=str(death), rank=dead.rank, node=death.member.node_id, cause=dead.cause)
-
-
-def as_felt(reason: Reason) -> Reason:
-    """A reason that blames another rank, as what the process of this one ends with: it died of that one."""
-    return replace(reason, cause=FailureCause(FailedPart.PEER)) if reason.node else reason

@@ -136,6 +136,7 @@ class PoolMarketOut(BaseModel):
     egress_usd_per_gb: float | None = Field(default=None, description="Of 10^9 bytes that leave it.")
     offered: int = Field(default=0, description="Nodes that are taken to be there to buy, as it is priced.")
     on_demand_offered: int = Field(default=0, description="The same on demand.")
+    ours: int | None = Field(default=None, description="Nodes of ours there, to two digits: losses fall among them.")
     watched_h: float = Field(default=0.0, description="Hours of the last 14 days in which it had nodes of ours.")
     volatility: float = Field(default=1.0, description="How many times more losses than expected came lately.")
     group_sizes: list[tuple[int, float]] = Field(default=[], description="Nodes lost at once, share of the losses.")

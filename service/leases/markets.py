@@ -20,6 +20,8 @@ LEASES_MAX = 5_000
 POOLS_MAX = 256
 DIGITS_MAX = 1
 """As much as an estimate means, and few enough that decisions of the same facts may be kept."""
+COUNT_DIGITS_MAX = 2
+"""Of nodes: in a large fleet one more or less changes no decision."""
 _LEASES = text(
     f"""
     SELECT pool, started_at, ended_at, ended_at IS NOT NULL AND NOT EXISTS (
@@ -30,6 +32,7 @@ _LEASES = text(
      ORDER BY started_at DESC LIMIT {LEASES_MAX}
     """
 )
+_OURS = text("SELECT pool, count(*) AS nodes FROM leases WHERE ended_at IS NULL AND pool = ANY(:pools) GROUP BY pool")
 
 
 def weighed_markets(
@@ -41,9 +44,14 @@ def weighed_markets(
     if spec.policy is None:
         return markets_of(session, pools, now=now) if spec.budget_usd is not None else ()
     most, names = spec.nodes.max + spec.policy.spares_max, {*pools, *spec.pools}
-    short = short_pools(session, job_id, names, now=now)
+    short, ours = short_pools(session, job_id, names, now=now), _ours(session, names)
     return tuple(
-        replace(each, offered=0 if each.pool in short else most, on_demand_offered=spec.nodes.max)
+        replace(
+            each,
+            offered=0 if each.pool in short else most,
+            on_demand_offered=spec.nodes.max,
+            ours=ours.get(each.pool, 0),
+        )
         for each in markets_of(session, names, now=now)
     )
 
@@ -57,6 +65,12 @@ def markets_of(session: Session, pools: Collection[str], *, now: datetime) -> tu
         seen[row.pool].append(LeaseSeen((row.started_at - since).total_seconds(), ended_s, row.was_lost))
     lives = {pool: life_of(each, since_s=0.0, now_s=LOOKS_BACK.total_seconds()) for pool, each in seen.items()}
     return tuple(_market(session, pool, lives.get(pool), now) for pool in names)
+
+
+def _ours(session: Session, pools: Collection[str]) -> dict[str, int]:
+    """Nodes of ours in each pool, whichever job uses them: lives and groups of losses are of all of them."""
+    rows = session.execute(_OURS, {"pools": sorted(pools)})
+    return {row.pool: int(_rounded(row.nodes, COUNT_DIGITS_MAX)) for row in rows}
 
 
 def _market(session: Session, pool: str, life: PoolLife | None, now: datetime) -> PoolMarket:
@@ -79,5 +93,5 @@ def _market(session: Session, pool: str, life: PoolLife | None, now: datetime) -
     )
 
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS_MAX}g}")
+def _rounded(value: float, digits: int = DIGITS_MAX) -> float:
+    return float(f"{value:.{digits}g}")

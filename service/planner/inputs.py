@@ -33,7 +33,8 @@ class PlanNode:
 class PoolMarket:
     """What is known of a pool's price and of its losses. `on_demand_usd_per_hour`: of such a node; None if unknown.
     `egress_usd_per_gb`: of 10^9 bytes that leave it. `offered`, `on_demand_offered`: nodes that could be bought there
-    as it is priced, and on demand, as far as is known.
+    as it is priced, and on demand, as far as is known. `ours`: nodes of ours there now, of this job or not, among which
+    its losses fall; None where not counted.
     `life_s`: expected time to its next loss. `losses`: events in `watched_h` hours with nodes of ours. `volatility`:
     how many times more of them than expected came lately, at least 1. `group_sizes`: (nodes lost at once, share of the
     events)."""
@@ -49,6 +50,7 @@ class PoolMarket:
     egress_usd_per_gb: float | None = None
     offered: int = 0
     on_demand_offered: int = 0
+    ours: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

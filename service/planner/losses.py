@@ -75,7 +75,16 @@ def loss_plans(inputs: PlanInputs, known: Candidates | None = None) -> tuple[Los
 def without(inputs: PlanInputs, leaving: tuple[str, ...]) -> PlanInputs:
     """The same without these nodes. Nothing is bought as fast as a loss comes."""
     gone = set(leaving)
-    markets = tuple(replace(market, offered=0, on_demand_offered=0) for market in inputs.markets)
+    lost = Counter(node.pool for node in inputs.nodes if node.node_id in gone)
+    markets = tuple(
+        replace(
+            market,
+            offered=0,
+            on_demand_offered=0,
+            ours=None if market.ours is None else max(0, market.ours - lost[market.pool]),
+        )
+        for market in inputs.markets
+    )
     return replace(inputs, nodes=tuple(node for node in inputs.nodes if node.node_id not in gone), markets=markets)
 
 

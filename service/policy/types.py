@@ -51,7 +51,8 @@ class PoolView:
     """Capacity of one price in one place, as seen now.
 
     `held`: nodes that are up and will stay as far as is known (those with a notice do not count). `coming`: bought and
-    not up yet. `offered`: further nodes that could be bought, up after `acquire_s`. `life_s`: expected time to the next
+    not up yet. `offered`: further nodes that could be bought, up after `acquire_s`. `at_risk`: nodes among which a loss
+    takes its own, whosever they are; those that could be had where it is not known. `life_s`: expected time to the next
     loss in this pool, given how long its capacity has lasted; `grows_in_s`: to the next nodes that it offers.
     `group_sizes`: how many nodes go at once, with shares that sum to 1. `move_usd`: egress and start-up fees of
     bringing the job here, `move_s`: time that its state takes on the way, before the start; 0 where it is.
@@ -70,11 +71,17 @@ class PoolView:
     group_sizes: tuple[tuple[int, float], ...] = ((1, 1.0),)
     move_usd: float = 0.0
     move_s: float = 0.0
+    at_risk: int | None = None
 
     @property
     def obtainable(self) -> int:
         """Nodes that the job could hold here: those it has, those that come, those it could buy."""
         return self.held + self.coming + self.offered
+
+    @property
+    def exposed(self) -> int:
+        """Nodes among which a loss takes its own."""
+        return self.obtainable if self.at_risk is None else self.at_risk
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,8 +99,9 @@ def victims_among(held: int, of: int, lost: int) -> tuple[float, ...]:
 
 
 def tokens_of_one_loss(curve: Curve, candidate: Candidate, spares: int, pool: PoolView) -> float:
-    """Tokens that the next loss of the pool is expected to cost an option that has its nodes there."""
-    there, costs = max(pool.obtainable, candidate.nodes + spares), (candidate.change_s, candidate.tokens_per_s)
+    """Tokens that the next loss of the pool is expected to cost an option that has its nodes there. Each node that the
+    pool's life was seen on is as likely to go, and what would be bought joins them."""
+    there, costs = max(pool.exposed, candidate.nodes + spares), (candidate.change_s, candidate.tokens_per_s)
     return _tokens_of_loss(curve, candidate.nodes, costs, spares, there, (pool.acquire_s, pool.group_sizes))
 
 

@@ -165,6 +165,7 @@ def _views(market: PoolMarket, name: str, place: str, held: int, policy: PolicyR
         acquire_s=acquire_s,
         life_s=inf if market.life_s is None else market.life_s,
         group_sizes=market.group_sizes or ((1, 1.0),),
+        at_risk=market.ours,
     )
     if on_demand is None or not policy.on_demand:
         return [spot]

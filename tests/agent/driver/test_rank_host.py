@@ -70,7 +70,10 @@ class Slow:
 
     async def launch(self, spec: Any, origin: str) -> None:
         assert not self.states, "one process a slot"
-        self.states[SlotKey(JOB_ID, 0)] = spec
+        pulse = SimpleNamespace(median_s=lambda: 0.0)
+        self.states[SlotKey(JOB_ID, 0)] = SimpleNamespace(
+            order=spec.order, pulse=pulse, stage=RankStage.TRAINING, handoff_id=""
+        )
         self.launched.append(spec.order.generation)
 
     async def stop(self, key: SlotKey, reason: str, grace_s: float) -> None:
@@ -82,21 +85,22 @@ class Slow:
 
 def launch_of(generation: int) -> Launch:
     order = SimpleNamespace(generation=generation)
-    return Launch(
-        cast(Any, SimpleNamespace(slot=0, rank=0, order=order, stage=RankStage.TRAINING, handoff_id="")), "origin"
-    )
+    return Launch(cast(Any, SimpleNamespace(slot=0, rank=0, order=order)), "origin")
 
 
 async def unexpected(slot: int, reason: Any) -> None:
     raise AssertionError(reason)
 
 
-def hosted() -> tuple[Slow, RankHost, Scene]:
+WORLD = ParticipantRecord(active=roster_of(4, ("a", "b")), highest_generation=4)
+
+
+def hosted(node_id: str = "a", record: ParticipantRecord = WORLD) -> tuple[Slow, RankHost, Scene]:
     """The slots of one node, and what carries out what they want."""
     slow = Slow()
     host = RankHost(JOB_ID, cast(Any, slow), unexpected)
-    scene = Scene(spec=fake_job(Path("/nowhere")), host=host)
-    scene.restore(ParticipantRecord(active=roster_of(4, ("a", "b")), highest_generation=4))
+    scene = Scene(node_id, spec=fake_job(Path("/nowhere")), host=host)
+    scene.restore(record)
     return slow, host, scene
 
 
@@ -160,3 +164,59 @@ def test_a_world_starts_until_its_rank_has_made_a_step():
         return found
 
     assert asyncio.run(run()) == [True, True, True, True, False, False, False]
+
+
+def births_of(host: RankHost, scene: Scene) -> tuple[Births, list[Any]]:
+    """And why handoffs that this node leads were cancelled."""
+    cancelled: list[Any] = []
+
+    async def cancel(reason: Any) -> None:
+        cancelled.append(reason)
+
+    return Births(cast(Any, None), JOB_ID, scene.slots, host, cast(Any, SimpleNamespace(cancel=cancel))), cancelled
+
+
+ENDS = [SimpleNamespace(desired=wish, saves_at_end=False) for wish in (DesiredState.STOP, DesiredState.SUSPENDED)]
+
+
+@pytest.mark.parametrize("wish", ENDS, ids=lambda wish: wish.desired)
+def test_a_rank_whose_start_waited_for_the_process_before_it_is_ended_if_its_job_was_to_end_meanwhile(wish: Any):
+    async def run() -> None:
+        slow, host, scene = hosted()
+        births, cancelled = births_of(host, scene)
+        host.launch(launch_of(4))
+        await settled()
+        await scene.slots.take_start(0, born())
+        for _ in range(2):
+            await births.consider(wish, {})
+            await settled()
+        assert set(slow.stopped) == {4}
+        slow.states.clear()
+        assert host.ended(0)
+        await scene.slots.take_death(0, WHY)
+        await settled()
+        for _ in range(2):
+            await births.consider(wish, {})
+            await settled()
+        assert slow.launched == [4, 5] and slow.stopped.count(5) == 1, "it ends, and is told so once"
+        assert len(cancelled) == 1
+        await host.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("wish", ENDS, ids=lambda wish: wish.desired)
+def test_a_newcomer_of_a_handoff_that_comes_after_its_job_was_to_end_is_ended(wish: Any):
+    async def run() -> list[int]:
+        slow, host, scene = hosted("c", ParticipantRecord())
+        births, _ = births_of(host, scene)
+        await births.consider(wish, {})
+        await scene.slots.take_order(0, order())
+        await settled()
+        await births.consider(wish, {})
+        await settled()
+        assert slow.launched == [6]
+        await host.close()
+        return slow.stopped
+
+    assert asyncio.run(run()) == [6]

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,14 +15,17 @@ from agent.driver.job_driver import JobDriver
 from agent.peer.deaths import Deaths
 from agent.peer.peer_server import PeerRefused
 from agent.protocol.peer import DeathBody
-from agent.protocol.rank import PeerDied
+from agent.protocol.rank import PeerDied, StageReport
 from agent.supervisor.records import RankRecord, RankState
 from agent.supervisor.supervisor import ProcessIdentity
 from agent.supervisor.watchdog import RankPulse
-from liver_core.handoff import FailedPart, FailureCause, RankStage, Reason
+from liver_core.handoff import FailedPart, FailureCause, ParticipantRecord, Phase, Promise, RankStage, Reason
+from liver_core.handoff.participant import ParticipantState
 from liver_core.layout import Member
 from tests.agent.cluster import JOB_ID, REAL_RANKS, Cluster, cluster
 from tests.agent.driver.test_notice_response import Scene
+from tests.agent.driver.test_participants import HANDOFF
+from tests.agent.driver.test_participants import order as order_of
 from tests.agent.stub_service import StubService, roster_of
 from tests.agent.waiting import fake_job, real_job
 from tests.cluster.real_ranks_model import build_corpus
@@ -106,8 +110,47 @@ def test_only_the_end_that_nobody_asked_for_is_a_death(
     assert bool(scene.peers.sent) is hears
 
 
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        (Reason("the world cannot go on: out of memory", "switch", 3), None),
+        (replace(KILLED, rank=1, node="b"), FailureCause(FailedPart.PEER)),
+        (None, None),
+    ],
+    ids=["by itself", "by another", "without a reason"],
+)
+def test_a_rank_that_says_itself_that_it_is_broken_is_dead_for_the_others_before_its_process_has_ended(
+    scene: Scene, reason: Reason | None, cause: FailureCause | None
+) -> None:
+    node = cast(Any, scene.node)
+    node.sync_with_progress = _nothing_now
+    node.journal = SimpleNamespace(put=_nothing_now)
+    node.supervisor = SimpleNamespace(states={}, stop=_nothing)
+    job = JobDriver(scene.node, JOB_ID)
+    job._host._slot(0).occupied = True
+    source, target = roster_of(1, FOUR), roster_of(2, FOUR)
+    order = replace(order_of(generation=2), parent=1, source=source, target=target, proposer_id="d")
+    promise = Promise(order.handoff_id, 2, 1, Phase.PERMIT)
+    job.slots._add(0, ParticipantRecord(active=source, highest_generation=2, order=order, promise=promise))
+    job.slots.participants[0].state = ParticipantState.CUTTING_OVER
+    said = StageReport(handoff_id=HANDOFF, generation=2, rank=3, stage=RankStage.BROKEN, reason=reason)
+    asyncio.run(job._take_rank_event(0, said))
+    bodies = [(envelope.receiver, envelope.body) for _, envelope in scene.peers.sent]
+    deaths = [(to, body.death) for to, body in bodies if isinstance(body, DeathBody)]
+    assert {(to, death.generation) for to, death in deaths} == {(to, world) for to in "abc" for world in (1, 2)}
+    assert {(death.member, death.reason.node, death.reason.cause) for _, death in deaths} == {
+        (Member("d", 0), "d", cause)
+    }
+    assert job.slots.participants[0].record.active is None
+    assert job._host.is_condemned(0), "its end would be said again"
+
+
 async def _nothing(*_: object) -> None:
     """The participant's part is tested elsewhere."""
+
+
+def _nothing_now(*_: object) -> None:
+    """The journal's part is tested elsewhere."""
 
 
 @pytest.mark.slow

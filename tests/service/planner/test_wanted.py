@@ -201,3 +201,13 @@ def test_more_capacity_never_lowers_what_the_wanted_option_is_worth(names, worth
         assert more is not None
         least = fewer.usd_per_hour_worth
         assert more.usd_per_hour_worth >= least - 1e-9 * abs(least)
+
+
+def test_a_pool_that_runs_short_makes_no_loss_dearer():
+    """Nobody knows how many nodes could be bought: that changes what is wanted, and not what losses take."""
+    worth = set()
+    for offered in (0, 8):
+        stormy = market(offered=offered, life_s=600.0, ours=4)
+        four = weighing(*fleet(*"abcd"), markets=(stormy,), on_demand=False, spares_max=0)
+        worth.add(want(decide(four)).usd_per_hour_worth)
+    assert len(worth) == 1

@@ -21,7 +21,7 @@ from service.policy.types import (
     PriceHad,
     StandingWorld,
 )
-from service.policy.utility import WAIT_FACTOR, curve_of, value_of_token
+from service.policy.utility import WAIT_FACTOR, curve_of, tokens_of_one_loss, value_of_token
 
 HOUR_S = 3_600.0
 PLACES = ("a", "b")
@@ -300,3 +300,17 @@ def test_other_nodes_of_the_same_layout_cost_a_change_and_must_gain_as_much_as_a
     free = replace(inputs, knobs=replace(inputs.knobs, gain_min=0.0))
     # Eight hundredths of a cent an hour are saved, and 5 s in ten hours are lost, worth twelve.
     assert dict(decide(replace(free, pools=(pools[0], replace(pools[1], usd_per_hour=0.9996)))).hold) == {"x": 2}
+
+
+def test_a_loss_costs_the_same_however_many_nodes_could_be_bought() -> None:
+    """Eight nodes of ours are there, and this job uses all: a loss of one always hits it."""
+    eight = linear()[-1]
+    busy = replace(eight, change_s=20.0)
+    curve = curve_of((*linear()[:-1], busy))
+    ours = replace(spot("a", held=8), acquire_s=120.0, at_risk=8)
+    costs = {tokens_of_one_loss(curve, busy, 0, replace(ours, offered=offered)) for offered in (0, 4, 12)}
+    assert len(costs) == 1
+    assert costs.pop() == pytest.approx(tokens_of_one_loss(curve, busy, 0, replace(ours, at_risk=None)))
+    assert tokens_of_one_loss(curve, busy, 0, replace(ours, at_risk=16)) < tokens_of_one_loss(curve, busy, 0, ours)
+    # What would be bought is then among those that may go.
+    assert tokens_of_one_loss(curve, busy, 0, replace(ours, held=0, at_risk=0, offered=8)) > 0

@@ -95,6 +95,17 @@ def test_the_prices_of_pools_are_known_to_a_job_that_weighs_them_and_to_no_other
     assert prices() == {3.0}
 
 
+def test_losses_of_a_pool_fall_among_the_nodes_of_ours_that_are_there(fleet, context, clock):
+    """Not among those that the job might buy, of which nobody knows how many there are."""
+    with context.sessions.begin() as session:
+        session.add(PoolPriceRow(pool="spot-a", effective_from=clock(), price_usd_per_hour=Decimal(3)))
+        job = session.get_one(JobRow, fleet)
+        job.spec = job.spec | {"policy": {"usd_per_mtok": 2.0}}
+    clock.advance(1)
+    (market,) = looked_at(context, fleet, clock())[0].inputs.markets
+    assert (market.pool, market.ours, market.offered) == ("spot-a", 2, MAX + 4)
+
+
 def test_standing_plans_are_made_again_only_for_other_inputs(fleet, context, clock, monkeypatch):
     made = []
     make = jobs.standing_plans
