@@ -23,7 +23,6 @@ from service.handoffs.tables import HandoffRow
 from service.jobs.causes import end_of, said_of
 from service.jobs.crashes import Crashes, RankError
 from service.jobs.grants import cut_off
-from service.jobs.nodes_read import every_node_of, first_most, first_nodes_of
 from service.jobs.rules import Checkpoint, JobView, Leaving
 from service.jobs.tables import (
     RANDOM_PART_CHARS,
@@ -40,6 +39,7 @@ from service.jobs.tables import RankLogRow as LogRow
 from service.leases.markets import weighed_markets
 from service.ledger.remaining import remaining_of, spent_usd_of
 from service.metrics.step_times import measured_steps
+from service.nodes.queries import every_node_of, first_most, first_nodes_of
 from service.nodes.rules import announces_its_end, answers
 from service.nodes.tables import NodeRow, NodeState
 from service.notices.queries import as_fact, open_notices

@@ -93,7 +93,8 @@ class Weighing:
     def is_safe(self, candidate: Candidate, place: str, pools: _Filled) -> bool:
         """Whether the deadline holds if the option is lost at the next decision and the job then starts on on-demand
         nodes, which nobody takes back."""
-        if self.slack_s == inf or self.is_lost() or all(pool.market is Market.ON_DEMAND for pool, count in pools if count):
+        is_kept = all(pool.market is Market.ON_DEMAND for pool, count in pools if count)
+        if self.slack_s == inf or self.is_lost() or is_kept:
             return True
         standing = self.inputs.standing
         starts_s = self.change_s(candidate, place, pools)
@@ -184,7 +185,7 @@ def _stays(weighing: Weighing, best: ScoredOption, current: ScoredOption) -> boo
 
 
 def _wait(weighing: Weighing, alert: str) -> PolicyDecision:
-    """There is no option. Nodes that are up are kept where more are to be had sooner than it takes to buy these again."""
+    """Of no options. Nodes that are up are kept where more are to be had sooner than it takes to buy these again."""
     inputs = weighing.inputs
     reason = _without_options(weighing)
     if not weighing.curve.best:

@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import event, insert, select, update
 
 from liver_core.handoff import RankStage
-from service.jobs import nodes_read
-from service.jobs.nodes_read import NODES_MORE
 from service.jobs.queries import situation
 from service.jobs.tables import JobRow
 from service.leases.tables import PoolPriceRow
+from service.nodes import queries
+from service.nodes.queries import NODES_MORE
 from service.nodes.tables import NodeRow
 from service.planner.inputs import PlannerVerdict
 from service.reconcilers import jobs
@@ -62,7 +62,7 @@ def looked_at(context, job_id, now):
 def test_a_look_at_a_job_reads_only_the_nodes_that_it_could_use(fleet, context, clock, monkeypatch):
     few, seen = looked_at(context, fleet, clock())
     assert len(seen) <= 2 + MAX + NODES_MORE
-    monkeypatch.setattr(nodes_read, "NODES_MORE", FLEET)
+    monkeypatch.setattr(queries, "NODES_MORE", FLEET)
     every, seen = looked_at(context, fleet, clock())
     assert len(seen) >= FLEET
     assert few.view.decision.verdict is PlannerVerdict.MOVE
