@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from agent.protocol.rank import PeerDied, StatusQuery, StepLease, WriteCheckpoint
 from agent.protocol.secret_values import SecretError
@@ -173,7 +174,9 @@ class RankHost:
 
     async def close(self) -> None:
         """Let go; processes live on."""
-        tasks = [task for slot in self._slots.values() for task in (slot.launching, *slot.tasks) if task is not None]
+        tasks: list[asyncio.Task[Any]] = [
+            task for slot in self._slots.values() for task in (slot.launching, *slot.tasks) if task is not None
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
