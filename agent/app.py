@@ -350,8 +350,8 @@ class Agent:
     # Callbacks of the parts.
 
     async def _take_orders(self, orders: SyncOrders) -> None:
-        if orders.accepted_incarnation == self._incarnation_id:
-            self._outbox.acknowledge(orders.accepted_report_seq)
+        is_ours = orders.accepted_incarnation == self._incarnation_id
+        if is_ours and self._outbox.acknowledge(orders.accepted_report_seq):
             await asyncio.to_thread(self._shipper.acknowledge, orders.accepted_report_seq)
         for refusal in orders.refusals:
             if refusal.part == "handoffs":

@@ -17,6 +17,7 @@ from agent.protocol.values import HandoffCause
 from agent.supervisor.records import StoreKey
 from agent.supervisor.stores import StoreError
 from liver_core.handoff import Order, RankStage, Reason, Stage, StoreAddress, start_order
+from liver_core.handoff.generations import first_of
 from liver_core.layout import Member, Roster
 
 START_DEADLINE_S = 240.0
@@ -60,11 +61,14 @@ class Births:
         roster = order.roster
         mine = [member.slot for member in roster.members if member.node_id == self._node.node_id]
         self._note_missing(order, roster, mine, lost)
-        if isinstance(order.source, SourceHandoff):
+        # Older worlds are given up before the newer one has a store, wherever that is. Who was away while the service
+        # started it hears only of a handoff that followed.
+        follows = isinstance(order.source, SourceHandoff)
+        started = first_of(order.generation) if follows else order.generation
+        if await self._slots.give_up(started):
+            await self._lead.cancel(Reason(f"generation {started} starts afresh", "cancel"))
+        if follows:
             return
-        # Older worlds are given up before the newer one has a store, wherever that is.
-        if await self._slots.give_up(order.generation):
-            await self._lead.cancel(Reason(f"generation {order.generation} starts afresh", "cancel"))
         store = await self._store_for(order, roster)
         for slot in mine:
             if store is not None and self._is_due(slot, order):

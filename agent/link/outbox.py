@@ -119,6 +119,7 @@ class Outbox:
 
     share: float = 1.0
     """Of what fits into one report by number. Less after one that was refused as a whole, perhaps for its size."""
+    _acknowledged: int = 0
 
     def put_notice(self, fact: NoticeFact) -> None:
         """What is known of one notice; what is known later replaces it."""
@@ -149,11 +150,16 @@ class Outbox:
         """One job that has ended here."""
         self.finished.put((fact.job_id, fact.generation), fact)
 
-    def acknowledge(self, report_seq: int) -> None:
-        """The service has stored everything that was sent up to this report."""
+    def acknowledge(self, report_seq: int) -> bool:
+        """The service has stored everything that was sent up to this report. Whether that is news; orders that come
+        without a report say it again."""
+        if report_seq <= self._acknowledged:
+            return False
+        self._acknowledged = report_seq
         self.share = min(1.0, 2.0 * self.share)
         for queue in self._queues():
             queue.acknowledge(report_seq)
+        return True
 
     def take_back(self, report_seq: int) -> None:
         """The service has refused this report as a whole: the next one holds half as much."""

@@ -18,9 +18,14 @@ def start_of(generation: int) -> int:
     return generation // PLACES
 
 
+def first_of(generation: int) -> int:
+    """The number of the world with which the start of this generation began."""
+    return start_of(generation) * PLACES + 1
+
+
 def next_start(highest: int) -> int:
     """The number of a world that the service starts. `highest`: the greatest number it knows as used; 0: none is."""
-    return 1 if highest == 0 else (start_of(highest) + 1) * PLACES + 1
+    return 1 if highest == 0 else first_of(highest + PLACES)
 
 
 def next_handoff(highest: int, parent: int) -> int | None:

@@ -1,4 +1,4 @@
-"""Requests for machines that a job's policy wants: written and ended here, and filled by nobody yet.
+"""Requests for machines that a job's policy wants: written, ended and dropped here, and filled by nobody yet.
 
 A pool from which nothing came for a while counts as having nothing to offer for a time, so that the policy looks
 elsewhere, also on demand.
@@ -7,7 +7,7 @@ elsewhere, also on demand.
 from collections.abc import Collection, Sequence
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy import ColumnElement, select, text
 from sqlalchemy.orm import Session
 
 from agent.protocol.sync import Provider
@@ -20,6 +20,28 @@ SHORT_AFTER_ACQUIRES, SHORT_AFTER_S_LEAST = 5, 60.0
 SHORT_FOR = timedelta(minutes=30)
 KEPT_FOR = timedelta(hours=1)
 HAS_THEM, NOTHING_CAME = "the job has them, or wants them no longer", "nothing came in time"
+JOB_ENDED = "the job has ended"
+# The condition on `market` is that of a partial index: requests that people made are not read.
+_END = text(
+    """
+    UPDATE capacity_requests SET ended_at = greatest(asked_at, :now), end_reason = :reason
+     WHERE request_id = ANY (ARRAY (
+           SELECT request_id FROM capacity_requests AS wanted
+            WHERE market IS NOT NULL AND ended_at IS NULL AND NOT EXISTS (
+                  SELECT FROM jobs WHERE job_id = right(wanted.asked_by, -length(:asker)) AND due_at IS NOT NULL)
+            LIMIT :most FOR UPDATE SKIP LOCKED))
+    """
+)
+_DROP = text(
+    """
+    DELETE FROM capacity_requests
+     WHERE request_id = ANY (ARRAY (
+           SELECT request_id FROM capacity_requests AS old
+            WHERE market IS NOT NULL AND ended_at < :before AND provider_id IS NULL
+              AND NOT EXISTS (SELECT FROM instances WHERE instances.request_id = old.request_id)
+            LIMIT :most FOR UPDATE SKIP LOCKED))
+    """
+)
 
 
 def store_wants(session: Session, job_id: str, wants: Sequence[PoolWant], *, acquire_s: float, now: datetime) -> None:
@@ -46,7 +68,14 @@ def store_wants(session: Session, job_id: str, wants: Sequence[PoolWant], *, acq
                 asked_by=asked_by, asked_at=now,
             )
         )  # fmt: skip
-    _drop_old(session, job_id, now)
+
+
+def end_and_drop(session: Session, *, now: datetime, most: int) -> int:
+    """End the requests of jobs that have ended, however they did, or are gone. Drop those that ended long ago and that
+    no machine came from; returns how many. At most `most` of each; one that a job is changing is left for later."""
+    connection = session.connection()
+    connection.execute(_END, {"asker": _asked_by(""), "reason": JOB_ENDED, "now": now, "most": most})
+    return connection.execute(_DROP, {"before": now - KEPT_FOR, "most": most}).rowcount
 
 
 def short_pools(session: Session, job_id: str, pools: Collection[str], *, now: datetime) -> frozenset[str]:
@@ -71,17 +100,3 @@ def _provider_of(session: Session, pool: str) -> str:
     """Of the pool's newest machine; none where it never had any."""
     newest = select(InstanceRow.provider).where(InstanceRow.pool == pool).order_by(InstanceRow.instance_id.desc())
     return session.scalars(newest.limit(1)).one_or_none() or Provider.NONE.value
-
-
-def _drop_old(session: Session, job_id: str, now: datetime) -> None:
-    """Requests that ended long ago and that no machine came from."""
-    session.execute(
-        delete(RequestRow)
-        .where(
-            *_of_policy(job_id),
-            RequestRow.ended_at < now - KEPT_FOR,
-            RequestRow.provider_id.is_(None),
-            ~select(InstanceRow.instance_id).where(InstanceRow.request_id == RequestRow.request_id).exists(),
-        )
-        .execution_options(synchronize_session=False)
-    )

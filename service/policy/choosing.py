@@ -4,6 +4,7 @@ An option is a place, a layout and a number of spares. What the job runs on next
 hold may have to be bought first, while it trains.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
@@ -84,10 +85,15 @@ class Weighing:
         worth = self.usd_per_token * candidate.tokens_per_s * HOUR_S * (max(0.0, horizon - change_s) / horizon)
         return worth - prices - moved_usd * HOUR_S / horizon - self.usd_per_token * (losses - gains)
 
+    def is_lost(self) -> bool:
+        """Whether the deadline is missed whatever is done, by more than step times may be off: nothing is left of it to
+        keep time for."""
+        return self.slack_s < -MARGIN * (self.inputs.goal.deadline_in_s - self.slack_s)
+
     def is_safe(self, candidate: Candidate, place: str, pools: _Filled) -> bool:
         """Whether the deadline holds if the option is lost at the next decision and the job then starts on on-demand
         nodes, which nobody takes back."""
-        if self.slack_s == inf or all(pool.market is Market.ON_DEMAND for pool, count in pools if count):
+        if self.slack_s == inf or self.is_lost() or all(pool.market is Market.ON_DEMAND for pool, count in pools if count):
             return True
         standing = self.inputs.standing
         starts_s = self.change_s(candidate, place, pools)
@@ -178,9 +184,9 @@ def _stays(weighing: Weighing, best: ScoredOption, current: ScoredOption) -> boo
 
 
 def _wait(weighing: Weighing, alert: str) -> PolicyDecision:
-    """No layout fits. Nodes that are up are kept where more are to be had sooner than it takes to buy these again."""
+    """There is no option. Nodes that are up are kept where more are to be had sooner than it takes to buy these again."""
     inputs = weighing.inputs
-    reason = "no layout fits what can be had"
+    reason = _without_options(weighing)
     if not weighing.curve.best:
         return PolicyDecision(PolicyVerdict.PAUSE, reason, alert=alert)
     usd_per_hour = sum(pool.usd_per_hour * pool.held for pool in inputs.pools)
@@ -194,6 +200,17 @@ def _wait(weighing: Weighing, alert: str) -> PolicyDecision:
     hold = tuple((pool, count) for pool, count in counts if count)
     option = ScoredOption("", "", 0, hold, 0.0, usd_per_hour, -usd_per_hour)
     return PolicyDecision(PolicyVerdict.PAUSE, f"{reason}; the nodes are kept until more come", option, alert=alert)
+
+
+def _without_options(weighing: Weighing) -> str:
+    """Why there is none: too few nodes, or none that a deadline could wait for."""
+    inputs, there = weighing.inputs, Counter[str]()
+    for pool in inputs.pools:
+        there[pool.place] += pool.obtainable if _may_buy(pool, inputs) else 0
+    best = weighing.curve.best
+    if not best or best[0].nodes > max(there.values(), default=0):
+        return "no layout fits what can be had"
+    return "nothing that can be had leaves time to start on demand before the deadline"
 
 
 def _allowed(inputs: PolicyInputs) -> tuple[Candidate, ...]:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from sqlalchemy import TextClause, text
 from sqlalchemy.orm import Session
 
+from service.capacity.wants import end_and_drop
 from service.decisions.operations import trim_decisions
 from service.ledger import sums
 from service.repeats.operations import trim
@@ -196,6 +197,10 @@ TASKS = (
     Task("steps, metrics and grants of jobs that ended long ago", _old_jobs),
     Task("old intervals", _old_intervals),
     Task("facts that waited too long", lambda session, settings, now: held.expire(session.connection(), now=now)),
+    Task(
+        "requests for machines of policies",
+        lambda session, settings, now: end_and_drop(session, now=now, most=BATCH),
+    ),
     Task("browser sessions", lambda session, settings, now: expire_sessions(session, now=now, most=BATCH)),
     Task("answers kept for repeats", lambda session, settings, now: trim(session, now=now)),
 )

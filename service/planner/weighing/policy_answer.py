@@ -51,7 +51,7 @@ def wanted_of(
             pools.append(PoolWant(seen.pool, place, seen.market, view.usd_per_hour, view.held, hold.get(name, 0)))
     gives_back = _unused(inputs, asked, ranked, run, hold) if run is not None else ()
     reason = said(pools, gives_back, best.spares, policy.acquire_s)
-    moved = _move(asked, best, decision)
+    moved = _move(asked, best, decision.option if run is not None else None)
     return WantedCapacity(
         layout=best.layout,
         place=best.place if asked.within is not None else "",
@@ -103,9 +103,9 @@ def _unused(
     return tuple(sorted(unused))
 
 
-def _move(asked: PolicyQuestion, best: ScoredOption, decision: PolicyDecision) -> str:
-    """What going to another place costs, for a reason."""
-    standing, option = asked.asked.standing, decision.option
+def _move(asked: PolicyQuestion, best: ScoredOption, option: ScoredOption | None) -> str:
+    """What going to another place costs, for a reason. `option`: what the job runs next; None where it goes on."""
+    standing = asked.asked.standing
     if standing is None or best.place == standing.place:
         return ""
     view = next((each for each in asked.asked.pools if each.place == best.place), None)

@@ -91,12 +91,22 @@ def _by_policy(
             return Weighed(inputs, said.removeprefix("; "), alerts, options, wanted)
         alone = in_one_place(inputs)
         on = _by_goals(alone, known, ()) if inputs.remaining is not None else None
-        reason = f"no number of nodes is worth its price {at}, and the job goes on{said}"
+        reason = f"{_why_not(asked, decision, at)}, and the job goes on{said}"
         return Weighed(on.inputs if on is not None else alone, reason, alerts, options, wanted)
     count = "all of them are" if len(kept) == len(ranked) else f"{len(kept)} of {len(ranked)} nodes are"
     reason = f"{count} worth their price {at}{_lives(inputs)}{said}"
     layout = decision.option.layout if decision.option is not None and not inputs.job.layouts.pinned else ""
     return Weighed(replace(inputs, nodes=kept), reason, alerts, options, wanted, layout)
+
+
+def _why_not(asked: PolicyQuestion, decision: PolicyDecision, at: str) -> str:
+    """Why the policy would not run on what is up, for a reason."""
+    best = decision.best
+    if best is not None:
+        return f"the policy waits for {best.layout} on {best.nodes} nodes"
+    if asked.asked.goal.budget_left_usd <= 0 or not decision.alternatives:
+        return decision.reason
+    return f"no number of nodes is worth its price {at}"
 
 
 def _looked_at(

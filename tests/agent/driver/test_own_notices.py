@@ -26,7 +26,7 @@ class Start:
     def __init__(self, directory: Path, *, at_s: float = 0.0) -> None:
         self.now = NOON + timedelta(seconds=at_s)
         self.journal = Journal(directory).open()
-        self.outbox = Outbox()
+        self.outbox, self.report_seq = Outbox(), 0
         self.driver = Driver()
         node = SimpleNamespace(journal=self.journal, outbox=self.outbox, sync_soon=lambda: None)
         self.driver.bind(cast(Node, node))
@@ -46,8 +46,9 @@ class Start:
 
     def told(self) -> list[NoticeFact]:
         """What the service is told, all of which it takes."""
-        facts = self.outbox.notices.batch(1)
-        self.outbox.acknowledge(1)
+        self.report_seq += 1
+        facts = self.outbox.notices.batch(self.report_seq)
+        self.outbox.acknowledge(self.report_seq)
         return list(facts)
 
     async def _take(self, fact: NoticeFact) -> None:

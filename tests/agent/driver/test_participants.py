@@ -96,7 +96,7 @@ class Scene:
     """One node of the job. `notes`: what was journalled, told and reported, in order."""
 
     def __init__(self, node_id: str = "a", spec: JobFile | None = None, host: RankHost | None = None) -> None:
-        self.now = START_S
+        self.now, self.node_id = START_S, node_id
         self.notes: list[Any] = []
         self.kept: dict[str, dict] = {}
         self.host = HostRecord(self.notes)
@@ -148,17 +148,24 @@ def prepare() -> Prepare:
     return Prepare(order=order(), clock_zero=CLOCK_ZERO)
 
 
-def order(phase: Phase = Phase.PREPARE, *, generation: int = 6, revision: int = 1, handoff: UUID = HANDOFF) -> Order:
+def order(
+    phase: Phase = Phase.PREPARE,
+    *,
+    generation: int = 6,
+    revision: int = 1,
+    handoff: UUID = HANDOFF,
+    parent: Roster = ACTIVE,
+) -> Order:
     """From generation 5 on a and b to the next one on a and c."""
     return Order(
         job_id=JOB_ID,
         handoff_id=HandoffId(str(handoff)),
-        parent=5,
+        parent=parent.generation,
         generation=generation,
         plan_revision=revision,
         plan_digest="",
         phase=phase,
-        source=ACTIVE,
+        source=parent,
         target=roster_of(generation, TARGET),
         target_revision=revision,
         store=STORE,

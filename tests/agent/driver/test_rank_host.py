@@ -10,9 +10,10 @@ import pytest
 
 from agent.driver.lifecycle import Births
 from agent.driver.rank_host import Launch, RankHost
-from agent.protocol.sync import DesiredState
+from agent.protocol.sync import DesiredState, SourceHandoff
 from agent.supervisor.records import SlotKey
 from liver_core.handoff import Order, ParticipantRecord, RankStage, start_order
+from liver_core.handoff.generations import next_start
 from tests.agent.driver.test_participants import ACTIVE, STORE, WHY, Scene, order
 from tests.agent.stub_service import JOB_ID, roster_of
 from tests.agent.waiting import fake_job
@@ -173,7 +174,8 @@ def births_of(host: RankHost, scene: Scene) -> tuple[Births, list[Any]]:
     async def cancel(reason: Any) -> None:
         cancelled.append(reason)
 
-    return Births(cast(Any, None), JOB_ID, scene.slots, host, cast(Any, SimpleNamespace(cancel=cancel))), cancelled
+    node = SimpleNamespace(node_id=scene.node_id, now=lambda: scene.now)
+    return Births(cast(Any, node), JOB_ID, scene.slots, host, cast(Any, SimpleNamespace(cancel=cancel))), cancelled
 
 
 ENDS = [SimpleNamespace(desired=wish, saves_at_end=False) for wish in (DesiredState.STOP, DesiredState.SUSPENDED)]
@@ -220,3 +222,55 @@ def test_a_newcomer_of_a_handoff_that_comes_after_its_job_was_to_end_is_ended(wi
         return slow.stopped
 
     assert asyncio.run(run()) == [6]
+
+
+def handed_on(generation: int) -> Any:
+    """What the service wants while a world of b and c runs that a handoff has made."""
+    return SimpleNamespace(
+        desired=DesiredState.RUN,
+        generation=generation,
+        roster=roster_of(generation, ("b", "c")),
+        source=SourceHandoff(handoff_id=uuid4()),
+        origin_id=uuid4(),
+        checkpoint_asked=0,
+    )
+
+
+def test_who_missed_a_start_gives_up_the_world_before_it_when_it_hears_of_a_handoff_that_followed():
+    async def run() -> None:
+        slow, host, scene = hosted()
+        births, cancelled = births_of(host, scene)
+        host.launch(launch_of(4))
+        await settled()
+        world = handed_on(next_start(4) + 1)
+        for _ in range(2):
+            await births.consider(world, {})
+            await settled()
+        assert slow.stopped == [4] and [str(why) for why in cancelled] == [
+            f"cancel: generation {next_start(4)} starts afresh"
+        ]
+        slow.states.clear()
+        assert host.ended(0)
+        await scene.slots.take_death(0, WHY)
+        joins = order(generation=world.generation + 1, parent=world.roster)
+        await scene.slots.take_order(0, joins)
+        await settled()
+        await host.close()
+        assert scene.record.promise is not None and slow.launched == [4, joins.generation], "it takes part again"
+
+    asyncio.run(run())
+
+
+def test_members_of_a_world_that_a_handoff_made_after_a_start_keep_it():
+    async def run() -> None:
+        world = handed_on(next_start(4) + 1)
+        slow, host, scene = hosted("b", ParticipantRecord(active=world.roster, highest_generation=world.generation))
+        births, cancelled = births_of(host, scene)
+        host.launch(launch_of(world.generation))
+        await settled()
+        await births.consider(world, {})
+        await settled()
+        await host.close()
+        assert slow.stopped == cancelled == [] and scene.record.active == world.roster
+
+    asyncio.run(run())

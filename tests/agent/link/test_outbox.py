@@ -89,6 +89,15 @@ def test_after_a_report_that_was_refused_whole_the_next_one_holds_half_and_nothi
     assert [row.step for row in outbox.steps.batch(4)] == [1, 2, 3]
 
 
+def test_orders_that_acknowledge_nothing_new_do_not_make_the_report_larger_that_was_too_large() -> None:
+    outbox = Outbox()
+    assert outbox.acknowledge(1)
+    outbox.take_back(2)
+    assert not outbox.acknowledge(1)
+    assert outbox.share == 0.5
+    assert outbox.acknowledge(3) and outbox.share == 1.0
+
+
 def test_logs_are_cut_to_a_share_but_never_to_nothing(tmp_path: Path) -> None:
     log = tmp_path / "rank.log"
     log.write_text("x" * 400_000)

@@ -1,12 +1,16 @@
 """What a policy wants is asked for in requests that end when it is there, is wanted no longer, or does not come."""
 
+import pytest
 from sqlalchemy import select
 
-from service.capacity.tables import RequestRow
-from service.capacity.wants import HAS_THEM, NOTHING_CAME, short_pools, store_wants
+from agent.protocol.sync import JobFinished
+from liver_core.handoff import Reason
+from service.capacity.tables import InstanceRow, RequestRow
+from service.capacity.wants import HAS_THEM, JOB_ENDED, NOTHING_CAME, short_pools, store_wants
 from service.context import Context
 from service.planner.weighing.wanted import PoolWant
 from service.policy.types import Market
+from service.reconcilers import upkeep
 from tests.service.conftest import FakeClock
 from tests.service.reconcilers.conftest import Fleet, fleet
 
@@ -25,6 +29,24 @@ def asked(context: Context, clock: FakeClock, *wants: PoolWant, job_id: str = JO
     with context.sessions() as session:
         rows = session.scalars(select(RequestRow).order_by(RequestRow.request_id)).all()
         return [(row.pool, row.market, row.machines, row.end_reason) for row in rows]
+
+
+def requests(context: Context) -> list[tuple[str, str]]:
+    """Those of policies, the oldest first: the pool, and why it ended."""
+    of_policies = select(RequestRow).where(RequestRow.market.is_not(None)).order_by(RequestRow.request_id)
+    with context.sessions() as session:
+        rows = session.scalars(of_policies).all()
+        assert all((row.ended_at is None) == (row.end_reason == "") for row in rows)
+        return [(row.pool, row.end_reason) for row in rows]
+
+
+def wanting(fleet: Fleet) -> None:
+    """A job that trains on two nodes and wants two more."""
+    fleet.add("a", "b")
+    fleet.client.put("/api/v1/pools/spot-a/price", json={"price_usd_per_hour": 2.0})
+    fleet.submit(policy={"usd_per_mtok": 1e4, "spares_max": 0}, layouts={"allowed": ["TP2xPP2", "TP2"]})
+    for _ in range(10):
+        fleet.round(seconds=5.0)
 
 
 def test_a_want_is_one_open_request_however_often_it_is_said_and_ends_when_the_machines_are_there(context, clock):
@@ -56,27 +78,54 @@ def test_machines_that_come_one_by_one_are_waited_for(context, clock):
         assert asked(context, clock, spot(missing)) == [("a", "spot", missing, "")]
 
 
-def test_requests_that_ended_are_dropped_after_an_hour_and_those_of_other_jobs_are_left_alone(context, clock):
-    asked(context, clock, spot(1))
-    asked(context, clock, spot(1, "b"), job_id="another-job")
-    asked(context, clock)
-    clock.advance(3_601)
-    assert asked(context, clock) == [("b", "spot", 1, "")]
+def test_requests_that_ended_are_dropped_after_an_hour_unless_a_machine_came_from_them(fleet: Fleet):
+    context, clock = fleet.context, fleet.clock
+    first, other = fleet.submit(), fleet.submit()
+    asked(context, clock, spot(1, "filled"), spot(1, "a"), job_id=first)
+    fleet.add("a")
+    fleet.agents["a"].sync()
+    with context.sessions.begin() as session:
+        machine = session.scalars(select(InstanceRow)).one()
+        machine.request_id = session.scalars(select(RequestRow.request_id).where(RequestRow.pool == "filled")).one()
+    asked(context, clock, job_id=first)
+    asked(context, clock, spot(1, "b"), job_id=other)
+    clock.advance(3_599)
+    assert upkeep.tick(context) == 0
+    clock.advance(2)
+    assert upkeep.tick(context) == 1
+    assert requests(context) == [("filled", HAS_THEM), ("b", "")], "that of a job that goes on is left alone"
+
+
+@pytest.mark.parametrize("failed", [None, Reason("the loss is nan", "boundary", 1)], ids=["finished", "failed"])
+def test_requests_of_a_job_that_ends_by_what_its_agents_report_end_at_the_next_look(fleet: Fleet, failed):
+    wanting(fleet)
+    assert requests(fleet.context) == [("spot-a", "")]
+    done = JobFinished(job_id=fleet.job_id, generation=1, step=1_000, failed=failed)
+    fleet.agents["a"].sync(finished=(done,))
+    assert fleet.job()["state"] == ("finished" if failed is None else "failed")
+    for _ in range(3):
+        fleet.tick()
+    upkeep.tick(fleet.context)
+    assert requests(fleet.context) == [("spot-a", JOB_ENDED)]
+    fleet.clock.advance(3_601)
+    assert upkeep.tick(fleet.context) == 1 and requests(fleet.context) == []
+
+
+def test_requests_of_a_job_that_was_deleted_end_and_go_too(fleet: Fleet):
+    wanting(fleet)
+    fleet.agents["a"].sync(finished=(JobFinished(job_id=fleet.job_id, generation=1, step=1_000),))
+    assert fleet.client.delete(f"/api/v1/jobs/{fleet.job_id}").status_code == 204
+    upkeep.tick(fleet.context)
+    assert requests(fleet.context) == [("spot-a", JOB_ENDED)]
+    fleet.clock.advance(3_601)
+    assert upkeep.tick(fleet.context) == 1 and requests(fleet.context) == []
 
 
 def test_a_job_with_a_policy_asks_for_what_it_misses_and_no_longer_when_it_is_stopped(fleet: Fleet):
-    fleet.add("a", "b")
-    fleet.client.put("/api/v1/pools/spot-a/price", json={"price_usd_per_hour": 2.0})
-    fleet.submit(policy={"usd_per_mtok": 1e4, "spares_max": 0}, layouts={"allowed": ["TP2xPP2", "TP2"]})
-    for _ in range(10):
-        fleet.round(seconds=5.0)
-
-    def requests() -> list[tuple]:
-        with fleet.context.sessions() as session:
-            rows = session.scalars(select(RequestRow).where(RequestRow.market.is_not(None))).all()
-            return [(row.pool, row.provider, row.machines, row.ended_at is None) for row in rows]
-
-    assert requests() == [("spot-a", "aws", 2, True)]
+    wanting(fleet)
+    with fleet.context.sessions() as session:
+        row = session.scalars(select(RequestRow).where(RequestRow.market.is_not(None))).one()
+        assert (row.pool, row.provider, row.machines, row.ended_at) == ("spot-a", "aws", 2, None)
     fleet.client.post(f"/api/v1/jobs/{fleet.job_id}/stop")
     fleet.round()
-    assert requests() == [("spot-a", "aws", 2, False)]
+    assert requests(fleet.context) == [("spot-a", HAS_THEM)]

@@ -70,6 +70,15 @@ hearings = st.builds(
     ago_s=st.floats(0, 20),
 )
 """All of one loss."""
+others = st.builds(
+    fact,
+    st.sampled_from(CHANNELS),
+    st.sampled_from((FactKind.INTERRUPTION, FactKind.MAINTENANCE, FactKind.GOING, FactKind.REBALANCE)),
+    st.sampled_from((60, 300, APART_S)),
+    ago_s=st.floats(0, 20),
+    takes_back=st.booleans(),
+)
+"""Of several losses, and withdrawals."""
 
 
 @given(
@@ -87,14 +96,17 @@ def test_one_loss_is_one_occurrence_with_the_earliest_deadline_in_any_order(case
     assert len(known.occurrences()) == 1
 
 
-@given(st.lists(st.tuples(hearings, st.booleans()), min_size=1, max_size=8))
-def test_one_loss_is_one_occurrence_however_much_of_it_is_stored_at_a_time(heard):
-    known = Known(LeaseNotices())
+@given(st.lists(st.tuples(hearings | others, st.booleans()), min_size=1, max_size=8))
+def test_occurrences_are_the_same_however_much_is_stored_at_a_time(heard):
+    at_once, in_parts = Known(LeaseNotices()), Known(LeaseNotices())
     for item, is_last_of_its_batch in heard:
-        known.take(item)
+        at_once.take(item)
+        in_parts.take(item)
         if is_last_of_its_batch:
-            known.store()
-    assert known.occurrences() == {1}
+            in_parts.store()
+    at_once.store()
+    in_parts.store()
+    assert [row.occurrence_id for row in in_parts.stored] == [row.occurrence_id for row in at_once.stored]
 
 
 @given(st.permutations([fact(channel, FactKind.INTERRUPTION, 60) for channel in CHANNELS] * 3))

@@ -211,3 +211,43 @@ def test_a_pool_that_runs_short_makes_no_loss_dearer():
         four = weighing(*fleet(*"abcd"), markets=(stormy,), on_demand=False, spares_max=0)
         worth.add(want(decide(four)).usd_per_hour_worth)
     assert len(worth) == 1
+
+
+def test_a_deadline_that_is_over_is_protected_no_longer_neither_by_prices_nor_by_nodes_on_demand():
+    over = Remaining(steps=3_600, deadline_in_s=-HOUR_S)
+    for on_demand in (False, True):
+        inputs = replace(weighing(*fleet("a", "b"), on_demand=on_demand), remaining=over)
+        decision = decide(inputs)
+        assert held(decision) == {("a", Market.SPOT): (2, 4)}, decision.reason
+        assert decision.alerts == (Alert.LATE,) and "its deadline has passed" in decision.reason
+        assert "worth their price" in decision.reason and "goes on" not in decision.reason
+
+
+def test_where_nothing_leaves_time_to_start_on_demand_the_reason_speaks_of_that_and_of_no_price():
+    """Four nodes need 2160 s, and a start takes 600 s."""
+    inputs = replace(
+        weighing(*fleet(*"abcd"), on_demand=False, start_s=600), remaining=Remaining(steps=3_600, deadline_in_s=2_400)
+    )
+    decision = decide(inputs)
+    assert "nothing that can be had leaves time to start on demand before the deadline" in decision.reason
+    assert "worth its price" not in decision.reason and "no layout fits" not in decision.reason
+
+
+def test_a_job_that_waits_for_better_nodes_says_so_and_not_that_it_moves():
+    """It has lost one of its nodes, and the others cost more than they bring. Cheap ones could be bought."""
+    dear = fleet(*"abcd", usd=400.0, pool="dear")
+    markets = (market("cheap", 1.0), PoolMarket("dear", 400.0, 600.0, DAY_S))
+    rich = weighing(*dear, markets=markets, within="pool", usd_per_mtok=1_000 * RICH)
+    plain = weighing(*dear, markets=markets, within="pool", usd_per_mtok=RICH)
+    decision = decide(replace(started(rich), job=plain.job, nodes=dear[:3]))
+    assert held(decision)[("cheap", Market.SPOT)] == (0, 4), decision.reason
+    assert decision.target is not None and set(decision.target.node_ids()) <= {"a", "b", "c"}
+    assert "the policy waits for TP1xPP4xDP1 on 4 nodes, and the job goes on" in decision.reason
+    assert "wants to move from dear to cheap" in decision.reason and "; moves from" not in decision.reason
+    assert "no number of nodes is worth its price" not in decision.reason
+
+
+def test_a_spent_budget_is_the_reason_and_no_price_is():
+    decision = decide(replace(weighing(*fleet(*"abcd")), remaining=Remaining(steps=3_600, usd=0.0)))
+    assert "the budget is spent, and the job goes on" in decision.reason
+    assert "worth its price" not in decision.reason

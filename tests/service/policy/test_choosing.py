@@ -314,3 +314,11 @@ def test_a_loss_costs_the_same_however_many_nodes_could_be_bought() -> None:
     assert tokens_of_one_loss(curve, busy, 0, replace(ours, at_risk=16)) < tokens_of_one_loss(curve, busy, 0, ours)
     # What would be bought is then among those that may go.
     assert tokens_of_one_loss(curve, busy, 0, replace(ours, held=0, at_risk=0, offered=8)) > 0
+
+
+def test_no_dearer_nodes_are_wanted_for_a_deadline_that_cannot_be_met() -> None:
+    """Ten hours of work, where a start takes ten minutes."""
+    for left_h, place in ((9.9, "on-demand"), (10.1, "on-demand"), (9.0, "cheap"), (-1.0, "cheap")):
+        decision = decide(gang(goal=Goal(tokens_left=10 * HOUR_S, deadline_in_s=left_h * HOUR_S)))
+        assert decision.option is not None and decision.option.place == place, (left_h, decision.reason)
+        assert bool(decision.alert) is (left_h < 10)
