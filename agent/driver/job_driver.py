@@ -338,7 +338,10 @@ class JobDriver:
     async def _take_failed_launch(self, slot: int, reason: Reason) -> None:
         participant = self.slots.participants.get(slot)
         active = participant.record.active if participant is not None else None
-        if participant is not None and active is not None:
+        expected = self._host.is_condemned(slot)
+        if not self._host.ended(slot):
+            return  # It was to end, and another one is started in its place.
+        if active is not None and not expected:
             self._lost[slot] = RankStatus(
                 job_id=self.job_id,
                 generation=active.generation,

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from agent.protocol.rank import PeerDied, StatusQuery, StepLease, WriteCheckpoint
 from agent.protocol.secret_values import SecretError
@@ -35,8 +36,8 @@ class Launch:
 class Slot:
     """What is wanted of one slot.
 
-    `occupied`: a process runs, or its end has not been dealt with yet. `condemned`: it was told to end. `next`: what to
-    start once it has.
+    `occupied`: a process runs, or its end or its failed start has not been dealt with yet. `condemned`: it was told to
+    end. `next`: what to start once it has. `launching`: its result is whether there is a process now.
     """
 
     occupied: bool = False
@@ -44,12 +45,13 @@ class Slot:
     delivered: bool = False
     condemned: bool = False
     next: Launch | None = None
-    launching: asyncio.Task[None] | None = None
+    launching: asyncio.Task[bool] | None = None
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
 
 class RankHost:
-    """The rank processes of one job on this node. `on_failed` hears of a launch that came to nothing."""
+    """The rank processes of one job on this node. `on_failed` hears of a launch that came to nothing; to be answered
+    with `ended`, as the exit of a process is."""
 
     def __init__(
         self, job_id: str, supervisor: Supervisor, on_failed: Callable[[int, Reason], Awaitable[None]]
@@ -151,7 +153,8 @@ class RankHost:
         task.add_done_callback(slot.tasks.discard)
 
     def ended(self, number: int) -> bool:
-        """A process ended. Whether that is news to the participant: not if a next one is waiting for its place."""
+        """A process ended, or could not be started. Whether that is news to the participant: not if a next one is
+        waiting for its place."""
         slot = self._slot(number)
         slot.occupied = slot.condemned = slot.delivered = False
         launch, slot.next = slot.next, None
@@ -171,26 +174,28 @@ class RankHost:
 
     async def close(self) -> None:
         """Let go; processes live on."""
-        tasks = [task for slot in self._slots.values() for task in (slot.launching, *slot.tasks) if task is not None]
+        tasks: list[asyncio.Task[Any]] = [
+            task for slot in self._slots.values() for task in (slot.launching, *slot.tasks) if task is not None
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _start(self, slot: Slot, launch: Launch) -> None:
-        number = launch.spec.slot
+    async def _start(self, slot: Slot, launch: Launch) -> bool:
+        number, failed = launch.spec.slot, None
         try:
             await self._supervisor.launch(launch.spec, launch.origin)
         except (ZygoteError, OSError, SecretError, GpuRefused) as error:
-            slot.launching = None
-            reason = Reason(f"the rank could not be started: {error}", "start", launch.spec.rank)
-            _log.warning("job %s slot %d: %s", self._job_id, number, reason.text)
-            await self._on_failed(number, reason)
-            return
+            failed = Reason(f"the rank could not be started: {error}", "start", launch.spec.rank)
         slot.launching, slot.occupied = None, True
+        if failed is not None:
+            _log.warning("job %s slot %d: %s", self._job_id, number, failed.text)
+            await self._on_failed(number, failed)
+        return failed is None
 
     async def _end(self, slot: Slot, number: int, reason: str, grace_s: float) -> None:
-        if slot.launching is not None:
-            await asyncio.wait([slot.launching])
+        if slot.launching is not None and not await asyncio.shield(slot.launching):
+            return  # What runs in the slot now, if anything, is the next one.
         await self._supervisor.stop(SlotKey(self._job_id, number), reason, grace_s)
 
     def _slot(self, number: int) -> Slot:
